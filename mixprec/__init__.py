@@ -1,0 +1,34 @@
+"""Mixed-precision training for Chainer 7.8.1.
+
+Importing this package makes ``import chainer`` work on today's NumPy, Python and CuPy (:mod:`mixprec.compat`).
+The names below are loaded on first use, so that the import itself costs nothing.
+"""
+
+import importlib
+
+from mixprec import startup as _startup  # noqa: F401  (registers the import hook for Chainer)
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "MixedPrecisionOptimizer": "mixprec.optimizer",
+    "DynamicLossScale": "mixprec.loss_scale",
+    "StaticLossScale": "mixprec.loss_scale",
+    "NoLossScale": "mixprec.loss_scale",
+    "LossScaleExhausted": "mixprec.loss_scale",
+    "convert": "mixprec.rewrite",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mixprec' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted(set(globals()) | set(__all__))
