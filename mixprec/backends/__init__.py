@@ -1,0 +1,1 @@
+"""Where arithmetic happens: NumPy on the CPU."""

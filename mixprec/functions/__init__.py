@@ -1,0 +1,1 @@
+"""What function nodes do in a converted model."""
