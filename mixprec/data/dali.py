@@ -114,6 +114,7 @@ class DaliIterator(dataset.Iterator):
         try:
             pixels, labels = self._pipeline.run()
         except RuntimeError as error:
+            self._pipeline = None  # run() again would skip what failed
             raise DataError(self._explain(error)) from error
         self._checkpoint = self._pipeline.checkpoint()
         # DALI fills the last batch of an epoch up by repeating an image.

@@ -1,0 +1,194 @@
+"""mixprec.data.folders: what is found, what is refused and how it is named, and that images are checked once."""
+
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mixprec.data import folders
+from mixprec.data.folders import DataError, check_same_classes, scan_folders
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory, monkeypatch):
+    home = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two classes: ``cat`` with two images, ``dog`` with one."""
+    rng = np.random.default_rng(0)
+    for name in ("dog/a.jpg", "cat/b.png", "cat/a.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype=np.uint8)).save(tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The paths that were decoded, in any order."""
+    seen = []
+    original = folders.image_problem
+    monkeypatch.setattr(folders, "image_problem", lambda path: seen.append(path) or original(path))
+    return seen
+
+
+def refused(root):
+    with pytest.raises(DataError) as caught:
+        scan_folders(root)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_classes_and_files_are_sorted_and_labels_count_classes(root):
+    images = scan_folders(root)
+    assert images.root == str(root)
+    assert images.classes == ("cat", "dog")
+    assert images.files == ("cat/a.jpg", "cat/b.png", "dog/a.jpg")
+    assert images.labels.dtype == np.int32
+    np.testing.assert_array_equal(images.labels, [0, 0, 1])
+    assert len(images) == 3
+    assert images.paths()[2] == str(root / "dog" / "a.jpg")
+
+
+def test_hidden_entries_and_files_beside_the_class_folders_are_left_out(root):
+    (root / ".trash").mkdir()
+    (root / ".trash" / "a.jpg").write_bytes(b"no image")
+    (root / "cat" / ".DS_Store").write_bytes(b"no image")
+    (root / "manifest.json").write_text("{}")
+    assert scan_folders(root).files == ("cat/a.jpg", "cat/b.png", "dog/a.jpg")
+
+
+def test_missing_root_is_named(tmp_path):
+    assert refused(tmp_path / "nowhere").startswith(f"{tmp_path}/nowhere: ")
+
+
+def test_root_that_is_a_file_is_named(root):
+    assert refused(root / "cat" / "a.jpg").startswith(f"{root}/cat/a.jpg: ")
+
+
+def test_root_without_class_folders_is_named(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"")
+    assert refused(tmp_path).startswith(f"{tmp_path}: no class folders")
+
+
+def test_empty_class_folder_is_named(root):
+    (root / "eel").mkdir()
+    (root / "eel" / ".gitkeep").touch()
+    assert refused(root).startswith(f"{root}/eel: no images")
+
+
+def test_folder_inside_a_class_folder_is_named(root):
+    (root / "cat" / "more").mkdir()
+    assert refused(root).startswith(f"{root}/cat/more: ")
+
+
+def test_file_without_bytes_is_named(root):
+    (root / "cat" / "c.jpg").touch()
+    assert refused(root) == f"{root}/cat/c.jpg: the file is empty"
+
+
+def test_file_that_is_no_image_is_named(root):
+    (root / "cat" / "c.jpg").write_text("garbage")
+    assert refused(root).startswith(f"{root}/cat/c.jpg: not an image")
+
+
+def test_format_that_dali_cannot_read_is_named(root):
+    Image.new("L", (4, 4)).save(root / "cat" / "c.gif")
+    assert refused(root).startswith(f"{root}/cat/c.gif: not an image in a known format (JPEG, PNG")
+
+
+@pytest.mark.parametrize("name", ["cat/a.jpg", "cat/b.png"])
+def test_truncated_image_is_named(root, name):
+    path = root / name
+    path.write_bytes(path.read_bytes()[:-200])
+    assert refused(root).startswith(f"{path}: ")
+
+
+def test_broken_link_is_named(root):
+    (root / "cat" / "c.jpg").symlink_to(root / "gone.jpg")
+    assert refused(root) == f"{root}/cat/c.jpg: No such file or directory"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="needs a user other than root, who may read everything")
+def test_unreadable_image_is_named(root):
+    (root / "cat" / "a.jpg").chmod(0)
+    assert refused(root) == f"{root}/cat/a.jpg: Permission denied"
+
+
+def test_first_of_several_broken_images_is_named_and_the_rest_counted(root):
+    for name in ("cat/a.jpg", "dog/a.jpg"):
+        (root / name).write_text("garbage")
+    message = refused(root)
+    assert message.startswith(f"{root}/cat/a.jpg: ")
+    assert message.endswith("(and 1 more)")
+
+
+def test_images_are_decoded_once_and_again_only_when_changed(root, decoded):
+    scan_folders(root)
+    assert sorted(decoded) == sorted(scan_folders(root).paths())
+    changed = root / "cat" / "b.png"
+    os.utime(changed, ns=(0, 1))
+    decoded.clear()
+    scan_folders(root)
+    assert decoded == [str(changed)]
+
+
+def test_broken_image_is_refused_every_time_and_good_ones_are_not_decoded_again(root, decoded):
+    broken = root / "dog" / "b.jpg"
+    broken.write_text("garbage")
+    first = refused(root)
+    decoded.clear()
+    assert refused(root) == first
+    assert decoded == [str(broken)]
+
+
+def test_file_replaced_by_garbage_of_the_same_size_is_noticed(root):
+    scan_folders(root)
+    path = root / "cat" / "a.jpg"
+    path.write_bytes(b"x" * path.stat().st_size)
+    assert refused(root).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY cut off", b"garbage"])
+def test_unusable_cache_only_costs_the_check(root, decoded, cache_home, content):
+    scan_folders(root)
+    (cache,) = (cache_home / "mixprec").iterdir()
+    cache.write_bytes(content)
+    decoded.clear()
+    scan_folders(root)
+    assert len(decoded) == 3
+    decoded.clear()
+    scan_folders(root)
+    assert decoded == []
+
+
+def test_cache_that_cannot_be_written_is_a_warning(root, cache_home):
+    (cache_home / "mixprec").write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="cannot note which images are good"):
+        assert len(scan_folders(root)) == 3
+
+
+def test_fingerprint_depends_on_names_and_labels_but_not_on_the_place(root, tmp_path_factory):
+    fingerprint = scan_folders(root).fingerprint
+    moved = root.rename(tmp_path_factory.mktemp("elsewhere") / "data")
+    assert scan_folders(moved).fingerprint == fingerprint
+    (moved / "cat" / "a.jpg").rename(moved / "dog" / "b.jpg")
+    assert scan_folders(moved).fingerprint != fingerprint
+
+
+def test_class_lists_that_differ_are_refused_whichever_side_lacks_one(root, tmp_path_factory):
+    train = scan_folders(root)
+    other = tmp_path_factory.mktemp("val")
+    (other / "cat").mkdir()
+    Image.new("RGB", (8, 8)).save(other / "cat" / "a.png")
+    val = scan_folders(other)
+    check_same_classes(train, train)
+    with pytest.raises(DataError, match=f"^{other}: class folder 'dog', which {root} has, is missing"):
+        check_same_classes(train, val)
+    with pytest.raises(DataError, match=f"^{other}: class folder 'dog'"):
+        check_same_classes(val, train)
