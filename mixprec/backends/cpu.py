@@ -12,19 +12,23 @@ import pkgutil
 
 import chainer
 import numpy as np
+from chainer.functions.connection import convolution_2d, convolution_nd
 from chainer.functions.normalization import batch_normalization as bn
 
-# The packages of chainer.functions that do arithmetic. Losses are not among them: they are computed in float32 all
+# The packages of chainer.functions that do arithmetic. Losses are not among them: they are in float32 all
 # the way (mixprec.functions.casting), and array manipulation does not round.
-_ARITHMETIC = ("activation", "connection", "math", "noise", "normalization", "pooling")
+_ARITHMETIC = ("activation", "connection", "math", "normalization", "pooling")
 
-# Output i takes the dtype of input _MIXED[cls][i]: batch norm mixes float16 activations with float32 parameters.
+# The dtypes of the outputs, where inputs may differ in dtype: output i has that of input _MIXED[cls][i]. Batch norm mixes
+# float16 activations with float32 parameters; the weight gradients round to the dtype of the weight by themselves.
 # Everywhere else all floating inputs share one dtype, and the outputs have it too.
 _MIXED = {
     bn.BatchNormalization: (0,),
     bn.BatchNormalizationGrad: (0, 1, 1),
     bn.FixedBatchNormalization: (0,),
     bn.FixedBatchNormalizationGrad: (0, 1, 1, 2, 3),
+    convolution_2d.Convolution2DGradW: (),
+    convolution_nd.ConvolutionNDGradW: (),
 }
 
 
@@ -60,23 +64,19 @@ def _widening(forward, like):
         with np.errstate(over="ignore"):
             if like is None:
                 return tuple(_to(y, np.float32, np.float16) for y in outputs)
-            return tuple(
-                _to(y, np.float32, np.float16) if inputs[i].dtype == np.float16 else y
-                for y, i in zip(outputs, like, strict=True)
-            )
+            narrowed = [_to(y, np.float32, inputs[i].dtype) for y, i in zip(outputs, like, strict=False)]
+            return (*narrowed, *outputs[len(like) :])
 
     run.widens = True
     return run
 
 
 def _should_widen(inputs, like):
-    floating = [x for x in inputs if isinstance(x, np.ndarray) and x.dtype.kind == "f"]
-    if like is not None:
-        return any(x.dtype == np.float16 for x in floating)
-    return bool(floating) and all(x.dtype == np.float16 for x in floating)
+    halves = [x.dtype == np.float16 for x in inputs if isinstance(x, np.ndarray) and x.dtype.kind == "f"]
+    return any(halves) if like is not None else bool(halves) and all(halves)
 
 
 def _to(array, before, after):
     if isinstance(array, np.ndarray) and array.dtype == before:
-        return array.astype(after)
+        return array.astype(after, copy=False)
     return array

@@ -1,0 +1,1 @@
+"""Training on Chainer's Trainer: the parts between a config and a finished run."""

@@ -1,0 +1,62 @@
+"""Plots of a run, drawn from its log."""
+
+import os
+
+from chainer.training import extension
+from matplotlib.figure import Figure
+
+from mixprec import files
+
+# file name -> (title, scale of the y axis, {key of the log: label})
+_PLOTS = {
+    "loss.png": ("loss", "linear", {"main/loss": "training", "validation/main/loss": "validation"}),
+    "accuracy.png": (
+        "accuracy",
+        "linear",
+        {"main/accuracy": "training", "validation/main/accuracy": "validation"},
+    ),
+    "loss_scale.png": ("loss scale", "log", {"loss_scale": "loss scale"}),
+    "learning_rate.png": ("learning rate", "linear", {"lr": "learning rate"}),
+}
+
+
+class Plots(extension.Extension):
+    """Redraws loss, accuracy, loss scale and learning rate over the epochs; give it the trigger of the log.
+
+    The points come from the log, so that they are those of the whole run also after a resume.
+
+    Args:
+        log_report: Chainer's :class:`~chainer.training.extensions.LogReport`.
+        iteration_epochs: length of one iteration in epochs, which places the entries on the x axis.
+    """
+
+    priority = extension.PRIORITY_READER - 1
+
+    def __init__(self, log_report, iteration_epochs):
+        self._log_report = log_report
+        self._iteration_epochs = iteration_epochs
+
+    def __call__(self, trainer):
+        for name, (title, scale, curves) in _PLOTS.items():
+            figure = self._draw(title, scale, curves)
+            with files.replacing(os.path.join(trainer.out, name)) as temporary:
+                figure.savefig(temporary)
+
+    def _draw(self, title, scale, curves):
+        figure = Figure(figsize=(6, 4), dpi=120, layout="constrained")
+        axes = figure.subplots()
+        for key, label in curves.items():
+            points = [
+                (entry["iteration"] * self._iteration_epochs, entry[key])
+                for entry in self._log_report.log
+                if key in entry
+            ]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="." if len(points) < 100 else None, label=label)
+        axes.set(title=title, xlabel="epoch")
+        if scale == "log":
+            axes.set_yscale("log", base=2)
+        axes.grid(alpha=0.3)
+        if len(axes.get_lines()) > 1:
+            axes.legend()
+        return figure
