@@ -1,0 +1,43 @@
+# make train | test | lint | install | clean      PYTHON=python3.13 chooses the interpreter of .venv
+# A machine with a GPU: make train EXTRAS=cuda13,digits,test (or cuda12 on a V100)
+PYTHON ?= python3
+EXTRAS ?= dali,digits,test
+CONFIG ?= configs/digits.yaml
+ARGS ?=
+
+comma := ,
+VENV := .venv
+BIN := $(VENV)/bin
+# The stamp names interpreter and extras: another PYTHON or EXTRAS makes the environment anew.
+STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)-$(subst $(comma),-,$(EXTRAS))
+
+.PHONY: train test lint install clean
+
+train: install data/digits
+	@$(BIN)/python scripts/train_imagenet.py --config $(CONFIG) $(ARGS)
+
+data/digits: | install
+	@$(BIN)/python scripts/make_digits.py --out $@
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+install: $(STAMP)
+
+# Chainer has an sdist only, and its setup.py imports pkg_resources, which setuptools 81 and later lack.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 10) <= v <= (3, 13))' || \
+		{ echo "mixprec needs Python 3.10 to 3.13 with venv; '$(PYTHON)' is not: choose one by PYTHON=python3.12 make ..."; exit 2; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt "setuptools<81" wheel
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation chainer==7.8.1
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) data/digits results .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
