@@ -1,0 +1,133 @@
+"""The training command: from its arguments to a results folder."""
+
+import argparse
+import os
+import sys
+
+import numpy as np
+from chainer.backends import cuda
+from chainer.serializers import DictionarySerializer
+
+from mixprec import config as configs
+from mixprec import environment, files
+from mixprec.data.folders import DataError, check_same_classes, scan_folders
+from mixprec.loss_scale import LossScaleExhausted
+from mixprec.training import output, snapshots
+from mixprec.training.trainer import build_model, build_trainer
+
+_BAD_INPUT = (configs.ConfigError, DataError, environment.DeviceError, output.OutputError, snapshots.SnapshotError)
+
+
+def main(argv, networks):
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+        networks: the architectures ``model.arch`` may name: a dict from name to a callable that takes the number of
+            classes and returns a Chainer link.
+
+    Returns:
+        int: exit code: 0; 1 if training diverged; 2 for bad input (one line on standard error, nothing left behind);
+        130 after Ctrl-C.
+    """
+    arguments = _parse(argv)
+    try:
+        _run(arguments, networks)
+    except _BAD_INPUT as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except LossScaleExhausted as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; --resume auto goes on from the last snapshot", file=sys.stderr)
+        return 130
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        print(f"error: {message} (see --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _parse(argv):
+    parser = _Parser(description="Trains an image classifier in mixed precision.", allow_abbrev=False)
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, see docs/config.md")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="overrides a key of the config, for example optimizer.lr=0.4; may be repeated",
+    )
+    parser.add_argument("--out", metavar="DIR", help="results folder; default results/<config>/<date-time>")
+    parser.add_argument(
+        "--resume",
+        metavar="auto|FILE",
+        help="go on from a snapshot; auto takes the newest in the results folder and starts afresh if there is none",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="check and build everything, print it, and stop")
+    return parser.parse_args(argv)
+
+
+def _run(arguments, networks):
+    config = configs.load(arguments.config, arguments.set, choices={"model.arch": sorted(networks)})
+    device, reason = environment.resolve_device(config.training.device)
+    out = output.choose(arguments.out, arguments.resume, arguments.config)
+    output.check(out, arguments.resume)
+    train, val = _images(config)
+    model, report = build_model(config, networks[config.model.arch], device)
+    trainer = build_trainer(config, model, train, val, device, out)
+    snapshot = output.snapshot_to_resume(out, arguments.resume)
+    if snapshot is not None:
+        snapshots.load(snapshot, trainer)
+
+    print(f"device: {device} ({reason})")
+    print(f"data: {len(train)} training and {len(val)} validation images in {len(train.classes)} classes")
+    resolved = configs.dump(config)
+    if arguments.dry_run:
+        print(f"\n{resolved}\n{report}\n")
+        print(f"dry run: all is well; without --dry-run the results would go to {out}")
+        return
+    print(f"results: {out}")
+    if snapshot is not None:
+        print(f"resuming from {snapshot}")
+    os.makedirs(out, exist_ok=True)
+    files.write_text(os.path.join(out, "config.yaml"), resolved)
+    files.write_text(os.path.join(out, "environment.txt"), environment.report())
+    files.write_text(os.path.join(out, "conversion.txt"), f"{report}\n")
+    trainer.run(show_loop_exception_msg=False)
+
+    weights = os.path.join(out, "model.npz")
+    _save_weights(weights, trainer.updater.get_optimizer("main"))
+    print(f"results, log and plots: {out}; weights in FP32 for plain Chainer: {weights}")
+    accuracies = [
+        entry["validation/main/accuracy"]
+        for entry in trainer.get_extension("LogReport").log
+        if "validation/main/accuracy" in entry
+    ]
+    print(f"validation accuracy {accuracies[-1]:.4f}")
+
+
+def _images(config):
+    train = scan_folders(config.data.train)
+    val = scan_folders(config.data.val)
+    check_same_classes(train, val)
+    if len(train.classes) != config.model.classes:
+        raise DataError(
+            f"{config.data.train}: {len(train.classes)} classes, but model.classes is {config.model.classes}"
+        )
+    return train, val
+
+
+def _save_weights(path, optimizer):
+    """Saves the network with its FP32 masters, under the names ``load_npz`` of the plain network looks for."""
+    network = optimizer.target.predictor
+    serializer = DictionarySerializer()
+    serializer.save(network)
+    arrays = serializer.target
+    for name, param in network.namedparams():
+        arrays[name.lstrip("/")] = optimizer.master(param).array
+    with files.replacing(path) as temporary:
+        np.savez(temporary, **{name: cuda.to_cpu(array) for name, array in arrays.items()})

@@ -1,0 +1,169 @@
+"""Builds Chainer's Trainer from a config."""
+
+import chainer
+import chainer.links as L
+import numpy as np
+from chainer import optimizers, training
+from chainer.optimizer_hooks import WeightDecay
+from chainer.training import extensions, triggers
+
+import mixprec
+from mixprec.data.batch import to_nchw
+from mixprec.data.dali import DaliIterator
+from mixprec.training import snapshots
+from mixprec.training.console import Lines, ProgressBar
+from mixprec.training.evaluation import Evaluator
+from mixprec.training.plots import Plots
+from mixprec.training.schedule import Schedule
+from mixprec.training.updater import Throughput, TimedUpdater
+
+_COLUMNS = (
+    "epoch",
+    "main/loss",
+    "main/accuracy",
+    "validation/main/loss",
+    "validation/main/accuracy",
+    "lr",
+    "loss_scale",
+    "skipped",
+    "images/s",
+)
+
+
+def build_model(config, network, device):
+    """Seeds the random generators, builds the classifier, and converts it.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        network: callable that takes the number of classes and returns a Chainer link from images to logits.
+        device: device specifier of Chainer (``"@numpy"``, ``"@cupy:0"``).
+
+    Returns:
+        ``(model, report)``: an ``L.Classifier`` on the device, and the report of the conversion.
+    """
+    np.random.seed(config.training.seed)
+    model = L.Classifier(network(config.model.classes))
+    report = mixprec.convert(model, compute=config.precision.compute)
+    model.to_device(device)
+    return model, report
+
+
+def build_optimizer(config, model):
+    """Returns the :class:`~mixprec.MixedPrecisionOptimizer` that the config describes, set up on ``model``."""
+    settings = config.optimizer
+    keywords = {attribute(settings.name): settings.lr}
+    if settings.momentum is not None:
+        keywords["momentum"] = settings.momentum
+    inner = getattr(optimizers, settings.name)(**keywords)
+    optimizer = mixprec.MixedPrecisionOptimizer(inner, _loss_scale(config.loss_scale)).setup(model)
+    if settings.weight_decay > 0:
+        for param in model.params():
+            # Without decay: biases, and the scales and shifts of normalizations.
+            if settings.decay_norm_and_bias or param.ndim > 1:
+                param.update_rule.add_hook(WeightDecay(settings.weight_decay))
+    return optimizer
+
+
+def attribute(optimizer_name):
+    """Returns the name of an optimizer's learning rate."""
+    return "alpha" if optimizer_name == "Adam" else "lr"
+
+
+def build_trainer(config, model, train, val, device, out):
+    """Builds the trainer with its iterators, optimizer and extensions. Writes nothing.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        model: classifier from :func:`build_model`.
+        train: :class:`mixprec.data.folders.ImageFolder` to train on.
+        val: likewise, to evaluate on.
+        device: device specifier of Chainer.
+        out: results folder; it need not exist yet.
+
+    Returns:
+        chainer.training.Trainer
+    """
+    device = chainer.get_device(device)
+    optimizer = build_optimizer(config, model)
+    updater = TimedUpdater(_iterator(config, train, train=True), optimizer, converter=to_nchw, device=device)
+    trainer = training.Trainer(updater, (config.training.epochs, "epoch"), out=out)
+
+    lr = attribute(config.optimizer.name)
+    iteration_epochs = config.training.batch_size / len(train)
+    log_trigger = config.log.trigger
+    log = extensions.LogReport(trigger=log_trigger)
+    trainer.extend(Evaluator(_iterator(config, val, train=False), model, converter=to_nchw, device=device))
+    observed = {
+        "lr": lambda trainer: getattr(optimizer, lr),
+        "loss_scale": lambda trainer: optimizer.loss_scale,
+        "skipped": lambda trainer: optimizer.skipped,
+    }
+    for key, value in observed.items():
+        trainer.extend(extensions.observe_value(key, value), name=key, trigger=log_trigger)
+    trainer.extend(Throughput(len(train)), trigger=log_trigger)
+    trainer.extend(log)
+    trainer.extend(extensions.PrintReport(_COLUMNS, log_report="LogReport", out=Lines()), trigger=log_trigger)
+    trainer.extend(Plots(log, iteration_epochs), trigger=log_trigger)
+    trainer.extend(ProgressBar(optimizer, len(train), config.training.epochs))
+    trainer.extend(
+        Schedule(
+            optimizer,
+            lr,
+            peak=config.optimizer.lr,
+            kind=config.schedule.kind,
+            epochs=config.training.epochs,
+            warmup_epochs=config.schedule.warmup_epochs,
+            iteration_epochs=iteration_epochs,
+        )
+    )
+    trainer.extend(
+        snapshots.extension(config.snapshot.keep),
+        trigger=_EveryAndAtTheEnd(config.snapshot.trigger, config.training.epochs),
+    )
+    return trainer
+
+
+class _EveryAndAtTheEnd(triggers.IntervalTrigger):
+    """An interval, and the end of training wherever it falls."""
+
+    def __init__(self, interval, epochs):
+        super().__init__(*interval)
+        self._epochs = epochs
+
+    def __call__(self, trainer):
+        return super().__call__(trainer) or trainer.updater.epoch_detail >= self._epochs
+
+
+def _iterator(config, images, *, train):
+    data = config.data
+    return DaliIterator(
+        images,
+        config.training.batch_size if train else min(config.training.batch_size, len(images)),
+        train=train,
+        size=data.size,
+        resize=data.resize,
+        crop_area=data.crop_area,
+        flip=data.flip,
+        mean=data.mean,
+        std=data.std,
+        dtype=config.precision.compute,
+        seed=config.training.seed,
+        threads=data.threads,
+    )
+
+
+def _loss_scale(settings):
+    if settings.mode == "none":
+        return mixprec.NoLossScale()
+    if settings.mode == "static":
+        return mixprec.StaticLossScale(settings.init)
+    return mixprec.DynamicLossScale(
+        init=settings.init,
+        growth=settings.growth,
+        backoff=settings.backoff,
+        interval=settings.interval,
+        floor=settings.floor,
+        cap=settings.cap,
+        hysteresis=settings.hysteresis,
+        patience=settings.patience,
+    )

@@ -1,0 +1,16 @@
+"""Trains a network of models/ on ImageNet, or on any folders of images.
+
+python scripts/train_imagenet.py --config configs/resnet50.yaml [--set KEY=VALUE ...] [--out DIR]
+                                 [--resume auto|FILE] [--dry-run]
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ lies beside scripts/
+
+from mixprec.training import command
+from models import MODELS
+
+if __name__ == "__main__":
+    sys.exit(command.main(sys.argv[1:], MODELS))
