@@ -6,31 +6,32 @@ Chainer objects before any line of the user's script ran (a worker that dies the
 Nothing is loaded until somebody imports Chainer.
 """
 
-import importlib.util
 import sys
+
+_PACKAGES = ("chainer", "chainermn", "onnx_chainer")
 
 
 class _ChainerFinder:
-    """Meta-path finder that surrounds the import of Chainer with :mod:`mixprec.compat`'s shims."""
-
-    def __init__(self):
-        self._searching = False
+    """Meta-path finder that surrounds the import of Chainer's modules with :mod:`mixprec.compat`'s shims."""
 
     def find_spec(self, name, path=None, target=None):
-        if name != "chainer" or self._searching:
+        if name.partition(".")[0] not in _PACKAGES:
             return None
-        self._searching = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._searching = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = _ShimmedLoader(spec.loader)
-        return spec
+        from mixprec import compat
+
+        if name not in compat.shimmed_modules():
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _ShimmedLoader(spec.loader)
+                return spec
+        return None
 
 
 class _ShimmedLoader:
-    """Delegates to Chainer's own loader, with the shims applied before and after its execution."""
+    """Delegates to the module's own loader, with the shims applied around and after its execution."""
 
     def __init__(self, loader):
         self._loader = loader
@@ -45,9 +46,9 @@ class _ShimmedLoader:
         from mixprec import compat
 
         module.__spec__.loader = module.__loader__ = self._loader
-        compat.before_import()
-        self._loader.exec_module(module)
-        compat.after_import()
+        with compat.before_import(module.__name__):
+            self._loader.exec_module(module)
+        compat.after_import(module)
 
 
 def register():
