@@ -1,9 +1,9 @@
 """Registers the import hook that makes Chainer 7.8.1 importable.
 
-``mixprec_startup.pth``, installed beside the package, imports this module in every interpreter of the environment:
-``import chainer`` then works before ``import mixprec``, and in workers started by forkserver or spawn, which unpickle
-Chainer objects before any line of the user's script ran (a worker that dies there hangs its parent).
-Nothing is loaded until somebody imports Chainer.
+``mixprec_startup.pth``, installed beside the package, imports this module in every interpreter of the
+environment: ``import chainer`` then works before ``import mixprec``, and in workers started by forkserver or
+spawn, which unpickle Chainer objects before any line of the user's script ran (a worker that dies there
+hangs its parent). Nothing is loaded until somebody imports Chainer.
 """
 
 import sys
