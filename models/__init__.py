@@ -1,0 +1,21 @@
+"""Plain Chainer models, NCHW and float32, that know nothing of mixprec: what users bring.
+
+``MODELS[name](classes)`` makes a model; calling it on images (B, 3, H, W) returns logits (B, classes).
+"""
+
+from models import resnet, resnet_cifar
+
+MODELS = {
+    "resnet8": resnet_cifar.resnet8,
+    "resnet14": resnet_cifar.resnet14,
+    "resnet20": resnet_cifar.resnet20,
+    "resnet32": resnet_cifar.resnet32,
+    "resnet44": resnet_cifar.resnet44,
+    "resnet56": resnet_cifar.resnet56,
+    "resnet110": resnet_cifar.resnet110,
+    "resnet18": resnet.resnet18,
+    "resnet34": resnet.resnet34,
+    "resnet50": resnet.resnet50,
+    "resnet101": resnet.resnet101,
+    "resnet152": resnet.resnet152,
+}

@@ -1,0 +1,140 @@
+"""ResNet for ImageNet (He et al. 2015, arXiv:1512.03385), version 1.5, with torchvision's names.
+
+In v1.5 the bottleneck's stride lies in its 3x3 convolution, not in the first 1x1. Convolutions have no bias and start
+from He's normal distribution over the fan-out, like torchvision's; the last layer from Chainer's default. Batch
+normalization has eps 1e-5 and decay 0.9, which is torchvision's momentum 0.1.
+"""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+
+def convolution(in_channels, out_channels, ksize, stride=1):
+    """Square convolution without bias that keeps the size when its stride is 1."""
+    return L.Convolution2D(
+        in_channels,
+        out_channels,
+        ksize,
+        stride,
+        pad=ksize // 2,
+        nobias=True,
+        initialW=chainer.initializers.HeNormal(fan_option="fan_out"),
+    )
+
+
+def batch_normalization(channels):
+    return L.BatchNormalization(channels, decay=0.9, eps=1e-5)
+
+
+def projection(in_channels, out_channels, stride):
+    """Shortcut for a block that changes the shape (the paper's option B), or None where the identity fits."""
+    if stride == 1 and in_channels == out_channels:
+        return None
+    return chainer.Sequential(convolution(in_channels, out_channels, 1, stride), batch_normalization(out_channels))
+
+
+def global_average(x):
+    """(B, C, H, W) -> (B, C)."""
+    return F.reshape(F.average_pooling_2d(x, x.shape[2:]), x.shape[:2])
+
+
+class BasicBlock(chainer.Chain):
+    """Two 3x3 convolutions and a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, in_channels, channels, stride):
+        super().__init__()
+        with self.init_scope():
+            self.conv1 = convolution(in_channels, channels, 3, stride)
+            self.bn1 = batch_normalization(channels)
+            self.conv2 = convolution(channels, channels, 3)
+            self.bn2 = batch_normalization(channels)
+            self.downsample = projection(in_channels, channels, stride)
+
+    def forward(self, x):
+        h = F.relu(self.bn1(self.conv1(x)))
+        h = self.bn2(self.conv2(h))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return F.relu(h + shortcut)
+
+
+class Bottleneck(chainer.Chain):
+    """1x1, 3x3 (with the stride) and 1x1 convolutions, the last four times as wide, and a shortcut."""
+
+    expansion = 4
+
+    def __init__(self, in_channels, channels, stride):
+        super().__init__()
+        out_channels = channels * self.expansion
+        with self.init_scope():
+            self.conv1 = convolution(in_channels, channels, 1)
+            self.bn1 = batch_normalization(channels)
+            self.conv2 = convolution(channels, channels, 3, stride)
+            self.bn2 = batch_normalization(channels)
+            self.conv3 = convolution(channels, out_channels, 1)
+            self.bn3 = batch_normalization(out_channels)
+            self.downsample = projection(in_channels, out_channels, stride)
+
+    def forward(self, x):
+        h = F.relu(self.bn1(self.conv1(x)))
+        h = F.relu(self.bn2(self.conv2(h)))
+        h = self.bn3(self.conv3(h))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return F.relu(h + shortcut)
+
+
+def stage(block, in_channels, channels, blocks, stride):
+    """Blocks of one width; the first takes the stride."""
+    out_channels = channels * block.expansion
+    first = block(in_channels, channels, stride)
+    return chainer.Sequential(first, *(block(out_channels, channels, 1) for _ in range(blocks - 1)))
+
+
+class ResNet(chainer.Chain):
+    """Images (B, 3, H, W), usually 224x224 -> logits (B, classes).
+
+    Args:
+        block: :class:`BasicBlock` or :class:`Bottleneck`.
+        blocks (four ints): Blocks in each stage.
+        classes (int): Number of classes.
+    """
+
+    def __init__(self, block, blocks, classes):
+        super().__init__()
+        width = block.expansion
+        with self.init_scope():
+            self.conv1 = convolution(3, 64, 7, stride=2)
+            self.bn1 = batch_normalization(64)
+            self.layer1 = stage(block, 64, 64, blocks[0], stride=1)
+            self.layer2 = stage(block, 64 * width, 128, blocks[1], stride=2)
+            self.layer3 = stage(block, 128 * width, 256, blocks[2], stride=2)
+            self.layer4 = stage(block, 256 * width, 512, blocks[3], stride=2)
+            self.fc = L.Linear(512 * width, classes)
+
+    def forward(self, x):
+        h = F.relu(self.bn1(self.conv1(x)))
+        h = F.max_pooling_2d(h, 3, stride=2, pad=1, cover_all=False)
+        h = self.layer4(self.layer3(self.layer2(self.layer1(h))))
+        return self.fc(global_average(h))
+
+
+def resnet18(classes=1000):
+    return ResNet(BasicBlock, (2, 2, 2, 2), classes)
+
+
+def resnet34(classes=1000):
+    return ResNet(BasicBlock, (3, 4, 6, 3), classes)
+
+
+def resnet50(classes=1000):
+    return ResNet(Bottleneck, (3, 4, 6, 3), classes)
+
+
+def resnet101(classes=1000):
+    return ResNet(Bottleneck, (3, 4, 23, 3), classes)
+
+
+def resnet152(classes=1000):
+    return ResNet(Bottleneck, (3, 8, 36, 3), classes)

@@ -1,0 +1,180 @@
+"""models/: sizes, names and strides as published, He's initial values, and one block against SciPy."""
+
+import re
+from pathlib import Path
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from scipy.signal import correlate2d
+
+import models
+from models.resnet import BasicBlock, Bottleneck
+
+IMAGENET = {
+    # torchvision's published parameter counts for 1000 classes.
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+}
+CIFAR = [8, 14, 20, 32, 44, 56, 110]
+
+
+def links_of(model, kind):
+    return {name: link for name, link in model.namedlinks() if isinstance(link, kind)}
+
+
+def images(count, side):
+    return np.random.default_rng(0).standard_normal((count, 3, side, side)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_parameter_count_is_torchvisions(name):
+    assert models.MODELS[name](1000).count_params() == IMAGENET[name]
+
+
+@pytest.mark.parametrize("depth", CIFAR)
+def test_small_resnet_has_its_depth_and_the_papers_parameters_plus_projections(depth):
+    """Section 4.2 with option A: n blocks of two 3x3 convolutions at 16, 32, 64 channels; batch normalization has two
+    parameters a channel. Option B adds two 1x1 convolutions with batch normalization."""
+    n = (depth - 2) // 6
+    convolutions = 9 * (3 * 16 + 2 * n * 16**2 + 16 * 32 + (2 * n - 1) * 32**2 + 32 * 64 + (2 * n - 1) * 64**2)
+    normalizations = 2 * (16 + 2 * n * (16 + 32 + 64))
+    projections = 16 * 32 + 32 * 64 + 2 * (32 + 64)
+    model = models.MODELS[f"resnet{depth}"](10)
+    assert model.count_params() == convolutions + normalizations + 64 * 10 + 10 + projections
+    layers = links_of(model, (L.Convolution2D, L.Linear))
+    assert sum("downsample" not in name for name in layers) == depth
+
+
+def test_resnet20_has_the_papers_0_27_million_parameters():
+    """269,722 with option A, as counted by others for the paper's 0.27M."""
+    assert models.MODELS["resnet20"](10).count_params() - 2752 == 269_722
+
+
+@pytest.mark.parametrize(("name", "side"), [("resnet18", 64), ("resnet50", 64), ("resnet8", 32), ("resnet20", 40)])
+def test_logits_and_gradients_exist(name, side):
+    model = models.MODELS[name](7)
+    logits = model(images(2, side))
+    assert logits.shape == (2, 7)
+    assert logits.dtype == np.float32
+    model.cleargrads()  # Chainer's gradients start as nan
+    chainer.functions.softmax_cross_entropy(logits, np.array([3, 6], np.int32)).backward()
+    for parameter_name, parameter in model.namedparams():
+        assert parameter.grad.shape == parameter.shape, parameter_name
+        assert np.isfinite(parameter.grad).all(), parameter_name
+        assert parameter.grad.any(), parameter_name
+
+
+def test_resnet50_reduces_224_pixels_as_published():
+    """Table 1: 112 pixels after the stem's convolution, then 56, 28, 14 and 7 in the stages."""
+    model = models.MODELS["resnet50"](10)
+    shapes, names = {}, {id(link): name for name, link in model.namedlinks()}
+
+    class Watch(chainer.LinkHook):
+        def forward_postprocess(self, args):
+            shapes[names[id(args.link)]] = args.out.shape[1:]
+
+    with chainer.using_config("train", False), chainer.no_backprop_mode(), Watch():
+        assert model(images(1, 224)).shape == (1, 10)
+    assert shapes["/conv1"] == (64, 112, 112)
+    stages = [shapes[f"/layer{stage}"] for stage in (1, 2, 3, 4)]
+    assert stages == [(256, 56, 56), (512, 28, 28), (1024, 14, 14), (2048, 7, 7)]
+
+
+def test_resnet50_has_53_batch_normalizations_and_no_bias_in_its_53_convolutions():
+    model = models.MODELS["resnet50"](1000)
+    normalizations = links_of(model, L.BatchNormalization)
+    convolutions = links_of(model, L.Convolution2D)
+    assert len(normalizations) == len(convolutions) == 53
+    assert all(link.b is None for link in convolutions.values())
+    assert {(link.eps, link.decay) for link in normalizations.values()} == {(1e-5, 0.9)}
+
+
+def test_names_are_torchvisions():
+    """torchvision's state_dict has layer2.0.downsample.0.weight where Chainer has /layer2/0/downsample/0/W."""
+    names = {name for name, _ in models.MODELS["resnet50"](1000).namedparams()}
+    expected = {"/conv1/W", "/bn1/gamma", "/bn1/beta", "/fc/W", "/fc/b"}
+    for stage, blocks in enumerate((3, 4, 6, 3), start=1):
+        for block in range(blocks):
+            for number in (1, 2, 3):
+                prefix = f"/layer{stage}/{block}"
+                expected |= {f"{prefix}/conv{number}/W", f"{prefix}/bn{number}/gamma", f"{prefix}/bn{number}/beta"}
+        prefix = f"/layer{stage}/0/downsample"
+        expected |= {f"{prefix}/0/W", f"{prefix}/1/gamma", f"{prefix}/1/beta"}
+    assert names == expected
+
+
+def test_stride_lies_in_the_3x3_convolution():
+    """Version 1.5. Everything else but the stem and the shortcuts has stride 1."""
+    convolutions = links_of(models.MODELS["resnet50"](1000), L.Convolution2D)
+    strided = {name for name, link in convolutions.items() if link.stride == (2, 2)}
+    assert strided == {
+        "/conv1",
+        *(f"/layer{stage}/0/conv2" for stage in (2, 3, 4)),
+        *(f"/layer{stage}/0/downsample/0" for stage in (2, 3, 4)),
+    }
+
+
+def test_convolutions_start_from_hes_normal_distribution_over_the_fan_out():
+    """The standard deviation of n normal numbers has a relative error of 1/sqrt(2 n): five of those are allowed."""
+    for name, link in links_of(models.MODELS["resnet18"](1000), L.Convolution2D).items():
+        weights = link.W.array
+        out_channels, _, height, width = weights.shape
+        expected = np.sqrt(2 / (out_channels * height * width))
+        assert abs(weights.std() / expected - 1) < 5 / np.sqrt(2 * weights.size), name
+        assert abs(weights.mean()) < 5 * expected / np.sqrt(weights.size), name
+
+
+def convolved(x, weights, stride):
+    """Convolution by SciPy in float64, padded by half the filter."""
+    pad = weights.shape[2] // 2
+    padded = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    out = [
+        [sum(correlate2d(image[c], kernel[c], "valid") for c in range(len(kernel))) for kernel in weights]
+        for image in padded
+    ]
+    return np.array(out)[:, :, ::stride, ::stride]
+
+
+def normalized(x, gamma, beta):
+    mean, var = x.mean(axis=(0, 2, 3), keepdims=True), x.var(axis=(0, 2, 3), keepdims=True)
+    return gamma[:, None, None] * (x - mean) / np.sqrt(var + 1e-5) + beta[:, None, None]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
+def test_block_agrees_with_scipy(block, stride):
+    """Training mode, with random gamma and beta; the bound is float32's for sums over some hundred terms."""
+    rng = np.random.default_rng(1)
+    link = block(8 if stride == 2 else 4 * block.expansion, 4, stride)
+    for name, parameter in link.namedparams():
+        if name.endswith(("gamma", "beta")):
+            parameter.array[...] = rng.uniform(0.5, 1.5, parameter.shape)
+    x = rng.standard_normal((2, 8 if stride == 2 else 4 * block.expansion, 7, 6)).astype(np.float32)
+    p = {name: parameter.array.astype(np.float64) for name, parameter in link.namedparams()}
+
+    def conv_bn(h, conv, bn, stride=1):
+        return normalized(convolved(h, p[f"{conv}/W"], stride), p[f"{bn}/gamma"], p[f"{bn}/beta"])
+
+    def relu(h):
+        return np.maximum(h, 0)
+
+    wide = x.astype(np.float64)
+    if block is BasicBlock:
+        h = conv_bn(relu(conv_bn(wide, "/conv1", "/bn1", stride)), "/conv2", "/bn2")
+    else:
+        h = relu(conv_bn(relu(conv_bn(wide, "/conv1", "/bn1")), "/conv2", "/bn2", stride))
+        h = conv_bn(h, "/conv3", "/bn3")
+    shortcut = wide if link.downsample is None else conv_bn(wide, "/downsample/0", "/downsample/1", stride)
+    assert (link.downsample is None) == (stride == 1)
+    with chainer.using_config("train", True):
+        np.testing.assert_allclose(link(x).array, relu(h + shortcut), rtol=0, atol=200 * np.finfo(np.float32).eps)
+
+
+def test_models_do_not_import_mixprec():
+    for path in Path(models.__file__).parent.glob("*.py"):
+        assert not re.search(r"^\s*(import|from) mixprec", path.read_text(), re.MULTILINE), path
