@@ -1,0 +1,26 @@
+#!/usr/bin/env python
+"""Writes scikit-learn's handwritten digits as JPEG files in ImageNet's folder layout: a small real data set."""
+
+import argparse
+import sys
+
+from mixprec.data.digits import make_digits
+from mixprec.data.folders import DataError
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="data/digits", help="folder to make (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=40, help="pixels a side, at least 32 (default: %(default)s)")
+    parser.add_argument("--force", action="store_true", help="replace a damaged set, or one of another size")
+    args = parser.parse_args()
+    try:
+        train, val, made = make_digits(args.out, size=args.size, force=args.force)
+    except DataError as error:
+        print(f"make_digits: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(f"{args.out}: {train} training and {val} validation images{'' if made else ', already there'}")
+
+
+if __name__ == "__main__":
+    main()
