@@ -1,0 +1,159 @@
+"""Loss scales: exact sequences, limits, state, and errors that name the argument."""
+
+import math
+
+import numpy as np
+import pytest
+from chainer import serializers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mixprec import DynamicLossScale, NoLossScale, StaticLossScale
+
+
+class GradScalerReference:
+    """The update of PyTorch's GradScaler (``_amp_update_scale_``), written down from its documentation."""
+
+    def __init__(self, init, growth, backoff, interval):
+        self.scale, self.growth, self.backoff, self.interval = init, growth, backoff, interval
+        self.growth_tracker = 0
+
+    def step(self, found_inf):
+        if found_inf:
+            self.scale *= self.backoff
+            self.growth_tracker = 0
+        else:
+            self.growth_tracker += 1
+            if self.growth_tracker == self.interval:
+                self.scale *= self.growth
+                self.growth_tracker = 0
+        return self.scale
+
+
+@given(
+    overflows=st.lists(st.booleans(), max_size=200),
+    interval=st.integers(1, 10),
+    growth=st.sampled_from([2.0, 4.0]),
+    backoff=st.sampled_from([0.5, 0.25]),
+)
+def test_without_limits_the_sequence_is_that_of_pytorch(overflows, interval, growth, backoff):
+    scale = DynamicLossScale(2.0**16, growth, backoff, interval, floor=None, cap=None)
+    reference = GradScalerReference(2.0**16, growth, backoff, interval)
+    for overflow in overflows:
+        scale.adjust(overflow)
+        assert scale.value == reference.step(overflow)
+
+
+@given(overflows=st.lists(st.booleans(), max_size=300), interval=st.integers(1, 5), hysteresis=st.integers(1, 4))
+def test_scale_stays_a_power_of_two_between_floor_and_cap(overflows, interval, hysteresis):
+    scale = DynamicLossScale(2.0**4, interval=interval, floor=2.0**1, cap=2.0**6, hysteresis=hysteresis)
+    for overflow in overflows:
+        before = scale.value
+        scale.adjust(overflow)
+        assert 2.0 <= scale.value <= 64.0
+        assert math.frexp(scale.value)[0] == 0.5
+        assert scale.value <= before if overflow else scale.value >= before
+
+
+def test_floor_and_cap_are_reached_and_left_again():
+    scale = DynamicLossScale(init=4.0, interval=1, floor=2.0, cap=8.0)
+    values = []
+    for overflow in (False, False, True, True, True, False):
+        scale.adjust(overflow)
+        values.append(scale.value)
+    assert values == [8.0, 8.0, 4.0, 2.0, 2.0, 4.0]
+
+
+def test_hysteresis_tolerates_overflows_until_it_is_used_up_and_is_refilled_by_growth():
+    scale = DynamicLossScale(init=16.0, interval=2, hysteresis=3)
+    values = []
+    for overflow in (True, True, False, True, True, False, False, True, True, True):
+        scale.adjust(overflow)
+        values.append(scale.value)
+    assert values == [16, 16, 16, 8, 4, 4, 8, 8, 8, 4]
+
+
+def test_exhausted_after_patience_overflows_in_a_row_and_not_before():
+    scale = DynamicLossScale(patience=3)
+    for overflow, exhausted in (
+        (True, False),
+        (True, False),
+        (False, False),
+        (True, False),
+        (True, False),
+        (True, True),
+    ):
+        scale.adjust(overflow)
+        assert scale.exhausted is exhausted
+    scale.adjust(False)
+    assert not scale.exhausted
+
+
+@given(before=st.lists(st.booleans(), max_size=30), after=st.lists(st.booleans(), max_size=30))
+def test_every_field_of_the_state_survives_a_snapshot(before, after):
+    def new():
+        return DynamicLossScale(init=2.0**8, interval=3, hysteresis=2, patience=4)
+
+    original, restored = new(), new()
+    for overflow in before:
+        original.adjust(overflow)
+    saved = serializers.DictionarySerializer()
+    original.serialize(saved)
+    restored.serialize(serializers.NpzDeserializer(saved.target))
+    for overflow in after:
+        original.adjust(overflow)
+        restored.adjust(overflow)
+        assert (restored.value, restored.exhausted) == (original.value, original.exhausted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"init": 3.0}, "init must be a positive power of two; found 3.0"),
+        ({"init": 0}, "init must be"),
+        ({"init": math.inf}, "init must be"),
+        ({"init": "65536"}, "init must be"),
+        ({"growth": 1}, "growth must be greater than 1"),
+        ({"growth": 0.5}, "growth must be greater than 1"),
+        ({"growth": 3}, "growth must be a positive power of two"),
+        ({"backoff": 1.0}, "backoff must be between 0 and 1"),
+        ({"backoff": -0.5}, "backoff must be"),
+        ({"interval": 0}, "interval must be an integer of at least 1"),
+        ({"interval": 1.5}, "interval must be"),
+        ({"interval": True}, "interval must be"),
+        ({"hysteresis": 0}, "hysteresis must be"),
+        ({"patience": 0}, "patience must be"),
+        ({"floor": 2.0**17}, "floor must not be greater than init"),
+        ({"cap": 2.0**15}, "cap must not be less than init"),
+        ({"floor": 0.3}, "floor must be a positive power of two"),
+        ({"cap": -1}, "cap must be a positive power of two"),
+    ],
+)
+def test_impossible_settings_are_errors_that_name_the_argument(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        DynamicLossScale(**arguments)
+
+
+def test_static_scale_must_be_a_power_of_two():
+    with pytest.raises(ValueError, match=r"value must be a positive power of two; found 1000"):
+        StaticLossScale(1000)
+
+
+@given(
+    gradient=st.lists(st.floats(-6e4, 6e4, width=16), min_size=1, max_size=20),
+    exponent=st.integers(min_value=-14, max_value=24),
+)
+def test_unscaling_by_a_power_of_two_is_exact_in_fp32(gradient, exponent):
+    gradient = np.array(gradient, np.float16)
+    out = np.empty(gradient.shape, np.float32)
+    StaticLossScale(2.0**exponent).unscale(gradient, out)
+    np.testing.assert_array_equal(out.astype(np.float64), gradient.astype(np.float64) / 2.0**exponent)
+
+
+@pytest.mark.parametrize("scale", [NoLossScale(), StaticLossScale(8.0)])
+def test_constant_scales_do_not_move(scale):
+    value = scale.value
+    for overflow in (True, False, True):
+        scale.adjust(overflow)
+    assert scale.value == value
+    assert not scale.exhausted
