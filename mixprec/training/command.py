@@ -8,6 +8,7 @@ import numpy as np
 from chainer.backends import cuda
 from chainer.serializers import DictionarySerializer
 
+import mixprec
 from mixprec import config as configs
 from mixprec import environment, files
 from mixprec.data.folders import DataError, check_same_classes, scan_folders
@@ -85,7 +86,7 @@ def _run(arguments, networks):
 
     print(f"device: {device} ({reason})")
     print(f"data: {len(train)} training and {len(val)} validation images in {len(train.classes)} classes")
-    resolved = configs.dump(config)
+    resolved = configs.dump(config, source=arguments.config, overrides=arguments.set, version=mixprec.__version__)
     if arguments.dry_run:
         print(f"\n{resolved}\n{report}\n")
         print(f"dry run: all is well; without --dry-run the results would go to {out}")

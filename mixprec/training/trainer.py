@@ -136,19 +136,21 @@ class _EveryAndAtTheEnd(triggers.IntervalTrigger):
 
 def _iterator(config, images, *, train):
     data = config.data
+    if train:
+        batch_size, geometry = config.training.batch_size, {"crop_area": data.crop_area, "flip": data.flip}
+    else:
+        batch_size, geometry = min(config.training.batch_size, len(images)), {"resize": data.resize}
     return DaliIterator(
         images,
-        config.training.batch_size if train else min(config.training.batch_size, len(images)),
+        batch_size,
         train=train,
         size=data.size,
-        resize=data.resize,
-        crop_area=data.crop_area,
-        flip=data.flip,
         mean=data.mean,
         std=data.std,
         dtype=config.precision.compute,
         seed=config.training.seed,
         threads=data.threads,
+        **geometry,
     )
 
 
