@@ -77,7 +77,7 @@ def test_loss_and_gradients_are_those_of_fp32_within_the_rounding_of_fp16(build)
     for name, expected in gradients.items():
         if name.endswith("conv/b"):
             continue  # in front of a batch normalization: its true value is 0
-        # 4 x: both passes round; a norm, because a maximum that pooling picks from another pixel moves one gradient whole
+        # 4 x: both passes round; a norm, because pooling may pick another pixel and move its gradient
         difference = np.linalg.norm(gradients16[name] - expected)
         assert difference < 48 * EPS16 * np.linalg.norm(expected), name
 

@@ -67,7 +67,7 @@ def load(path, trainer):
 
 def _read(path):
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise SnapshotError(f"{path}: no such snapshot") from error

@@ -1,0 +1,239 @@
+"""scripts/train_imagenet.py as people run it: a run, a kill, a resume, and every kind of bad input."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import yaml
+from chainer import serializers
+from PIL import Image
+
+from models import MODELS
+
+pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install "mixprec[dali]"')
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TIMES = ("elapsed_time", "images/s")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """22 training and 7 validation images of three gray levels: 6 and 2 batches of 4, the last of 2 and 3."""
+    root = tmp_path_factory.mktemp("images")
+    random = np.random.RandomState(0)
+    for split, count in (("train", 22), ("val", 7)):
+        for index in range(count):
+            folder = root / split / "abc"[index % 3]
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = random.randint(0, 60, (12, 12, 3)) + 90 * (index % 3)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index:02}.jpg", quality=95)
+    return root
+
+
+@pytest.fixture
+def run(images, tmp_path):
+    """Runs the script in an empty folder with a small config; returns the finished process."""
+    settings = {
+        "model": {"arch": "resnet8", "classes": 3},
+        "loss_scale": {"interval": 3, "init": 2.0**20},
+        "data": {
+            "train": str(images / "train"),
+            "val": str(images / "val"),
+            "size": 8,
+            "resize": 8,
+            "crop_area": [0.5, 1.0],
+            "threads": 1,
+        },
+        "optimizer": {"lr": 0.02, "weight_decay": 0.001},
+        "training": {"batch_size": 4, "epochs": 3, "device": "cpu"},
+        "snapshot": {"every": "1 iteration"},
+        "log": {"every": "4 iterations"},
+    }
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "small.yaml").write_text(yaml.safe_dump(settings))
+
+    def start(*arguments):
+        command = [sys.executable, ROOT / "scripts" / "train_imagenet.py", *map(str, arguments)]
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        return subprocess.Popen(
+            command, cwd=work, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def finish(*arguments):
+        process = start(*arguments)
+        process.out, process.err = process.communicate(timeout=300)
+        return process
+
+    finish.start = start
+    finish.work = work
+    return finish
+
+
+def _log(folder):
+    return [
+        {key: value for key, value in entry.items() if key not in TIMES}
+        for entry in json.loads((folder / "log").read_text())
+    ]
+
+
+def _arrays(path, but):
+    with np.load(path) as archive:
+        return {name: archive[name] for name in archive.files if not any(part in name for part in but)}
+
+
+def test_a_run_from_config_to_results(run):
+    process = run("--config", "small.yaml", "--out", "out")
+    assert process.returncode == 0, process.err
+    lines = process.out.splitlines()
+    out = run.work / "out"
+    log = _log(out)
+    assert lines[0].startswith("device: @numpy")
+    assert lines[-1].startswith("validation accuracy ")
+    assert float(lines[-1].split()[-1]) == pytest.approx(log[-1]["validation/main/accuracy"], abs=5e-5)
+    assert [entry["iteration"] for entry in log] == [4, 8, 12, 16]
+    assert {"main/loss", "main/accuracy", "lr", "loss_scale", "skipped"} <= log[-1].keys()
+    assert len({entry["loss_scale"] for entry in log}) > 1, "the loss scale moves"
+    for name in ("loss.png", "accuracy.png", "loss_scale.png", "learning_rate.png", "environment.txt"):
+        assert (out / name).stat().st_size > 0
+    assert not [name for name in os.listdir(out) if name.startswith((".tmp", "tmp"))]
+
+    # the resolved config is complete and runs again; the weights load into the plain network
+    again = run("--config", "out/config.yaml", "--out", "again")
+    assert again.returncode == 0, again.err
+    assert _log(run.work / "again") == log
+    plain = MODELS["resnet8"](3)
+    serializers.load_npz(out / "model.npz", plain)
+    assert plain.conv1.W.dtype == np.float32
+
+
+@pytest.mark.parametrize("compute", ["float16", "float32"])
+def test_kill_and_resume_give_the_log_and_the_snapshot_of_an_uninterrupted_run(run, compute):
+    arguments = ("--config", "small.yaml", "--set", f"precision.compute={compute}", "--out")
+    assert run(*arguments, "whole").returncode == 0
+    last = run.work / "whole" / "snapshot_iter_17.npz"
+
+    killed = run.work / "killed"
+    process = run.start(*arguments, "killed")
+    deadline = time.monotonic() + 120
+    while not (killed / "snapshot_iter_7.npz").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no snapshot after 120 s"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (killed / last.name).exists(), "killed too late to test anything"
+
+    resumed = run(*arguments, "killed", "--resume", "auto")
+    assert resumed.returncode == 0, resumed.err
+    assert "resuming from killed/snapshot_iter_" in resumed.out
+    assert _log(killed) == _log(run.work / "whole")
+    # the log is stored with its times; all else is bit for bit the same
+    but = ("_log", "_snapshot_elapsed_time")
+    expected, found = _arrays(last, but), _arrays(killed / last.name, but)
+    assert expected.keys() == found.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def test_resuming_a_finished_run_says_its_result_again(run):
+    first = run("--config", "small.yaml", "--out", "out")
+    again = run("--config", "small.yaml", "--out", "out", "--resume", "auto")
+    assert again.returncode == 0, again.err
+    assert again.out.splitlines()[-1] == first.out.splitlines()[-1]
+
+
+def test_dry_run_builds_everything_and_leaves_nothing(run):
+    process = run("--config", "small.yaml", "--dry-run")
+    assert process.returncode == 0, process.err
+    assert "batch_size: 4" in process.out
+    assert "/predictor/conv1" in process.out
+    assert os.listdir(run.work) == ["small.yaml"]
+
+
+def _bad(name, arguments, message, prepare=None):
+    return pytest.param(arguments, message, prepare, id=name)
+
+
+def _copy_images(images, work):
+    shutil.copytree(images, work / "images")
+    return work / "images" / "train"
+
+
+def _empty_class(images, work):
+    (_copy_images(images, work) / "d").mkdir()
+
+
+def _truncate(images, work):
+    path = _copy_images(images, work) / "b" / "01.jpg"
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _use(images, work):
+    (work / "used").mkdir()
+    (work / "used" / "log").touch()
+
+
+def _corrupt(images, work):
+    (work / "bad.npz").write_bytes(b"PK\x03\x04 not really")
+
+
+OWN = ("--set", "data.train=images/train")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "prepare"),
+    [
+        _bad("no config", ["--config", "missing.yaml"], "missing.yaml"),
+        _bad("no option", ["--set", "a=1"], "--config"),
+        _bad("unknown option", ["--confg", "small.yaml"], "--conf"),
+        _bad("unknown key", ["--set", "optimizer.learning_rate=1"], "optimizer.lr"),
+        _bad("wrong type", ["--set", "training.epochs=many"], "training.epochs"),
+        _bad("bad --set", ["--set", "training.epochs"], "training.epochs"),
+        _bad("bad loss scale", ["--set", "loss_scale.init=3"], "loss_scale.init"),
+        _bad("unknown network", ["--set", "model.arch=resnet9"], "resnet8"),
+        _bad("wrong number of classes", ["--set", "model.classes=10"], "model.classes is 10"),
+        _bad("no GPU", ["--set", "training.device=gpu:77"], "gpu:77"),
+        _bad("no data folder", ["--set", "data.train=nowhere"], "nowhere"),
+        _bad("empty class folder", OWN, "images/train/d", _empty_class),
+        _bad("truncated JPEG", OWN, "images/train/b/01.jpg", _truncate),
+        _bad("batch size 0", ["--set", "training.batch_size=0"], "training.batch_size"),
+        _bad("batch size too large", ["--set", "training.batch_size=23"], "22"),
+        _bad("out is not writable", ["--out", "/proc/out"], "/proc/out: not writable"),
+        _bad("out is a file", ["--out", "small.yaml"], "small.yaml: not a folder"),
+        _bad("out is used", ["--out", "used"], "used: already used", _use),
+        _bad("corrupt snapshot", ["--resume", "bad.npz"], "bad.npz: corrupt snapshot", _corrupt),
+        _bad("no snapshot", ["--resume", "none.npz"], "none.npz: no such snapshot"),
+    ],
+)
+def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(run, images, arguments, message, prepare):
+    if prepare:
+        prepare(images, run.work)
+    before = sorted(run.work.rglob("*"))
+    has_config = "--config" in arguments or message == "--config" or "--confg" in arguments
+    process = run(*([] if has_config else ["--config", "small.yaml"]), *arguments)
+    assert process.returncode == 2, process.out + process.err
+    (line,) = process.err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert process.out == ""
+    assert sorted(run.work.rglob("*")) == before
+
+
+def test_a_snapshot_of_another_model_or_other_data_is_refused(run):
+    assert run("--config", "small.yaml", "--out", "out", "--set", "training.epochs=1").returncode == 0
+    for setting, message in (
+        ("model.arch=resnet14", "a snapshot of another model"),
+        ("training.batch_size=5", "batch_size"),
+    ):
+        process = run("--config", "small.yaml", "--out", "out", "--resume", "auto", "--set", setting)
+        assert process.returncode == 2, process.out
+        (line,) = process.err.splitlines()
+        assert message in line
