@@ -8,7 +8,7 @@ hangs its parent). Nothing is loaded until somebody imports Chainer.
 
 import sys
 
-_PACKAGES = ("chainer", "chainermn", "onnx_chainer")
+_PACKAGES = ("chainer", "chainermn")
 
 
 class _ChainerFinder:

@@ -5,7 +5,8 @@ what breaks without it. :mod:`mixprec.startup` calls the two functions below aro
 these modules.
 """
 
-from mixprec.compat import hooks, importing, summary  # noqa: F401  (importing them registers their shims)
+# Importing these modules registers their shims.
+from mixprec.compat import defects, hooks, importing, losses, numpy2, summary  # noqa: F401
 
 __all__ = ["after_import", "before_import", "shimmed_modules"]
 

@@ -1,0 +1,35 @@
+"""Defects of Chainer 7.8.1 that have nothing to do with the versions of what is below it."""
+
+import functools
+
+from mixprec.compat import hooks
+
+
+@hooks.after_import("chainer.functions.connection.deconvolution_2d")
+def deconvolution_2d_weight_gradient(module):
+    """Without it ``F.deconvolution_2d`` has no gradient for W when x needs none: shapes and arrays are mixed
+    up.
+    """
+    original = module.Deconvolution2DFunction._set_cover_all
+
+    @functools.wraps(original)
+    def _set_cover_all(self, x, w):
+        return original(self, getattr(x, "shape", x), getattr(w, "shape", w))
+
+    module.Deconvolution2DFunction._set_cover_all = _set_cover_all
+
+
+@hooks.after_import("chainer.serializers.hdf5")
+def hdf5_strings(module):
+    """Without it ``HDF5Deserializer`` reads the string 'abc' as "b'abc'", as h5py 3 returns bytes."""
+    original = module.HDF5Deserializer.__call__
+
+    @functools.wraps(original)
+    def __call__(self, key, value):
+        loaded = original(self, key, value)
+        if type(value) is str and loaded is not value:
+            content = self.group[key][()]
+            loaded = content.decode() if isinstance(content, bytes) else loaded
+        return loaded
+
+    module.HDF5Deserializer.__call__ = __call__

@@ -1,0 +1,77 @@
+"""Losses whose mean over more than 65,504 elements, the largest float16, is wrong in float16."""
+
+import functools
+
+from mixprec.compat import hooks
+
+
+@hooks.after_import(
+    "chainer.functions.loss.mean_squared_error",
+    "chainer.functions.loss.triplet",
+    "chainer.functions.loss.contrastive",
+)
+def float32_mean_of_function_node(module):
+    """Evaluates MSE, triplet and contrastive loss of float16 in float32, result and gradients cast to
+    float16.
+
+    Without it the count becomes infinite in float16: MSE and triplet loss are 0, or nan where the sum
+    overflows too, and the gradient of all three is 0. (Chainer's GPU code of MSE always did that, the CPU
+    code does from NumPy 2 on.)
+    """
+    for cls in _function_classes(module):
+        original = cls.apply
+        cls.apply = _in_float32(original)
+
+
+@hooks.after_import("chainer.functions.loss.hinge")
+def float32_mean_of_hinge(module):
+    """The same for ``F.hinge``, which was nan with a zero gradient."""
+    module.Hinge.__call__ = _in_float32_variadic(module.Hinge.__call__)
+
+
+def _function_classes(module):
+    from chainer import function_node
+
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, function_node.FunctionNode)
+        and value.__module__ == module.__name__
+    ]
+
+
+def _in_float32(apply):
+    @functools.wraps(apply)
+    def wrapped(self, inputs):
+        if not _all_float16(inputs):
+            return apply(self, inputs)
+        return tuple(_cast(y, "float16") for y in apply(self, tuple(map(_widened, inputs))))
+
+    return wrapped
+
+
+def _in_float32_variadic(call):
+    @functools.wraps(call)
+    def wrapped(self, *inputs):
+        if not _all_float16(inputs):
+            return call(self, *inputs)
+        return _cast(call(self, *map(_widened, inputs)), "float16")
+
+    return wrapped
+
+
+def _all_float16(inputs):
+    """Whether every floating-point input is float16; mixed dtypes are left for Chainer's own type check."""
+    floating = [x.dtype for x in inputs if getattr(getattr(x, "dtype", None), "kind", None) == "f"]
+    return bool(floating) and all(dtype == "float16" for dtype in floating)
+
+
+def _widened(x):
+    return _cast(x, "float32") if getattr(x, "dtype", None) == "float16" else x
+
+
+def _cast(x, dtype):
+    import chainer.functions
+
+    return chainer.functions.cast(x, dtype)

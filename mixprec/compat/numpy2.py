@@ -1,0 +1,134 @@
+"""Functions and classes of Chainer that call what NumPy 2 lacks, or does differently, on the CPU."""
+
+import functools
+
+from mixprec.compat import hooks, importing
+from mixprec.compat.rebind import NumPyWith, rebound
+
+
+@hooks.after_import("chainer.functions.array.as_strided")
+def as_strided_gradient(module):
+    """Without it the gradient of ``F.as_strided`` fails: it reads ``np.sctypes``."""
+    numpy = NumPyWith(sctypes=importing.scalar_types())
+    module.AsStridedGrad.forward = rebound(module.AsStridedGrad.forward, np=numpy)
+
+
+@hooks.after_import("chainer.functions.array.resize_images")
+def resize_images(module):
+    """Without it ``F.resize_images`` fails: it reads ``np.float``."""
+    module.compute_indices_and_weights = rebound(module.compute_indices_and_weights, numpy=NumPyWith(float=float))
+
+
+@hooks.after_import("chainer.distributions.categorical")
+def categorical_log_prob(module):
+    """Without it ``Categorical.log_prob`` fails: it adds a list to the result of ``np.meshgrid``, now a
+    tuple.
+    """
+
+    def meshgrid(*args, **kwargs):
+        import numpy
+
+        return list(numpy.meshgrid(*args, **kwargs))
+
+    module.Categorical.log_prob = rebound(module.Categorical.log_prob, numpy=NumPyWith(meshgrid=meshgrid))
+
+
+@hooks.after_import("chainer.functions.array.pad_sequence")
+def padding_out_of_range(module):
+    """Without it ``F.pad_sequence`` raises OverflowError for a padding outside the dtype, as -1 in uint8 is.
+
+    NumPy 1 took such integers modulo the range of the dtype.
+    """
+    original = module.PadSequence.forward
+
+    @functools.wraps(original)
+    def forward(self, xs):
+        import numpy
+
+        if isinstance(self.padding, int) and xs[0].dtype.kind in "iu":
+            self.padding = numpy.array(self.padding).astype(xs[0].dtype)[()]
+        return original(self, xs)
+
+    module.PadSequence.forward = forward
+
+
+_ROI_POOLING = ("roi_pooling_2d", "roi_average_pooling_2d", "roi_max_pooling_2d")
+_ROI_ALIGN = ("roi_average_align_2d", "roi_max_align_2d")
+
+
+@hooks.after_import(*(f"chainer.functions.pooling.{name}" for name in _ROI_POOLING + _ROI_ALIGN))
+def roi_edges_in_float64(module):
+    """Without it the CPU computes the edges of regions in the dtype of the regions, and pools other bins in
+    float16.
+
+    NumPy 1 multiplied the edge, a NumPy scalar, by the Python float ``spatial_scale`` in float64.
+    """
+    for name, cls in list(vars(module).items()):
+        if name.startswith("ROI") and isinstance(cls, type):
+            for method in ("forward_cpu", "backward_cpu"):
+                if method in vars(cls):
+                    setattr(cls, method, _with_float64_scale(vars(cls)[method]))
+
+
+def _with_float64_scale(method):
+    @functools.wraps(method)
+    def wrapped(self, *args):
+        import numpy
+
+        scale = self.spatial_scale
+        self.spatial_scale = numpy.float64(scale)
+        try:
+            return method(self, *args)
+        finally:
+            self.spatial_scale = scale
+
+    return wrapped
+
+
+@hooks.after_import("chainer.functions.math.sparse_matmul")
+def sparse_matmul_of_float16(module):
+    """Without it ``F.sparse_matmul`` fails on float16: scipy.sparse takes float32 and float64 only.
+
+    Multiplied in float32, as Chainer does on a GPU.
+    """
+    original = module._coo_matmul_cpu
+
+    @functools.wraps(original)
+    def coo_matmul_cpu(data, row, col, shape, dense, dtype):
+        return original(_widened(data), row, col, shape, _widened(dense), dtype)
+
+    module._coo_matmul_cpu = coo_matmul_cpu
+
+
+def _widened(array):
+    return array.astype("float32") if array.dtype == "float16" else array
+
+
+@hooks.after_import("chainer.optimizer")
+def python_hyperparameters(module):
+    """Turns the NumPy scalars that are given as hyperparameters into Python numbers.
+
+    Without it ``optimizer.lr = np.float64(0.1)``, as ``StepShift`` sets, makes updates on the CPU run in
+    float64: a NumPy scalar no longer yields to the dtype of the array.
+    """
+
+    def __setattr__(self, name, value):
+        import numpy
+
+        object.__setattr__(self, name, value.item() if isinstance(value, numpy.generic) else value)
+
+    module.Hyperparameter.__setattr__ = __setattr__
+
+
+@hooks.after_import("chainer.variable")
+def debug_print_device(module):
+    """Without it ``Variable.debug_print`` calls the CPU 'cpu': arrays of NumPy 2 have an attribute
+    ``device``.
+    """
+    original = module.Variable.debug_print
+
+    @functools.wraps(original)
+    def debug_print(self):
+        return original(self).replace("\n- device: cpu\n", "\n- device: CPU\n", 1)
+
+    module.Variable.debug_print = debug_print

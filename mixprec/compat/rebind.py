@@ -1,0 +1,35 @@
+"""One function of Chainer with other globals than its module's."""
+
+import types
+
+
+def rebound(function, **names):
+    """A copy of ``function`` that sees ``names`` in place of the globals of these names; the module keeps
+    its own.
+
+    (A module whose ``numpy`` were replaced would fail its own ``xp is numpy`` tests.)
+    """
+    copy = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__doc__ = function.__doc__
+    copy.__qualname__ = function.__qualname__
+    copy.__dict__.update(function.__dict__)
+    return copy
+
+
+class NumPyWith:
+    """NumPy, with some names added or replaced, for :func:`rebound`."""
+
+    def __init__(self, **names):
+        vars(self).update(names)
+
+    def __getattr__(self, name):
+        import numpy
+
+        return getattr(numpy, name)
