@@ -205,6 +205,19 @@ def test_random_crops_stay_inside_the_area_range(make, tmp_path):
     assert len({crop.tobytes() for crop in crops}) > 10
 
 
+def test_random_crops_are_resized_with_antialiasing(make, tmp_path):
+    """The whole image as the crop, at a third of its size, against Pillow's antialiased filter as above.
+
+    Not at the border, where DALI repeats the last pixel and Pillow lets it out.
+    """
+    (tmp_path / "0").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "0" / "0.png")
+    x, _ = next(make(fake_scan(tmp_path), 1, size=16, crop_area=(1, 1), aspect=(1, 1), **PLAIN))
+    expected = np.asarray(Image.fromarray(pixels).resize((16, 16), Image.Resampling.BILINEAR), np.float32)
+    assert np.abs(x[0] - expected)[1:-1, 1:-1].max() <= 2
+
+
 @pytest.mark.parametrize("flip", [True, False])
 def test_flip_mirrors_some_images_and_no_flip_none(make, tmp_path, flip):
     """The whole image as the crop, so that only the mirroring is random."""
