@@ -148,7 +148,8 @@ def test_a_corrupt_snapshot_is_named(saved, tmp_path, damage):
     if damage == "truncated":
         saved.write_bytes(content[: len(content) // 2])
     elif damage == "flipped":
-        content[len(content) // 3] ^= 255
+        middle = slice(len(content) // 3, len(content) // 3 + 200)  # long enough to hit an array, not just a header
+        content[middle] = bytes(byte ^ 255 for byte in content[middle])
         saved.write_bytes(content)
     elif damage == "empty":
         saved.write_bytes(b"")

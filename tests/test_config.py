@@ -1,0 +1,611 @@
+"""Config files: what loads, what is refused and in which words, and the way back to YAML."""
+
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixprec.config import Config, ConfigError, dump, load, reference
+from models import MODELS
+
+ROOT = Path(__file__).parents[1]
+REQUIRED = {
+    "model": {"arch": "resnet50", "classes": 10},
+    "data": {"train": "t", "val": "v"},
+    "optimizer": {"lr": 0.5},
+    "training": {"batch_size": 32, "epochs": 90},
+}
+
+
+def merged(**sections):
+    """The smallest config as YAML text, with more keys."""
+    content = {section: dict(keys) for section, keys in REQUIRED.items()}
+    for section, keys in sections.items():
+        content[section] = {**content.get(section, {}), **keys}
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes files into an empty working directory, so that messages hold relative paths."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, content):
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return name
+
+    return write
+
+
+def refusal(path, overrides=(), **keywords):
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides, **keywords)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+# What loads
+
+
+def test_defaults_are_those_of_the_design(write):
+    config = load(write("c.yaml", merged()))
+    assert dataclasses.asdict(config) == {
+        "model": {"arch": "resnet50", "classes": 10},
+        "precision": {"compute": "float16"},
+        "loss_scale": {
+            "mode": "dynamic",
+            "init": 65536.0,
+            "growth": 2.0,
+            "backoff": 0.5,
+            "interval": 2000,
+            "floor": 6.103515625e-05,
+            "cap": 16777216.0,
+            "hysteresis": 1,
+            "patience": 50,
+        },
+        "data": {
+            "train": "t",
+            "val": "v",
+            "size": 224,
+            "resize": 256,
+            "crop_area": (0.08, 1.0),
+            "flip": True,
+            "mean": (123.675, 116.28, 103.53),
+            "std": (58.395, 57.12, 57.375),
+            "threads": 4,
+        },
+        "optimizer": {
+            "name": "CorrectedMomentumSGD",
+            "lr": 0.5,
+            "momentum": None,
+            "weight_decay": 0.0,
+            "decay_norm_and_bias": False,
+        },
+        "schedule": {"kind": "cosine", "warmup_epochs": 0.0},
+        "training": {"batch_size": 32, "epochs": 90, "seed": 0, "device": "auto"},
+        "snapshot": {"every": "1 epoch", "keep": 3},
+        "log": {"every": "1 epoch"},
+    }
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "+1e-3", "0.1e-2", ".001", "0.001", "10e-4"])
+def test_every_notation_of_a_float_is_a_number(write, text):
+    assert load(write("c.yaml", merged()), [f"optimizer.lr={text}"]).optimizer.lr == 0.001
+
+
+def test_an_integer_becomes_a_float_where_a_float_is_wanted(write):
+    config = load(write("c.yaml", merged()), ["optimizer.lr=1", "data.mean=[1, 2, 3e0]"])
+    assert type(config.optimizer.lr) is float
+    assert config.data.mean == (1.0, 2.0, 3.0)
+    assert {type(value) for value in config.data.mean} == {float}
+
+
+def test_a_date_an_octal_and_a_sexagesimal_are_what_they_look_like(write):
+    """PyYAML alone makes them a date, 8 and 90."""
+    config = load(write("c.yaml", merged()), ["data.train=2024-01-01", "training.seed=010", "data.val=1:30"])
+    assert (config.data.train, config.training.seed, config.data.val) == ("2024-01-01", 10, "1:30")
+
+
+@pytest.mark.parametrize(
+    ("text", "trigger"),
+    [
+        ("1 epoch", (1, "epoch")),
+        ("5 epochs", (5, "epoch")),
+        ("1 iteration", (1, "iteration")),
+        ("500 iterations", (500, "iteration")),
+    ],
+)
+def test_intervals_become_triggers_of_chainer(write, text, trigger):
+    config = load(write("c.yaml", merged(log={"every": text}, snapshot={"every": text})))
+    assert config.log.trigger == trigger
+    assert config.snapshot.trigger == trigger
+
+
+def test_base_is_relative_to_its_file_and_later_files_win_key_by_key(write):
+    write("lib/deep/a.yaml", merged(optimizer={"weight_decay": 0.25, "momentum": 0.5}, data={"mean": [1, 2, 3]}))
+    write("lib/b.yaml", "base: deep/a.yaml\noptimizer: {weight_decay: 0.125, lr: 2}\n")
+    config = load(write("c.yaml", "optimizer: {lr: 3}\nbase: lib/b.yaml\ndata: {mean: [4, 5, 6]}\n"))
+    assert dataclasses.astuple(config.optimizer) == ("CorrectedMomentumSGD", 3.0, 0.5, 0.125, False)
+    assert config.data.mean == (4.0, 5.0, 6.0)
+    assert config.data.train == "t"
+
+
+def test_overrides_win_over_files_and_the_last_one_over_the_others(write):
+    write("c.yaml", merged(loss_scale={"cap": 65536}))
+    config = load("c.yaml", ["optimizer.lr=2", "loss_scale.cap=null", "optimizer.lr=3", "data.train=a=b"])
+    assert (config.optimizer.lr, config.loss_scale.cap, config.data.train) == (3.0, None, "a=b")
+
+
+def test_the_script_names_the_architectures(write):
+    path = write("c.yaml", merged())
+    assert load(path, choices={"model.arch": ["resnet8", "resnet50"]}).model.arch == "resnet50"
+    assert refusal(path, ["model.arch=resnet5"], choices={"model.arch": ["resnet8", "resnet50"]}) == (
+        "--set: 'model.arch' is 'resnet5'; allowed: resnet8, resnet50; did you mean 'resnet50'?"
+    )
+    with pytest.raises(KeyError):
+        load(path, choices={"model.architecture": ["resnet8"]})
+
+
+# What is refused, and in which words
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "optimizer:\n  # 0.1 is too much\n  learning_rate: 0.1\n",
+            "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, momentum, weight_decay, "
+            "decay_norm_and_bias; did you mean 'optimizer.lr'?",
+        ),
+        (
+            "model:\n  arch: a\noptimiser: {lr: 1}\n",
+            "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, optimizer, schedule, "
+            "training, snapshot, log, base; did you mean 'optimizer'?",
+        ),
+        ("training:\n  epochs: 1\n  epochs: 2\n", "c.yaml:3: duplicate key 'epochs'; it is already on line 2"),
+        ("log: {}\nmodel: {}\nlog: {}\n", "c.yaml:3: duplicate key 'log'; it is already on line 1"),
+        ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every"),
+        ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every"),
+        ("\n- 1\n", "c.yaml:2: found a list; allowed: sections with keys"),
+        ("nonsense\n", "c.yaml:1: found 'nonsense'; allowed: sections with keys"),
+        ("model: {}\n? [a]\n: 1\n", "c.yaml:2: found a list or mapping as a key; allowed: a name"),
+        ("model: {}\n\tlog: {}\n", "c.yaml:2: not valid YAML: found character '\\t' that cannot start any token"),
+        (
+            "a: 1\n---\nb: 1\n",
+            "c.yaml:2: not valid YAML: expected a single document in the stream but found another document",
+        ),
+        ("log:\n  every: \x07\n", "c.yaml:2: not valid YAML: character U+0007 is not allowed"),
+        (b"log:\n  every: \xe9\n", "c.yaml:2: not UTF-8 (byte 0xe9)"),
+        (
+            "",
+            "c.yaml: missing keys: model.arch, model.classes, data.train, data.val, optimizer.lr, "
+            "training.batch_size, training.epochs; they have no default",
+        ),
+        ("log:\n  every: !!python/name:os.system\n", "c.yaml:2: 'every' cannot be read: tag "),
+        ("log: !mine {}\n", "c.yaml:1: tag '!mine' is not allowed"),
+        ("log: {every: !!int one}\n", "c.yaml:1: 'every' cannot be read: tag 'tag:yaml.org,2002:int' is not allowed"),
+        ("log: &log {every: *log}\n", "c.yaml:1: 'log.every' is a mapping; allowed: text of the form"),
+        ("data:\n  mean: &m [1, *m, 3]\n", "c.yaml:2: 'data.mean' is [1, ..., 3]; allowed: a list of 3 numbers"),
+        ("training: {epochs: " + "9" * 5000 + "}\n", "c.yaml:1: 'epochs' cannot be read: Exceeds the limit"),
+        ('a: "\\U00110000"\n', "c.yaml: not valid YAML: chr() arg not in range"),
+        ("a: " + "[" * 3000, "c.yaml: not valid YAML: nested too deeply"),
+        ("base: [a.yaml]\n", "c.yaml:1: 'base' is ['a.yaml']; allowed: the path of a YAML file"),
+        ("\nbase: b.yaml\n", "c.yaml:2: 'base' is 'b.yaml'; no such file: b.yaml"),
+        ("base: c.yaml\n", "c.yaml:1: 'base' goes round in a circle: c.yaml -> c.yaml"),
+        ('"two\\nlines": 1\n', "c.yaml:1: unknown section 'two\\nlines'; allowed: "),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
+    assert refusal(write("c.yaml", text)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lr", "'optimizer.lr' has no '='; allowed: SECTION.KEY=VALUE"),
+        ("=1", "unknown key ''; allowed: model.*, precision.*, "),
+        ("model={arch: a}", "unknown key 'model'; allowed: arch, classes"),
+        ("optimizer.lr=[1", "'optimizer.lr': not valid YAML: "),
+        ("optimizer.lr=", "'optimizer.lr' is null; allowed: a number > 0"),
+        ("optimizer.lr=fast", "'optimizer.lr' is 'fast'; allowed: a number > 0"),
+        ("optimizer.lr='0.1'", "'optimizer.lr' is '0.1'; allowed: a number > 0"),
+        ("optimizer.lr=true", "'optimizer.lr' is true; allowed: a number > 0"),
+        ("optimizer.lr=0", "'optimizer.lr' is 0; allowed: a number > 0"),
+        ("optimizer.lr=.inf", "'optimizer.lr' is '.inf'; allowed: a number > 0"),
+        ("optimizer.lr=1e999", "'optimizer.lr' is inf; allowed: a number > 0"),
+        ("optimizer.lr=1" + "0" * 400, "'optimizer.lr' is 100000"),
+        ("optimizer.name=adam", "'optimizer.name' is 'adam'; allowed: SGD, MomentumSGD, CorrectedMomentumSGD, "),
+        ("optimizer.momentum=1", "'optimizer.momentum' is 1; allowed: a number >= 0 and < 1, or null"),
+        ("optimizer.weight_decay=-1e-4", "'optimizer.weight_decay' is -0.0001; allowed: a number >= 0"),
+        ("model.classes=true", "'model.classes' is true; allowed: an integer >= 2"),
+        ("model.classes=1", "'model.classes' is 1; allowed: an integer >= 2"),
+        ("model.classes=10.0", "'model.classes' is 10.0; allowed: an integer >= 2"),
+        ("model.arch=50", "'model.arch' is 50; allowed: text"),
+        ("precision.compute=float64", "'precision.compute' is 'float64'; allowed: float16, float32; did you mean "),
+        ("loss_scale.mode=null", "'loss_scale.mode' is null; allowed: dynamic, static, none"),
+        ("loss_scale.init=1000", "'loss_scale.init' is 1000; allowed: a number that is a power of two"),
+        ("loss_scale.init=-2", "'loss_scale.init' is -2; allowed: a number that is a power of two"),
+        ("loss_scale.growth=1", "'loss_scale.growth' is 1; allowed: a number that is a power of two from 2 "),
+        ("loss_scale.backoff=1", "'loss_scale.backoff' is 1; allowed: a number that is a power of two from "),
+        ("loss_scale.floor=3", "'loss_scale.floor' is 3; allowed: "),
+        ("loss_scale.cap=0", "'loss_scale.cap' is 0; allowed: "),
+        ("loss_scale.interval=0", "'loss_scale.interval' is 0; allowed: an integer >= 1"),
+        ("data.train=''", "'data.train' is ''; allowed: text that is not empty"),
+        ("data.size=7", "'data.size' is 7; allowed: an integer >= 8"),
+        ("data.flip=yes", "'data.flip' is 'yes'; allowed: true or false"),
+        ("data.flip=1", "'data.flip' is 1; allowed: true or false"),
+        ("data.crop_area=[0, 1]", "'data.crop_area' is [0, 1]; allowed: a list of 2 numbers with 0 < first "),
+        ("data.crop_area=[0.5, 0.25]", "'data.crop_area' is [0.5, 0.25]; allowed: "),
+        ("data.crop_area=[0.5, 1.5]", "'data.crop_area' is [0.5, 1.5]; allowed: "),
+        ("data.mean=[1, 2]", "'data.mean' is [1, 2]; allowed: a list of 3 numbers"),
+        ("data.mean=[1, 2, true]", "'data.mean' is [1, 2, true]; allowed: a list of 3 numbers"),
+        ("data.mean=128", "'data.mean' is 128; allowed: a list of 3 numbers"),
+        ("data.std=[1, 2, 0]", "'data.std' is [1, 2, 0]; allowed: a list of 3 numbers > 0"),
+        ("training.seed=-1", "'training.seed' is -1; allowed: an integer >= 0 and < 2^32"),
+        ("training.seed=4294967296", "'training.seed' is 4294967296; allowed: an integer >= 0 and < 2^32"),
+        ("training.device=cuda", "'training.device' is 'cuda'; allowed: text of the form auto, cpu, gpu or gpu:N"),
+        ("training.device=gpu:x", "'training.device' is 'gpu:x'; allowed: "),
+        ("training.device=gpu:", "'training.device' is a mapping; allowed: "),
+        ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
+        ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
+        ("snapshot.every=2", "'snapshot.every' is 2; allowed: "),
+        ("snapshot.every='1 epoch\n'", "'snapshot.every' is "),
+    ],
+)
+def test_a_bad_override_is_one_line_that_says_what_is_allowed(write, override, message):
+    assert refusal(write("c.yaml", merged()), [override]).startswith(f"--set: {message}")
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("lr=1", "optimizer.lr"),
+        ("optimiser.lr=1", "optimizer.lr"),
+        ("optimizer.LR=1", "optimizer.lr"),
+        ("optimizer.alpha=1", "optimizer.lr"),
+        ("optimizer.momentun=1", "optimizer.momentum"),
+        ("model.num_classes=1", "model.classes"),
+        ("schedule.epochs=1", "training.epochs"),
+        ("training.batchsize=1", "training.batch_size"),
+        ("precision.dtype=1", "precision.compute"),
+        ("data.workers=1", "data.threads"),
+    ],
+)
+def test_an_unknown_key_gets_the_nearest_name(write, override, near):
+    assert refusal(write("c.yaml", merged()), [override]).endswith(f"; did you mean '{near}'?")
+
+
+def test_a_key_like_no_other_gets_no_proposal(write):
+    assert "did you mean" not in refusal(write("c.yaml", merged()), ["optimizer.xyzzy=1"])
+
+
+@pytest.mark.parametrize(
+    ("sections", "overrides", "message"),
+    [
+        (
+            {"data": {"size": 224, "resize": 200}},
+            [],
+            "c.yaml:8: impossible combination: 'data.size' is 224 (c.yaml:7), 'data.resize' is 200 (c.yaml:8); "
+            "allowed: data.size <= data.resize",
+        ),
+        (
+            {"data": {"resize": 256}},
+            ["data.size=288"],
+            "--set: impossible combination: 'data.size' is 288 (--set), 'data.resize' is 256 (c.yaml:7); "
+            "allowed: data.size <= data.resize",
+        ),
+        (
+            {"loss_scale": {"floor": 131072}},
+            [],
+            "c.yaml:13: impossible combination: 'loss_scale.floor' is 131072.0 (c.yaml:13), "
+            "'loss_scale.init' is 65536.0 (default), ",
+        ),
+        ({}, ["loss_scale.init=33554432"], "--set: impossible combination: 'loss_scale.floor' is "),
+        (
+            {"optimizer": {"momentum": 0.9}},
+            ["optimizer.name=Adam"],
+            "--set: impossible combination: 'optimizer.name' is 'Adam' (--set), "
+            "'optimizer.momentum' is 0.9 (c.yaml:9); allowed: optimizer.momentum only with "
+            "MomentumSGD, CorrectedMomentumSGD, NesterovAG; null with the others",
+        ),
+        (
+            {},
+            ["schedule.warmup_epochs=90"],
+            "--set: impossible combination: 'schedule.warmup_epochs' is 90.0 (--set), ",
+        ),
+    ],
+)
+def test_an_impossible_combination_names_every_value_and_its_place(write, sections, overrides, message):
+    assert refusal(write("c.yaml", merged(**sections)), overrides).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.size=256"],
+        ["loss_scale.init=1", "loss_scale.floor=1", "loss_scale.cap=1"],
+        ["loss_scale.init=33554432", "loss_scale.cap=null"],
+        ["loss_scale.init=33554432", "loss_scale.mode=static"],
+        ["loss_scale.init=0.5", "loss_scale.floor=1", "loss_scale.mode=none"],
+        ["optimizer.name=Adam", "optimizer.momentum=null"],
+        ["optimizer.name=NesterovAG", "optimizer.momentum=0"],
+        ["schedule.warmup_epochs=89.5"],
+        ["training.seed=4294967295", "training.device=gpu:1", "data.crop_area=[1, 1]"],
+    ],
+)
+def test_values_at_the_edge_of_what_is_allowed_load(write, overrides):
+    load(write("c.yaml", merged()), overrides)
+
+
+def test_a_mistake_in_a_base_is_reported_there_even_if_overridden(write):
+    write("lib/a.yaml", merged(optimizer={"lr": "fast"}))
+    path = write("c.yaml", "base: lib/a.yaml\noptimizer: {lr: 1}\n")
+    assert refusal(path, ["optimizer.lr=1"]) == "lib/a.yaml:8: 'optimizer.lr' is 'fast'; allowed: a number > 0"
+
+
+def test_a_cycle_of_bases_is_refused_also_through_a_link(write):
+    write("lib/a.yaml", "\nbase: ../link.yaml\n")
+    write("c.yaml", "base: lib/a.yaml\n")
+    os.symlink("c.yaml", "link.yaml")
+    assert refusal("c.yaml") == (
+        "lib/a.yaml:2: 'base' goes round in a circle: c.yaml -> lib/a.yaml -> lib/../link.yaml; "
+        "allowed: a file not in it"
+    )
+
+
+def test_a_file_that_cannot_be_read_is_named(write, tmp_path):
+    assert refusal("none.yaml") == "none.yaml: no such file"
+    assert refusal("two\nlines.yaml") == "two lines.yaml: no such file"
+    assert refusal(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    assert refusal("a\0b").endswith("cannot be read: embedded null byte")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission_is_named(write):
+    os.chmod(write("c.yaml", merged()), 0)
+    assert refusal("c.yaml") == "c.yaml: cannot be read: Permission denied"
+
+
+def test_a_config_error_is_a_value_error_that_survives_pickling(write):
+    with pytest.raises(ValueError, match="no such file") as caught:
+        load("none.yaml")
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copy), str(copy)) == (ConfigError, str(caught.value))
+
+
+_fragment = st.sampled_from(
+    [
+        "model",
+        "data",
+        "optimizer",
+        "lr",
+        "base",
+        ": ",
+        ":",
+        "\n",
+        "\n  ",
+        "- ",
+        "[",
+        "]",
+        "{",
+        "}",
+        ", ",
+        "&a ",
+        "*a",
+        "!",
+        "!!int ",
+    ]
+    + [
+        "!!bool ",
+        "!<x>",
+        "|",
+        ">-\n",
+        '"',
+        "'",
+        "\\x0",
+        "\\U00110000",
+        "\\uD800",
+        "%YAML 1.1",
+        "%TAG",
+        "---",
+        "...",
+        "? ",
+        "#",
+        "<<",
+        "=",
+    ]
+    + ["1e3", "9" * 4301, "null", "\t", "\r", "\0", "\x85", "\u2028", "\ufeff", "\ud800"]
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(_fragment | st.text(max_size=2), max_size=12).map("".join), st.booleans())
+def test_any_text_loads_or_is_refused_in_one_line(tmp_path_factory, text, as_override):
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes((merged() if as_override else text).encode("utf-8", "surrogatepass"))
+    try:
+        load(path, [f"optimizer.lr={text}"] if as_override else [])
+    except ConfigError as error:
+        message = str(error)
+    else:
+        return
+    assert len(message.splitlines()) == 1
+
+
+# The way back to YAML
+
+_text = st.text(st.characters(), min_size=1)  # any code point, lone surrogates too
+_text |= st.sampled_from(
+    [
+        "\x85",
+        "a\n b\n",
+        "a\u2028",
+        "\ufeff",
+        "1e3",
+        "1_0",
+        "0x1f",
+        "null",
+        "~",
+        "no",
+        "yes",
+        "2024-01-01",
+        "1:30",
+        "=",
+        "<<",
+        ".inf",
+        "- ",
+    ]
+)
+_number = st.floats(allow_nan=False, allow_infinity=False)
+_positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+_count = st.integers(1, 10**30)
+_power = st.integers(-126, 126).map(lambda exponent: 2.0**exponent)
+_every = st.tuples(st.integers(1, 999_999_999), st.sampled_from(["epoch", "epochs", "iteration", "iterations"]))
+_every = _every.map("{0[0]} {0[1]}".format)
+
+
+@st.composite
+def _configs(draw):
+    floor, init, cap = sorted(draw(st.tuples(_power, _power, _power)))
+    size, resize = sorted(draw(st.tuples(st.integers(8, 10**6), st.integers(8, 10**6))))
+    low, high = sorted(draw(st.tuples(*[st.floats(0, 1, exclude_min=True)] * 2)))
+    name = draw(st.sampled_from(["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "RMSprop"]))
+    momentum = st.none()
+    if name in ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG"):
+        momentum |= st.floats(0, 1, exclude_max=True)
+    epochs = draw(st.integers(1, 10**9))
+    return {
+        "model": {"arch": draw(_text), "classes": draw(st.integers(2, 10**30))},
+        "precision": {"compute": draw(st.sampled_from(["float16", "float32"]))},
+        "loss_scale": {
+            "mode": draw(st.sampled_from(["dynamic", "static", "none"])),
+            "init": init,
+            "growth": 2.0 ** draw(st.integers(1, 126)),
+            "backoff": 2.0 ** draw(st.integers(-126, -1)),
+            "interval": draw(_count),
+            "floor": draw(st.sampled_from([floor, None])),
+            "cap": draw(st.sampled_from([cap, None])),
+            "hysteresis": draw(_count),
+            "patience": draw(_count),
+        },
+        "data": {
+            "train": draw(_text),
+            "val": draw(_text),
+            "size": size,
+            "resize": resize,
+            "crop_area": (low, high),
+            "flip": draw(st.booleans()),
+            "mean": draw(st.tuples(_number, _number, _number)),
+            "std": draw(st.tuples(_positive, _positive, _positive)),
+            "threads": draw(_count),
+        },
+        "optimizer": {
+            "name": name,
+            "lr": draw(_positive),
+            "momentum": draw(momentum),
+            "weight_decay": draw(st.just(0.0) | _positive),
+            "decay_norm_and_bias": draw(st.booleans()),
+        },
+        "schedule": {
+            "kind": draw(st.sampled_from(["constant", "cosine"])),
+            "warmup_epochs": draw(st.floats(0, epochs, exclude_max=True)),
+        },
+        "training": {
+            "batch_size": draw(_count),
+            "epochs": epochs,
+            "seed": draw(st.integers(0, 2**32 - 1)),
+            "device": draw(st.sampled_from(["auto", "cpu", "gpu", "gpu:7"])),
+        },
+        "snapshot": {"every": draw(_every), "keep": draw(_count)},
+        "log": {"every": draw(_every)},
+    }
+
+
+@settings(deadline=None, max_examples=3000)
+@given(_configs(), _text, st.lists(_text, max_size=2))
+def test_a_dumped_config_loads_back_to_an_equal_one(tmp_path_factory, values, source, overrides):
+    declarations = {field.name: field.type for field in dataclasses.fields(Config)}
+    config = Config(**{name: declarations[name](**keys) for name, keys in values.items()})
+    path = tmp_path_factory.getbasetemp() / "dumped.yaml"
+    path.write_bytes(dump(config, source=source, overrides=overrides, version="1.2.3").encode())
+    assert load(path) == config
+    assert repr(load(path)) == repr(config)  # also the types: 1 == 1.0 == True
+
+
+def test_the_header_names_source_overrides_and_version(write):
+    config = load(write("c.yaml", merged()), ["optimizer.lr=2"])
+    head = dump(config, source="c.yaml", overrides=["optimizer.lr=2", "data.train=a\nb"], version="1.2.3")
+    assert head.splitlines()[:4] == [
+        "# Resolved config, written by mixprec 1.2.3",
+        "# from c.yaml",
+        "# --set optimizer.lr=2",
+        "# --set data.train=a\\nb",
+    ]
+
+
+def test_a_dumped_config_is_plain_yaml_for_other_readers(write):
+    """PyYAML on its own reads the same values, as long as no text looks like a number of YAML 1.1."""
+    config = load(write("c.yaml", merged()))
+    expected = {
+        section: {name: list(value) if isinstance(value, tuple) else value for name, value in keys.items()}
+        for section, keys in dataclasses.asdict(config).items()
+    }
+    assert yaml.safe_load(dump(config)) == expected
+
+
+# The files beside the code
+
+
+def test_the_table_of_keys_in_the_docs_is_the_schema():
+    """If it fails: the command that makes the table anew stands in docs/config.md."""
+    tables = (ROOT / "docs/config.md").read_text(encoding="utf-8").partition("\n# Keys\n\n")[2]
+    assert tables == reference()
+
+
+def test_the_example_message_in_the_docs_is_the_real_one(write):
+    path = write("configs/mine.yaml", "\n" * 10 + "optimizer:\n  learning_rate: 1\n")
+    assert refusal(path) in (ROOT / "docs/config.md").read_text(encoding="utf-8").splitlines()
+
+
+def test_digits_config_is_a_short_run_whose_loss_scale_moves():
+    config = load(ROOT / "configs/digits.yaml")
+    assert (config.model.arch, config.model.classes) == ("resnet8", 10)
+    assert (config.data.train, config.data.val) == ("data/digits/train", "data/digits/val")
+    assert not config.data.flip
+    assert config.loss_scale.mode == "dynamic"
+    # scikit-learn has 1797 digits, so a few more than 20 steps make an epoch; the scale must grow within the run.
+    assert config.loss_scale.interval < 1000 // config.training.batch_size * config.training.epochs
+
+
+def test_resnet50_config_is_the_recipe_of_deep_learning_examples():
+    """Numbers from NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5/README.md."""
+    config = load(ROOT / "configs/resnet50.yaml")
+    assert (config.optimizer.momentum, config.optimizer.weight_decay) == (0.875, 1 / 32768)
+    assert config.optimizer.lr / config.training.batch_size == 0.256 / 256
+    assert not config.optimizer.decay_norm_and_bias
+    assert (config.schedule.kind, config.schedule.warmup_epochs, config.training.epochs) == ("cosine", 5, 90)
+    assert (config.data.size, config.data.resize, config.data.crop_area) == (224, 256, (0.08, 1.0))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_config_of_the_project_loads_with_the_networks_of_the_project(path):
+    load(path, choices={"model.arch": sorted(MODELS)})
+
+
+def test_loading_a_config_imports_nothing_heavy():
+    code = (
+        "import sys; from mixprec.config import load; load(sys.argv[1]); "
+        "print(sorted({'numpy', 'chainer', 'cupy', 'PIL', 'matplotlib', 'nvidia'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, str(ROOT / "configs/digits.yaml")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout == "[]\n"
