@@ -4,6 +4,8 @@ import contextlib
 import os
 import tempfile
 
+TEMPORARY = ".tmp-"  # how the names of temporary files begin; a killed process may leave one
+
 
 @contextlib.contextmanager
 def replacing(path):
@@ -18,7 +20,7 @@ def replacing(path):
         str: where to write, with the suffix of ``path``.
     """
     folder, name = os.path.split(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(prefix=".tmp-", suffix=os.path.splitext(name)[1], dir=folder)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=os.path.splitext(name)[1], dir=folder)
     os.close(handle)
     try:
         yield temporary

@@ -18,8 +18,7 @@ class Masters(chainer.Link):
 
     def __init__(self, model):
         super().__init__()
-        # Around Link.__setattr__: the model is referred to, it is not a child.
-        self.__dict__["model"] = model
+        self.model = model
         self._masters = {}  # id(parameter) -> (parameter, master); the parameter is held so that its id stays its own
 
     def of(self, param):

@@ -192,3 +192,13 @@ def test_results_folder_is_checked_without_leaving_anything(tmp_path):
         output.check(str(tmp_path / "log"), None)
     with pytest.raises(output.OutputError, match="not writable"):
         output.check("/proc/results", None)
+
+
+def test_what_a_killed_run_was_writing_is_cleared_away(tmp_path):
+    (tmp_path / ".tmp-1.npz").touch()
+    (tmp_path / "logab12").mkdir()
+    (tmp_path / "logab12" / "log.json").touch()
+    for name in ("log", "snapshot_iter_1.npz"):
+        (tmp_path / name).touch()
+    output.prepare(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["log", "snapshot_iter_1.npz"]

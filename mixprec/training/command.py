@@ -94,7 +94,7 @@ def _run(arguments, networks):
     print(f"results: {out}")
     if snapshot is not None:
         print(f"resuming from {snapshot}")
-    os.makedirs(out, exist_ok=True)
+    output.prepare(out)
     files.write_text(os.path.join(out, "config.yaml"), resolved)
     files.write_text(os.path.join(out, "environment.txt"), environment.report())
     files.write_text(os.path.join(out, "conversion.txt"), f"{report}\n")

@@ -2,8 +2,10 @@
 
 import datetime
 import os
+import shutil
 import tempfile
 
+from mixprec import files
 from mixprec.training import snapshots
 
 
@@ -51,6 +53,17 @@ def check(out, resume):
             pass
     except OSError as error:
         raise OutputError(f"{out}: not writable ({error.strerror}); give another --out") from error
+
+
+def prepare(out):
+    """Creates ``out``, or clears it of what a killed run was just writing."""
+    os.makedirs(out, exist_ok=True)
+    for name in os.listdir(out):
+        path = os.path.join(out, name)
+        if name.startswith(files.TEMPORARY):
+            os.remove(path)
+        elif name.startswith("log") and os.path.isdir(path):  # Chainer's LogReport writes in a folder log<random>
+            shutil.rmtree(path)
 
 
 def snapshot_to_resume(out, resume):

@@ -41,7 +41,10 @@ def build_model(config, network, device):
     Returns:
         ``(model, report)``: an ``L.Classifier`` on the device, and the report of the conversion.
     """
-    np.random.seed(config.training.seed)
+    device = chainer.get_device(device)
+    device.use()
+    for xp in {np, device.xp}:
+        xp.random.seed(config.training.seed)
     model = L.Classifier(network(config.model.classes))
     report = mixprec.convert(model, compute=config.precision.compute)
     model.to_device(device)

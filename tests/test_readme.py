@@ -1,0 +1,35 @@
+"""The README's Python runs as printed, and its commands exist."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_there_is_python_to_run():
+    assert BLOCKS
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_python_runs_as_printed(block, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_file_it_names_exists():
+    for name in re.findall(r"\]\(([\w./-]+)\)", README) + re.findall(r"\b(?:configs|docs|scripts)/[\w.-]+\w", README):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_make_target_it_names_exists():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for name in re.findall(r"\bmake (\w+)`", README):
+        assert name in targets
