@@ -531,7 +531,7 @@ def _configs(draw):
     }
 
 
-@settings(deadline=None, max_examples=3000)
+@settings(deadline=None)
 @given(_configs(), _text, st.lists(_text, max_size=2))
 def test_a_dumped_config_loads_back_to_an_equal_one(tmp_path_factory, values, source, overrides):
     declarations = {field.name: field.type for field in dataclasses.fields(Config)}

@@ -1,0 +1,11 @@
+"""The YAML files that describe a training run: a strict loader, the schema, and the way back to YAML.
+
+Needs nothing but PyYAML, so that a mistake in a config is reported before anything heavy is imported.
+"""
+
+from mixprec.config.errors import ConfigError
+from mixprec.config.loader import load
+from mixprec.config.schema import Config
+from mixprec.config.writer import dump, reference
+
+__all__ = ["Config", "ConfigError", "dump", "load", "reference"]

@@ -1,0 +1,141 @@
+"""How a schema declares its keys: type, default, help and limits in one place, for the loader and the reference."""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """What a value of the right type must fulfil.
+
+    Attributes:
+        text: the condition, to stand behind the type's name (``">= 1"``).
+        holds: callable that tells whether a value fulfils it.
+    """
+
+    text: str
+    holds: Callable[[typing.Any], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What several keys must fulfil together.
+
+    Attributes:
+        keys: dotted names of the keys.
+        text: the condition, for messages and the reference.
+        holds: callable that tells whether a config fulfils it.
+    """
+
+    keys: tuple[str, ...]
+    text: str
+    holds: Callable[[typing.Any], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key of a config file.
+
+    Attributes:
+        name: dotted name, ``section.key``.
+        type: ``str``, ``int``, ``float``, ``bool``, a tuple of ``float``, or one of these ``| None``.
+        default: its default, or ``dataclasses.MISSING`` if it must be given.
+        help: one line for the reference.
+        limit: :class:`Limit` or ``None``.
+        choices: allowed values; empty if any will do.
+        aliases: other names that people know it by; only proposals are made from them.
+    """
+
+    name: str
+    type: typing.Any
+    default: typing.Any
+    help: str
+    limit: Limit | None
+    choices: tuple[str, ...]
+    aliases: tuple[str, ...]
+
+    @property
+    def required(self):
+        """Whether the key has no default."""
+        return self.default is dataclasses.MISSING
+
+    @property
+    def allowed(self):
+        """The values it takes, in words."""
+        kind, optional = _without_null(self.type)
+        text = ", ".join(self.choices) if self.choices else _described(kind)
+        text += f" {self.limit.text}" if self.limit else ""
+        return text + (", or null" if optional else "")
+
+    def convert(self, value):
+        """Returns ``value``, read from YAML, as the key's type.
+
+        Raises:
+            ValueError: it is of another type, or not allowed.
+        """
+        kind, optional = _without_null(self.type)
+        if value is None and optional:
+            return None
+        converted = _converted(value, kind)
+        if self.choices and converted not in self.choices:
+            raise ValueError(value)
+        if self.limit and not self.limit.holds(converted):
+            raise ValueError(value)
+        return converted
+
+
+def key(help, default=dataclasses.MISSING, *, limit=None, choices=(), aliases=()):
+    """Declares a key in a section's dataclass; see :class:`Key` for the arguments."""
+    metadata = {"help": help, "limit": limit, "choices": choices, "aliases": aliases}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def sections(schema):
+    """Returns the dataclasses of a schema's sections by name, in order."""
+    return {field.name: field.type for field in dataclasses.fields(schema)}
+
+
+def keys(schema):
+    """Returns the :class:`Key` objects of a schema by dotted name, in order."""
+    return {
+        f"{section}.{field.name}": Key(
+            name=f"{section}.{field.name}", type=field.type, default=field.default, **field.metadata
+        )
+        for section, declaration in sections(schema).items()
+        for field in dataclasses.fields(declaration)
+    }
+
+
+def _without_null(kind):
+    if not isinstance(kind, types.UnionType):
+        return kind, False
+    (inner,) = set(typing.get_args(kind)) - {types.NoneType}
+    return inner, True
+
+
+def _described(kind):
+    if typing.get_origin(kind) is tuple:
+        return f"a list of {len(typing.get_args(kind))} numbers"
+    return {str: "text", int: "an integer", float: "a number", bool: "true or false"}[kind]
+
+
+def _converted(value, kind):
+    if typing.get_origin(kind) is tuple:
+        kinds = typing.get_args(kind)
+        if not isinstance(value, list) or len(value) != len(kinds):
+            raise ValueError(value)
+        return tuple(_converted(item, kind) for item, kind in zip(value, kinds, strict=True))
+    if kind is float and type(value) in (int, float):
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ValueError(value) from None
+        if not math.isfinite(number):
+            raise ValueError(value)
+        return number
+    if type(value) is not kind:  # not isinstance: True is no integer here
+        raise ValueError(value)
+    return value

@@ -1,0 +1,181 @@
+"""Config files and ``--set`` overrides to a checked config; what the keys are is the schema's business."""
+
+import dataclasses
+import os
+
+from mixprec.config.declaration import keys, sections
+from mixprec.config.errors import ConfigError, hint, nearest, shown
+from mixprec.config.schema import Config
+from mixprec.config.yaml_source import read_file, read_value
+
+_SET = "--set"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setting:
+    value: object
+    where: str
+
+
+def load(path, overrides=(), choices=None):
+    """Loads a config file.
+
+    ``base: other.yaml`` at the top of a file inherits from another one, whose path is relative to the file that says
+    it. Keys of the inheriting file win one by one; lists are replaced as a whole. ``overrides`` win over all files.
+    Every value of every file is checked, also one that is overridden.
+
+    Args:
+        path: path of the YAML file.
+        overrides: list of ``"section.key=value"``, the value written as in YAML; the last one wins.
+        choices: allowed values that the schema cannot know: a dict from dotted key to a list of names.
+
+    Returns:
+        Config
+
+    Raises:
+        ConfigError: the config cannot be used; the message is one line.
+        KeyError: ``choices`` names a key that does not exist.
+    """
+    path = os.fspath(path)
+    known = keys(Config)
+    for name, names in (choices or {}).items():
+        known[name] = dataclasses.replace(known[name], choices=tuple(names))
+    settings = {}
+    for file, entries in reversed(_chain(path)):
+        _put(settings, _file_settings(file, entries, known))
+    for override in overrides:
+        _put(settings, _override(override, known))
+    return _build(path, settings, known)
+
+
+def _chain(path):
+    """Returns ``(path, entries without base)`` of a file and of all it inherits from, in this order."""
+    chain, seen = [], {}
+    while path is not None:
+        entries = read_file(path)
+        seen[os.path.realpath(path)] = path
+        base = next((entry for entry in entries if entry.key == "base"), None)
+        chain.append((path, [entry for entry in entries if entry is not base]))
+        if base is None:
+            break
+        value = base.value()
+        if not isinstance(value, str) or not value:
+            raise ConfigError(base.where, f"'base' is {shown(value)}; allowed: the path of a YAML file")
+        path = os.path.join(os.path.dirname(path), value)
+        if not os.path.isfile(path):
+            raise ConfigError(base.where, f"'base' is {shown(value)}; no such file: {path}")
+        if os.path.realpath(path) in seen:
+            cycle = " -> ".join([*seen.values(), path])
+            raise ConfigError(base.where, f"'base' goes round in a circle: {cycle}; allowed: a file not in it")
+    return chain
+
+
+def _put(settings, later):
+    """Updates ``settings`` and keeps them in the order in which they were last written."""
+    for name, setting in later.items():
+        settings.pop(name, None)
+        settings[name] = setting
+
+
+def _file_settings(file, entries, known):
+    settings = {}
+    for section in entries:
+        if section.key not in sections(Config):
+            raise _unknown_section(section, known)
+        mapping = section.mapping()
+        if mapping is None:
+            raise ConfigError(
+                section.where,
+                f"{section.key!r} is {shown(section.value())}; allowed: a section with the keys "
+                f"{', '.join(_names(section.key, known))}",
+            )
+        for entry in mapping:
+            name = f"{section.key}.{entry.key}"
+            if name not in known:
+                raise _unknown_key(name, entry.where, known)
+            settings[name] = _setting(known[name], entry)
+    return settings
+
+
+def _override(override, known):
+    name, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(_SET, f"{shown(override)} has no '='; allowed: SECTION.KEY=VALUE")
+    if name not in known:
+        raise _unknown_key(name, _SET, known)
+    return {name: _setting(known[name], read_value(name, text, _SET))}
+
+
+def _setting(key, entry):
+    value = entry.value()
+    try:
+        return _Setting(key.convert(value), entry.where)
+    except ValueError:
+        near = nearest(value, key.choices) if isinstance(value, str) else None
+        message = f"{key.name!r} is {shown(value)}; allowed: {key.allowed}{hint(near)}"
+        raise ConfigError(entry.where, message) from None
+
+
+def _build(path, settings, known):
+    missing = [name for name, key in known.items() if key.required and name not in settings]
+    if missing:
+        raise ConfigError(path, f"missing keys: {', '.join(missing)}; they have no default")
+    values = {name: key.default for name, key in known.items()}
+    values.update({name: setting.value for name, setting in settings.items()})
+    config = Config(
+        **{
+            section: declaration(**{key: values[f"{section}.{key}"] for key in _names(section, known)})
+            for section, declaration in sections(Config).items()
+        }
+    )
+    for rule in Config.RULES:
+        if not rule.holds(config):
+            raise _impossible(rule, values, settings, path)
+    return config
+
+
+def _impossible(rule, values, settings, path):
+    origins = {name: settings[name].where if name in settings else "default" for name in rule.keys}
+    found = ", ".join(f"{name!r} is {shown(values[name])} ({origin})" for name, origin in origins.items())
+    # The message starts with the place where the user most likely wants to change something: the last one written.
+    written = [name for name in settings if name in origins]
+    where = settings[written[-1]].where if written else path
+    return ConfigError(where, f"impossible combination: {found}; allowed: {rule.text}")
+
+
+def _unknown_section(entry, known):
+    key, section = _nearest_key(entry.key, (), known), nearest(entry.key, sections(Config))
+    near = (section or key) if entry.mapping() is not None else (key or section)
+    allowed = ", ".join([*sections(Config), "base"])
+    return ConfigError(entry.where, f"unknown section {entry.key!r}; allowed: {allowed}{hint(near)}")
+
+
+def _unknown_key(name, where, known):
+    section, _, leaf = name.partition(".")
+    if section in sections(Config):
+        allowed = ", ".join(_names(section, known))
+        near = _nearest_key(leaf, (section,), known)
+    else:
+        allowed = ", ".join(f"{name}.*" for name in sections(Config))
+        near = _nearest_key(leaf or name, (nearest(section, sections(Config)),), known)
+    return ConfigError(where, f"unknown key {name!r}; allowed: {allowed}{hint(near)}")
+
+
+def _names(section, known):
+    return [name.partition(".")[2] for name in known if name.startswith(f"{section}.")]
+
+
+def _nearest_key(leaf, own, known):
+    """Returns the dotted name that ``leaf`` most likely means, in the sections ``own`` if any; or ``None``."""
+    inside, anywhere = {}, {}
+    for name, key in known.items():
+        section, _, key_leaf = name.partition(".")
+        for spelling in (key_leaf, *key.aliases):
+            anywhere.setdefault(spelling, name)
+            if section in own:
+                inside.setdefault(spelling, name)
+    for spellings, cutoff in ((inside, 1.0), (anywhere, 1.0), (inside, 0.6), (anywhere, 0.8)):
+        near = nearest(leaf, spellings, cutoff)
+        if near is not None:
+            return spellings[near]
+    return None

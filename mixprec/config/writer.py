@@ -1,0 +1,54 @@
+"""A config as text: a YAML file that loads back to it, and the reference of all keys."""
+
+import dataclasses
+
+import yaml
+
+from mixprec.config.declaration import keys, sections
+from mixprec.config.schema import Config
+from mixprec.config.yaml_source import Dumper
+
+
+def dump(config, *, source=None, overrides=(), version=None):
+    """Writes a config out in full, defaults included.
+
+    Args:
+        config: :class:`~mixprec.config.Config`.
+        source: path of the file that it was loaded from, for the comment at the top.
+        overrides: the ``--set`` arguments that were applied, likewise.
+        version: version of mixprec, likewise.
+
+    Returns:
+        str: YAML from which :func:`~mixprec.config.load` makes an equal config.
+    """
+    lines = ["Resolved config, written by mixprec" + (f" {version}" if version is not None else "")]
+    if source is not None:
+        lines.append(f"from {source}")
+    lines.extend(f"--set {override}" for override in overrides)
+    header = "".join(f"# {_printable(line)}\n" for line in lines)
+    return header + _yaml(dataclasses.asdict(config))
+
+
+def reference():
+    """Returns the tables of all keys in Markdown, as they stand in ``docs/config.md``."""
+    known = keys(Config)
+    parts = []
+    for section, declaration in sections(Config).items():
+        parts += [f"## `{section}`", "", declaration.__doc__, "", "| Key | Default | Allowed | Meaning |"]
+        parts.append("|---|---|---|---|")
+        for name, key in known.items():
+            if name.startswith(f"{section}."):
+                default = "required" if key.required else f"`{_yaml([key.default]).strip()[2:]}`"
+                parts.append(f"| `{name}` | {default} | {key.allowed} | {key.help} |")
+        parts.append("")
+    parts += ["## Combinations", "", *(f"- {rule.text}" for rule in Config.RULES)]
+    return "\n".join(parts) + "\n"
+
+
+def _yaml(value):
+    return yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
+
+
+def _printable(line):
+    # A line break or a control character would end the comment, or make the file unreadable as YAML.
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
