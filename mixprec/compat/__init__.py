@@ -5,8 +5,18 @@ what breaks without it. :mod:`mixprec.startup` calls the two functions below aro
 these modules.
 """
 
-# Importing these modules registers their shims.
-from mixprec.compat import defects, hooks, importing, losses, numpy2, summary  # noqa: F401
+# Importing the modules registers their shims.
+from mixprec.compat import (  # noqa: F401
+    cupy14,
+    defects,
+    hooks,
+    importing,
+    kernels,
+    losses,
+    multi_node,
+    numpy2,
+    summary,
+)
 
 __all__ = ["after_import", "before_import", "shimmed_modules"]
 

@@ -3,20 +3,21 @@
 import functools
 
 from mixprec.compat import hooks, importing
-from mixprec.compat.rebind import NumPyWith, rebound
+from mixprec.compat.rebind import Overlay, rebound
 
 
 @hooks.after_import("chainer.functions.array.as_strided")
 def as_strided_gradient(module):
     """Without it the gradient of ``F.as_strided`` fails: it reads ``np.sctypes``."""
-    numpy = NumPyWith(sctypes=importing.scalar_types())
+    numpy = Overlay(module.np, sctypes=importing.scalar_types())
     module.AsStridedGrad.forward = rebound(module.AsStridedGrad.forward, np=numpy)
 
 
 @hooks.after_import("chainer.functions.array.resize_images")
 def resize_images(module):
     """Without it ``F.resize_images`` fails: it reads ``np.float``."""
-    module.compute_indices_and_weights = rebound(module.compute_indices_and_weights, numpy=NumPyWith(float=float))
+    numpy = Overlay(module.numpy, float=float)
+    module.compute_indices_and_weights = rebound(module.compute_indices_and_weights, numpy=numpy)
 
 
 @hooks.after_import("chainer.distributions.categorical")
@@ -26,11 +27,10 @@ def categorical_log_prob(module):
     """
 
     def meshgrid(*args, **kwargs):
-        import numpy
+        return list(module.numpy.meshgrid(*args, **kwargs))
 
-        return list(numpy.meshgrid(*args, **kwargs))
-
-    module.Categorical.log_prob = rebound(module.Categorical.log_prob, numpy=NumPyWith(meshgrid=meshgrid))
+    numpy = Overlay(module.numpy, meshgrid=meshgrid)
+    module.Categorical.log_prob = rebound(module.Categorical.log_prob, numpy=numpy)
 
 
 @hooks.after_import("chainer.functions.array.pad_sequence")

@@ -1,4 +1,4 @@
-"""One function of Chainer with other globals than its module's."""
+"""A function of Chainer with other globals than its module's."""
 
 import types
 
@@ -23,13 +23,11 @@ def rebound(function, **names):
     return copy
 
 
-class NumPyWith:
-    """NumPy, with some names added or replaced, for :func:`rebound`."""
+class Overlay:
+    """``module`` with some names added or replaced, for :func:`rebound`."""
 
-    def __init__(self, **names):
-        vars(self).update(names)
+    def __init__(self, module, **names):
+        vars(self).update(names, _module=module)
 
     def __getattr__(self, name):
-        import numpy
-
-        return getattr(numpy, name)
+        return getattr(self._module, name)

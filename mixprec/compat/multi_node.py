@@ -1,0 +1,24 @@
+"""ChainerMN on NumPy 2."""
+
+from mixprec.compat import hooks
+from mixprec.compat.rebind import Overlay, rebound
+
+
+@hooks.after_import("chainermn.communicators._memory_utility")
+def unpack_into_another_dtype(module):
+    """Without it ``unpack_params`` fails when gradients travel in another dtype: ``np.array(copy=False)`` raises."""
+    backend = module.chainer.backend
+
+    def get_array_module(*args):
+        xp = backend.get_array_module(*args)
+        return Overlay(xp, array=lambda v, copy, dtype: xp.asarray(v, dtype=dtype))
+
+    chainer = Overlay(module.chainer, backend=Overlay(backend, get_array_module=get_array_module))
+    module.unpack_params = rebound(module.unpack_params, chainer=chainer)
+
+
+@hooks.after_import("chainermn.iterators.multi_node_iterator")
+def size_of_the_dataset(module):
+    """Without it every rank but the master fails in ``int()`` of a 1-element array, and the master waits for it."""
+    cls = module._MultiNodeIteratorSlave
+    cls.__init__ = rebound(cls.__init__, int=lambda size: int(size.item()))
