@@ -68,7 +68,9 @@ def _build(out, parameters):
     replaced = out.with_name(f".{out.name}.{os.getpid()}.old")
     files = {}
     try:
-        for name, pixels in tqdm(_named(images, digits), desc="Writing digits", unit="img", delay=1, leave=False):
+        for name, pixels in tqdm(
+            _named(images, digits), desc="Writing digits", unit="img", delay=1, leave=False, disable=None
+        ):
             content = _jpeg(pixels, size)
             _write(temporary / name, content)
             files[name] = hashlib.sha256(content).hexdigest()

@@ -163,7 +163,9 @@ def _check(images, digests):
     # Threads suffice: Pillow releases the GIL while it decodes.
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
-        with tqdm(total=len(todo), desc=f"Checking {images.root}", unit="img", delay=2, leave=False) as bar:
+        with tqdm(
+            total=len(todo), desc=f"Checking {images.root}", unit="img", delay=2, leave=False, disable=None
+        ) as bar:
             for chunk, found in zip(chunks, pool.map(check_chunk, chunks), strict=True):
                 good[chunk] = True
                 good[[index for index, _ in found]] = False

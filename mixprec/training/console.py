@@ -29,7 +29,7 @@ class ProgressBar(extension.Extension):
             total=self._images * self._epochs,
             initial=self._seen(trainer),
             unit=" images",
-            disable=not sys.stderr.isatty(),
+            disable=None,  # that is: unless standard error is a terminal
             dynamic_ncols=True,
         )
 
