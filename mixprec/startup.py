@@ -52,9 +52,15 @@ class _ShimmedLoader:
 
 
 def register():
-    """Puts the finder first on ``sys.meta_path``, once."""
-    if not any(isinstance(finder, _ChainerFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _ChainerFinder())
+    """Puts the finder first on ``sys.meta_path``, once, and mends what of Chainer is loaded already."""
+    if any(isinstance(finder, _ChainerFinder) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, _ChainerFinder())
+    if "chainer" in sys.modules:  # by somebody's own shim, in an interpreter that did not load the .pth file
+        from mixprec import compat
+
+        for name in compat.shimmed_modules() & sys.modules.keys():
+            compat.after_import(sys.modules[name])
 
 
 register()

@@ -52,39 +52,6 @@ def padding_out_of_range(module):
     module.PadSequence.forward = forward
 
 
-_ROI_POOLING = ("roi_pooling_2d", "roi_average_pooling_2d", "roi_max_pooling_2d")
-_ROI_ALIGN = ("roi_average_align_2d", "roi_max_align_2d")
-
-
-@hooks.after_import(*(f"chainer.functions.pooling.{name}" for name in _ROI_POOLING + _ROI_ALIGN))
-def roi_edges_in_float64(module):
-    """Without it the CPU computes the edges of regions in the dtype of the regions, and pools other bins in
-    float16.
-
-    NumPy 1 multiplied the edge, a NumPy scalar, by the Python float ``spatial_scale`` in float64.
-    """
-    for name, cls in list(vars(module).items()):
-        if name.startswith("ROI") and isinstance(cls, type):
-            for method in ("forward_cpu", "backward_cpu"):
-                if method in vars(cls):
-                    setattr(cls, method, _with_float64_scale(vars(cls)[method]))
-
-
-def _with_float64_scale(method):
-    @functools.wraps(method)
-    def wrapped(self, *args):
-        import numpy
-
-        scale = self.spatial_scale
-        self.spatial_scale = numpy.float64(scale)
-        try:
-            return method(self, *args)
-        finally:
-            self.spatial_scale = scale
-
-    return wrapped
-
-
 @hooks.after_import("chainer.functions.math.sparse_matmul")
 def sparse_matmul_of_float16(module):
     """Without it ``F.sparse_matmul`` fails on float16: scipy.sparse takes float32 and float64 only.
@@ -102,22 +69,6 @@ def sparse_matmul_of_float16(module):
 
 def _widened(array):
     return array.astype("float32") if array.dtype == "float16" else array
-
-
-@hooks.after_import("chainer.optimizer")
-def python_hyperparameters(module):
-    """Turns the NumPy scalars that are given as hyperparameters into Python numbers.
-
-    Without it ``optimizer.lr = np.float64(0.1)``, as ``StepShift`` sets, makes updates on the CPU run in
-    float64: a NumPy scalar no longer yields to the dtype of the array.
-    """
-
-    def __setattr__(self, name, value):
-        import numpy
-
-        object.__setattr__(self, name, value.item() if isinstance(value, numpy.generic) else value)
-
-    module.Hyperparameter.__setattr__ = __setattr__
 
 
 @hooks.after_import("chainer.variable")

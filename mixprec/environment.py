@@ -1,0 +1,239 @@
+"""What this machine offers: the report of ``python -m mixprec``, and which device to train on.
+
+``chainer.backends.cuda.available`` only says that imports succeeded, which they do without a GPU; here the
+CUDA runtime is asked. Nothing heavy is imported until a function is called, and nothing that is broken
+raises.
+"""
+
+import dataclasses
+import importlib
+import platform
+import re
+import site
+import sys
+import sysconfig
+import warnings
+from importlib import metadata
+from pathlib import Path
+
+_CUDA_HINT = 'pip install "mixprec[cuda13]"  (CUDA 12: "mixprec[cuda12]")'
+_DALI_HINT = 'pip install "mixprec[dali]"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Component:
+    """One line of the report.
+
+    Attributes:
+        name (str): What it is, e.g. ``'CuPy'``.
+        state (str): ``'ok'``, ``'missing'`` (not there) or ``'broken'`` (there, and unusable).
+        version (str): Version or short description, empty if there is none.
+        note (str): Why it is missing or broken and how to get it, or what to know about it.
+    """
+
+    name: str
+    state: str
+    version: str = ""
+    note: str = ""
+
+
+def usable_device_count():
+    """Number of GPUs that the CUDA runtime sees; 0 also where CuPy is missing or broken."""
+    return _count_devices()[0]
+
+
+def resolve_device(wanted):
+    """Finds the device to train on.
+
+    Args:
+        wanted (str): ``'auto'`` (the first GPU that works, else the CPU), ``'cpu'``, ``'gpu'`` (the first) or
+            ``'gpu:N'``.
+
+    Returns:
+        tuple: ``(device, reason)``: a specifier for :func:`chainer.get_device` (``'@numpy'`` or
+        ``'@cupy:N'``) and one line for humans that says why.
+
+    Raises:
+        ValueError: ``wanted`` is something else, or names a GPU that is not there.
+    """
+    match = re.fullmatch(r"auto|cpu|gpu(?::(\d+))?", wanted) if isinstance(wanted, str) else None
+    if match is None:
+        raise ValueError(f"device: found {wanted!r}, expected 'auto', 'cpu', 'gpu' or 'gpu:N'")
+    if wanted == "cpu":
+        return "@numpy", "CPU, as asked for"
+    count, reason = _count_devices()
+    if count:
+        reason = _chainer_without_gpu()
+        count = 0 if reason else count
+    index = int(match.group(1) or 0)
+    if index < count:
+        return f"@cupy:{index}", f"GPU {index} of {count}: {_device_name(index)}"
+    if wanted == "auto":
+        return "@numpy", f"CPU: {reason}"
+    if count:
+        reason = f"there are {count} GPUs, gpu:0 to gpu:{count - 1}" if count > 1 else "the only GPU is gpu:0"
+    raise ValueError(f"device: found {wanted!r}, but {reason}; 'auto' or 'cpu' would train on the CPU")
+
+
+def components():
+    """Looks at everything that mixprec can use.
+
+    Returns:
+        list of Component: in the order of the report.
+    """
+    return [
+        Component("Python", "ok", platform.python_version(), sys.executable),
+        _package("NumPy", "numpy"),
+        _package("Chainer", "chainer", "pip install chainer==7.8.1"),
+        _startup_hook(),
+        _package("CuPy", "cupy", _CUDA_HINT),
+        *_cuda(),
+        _cudnn(),
+        _package("cuDNN frontend", "cudnn", _CUDA_HINT, ("nvidia-cudnn-frontend",)),
+        _package("DALI", "nvidia.dali", _DALI_HINT, ("nvidia-dali-cuda130", "nvidia-dali-cuda120")),
+        _package("Pillow", "PIL.Image", "pip install Pillow", ("Pillow",)),
+        _package("matplotlib", "matplotlib", "pip install matplotlib"),
+    ]
+
+
+def report():
+    """The environment as aligned text, one component a line, the device that ``'auto'`` means last."""
+    device, reason = resolve_device("auto")
+    rows = [*components(), Component("device 'auto'", "ok", device, reason)]
+    cells = [(row.name, row.state, row.version, row.note) for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(3)]
+    lines = (
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip()
+        for row in cells
+    )
+    return "\n".join(lines)
+
+
+def main():
+    """Prints the report of ``python -m mixprec``."""
+    print(report())
+
+
+def _import(module):
+    """Imports ``module`` without warnings; returns ``(module, None)`` or ``(None, error)``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(module), None
+        except Exception as error:
+            return None, error
+
+
+def _one_line(error):
+    """The first line of what ``error`` says, with its type."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _package(name, module, hint="", distributions=()):
+    """A Python package: imported, and its version read from itself or from its distributions."""
+    imported, error = _import(module)
+    if imported is None:
+        root = module.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and error.name in (root, module):
+            return Component(name, "missing", note=hint)
+        return Component(name, "broken", _distribution_version(distributions), _one_line(error))
+    version = getattr(imported, "__version__", None) or _distribution_version(distributions)
+    return Component(name, "ok", str(version))
+
+
+def _distribution_version(distributions):
+    for distribution in distributions:
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _startup_hook():
+    """Whether every interpreter of this environment, also a worker's, can import Chainer."""
+    folders = {sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages(), *sys.path}
+    if any(Path(folder, "mixprec_startup.pth").is_file() for folder in folders):
+        return Component("start-up hook", "ok", note="worker processes can import Chainer")
+    note = "workers started by spawn or forkserver may fail: pip install mixprec"
+    return Component("start-up hook", "missing", note=note)
+
+
+def _count_devices():
+    """``(number of GPUs, reason why there is none)``, by the CUDA runtime."""
+    cupy, error = _import("cupy")
+    if cupy is None:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "cupy"
+        return 0, f"CuPy is not installed, {_CUDA_HINT}" if missing else f"CuPy is broken, {_one_line(error)}"
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except Exception as error:
+        if _cuda_version("", lambda: cupy.cuda.runtime.driverGetVersion()).state == "missing":
+            return 0, "no NVIDIA driver is installed"
+        return 0, f"no GPU is usable, {_one_line(error)}"
+    return count, "" if count else "the CUDA runtime sees no GPU"
+
+
+def _chainer_without_gpu():
+    """Why Chainer cannot use the GPUs that there are; empty if it can."""
+    cuda, error = _import("chainer.backends.cuda")
+    if cuda is None:
+        return f"Chainer is broken, {_one_line(error)}"
+    if not cuda.available:
+        return f"Chainer cannot use CuPy, {_one_line(cuda._resolution_error)}"
+    return ""
+
+
+def _device_name(index):
+    """Name, compute capability and memory of a GPU, as far as the runtime tells."""
+    cupy, _ = _import("cupy")
+    try:
+        properties = cupy.cuda.runtime.getDeviceProperties(index)
+        name = properties["name"]
+        name = name.decode() if isinstance(name, bytes) else name
+        memory = properties["totalGlobalMem"] / 2**30
+        return f"{name}, compute capability {properties['major']}.{properties['minor']}, {memory:.0f} GiB"
+    except Exception as error:
+        return f"properties unknown, {_one_line(error)}"
+
+
+def _cuda():
+    """CUDA runtime, driver and GPUs, through CuPy."""
+    cupy, _ = _import("cupy")
+    if cupy is None:
+        return [Component(name, "missing", note="needs CuPy") for name in ("CUDA runtime", "CUDA driver", "GPU")]
+    rows = [
+        _cuda_version("CUDA runtime", lambda: cupy.cuda.runtime.runtimeGetVersion()),
+        _cuda_version("CUDA driver", lambda: cupy.cuda.runtime.driverGetVersion()),
+    ]
+    count, reason = _count_devices()
+    if not count:
+        return [*rows, Component("GPU", "missing", note=reason)]
+    return [*rows, *(Component(f"GPU {index}", "ok", note=_device_name(index)) for index in range(count))]
+
+
+def _cuda_version(name, ask):
+    """A version that CUDA gives as 1000 * major + 10 * minor, 0 for none."""
+    try:
+        version = int(ask())
+    except Exception as error:
+        return Component(name, "broken", note=_one_line(error))
+    if not version:
+        return Component(name, "missing", note="no NVIDIA driver is installed")
+    return Component(name, "ok", f"{version // 1000}.{version % 1000 // 10}")
+
+
+def _cudnn():
+    """The cuDNN library, as the frontend loads it."""
+    version = _distribution_version(("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"))
+    frontend, _ = _import("cudnn")
+    if frontend is None:
+        if version:
+            return Component("cuDNN", "ok", version, "installed, and unused without the cuDNN frontend")
+        return Component("cuDNN", "missing", note=_CUDA_HINT)
+    try:
+        loaded = int(frontend.backend_version())
+    except Exception as error:
+        return Component("cuDNN", "broken", version, _one_line(error))
+    return Component("cuDNN", "ok", f"{loaded // 10000}.{loaded % 10000 // 100}.{loaded % 100}")
