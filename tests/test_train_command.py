@@ -98,7 +98,7 @@ def test_a_run_from_config_to_results(run):
     assert lines[0].startswith("device: @numpy")
     assert lines[-1].startswith("validation accuracy ")
     assert float(lines[-1].split()[-1]) == pytest.approx(log[-1]["validation/main/accuracy"], abs=5e-5)
-    assert [entry["iteration"] for entry in log] == [4, 8, 12, 16]
+    assert [entry["iteration"] for entry in log] == [4, 8, 12, 16, 18]
     assert {"main/loss", "main/accuracy", "lr", "loss_scale", "skipped"} <= log[-1].keys()
     assert len({entry["loss_scale"] for entry in log}) > 1, "the loss scale moves"
     for name in ("loss.png", "accuracy.png", "loss_scale.png", "learning_rate.png", "environment.txt"):
@@ -118,7 +118,7 @@ def test_a_run_from_config_to_results(run):
 def test_kill_and_resume_give_the_log_and_the_snapshot_of_an_uninterrupted_run(run, compute):
     arguments = ("--config", "small.yaml", "--set", f"precision.compute={compute}", "--out")
     assert run(*arguments, "whole").returncode == 0
-    last = run.work / "whole" / "snapshot_iter_17.npz"
+    last = run.work / "whole" / "snapshot_iter_18.npz"
 
     killed = run.work / "killed"
     process = run.start(*arguments, "killed")

@@ -16,7 +16,7 @@ from mixprec.loss_scale import LossScaleExhausted
 from mixprec.training import output, snapshots
 from mixprec.training.trainer import build_model, build_trainer
 
-_BAD_INPUT = (configs.ConfigError, DataError, environment.DeviceError, output.OutputError, snapshots.SnapshotError)
+_BAD_INPUT = (configs.ConfigError, DataError, output.OutputError, snapshots.SnapshotError)
 
 
 def main(argv, networks):
@@ -74,7 +74,7 @@ def _parse(argv):
 
 def _run(arguments, networks):
     config = configs.load(arguments.config, arguments.set, choices={"model.arch": sorted(networks)})
-    device, reason = environment.resolve_device(config.training.device)
+    device, reason = _device(arguments.config, config.training.device)
     out = output.choose(arguments.out, arguments.resume, arguments.config)
     output.check(out, arguments.resume)
     train, val = _images(config)
@@ -96,7 +96,7 @@ def _run(arguments, networks):
         print(f"resuming from {snapshot}")
     output.prepare(out)
     files.write_text(os.path.join(out, "config.yaml"), resolved)
-    files.write_text(os.path.join(out, "environment.txt"), environment.report())
+    files.write_text(os.path.join(out, "environment.txt"), f"{environment.report()}\n")
     files.write_text(os.path.join(out, "conversion.txt"), f"{report}\n")
     trainer.run(show_loop_exception_msg=False)
 
@@ -109,6 +109,13 @@ def _run(arguments, networks):
         if "validation/main/accuracy" in entry
     ]
     print(f"validation accuracy {accuracies[-1]:.4f}")
+
+
+def _device(path, wanted):
+    try:
+        return environment.resolve_device(wanted)
+    except ValueError as error:
+        raise configs.ConfigError(path, f"training.{error}") from error
 
 
 def _images(config):

@@ -1,5 +1,7 @@
 """Builds Chainer's Trainer from a config."""
 
+import math
+
 import chainer
 import chainer.links as L
 import numpy as np
@@ -92,9 +94,12 @@ def build_trainer(config, model, train, val, device, out):
     trainer = training.Trainer(updater, (config.training.epochs, "epoch"), out=out)
 
     lr = attribute(config.optimizer.name)
-    iteration_epochs = config.training.batch_size / len(train)
-    log_trigger = config.log.trigger
-    log = extensions.LogReport(trigger=log_trigger)
+    iteration_epochs = 1 / math.ceil(len(train) / config.training.batch_size)
+
+    def at(interval):
+        return _EveryAndAtTheEnd(interval, config.training.epochs)
+
+    log = extensions.LogReport(trigger=at(config.log.trigger))
     trainer.extend(Evaluator(_iterator(config, val, train=False), model, converter=to_nchw, device=device))
     observed = {
         "lr": lambda trainer: getattr(optimizer, lr),
@@ -102,11 +107,13 @@ def build_trainer(config, model, train, val, device, out):
         "skipped": lambda trainer: optimizer.skipped,
     }
     for key, value in observed.items():
-        trainer.extend(extensions.observe_value(key, value), name=key, trigger=log_trigger)
-    trainer.extend(Throughput(len(train)), trigger=log_trigger)
+        trainer.extend(extensions.observe_value(key, value), name=key, trigger=at(config.log.trigger))
+    trainer.extend(Throughput(len(train)), trigger=at(config.log.trigger))
     trainer.extend(log)
-    trainer.extend(extensions.PrintReport(_COLUMNS, log_report="LogReport", out=Lines()), trigger=log_trigger)
-    trainer.extend(Plots(log, iteration_epochs), trigger=log_trigger)
+    trainer.extend(
+        extensions.PrintReport(_COLUMNS, log_report="LogReport", out=Lines()), trigger=at(config.log.trigger)
+    )
+    trainer.extend(Plots(log, iteration_epochs), trigger=at(config.log.trigger))
     trainer.extend(ProgressBar(optimizer, len(train), config.training.epochs))
     trainer.extend(
         Schedule(
@@ -119,10 +126,7 @@ def build_trainer(config, model, train, val, device, out):
             iteration_epochs=iteration_epochs,
         )
     )
-    trainer.extend(
-        snapshots.extension(config.snapshot.keep),
-        trigger=_EveryAndAtTheEnd(config.snapshot.trigger, config.training.epochs),
-    )
+    trainer.extend(snapshots.extension(config.snapshot.keep), trigger=at(config.snapshot.trigger))
     return trainer
 
 
