@@ -4,11 +4,15 @@ from mixprec.compat import hooks
 from mixprec.compat.rebind import Overlay, rebound
 
 FLOAT16_ATOMIC_ADD = """
+#include <cupy/float16.cuh>
 __device__ float16 atomicAdd(float16* address, float value) {
   return atomicAdd(address, float16(value));
 }
 """
-"""A product of two float16 is a float, and CuPy's float16 ``atomicAdd`` takes a float16 only."""
+"""A product of two float16 is a float, and CuPy's float16 ``atomicAdd`` takes a float16 only.
+
+CuPy includes the header only in kernels that have float16 arguments; this text is in those for float32, too.
+"""
 
 
 @hooks.after_import("chainer.links.loss.hierarchical_softmax")
