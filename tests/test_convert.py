@@ -209,3 +209,50 @@ def test_wrong_arguments():
         mixprec.convert(lambda x: x)
     with pytest.raises(ValueError, match="compute must be one of float16, float32; found 'fp16'"):
         mixprec.convert(L.Linear(2, 2), compute="fp16")
+
+
+LABELS = np.array([0, 2, 1, 1], np.int32)
+SIGNS = np.array([[0, 1, 1], [1, 0, 1], [0, 0, 0], [1, 1, 0]], np.int32)
+LOSSES = {  # t: real-valued targets
+    "softmax_cross_entropy": lambda y, t: F.softmax_cross_entropy(y, LABELS),
+    "double backprop": lambda y, t: F.softmax_cross_entropy(y, LABELS, enable_double_backprop=True),
+    "sigmoid_cross_entropy": lambda y, t: F.sigmoid_cross_entropy(y, SIGNS),
+    "bernoulli_nll": lambda y, t: F.bernoulli_nll(SIGNS.astype(t.dtype), y),
+    "gaussian_kl_divergence": lambda y, t: F.gaussian_kl_divergence(y, y),
+    "mean_squared_error": F.mean_squared_error,
+    "mean_absolute_error": F.mean_absolute_error,
+    "huber_loss": lambda y, t: F.sum(F.huber_loss(y, t, 1.0)),
+    "hinge": lambda y, t: F.hinge(y, LABELS),
+    "contrastive": lambda y, t: F.contrastive(y, y * 2, LABELS % 2),
+    "triplet": lambda y, t: F.triplet(y, y * 2, y * 3),
+    "mean of a log of a softmax": lambda y, t: F.mean(F.log(F.softmax(y))),
+}
+
+
+@pytest.mark.parametrize("target_dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_loss_that_the_model_computes_is_in_fp32(loss, target_dtype):
+    targets = np.linspace(-1, 1, 12).reshape(4, 3).astype(np.float16).astype(target_dtype)
+
+    class Model(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.fc = L.Linear(5, 3)
+
+        def forward(self, x):
+            self.y = self.fc(x)
+            self.loss = loss(self.y, targets)
+            return self.loss
+
+    np.random.seed(0)
+    x = np.random.normal(size=(4, 5)).astype(np.float16)
+    model = Model()
+    mixprec.convert(model)
+    model(x)
+    model.cleargrads()
+    model.loss.backward(loss_scale=2.0**8)
+    assert (model.y.dtype, model.loss.dtype, model.fc.W.grad.dtype) == (np.float16, np.float32, np.float16)
+    # from the same FP16 output; elementwise functions before the loss may round to FP16 once or twice
+    exact = loss(chainer.Variable(model.y.array.astype(np.float64)), targets.astype(np.float64))
+    assert float(model.loss.array) == pytest.approx(float(exact.array), rel=2 * EPS16)
