@@ -1,0 +1,63 @@
+"""On a CUDA device: the same training as on NumPy. Run by ``pytest -m gpu``."""
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizer_hooks, optimizers, serializers
+
+import mixprec
+from models import MODELS
+
+pytestmark = pytest.mark.gpu
+
+EPS16 = 2.0**-11
+
+
+def _train(device, compute, steps=4, poison_at=None):
+    np.random.seed(0)
+    model = L.Classifier(MODELS["resnet8"](10))
+    mixprec.convert(model, compute=compute)
+    model.to_device(device)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.CorrectedMomentumSGD(lr=0.01)).setup(model)
+    optimizer.add_hook(optimizer_hooks.WeightDecay(1e-4))
+    random = np.random.RandomState(1)
+    losses = []
+    for step in range(steps):
+        x = random.normal(size=(16, 3, 16, 16)).astype(np.float32)
+        if step == poison_at:
+            x[0, 0, 0, 0] = np.inf
+        t = random.randint(0, 10, 16).astype(np.int32)
+        optimizer.update(model, device.send(x), device.send(t))
+        losses.append(float(model.loss.array))
+    return optimizer, losses
+
+
+@pytest.mark.parametrize(("compute", "tolerance"), [("float16", 64 * EPS16), ("float32", 1e-4)])
+def test_losses_are_those_of_numpy(compute, tolerance):
+    _, expected = _train(chainer.get_device("@numpy"), compute)
+    optimizer, found = _train(chainer.get_device("@cupy:0"), compute)
+    np.testing.assert_allclose(found, expected, rtol=tolerance)
+    for param in optimizer.target.params():
+        assert param.xp.__name__ == optimizer.master(param).xp.__name__ == "cupy"
+        assert optimizer.master(param).dtype == np.float32
+
+
+def test_an_overflow_is_skipped_and_halves_the_scale():
+    optimizer, _ = _train(chainer.get_device("@cupy:0"), "float16", steps=3, poison_at=1)
+    assert optimizer.skipped == 1
+    assert optimizer.t == 2
+    assert optimizer.loss_scale == 2.0**15
+    for link in optimizer.target.links():
+        for name in link._persistent:
+            assert np.isfinite(chainer.backends.cuda.to_cpu(link.__dict__[name])).all()
+
+
+def test_a_snapshot_of_the_device_loads_on_the_cpu(tmp_path):
+    device, _ = _train(chainer.get_device("@cupy:0"), "float16", steps=2)
+    serializers.save_npz(tmp_path / "optimizer.npz", device)
+    cpu, _ = _train(chainer.get_device("@numpy"), "float16", steps=1)
+    serializers.load_npz(tmp_path / "optimizer.npz", cpu)
+    for (name, expected), (_, found) in zip(device.target.namedparams(), cpu.target.namedparams(), strict=True):
+        if expected.dtype == np.float16:
+            np.testing.assert_array_equal(cpu.master(found).array, device.master(expected).array.get(), err_msg=name)
