@@ -1,0 +1,87 @@
+"""Functions of Chainer that NumPy 2 breaks give the values of NumPy 1 on the CPU."""
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+
+from mixprec.compat.rebind import Overlay, rebound
+
+
+def test_gradient_of_as_strided_sums_over_the_windows():
+    """Windows of 3 that overlap: inner elements of 5 lie in 1, 2, 3, 2, 1 windows."""
+    x = chainer.Variable(np.arange(5, dtype="float16"))
+    y = F.as_strided(x, (3, 3), (1, 1), 0)
+    (gx,) = chainer.grad([F.sum(y)], [x])
+    np.testing.assert_array_equal(gx.array, [1, 2, 3, 2, 1])
+    assert gx.dtype == np.float16
+
+
+def test_gradient_of_as_strided_refuses_integers():
+    x = chainer.Variable(np.arange(5))
+    with pytest.raises(TypeError, match="Only float"):
+        chainer.grad([F.as_strided(x, (3,), (1,), 0)], [x], [chainer.Variable(np.ones(3, "int64"))])
+
+
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_resize_images_by_two_of_a_ramp(mode, align_corners):
+    """Bilinear interpolation of a linear ramp is the ramp, sampled where the definition says."""
+    x = np.tile(np.arange(4, dtype="float32"), (1, 1, 4, 1))
+    y = F.resize_images(x, (4, 8), mode=mode, align_corners=align_corners).array
+    if mode == "nearest":
+        expected = np.arange(8) // 2
+    elif align_corners:
+        expected = np.linspace(0, 3, 8)
+    else:
+        expected = np.clip((np.arange(8) + 0.5) / 2 - 0.5, 0, 3)
+    np.testing.assert_allclose(y[0, 0], np.tile(expected, (4, 1)), atol=4 * np.finfo("float32").eps)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])
+def test_categorical_log_prob_picks_the_class(shape):
+    p = np.random.RandomState(0).dirichlet(np.ones(shape[-1]), shape[:-1]).astype("float32")
+    k = np.random.RandomState(1).randint(0, shape[-1], shape[:-1])
+    expected = np.log(np.take_along_axis(p, k[..., None], -1)[..., 0])
+    for x in (k, chainer.Variable(k)):
+        actual = chainer.distributions.Categorical(p=p).log_prob(x)
+        np.testing.assert_allclose(actual.array, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "padding", "expected"),
+    [("uint8", -1, 255), ("uint16", -2, 65534), ("int8", 200, -56), ("uint8", 7, 7), ("float16", -1, -1.0)],
+)
+def test_pad_sequence_takes_integers_modulo_the_range_of_the_dtype(dtype, padding, expected):
+    y = F.pad_sequence([np.ones(3, dtype), np.ones(1, dtype)], padding=padding)
+    np.testing.assert_array_equal(y.array, [[1, 1, 1], [1, expected, expected]])
+    assert y.dtype == dtype
+
+
+@pytest.mark.parametrize("dense_dtype", ["float16", "float32"])
+def test_sparse_matmul_of_float16(dense_dtype):
+    """Multiplied in float32, rounded once to the dtype that the operands promote to."""
+    pytest.importorskip("scipy", reason="SciPy is not installed")
+    rs = np.random.RandomState(0)
+    dense_a = np.where(rs.rand(5, 6) < 0.5, rs.randn(5, 6), 0).astype("float16")
+    b = rs.randn(6, 3).astype(dense_dtype)
+    sparse = chainer.utils.to_coo(dense_a, requires_grad=True)
+    y = F.sparse_matmul(sparse, b)
+    assert y.dtype == dense_dtype
+    exact = dense_a.astype("float64") @ b.astype("float64")
+    np.testing.assert_allclose(y.array, exact, rtol=np.finfo(dense_dtype).eps, atol=6 * 2.0**-22)
+    F.sum(y).backward()
+    assert sparse.data.grad.dtype == np.float16
+
+
+def test_debug_print_calls_the_cpu_as_ever():
+    assert "\n- device: CPU\n" in chainer.Variable(np.zeros(2, "float32")).debug_print()
+
+
+def test_rebound_function_sees_the_overlay_and_its_module_does_not():
+    y = rebound(F.resize_images, numpy=Overlay(np, pi=3))
+    assert y.__globals__["numpy"].pi == 3
+    assert y.__globals__["numpy"].ndarray is np.ndarray
+    assert F.resize_images.__globals__["numpy"] is np
+    assert y.__kwdefaults__ == F.resize_images.__kwdefaults__
+    assert y.__doc__ == F.resize_images.__doc__
