@@ -59,7 +59,7 @@ def running(dtype):
 
 
 def batch_renormalization(x, d, f):
-    return F.batch_renormalization(x, rand(d, 4), rand(d, 4), f(2.0), f(2.0), f(1e-3), decay=f(0.9), **running)
+    return F.batch_renormalization(x, rand(d, 4), rand(d, 4), f(2.0), f(2.0), f(1e-3), decay=f(0.9), **running(d))
 
 
 NORMALIZATIONS = {

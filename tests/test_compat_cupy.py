@@ -1,0 +1,214 @@
+"""Chainer on CuPy 14: with a stub in its place, and with the real one where it is installed."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from mixprec.compat import kernels
+
+STUB = {
+    "cupy/__init__.py": """
+        import warnings
+        from cupy import cuda
+        __version__ = "14.2.0"
+        class ndarray: pass
+        class ElementwiseKernel:
+            def __init__(self, *args, **kwargs): self.args, self.kwargs = args, kwargs
+        ReductionKernel = RawKernel = ElementwiseKernel
+        def memoize(*args, **kwargs): return lambda function: function
+        def fuse(*args, **kwargs): return args[0] if args and callable(args[0]) else lambda function: function
+        def get_default_memory_pool(): return None
+        get_default_pinned_memory_pool = get_default_memory_pool
+    """,
+    "cupy/_util.py": "class PerformanceWarning(Warning): pass",
+    "cupy/cuda/__init__.py": """
+        from cupy.cuda import cublas, runtime
+        class Device: pass
+        class Event: pass
+        class Stream: pass
+        def __getattr__(name):
+            if name == "nccl":
+                import warnings
+                warnings.warn("\\nnccl library could not be loaded.\\n\\nReason: ImportError")
+                raise ImportError("libnccl.so.2")
+            raise AttributeError(name)
+    """,
+    "cupy/cuda/cublas.py": "",
+    "cupy/cuda/runtime.py": "def getDeviceCount(): return 0",
+    "cupyx/__init__.py": "",
+    "cupyx/scipy/__init__.py": "",
+    "cupyx/scipy/linalg.py": "",
+    "cupyx/scipy/special.py": "",
+}
+
+
+@pytest.fixture
+def stub_cupy(tmp_path):
+    """Environment of a subprocess that finds a CuPy 14 with neither cuDNN nor NCCL."""
+    for name, text in STUB.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+
+def run_python(code, env, *options):
+    done = subprocess.run(
+        [sys.executable, *options, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("-W", "error")])
+def test_import_with_cupy_is_silent_and_cupy_is_on(stub_cupy, options):
+    """Without cuDNN Chainer warns, without NCCL CuPy does."""
+    code = "import chainer; print(chainer.backends.cuda.available, chainer.backends.cuda.cudnn_enabled)"
+    assert run_python(code, stub_cupy, *options).split() == ["True", "False"]
+
+
+def test_tensor_core_question_is_answered(stub_cupy):
+    """NameError in Chainer alone."""
+    code = """
+        import chainer
+        print(chainer.should_use_cudnn_tensor_core("float16"))
+        with chainer.using_config("use_cudnn_tensor_core", "always"):
+            print(chainer.should_use_cudnn_tensor_core("float16"))
+        with chainer.using_config("use_cudnn_tensor_core", "sometimes"):
+            try:
+                chainer.should_use_cudnn_tensor_core("float16")
+            except ValueError as error:
+                print(error)
+    """
+    first, second, third = run_python(code, stub_cupy).splitlines()
+    assert (first, second) == ("False", "True")
+    assert "invalid use_cudnn_tensor_core" in third
+
+
+def test_missing_cudnn_names_say_what_to_use(stub_cupy):
+    code = """
+        from chainer.backends import cuda
+        print(hasattr(cuda, "cudnn"), hasattr(cuda, "no_such_name"))
+        for read in (lambda: cuda.cudnn, lambda: cuda.libcudnn.CUDNN_POOLING_MAX, lambda: cuda.no_such_name):
+            try:
+                read()
+            except AttributeError as error:
+                print(error)
+    """
+    found, cudnn, constant, other = run_python(code, stub_cupy).splitlines()
+    assert found == "False False"
+    assert "has no cudnn;" in cudnn
+    assert "mixprec.convert" in cudnn
+    assert "has no libcudnn.CUDNN_POOLING_MAX;" in constant
+    assert other == "module 'chainer.backends.cuda' has no attribute 'no_such_name'"
+
+
+def test_a_cudnn_module_that_is_there_is_left_in_place(stub_cupy, tmp_path):
+    """A bridge to cuDNN 9 may put modules there before Chainer is imported."""
+    (tmp_path / "cupy/cudnn.py").write_text("def is_tensor_core_available(dtype): return dtype == 'float16'")
+    bridge = "import numpy\ndef getVersion(): return 9000\ndef __getattr__(name): return 0"
+    (tmp_path / "cupy/cuda/cudnn.py").write_text(bridge)
+    code = """
+        import chainer
+        print(chainer.backends.cuda.cudnn_enabled, chainer.should_use_cudnn_tensor_core("float16"))
+        print(chainer.backends.cuda.cudnn.__name__, chainer.backends.cuda.libcudnn.__name__)
+    """
+    assert run_python(code, stub_cupy).split() == ["True", "True", "cupy.cudnn", "cupy.cuda.cudnn"]
+
+
+KERNELS = {
+    "chainer.functions.array.resize_images": "interpolate_grad_bilinear_gpu",
+    "chainer.functions.loss.negative_sampling": "NegativeSamplingFunctionGrad.forward_gpu",
+    "chainer.links.loss.hierarchical_softmax": "BinaryHierarchicalSoftmaxFunction.backward_gpu",
+}
+
+
+@pytest.mark.parametrize("module", KERNELS)
+def test_kernels_with_atomic_add_get_the_float16_overload(module, monkeypatch):
+    """Every kernel with an atomicAdd in these three is given the preamble that declares it for (float16*, float)."""
+    import importlib
+
+    from chainer.backends import cuda
+
+    made = []
+    monkeypatch.setattr(cuda, "elementwise", lambda *args, **kwargs: made.append((args, kwargs)))
+    function = importlib.import_module(module)
+    for name in KERNELS[module].split("."):
+        function = getattr(function, name)
+    function.__globals__["cuda"].elementwise("in", "out", "atomicAdd(&y, x);", "name")
+    assert made == [(("in", "out", "atomicAdd(&y, x);", "name"), {"preamble": kernels.FLOAT16_ATOMIC_ADD})]
+    assert "atomicAdd" in str(function.__code__.co_consts)
+    assert function.__globals__["cuda"].to_cpu is cuda.to_cpu
+
+
+def nvrtc_errors(source):
+    """Compiles CUDA source for sm_90 with CuPy's NVRTC and headers; returns the log, empty if it compiled."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:
+        pytest.skip(f"NVRTC is not installed: {error}")
+    headers = os.path.join(os.path.dirname(cupy.__file__), "_core", "include")
+    folders = [headers, *(os.path.join(headers, "cupy/_cccl", part) for part in ("thrust", "libcudacxx", "cub"))]
+    import nvidia
+
+    for root in nvidia.__path__:
+        for folder, _, files in os.walk(root):
+            if "cuda_fp16.h" in files:
+                folders.append(folder)
+    program = nvrtc.createProgram(source, "kernel.cu", [], [])
+    try:
+        nvrtc.compileProgram(program, [*(f"-I{folder}" for folder in folders), "-std=c++17", "-arch=sm_90"])
+    except nvrtc.NVRTCError:
+        return nvrtc.getProgramLog(program)
+    return ""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float", "double"])
+def test_atomic_add_overload_compiles_for_every_dtype(dtype):
+    """What the three kernels do: add a product, and add a value."""
+    source = """
+        #include <cupy/complex.cuh>
+        #include <cupy/carray.cuh>
+        #include <cupy/atomics.cuh>
+        {preamble}
+        typedef {dtype} T;
+        extern "C" __global__ void k(T* y, T a, T b) {{ atomicAdd(&y[0], a * b); atomicAdd(&y[1], a); }}
+    """
+    assert nvrtc_errors(source.format(preamble=kernels.FLOAT16_ATOMIC_ADD, dtype=dtype)) == ""
+
+
+def test_batched_pack_and_unpack_compile():
+    """The kernels of ChainerMN's pure_nccl communicator, with the header that declares `half`."""
+    code = """
+        import sys, types
+        try:
+            import mpi4py.MPI
+        except ImportError:
+            sys.modules["mpi4py"] = types.ModuleType("mpi4py")
+            sys.modules["mpi4py.MPI"] = sys.modules["mpi4py"].MPI = types.ModuleType("mpi4py.MPI")
+            sys.modules["mpi4py.MPI"].FLOAT = None
+        from chainermn.communicators import _memory_utility
+        import chainer
+        chainer.backends.cuda.raw = lambda code, name: code
+        chainer.cuda.raw = chainer.backends.cuda.raw
+        print(_memory_utility._cupy_batched_pack_params(), "// next kernel")
+        print(_memory_utility._cupy_batched_unpack_params())
+    """
+    sources = run_python(code, dict(os.environ)).split("// next kernel")
+    assert len(sources) == 2
+    for source in sources:
+        assert source.lstrip().startswith("#include <cupy/float16.cuh>")
+    for source in sources:
+        assert nvrtc_errors(source) == ""
+
+
+def test_real_cupy_imports_silently():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    assert run_python("import chainer, chainermn", dict(os.environ), "-W", "error") == ""

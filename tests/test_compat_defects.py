@@ -1,0 +1,27 @@
+"""Two defects of Chainer 7.8.1 itself."""
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+
+
+def test_deconvolution_2d_has_a_weight_gradient_when_its_input_needs_none():
+    """Sum of the output over all places: each weight meets every input once, so gW is the sum of x."""
+    x = chainer.Variable(np.random.RandomState(0).randn(2, 3, 5, 5).astype("float32"), requires_grad=False)
+    w = chainer.Variable(np.ones((3, 2, 3, 3), "float32"))
+    F.sum(F.deconvolution_2d(x, w)).backward()
+    expected = np.broadcast_to(x.array.sum((0, 2, 3))[:, None, None, None], w.shape)
+    np.testing.assert_allclose(w.grad, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_hdf5_deserializer_reads_strings_as_strings(tmp_path):
+    """Chainer alone reads "b'abc'"."""
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    with h5py.File(tmp_path / "file.h5", "w") as file:
+        file.create_dataset("text", data="abc")
+        file.create_dataset("number", data=3)
+        deserializer = chainer.serializers.HDF5Deserializer(file, strict=False)
+        assert deserializer("text", "") == "abc"
+        assert deserializer("number", 1) == 3
+        assert deserializer("missing", "as it was") == "as it was"

@@ -1,0 +1,60 @@
+"""ChainerMN on NumPy 2, without MPI: its communicator replaced by the message it would deliver."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+
+STUB_MPI = """
+    import sys, types
+    MPI = types.ModuleType("mpi4py.MPI")
+    MPI.FLOAT = None
+    sys.modules["mpi4py"] = types.ModuleType("mpi4py")
+    sys.modules["mpi4py"].MPI = sys.modules["mpi4py.MPI"] = MPI
+"""
+
+
+def test_parameters_are_unpacked_into_another_dtype():
+    """Gradients of float16 and float32 that travelled as float32: np.array(copy=False) raises in NumPy 2."""
+    code = """
+        import chainer, numpy
+        from chainermn.communicators import _memory_utility
+
+        class Buffer:
+            content = numpy.arange(6, dtype="float32")
+            def to_device(self, array, size, offset, stream):
+                array[...] = self.content[offset // 4 : (offset + size) // 4]
+
+        params = [chainer.Parameter(numpy.zeros(3, dtype)) for dtype in ("float16", "float32")]
+        for param in params:
+            param.grad = numpy.zeros_like(param.array)
+        _memory_utility.unpack_params(params, "grad", Buffer(), numpy.float32, False)
+        print([(param.grad.dtype.name, param.grad.tolist()) for param in params])
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(STUB_MPI) + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = [("float16", [0.0, 1.0, 2.0]), ("float32", [3.0, 4.0, 5.0])]
+    assert done.stdout.strip() == str(expected)
+
+
+def test_slave_iterator_reads_the_size_of_the_dataset():
+    """The master sends it as an array of one element, which int() refuses in NumPy 2.5; then the master waits."""
+    from chainermn.iterators.multi_node_iterator import _MultiNodeIteratorSlave
+
+    messages = [np.full(1, 7, "float32"), -np.ones(1, "float32")]
+
+    class Communicator:
+        def bcast(self, message, root):
+            return messages.pop(0)
+
+    iterator = _MultiNodeIteratorSlave(Communicator(), 0)
+    assert iterator.dataset_size == 7
+    assert type(iterator.dataset_size) is int
+    assert iterator._order is None

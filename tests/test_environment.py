@@ -1,0 +1,184 @@
+"""The environment report and the choice of a device, with stubs for what this machine lacks."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from mixprec import environment
+
+
+class FakeError(Exception):
+    """Stands for cupy.cuda.runtime.CUDARuntimeError."""
+
+
+def stub_cupy(count, driver=13000):
+    def get_device_count():
+        if isinstance(count, Exception):
+            raise count
+        return count
+
+    def properties(index):
+        return {"name": b"Stub H200", "major": 9, "minor": 0, "totalGlobalMem": 141 * 2**30}
+
+    runtime = types.SimpleNamespace(
+        getDeviceCount=get_device_count,
+        runtimeGetVersion=lambda: 13020,
+        driverGetVersion=lambda: driver,
+        getDeviceProperties=properties,
+    )
+    cupy = types.ModuleType("cupy")
+    cupy.__version__ = "14.2.0"
+    cupy.cuda = types.SimpleNamespace(runtime=runtime)
+    return cupy
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Sets what ``import cupy`` gives and whether Chainer can use it."""
+
+    def set_up(cupy, chainer_available=True, error=None):
+        import chainer.backends.cuda
+
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        monkeypatch.setattr(chainer.backends.cuda, "available", chainer_available)
+        monkeypatch.setattr(chainer.backends.cuda, "_resolution_error", error, raising=False)
+
+    return set_up
+
+
+def test_auto_takes_the_first_gpu(machine):
+    machine(stub_cupy(2))
+    device, reason = environment.resolve_device("auto")
+    assert device == "@cupy:0"
+    assert reason == "GPU 0 of 2: Stub H200, compute capability 9.0, 141 GiB"
+    assert environment.usable_device_count() == 2
+
+
+@pytest.mark.parametrize(("wanted", "device"), [("gpu", "@cupy:0"), ("gpu:1", "@cupy:1"), ("cpu", "@numpy")])
+def test_named_device(machine, wanted, device):
+    machine(stub_cupy(2))
+    assert environment.resolve_device(wanted)[0] == device
+
+
+@pytest.mark.parametrize(
+    ("cupy", "reason"),
+    [
+        (None, "CuPy"),
+        (stub_cupy(0), "the CUDA runtime sees no GPU"),
+        (stub_cupy(FakeError("no CUDA-capable device")), "no GPU is usable, FakeError: no CUDA-capable device"),
+        (stub_cupy(FakeError("insufficient driver"), driver=0), "no NVIDIA driver is installed"),
+    ],
+)
+def test_without_a_gpu_auto_takes_the_cpu_and_gpu_is_an_error_that_says_why(machine, cupy, reason):
+    machine(cupy)
+    device, why = environment.resolve_device("auto")
+    assert device == "@numpy"
+    assert reason in why
+    assert environment.usable_device_count() == 0
+    with pytest.raises(ValueError, match=r"device: found 'gpu', but") as error:
+        environment.resolve_device("gpu")
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_gpu_that_chainer_cannot_use_is_not_chosen(machine):
+    machine(stub_cupy(1), chainer_available=False, error=ImportError("libcublas.so.13\nmore"))
+    device, why = environment.resolve_device("auto")
+    assert (device, why) == ("@numpy", "CPU: Chainer cannot use CuPy, ImportError: libcublas.so.13")
+
+
+@pytest.mark.parametrize(
+    ("count", "index", "there"),
+    [(2, 2, "there are 2 GPUs, gpu:0 to gpu:1"), (1, 5, "the only GPU is gpu:0")],
+)
+def test_gpu_that_is_not_there_is_a_clear_error(machine, count, index, there):
+    machine(stub_cupy(count))
+    with pytest.raises(ValueError, match=f"found 'gpu:{index}', but {there}"):
+        environment.resolve_device(f"gpu:{index}")
+
+
+@pytest.mark.parametrize("wanted", ["tpu", "gpu:", "gpu:-1", "gpu:x", "GPU", "", None, 0, "@cupy:0", "cpu\n"])
+def test_other_specifiers_are_errors(wanted):
+    with pytest.raises(ValueError, match="expected 'auto', 'cpu', 'gpu' or 'gpu:N'"):
+        environment.resolve_device(wanted)
+
+
+def test_device_is_one_that_chainer_takes():
+    import chainer
+
+    device, _ = environment.resolve_device("cpu")
+    assert chainer.get_device(device).xp.__name__ == "numpy"
+
+
+def test_report_lists_everything_aligned(machine):
+    machine(stub_cupy(1))
+    lines = environment.report().splitlines()
+    names = ["Python", "NumPy", "Chainer", "start-up hook", "CuPy", "CUDA runtime", "CUDA driver", "GPU 0"]
+    names += ["cuDNN", "cuDNN frontend", "DALI", "Pillow", "matplotlib", "device 'auto'"]
+    width = max(map(len, names)) + 2
+    assert [line[:width].rstrip() for line in lines] == names
+    assert {line[width:].split()[0] for line in lines} <= {"ok", "missing", "broken"}
+    assert all(line[width - 1] == " " and line[width] != " " for line in lines)
+    assert "13.2" in lines[5]
+    assert "Stub H200" in lines[7]
+
+
+def test_missing_package_says_how_to_get_it(machine, monkeypatch):
+    monkeypatch.setattr(environment, "_import", missing)
+    rows = {row.name: row for row in environment.components()}
+    assert rows["CuPy"].state == "missing"
+    assert 'pip install "mixprec[cuda13]"' in rows["CuPy"].note
+    assert 'pip install "mixprec[dali]"' in rows["DALI"].note
+
+
+def missing(module):
+    return None, ModuleNotFoundError(f"No module named {module!r}", name=module.partition(".")[0])
+
+
+def test_broken_packages_are_reported_with_the_reason(monkeypatch):
+    """Also when an import raises something odd, or a package misses one of its own dependencies."""
+    errors = {
+        "numpy": RuntimeError("wrong CPU\nsecond line"),
+        "chainer": AttributeError(""),
+        "cupy": ImportError("libcuda.so.1: cannot open shared object file"),
+        "nvidia.dali": ModuleNotFoundError("No module named 'nvtx'", name="nvtx"),
+    }
+    monkeypatch.setattr(environment, "_import", lambda module: (None, errors.get(module, OSError("disk"))))
+    rows = {row.name: row for row in environment.components()}
+    assert (rows["NumPy"].state, rows["NumPy"].note) == ("broken", "RuntimeError: wrong CPU")
+    assert (rows["Chainer"].state, rows["Chainer"].note) == ("broken", "AttributeError")
+    assert rows["CuPy"].note == "ImportError: libcuda.so.1: cannot open shared object file"
+    assert rows["DALI"].note == "ModuleNotFoundError: No module named 'nvtx'"
+    assert "CPU: CuPy is broken, ImportError: libcuda.so.1" in environment.report().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "state"), [(lambda: 91900, "ok"), (lambda: 1 / 0, "broken")], ids=["loads", "does not load"]
+)
+def test_cudnn_is_asked_through_its_frontend(monkeypatch, loaded, state):
+    frontend = types.ModuleType("cudnn")
+    frontend.__version__, frontend.backend_version = "1.26.0", loaded
+    monkeypatch.setitem(sys.modules, "cudnn", frontend)
+    row = {row.name: row for row in environment.components()}["cuDNN"]
+    assert row.state == state
+    assert (row.version == "9.19.0") if state == "ok" else ("ZeroDivisionError" in row.note)
+
+
+def test_missing_startup_hook_is_reported(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(environment.site, "getsitepackages", list)
+    monkeypatch.setattr(environment.site, "getusersitepackages", lambda: str(tmp_path))
+    monkeypatch.setattr(environment.sys, "path", [str(tmp_path)])
+    assert environment._startup_hook().state == "missing"
+    (tmp_path / "mixprec_startup.pth").write_text("import mixprec.startup\n")
+    assert environment._startup_hook().state == "ok"
+
+
+def test_python_dash_m_mixprec_prints_the_report():
+    done = subprocess.run([sys.executable, "-W", "error", "-m", "mixprec"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.startswith("Python ")
+    assert done.stdout.splitlines()[-1].startswith("device 'auto'")
