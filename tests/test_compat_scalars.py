@@ -91,16 +91,48 @@ def test_constants_given_as_numpy_scalars_do_not_widen_a_normalization(name, dty
         np.testing.assert_array_equal(with_numpy, with_float)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_roi_pooling_pools_the_same_bins_in_every_dtype(dtype):
-    """The corners are exact in float16; their products with the scale are not, and round to other pixels there."""
-    x = np.arange(32 * 32, dtype="float64").reshape(1, 1, 32, 32) % 199
-    scale = 0.1 + 2.0**-20
-    corners = np.array([[0, 15, 25, 155, 285]], "float64")  # 15 * scale is just over 1.5
-    expected = F.roi_pooling_2d(x, corners, 4, 4, scale).array
-    y = F.roi_pooling_2d(x.astype(dtype), corners.astype(dtype), 4, 4, scale).array
-    assert y.dtype == dtype
-    np.testing.assert_array_equal(y, expected)
+ROI_POOLINGS = {
+    "roi_pooling_2d": lambda x, corners, scale: F.roi_pooling_2d(
+        x, np.concatenate([np.zeros((1, 1), corners.dtype), corners], 1), 4, 4, scale
+    ),
+    "roi_max_pooling_2d": lambda x, corners, scale: F.roi_max_pooling_2d(x, corners, np.zeros(1, "int32"), 4, scale),
+    "roi_average_pooling_2d": lambda x, corners, scale: F.roi_average_pooling_2d(
+        x, corners, np.zeros(1, "int32"), 4, scale
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", ROI_POOLINGS)
+def test_roi_pooling_pools_the_bins_of_float64_in_every_dtype(name, dtype):
+    """45 * 0.7 rounds to 31 in float64, as NumPy 1 computed it, and to 32 in float16 and float32."""
+    x = np.random.RandomState(0).randint(0, 1000, (1, 2, 40, 40)).astype("float64")
+    corners = np.array([[0.0, 0.0, 45.0, 45.0]])
+    results = []
+    for d in ("float64", dtype):
+        variable = chainer.Variable(x.astype(d))
+        y = ROI_POOLINGS[name](variable, corners.astype(d), 0.7)
+        y.grad = np.ones(y.shape, d)
+        y.backward()
+        assert y.dtype == variable.grad.dtype == d
+        results.append((y.array, variable.grad))
+    for actual, expected in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("align", [F.roi_average_align_2d, F.roi_max_align_2d])
+def test_roi_align_samples_the_grid_of_float64(align):
+    """A bin of 100 * 0.3 / 2 pixels is sampled 15 times each way; in float32 it is a little more, thus 16 times."""
+    x = np.random.RandomState(0).randn(1, 2, 32, 32).astype("float32")
+    corners = np.array([[0, 0, 100, 100]], "float32")
+    results = []
+    for sampling_ratio in (None, 15):
+        variable = chainer.Variable(x)
+        y = align(variable, corners, np.zeros(1, "int32"), 2, 0.3, sampling_ratio)
+        F.sum(y).backward()
+        results.append((y.array, variable.grad))
+    for actual, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_roi_function_keeps_the_scale_it_was_given():
