@@ -1,4 +1,4 @@
-# make train | test | lint | install | clean      PYTHON=python3.13 chooses the interpreter of .venv
+# make train | test | test-cupy | lint | install | clean      PYTHON=python3.13 chooses the interpreter of .venv
 # A machine with a GPU: make train EXTRAS=cuda13,digits,test (or cuda12 on a V100)
 PYTHON ?= python3
 EXTRAS ?= dali,digits,test
@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # The stamp names interpreter and extras: another PYTHON or EXTRAS makes the environment anew.
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: train test lint install clean
+.PHONY: train test test-cupy lint install clean
 
 train: install data/digits
 	@$(BIN)/python scripts/train_imagenet.py --config $(CONFIG) $(ARGS)
@@ -20,6 +20,11 @@ data/digits: | install
 	@$(BIN)/python scripts/make_digits.py --out $@
 
 test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+# The same tests with CuPy installed: without a GPU, they show that importing it changes nothing.
+test-cupy: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt cupy-cuda13x
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: install
