@@ -33,3 +33,16 @@ def hdf5_strings(module):
         return loaded
 
     module.HDF5Deserializer.__call__ = __call__
+
+
+@hooks.after_import("chainer.optimizers.msvag")
+def msvag_bias_correction(module):
+    """Without it ``MSVAG`` forgets the power of beta in a snapshot, and a resumed run takes other steps."""
+    original = module.MSVAGRule.serialize
+
+    @functools.wraps(original)
+    def serialize(self, serializer):
+        original(self, serializer)
+        self.beta_power = float(serializer("beta_power", self.beta_power))
+
+    module.MSVAGRule.serialize = serialize

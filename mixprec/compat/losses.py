@@ -26,7 +26,8 @@ def float32_mean_of_function_node(module):
 @hooks.after_import("chainer.functions.loss.hinge")
 def float32_mean_of_hinge(module):
     """The same for ``F.hinge``, which was nan with a zero gradient."""
-    module.Hinge.__call__ = _in_float32_variadic(module.Hinge.__call__)
+    for name in ("forward_cpu", "forward_gpu", "backward_cpu", "backward_gpu"):
+        setattr(module.Hinge, name, _computed_in_float32(getattr(module.Hinge, name)))
 
 
 def _function_classes(module):
@@ -51,12 +52,15 @@ def _in_float32(apply):
     return wrapped
 
 
-def _in_float32_variadic(call):
-    @functools.wraps(call)
-    def wrapped(self, *inputs):
-        if not _all_float16(inputs):
-            return call(self, *inputs)
-        return _cast(call(self, *map(_widened, inputs)), "float16")
+def _computed_in_float32(method):
+    @functools.wraps(method)
+    def wrapped(self, inputs, *grad_outputs):
+        if inputs[0].dtype != "float16":
+            return method(self, inputs, *grad_outputs)
+        arrays = [
+            tuple(x.astype("float32") if x.dtype == "float16" else x for x in xs) for xs in (inputs, *grad_outputs)
+        ]
+        return tuple(None if y is None else y.astype("float16") for y in method(self, *arrays))
 
     return wrapped
 
