@@ -1,9 +1,10 @@
-"""Two defects of Chainer 7.8.1 itself."""
+"""Defects of Chainer 7.8.1 itself."""
 
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from chainer import serializers
 
 
 def test_deconvolution_2d_has_a_weight_gradient_when_its_input_needs_none():
@@ -25,3 +26,23 @@ def test_hdf5_deserializer_reads_strings_as_strings(tmp_path):
         assert deserializer("text", "") == "abc"
         assert deserializer("number", 1) == 3
         assert deserializer("missing", "as it was") == "as it was"
+
+
+def test_msvag_goes_on_from_a_snapshot_with_its_bias_correction():
+    def step(rule, param, times):
+        for _ in range(times):
+            param.grad = np.ones(2, "f")
+            rule.update(param)
+
+    def new():
+        return chainer.optimizers.msvag.MSVAGRule(), chainer.Parameter(np.zeros(2, "f"))
+
+    rule, param = new()
+    step(rule, param, 3)
+    saved = serializers.DictionarySerializer()
+    rule.serialize(saved)
+    for drop in ((), ("beta_power",)):  # with it, and without it as plain Chainer writes
+        resumed, _ = new()
+        resumed.serialize(serializers.NpzDeserializer({k: v for k, v in saved.target.items() if k not in drop}))
+        assert resumed.beta_power == pytest.approx(rule.beta_power, rel=1e-15)
+        assert resumed.beta_power != new()[0].beta_power

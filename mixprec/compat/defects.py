@@ -43,6 +43,9 @@ def msvag_bias_correction(module):
     @functools.wraps(original)
     def serialize(self, serializer):
         original(self, serializer)
-        self.beta_power = float(serializer("beta_power", self.beta_power))
+        try:
+            self.beta_power = float(serializer("beta_power", self.beta_power))
+        except KeyError:  # a snapshot of plain Chainer; right to the last bit or so
+            self.beta_power = self.hyperparam.beta ** (self.t + 1)
 
     module.MSVAGRule.serialize = serialize
