@@ -71,6 +71,17 @@ def _widened(array):
     return array.astype("float32") if array.dtype == "float16" else array
 
 
+@hooks.after_import("chainer.functions.math.fix")
+def fix_without_warning(module):
+    """Without it ``F.fix`` warns from NumPy 2.5 on, which deprecates ``np.fix`` for its equal ``np.trunc``."""
+
+    def get_array_module(*args):
+        xp = module.backend.get_array_module(*args)
+        return Overlay(xp, fix=xp.trunc)
+
+    module.fix = rebound(module.fix, backend=Overlay(module.backend, get_array_module=get_array_module))
+
+
 @hooks.after_import("chainer.variable")
 def debug_print_device(module):
     """Without it ``Variable.debug_print`` calls the CPU 'cpu': arrays of NumPy 2 have an attribute
