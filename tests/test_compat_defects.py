@@ -46,3 +46,13 @@ def test_msvag_goes_on_from_a_snapshot_with_its_bias_correction():
         resumed.serialize(serializers.NpzDeserializer({k: v for k, v in saved.target.items() if k not in drop}))
         assert resumed.beta_power == pytest.approx(rule.beta_power, rel=1e-15)
         assert resumed.beta_power != new()[0].beta_power
+
+
+def test_multiprocess_iterator_starts_its_thread_without_a_warning():
+    """Thread.setDaemon has been deprecated since Python 3.10; the thread still lets the process end."""
+    iterator = chainer.iterators.MultiprocessIterator(list(range(4)), 2, shuffle=False, n_processes=1)
+    try:
+        assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
+        assert iterator._prefetch_loop._thread.daemon
+    finally:
+        iterator.finalize()

@@ -58,6 +58,35 @@ def test_pad_sequence_takes_integers_modulo_the_range_of_the_dtype(dtype, paddin
     assert y.dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("dtype", "padding", "expected"), [("uint8", -1, 255), ("int32", -1, -1), ("float16", 0.5, 0.5)]
+)
+def test_concat_examples_pads_without_a_warning(dtype, padding, expected):
+    """NumPy 2.5 deprecates the positional output that Chainer gives np.maximum; the tests turn warnings into errors."""
+    batch = chainer.dataset.concat_examples([np.ones(1, dtype), np.ones(3, dtype)], padding=padding)
+    np.testing.assert_array_equal(batch, [[1, expected, expected], [1, 1, 1]])
+    assert batch.dtype == dtype
+
+
+def test_fix_rounds_towards_zero_without_a_warning():
+    np.testing.assert_array_equal(F.fix(np.array([-1.5, 1.5], "float16")).array, [-1, 1])
+
+
+def test_maxout_gives_its_initializers_the_shape_of_the_pools_without_a_warning():
+    shapes = []
+
+    def fill(array):
+        shapes.append(array.shape)
+        array[...] = np.arange(array.size).reshape(array.shape)
+
+    link = chainer.links.Maxout(4, 3, 2, initialW=fill, initial_bias=fill)
+    assert shapes == [(3, 2, 4), (3, 2)]
+    np.testing.assert_array_equal(link.linear.W.array, np.arange(24).reshape(6, 4))
+    np.testing.assert_array_equal(link.linear.b.array, np.arange(6))
+    array = np.ones((3, 2, 4), "float32")
+    assert chainer.links.Maxout(4, 3, 2, initialW=array).linear.W.shape == (6, 4)
+
+
 @pytest.mark.parametrize("dense_dtype", ["float16", "float32"])
 def test_sparse_matmul_of_float16(dense_dtype):
     """Multiplied in float32, rounded once to the dtype that the operands promote to."""

@@ -1,8 +1,9 @@
-"""Defects of Chainer 7.8.1 that have nothing to do with the versions of what is below it."""
+"""Defects of Chainer 7.8.1 that have nothing to do with NumPy or CuPy."""
 
 import functools
 
 from mixprec.compat import hooks
+from mixprec.compat.rebind import Overlay, rebound
 
 
 @hooks.after_import("chainer.functions.connection.deconvolution_2d")
@@ -49,3 +50,15 @@ def msvag_bias_correction(module):
             self.beta_power = self.hyperparam.beta ** (self.t + 1)
 
     module.MSVAGRule.serialize = serialize
+
+
+@hooks.after_import("chainer.iterators.multiprocess_iterator")
+def prefetch_thread(module):
+    """Without it every ``MultiprocessIterator`` warns that ``Thread.setDaemon`` is deprecated."""
+
+    class Thread(module.threading.Thread):
+        def setDaemon(self, daemonic):
+            self.daemon = daemonic
+
+    loop = module._PrefetchLoop
+    loop.launch_thread = rebound(loop.launch_thread, threading=Overlay(module.threading, Thread=Thread))

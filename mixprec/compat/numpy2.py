@@ -43,13 +43,60 @@ def padding_out_of_range(module):
 
     @functools.wraps(original)
     def forward(self, xs):
-        import numpy
-
-        if isinstance(self.padding, int) and xs[0].dtype.kind in "iu":
-            self.padding = numpy.array(self.padding).astype(xs[0].dtype)[()]
+        self.padding = _wrapped(self.padding, xs[0].dtype)
         return original(self, xs)
 
     module.PadSequence.forward = forward
+
+
+@hooks.after_import("chainer.dataset.convert")
+def padding_of_examples(module):
+    """Without it ``concat_examples(padding=...)`` warns from NumPy 2.5 on, and refuses -1 for unsigned integers."""
+
+    def maximum(x, y, out):
+        return module.numpy.maximum(x, y, out=out)
+
+    original = rebound(module._concat_arrays_with_padding, numpy=Overlay(module.numpy, maximum=maximum))
+
+    @functools.wraps(original)
+    def concat_arrays_with_padding(arrays, padding):
+        return original(arrays, _wrapped(padding, arrays[0].dtype))
+
+    module._concat_arrays_with_padding = concat_arrays_with_padding
+
+
+def _wrapped(padding, dtype):
+    """An integer modulo the range of an integer dtype, as NumPy 1 stored it; anything else unchanged."""
+    import numpy
+
+    if isinstance(padding, int) and dtype.kind in "iu":
+        return numpy.array(padding).astype(dtype)[()]
+    return padding
+
+
+@hooks.after_import("chainer.links.activation.maxout")
+def maxout_initializers(module):
+    """Without it ``L.Maxout`` with a function as initializer warns from NumPy 2.5 on: it sets ``array.shape``."""
+    original = module.Maxout.__init__
+
+    class Reshaped(module.initializer.Initializer):
+        def __init__(self, fill, shape):
+            super().__init__(getattr(fill, "dtype", None))
+            self.fill, self.shape = fill, shape
+
+        def __call__(self, array):
+            self.fill(array.reshape(self.shape))
+
+    def reshaped(fill, *shape):
+        known = isinstance(fill, (module.initializer.Initializer, *module.chainer.get_array_types()))
+        return Reshaped(fill, shape) if callable(fill) and not known else fill
+
+    @functools.wraps(original)
+    def __init__(self, in_size, out_size, pool_size, initialW=None, initial_bias=0):
+        weight = reshaped(initialW, out_size, pool_size, -1)
+        original(self, in_size, out_size, pool_size, weight, reshaped(initial_bias, out_size, pool_size))
+
+    module.Maxout.__init__ = __init__
 
 
 @hooks.after_import("chainer.functions.math.sparse_matmul")
