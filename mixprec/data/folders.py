@@ -1,6 +1,5 @@
 """Image folders in ImageNet's layout: ``root/<class>/<image>``, every image checked once."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -12,6 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
+
+from mixprec.files import replacing
 
 # What both Pillow and DALI's CPU decoders read.
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "JPEG2000", "PPM")
@@ -197,16 +198,10 @@ def _read_cache(path):
 
 
 def _write_cache(path, digests):
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            np.save(file, digests)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            np.save(temporary, digests)
     except OSError as error:
         # Not fatal: the images are good, they will only be checked again next time.
         warnings.warn(f"{path}: cannot note which images are good ({error.strerror})", stacklevel=4)
-        with contextlib.suppress(OSError):
-            temporary.unlink()
