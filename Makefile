@@ -43,6 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	@touch $@
 
+# Results stay: they may be weeks of training.
 clean:
-	rm -rf $(VENV) data/digits results .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) data/digits .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
