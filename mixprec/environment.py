@@ -16,8 +16,8 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 
-_CUDA_HINT = 'pip install "mixprec[cuda13]"  (CUDA 12: "mixprec[cuda12]")'
-_DALI_HINT = 'pip install "mixprec[dali]"'
+_CUDA_HINT = 'pip install -e ".[cuda13]"  (CUDA 12: ".[cuda12]")'
+_DALI_HINT = 'pip install -e ".[dali]"'
 
 
 @dataclasses.dataclass(frozen=True)

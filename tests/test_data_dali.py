@@ -29,7 +29,7 @@ def cache_home(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def make():
     """DaliIterator with defaults for what a test does not care about."""
-    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install 'mixprec[dali]'")
+    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
     from mixprec.data.dali import DaliIterator
 
     def build(images, batch_size=4, **settings):

@@ -129,8 +129,8 @@ def test_missing_package_says_how_to_get_it(machine, monkeypatch):
     monkeypatch.setattr(environment, "_import", missing)
     rows = {row.name: row for row in environment.components()}
     assert rows["CuPy"].state == "missing"
-    assert 'pip install "mixprec[cuda13]"' in rows["CuPy"].note
-    assert 'pip install "mixprec[dali]"' in rows["DALI"].note
+    assert 'pip install -e ".[cuda13]"' in rows["CuPy"].note
+    assert 'pip install -e ".[dali]"' in rows["DALI"].note
 
 
 def missing(module):

@@ -14,7 +14,7 @@ from PIL import Image
 from mixprec.data import digits
 from mixprec.data.folders import DataError, check_same_classes, scan_folders
 
-pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'mixprec[digits]'")
+pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[digits]'")
 
 SHA256_OF_THE_NAMES = "4f21a43057458eea979577afa3a86d35fbfc70a8911f3e0643731ea01a156ab5"
 SCRIPT = Path(__file__).parents[1] / "scripts" / "make_digits.py"

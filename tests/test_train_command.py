@@ -17,7 +17,7 @@ from PIL import Image
 
 from models import MODELS
 
-pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install "mixprec[dali]"')
+pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TIMES = ("elapsed_time", "images/s")

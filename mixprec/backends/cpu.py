@@ -19,8 +19,8 @@ from chainer.functions.normalization import batch_normalization as bn
 # the way (mixprec.functions.casting), and array manipulation does not round.
 _ARITHMETIC = ("activation", "connection", "math", "normalization", "pooling")
 
-# The dtypes of the outputs, where inputs may differ in dtype: output i has that of input _MIXED[cls][i]. Batch norm mixes
-# float16 activations with float32 parameters; the weight gradients round to the dtype of the weight by themselves.
+# The dtypes of the outputs, where inputs may differ in dtype: output i has that of input _MIXED[cls][i]. Batch norm
+# mixes float16 activations with float32 parameters; weight gradients round to the dtype of the weight by themselves.
 # Everywhere else all floating inputs share one dtype, and the outputs have it too.
 _MIXED = {
     bn.BatchNormalization: (0,),

@@ -5,10 +5,7 @@ import warnings
 
 from mixprec.compat import hooks
 
-_NO_CUDNN = (
-    "CuPy 14 has no cuDNN, so chainer.backends.cuda has no {name}; Chainer's own functions work without it, and "
-    "mixprec.convert(model) makes a model use cuDNN 9 (pip install 'mixprec[cuda13]')"
-)
+_NO_CUDNN = "CuPy 14 has no cuDNN, so chainer.backends.cuda has no {name}; use chainer.functions, which work without it"
 
 
 @hooks.after_import("chainer.backends.cuda")

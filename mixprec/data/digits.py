@@ -88,7 +88,7 @@ def _load():
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError(f'scikit-learn cannot be imported ({error}): pip install "mixprec[digits]"') from error
+        raise DataError(f'scikit-learn cannot be imported ({error}): pip install -e ".[digits]"') from error
     bunch = load_digits()
     return bunch.images.astype(np.uint8), bunch.target
 

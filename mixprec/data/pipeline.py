@@ -27,7 +27,7 @@ def require_dali():
     try:
         return importlib.import_module("nvidia.dali")
     except ImportError as error:
-        raise DataError(f'NVIDIA DALI cannot be imported ({error}): pip install "mixprec[dali]"') from error
+        raise DataError(f'NVIDIA DALI cannot be imported ({error}): pip install -e ".[dali]"') from error
 
 
 def build_pipeline(images, spec, *, dtype, threads, checkpoint=None):

@@ -10,8 +10,8 @@ Inside :func:`scope` every node that is applied looks up its rule by its class:
 ``widest``            every other function of Chainer: float16 and float32 inputs meet in float32
 ====================  ==============================================================================================
 
-The lists follow those of ``torch.autocast``. A node class that is not Chainer's own gets its inputs untouched. The casts
-are ordinary nodes of the graph, so that gradients come back in the dtype of what they belong to.
+The lists follow those of ``torch.autocast``. A node class that is not Chainer's own gets its inputs untouched. The
+casts are ordinary nodes of the graph, so that gradients come back in the dtype of what they belong to.
 """
 
 import contextlib
