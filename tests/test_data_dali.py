@@ -452,7 +452,7 @@ def test_without_dali_the_error_says_what_to_install(monkeypatch, flat):
     from mixprec.data.dali import DaliIterator
 
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    with pytest.raises(DataError, match=r'pip install "mixprec\[dali\]"') as caught:
+    with pytest.raises(DataError, match=r'pip install -e "\.\[dali\]"') as caught:
         DaliIterator(flat, 4, train=True, size=16, mean=MEAN, std=STD, dtype="float32", seed=1, threads=1)
     assert "\n" not in str(caught.value)
 

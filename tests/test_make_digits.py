@@ -185,7 +185,7 @@ def test_size_below_32_is_refused(small):
 
 def test_without_scikit_learn_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r'pip install "mixprec\[digits\]"'):
+    with pytest.raises(DataError, match=r'pip install -e "\.\[digits\]"'):
         digits.make_digits(tmp_path / "digits")
 
 
