@@ -132,15 +132,14 @@ class MixedPrecisionOptimizer:
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
         self._check_set_up()
-        if lossfun is not None:
-            self._statistics.save()
-            # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
-            with np.errstate(over="ignore", invalid="ignore"):
+        # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if lossfun is not None:
+                self._statistics.save()
                 loss = lossfun(*args, **kwds)
                 self.target.cleargrads()
                 self._scaler.scale(loss).backward()
-            del loss
-        with np.errstate(over="ignore", invalid="ignore"):
+                del loss
             overflow = not self._masters.gather_gradients(self._scaler)
         if overflow:
             self._statistics.restore()

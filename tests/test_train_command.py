@@ -84,6 +84,14 @@ def _log(folder):
     ]
 
 
+def _wait_for(path, process):
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no snapshot after 120 s"
+        time.sleep(0.01)
+
+
 def _arrays(path, but):
     with np.load(path) as archive:
         return {name: archive[name] for name in archive.files if not any(part in name for part in but)}
@@ -122,11 +130,7 @@ def test_kill_and_resume_give_the_log_and_the_snapshot_of_an_uninterrupted_run(r
 
     killed = run.work / "killed"
     process = run.start(*arguments, "killed")
-    deadline = time.monotonic() + 120
-    while not (killed / "snapshot_iter_7.npz").exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no snapshot after 120 s"
-        time.sleep(0.01)
+    _wait_for(killed / "snapshot_iter_7.npz", process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (killed / last.name).exists(), "killed too late to test anything"
@@ -148,6 +152,26 @@ def test_resuming_a_finished_run_says_its_result_again(run):
     again = run("--config", "small.yaml", "--out", "out", "--resume", "auto")
     assert again.returncode == 0, again.err
     assert again.out.splitlines()[-1] == first.out.splitlines()[-1]
+
+
+def test_ctrl_c_says_how_to_go_on(run):
+    process = run.start("--config", "small.yaml", "--out", "out", "--set", "training.epochs=1000")
+    _wait_for(run.work / "out" / "snapshot_iter_1.npz", process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert errors.splitlines() == ["interrupted; --resume auto goes on from the last snapshot"]
+
+
+def test_a_diverged_run_ends_with_one_line_that_names_parameters(run):
+    """A scale of 2**60 overflows every gradient."""
+    hopeless = [f"loss_scale.{setting}" for setting in ("init=1152921504606846976", "cap=null", "patience=2")]
+    settings = [word for setting in hopeless for word in ("--set", setting)]
+    process = run("--config", "small.yaml", "--out", "out", *settings)
+    assert process.returncode == 1, process.out
+    (line,) = process.err.splitlines()
+    assert line.startswith("error: gradients have overflowed")
+    assert "/predictor/fc/W" in line
 
 
 def test_dry_run_builds_everything_and_leaves_nothing(run):
