@@ -71,6 +71,8 @@ class Masters(chainer.Link):
         finite = []
         for param in self.model.params(include_uninit=False):
             master = self.of(param)
+            if master is not param:
+                _follow(param, master)
             if param.grad is None:
                 master.cleargrad()
                 continue
@@ -80,7 +82,6 @@ class Masters(chainer.Link):
                 if master.grad is None:
                     master.grad = master.xp.empty_like(master.array)
                 scaler.unscale(param.grad, out=master.grad)
-                _follow(param, master)
             finite.append(master.xp.isfinite(master.grad).all())
         if not finite:
             return True

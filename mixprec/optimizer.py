@@ -126,7 +126,8 @@ class MixedPrecisionOptimizer:
 
         Args:
             lossfun: loss function, called with ``args`` and ``kwds``. If it is ``None``, the gradients are those that
-                the user's own ``backward`` on ``scale_loss(loss)`` left in the parameters.
+                the user's own ``backward`` on ``scale_loss(loss)`` left in the parameters; the forward pass is over
+                then, and if the step is skipped, what it did to batch-norm statistics stays.
 
         Raises:
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.

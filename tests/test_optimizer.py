@@ -218,12 +218,13 @@ def test_every_optimizer_of_chainer_resumes_bitwise(name, tmp_path):
     _assert_same(_state(resumed), _state(_run(new(), range(6))))
 
 
-def test_a_write_into_a_live_parameter_reaches_the_master():
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_a_write_into_a_live_parameter_reaches_the_master(with_gradient):
     optimizer = _run(_wrapped(), range(1))
     weight = optimizer.target.predictor.fc.W
     untouched = optimizer.master(weight).array[1].copy()
     weight.array[0] = 0.25
-    weight.grad = np.zeros_like(weight.array)
+    weight.grad = np.zeros_like(weight.array) if with_gradient else None
     optimizer.lr = 0.0
     optimizer.update()
     np.testing.assert_array_equal(optimizer.master(weight).array[0], 0.25)
