@@ -15,14 +15,21 @@ from mixprec.benchmark import step
 from models import MODELS
 
 
+def _positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"found {number}, expected at least 1")
+    return number
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("step", help="one training step on the CPU: float32, float16, plain mixed16")
     command.add_argument("--arch", choices=sorted(MODELS), default="resnet8", metavar="NAME")
-    command.add_argument("--batch", type=int, default=64, help="images in a batch")
-    command.add_argument("--size", type=int, default=32, help="height and width of an image in pixels")
-    command.add_argument("--steps", type=int, default=5, help="timed steps")
+    command.add_argument("--batch", type=_positive, default=64, help="images in a batch")
+    command.add_argument("--size", type=_positive, default=32, help="height and width of an image in pixels")
+    command.add_argument("--steps", type=_positive, default=5, help="timed steps")
     command.add_argument("--json", metavar="FILE", help="write the numbers there, too")
     arguments = parser.parse_args()
 
