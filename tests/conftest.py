@@ -1,8 +1,19 @@
-"""Skips the tests of the device where there is none."""
+"""Skips the tests of the device where there is none, and takes the clock out of property tests."""
 
+import os
+
+import hypothesis
 import pytest
 
 from mixprec import environment
+
+hypothesis.settings.register_profile(
+    "mixprec",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize="CI" in os.environ,  # CI repeats the same examples, other runs look for new ones
+)
+hypothesis.settings.load_profile("mixprec")
 
 
 def pytest_collection_modifyitems(items):

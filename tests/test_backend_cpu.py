@@ -44,7 +44,7 @@ CONVOLUTIONS = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(**CONVOLUTIONS)
 def test_convolution_and_its_gradients_round_once(n, c, k, size, ksize, stride, dilate, groups, seed):
     random = np.random.RandomState(seed)
@@ -68,7 +68,7 @@ def test_convolution_and_its_gradients_round_once(n, c, k, size, ksize, stride, 
         _assert_rounded_once(*result)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(n=st.integers(1, 9), c=st.integers(1, 2000), k=st.integers(1, 9), seed=st.integers(0, 1000))
 def test_linear_rounds_once(n, c, k, seed):
     random = np.random.RandomState(seed)

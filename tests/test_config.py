@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mixprec.config import Config, ConfigError, dump, load, reference
@@ -445,7 +445,6 @@ _fragment = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(_fragment | st.text(max_size=2), max_size=12).map("".join), st.booleans())
 def test_any_text_loads_or_is_refused_in_one_line(tmp_path_factory, text, as_override):
     path = tmp_path_factory.getbasetemp() / "any.yaml"
@@ -527,7 +526,6 @@ def _configs(draw):
     }
 
 
-@settings(deadline=None)
 @given(_configs(), _text, st.lists(_text, max_size=2))
 def test_a_dumped_config_loads_back_to_an_equal_one(tmp_path_factory, values, source, overrides):
     declarations = {field.name: field.type for field in dataclasses.fields(Config)}
