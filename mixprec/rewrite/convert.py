@@ -36,7 +36,8 @@ def convert(model, *, compute="float16"):
     running statistic stay float32. While the model (or any part of it) runs forward, inputs are cast once, losses and
     normalizations are computed in float32 (:mod:`mixprec.functions.casting`), and float16 results leave it as float32.
     Names of parameters, arrays' layouts and the model's class do not change. Converting again changes nothing, and
-    converting with another ``compute`` casts back.
+    converting with another ``compute`` casts back. A model that is unpickled in another process has to be converted
+    there once more.
 
     Args:
         model: any :class:`chainer.Link`; parameters may be uninitialized.
@@ -129,7 +130,7 @@ def _scope_calls_of(cls):
 
 def _to_float32(result):
     """Casts the float16 variables in a (possibly nested) result of a model to float32."""
-    if isinstance(result, (tuple, list)) and type(result) in (tuple, list):
+    if type(result) in (tuple, list):
         return type(result)(_to_float32(item) for item in result)
     if isinstance(result, dict):
         return {key: _to_float32(item) for key, item in result.items()}
