@@ -229,7 +229,7 @@ OWN = ("--set", "data.train=images/train")
         _bad("empty class folder", OWN, "images/train/d", _empty_class),
         _bad("truncated JPEG", OWN, "images/train/b/01.jpg", _truncate),
         _bad("batch size 0", ["--set", "training.batch_size=0"], "training.batch_size"),
-        _bad("batch size too large", ["--set", "training.batch_size=23"], "22"),
+        _bad("batch size too large", ["--set", "training.batch_size=23"], "22 images, but training.batch_size is 23"),
         _bad("out is not writable", ["--out", "/proc/out"], "/proc/out: not writable"),
         _bad("out is a file", ["--out", "small.yaml"], "small.yaml: not a folder"),
         _bad("out is used", ["--out", "used"], "used: already used", _use),

@@ -126,6 +126,10 @@ def _images(config):
         raise DataError(
             f"{config.data.train}: {len(train.classes)} classes, but model.classes is {config.model.classes}"
         )
+    if len(train) < config.training.batch_size:
+        raise DataError(
+            f"{config.data.train}: {len(train)} images, but training.batch_size is {config.training.batch_size}"
+        )
     return train, val
 
 
