@@ -98,8 +98,10 @@ class Masters(chainer.Link):
 
     def round_to_model(self):
         """Rounds the masters into the model's FP16 parameters, in place."""
-        for param, master in self._pairs():
-            param.array[...] = master.array
+        for param in self.model.params(include_uninit=False):
+            master = self.of(param)
+            if master is not param:
+                param.array[...] = master.array
 
     def serialize_masters(self, serializer):
         """Saves or loads the masters of the FP16 parameters, under the names of the parameters."""
@@ -111,12 +113,6 @@ class Masters(chainer.Link):
                     master.array[...] = master.device.send(loaded)
                 # The model is loaded after its optimizer; until then its parameters are those of the masters.
                 param.array[...] = master.array
-
-    def _pairs(self):
-        for param in self.model.params(include_uninit=False):
-            master = self.of(param)
-            if master is not param:
-                yield param, master
 
 
 def _follow(param, master):

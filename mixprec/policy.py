@@ -2,7 +2,7 @@
 
 import dataclasses
 
-_COMPUTE_DTYPES = ("float16", "float32")
+COMPUTE_DTYPES = ("float16", "float32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,5 +19,5 @@ class Policy:
     compute: str = "float16"
 
     def __post_init__(self):
-        if self.compute not in _COMPUTE_DTYPES:
-            raise ValueError(f"compute must be one of {', '.join(_COMPUTE_DTYPES)}; found {self.compute!r}")
+        if self.compute not in COMPUTE_DTYPES:
+            raise ValueError(f"compute must be one of {', '.join(COMPUTE_DTYPES)}; found {self.compute!r}")

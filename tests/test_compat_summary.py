@@ -7,7 +7,7 @@ import chainer
 import numpy as np
 import pytest
 
-from mixprec.compat import summary
+from mixprec.compat import half
 
 
 def test_mean_of_many_float16_losses_is_the_loss():
@@ -64,7 +64,7 @@ def test_arrays_of_another_library_are_widened_by_their_own_astype():
         def astype(self, dtype):
             return types.SimpleNamespace(dtype=np.dtype(dtype))
 
-    assert summary._widened(Array()).dtype == np.float32
+    assert half.widened(Array()).dtype == np.float32
 
 
 def test_statistics_survive_a_snapshot(tmp_path):

@@ -3,6 +3,7 @@
 import functools
 
 from mixprec.compat import hooks
+from mixprec.compat.half import widened
 
 
 @hooks.after_import(
@@ -47,7 +48,7 @@ def _in_float32(apply):
     def wrapped(self, inputs):
         if not _all_float16(inputs):
             return apply(self, inputs)
-        return tuple(_cast(y, "float16") for y in apply(self, tuple(map(_widened, inputs))))
+        return tuple(_cast(y, "float16") for y in apply(self, tuple(map(_cast_up, inputs))))
 
     return wrapped
 
@@ -57,9 +58,7 @@ def _computed_in_float32(method):
     def wrapped(self, inputs, *grad_outputs):
         if inputs[0].dtype != "float16":
             return method(self, inputs, *grad_outputs)
-        arrays = [
-            tuple(x.astype("float32") if x.dtype == "float16" else x for x in xs) for xs in (inputs, *grad_outputs)
-        ]
+        arrays = [tuple(map(widened, xs)) for xs in (inputs, *grad_outputs)]
         return tuple(None if y is None else y.astype("float16") for y in method(self, *arrays))
 
     return wrapped
@@ -71,7 +70,7 @@ def _all_float16(inputs):
     return bool(floating) and all(dtype == "float16" for dtype in floating)
 
 
-def _widened(x):
+def _cast_up(x):
     return _cast(x, "float32") if getattr(x, "dtype", None) == "float16" else x
 
 

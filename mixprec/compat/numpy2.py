@@ -3,6 +3,7 @@
 import functools
 
 from mixprec.compat import hooks, importing
+from mixprec.compat.half import widened
 from mixprec.compat.rebind import Overlay, rebound
 
 
@@ -109,13 +110,9 @@ def sparse_matmul_of_float16(module):
 
     @functools.wraps(original)
     def coo_matmul_cpu(data, row, col, shape, dense, dtype):
-        return original(_widened(data), row, col, shape, _widened(dense), dtype)
+        return original(widened(data), row, col, shape, widened(dense), dtype)
 
     module._coo_matmul_cpu = coo_matmul_cpu
-
-
-def _widened(array):
-    return array.astype("float32") if array.dtype == "float16" else array
 
 
 @hooks.after_import("chainer.functions.math.fix")

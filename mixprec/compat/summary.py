@@ -1,6 +1,7 @@
 """``chainer.reporter.Summary`` on float16 values."""
 
 from mixprec.compat import hooks
+from mixprec.compat.half import widened
 
 
 @hooks.after_import("chainer.reporter")
@@ -13,14 +14,7 @@ def accumulate_in_float32(reporter):
     original = reporter.Summary.add
 
     def add(self, value, weight=1):
-        original(self, _widened(value), _widened(weight))
+        original(self, widened(value), widened(weight))
 
     add.__doc__ = original.__doc__
     reporter.Summary.add = add
-
-
-def _widened(value):
-    """``value`` in float32 if it is a float16 scalar or array of NumPy or CuPy, else unchanged."""
-    if getattr(value, "dtype", None) == "float16":
-        return value.astype("float32")
-    return value

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mixprec.config.declaration import Limit, Rule, key
+from mixprec.policy import COMPUTE_DTYPES
 
 _POSITIVE = Limit("> 0", lambda value: value > 0)
 _NOT_NEGATIVE = Limit(">= 0", lambda value: value >= 0)
@@ -54,7 +55,7 @@ class Precision:
         "Activations and weights in the forward and backward pass. Master weights, optimizer state, statistics and "
         "the loss are float32 in any case.",
         "float16",
-        choices=("float16", "float32"),
+        choices=COMPUTE_DTYPES,
         aliases=("dtype",),
     )
 

@@ -118,14 +118,18 @@ def _unless_in_scope(apply):
 
 def _apply(self, inputs):
     policy = current()
-    rule = None if policy is None else _rule(self)
+    rule = None if policy is None else _rule(_class_of(self))
     if rule is None:
         return _chainer_apply(self, inputs)
     return rule(self, inputs, policy)
 
 
-def _rule(node):
-    cls = type(node.function) if isinstance(node, function.FunctionAdapter) else type(node)
+def _class_of(node):
+    return type(node.function) if isinstance(node, function.FunctionAdapter) else type(node)
+
+
+@functools.cache
+def _rule(cls):
     name, module = cls.__name__, cls.__module__
     if not module.startswith("chainer.") or name in _AS_IT_IS:
         return None

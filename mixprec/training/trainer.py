@@ -1,5 +1,6 @@
 """Builds Chainer's Trainer from a config."""
 
+import dataclasses
 import math
 
 import chainer
@@ -166,13 +167,6 @@ def _loss_scale(settings):
         return mixprec.NoLossScale()
     if settings.mode == "static":
         return mixprec.StaticLossScale(settings.init)
-    return mixprec.DynamicLossScale(
-        init=settings.init,
-        growth=settings.growth,
-        backoff=settings.backoff,
-        interval=settings.interval,
-        floor=settings.floor,
-        cap=settings.cap,
-        hysteresis=settings.hysteresis,
-        patience=settings.patience,
-    )
+    arguments = dataclasses.asdict(settings)
+    del arguments["mode"]
+    return mixprec.DynamicLossScale(**arguments)
