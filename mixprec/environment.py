@@ -16,6 +16,7 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 
+_CHAINER_HINT = 'pip install "setuptools<81" wheel && pip install --no-build-isolation chainer==7.8.1'
 _CUDA_HINT = 'pip install -e ".[cuda13]"  (CUDA 12: ".[cuda12]")'
 _DALI_HINT = 'pip install -e ".[dali]"'
 
@@ -84,7 +85,7 @@ def components():
     return [
         Component("Python", "ok", platform.python_version(), sys.executable),
         _package("NumPy", "numpy"),
-        _package("Chainer", "chainer", "pip install chainer==7.8.1"),
+        _package("Chainer", "chainer", _CHAINER_HINT),
         _startup_hook(),
         _package("CuPy", "cupy", _CUDA_HINT),
         *_cuda(),
@@ -156,7 +157,7 @@ def _startup_hook():
     folders = {sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages(), *sys.path}
     if any(Path(folder, "mixprec_startup.pth").is_file() for folder in folders):
         return Component("start-up hook", "ok", note="worker processes can import Chainer")
-    note = "workers started by spawn or forkserver may fail: pip install mixprec"
+    note = "workers started by spawn or forkserver may fail: pip install -e ."
     return Component("start-up hook", "missing", note=note)
 
 
