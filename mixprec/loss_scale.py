@@ -3,18 +3,21 @@
 Small gradients flush to zero in float16. Multiplying the loss by a power of two moves all of them up by the same
 number of binades without changing a bit of their mantissas (Micikevicius et al. 2018, section 3.2). The verbs:
 
-- ``scale(loss)``: the loss to call ``backward`` on.
-- ``unscale(gradient, out)``: the float32 gradient of the loss itself.
+- ``factor(device)``: what to multiply the loss by, on the device; ``None`` for nothing.
 - ``adjust(overflow)``: advances the state by one step, after its gradients were checked.
+- ``reset()``: back to the first step.
 - ``serialize(serializer)``: saves or loads the state, in Chainer's manner.
 
-``value`` is the scale of the next step and ``exhausted`` says that training cannot go on.
+``value`` is the scale of the next step as the host sees it, and ``patience`` the number of overflows in a row that are
+too many.
 """
 
 import math
 
-import chainer.functions as F
 import numpy as np
+from chainer import backend, get_array_types
+
+from mixprec.backends.reading import read
 
 
 class LossScaleExhausted(RuntimeError):
@@ -25,25 +28,23 @@ class NoLossScale:
     """Scale 1. Gradients are still checked, and a step with inf or NaN in them is skipped."""
 
     value = 1.0
-    exhausted = False
+    patience = None
 
-    def scale(self, loss):
-        """Returns ``loss`` itself."""
-        return loss
-
-    def unscale(self, gradient, out):
-        """Writes ``gradient`` to the float32 array ``out`` (same shape and device)."""
-        out[...] = gradient
+    def factor(self, device):
+        """Returns ``None``: there is nothing to multiply by."""
 
     def adjust(self, overflow):
         """Does nothing: the scale is always 1."""
+
+    def reset(self):
+        """Does nothing: there is no state."""
 
     def serialize(self, serializer):
         """There is nothing to save."""
 
 
 class StaticLossScale:
-    """A constant scale.
+    """A constant scale. Gradients are checked, and a step with inf or NaN in them is skipped.
 
     Args:
         value: the scale, a power of two (others would change the gradients' mantissas).
@@ -52,29 +53,27 @@ class StaticLossScale:
         ValueError: ``value`` is not a positive power of two.
     """
 
-    exhausted = False
+    patience = None
 
     def __init__(self, value):
         _check_power_of_two("value", value)
         self.value = float(value)
 
-    def scale(self, loss):
-        """Returns ``loss * value`` as a float32 variable."""
-        return F.cast(loss, "float32") * self.value
-
-    def unscale(self, gradient, out):
-        """Writes ``gradient / value``, computed in float32, to ``out`` (float32, same shape and device)."""
-        out[...] = gradient
-        out *= np.float32(1.0 / self.value)
+    def factor(self, device):
+        """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
+        return device.send(np.array(self.value, np.float32))
 
     def adjust(self, overflow):
+        """Does nothing: the scale is constant."""
+
+    def reset(self):
         """Does nothing: the scale is constant."""
 
     def serialize(self, serializer):
         """There is nothing to save: the value comes from the program."""
 
 
-class DynamicLossScale(StaticLossScale):
+class DynamicLossScale:
     """A scale that grows while gradients are finite and backs off when they are not.
 
     With floor and cap out of the way and ``hysteresis=1`` the sequence is that of PyTorch's ``GradScaler``::
@@ -83,6 +82,9 @@ class DynamicLossScale(StaticLossScale):
                        if left == 0: value = max(floor, value * backoff)
         otherwise:     clean = clean + 1
                        if clean == interval: value = min(cap, value * growth); clean = 0; left = hysteresis
+
+    The state is a handful of arrays of shape () that live where the gradients are checked, so that a step on a GPU
+    moves them without a look from the host.
 
     Args:
         init: the first scale.
@@ -128,6 +130,7 @@ class DynamicLossScale(StaticLossScale):
         if cap is not None and cap < init:
             raise ValueError(f"cap must not be less than init; found cap={cap!r}, init={init!r}")
 
+        self.init = float(init)
         self.growth = float(growth)
         self.backoff = float(backoff)
         self.interval = interval
@@ -135,45 +138,68 @@ class DynamicLossScale(StaticLossScale):
         self.cap = None if cap is None else float(cap)
         self.hysteresis = hysteresis
         self.patience = patience
+        self.reset()
 
-        self.value = float(init)
-        self._clean = 0
-        self._hysteresis_left = hysteresis
-        self._overflows_in_row = 0
+    @property
+    def value(self):
+        """The scale of the next step, a float; read from the device if it is there."""
+        return float(read(self._value))
+
+    @property
+    def overflows_in_row(self):
+        """Number of steps in a row, up to the last one, that overflowed; read from the device if it is there."""
+        return int(read(self._overflows_in_row))
 
     @property
     def exhausted(self):
         """Whether the last ``patience`` steps all overflowed."""
-        return self._overflows_in_row >= self.patience
+        return self.overflows_in_row >= self.patience
+
+    def factor(self, device):
+        """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
+        return device.send(self._value).astype(np.float32)
 
     def adjust(self, overflow):
         """Advances the scale by one step.
 
         Args:
-            overflow: whether a gradient of the step was not finite. The new value takes effect on the next step.
+            overflow: whether a gradient of the step was not finite: a bool, or a boolean array of shape (). The state
+                moves to the device of the array, and nothing is read. The new value takes effect on the next step.
         """
-        if overflow:
-            self._overflows_in_row += 1
-            self._clean = 0
-            self._hysteresis_left = max(self._hysteresis_left - 1, 0)
-            if self._hysteresis_left == 0:
-                value = self.value * self.backoff
-                self.value = value if self.floor is None else max(self.floor, value)
-            return
-        self._overflows_in_row = 0
-        self._clean += 1
-        if self._clean == self.interval:
-            value = self.value * self.growth
-            self.value = value if self.cap is None else min(self.cap, value)
-            self._clean = 0
-            self._hysteresis_left = self.hysteresis
+        device = backend.get_device_from_array(overflow if isinstance(overflow, get_array_types()) else self._value)
+        xp = device.xp
+        overflow = xp.asarray(overflow)
+        value, clean, left, row = (
+            device.send(state) for state in (self._value, self._clean, self._hysteresis_left, self._overflows_in_row)
+        )
+        clean = clean + 1
+        full = clean == self.interval
+        left = xp.where(overflow, xp.maximum(left - 1, 0), xp.where(full, self.hysteresis, left))
+        less = value * self.backoff if self.floor is None else xp.maximum(value * self.backoff, self.floor)
+        more = value * self.growth if self.cap is None else xp.minimum(value * self.growth, self.cap)
+        self._value = xp.where(overflow, xp.where(left == 0, less, value), xp.where(full, more, value))
+        self._clean = xp.where(overflow | full, 0, clean)
+        self._hysteresis_left = left
+        self._overflows_in_row = xp.where(overflow, row + 1, 0)
+
+    def reset(self):
+        """Goes back to the first step: ``init``, and all counters as in the beginning."""
+        self._set(self.init, 0, self.hysteresis, 0)
 
     def serialize(self, serializer):
         """Saves or loads the scale and its counters (the settings come from the program)."""
-        self.value = float(serializer("value", self.value))
-        self._clean = int(serializer("clean", self._clean))
-        self._hysteresis_left = int(serializer("hysteresis_left", self._hysteresis_left))
-        self._overflows_in_row = int(serializer("overflows_in_row", self._overflows_in_row))
+        self._set(
+            float(serializer("value", self.value)),
+            int(serializer("clean", int(read(self._clean)))),
+            int(serializer("hysteresis_left", int(read(self._hysteresis_left)))),
+            int(serializer("overflows_in_row", self.overflows_in_row)),
+        )
+
+    def _set(self, value, clean, hysteresis_left, overflows_in_row):
+        self._value = np.array(value, np.float64)
+        self._clean = np.array(clean, np.int32)
+        self._hysteresis_left = np.array(hysteresis_left, np.int32)
+        self._overflows_in_row = np.array(overflows_in_row, np.int32)
 
 
 def _check_power_of_two(name, value):

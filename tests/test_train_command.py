@@ -170,8 +170,9 @@ def test_a_diverged_run_ends_with_one_line_that_names_parameters(run):
     process = run("--config", "small.yaml", "--out", "out", *settings)
     assert process.returncode == 1, process.out
     (line,) = process.err.splitlines()
-    assert line.startswith("error: gradients have overflowed")
-    assert "/predictor/fc/W" in line
+    assert line.startswith("error: 2 steps in a row overflowed")
+    assert "/predictor/layer3/0/conv2/W (" in line
+    assert line.endswith("every activation is finite, so that the overflow is in the backward pass")
 
 
 def test_dry_run_builds_everything_and_leaves_nothing(run):

@@ -4,9 +4,7 @@ import argparse
 import os
 import sys
 
-import numpy as np
-from chainer.backends import cuda
-from chainer.serializers import DictionarySerializer
+from chainer import serializers
 
 import mixprec
 from mixprec import config as configs
@@ -134,12 +132,6 @@ def _images(config):
 
 
 def _save_weights(path, optimizer):
-    """Saves the network with its FP32 masters, under the names ``load_npz`` of the plain network looks for."""
-    network = optimizer.target.predictor
-    serializer = DictionarySerializer()
-    serializer.save(network)
-    arrays = serializer.target
-    for name, param in network.namedparams():
-        arrays[name.lstrip("/")] = optimizer.master(param).array
+    """Saves the network under the names ``load_npz`` of the plain network looks for; its masters are saved, in FP32."""
     with files.replacing(path) as temporary:
-        np.savez(temporary, **{name: cuda.to_cpu(array) for name, array in arrays.items()})
+        serializers.save_npz(temporary, optimizer.target.predictor, compression=False)

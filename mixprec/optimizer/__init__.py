@@ -1,0 +1,5 @@
+"""The optimizer wrapper: FP32 master weights, loss scaling, skipped steps."""
+
+from mixprec.optimizer.wrapper import MixedPrecisionOptimizer
+
+__all__ = ["MixedPrecisionOptimizer"]

@@ -1,0 +1,93 @@
+"""What to tell somebody whose training has diverged: where the numbers stopped being finite."""
+
+import chainer
+import numpy as np
+
+_WORST = 5
+
+
+def describe(masters, statistics, lossfun, args, kwds):
+    """Says which gradients and which layer are not finite. This reads from the device as much as it likes.
+
+    Args:
+        masters: :class:`~mixprec.optimizer.masters.Masters`, with the gradients of the step.
+        statistics: :class:`~mixprec.optimizer.statistics.Statistics`, which the second forward pass must not move.
+        lossfun: the loss function of the step, called once more; ``None`` if the loop is the user's own.
+        args: its arguments.
+        kwds: its keyword arguments.
+
+    Returns:
+        str: part of a one-line message.
+    """
+    return f"{_gradients(masters)}; {_first_layer(masters.model, statistics, lossfun, args, kwds)}"
+
+
+def _gradients(masters):
+    counts = []
+    for name, _, master in masters.pairs():
+        if master.grad is not None and (count := _Count.of(master.grad)).bad:
+            counts.append((name, count))
+    counts.sort(key=lambda item: -item[1].bad)  # stable: among equals the order of the model
+    texts = [f"{name} ({count})" for name, count in counts[:_WORST]]
+    if len(counts) > _WORST:
+        texts.append(f"and {len(counts) - _WORST} more")
+    return "gradients that are not finite, the worst first: " + (", ".join(texts) or "none")
+
+
+def _first_layer(model, statistics, lossfun, args, kwds):
+    if lossfun is None:
+        return "update(lossfun, ...) instead of a backward() of your own would name the first layer that is not finite"
+    for value in (*args, *kwds.values()):
+        if (count := _Count.of_all(value)).bad:
+            return f"the batch itself holds {count}"
+    hook = _FirstNotFinite()
+    with statistics.kept(), chainer.no_backprop_mode(), np.errstate(over="ignore", invalid="ignore"), hook:
+        lossfun(*args, **kwds)
+    if hook.link is None:
+        return "every activation is finite, so that the overflow is in the backward pass"
+    names = {id(link): name for name, link in model.namedlinks()}
+    name = names.get(id(hook.link), hook.link.name or "a link outside of the model")
+    bad = [f"{name}{path}" for path, param in hook.link.namedparams(False) if _Count.of(param.array).bad]
+    cause = f"; its parameters {', '.join(bad)} are not finite" if bad else ""
+    return f"first layer whose activation is not finite: {name} ({type(hook.link).__name__}, {hook.count}){cause}"
+
+
+class _FirstNotFinite(chainer.LinkHook):
+    name = "mixprec.FirstNotFinite"
+
+    def __init__(self):
+        self.link = self.count = None
+
+    def forward_postprocess(self, args):
+        if self.link is None and (count := _Count.of_all(args.out)).bad:
+            self.link, self.count = args.link, count
+
+
+class _Count:
+    """Numbers of inf and of NaN among ``size`` values."""
+
+    def __init__(self, inf=0, nan=0, size=0):
+        self.inf, self.nan, self.size = inf, nan, size
+
+    @property
+    def bad(self):
+        return self.inf + self.nan
+
+    def __str__(self):
+        return f"{self.inf} inf, {self.nan} NaN of {self.size}"
+
+    @classmethod
+    def of(cls, array):
+        xp = chainer.backend.get_array_module(array)
+        return cls(int(xp.isinf(array).sum()), int(xp.isnan(array).sum()), array.size)
+
+    @classmethod
+    def of_all(cls, value):
+        """Counts in every floating array or variable of a (possibly nested) value."""
+        if isinstance(value, chainer.Variable):
+            value = value.array
+        if isinstance(value, chainer.get_array_types()):
+            return cls.of(value) if np.issubdtype(value.dtype, np.floating) else cls()
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+        parts = [cls.of_all(item) for item in items]
+        return cls(*(sum(getattr(part, name) for part in parts) for name in ("inf", "nan", "size")))

@@ -1,0 +1,158 @@
+"""The FP32 master weights of a model, in the shape of a Chainer link."""
+
+import functools
+
+import chainer
+import numpy as np
+
+_OWNER = "_mixprec_masters"  # attribute of a parameter: the Masters it belongs to
+
+
+class Masters(chainer.Link):
+    """What the wrapped optimizer sees as its target: the model with every parameter in FP32.
+
+    ``params`` and ``namedparams`` walk the live model, so that parameters that are initialized late, added after
+    ``setup`` or shared need no bookkeeping. In place of a parameter they yield its master, a separate
+    :class:`chainer.Parameter` with the same update rule and a gradient of its own. The master of an FP16 parameter is
+    an FP32 copy; any other parameter shares its array with its master.
+
+    Args:
+        model: the user's model.
+    """
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self._masters = {}  # id(parameter) -> (parameter, master); the parameter is held so that its id stays its own
+
+    def __getstate__(self):
+        return {**self.__dict__, "_masters": list(self._masters.values())}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._masters = {id(param): (param, master) for param, master in state["_masters"]}
+        for param, _ in state["_masters"]:
+            setattr(param, _OWNER, self)
+
+    def of(self, param):
+        """Returns the master of a parameter of the model; an uninitialized parameter has none but itself."""
+        setattr(param, _OWNER, self)
+        if param.array is None:
+            return param
+        held = self._masters.get(id(param))
+        if held is None:
+            array = param.array.astype(np.float32) if param.dtype == np.float16 else param.array
+            master = chainer.Parameter(array, name=param.name)
+            master.cleargrad()
+            master.gradient_scale = None  # by what the gradient was multiplied that the last step used
+            master.update_rule = param.update_rule
+            self._masters[id(param)] = (param, master)
+            return master
+        master = held[1]
+        if param.dtype != np.float16:
+            if master.array is not param.array:
+                master.array = param.array
+        elif master.device != param.device:
+            master.to_device(param.device)
+        return master
+
+    def params(self, include_uninit=True):
+        """Yields the masters in the order of the model's ``params``, a shared one as often as Chainer would."""
+        for param in self.model.params(include_uninit):
+            yield self.of(param)
+
+    def namedparams(self, include_uninit=True):
+        """Yields ``(name, master)`` with the names of the model's ``namedparams``."""
+        for name, param in self.model.namedparams(include_uninit):
+            yield name, self.of(param)
+
+    def links(self, skipself=False):
+        """Yields the links of the model."""
+        return self.model.links(skipself)
+
+    def namedlinks(self, skipself=False):
+        """Yields the named links of the model."""
+        return self.model.namedlinks(skipself)
+
+    def pairs(self):
+        """Yields ``(name, parameter, master)`` of every initialized parameter, a shared one once."""
+        seen = set()
+        for name, param in self.model.namedparams(include_uninit=False):
+            if id(param) not in seen:
+                seen.add(id(param))
+                yield name, param, self.of(param)
+
+    def share_update_rules(self):
+        """Gives each parameter of the model the update rule of its master, for users who set hyperparameters there."""
+        for param in self.model.params():
+            param.update_rule = self.of(param).update_rule
+
+    def follow_model(self):
+        """Takes over what somebody wrote into the FP16 parameters since they were last rounded from the masters."""
+        for name, param, master in self.pairs():
+            _follow(name, param, master)
+
+    def round_to_model(self):
+        """Rounds the masters into the model's FP16 parameters, in place."""
+        for _, param, master in self.pairs():
+            if master.array is not param.array:
+                param.array[...] = master.array
+
+    def hold(self, param):
+        """Whether ``param`` itself, and not a copy of it, is a parameter of this model."""
+        held = self._masters.get(id(param))
+        return held is not None and held[0] is param
+
+
+def install():
+    """Makes links save and load the FP32 master in place of an FP16 parameter, once.
+
+    A file of a wrapped model then looks like one of plain FP32 Chainer, under the same names, and either loads into
+    the other without a loss.
+    """
+    original = chainer.Link.serialize
+    if hasattr(original, "saves_masters"):
+        return
+
+    @functools.wraps(original)
+    def serialize(self, serializer):
+        def through_master(name, value):
+            param = self.__dict__[name] if name in self._params else None
+            masters = getattr(param, _OWNER, None)
+            if masters is None or param.dtype != np.float16:
+                return serializer(name, value)
+            if param.array is None:
+                return _initialize(param, masters, serializer(name, None))
+            if not masters.hold(param):
+                return serializer(name, value)
+            master = masters.of(param)
+            _follow(name, param, master)
+            loaded = serializer(name, master.array)
+            if loaded is not None and loaded is not master.array:
+                master.array[...] = master.device.send(loaded)
+            param.array[...] = master.array
+            return param.array
+
+        original(self, through_master)
+
+    serialize.saves_masters = True
+    chainer.Link.serialize = serialize
+
+
+def _initialize(param, masters, loaded):
+    """Initializes a parameter from a file; its master keeps the bits that do not fit into FP16."""
+    if loaded is not None:
+        param.initialize(loaded.shape)
+        master = masters.of(param)
+        master.array[...] = master.device.send(loaded)
+        param.array[...] = master.array
+    return param.array
+
+
+def _follow(name, param, master):
+    if param.dtype != np.float16:
+        return
+    if master.array.shape != param.shape:
+        raise ValueError(f"{name} had shape {master.array.shape} and has {param.shape} now: call setup() again")
+    written = param.array.view(np.int16) != master.array.astype(np.float16).view(np.int16)
+    master.array[...] = master.xp.where(written, param.array.astype(np.float32), master.array)

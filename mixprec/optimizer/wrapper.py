@@ -1,0 +1,313 @@
+"""``MixedPrecisionOptimizer``: FP32 master weights and loss scaling around any gradient method of Chainer."""
+
+import math
+import warnings
+
+import chainer
+import numpy as np
+
+from mixprec.backends.reading import known, read
+from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale
+from mixprec.optimizer import diagnosis, gradients, masters, scaled_loss
+from mixprec.optimizer.rollback import Rollback
+from mixprec.optimizer.statistics import Statistics
+from mixprec.optimizer.steps import Steps, counts_only, has_hooks
+
+# What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
+_REPLACED = {
+    "loss_scaling": "the loss_scale argument",
+    "use_fp32_update": "nothing: master weights are always FP32",
+    "update_loss_scale": "nothing: update() does it",
+    "check_nan_in_grads": "nothing: update() does it",
+    "is_safe_to_update": "last_step_skipped",
+}
+
+
+class MixedPrecisionOptimizer:
+    """Wraps a Chainer optimizer for a model with FP16 parameters.
+
+    The wrapped optimizer is set up on the FP32 masters of the model's parameters, so that its hooks, update rules and
+    state run in Chainer's own code and in FP32 only. One step is, in this order: backward on the scaled loss; gradients
+    unscaled into FP32; a check that all are finite; hooks; update of the masters; a check of what hooks did; masters
+    rounded into the model's parameters, in place. If anything is inf or NaN the step is skipped: masters, parameters,
+    optimizer state, ``t`` and batch-norm statistics are as they were, and only the loss scale, its counters and
+    :attr:`skipped` move. ``docs/numerics.md`` is the contract.
+
+    Hyperparameters (``optimizer.lr = 0.1``), hooks, ``t``, ``epoch`` and whatever else the wrapped optimizer has are
+    reached through the wrapper, which therefore fits wherever Chainer wants an optimizer.
+
+    Args:
+        optimizer: a :class:`chainer.GradientMethod` that has not been set up yet.
+        loss_scale: ``"dynamic"``, a number (a static scale, a power of two), ``None`` (no scaling), or a
+            :class:`~mixprec.DynamicLossScale`, :class:`~mixprec.StaticLossScale` or :class:`~mixprec.NoLossScale`.
+
+    Raises:
+        TypeError: ``optimizer`` is not a gradient method, or ``loss_scale`` none of those.
+        ValueError: ``optimizer`` has been set up already, or the static scale is not a power of two.
+    """
+
+    _OWN = ("_optimizer", "_scaler", "_masters", "_statistics", "_steps", "_factor", "_steps_to_patience")
+
+    def __init__(self, optimizer, loss_scale="dynamic"):
+        if not isinstance(optimizer, chainer.GradientMethod):
+            hint = (
+                "; wrap first, then create_multi_node_optimizer(MixedPrecisionOptimizer(optimizer), communicator)"
+                if hasattr(optimizer, "actual_optimizer")
+                else ""
+            )
+            raise TypeError(f"optimizer must be a chainer.GradientMethod; found {type(optimizer).__name__}{hint}")
+        if optimizer.target is not None:
+            raise ValueError("the optimizer is set up already; wrap it first, then call setup() on the wrapper")
+        self._optimizer = optimizer
+        self._scaler = _as_loss_scale(loss_scale)
+        self._masters = None
+        self._statistics = None
+        self._steps = Steps()
+        self._factor = None  # what the losses of the step under way are multiplied by; None before the first of them
+        self._steps_to_patience = self._scaler.patience  # as long as these last, patience cannot be exhausted
+
+    def __getattr__(self, name):
+        if name in self._OWN:  # not there yet: copy and pickle ask before __init__ ran
+            raise AttributeError(name)
+        if name in _REPLACED:
+            raise AttributeError(f"{name} is not available on a MixedPrecisionOptimizer; use {_REPLACED[name]}")
+        if name == "t":
+            self._steps.settle()
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name, value):
+        if name in self._OWN:
+            super().__setattr__(name, value)
+        elif isinstance(getattr(type(self), name, None), property):
+            raise AttributeError(f"{name} of a MixedPrecisionOptimizer is read-only")
+        else:
+            if name == "t":
+                self._steps.settle()
+            setattr(self._optimizer, name, value)
+
+    def __getstate__(self):
+        self._steps.settle()
+        return {**self.__dict__, "_factor": None}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if self._masters is not None:
+            masters.install()
+            scaled_loss.watch(self.target)
+
+    def setup(self, link):
+        """Sets the model to optimize. As with any Chainer optimizer, steps and state begin afresh.
+
+        Args:
+            link: the model, usually after :func:`mixprec.convert`.
+
+        Returns:
+            The wrapper itself.
+        """
+        if not isinstance(link, chainer.Link):
+            raise TypeError("optimization target must be a link")
+        masters.install()
+        self._masters = masters.Masters(link)
+        self._statistics = Statistics(link)
+        self._optimizer.setup(self._masters)
+        self._masters.share_update_rules()
+        self._factor = None
+        self._steps = Steps()
+        scaled_loss.watch(link)
+        return self
+
+    @property
+    def target(self):
+        """The model, or ``None`` before :meth:`setup`."""
+        return None if self._masters is None else self._masters.model
+
+    @property
+    def loss_scale(self):
+        """The loss scale of the next step, a float; read from the device, if it is there, when somebody asks."""
+        return self._scaler.value
+
+    @property
+    def skipped(self):
+        """Number of steps skipped because of an overflow, since the beginning of training; read like the scale."""
+        return self._steps.skipped
+
+    @property
+    def last_step_skipped(self):
+        """Whether the last step was skipped; read like the scale."""
+        return self._steps.last_skipped
+
+    @property
+    def _loss_scale(self):
+        # ChainerMN's optimizer calls backward(loss_scale=optimizer._loss_scale).
+        self._check_set_up()
+        return self._factor_on(self.target.device)
+
+    def set_loss_scale(self, loss_scale):
+        """Lets Chainer's updaters pass the static scale that the wrapper has already.
+
+        Raises:
+            ValueError: it has another one, or a dynamic one.
+        """
+        if not isinstance(self._scaler, StaticLossScale) or self._scaler.value != loss_scale:
+            raise ValueError(
+                f"loss_scale={loss_scale!r} here, but the loss scale is that of MixedPrecisionOptimizer(optimizer, "
+                "loss_scale): leave it out here"
+            )
+
+    def master(self, param):
+        """Returns the FP32 master of a parameter of the model, a :class:`chainer.Parameter`.
+
+        The master of an FP32 parameter shares its array.
+        """
+        self._check_set_up()
+        self._masters.follow_model()
+        return self._masters.of(param)
+
+    def unscaled_gradients(self):
+        """Yields the gradients of the last backward pass, before hooks.
+
+        Yields:
+            ``(name, array)``: name as in ``namedparams`` of the model; a new float32 array on the parameter's device.
+        """
+        self._check_set_up()
+        return gradients.unscaled(self._masters)
+
+    def scale_loss(self, loss):
+        """Returns the scaled loss, for loops that call ``backward`` themselves.
+
+        ``optimizer.scale_loss(loss).backward()`` followed by ``optimizer.update()`` is one step. Several such backward
+        passes before an update accumulate their gradients; they all have the scale of the first.
+        """
+        factor = self._factor_on(loss.device)
+        return loss if factor is None else scaled_loss.scaled(loss, factor)
+
+    def update(self, lossfun=None, *args, **kwds):
+        """Runs one step. With arrays on a GPU nothing is read back; ``docs/numerics.md`` lists the exceptions.
+
+        Args:
+            lossfun: loss function, called with ``args`` and ``kwds``. If it is ``None``, the gradients are those that
+                the user's own ``backward`` on ``scale_loss(loss)`` left in the parameters, or whatever the user wrote
+                there, not scaled.
+
+        Raises:
+            UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``. Nothing has changed.
+            LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
+        """
+        self._check_set_up()
+        # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if lossfun is not None:
+                self._factor = None
+                self._statistics.forget()
+                loss = lossfun(*args, **kwds)
+                self.target.cleargrads()
+                self.scale_loss(loss).backward()
+                del loss
+            if not isinstance(self._scaler, NoLossScale):
+                gradients.check_scaled(self._masters)
+            self._masters.follow_model()
+            skipped = gradients.gather(self._masters)
+        skipped = self._update_masters(skipped)
+        self._masters.round_to_model()
+        self._statistics.undo(skipped)
+        self._end_step(skipped)
+        self._check_patience(lossfun, args, kwds)
+
+    def serialize(self, serializer):
+        """Saves or loads optimizer state, counters and loss scale, in Chainer's manner.
+
+        The masters are in the model's file, under the model's own names. A file without a loss scale, such as one of
+        plain Chainer, is loaded with a warning, and the loss scale starts afresh.
+
+        Args:
+            serializer: a :class:`chainer.AbstractSerializer`.
+        """
+        self._check_set_up()
+        self._steps.settle()
+        self._optimizer.serialize(serializer)
+        for _, _, master in self._masters.pairs():
+            _widen_state(master.update_rule)
+        own = serializer["mixprec"]
+        try:
+            self._steps.serialize(own)
+            self._scaler.serialize(own["loss_scale"])
+        except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
+            self._steps = Steps()
+            self._scaler.reset()
+            warnings.warn(
+                f"the snapshot has no loss scale: it starts afresh at {self.loss_scale:g}, and skipped at 0",
+                stacklevel=2,
+            )
+        self._steps_to_patience = None if self._scaler.patience is None else 1
+
+    def _update_masters(self, skipped):
+        """Runs hooks and update rules, and takes back what they did if the step is skipped, which it returns."""
+        if known(skipped) and skipped:
+            return skipped
+        hooks = has_hooks(self._optimizer)
+        owners = None if known(skipped) else counts_only(self._optimizer)
+        rollback = None
+        if hooks or not known(skipped):
+            rollback = Rollback(self._optimizer, initialize=not known(skipped))
+        with np.errstate(over="ignore", invalid="ignore") if rollback else np.errstate():
+            self._optimizer.update()
+            if hooks:
+                skipped = skipped | gradients.not_finite(self._masters)
+        if rollback is not None:
+            rollback.undo(skipped)
+        if owners is not None:
+            self._steps.count_later(owners)
+        elif not known(skipped) and read(skipped):
+            rollback.undo_numbers()
+        return skipped
+
+    def _end_step(self, skipped):
+        self._factor = None
+        scaled_loss.forget(self.target)
+        self._statistics.forget()
+        self._steps.advance(skipped)
+        self._scaler.adjust(skipped)
+
+    def _check_patience(self, lossfun, args, kwds):
+        """Raises if patience has run out; the host looks when it may have, every ``patience`` steps if all is well."""
+        if self._steps_to_patience is None:
+            return
+        self._steps_to_patience -= 1
+        if self._steps_to_patience > 0:
+            return
+        in_row = self._scaler.overflows_in_row
+        self._steps_to_patience = max(self._scaler.patience - in_row, 1)
+        if in_row >= self._scaler.patience:
+            where = diagnosis.describe(self._masters, self._statistics, lossfun, args, kwds)
+            raise LossScaleExhausted(
+                f"{in_row} steps in a row overflowed, as many as patience allows; the loss scale has come down to "
+                f"2^{round(math.log2(self.loss_scale))}; {where}"
+            )
+
+    def _factor_on(self, device):
+        if self._factor is None:
+            self._factor = self._scaler.factor(device)
+        return self._factor if self._factor is None else device.send(self._factor)
+
+    def _check_set_up(self):
+        if self._masters is None:
+            raise RuntimeError("Optimizer is not set up. Call `setup` method.")
+
+
+def _as_loss_scale(loss_scale):
+    if loss_scale is None:
+        return NoLossScale()
+    if isinstance(loss_scale, str) and loss_scale == "dynamic":
+        return DynamicLossScale()
+    if isinstance(loss_scale, (NoLossScale, StaticLossScale, DynamicLossScale)):
+        return loss_scale
+    if isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool):
+        return StaticLossScale(loss_scale)
+    raise TypeError(f"loss_scale must be 'dynamic', a number, None or a loss scale object; found {loss_scale!r}")
+
+
+def _widen_state(rule):
+    """Makes the state of a file from an FP16 run of plain Chainer FP32."""
+    for name, value in ((rule and rule.state) or {}).items():
+        if getattr(value, "dtype", None) == np.float16:
+            rule.state[name] = value.astype(np.float32)
