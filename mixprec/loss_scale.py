@@ -166,9 +166,10 @@ class DynamicLossScale:
             overflow: whether a gradient of the step was not finite: a bool, or a boolean array of shape (). The state
                 moves to the device of the array, and nothing is read. The new value takes effect on the next step.
         """
-        device = backend.get_device_from_array(overflow if isinstance(overflow, get_array_types()) else self._value)
+        if not isinstance(overflow, get_array_types()):
+            overflow = backend.get_array_module(self._value).asarray(overflow)
+        device = backend.get_device_from_array(overflow)
         xp = device.xp
-        overflow = xp.asarray(overflow)
         value, clean, left, row = (
             device.send(state) for state in (self._value, self._clean, self._hysteresis_left, self._overflows_in_row)
         )

@@ -61,9 +61,10 @@ class Steps:
         Args:
             skipped: a boolean array of shape (), on any device; it is not read.
         """
-        device = backend.get_device_from_array(skipped if isinstance(skipped, get_array_types()) else self._skipped)
-        self._last_skipped = device.xp.asarray(skipped)
-        self._skipped = device.send(self._skipped) + skipped
+        if not isinstance(skipped, get_array_types()):
+            skipped = backend.get_array_module(self._skipped).asarray(skipped)
+        self._last_skipped = skipped
+        self._skipped = backend.get_device_from_array(skipped).send(self._skipped) + skipped
 
     def count_later(self, owners):
         """Takes it on to correct ``t`` of ``owners``, which have all counted the step that comes with ``advance``."""

@@ -1,0 +1,53 @@
+"""A stand-in for arrays on a GPU: NumPy arrays that count how often somebody looks at their values.
+
+Whatever turns a value into a Python number or decides on it (``bool``, ``float``, ``int``, ``item``...) would wait for
+the device. Elementwise arithmetic, reductions, copies and assignments would not, and stay stand-ins.
+"""
+
+import numpy as np
+
+
+class DeviceArray(np.ndarray):
+    reads = 0
+
+    def __array_wrap__(self, array, context=None, return_scalar=False):
+        return np.asarray(array).view(DeviceArray)
+
+    def __array_function__(self, function, types, arguments, keywords):
+        return _on_device(super().__array_function__(function, types, arguments, keywords))
+
+    def __getitem__(self, index):
+        return _on_device(super().__getitem__(index))
+
+
+def _counting(name):
+    def method(self, *arguments):
+        DeviceArray.reads += 1
+        return getattr(self.view(np.ndarray), name)(*arguments)
+
+    return method
+
+
+for _name in ("__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__", "item", "tolist"):
+    setattr(DeviceArray, _name, _counting(_name))
+
+
+def _on_device(value):
+    return np.asarray(value).view(DeviceArray) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def send(link):
+    """Moves the parameters and persistent arrays of a link to the stand-in device, in place of ``to_device``."""
+    for part in link.links():
+        for name in part._persistent:
+            if isinstance(part.__dict__[name], np.ndarray):
+                part.__dict__[name] = part.__dict__[name].view(DeviceArray)
+    for param in link.params(include_uninit=False):
+        param.array = param.array.view(DeviceArray)
+        param.cleargrad()
+    return link
+
+
+def array(value):
+    """A copy of a NumPy array on the stand-in device."""
+    return np.array(value).view(DeviceArray)

@@ -1,0 +1,210 @@
+"""Promise 10: a step on a device reads nothing back. Shown on a stand-in that counts looks at its values."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizer_hooks, optimizers, serializers
+
+import device_stand_in
+import mixprec
+from device_stand_in import DeviceArray
+from mixprec import loss_scale
+from mixprec.optimizer import statistics, steps, wrapper
+
+NEVER_READ = ["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMSprop", "RMSpropGraves", "AdaGrad"]
+NEVER_READ += ["AdaDelta", "SMORMS3"]
+READ_THE_OUTCOME = ["Adam", "AdamW", "AMSGrad", "AdaBound", "AMSBound", "MSVAG"]
+POISONED = {0, 3}  # also the first step
+
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.hidden = L.Linear(6, 5)
+            self.bn = L.BatchNormalization(5)
+            self.out = L.Linear(5, 2)
+
+    def forward(self, x):
+        return self.out(F.relu(self.bn(self.hidden(x))))
+
+
+def _optimizer(name, place, hooks=(), **settings):
+    np.random.seed(0)
+    model = Net()
+    mixprec.convert(model)
+    place(model)
+    scale = mixprec.DynamicLossScale(init=2.0**8, interval=2, **settings)
+    optimizer = mixprec.MixedPrecisionOptimizer(getattr(optimizers, name)(), scale).setup(model)
+    for hook in hooks:
+        optimizer.add_hook(hook)
+    return optimizer
+
+
+def _batch(step, place):
+    x = np.random.RandomState(step).normal(size=(8, 6)).astype(np.float32)
+    if step in POISONED:
+        x[0, 0] = np.inf
+    return place(x)
+
+
+def _step(optimizer, step, place, *, by_hand=False):
+    def lossfun(x):
+        return F.sum(F.square(optimizer.target(x)))
+
+    if by_hand:
+        with np.errstate(invalid="ignore"):
+            loss = lossfun(_batch(step, place))
+            optimizer.target.cleargrads()
+            optimizer.scale_loss(loss).backward()
+        optimizer.update()
+    else:
+        optimizer.update(lossfun, _batch(step, place))
+
+
+def _on_host(link):
+    return link
+
+
+def _state(optimizer):
+    saved = serializers.DictionarySerializer()
+    optimizer.serialize(saved["optimizer"])
+    optimizer.target.serialize(saved["model"])
+    return {name: np.asarray(value).view(np.ndarray) for name, value in saved.target.items()}
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Returns a function that says how often anybody read since the test began."""
+    DeviceArray.reads = 0
+    through_the_door = []
+
+    def counted(value):
+        through_the_door.append(value)
+        return value.item()
+
+    for module in (loss_scale, statistics, steps, wrapper):
+        monkeypatch.setattr(module, "read", counted)
+
+    def count():
+        assert DeviceArray.reads <= len(through_the_door), "somebody reads past mixprec.backends.reading"
+        return DeviceArray.reads
+
+    return count
+
+
+def _assert_same_run(on_device, name, hooks):
+    on_host = _optimizer(name, _on_host, hooks)
+    for step in range(6):
+        _step(on_host, step, np.array)
+    found, expected = _state(on_device), _state(on_host)
+    assert found.keys() == expected.keys()
+    for key in expected:
+        np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+    assert on_device.t == 4
+    assert {param.update_rule.t for param in on_device.target.params()} == {4}
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("name", NEVER_READ)
+def test_a_step_reads_nothing_and_is_that_of_the_host(name, by_hand, reads):
+    """Overflowing steps, the first among them, hooks of Chainer's, scale, counters and statistics."""
+    hooks = [optimizer_hooks.WeightDecay(0.01), optimizer_hooks.Lasso(0.001), optimizer_hooks.GradientLARS()]
+    optimizer = _optimizer(name, device_stand_in.send, hooks)
+    for step in range(6):
+        _step(optimizer, step, device_stand_in.array, by_hand=by_hand)
+    assert reads() == 0
+    assert isinstance(optimizer._scaler._value, DeviceArray)
+    assert isinstance(optimizer._steps._skipped, DeviceArray)
+    _assert_same_run(optimizer, name, hooks)
+
+
+@pytest.mark.parametrize(("name", "hook"), [(name, None) for name in READ_THE_OUTCOME] + [("SGD", "PullToZero")])
+def test_rules_and_hooks_that_compute_on_the_host_read_one_flag_a_step(name, hook, reads):
+    """Bias corrections and unknown hooks count steps on the host, where a skipped step must not count."""
+
+    def pull_to_zero(optimizer):
+        for param in optimizer.target.params(False):
+            param.grad += param.array / (1 + optimizer.t)
+
+    pull_to_zero.name = "PullToZero"
+    hooks = [] if hook is None else [pull_to_zero]
+    optimizer = _optimizer(name, device_stand_in.send, hooks)
+    for step in range(6):
+        _step(optimizer, step, device_stand_in.array)
+        assert reads() == step + 1
+    _assert_same_run(optimizer, name, hooks)
+
+
+def test_who_asks_reads(reads):
+    """The properties, each when somebody asks; ``t`` only if steps are outstanding."""
+    optimizer = _optimizer("MomentumSGD", device_stand_in.send)
+    for step in range(4):
+        _step(optimizer, step, device_stand_in.array)
+    assert reads() == 0
+    for number, (attribute, value) in enumerate(
+        [("loss_scale", 2.0**7), ("skipped", 2), ("last_step_skipped", True), ("t", 2)], start=1
+    ):
+        assert getattr(optimizer, attribute) == value
+        assert reads() == number
+    assert optimizer.t == 2
+    assert reads() == 4
+
+
+def test_the_set_of_updated_parameters_changes(reads):
+    """One read then, so that every rule's ``t`` counts the steps it took part in."""
+    optimizer = _optimizer("MomentumSGD", device_stand_in.send)
+    out = optimizer.target.out
+    for step in range(2):
+        _step(optimizer, step, device_stand_in.array)
+    out.disable_update()
+    for step in range(2, 4):
+        _step(optimizer, step, device_stand_in.array)
+    assert reads() == 1
+    out.enable_update()
+    for step in range(4, 6):
+        _step(optimizer, step, device_stand_in.array)
+    assert reads() == 2
+    assert optimizer.t == 4
+    assert out.W.update_rule.t == 3
+    assert optimizer.target.hidden.W.update_rule.t == 4
+
+
+def test_patience_is_looked_at_when_it_may_have_run_out_and_never_late(reads):
+    """With patience 4: after 4 steps, and then as early as the overflows in a row by then allow."""
+    optimizer = _optimizer("SGD", device_stand_in.send, patience=4)
+    clean, poisoned = 1, 3
+    looked = []
+    for batch in (clean, clean, poisoned, poisoned, poisoned):
+        _step(optimizer, batch, device_stand_in.array)
+        looked.append(reads())
+    assert looked == [0, 0, 0, 1, 1]
+    with pytest.raises(mixprec.LossScaleExhausted, match="4 steps in a row"):
+        _step(optimizer, poisoned, device_stand_in.array)
+
+
+def test_a_parameter_without_gradient_and_one_never_reached(reads):
+    """They need no look either."""
+    optimizer = _optimizer("MomentumSGD", device_stand_in.send)
+    optimizer.target.add_link("spare", L.Linear(3, 3))
+    device_stand_in.send(optimizer.target.spare)
+    optimizer.target.add_link("lazy", L.Linear(None, 3))
+    for param in optimizer.target.params():
+        if param.update_rule is None:
+            param.update_rule = optimizer.create_update_rule()
+    for step in range(4):
+        _step(optimizer, step, device_stand_in.array)
+    assert reads() == 0
+
+
+def test_fine_tuned_statistics_count_on_the_host(reads):
+    """Batch normalization's ``N`` is a number on the host: one read for the link, and the right number after it."""
+    optimizer = _optimizer("SGD", device_stand_in.send)
+    model = optimizer.target
+    for step in range(5):
+        x = _batch(step, device_stand_in.array)
+        optimizer.update(lambda x: F.sum(model.bn(model.hidden(x), finetune=True)), x)
+    assert model.bn.N == 3
+    assert reads() == 5
