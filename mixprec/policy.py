@@ -20,4 +20,5 @@ class Policy:
 
     def __post_init__(self):
         if self.compute not in COMPUTE_DTYPES:
-            raise ValueError(f"compute must be one of {', '.join(COMPUTE_DTYPES)}; found {self.compute!r}")
+            hint = " (NumPy has no bfloat16, and Chainer's type checks refuse it)" if self.compute == "bfloat16" else ""
+            raise ValueError(f"compute must be one of {', '.join(COMPUTE_DTYPES)}; found {self.compute!r}{hint}")

@@ -1,13 +1,16 @@
-"""MixedPrecisionOptimizer: masters, scaling, skipped steps, hooks and snapshots."""
+"""MixedPrecisionOptimizer: masters, scaling, skipped steps, hooks, accumulation and detection of unscaled gradients."""
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import optimizer_hooks, optimizers, serializers, training
+from chainer import optimizer_hooks, optimizers, serializers
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mixprec
+from mixprec.optimizer.gradients import UnscaledBackward
 
 
 class Net(chainer.Chain):
@@ -24,6 +27,35 @@ class Net(chainer.Chain):
         return self.fc(F.average(F.relu(self.bn(self.conv(x))), axis=(2, 3)))
 
 
+class LazyNet(chainer.Chain):
+    """The same, with every size left to the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(None, 8, 3, pad=1, nobias=True)
+            self.bn = L.BatchNormalization(axis=(0, 2, 3))
+            self.fc = L.Linear(None, 4)
+
+    forward = Net.forward
+
+
+class ChosenGradient(chainer.Chain):
+    """A weight and a bias whose gradients are what the caller says; their values have no influence."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.linear = L.Linear(4, 3, initialW=np.arange(-6, 6, dtype="f").reshape(3, 4) / 8, initial_bias=0.5)
+
+    def forward(self, *gradients):
+        params = [self.linear.W, self.linear.b]
+        return sum(
+            F.sum(F.cast(param, "float32") * gradient.astype(np.float32))
+            for param, gradient in zip(params, gradients, strict=True)
+        )
+
+
 def _batch(step, poison=False):
     random = np.random.RandomState(step)
     x = random.normal(size=(8, 3, 6, 6)).astype(np.float32)
@@ -32,21 +64,32 @@ def _batch(step, poison=False):
     return x, random.randint(0, 4, 8).astype(np.int32)
 
 
-def _model(compute="float16"):
+def _model(compute="float16", net=Net):
     np.random.seed(0)
-    model = L.Classifier(Net())
+    model = L.Classifier(net())
     mixprec.convert(model, compute=compute)
     return model
 
 
-def _wrapped(compute="float16", inner=None, loss_scale="dynamic"):
+def _wrapped(compute="float16", inner=None, loss_scale="dynamic", net=Net):
     inner = inner or optimizers.CorrectedMomentumSGD(lr=0.1)
-    return mixprec.MixedPrecisionOptimizer(inner, loss_scale).setup(_model(compute))
+    return mixprec.MixedPrecisionOptimizer(inner, loss_scale).setup(_model(compute, net))
 
 
 def _run(optimizer, steps):
     for step in steps:
         optimizer.update(optimizer.target, *_batch(step))
+    return optimizer
+
+
+def _run_by_hand(optimizer, steps, poison=False):
+    model = optimizer.target
+    for step in steps:
+        with np.errstate(invalid="ignore"):
+            loss = model(*_batch(step, poison))
+            model.cleargrads()
+            optimizer.scale_loss(loss).backward()
+        optimizer.update()
     return optimizer
 
 
@@ -58,6 +101,9 @@ def _state(optimizer):
     return {name: np.array(value) for name, value in saved.target.items()}
 
 
+OWN = ("optimizer/mixprec/skipped", "optimizer/mixprec/last_step_skipped", "optimizer/mixprec/loss_scale")
+
+
 def _assert_same(left, right, but=()):
     assert left.keys() == right.keys()
     for name in left:
@@ -65,7 +111,7 @@ def _assert_same(left, right, but=()):
             np.testing.assert_array_equal(left[name], right[name], err_msg=name, strict=True)
 
 
-OWN = ("optimizer/mixprec/skipped", "optimizer/mixprec/last_step_skipped", "optimizer/mixprec/loss_scale")
+# --- what it is for
 
 
 @pytest.mark.parametrize("compute", ["float16", "float32"])
@@ -78,19 +124,6 @@ def test_loss_falls(compute):
         losses.append(float(optimizer.target.loss.array))
     assert losses[-1] < 0.5 * losses[0]
     assert optimizer.t == 30
-
-
-def test_fp16_parameters_are_the_rounded_masters_and_never_reallocated():
-    optimizer = _wrapped()
-    conv = optimizer.target.predictor.conv.W
-    array = conv.array
-    _run(optimizer, range(3))
-    assert conv.array is array
-    assert array.dtype == np.float16
-    assert optimizer.master(conv).dtype == np.float32
-    np.testing.assert_array_equal(array, optimizer.master(conv).array.astype(np.float16))
-    gamma = optimizer.target.predictor.bn.gamma
-    assert optimizer.master(gamma) is gamma
 
 
 def test_masters_keep_updates_that_fp16_would_round_away():
@@ -112,20 +145,187 @@ def test_gradients_below_the_fp16_range_survive_only_with_a_scale():
         mixprec.convert(model)
         optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=1.0), loss_scale).setup(model)
         optimizer.update(lambda: F.sum(model(np.ones((1, 1), np.float32))) * 2.0**-30)
-        return 1.0 - float(optimizer.master(model.W).array[0, 0].astype(np.float64))
+        ((_, gradient),) = optimizer.unscaled_gradients()
+        return float(gradient[0, 0])
 
     assert moved(None) == 0
-    # the master is 1, so that the update is rounded to a multiple of 2**-24; a larger step shows it
-    assert moved(2.0**16) == pytest.approx(2.0**-30, abs=2.0**-24)
+    assert moved(2.0**16) == 2.0**-30
 
 
-@pytest.mark.parametrize("loss_scale", [1, 8.0, 2.0**16, "dynamic"])
-def test_a_power_of_two_does_not_change_an_fp32_run_at_all(loss_scale):
-    plain = _model("float32")
-    reference = optimizers.CorrectedMomentumSGD(lr=0.1).setup(plain)
-    reference.add_hook(optimizer_hooks.WeightDecay(1e-3))
-    scaled = _wrapped("float32", loss_scale=loss_scale)
-    scaled.add_hook(optimizer_hooks.WeightDecay(1e-3))
+@given(
+    gradient=st.lists(st.floats(-1, 1, width=16), min_size=12, max_size=12),
+    exponent=st.integers(min_value=-10, max_value=15),
+)
+def test_unscaling_is_exact(gradient, exponent):
+    """What backward left in FP16 reaches FP32 divided by the scale, without a change of a mantissa."""
+    model = ChosenGradient()
+    mixprec.convert(model)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 2.0**exponent).setup(model)
+    gradient = np.array(gradient, np.float16).reshape(3, 4)
+    optimizer.update(model, gradient, np.zeros(3))
+    scaled = model.linear.W.grad
+    assert scaled.dtype == np.float16
+    found = dict(optimizer.unscaled_gradients())["/linear/W"]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found.astype(np.float64), scaled.astype(np.float64) / 2.0**exponent)
+
+
+# --- promise 2: skipped steps
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("loss_scale", ["dynamic", 1024, None])
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("name", ["CorrectedMomentumSGD", "Adam", "MSVAG"])
+def test_a_skipped_step_changes_nothing_but_the_scale_and_its_counters(name, at, loss_scale, by_hand):
+    """Promise 2: masters, FP16 weights, state, t, statistics; also at the first step; then as if it had not been."""
+    if loss_scale == "dynamic":  # a floor keeps the scale, as an FP16 gradient may round differently at another one
+        loss_scale = mixprec.DynamicLossScale(init=2.0**10, floor=2.0**10)
+
+    def new():
+        return _wrapped(inner=getattr(optimizers, name)(), loss_scale=loss_scale)
+
+    disturbed, undisturbed = _run(new(), range(at)), _run(new(), range(at))
+    before = _state(disturbed)
+    parameters = [param.array.copy() for param in disturbed.target.params()]
+    if by_hand:
+        _run_by_hand(disturbed, [99], poison=True)
+    else:
+        disturbed.update(disturbed.target, *_batch(99, poison=True))
+    assert disturbed.last_step_skipped
+    assert (disturbed.skipped, disturbed.t) == (1, at)
+    _assert_same(_state(disturbed), before, but=OWN)
+    for param, array in zip(disturbed.target.params(), parameters, strict=True):
+        np.testing.assert_array_equal(param.array.view(np.uint8), array.view(np.uint8))
+        assert param.update_rule.t == at
+    _run(disturbed, range(at, 5))
+    _run(undisturbed, range(at, 5))
+    assert not disturbed.last_step_skipped
+    _assert_same(_state(disturbed), _state(undisturbed), but=OWN)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_first_step_that_overflows_while_it_gives_the_model_its_sizes(by_hand):
+    """Promise 2, for lazily sized links: their statistics are those of a model that has seen no batch."""
+    optimizer = _wrapped(net=LazyNet, loss_scale=8)
+    if by_hand:
+        _run_by_hand(optimizer, [99], poison=True)
+    else:
+        optimizer.update(optimizer.target, *_batch(99, poison=True))
+    assert optimizer.skipped == 1
+    np.testing.assert_array_equal(optimizer.target.predictor.bn.avg_mean, np.zeros(8))
+    np.testing.assert_array_equal(optimizer.target.predictor.bn.avg_var, np.ones(8))
+    _run(optimizer, range(3))
+    # the random weights are drawn in the order conv, fc in either case
+    _assert_same(_state(optimizer), _state(_run(_wrapped(net=LazyNet, loss_scale=8), range(3))), but=OWN)
+
+
+def test_statistics_that_were_loaded_or_moved_between_steps_are_what_a_skip_comes_back_to():
+    """Promise 2: a skipped step undoes itself, not what somebody did before it."""
+    optimizer = _run(_wrapped(), range(2))
+    bn = optimizer.target.predictor.bn
+    bn.avg_mean[...] = 7
+    with chainer.no_backprop_mode():
+        optimizer.target(*_batch(5))  # recalibrates the statistics
+    moved = bn.avg_mean.copy()
+    assert not np.array_equal(moved, np.full(8, 7))
+    _run_by_hand(optimizer, [99], poison=True)
+    assert optimizer.last_step_skipped
+    np.testing.assert_array_equal(bn.avg_mean, moved)
+
+
+def test_the_scale_moves_on_a_skip_and_the_next_step_has_the_new_one():
+    optimizer = _run(_wrapped(), range(1))
+    optimizer.update(optimizer.target, *_batch(99, poison=True))
+    assert optimizer.loss_scale == 2.0**15
+    _run(optimizer, [1])
+    assert (optimizer.loss_scale, optimizer.skipped, optimizer.t) == (2.0**15, 1, 2)
+
+
+# --- promise 3: hooks
+
+
+def _annealed(xp, shape, dtype, hook, rule):
+    """Noise that is the same in every run, and depends on ``t`` like that of Chainer."""
+    return (np.arange(np.prod(shape)).reshape(shape) * 2.0**-12 / (1 + rule.t)).astype(dtype)
+
+
+HOOKS = {
+    "WeightDecay": optimizer_hooks.WeightDecay(0.01),
+    "Lasso": optimizer_hooks.Lasso(0.01),
+    "GradientClipping": optimizer_hooks.GradientClipping(0.01),
+    "GradientHardClipping": optimizer_hooks.GradientHardClipping(-1e-3, 1e-3),
+    "GradientLARS": optimizer_hooks.GradientLARS(),
+    "GradientNoise": optimizer_hooks.GradientNoise(0.3, _annealed),
+}
+LEVELS = [
+    (name, level) for name in HOOKS for level in ("optimizer", "rule") if (name, level) != ("GradientClipping", "rule")
+]
+
+
+@pytest.mark.parametrize(("name", "level"), LEVELS)
+def test_hooks_see_unscaled_fp32_gradients(name, level):
+    """Promise 3: the masters of plain Chainer in FP32, bit for bit, at every scale; nothing overflows here."""
+
+    def run(compute, wrap):
+        model = ChosenGradient()
+        mixprec.convert(model, compute=compute)
+        optimizer = wrap(optimizers.MomentumSGD(lr=0.1)).setup(model)
+        if level == "optimizer":
+            optimizer.add_hook(HOOKS[name])
+        else:
+            for param in model.params():
+                param.update_rule.add_hook(HOOKS[name])
+        for step in range(3):
+            optimizer.update(model, np.arange(-3, 9).reshape(3, 4) * 2.0**-10 * (step + 1), np.ones(3) * 2.0**-9)
+        return optimizer
+
+    expected = run("float32", lambda inner: inner)
+    for loss_scale in (1, 8, 1024, 65536):
+        found = run("float16", lambda inner, scale=loss_scale: mixprec.MixedPrecisionOptimizer(inner, scale))
+        assert found.t == 3
+        for param, master in zip(expected.target.params(), found.target.params(), strict=True):
+            np.testing.assert_array_equal(found.master(master).array, param.array, err_msg=f"at {loss_scale}")
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+@pytest.mark.parametrize("timing", ["pre", "post"])
+@pytest.mark.parametrize("level", ["optimizer", "rule"])
+def test_a_hook_that_brings_inf_or_nan_in_leads_to_a_skip(level, timing, bad):
+    """Promise 3: whatever the hook spoils, and though other parameters are updated before it runs."""
+    optimizer = _run(_wrapped(), range(2))
+    fc = optimizer.target.predictor.fc
+
+    def spoil(owner, param=None):
+        param = optimizer.master(fc.W)
+        (param.grad if timing == "pre" else param.array)[0, 0] = bad
+
+    before = _state(optimizer)
+    owner = optimizer if level == "optimizer" else fc.W.update_rule
+    owner.add_hook(spoil, name="spoil", timing=timing)
+    _run(optimizer, [2])
+    assert optimizer.last_step_skipped
+    _assert_same(_state(optimizer), before, but=OWN)
+    owner.remove_hook("spoil")
+    _run(optimizer, [2])
+    assert not optimizer.last_step_skipped
+
+
+# --- promise 4: FP32
+
+
+@pytest.mark.parametrize("loss_scale", [None, 1, 8.0, 2.0**16, "dynamic"])
+@pytest.mark.parametrize("name", ["CorrectedMomentumSGD", "Adam"])
+def test_a_power_of_two_does_not_change_an_fp32_run_at_all(name, loss_scale):
+    """Promise 4: bit for bit the run of plain Chainer, weight decay and clipping included."""
+    plain = L.Classifier(Net())
+    np.random.seed(0)
+    plain = L.Classifier(Net())
+    reference = getattr(optimizers, name)().setup(plain)
+    scaled = _wrapped("float32", getattr(optimizers, name)(), loss_scale)
+    for optimizer in (reference, scaled):
+        optimizer.add_hook(optimizer_hooks.WeightDecay(1e-3))
+        optimizer.add_hook(optimizer_hooks.GradientClipping(0.1))
     for step in range(5):
         reference.update(plain, *_batch(step))
         scaled.update(scaled.target, *_batch(step))
@@ -133,145 +333,167 @@ def test_a_power_of_two_does_not_change_an_fp32_run_at_all(loss_scale):
         np.testing.assert_array_equal(found.array, expected.array, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "hook",
-    [
-        optimizer_hooks.WeightDecay(0.01),
-        optimizer_hooks.Lasso(0.01),
-        optimizer_hooks.GradientClipping(0.01),
-        optimizer_hooks.GradientHardClipping(-1e-3, 1e-3),
-        optimizer_hooks.GradientLARS(),
-    ],
-    ids=lambda hook: hook.name,
-)
-def test_hooks_see_unscaled_fp32_gradients(hook):
-    """The same masters at every scale, bit for bit, as long as nothing under- or overflows in FP16."""
-
-    def masters(loss_scale):
-        model = L.Linear(4, 3, initialW=np.linspace(-1, 1, 12, dtype="f").reshape(3, 4))
-        mixprec.convert(model)
-        optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(lr=0.1), loss_scale).setup(model)
-        optimizer.add_hook(hook)
-        for step in range(3):
-            for param in model.params():
-                gradient = (np.arange(param.size) - 3).reshape(param.shape) * 2.0**-10 * (step + 1)
-                param.grad = (gradient * optimizer.loss_scale).astype(np.float16)
-            optimizer.update()
-        return {name: optimizer.master(param).array.copy() for name, param in model.namedparams()}
-
-    expected = masters(1)
-    for loss_scale in (8, 1024, 65536):
-        for name, array in masters(loss_scale).items():
-            np.testing.assert_array_equal(array, expected[name], err_msg=f"{name} at {loss_scale}")
+# --- promise 6: accumulation
 
 
-@pytest.mark.parametrize("loss_scale", ["dynamic", 1024, None])
-@pytest.mark.parametrize("at", [0, 2])
-def test_a_skipped_step_changes_nothing_but_the_scale_and_its_counters(loss_scale, at):
-    """Also batch-norm statistics, also when the first step overflows; later steps are those of an undisturbed run."""
-    disturbed, undisturbed = _wrapped(loss_scale=loss_scale), _wrapped(loss_scale=loss_scale)
-    _run(disturbed, range(at))
-    _run(undisturbed, range(at))
-    before = _state(disturbed)
-    disturbed.update(disturbed.target, *_batch(99, poison=True))
-    assert disturbed.last_step_skipped
-    assert disturbed.skipped == 1
-    assert disturbed.t == at
-    _assert_same(_state(disturbed), before, but=OWN)
-    if loss_scale == "dynamic":
-        assert disturbed.loss_scale == 2.0**15
-        # bring the scales together: an FP16 gradient may round differently at another scale
-        disturbed._scaler.value = undisturbed.loss_scale
-    _run(disturbed, range(at, 5))
-    _run(undisturbed, range(at, 5))
-    assert not disturbed.last_step_skipped
-    _assert_same(_state(disturbed), _state(undisturbed), but=OWN)
+def test_accumulated_gradients_are_those_of_the_big_batch():
+    """Promise 6: exactly, where FP16 has room for the sum."""
+    small, big = (
+        mixprec.MixedPrecisionOptimizer(optimizers.Adam(), 2.0**10).setup(_converted(ChosenGradient())) for _ in "ab"
+    )
+    gradients = [np.arange(12).reshape(3, 4) * 2.0**-8 * (k + 1) for k in range(4)]
+    small.target.cleargrads()
+    for gradient in gradients:
+        small.scale_loss(small.target(gradient, np.ones(3))).backward()
+    small.update()
+    big.update(big.target, sum(gradients), 4 * np.ones(3))
+    _assert_same(_state(small), _state(big))
 
 
-def test_patience_runs_out_with_an_error_that_names_the_parameters():
-    optimizer = _wrapped(loss_scale=mixprec.DynamicLossScale(patience=2))
-    optimizer.update(optimizer.target, *_batch(0, poison=True))
-    with pytest.raises(mixprec.LossScaleExhausted, match=r"/predictor/conv/W"):
-        optimizer.update(optimizer.target, *_batch(0, poison=True))
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMSprop", "RMSpropGraves", "AdaGrad", "AdaDelta"]
-    + ["Adam", "AdamW", "AMSGrad", "AdaBound", "AMSBound", "SMORMS3", "MSVAG"],
-)
-def test_every_optimizer_of_chainer_resumes_bitwise(name, tmp_path):
-    """Save, load into a fresh run and go on equals never having stopped: masters, state, scale, counters."""
-
-    def new():
-        scale = mixprec.DynamicLossScale(init=2.0**10, interval=2)
-        return _wrapped(inner=getattr(optimizers, name)(), loss_scale=scale)
-
-    interrupted = _run(new(), range(3))
-    serializers.save_npz(tmp_path / "optimizer.npz", interrupted)
-    serializers.save_npz(tmp_path / "model.npz", interrupted.target)
-    resumed = new()
-    resumed.target.predictor.conv.W.array[...] = 0  # whatever the initial weights are
-    serializers.load_npz(tmp_path / "optimizer.npz", resumed)
-    serializers.load_npz(tmp_path / "model.npz", resumed.target)
-    _run(resumed, range(3, 6))
-    _assert_same(_state(resumed), _state(_run(new(), range(6))))
-
-
-@pytest.mark.parametrize("with_gradient", [True, False])
-def test_a_write_into_a_live_parameter_reaches_the_master(with_gradient):
-    optimizer = _run(_wrapped(), range(1))
-    weight = optimizer.target.predictor.fc.W
-    untouched = optimizer.master(weight).array[1].copy()
-    weight.array[0] = 0.25
-    weight.grad = np.zeros_like(weight.array) if with_gradient else None
-    optimizer.lr = 0.0
+def test_a_scale_that_changes_between_backward_passes_takes_effect_on_the_next_step():
+    """Promise 6: all passes of a step have the scale of the first, so that their sum means something."""
+    scale = mixprec.DynamicLossScale(init=2.0**10)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=1), scale).setup(_converted(ChosenGradient()))
+    model = optimizer.target
+    model.cleargrads()
+    before = optimizer.master(model.linear.b).array.copy()
+    for overflow in (True, False):
+        optimizer.scale_loss(model(np.zeros((3, 4)), np.full(3, 2.0**-5))).backward()
+        scale.adjust(overflow)  # somebody else's optimizer shares the scale
+    assert scale.value == 2.0**9
     optimizer.update()
-    np.testing.assert_array_equal(optimizer.master(weight).array[0], 0.25)
-    np.testing.assert_array_equal(optimizer.master(weight).array[1], untouched)
+    np.testing.assert_array_equal(before - optimizer.master(model.linear.b).array, np.full(3, 2.0**-4))
+    assert optimizer.scale_loss(chainer.Variable(np.array(1, np.float32))).array == 2.0**9
+
+
+def _converted(model):
+    mixprec.convert(model)
+    return model
+
+
+# --- promise 8: several optimizers, and backward passes that were not scaled
 
 
 def test_a_hand_written_loop_is_the_same_step():
-    by_hand, by_update = _wrapped(), _wrapped()
+    _assert_same(_state(_run_by_hand(_wrapped(), range(3))), _state(_run(_wrapped(), range(3))))
+
+
+def _unscaled(optimizer, model):
+    model(*_batch(0)).backward()
+
+
+def _scaled(optimizer, model):
+    optimizer.scale_loss(model(*_batch(0))).backward()
+
+
+@pytest.mark.parametrize("passes", [[_unscaled], [_unscaled, _scaled], [_scaled, _unscaled]])
+@pytest.mark.parametrize("compute", ["float16", "float32"])
+def test_a_backward_pass_that_was_not_scaled_is_an_error(compute, passes):
+    """Promise 8: it names the parameter and what to call, nothing changes, and the loop can go on after it."""
+    optimizer = _run(_wrapped(compute), range(2))
+    before = _state(optimizer)
+    optimizer.target.cleargrads()
+    for backward in passes:
+        backward(optimizer, optimizer.target)
+    with pytest.raises(
+        UnscaledBackward, match=r"/predictor/\w+/\w+ .* call optimizer\.scale_loss\(loss\)\.backward\(\)"
+    ):
+        optimizer.update()
+    _assert_same(_state(optimizer), before, but=["model/predictor/bn/avg"])  # the forward pass moved these
+    _run_by_hand(optimizer, [2])
+    assert optimizer.t == 3
+
+
+def test_without_a_scale_any_backward_will_do():
+    by_hand, reference = _wrapped(loss_scale=None), _run(_wrapped(loss_scale=None), range(1))
+    by_hand.target.cleargrads()
+    by_hand.target(*_batch(0)).backward()
+    by_hand.update()
+    _assert_same(_state(by_hand), _state(reference))
+
+
+def test_a_gradient_that_the_user_wrote_is_taken_as_it_is():
+    """As in Chainer: the array in ``param.grad`` is the gradient, whatever the loss scale."""
+    model = _converted(L.Linear(2, 1, nobias=True, initialW=1.0))
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=1.0)).setup(model)
+    model.W.grad = np.full((1, 2), 0.25, np.float16)
+    optimizer.update()
+    np.testing.assert_array_equal(model.W.array, 0.75)
+
+
+def test_one_loss_and_two_optimizers_over_parts_of_the_model():
+    """Promise 8: each divides by what the one backward pass was multiplied by."""
+    split = _model()
+    parts = split.predictor.conv, split.predictor.fc, split.predictor.bn
+    trunk = chainer.ChainList(parts[0], parts[2])
+    first = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=0.1), 2.0**10).setup(trunk)
+    second = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=0.1), 2.0**4).setup(parts[1])
+    whole = _wrapped(inner=optimizers.SGD(lr=0.1), loss_scale=2.0**10)
     for step in range(3):
-        model = by_hand.target
-        loss = model(*_batch(step))
-        model.cleargrads()
-        by_hand.scale_loss(loss).backward()
-        by_hand.update()
-    _assert_same(_state(by_hand), _state(_run(by_update, range(3))))
+        loss = split(*_batch(step))
+        split.cleargrads()
+        first.scale_loss(loss).backward()
+        first.update()
+        second.update()
+    _run(whole, range(3))
+    for (name, expected), (_, found) in zip(whole.target.namedparams(), split.namedparams(), strict=True):
+        np.testing.assert_array_equal(found.array, expected.array, err_msg=name)
 
 
-def test_lazy_parameters_those_without_gradient_and_disabled_rules():
-    model = chainer.ChainList(L.Linear(None, 2), L.Linear(3, 2), L.Linear(3, 2))
-    mixprec.convert(model)
-    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.Adam(), 8).setup(model)
-    model[2].disable_update()
-    before = [link.W.array.copy() for link in (model[1], model[2])]
-    x = np.ones((2, 3), np.float32)
+def test_two_losses_with_an_optimizer_each():
+    """Promise 8: as in a GAN, where the loss of one model runs through the other; each has a scale of its own."""
+    one, other = (_converted(L.Linear(3, 3, initialW=np.eye(3, dtype="f"))) for _ in "ab")
+    x = np.arange(6, dtype="f").reshape(2, 3) / 8
+    first = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=0.5), 2.0**8).setup(one)
+    second = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=0.5), 2.0**3).setup(other)
     for _ in range(2):
-        optimizer.update(lambda: F.sum(model[0](x)) + F.sum(model[2](x)))
-    assert model[0].W.dtype == np.float16
-    np.testing.assert_array_equal(model[1].W.array, before[0])
-    np.testing.assert_array_equal(model[2].W.array, before[1])
-    assert optimizer.master(model[0].W).update_rule is model[0].W.update_rule
-    assert model[0].W.update_rule.t == 2
+        first.update(lambda: F.sum(other(one(x))))
+        second.update(lambda: F.sum(other(one(x))))
+    reference = [L.Linear(3, 3, initialW=np.eye(3, dtype="f")) for _ in "ab"]
+    plain = [optimizers.SGD(lr=0.5).setup(model) for model in reference]
+    for _ in range(2):
+        for optimizer in plain:
+            optimizer.update(lambda: F.sum(reference[1](reference[0](x))))
+    for model, expected in zip((one, other), reference, strict=True):
+        np.testing.assert_allclose(model.W.array, expected.W.array, rtol=2**-9, atol=2**-9)
 
 
-def test_it_passes_for_the_wrapped_optimizer():
-    """Hyperparameters, schedules and Chainer's own trainer extensions reach through."""
+def test_gradients_of_two_scales_in_one_parameter_are_an_error():
+    """Promise 8: a trunk that two losses reach with two scales; their sum is divided by neither."""
+    trunk = _converted(L.Linear(3, 3))
+    heads = [_converted(L.Linear(3, 1)) for _ in "ab"]
+    x = np.ones((2, 3), np.float32)
+    first = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 2.0**8).setup(chainer.ChainList(trunk, heads[0]))
+    second = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 2.0**3).setup(heads[1])
+    for model in (trunk, *heads):
+        model.cleargrads()
+    first.scale_loss(F.sum(heads[0](trunk(x)))).backward()
+    second.scale_loss(F.sum(heads[1](trunk(x)))).backward()
+    second.update()
+    with pytest.raises(UnscaledBackward, match=r"the gradient of /0/[Wb] "):
+        first.update()
+
+
+def test_a_loss_is_scaled_once():
     optimizer = _wrapped()
-    assert optimizer.lr == 0.1
-    shift = training.extensions.ExponentialShift("lr", 0.5, init=0.4, optimizer=optimizer)
-    shift.initialize(None)
-    assert optimizer.lr == pytest.approx(0.4)
-    optimizer.momentum = 0.5
-    assert optimizer.target.predictor.fc.W.update_rule.hyperparam.momentum == 0.5
-    optimizer.new_epoch()
-    assert optimizer.epoch == 1
+    scaled = optimizer.scale_loss(optimizer.target(*_batch(0)))
+    with pytest.raises(ValueError, match="the loss is scaled already"):
+        optimizer.scale_loss(scaled)
+    with pytest.raises(ValueError, match=r"backward\(loss_scale=\.\.\.\) of a loss that scale_loss"):
+        scaled.backward(loss_scale=2.0)
 
 
-@pytest.mark.parametrize("name", ["loss_scaling", "set_loss_scale", "use_fp32_update"])
+# --- the public face
+
+
+def test_a_loss_scale_may_be_said_in_many_ways():
+    assert _wrapped().loss_scale == 2.0**16
+    assert _wrapped(loss_scale=8).loss_scale == 8.0
+    assert _wrapped(loss_scale=None).loss_scale == 1.0
+    assert _wrapped(loss_scale=mixprec.StaticLossScale(4)).loss_scale == 4.0
+
+
+@pytest.mark.parametrize("name", ["loss_scaling", "use_fp32_update", "check_nan_in_grads"])
 def test_chainers_own_mechanisms_are_refused(name):
     with pytest.raises(AttributeError, match=f"{name} is not available"):
         getattr(_wrapped(), name)
@@ -287,6 +509,8 @@ def test_wrong_arguments():
         mixprec.MixedPrecisionOptimizer("SGD")
     with pytest.raises(TypeError, match="loss_scale must be"):
         mixprec.MixedPrecisionOptimizer(optimizers.SGD(), "big")
+    with pytest.raises(ValueError, match="value must be a positive power of two; found 1000"):
+        mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 1000)
     with pytest.raises(ValueError, match="set up already"):
         mixprec.MixedPrecisionOptimizer(optimizers.SGD().setup(Net()))
     with pytest.raises(RuntimeError, match="not set up"):

@@ -3,13 +3,13 @@
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import device_stand_in
 import numpy as np
 import pytest
 from chainer import optimizer_hooks, optimizers, serializers
-
-import device_stand_in
-import mixprec
 from device_stand_in import DeviceArray
+
+import mixprec
 from mixprec import loss_scale
 from mixprec.optimizer import statistics, steps, wrapper
 

@@ -1,4 +1,6 @@
-"""ChainerMN on NumPy 2."""
+"""ChainerMN on NumPy 2, and around a loss scale."""
+
+import functools
 
 from mixprec.compat import hooks
 from mixprec.compat.rebind import Overlay, rebound
@@ -22,3 +24,20 @@ def size_of_the_dataset(module):
     """Without it every rank but the master fails in ``int()`` of a 1-element array, and the master waits for it."""
     cls = module._MultiNodeIteratorSlave
     cls.__init__ = rebound(cls.__init__, int=lambda size: int(size.item()))
+
+
+@hooks.after_import("chainermn.optimizers")
+def gradients_of_the_last_step(module):
+    """Without it ``double_buffering`` divides the gradients of one step by the dynamic loss scale of the next."""
+    original = module.create_multi_node_optimizer
+
+    @functools.wraps(original)
+    def create_multi_node_optimizer(actual_optimizer, communicator, double_buffering=False, zero_fill=True):
+        if double_buffering and getattr(actual_optimizer, "scales_dynamically", False):
+            raise ValueError(
+                "double_buffering updates with the gradients of the step before, which a dynamic loss scale does not "
+                "fit: use MixedPrecisionOptimizer(optimizer, loss_scale=<a power of two>), or no double_buffering"
+            )
+        return original(actual_optimizer, communicator, double_buffering, zero_fill)
+
+    module.create_multi_node_optimizer = create_multi_node_optimizer

@@ -21,7 +21,7 @@ def check_scaled(masters):
             raise UnscaledBackward(
                 f"the gradient of {name} comes, at least in part, from a backward() that was not scaled or was scaled "
                 "for another step: call optimizer.scale_loss(loss).backward(), or optimizer.update(lossfun, ...), and "
-                "model.cleargrads() before it"
+                "model.cleargrads() before it (ParallelUpdater: pass one static loss_scale to it and to the optimizer)"
             )
 
 

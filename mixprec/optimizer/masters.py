@@ -49,6 +49,7 @@ class Masters(chainer.Link):
             self._masters[id(param)] = (param, master)
             return master
         master = held[1]
+        master.update_rule = param.update_rule
         if param.dtype != np.float16:
             if master.array is not param.array:
                 master.array = param.array
@@ -83,9 +84,12 @@ class Masters(chainer.Link):
                 yield name, param, self.of(param)
 
     def share_update_rules(self):
-        """Gives each parameter of the model the update rule of its master, for users who set hyperparameters there."""
-        for param in self.model.params():
-            param.update_rule = self.of(param).update_rule
+        """Gives each parameter the update rule that its master has got from the optimizer.
+
+        From then on the parameter's own counts, so that users can give it hyperparameters, or another rule.
+        """
+        for param, master in self._masters.values():
+            param.update_rule = master.update_rule
 
     def follow_model(self):
         """Takes over what somebody wrote into the FP16 parameters since they were last rounded from the masters."""

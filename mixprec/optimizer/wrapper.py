@@ -127,6 +127,11 @@ class MixedPrecisionOptimizer:
         return self._scaler.value
 
     @property
+    def scales_dynamically(self):
+        """Whether the loss scale may change from step to step."""
+        return isinstance(self._scaler, DynamicLossScale)
+
+    @property
     def skipped(self):
         """Number of steps skipped because of an overflow, since the beginning of training; read like the scale."""
         return self._steps.skipped
