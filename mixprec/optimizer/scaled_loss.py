@@ -8,6 +8,7 @@ on a device, so that each gradient is divided by what it was multiplied by, whoe
 import weakref
 
 import chainer
+import numpy as np
 
 
 class _NotReached(float):
@@ -39,7 +40,9 @@ class ScaledLoss(chainer.Variable):
             for param in model.params(include_uninit=False)
             if param._loss_scale is not self.factor and param._loss_scale is not NOT_REACHED and param.grad is not None
         ]
-        super().backward(retain_grad, enable_double_backprop, self.factor)
+        # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
+        with np.errstate(over="ignore", invalid="ignore"):
+            super().backward(retain_grad, enable_double_backprop, self.factor)
         for param in already:
             if param._loss_scale is self.factor:
                 param._loss_scale = None  # added to a gradient of another scale: of no scale at all

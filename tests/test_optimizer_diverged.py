@@ -1,0 +1,118 @@
+"""Promise 9: ``LossScaleExhausted`` says which gradients, and which layer, stopped being finite."""
+
+import re
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizers
+
+import mixprec
+
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Linear(4, 4, initialW=np.eye(4, dtype="f"))
+            self.bn = L.BatchNormalization(4)
+            self.second = L.Linear(4, 4, initialW=np.eye(4, dtype="f"))
+            self.third = L.Linear(4, 2)
+
+    def forward(self, x):
+        return F.sum(self.third(self.second(F.relu(self.bn(self.first(x))))))
+
+
+def _optimizer(patience=2):
+    np.random.seed(0)
+    model = chainer.Sequential(Net())
+    mixprec.convert(model)
+    scale = mixprec.DynamicLossScale(init=2.0**8, patience=patience)
+    return mixprec.MixedPrecisionOptimizer(optimizers.SGD(), scale).setup(model)
+
+
+def _message(optimizer, *arguments):
+    for _ in range(optimizer._scaler.patience - 1):
+        optimizer.update(*arguments)
+    with pytest.raises(mixprec.LossScaleExhausted) as error:
+        optimizer.update(*arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+X = np.random.RandomState(0).normal(size=(8, 4)).astype(np.float32)
+
+
+def test_patience_many_overflows_in_a_row_and_no_fewer():
+    """A clean step in between starts the count again."""
+    optimizer = _optimizer(patience=3)
+    bad = X * np.float32(np.nan)
+    for batch in (bad, bad, X, bad, bad):
+        optimizer.update(optimizer.target, batch)
+    with pytest.raises(mixprec.LossScaleExhausted, match=r"^3 steps in a row overflowed"):
+        optimizer.update(optimizer.target, bad)
+    assert optimizer.skipped == 5
+    assert optimizer.loss_scale == 2.0**3
+
+
+def test_the_first_layer_whose_activation_is_not_finite():
+    """A weight that is inf spoils its layer and all after it; the error names that layer, and the weight."""
+    optimizer = _optimizer()
+    optimizer.target[0].second.W.array[1, :] = np.inf
+    message = _message(optimizer, optimizer.target, X)
+    assert "the loss scale has come down to 2^6" in message
+    found = re.search(
+        r"first layer whose activation is not finite: (\S+) \((\w+), (\d+) inf, (\d+) NaN of 32\)", message
+    )
+    assert found[1] == "/0/second"
+    assert found[2] == "Linear"
+    assert int(found[3]) + int(found[4]) == 8
+    assert message.endswith("its parameters /0/second/W are not finite")
+
+
+def test_the_worst_parameters_with_counts_of_inf_and_nan():
+    """Counted in the gradients of the last step, the worst first."""
+    optimizer = _optimizer()
+
+    def lossfun(x):
+        net = optimizer.target[0]
+        spoiled = F.sum(F.cast(net.third.W, "float32") * np.array([[np.inf, 1, 1, 1], [np.nan, np.inf, 1, 1]], "f"))
+        return net(x) + spoiled
+
+    message = _message(optimizer, lossfun, X)
+    assert "gradients that are not finite, the worst first: /0/third/W (2 inf, 1 NaN of 8);" in message
+    assert message.endswith("every activation is finite, so that the overflow is in the backward pass")
+
+
+def test_a_batch_that_is_not_finite_itself():
+    optimizer = _optimizer()
+    bad = X.copy()
+    bad[0, :2] = np.nan
+    bad[1, 0] = np.inf
+    assert _message(optimizer, optimizer.target, bad).endswith("the batch itself holds 1 inf, 2 NaN of 32")
+
+
+def test_the_second_look_at_the_batch_moves_no_statistics():
+    optimizer = _optimizer()
+    bn = optimizer.target[0].bn
+    optimizer.update(optimizer.target, X)
+    before = bn.avg_mean.copy(), bn.avg_var.copy()
+    optimizer.target[0].second.W.array[...] = np.nan
+    _message(optimizer, optimizer.target, X)
+    np.testing.assert_array_equal((bn.avg_mean, bn.avg_var), before)
+
+
+def test_a_hand_written_loop_learns_how_to_have_the_layer_named():
+    optimizer = _optimizer(patience=1)
+    optimizer.target[0].second.W.array[...] = np.nan
+    optimizer.target.cleargrads()
+    optimizer.scale_loss(optimizer.target(X)).backward()
+    assert "update(lossfun, ...)" in _message(optimizer)
+
+
+def test_more_than_five_parameters_are_summed_up():
+    optimizer = _optimizer(patience=1)
+    message = _message(optimizer, lambda x: optimizer.target(x) * np.float32(np.inf), X)
+    assert ", and 3 more; " in message
