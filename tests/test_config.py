@@ -94,8 +94,12 @@ def test_defaults_are_those_of_the_design(write):
         "schedule": {"kind": "cosine", "warmup_epochs": 0.0},
         "training": {"batch_size": 32, "epochs": 90, "seed": 0, "device": "auto"},
         "snapshot": {"every": "1 epoch", "keep": 3},
-        "log": {"every": "1 epoch"},
+        "log": {"every": "1 epoch", "gradient_histogram": None},
     }
+
+
+def test_no_interval_is_no_trigger(write):
+    assert load(write("c.yaml", merged())).log.gradient_histogram_trigger is None
 
 
 @pytest.mark.parametrize("text", ["1e-3", "1E-3", "+1e-3", "0.1e-2", ".001", "0.001", "10e-4"])
@@ -126,8 +130,9 @@ def test_a_date_an_octal_and_a_sexagesimal_are_what_they_look_like(write):
     ],
 )
 def test_intervals_become_triggers_of_chainer(write, text, trigger):
-    config = load(write("c.yaml", merged(log={"every": text}, snapshot={"every": text})))
+    config = load(write("c.yaml", merged(log={"every": text, "gradient_histogram": text}, snapshot={"every": text})))
     assert config.log.trigger == trigger
+    assert config.log.gradient_histogram_trigger == trigger
     assert config.snapshot.trigger == trigger
 
 
@@ -184,8 +189,8 @@ def test_the_script_names_the_architectures(write):
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
             "schedule, training, snapshot, log, base; did you mean 'model'?",
         ),
-        ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every"),
-        ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every"),
+        ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
+        ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every, gradient_histogram"),
         ("\n- 1\n", "c.yaml:2: found a list; allowed: sections with keys"),
         ("nonsense\n", "c.yaml:1: found 'nonsense'; allowed: sections with keys"),
         ("model: {}\n? [a]\n: 1\n", "c.yaml:2: found a list or mapping as a key; allowed: a name"),
@@ -269,6 +274,10 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("training.device=gpu:", "'training.device' is a mapping; allowed: "),
         ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
         ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
+        (
+            "log.gradient_histogram=often",
+            "'log.gradient_histogram' is 'often'; allowed: text of the form 'N epochs' or 'N iterations', or null",
+        ),
         ("snapshot.every=2", "'snapshot.every' is 2; allowed: "),
         ("snapshot.every='1 epoch\n'", "'snapshot.every' is "),
     ],
@@ -522,7 +531,7 @@ def _configs(draw):
             "device": draw(st.sampled_from(["auto", "cpu", "gpu", "gpu:7"])),
         },
         "snapshot": {"every": draw(_every), "keep": draw(_count)},
-        "log": {"every": draw(_every)},
+        "log": {"every": draw(_every), "gradient_histogram": draw(st.none() | _every)},
     }
 
 

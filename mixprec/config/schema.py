@@ -220,11 +220,22 @@ class Log:
     """The log, the table in the terminal and the plots."""
 
     every: str = key("Time between two entries.", "1 epoch", limit=_INTERVAL)
+    gradient_histogram: str | None = key(
+        "Time between two pictures of how the gradients lie in the range of float16, with and without loss scaling; "
+        "each replaces the last gradients.png. null makes none.",
+        None,
+        limit=_INTERVAL,
+    )
 
     @property
     def trigger(self):
         """:attr:`every` in Chainer's form, ``(5, "epoch")``."""
         return _trigger(self.every)
+
+    @property
+    def gradient_histogram_trigger(self):
+        """:attr:`gradient_histogram` in Chainer's form, or ``None``."""
+        return None if self.gradient_histogram is None else _trigger(self.gradient_histogram)
 
 
 @dataclass(frozen=True, kw_only=True)
