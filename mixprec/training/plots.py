@@ -7,21 +7,22 @@ from matplotlib.figure import Figure
 
 from mixprec import files
 
-# file name -> (title, scale of the y axis, {key of the log: label})
+# file name -> (title, base of the y axis if that is logarithmic, {key of the log: label})
 _PLOTS = {
-    "loss.png": ("loss", "linear", {"main/loss": "training", "validation/main/loss": "validation"}),
+    "loss.png": ("loss", None, {"main/loss": "training", "validation/main/loss": "validation"}),
     "accuracy.png": (
         "accuracy",
-        "linear",
+        None,
         {"main/accuracy": "training", "validation/main/accuracy": "validation"},
     ),
-    "loss_scale.png": ("loss scale", "log", {"loss_scale": "loss scale"}),
-    "learning_rate.png": ("learning rate", "linear", {"lr": "learning rate"}),
+    "loss_scale.png": ("loss scale", 2, {"loss_scale": "loss scale"}),
+    "gradient_norm.png": ("gradient norm, unscaled", 10, {"gradient_norm": "gradient norm"}),
+    "learning_rate.png": ("learning rate", None, {"lr": "learning rate"}),
 }
 
 
 class Plots(extension.Extension):
-    """Redraws loss, accuracy, loss scale and learning rate over the epochs; give it the trigger of the log.
+    """Redraws loss, accuracy, loss scale, gradient norm and learning rate over the epochs, at the trigger of the log.
 
     The points come from the log, so that they are those of the whole run also after a resume.
 
@@ -37,12 +38,12 @@ class Plots(extension.Extension):
         self._iteration_epochs = iteration_epochs
 
     def __call__(self, trainer):
-        for name, (title, scale, curves) in _PLOTS.items():
-            figure = self._draw(title, scale, curves)
+        for name, (title, base, curves) in _PLOTS.items():
+            figure = self._draw(title, base, curves)
             with files.replacing(os.path.join(trainer.out, name)) as temporary:
                 figure.savefig(temporary)
 
-    def _draw(self, title, scale, curves):
+    def _draw(self, title, base, curves):
         figure = Figure(figsize=(6, 4), dpi=120, layout="constrained")
         axes = figure.subplots()
         for key, label in curves.items():
@@ -54,8 +55,8 @@ class Plots(extension.Extension):
             if points:
                 axes.plot(*zip(*points, strict=True), marker="." if len(points) < 100 else None, label=label)
         axes.set(title=title, xlabel="epoch")
-        if scale == "log":
-            axes.set_yscale("log", base=2)
+        if base:
+            axes.set_yscale("log", base=base)
         axes.grid(alpha=0.3)
         if len(axes.get_lines()) > 1:
             axes.legend()
