@@ -11,8 +11,7 @@ from chainer.training import extensions
 
 import mixprec
 from mixprec import files
-from mixprec.training import output, snapshots
-from mixprec.training.console import Lines
+from mixprec.training import console, output, snapshots
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.plots import Plots
 from mixprec.training.schedule import Schedule
@@ -59,11 +58,46 @@ def test_evaluation_counts_every_image_the_same():
 
 
 def test_console_lines_come_whole_and_without_cursor_controls(capsys):
-    lines = Lines()
+    lines = console.Lines()
     for part in ("\033[J", "epoch  ", "1\n", "\033[J2"):
         lines.write(part)
     lines.flush()
     assert capsys.readouterr().out == "epoch  1\n"
+
+
+def test_the_bar_shows_the_loss_scale_that_was_last_logged(monkeypatch):
+    class Bar:
+        def __init__(self, total, initial, **_):
+            self.total, self.n = total, initial
+            self.disable = False
+            self.postfixes = []
+
+        def update(self, images):
+            self.n += images
+
+        def set_description(self, text, refresh):
+            self.text = text
+
+        def set_postfix(self, refresh, **values):
+            self.postfixes.append(values)
+
+    class Trainer:
+        class updater:
+            epoch, epoch_detail = 1, 1.25
+
+        observation = {}  # noqa: RUF012
+
+    monkeypatch.setattr(console, "tqdm", Bar)
+    progress = console.ProgressBar(images=8, epochs=3)
+    progress.initialize(Trainer)
+    bar = progress._bar
+    assert (bar.total, bar.n) == (24, 10)
+    Trainer.updater.epoch_detail = 1.5
+    for observation in ({}, {"loss_scale": 65536.0}, {}):
+        Trainer.observation = observation
+        progress(Trainer)
+    assert (bar.n, bar.text) == (12, "epoch 2/3")
+    assert bar.postfixes == [{"loss_scale": "65536"}]
 
 
 def test_plots_are_drawn_from_the_log(tmp_path):
@@ -71,9 +105,11 @@ def test_plots_are_drawn_from_the_log(tmp_path):
         out = str(tmp_path)
 
     log = extensions.LogReport()
+    # A skipped step has no norm.
     log._log = [{"iteration": i, "main/loss": 1 / i, "loss_scale": 2.0**i} for i in (1, 2)]
+    log._log[0]["gradient_norm"] = 0.5
     Plots(log, 0.5)(Trainer)
-    names = {"loss.png", "accuracy.png", "loss_scale.png", "learning_rate.png"}
+    names = {"loss.png", "accuracy.png", "loss_scale.png", "gradient_norm.png", "learning_rate.png"}
     assert set(os.listdir(tmp_path)) == names
     for name in names:
         assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -9,16 +9,16 @@ from tqdm import tqdm
 class ProgressBar(extension.Extension):
     """A bar over the whole training with images/s and the remaining time, on standard error if that is a terminal.
 
+    It also shows the loss scale as it was last logged: to ask the optimizer in every step would let the GPU wait.
+
     Args:
-        optimizer: the :class:`~mixprec.MixedPrecisionOptimizer`, for its loss scale.
         images: number of images in an epoch.
         epochs: length of training in epochs.
     """
 
     trigger = 1, "iteration"
 
-    def __init__(self, optimizer, images, epochs):
-        self._optimizer = optimizer
+    def __init__(self, images, epochs):
         self._images = images
         self._epochs = epochs
         self._bar = None
@@ -37,7 +37,8 @@ class ProgressBar(extension.Extension):
         self._bar.update(self._seen(trainer) - self._bar.n)
         if not self._bar.disable:
             self._bar.set_description(f"epoch {trainer.updater.epoch + 1}/{self._epochs}", refresh=False)
-            self._bar.set_postfix(loss_scale=f"{self._optimizer.loss_scale:g}", refresh=False)
+            if "loss_scale" in trainer.observation:
+                self._bar.set_postfix(loss_scale=f"{trainer.observation['loss_scale']:g}", refresh=False)
 
     def finalize(self):
         """Removes the bar."""

@@ -16,6 +16,8 @@ from mixprec.data.dali import DaliIterator
 from mixprec.training import snapshots
 from mixprec.training.console import Lines, ProgressBar
 from mixprec.training.evaluation import Evaluator
+from mixprec.training.gradient_histogram import GradientHistogram
+from mixprec.training.loss_scale_log import LossScaleLog
 from mixprec.training.plots import Plots
 from mixprec.training.schedule import Schedule
 from mixprec.training.updater import Throughput, TimedUpdater
@@ -102,20 +104,21 @@ def build_trainer(config, model, train, val, device, out):
 
     log = extensions.LogReport(trigger=at(config.log.trigger))
     trainer.extend(Evaluator(_iterator(config, val, train=False), model, converter=to_nchw, device=device))
-    observed = {
-        "lr": lambda trainer: getattr(optimizer, lr),
-        "loss_scale": lambda trainer: optimizer.loss_scale,
-        "skipped": lambda trainer: optimizer.skipped,
-    }
-    for key, value in observed.items():
-        trainer.extend(extensions.observe_value(key, value), name=key, trigger=at(config.log.trigger))
+    trainer.extend(
+        extensions.observe_value("lr", lambda trainer: getattr(optimizer, lr)),
+        name="lr",
+        trigger=at(config.log.trigger),
+    )
+    trainer.extend(LossScaleLog(optimizer), trigger=at(config.log.trigger))
     trainer.extend(Throughput(len(train)), trigger=at(config.log.trigger))
     trainer.extend(log)
     trainer.extend(
         extensions.PrintReport(_COLUMNS, log_report="LogReport", out=Lines()), trigger=at(config.log.trigger)
     )
     trainer.extend(Plots(log, iteration_epochs), trigger=at(config.log.trigger))
-    trainer.extend(ProgressBar(optimizer, len(train), config.training.epochs))
+    if config.log.gradient_histogram is not None:
+        trainer.extend(GradientHistogram(optimizer), trigger=config.log.gradient_histogram_trigger)
+    trainer.extend(ProgressBar(len(train), config.training.epochs))
     trainer.extend(
         Schedule(
             optimizer,

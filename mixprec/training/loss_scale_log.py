@@ -1,0 +1,43 @@
+"""What a run logs of its loss scaling."""
+
+import math
+
+import numpy as np
+from chainer import backend
+from chainer.training import extension
+
+
+class LossScaleLog(extension.Extension):
+    """Reports ``loss_scale``, ``skipped`` and ``gradient_norm``; give it the trigger of the log.
+
+    These are the loss scale of the next step, the number of skipped steps since the beginning, and the L2 norm over
+    all gradients of the last step, unscaled and before any hook. A norm that is inf or NaN is left out: the step was
+    skipped, and JSON has no such number.
+
+    Each call reads from the GPU, which makes it wait; so once per entry of the log, not in every step.
+
+    Args:
+        optimizer: the :class:`~mixprec.MixedPrecisionOptimizer`.
+    """
+
+    trigger = 1, "epoch"
+    priority = extension.PRIORITY_WRITER  # before the log of the same iteration
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    def __call__(self, trainer):
+        trainer.observation["loss_scale"] = self._optimizer.loss_scale
+        trainer.observation["skipped"] = self._optimizer.skipped
+        norm = _norm(array for _, array in self._optimizer.unscaled_gradients())
+        if math.isfinite(norm):
+            trainer.observation["gradient_norm"] = norm
+
+
+def _norm(arrays):
+    # In FP64 no square of an FP32 number overflows. The sums stay on the device up to the last one.
+    squares = [(array.astype(np.float64) ** 2).sum() for array in arrays]
+    if not squares:
+        return 0.0
+    device = backend.get_device_from_array(*squares)
+    return math.sqrt(float(device.xp.stack([device.send(square) for square in squares]).sum()))
