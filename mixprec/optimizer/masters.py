@@ -5,6 +5,8 @@ import functools
 import chainer
 import numpy as np
 
+from mixprec.backends.reading import known
+
 _OWNER = "_mixprec_masters"  # attribute of a parameter: the Masters it belongs to
 
 
@@ -159,4 +161,6 @@ def _follow(name, param, master):
     if master.array.shape != param.shape:
         raise ValueError(f"{name} had shape {master.array.shape} and has {param.shape} now: call setup() again")
     written = param.array.view(np.int16) != master.array.astype(np.float16).view(np.int16)
+    if known(written) and not written.any():
+        return
     master.array[...] = master.xp.where(written, param.array.astype(np.float32), master.array)
