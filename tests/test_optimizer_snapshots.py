@@ -45,7 +45,7 @@ COUNTERS = {
 class Net(chainer.Chain):
     """Linear layers and batch norm, so that there are FP16 and FP32 parameters and statistics.
 
-    No gradient is exactly zero, which Chainer's MSVAG would turn into NaN: tanh, and no bias before the batch norm.
+    No gradient is exactly zero, about which Chainer's MSVAG would warn: tanh, and no bias before the batch norm.
     """
 
     def __init__(self, lazy):
