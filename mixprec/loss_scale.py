@@ -58,10 +58,13 @@ class StaticLossScale:
     def __init__(self, value):
         _check_power_of_two("value", value)
         self.value = float(value)
+        self._factors = {}
 
     def factor(self, device):
         """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
-        return device.send(np.array(self.value, np.float32))
+        if device.name not in self._factors:
+            self._factors[device.name] = device.send(np.array(self.value, np.float32))
+        return self._factors[device.name]
 
     def adjust(self, overflow):
         """Does nothing: the scale is constant."""

@@ -187,6 +187,16 @@ def _warns_once():
 # Going on equals never having stopped.
 
 
+RULES = ["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMSprop", "RMSpropGraves", "AdaGrad", "AdaDelta"]
+RULES += ["Adam", "AdamW", "AMSGrad", "AdaBound", "AMSBound", "SMORMS3", "MSVAG"]
+
+
+@pytest.mark.parametrize("inner", RULES)
+def test_every_optimizer_of_chainer_resumes_bitwise(inner, tmp_path):
+    """All fifteen, in the middle of overflows."""
+    test_a_resumed_run_is_bitwise_one_that_never_stopped(Storage("npz", tmp_path), ORDERS[0], inner, ".xx")
+
+
 @pytest.mark.parametrize("before", COUNTERS)
 @pytest.mark.parametrize("inner", ["Adam", "MSVAG", "CorrectedMomentumSGD"])
 @pytest.mark.parametrize("order", ORDERS, ids="-then-".join)
@@ -230,8 +240,7 @@ def test_a_trainer_that_loads_its_snapshot_by_itself_is_bitwise_one_that_never_s
 @settings(max_examples=50)
 @given(before=st.text("x.", max_size=4), after=st.text("x.", max_size=4), order=st.sampled_from(ORDERS))
 def test_a_run_resumes_bitwise_wherever_it_overflowed_and_stopped(before, after, order):
-    """Any pattern of overflows, and any save point after a first step that counts."""
-    before = "." + before
+    """Any pattern of overflows, and any save point, also before the first step that counts."""
     interrupted, resumed = _run(_optimizer(), before), _optimizer(seed=1)
     for part in order:
         file = io.BytesIO()
@@ -372,9 +381,13 @@ def test_a_file_that_lacks_one_counter_starts_the_loss_scale_afresh(storage, mis
 # Copies of a live optimizer.
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))], ids=["deepcopy", "pickle"]
+@pytest.fixture(
+    params=[copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))], ids=["deepcopy", "pickle"]
 )
+def duplicate(request):
+    return request.param
+
+
 @pytest.mark.parametrize("before", ["", *COUNTERS])
 def test_a_copy_goes_on_like_the_original_and_neither_touches_the_other(duplicate, before):
     """Masters, optimizer state, scale and counters are copied; afterwards they are two runs."""
@@ -393,3 +406,39 @@ def test_a_copy_goes_on_like_the_original_and_neither_touches_the_other(duplicat
     _assert_same(_state(original), end)
     _run(original, ".", first=len(before + after))
     _assert_same(_state(copied), end)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_copy_in_the_middle_of_a_step_knows_the_scale_of_its_gradients(duplicate, passes):
+    """Between backward and update, and between two backward passes."""
+    original = _run(_optimizer(), ".")
+    ((x, t),) = _batches(".", 1)
+    model = original.target
+    model.cleargrads()
+    original.scale_loss(model(x, t)).backward()
+    copied = duplicate(original)
+    for optimizer in (original, copied):
+        for _ in range(passes - 1):
+            optimizer.scale_loss(optimizer.target(x, t)).backward()
+        optimizer.update()
+    _assert_same(_state(copied), _state(original))
+
+
+def test_a_copy_knows_the_gradients_of_the_last_step(duplicate):
+    """Unscaled, as the original does; and it divides them once more if a step uses them once more."""
+    original = _run(_optimizer(), ".")
+    copied = duplicate(original)
+    expected = dict(original.unscaled_gradients())
+    _assert_same(dict(copied.unscaled_gradients()), expected)
+    for optimizer in (original, copied):
+        optimizer.update()
+    _assert_same(_state(copied), _state(original))
+
+
+def test_a_copy_with_lazy_parameters_loads_them_without_losing_bits(duplicate, storage):
+    """Also if the model is loaded first."""
+    interrupted = _run(_optimizer(), ".x.")
+    storage.save(interrupted)
+    copied = duplicate(_optimizer(lazy=True, seed=1))
+    storage.load(copied, ORDERS[1])
+    _assert_same(_state(copied), _state(interrupted))

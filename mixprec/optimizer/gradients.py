@@ -3,25 +3,34 @@
 import numpy as np
 from chainer import get_array_types
 
-from mixprec.optimizer.scaled_loss import NOT_REACHED
+from mixprec.optimizer.scaled_loss import MIXED, is_one, scale_of
+
+_PARALLEL = " (ParallelUpdater: pass one static loss_scale to it and to the optimizer)"
 
 
 class UnscaledBackward(RuntimeError):
-    """A gradient that came from a ``backward()`` without the loss scale."""
+    """A gradient from a ``backward()`` without the loss scale, or from several with different ones."""
 
 
-def check_scaled(masters):
-    """Makes sure that no backward pass went without the loss scale.
+def check_scaled(masters, *, scales):
+    """Makes sure that every gradient has one scale, and that no backward pass went without the loss scale.
+
+    Args:
+        masters: :class:`~mixprec.optimizer.masters.Masters`.
+        scales: whether there is a loss scale at all.
 
     Raises:
-        UnscaledBackward: naming the first parameter with such a gradient.
+        UnscaledBackward: naming the first parameter with another gradient.
     """
     for name, param, _ in masters.pairs():
-        if param._loss_scale is None and param.grad is not None:
+        note = param._loss_scale
+        if (note is MIXED or (note is None and scales)) and param.grad is not None:
+            what = (
+                "has parts of different loss scales" if note is MIXED else "comes from a backward() without loss scale"
+            )
             raise UnscaledBackward(
-                f"the gradient of {name} comes, at least in part, from a backward() that was not scaled or was scaled "
-                "for another step: call optimizer.scale_loss(loss).backward(), or optimizer.update(lossfun, ...), and "
-                "model.cleargrads() before it (ParallelUpdater: pass one static loss_scale to it and to the optimizer)"
+                f"the gradient of {name} {what}: call model.cleargrads(), and then, for every loss, "
+                f"optimizer.scale_loss(loss).backward(); or optimizer.update(lossfun, ...){_PARALLEL}"
             )
 
 
@@ -79,20 +88,15 @@ def _unscaled(masters, *, into_masters):
                 master.grad = master.xp.empty_like(master.array)
             out = master.grad
         out[...] = param.grad
-        scale = param._loss_scale
-        if scale is NOT_REACHED and not into_masters:
-            scale = master.gradient_scale  # of the step that has used the gradient already
-        if into_masters:
-            master.gradient_scale = scale
-        if scale is not None and scale is not NOT_REACHED:
-            out *= _inverse(scale, param.device, inverses)
+        factor = scale_of(param)
+        if not is_one(factor):
+            out *= _inverse(factor, param.device, inverses)
         yield name, param, master, out
 
 
-def _inverse(scale, device, inverses):
-    """Returns 1 / scale, exact for a power of two, once for each scale and device."""
-    key = id(scale), device.name
+def _inverse(factor, device, inverses):
+    """Returns 1 / factor, exact for a power of two, once for each factor and device."""
+    key = id(factor), device.name
     if key not in inverses:
-        here = device.send(scale) if isinstance(scale, get_array_types()) else scale
-        inverses[key] = device.xp.float32(1) / here
+        inverses[key] = 1 / (device.send(factor) if isinstance(factor, get_array_types()) else factor)
     return inverses[key]

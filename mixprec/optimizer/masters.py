@@ -33,7 +33,7 @@ class Masters(chainer.Link):
     def __setstate__(self, state):
         self.__dict__.update(state)
         self._masters = {id(param): (param, master) for param, master in state["_masters"]}
-        for param, _ in state["_masters"]:
+        for param in self.model.params():
             setattr(param, _OWNER, self)
 
     def of(self, param):
@@ -46,7 +46,6 @@ class Masters(chainer.Link):
             array = param.array.astype(np.float32) if param.dtype == np.float16 else param.array
             master = chainer.Parameter(array, name=param.name)
             master.cleargrad()
-            master.gradient_scale = None  # by what the gradient was multiplied that the last step used
             master.update_rule = param.update_rule
             self._masters[id(param)] = (param, master)
             return master

@@ -87,13 +87,14 @@ class MixedPrecisionOptimizer:
 
     def __getstate__(self):
         self._steps.settle()
-        return {**self.__dict__, "_factor": None}
+        notes = [] if self._masters is None else scaled_loss.notes_of(self.target)
+        return {**self.__dict__, "_notes": notes}
 
     def __setstate__(self, state):
+        notes = state.pop("_notes")
         self.__dict__.update(state)
         if self._masters is not None:
-            masters.install()
-            scaled_loss.watch(self.target)
+            self._watch(notes)
 
     def setup(self, link):
         """Sets the model to optimize. As with any Chainer optimizer, steps and state begin afresh.
@@ -106,14 +107,13 @@ class MixedPrecisionOptimizer:
         """
         if not isinstance(link, chainer.Link):
             raise TypeError("optimization target must be a link")
-        masters.install()
         self._masters = masters.Masters(link)
         self._statistics = Statistics(link)
         self._optimizer.setup(self._masters)
         self._masters.share_update_rules()
         self._factor = None
         self._steps = Steps()
-        scaled_loss.watch(link)
+        self._watch()
         return self
 
     @property
@@ -208,8 +208,7 @@ class MixedPrecisionOptimizer:
                 self.target.cleargrads()
                 self.scale_loss(loss).backward()
                 del loss
-            if not isinstance(self._scaler, NoLossScale):
-                gradients.check_scaled(self._masters)
+            gradients.check_scaled(self._masters, scales=not isinstance(self._scaler, NoLossScale))
             self._masters.follow_model()
             skipped = gradients.gather(self._masters)
         skipped = self._update_masters(skipped)
@@ -229,6 +228,11 @@ class MixedPrecisionOptimizer:
         """
         self._check_set_up()
         self._steps.settle()
+        if not isinstance(serializer, chainer.Deserializer):
+            # Chainer cannot load a file in which the state of a rule is missing, as it is before its first update.
+            for _, _, master in self._masters.pairs():
+                if master.update_rule is not None and master.update_rule.enabled:
+                    master.update_rule._init_states(master)
         self._optimizer.serialize(serializer)
         for _, _, master in self._masters.pairs():
             _widen_state(master.update_rule)
@@ -268,7 +272,7 @@ class MixedPrecisionOptimizer:
 
     def _end_step(self, skipped):
         self._factor = None
-        scaled_loss.forget(self.target)
+        scaled_loss.use(self.target)
         self._statistics.forget()
         self._steps.advance(skipped)
         self._scaler.adjust(skipped)
@@ -293,6 +297,11 @@ class MixedPrecisionOptimizer:
         if self._factor is None:
             self._factor = self._scaler.factor(device)
         return self._factor if self._factor is None else device.send(self._factor)
+
+    def _watch(self, notes=()):
+        masters.install()
+        scaled_loss.install()
+        scaled_loss.watch(self.target, notes)
 
     def _check_set_up(self):
         if self._masters is None:
