@@ -2,6 +2,8 @@
 
 import math
 
+import device_stand_in
+import numpy as np
 import pytest
 from chainer import serializers
 from hypothesis import given
@@ -29,6 +31,30 @@ class GradScalerReference:
         return self.scale
 
 
+class MegatronReference(GradScalerReference):
+    """The dynamic scaler of Megatron-LM, from its description: GradScaler, tolerant by hysteresis, between limits."""
+
+    def __init__(self, init, growth, backoff, interval, floor, cap, hysteresis):
+        super().__init__(init, growth, backoff, interval)
+        self.floor, self.cap = floor, cap
+        self.hysteresis = self.tolerated = hysteresis
+
+    def step(self, found_inf):
+        if found_inf:
+            self.growth_tracker = 0
+            self.tolerated -= 1
+            if self.tolerated > 0:
+                return self.scale
+            self.scale = max(self.scale * self.backoff, self.floor)
+            return self.scale
+        before = self.scale
+        super().step(False)
+        if self.growth_tracker == 0:
+            self.tolerated = self.hysteresis
+            self.scale = min(before * self.growth, self.cap)
+        return self.scale
+
+
 @given(
     overflows=st.lists(st.booleans(), max_size=200),
     interval=st.integers(1, 10),
@@ -36,11 +62,33 @@ class GradScalerReference:
     backoff=st.sampled_from([0.5, 0.25]),
 )
 def test_without_limits_the_sequence_is_that_of_pytorch(overflows, interval, growth, backoff):
+    """Promise 1: exactly, under any pattern of overflows."""
     scale = DynamicLossScale(2.0**16, growth, backoff, interval, floor=None, cap=None)
     reference = GradScalerReference(2.0**16, growth, backoff, interval)
     for overflow in overflows:
         scale.adjust(overflow)
         assert scale.value == reference.step(overflow)
+
+
+@given(
+    overflows=st.lists(st.booleans(), max_size=200),
+    interval=st.integers(1, 5),
+    hysteresis=st.integers(1, 4),
+    floor=st.integers(-3, 4),
+    cap=st.integers(4, 9),
+    where=st.sampled_from([bool, np.bool_, np.array, device_stand_in.array]),
+)
+def test_the_sequence_is_exact_at_floor_and_cap_and_with_hysteresis(overflows, interval, hysteresis, floor, cap, where):
+    """Promise 1; the outcome of a step being a bool, a NumPy number or an array, also one on a device, unread."""
+    arguments = 2.0**4, 2.0, 0.5, interval, 2.0**floor, 2.0**cap, hysteresis
+    scale, reference = DynamicLossScale(*arguments), MegatronReference(*arguments)
+    in_row = 0
+    for overflow in overflows:
+        device_stand_in.DeviceArray.reads = 0
+        scale.adjust(where(overflow))
+        assert device_stand_in.DeviceArray.reads == 0
+        in_row = in_row + 1 if overflow else 0
+        assert (scale.value, scale.overflows_in_row) == (reference.step(overflow), in_row)
 
 
 @given(overflows=st.lists(st.booleans(), max_size=300), interval=st.integers(1, 5), hysteresis=st.integers(1, 4))

@@ -6,6 +6,8 @@ import numpy as np
 from chainer import backend
 from chainer.training import extension
 
+from mixprec.backends.reading import read
+
 
 class LossScaleLog(extension.Extension):
     """Reports ``loss_scale``, ``skipped`` and ``gradient_norm``; give it the trigger of the log.
@@ -40,4 +42,4 @@ def _norm(arrays):
     if not squares:
         return 0.0
     device = backend.get_device_from_array(*squares)
-    return math.sqrt(float(device.xp.stack([device.send(square) for square in squares]).sum()))
+    return math.sqrt(read(device.xp.stack([device.send(square) for square in squares]).sum()))
