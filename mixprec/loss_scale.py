@@ -206,6 +206,24 @@ class DynamicLossScale:
         self._overflows_in_row = np.array(overflows_in_row, np.int32)
 
 
+def as_loss_scale(loss_scale):
+    """Returns the loss scale object that ``"dynamic"``, a number, ``None`` or such an object stands for.
+
+    Raises:
+        TypeError: it is none of those.
+        ValueError: the number is not a positive power of two.
+    """
+    if loss_scale is None:
+        return NoLossScale()
+    if isinstance(loss_scale, str) and loss_scale == "dynamic":
+        return DynamicLossScale()
+    if isinstance(loss_scale, (NoLossScale, StaticLossScale, DynamicLossScale)):
+        return loss_scale
+    if isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool):
+        return StaticLossScale(loss_scale)
+    raise TypeError(f"loss_scale must be 'dynamic', a number, None or a loss scale object; found {loss_scale!r}")
+
+
 def _check_power_of_two(name, value):
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value <= 0 or math.frexp(value)[0] != 0.5:

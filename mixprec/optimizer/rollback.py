@@ -6,8 +6,42 @@ is corrected when somebody asks (:class:`mixprec.optimizer.steps.Steps`).
 """
 
 import chainer
+import numpy as np
 
-from mixprec.backends.reading import known
+from mixprec.backends.reading import known, read
+from mixprec.optimizer.gradients import not_finite
+from mixprec.optimizer.steps import counts_only, has_hooks
+
+
+def update_unless(skipped, optimizer, steps):
+    """Runs hooks and update rules, and takes back what they did if the step is skipped after all.
+
+    Args:
+        skipped: whether a gradient is not finite: a boolean array of shape ().
+        optimizer: the wrapped optimizer, whose target is :class:`~mixprec.optimizer.masters.Masters`.
+        steps: :class:`~mixprec.optimizer.steps.Steps`, which corrects ``t`` later if that can wait.
+
+    Returns:
+        Whether the step is skipped, as hooks may have brought inf or NaN in: likewise.
+    """
+    if known(skipped) and skipped:
+        return skipped
+    hooks = has_hooks(optimizer)
+    if known(skipped) and not hooks:
+        optimizer.update()
+        return skipped
+    owners = None if known(skipped) else counts_only(optimizer)
+    rollback = Rollback(optimizer, initialize=not known(skipped))
+    with np.errstate(over="ignore", invalid="ignore"):
+        optimizer.update()
+        if hooks:
+            skipped = skipped | not_finite(optimizer.target)
+    rollback.undo(skipped)
+    if owners is not None:
+        steps.count_later(owners)
+    elif not known(skipped) and read(skipped):
+        rollback.undo_numbers()
+    return skipped
 
 
 class Rollback:

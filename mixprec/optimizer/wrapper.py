@@ -6,12 +6,11 @@ import warnings
 import chainer
 import numpy as np
 
-from mixprec.backends.reading import known, read
-from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale
+from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import diagnosis, gradients, masters, scaled_loss
-from mixprec.optimizer.rollback import Rollback
+from mixprec.optimizer.rollback import update_unless
 from mixprec.optimizer.statistics import Statistics
-from mixprec.optimizer.steps import Steps, counts_only, has_hooks
+from mixprec.optimizer.steps import Steps
 
 # What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
 _REPLACED = {
@@ -59,7 +58,7 @@ class MixedPrecisionOptimizer:
         if optimizer.target is not None:
             raise ValueError("the optimizer is set up already; wrap it first, then call setup() on the wrapper")
         self._optimizer = optimizer
-        self._scaler = _as_loss_scale(loss_scale)
+        self._scaler = as_loss_scale(loss_scale)
         self._masters = None
         self._statistics = None
         self._steps = Steps()
@@ -211,7 +210,7 @@ class MixedPrecisionOptimizer:
             gradients.check_scaled(self._masters, scales=not isinstance(self._scaler, NoLossScale))
             self._masters.follow_model()
             skipped = gradients.gather(self._masters)
-        skipped = self._update_masters(skipped)
+        skipped = update_unless(skipped, self._optimizer, self._steps)
         self._masters.round_to_model()
         self._statistics.undo(skipped)
         self._end_step(skipped)
@@ -249,27 +248,6 @@ class MixedPrecisionOptimizer:
             )
         self._steps_to_patience = None if self._scaler.patience is None else 1
 
-    def _update_masters(self, skipped):
-        """Runs hooks and update rules, and takes back what they did if the step is skipped, which it returns."""
-        if known(skipped) and skipped:
-            return skipped
-        hooks = has_hooks(self._optimizer)
-        owners = None if known(skipped) else counts_only(self._optimizer)
-        rollback = None
-        if hooks or not known(skipped):
-            rollback = Rollback(self._optimizer, initialize=not known(skipped))
-        with np.errstate(over="ignore", invalid="ignore") if rollback else np.errstate():
-            self._optimizer.update()
-            if hooks:
-                skipped = skipped | gradients.not_finite(self._masters)
-        if rollback is not None:
-            rollback.undo(skipped)
-        if owners is not None:
-            self._steps.count_later(owners)
-        elif not known(skipped) and read(skipped):
-            rollback.undo_numbers()
-        return skipped
-
     def _end_step(self, skipped):
         self._factor = None
         scaled_loss.use(self.target)
@@ -306,18 +284,6 @@ class MixedPrecisionOptimizer:
     def _check_set_up(self):
         if self._masters is None:
             raise RuntimeError("Optimizer is not set up. Call `setup` method.")
-
-
-def _as_loss_scale(loss_scale):
-    if loss_scale is None:
-        return NoLossScale()
-    if isinstance(loss_scale, str) and loss_scale == "dynamic":
-        return DynamicLossScale()
-    if isinstance(loss_scale, (NoLossScale, StaticLossScale, DynamicLossScale)):
-        return loss_scale
-    if isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool):
-        return StaticLossScale(loss_scale)
-    raise TypeError(f"loss_scale must be 'dynamic', a number, None or a loss scale object; found {loss_scale!r}")
 
 
 def _widen_state(rule):
