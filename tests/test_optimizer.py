@@ -220,6 +220,29 @@ def test_a_first_step_that_overflows_while_it_gives_the_model_its_sizes(by_hand)
     _assert_same(_state(optimizer), _state(_run(_wrapped(net=LazyNet, loss_scale=8), range(3))), but=OWN)
 
 
+def test_statistics_that_a_link_creates_in_a_skipped_step_are_gone_after_it():
+    """Promise 2, for links of the user's own: their first values are theirs to make again."""
+
+    class Largest(chainer.Link):
+        def __init__(self):
+            super().__init__()
+            self.seen = None
+            self.register_persistent("seen")
+            with self.init_scope():
+                self.scale = chainer.Parameter(np.ones((), np.float32))
+
+        def forward(self, x):
+            self.seen = np.abs(x).max(keepdims=True) if self.seen is None else np.maximum(self.seen, np.abs(x).max())
+            return F.sum(x * F.broadcast_to(self.scale, x.shape))
+
+    model = Largest()
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 1).setup(model)
+    for x, seen in (([np.inf], None), ([2.0], 2.0), ([np.nan], 2.0), ([3.0], 3.0)):
+        optimizer.update(model, np.array(x, np.float32))
+        assert model.seen == seen
+    assert (optimizer.skipped, optimizer.t) == (2, 2)
+
+
 def test_statistics_that_were_loaded_or_moved_between_steps_are_what_a_skip_comes_back_to():
     """Promise 2: a skipped step undoes itself, not what somebody did before it."""
     optimizer = _run(_wrapped(), range(2))

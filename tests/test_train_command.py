@@ -1,6 +1,5 @@
 """scripts/train_imagenet.py as people run it: a run, a kill, a resume, and every kind of bad input."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -9,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import finished_run
 import numpy as np
 import pytest
 import yaml
@@ -20,7 +20,6 @@ from models import MODELS
 pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TIMES = ("elapsed_time", "images/s")
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +76,6 @@ def run(images, tmp_path):
     return finish
 
 
-def _log(folder):
-    return [
-        {key: value for key, value in entry.items() if key not in TIMES}
-        for entry in json.loads((folder / "log").read_text())
-    ]
-
-
 def _wait_for(path, process):
     deadline = time.monotonic() + 120
     while not path.exists():
@@ -92,17 +84,12 @@ def _wait_for(path, process):
         time.sleep(0.01)
 
 
-def _arrays(path, but):
-    with np.load(path) as archive:
-        return {name: archive[name] for name in archive.files if not any(part in name for part in but)}
-
-
 def test_a_run_from_config_to_results(run):
     process = run("--config", "small.yaml", "--out", "out")
     assert process.returncode == 0, process.err
     lines = process.out.splitlines()
     out = run.work / "out"
-    log = _log(out)
+    log = finished_run.log(out)
     assert lines[0].startswith("device: @numpy")
     assert lines[-1].startswith("validation accuracy ")
     assert float(lines[-1].split()[-1]) == pytest.approx(log[-1]["validation/main/accuracy"], abs=5e-5)
@@ -116,7 +103,7 @@ def test_a_run_from_config_to_results(run):
     # the resolved config is complete and runs again; the weights load into the plain network
     again = run("--config", "out/config.yaml", "--out", "again")
     assert again.returncode == 0, again.err
-    assert _log(run.work / "again") == log
+    assert finished_run.log(run.work / "again") == log
     plain = MODELS["resnet8"](3)
     serializers.load_npz(out / "model.npz", plain)
     assert plain.conv1.W.dtype == np.float32
@@ -138,13 +125,10 @@ def test_kill_and_resume_give_the_log_and_the_snapshot_of_an_uninterrupted_run(r
     resumed = run(*arguments, "killed", "--resume", "auto")
     assert resumed.returncode == 0, resumed.err
     assert "resuming from killed/snapshot_iter_" in resumed.out
-    assert _log(killed) == _log(run.work / "whole")
-    # the log is stored with its times; all else is bit for bit the same
-    but = ("_log", "_snapshot_elapsed_time")
-    expected, found = _arrays(last, but), _arrays(killed / last.name, but)
-    assert expected.keys() == found.keys()
-    for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    assert finished_run.log(killed) == finished_run.log(run.work / "whole")
+    expected, found = finished_run.members(last), finished_run.members(killed / last.name)
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if found[name] != expected[name]] == []
 
 
 def test_resuming_a_finished_run_says_its_result_again(run):

@@ -43,15 +43,16 @@ class Statistics:
         """Brings back, if ``skipped``, the values from before the step; arrays in place.
 
         Args:
-            skipped: a bool, or a boolean array of shape (); in an array on a device the host looks only if a link
-                keeps numbers on the host and the step has moved them (batch normalization while it fine-tunes).
+            skipped: a bool, or a boolean array of shape (); in an array on a device the host looks only if the step
+                has moved a number that a link keeps on the host (batch normalization while it fine-tunes), or has
+                created an array whose first values are not known.
         """
         for link, saver in self._savers:
             for name, before in (saver.saved or {}).items():
                 now = link.__dict__[name]
-                if isinstance(now, chainer.get_array_types()):
+                if isinstance(now, chainer.get_array_types()) and before is not None:
                     _undo_array(now, before, skipped)
-                elif now is not before and now != before and read(skipped):
+                elif now is not before and (before is None or now != before) and read(skipped):
                     link.__dict__[name] = before
 
     @contextlib.contextmanager
@@ -93,7 +94,7 @@ def _before(link, name):
 
 def _undo_array(now, before, skipped):
     if known(skipped):
-        if skipped and before is not None:
+        if skipped:
             now[...] = before
     else:
         xp = chainer.backend.get_array_module(now)

@@ -1,0 +1,28 @@
+"""What a run of scripts/train_imagenet.py has left, without its times."""
+
+import io
+import json
+import zipfile
+
+import numpy as np
+
+_TIMES = ("elapsed_time", "images/s")
+
+
+def log(folder):
+    """The entries of the log."""
+    return _without_times((folder / "log").read_text())
+
+
+def members(path):
+    """The arrays in a snapshot or model file by name, byte for byte; the log that is among them as its entries."""
+    with zipfile.ZipFile(path) as archive:
+        found = {name: archive.read(name) for name in archive.namelist() if "elapsed_time" not in name}
+    return {
+        name: _without_times(str(np.load(io.BytesIO(content)))) if name.endswith("_log.npy") else content
+        for name, content in found.items()
+    }
+
+
+def _without_times(text):
+    return [{key: value for key, value in entry.items() if key not in _TIMES} for entry in json.loads(text)]
