@@ -41,11 +41,12 @@ def gather(masters):
         Whether any of them is not finite: a boolean array of shape (), on the device of the first parameter.
     """
     finite = {}
-    for _, _, master, gradient in _unscaled(masters, into_masters=True):
-        if gradient is None:
-            master.cleargrad()
-        else:
-            finite.setdefault(master.device, []).append(master.xp.isfinite(gradient).all())
+    with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
+        for _, _, master, gradient in _unscaled(masters, into_masters=True):
+            if gradient is None:
+                master.cleargrad()
+            else:
+                finite.setdefault(master.device, []).append(master.xp.isfinite(gradient).all())
     return any_not(finite)
 
 

@@ -1,5 +1,6 @@
 """The FP32 master weights of a model, in the shape of a Chainer link."""
 
+import contextlib
 import functools
 
 import chainer
@@ -26,6 +27,7 @@ class Masters(chainer.Link):
         super().__init__()
         self.model = model
         self._masters = {}  # id(parameter) -> (parameter, master); the parameter is held so that its id stays its own
+        self._fixed = None
 
     def __getstate__(self):
         return {**self.__dict__, "_masters": list(self._masters.values())}
@@ -58,15 +60,25 @@ class Masters(chainer.Link):
             master.to_device(param.device)
         return master
 
+    @contextlib.contextmanager
+    def fixed(self):
+        """Looks for the parameters and their masters once, for the duration of a step: nobody adds any meanwhile."""
+        self._fixed = list(self._all())
+        try:
+            yield
+        finally:
+            self._fixed = None
+
     def params(self, include_uninit=True):
         """Yields the masters in the order of the model's ``params``, a shared one as often as Chainer would."""
-        for param in self.model.params(include_uninit):
-            yield self.of(param)
+        for _, master in self.namedparams(include_uninit):
+            yield master
 
     def namedparams(self, include_uninit=True):
         """Yields ``(name, master)`` with the names of the model's ``namedparams``."""
-        for name, param in self.model.namedparams(include_uninit):
-            yield name, self.of(param)
+        for name, param, master in self._fixed or self._all():
+            if include_uninit or param.array is not None:
+                yield name, master
 
     def links(self, skipself=False):
         """Yields the links of the model."""
@@ -79,10 +91,14 @@ class Masters(chainer.Link):
     def pairs(self):
         """Yields ``(name, parameter, master)`` of every initialized parameter, a shared one once."""
         seen = set()
-        for name, param in self.model.namedparams(include_uninit=False):
-            if id(param) not in seen:
+        for name, param, master in self._fixed or self._all():
+            if param.array is not None and id(param) not in seen:
                 seen.add(id(param))
-                yield name, param, self.of(param)
+                yield name, param, master
+
+    def _all(self):
+        for name, param in self.model.namedparams():
+            yield name, param, self.of(param)
 
     def share_update_rules(self):
         """Gives each parameter the update rule that its master has got from the optimizer.

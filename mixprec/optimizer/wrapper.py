@@ -207,11 +207,11 @@ class MixedPrecisionOptimizer:
                 self.target.cleargrads()
                 self.scale_loss(loss).backward()
                 del loss
+        with self._masters.fixed():
             gradients.check_scaled(self._masters, scales=not isinstance(self._scaler, NoLossScale))
             self._masters.follow_model()
-            skipped = gradients.gather(self._masters)
-        skipped = update_unless(skipped, self._optimizer, self._steps)
-        self._masters.round_to_model()
+            skipped = update_unless(gradients.gather(self._masters), self._optimizer, self._steps)
+            self._masters.round_to_model()
         self._statistics.undo(skipped)
         self._end_step(skipped)
         self._check_patience(lossfun, args, kwds)
