@@ -172,6 +172,26 @@ def test_the_set_of_updated_parameters_changes(reads):
     assert optimizer.target.hidden.W.update_rule.t == 4
 
 
+@pytest.mark.parametrize("later", ["a hook", "the host"])
+def test_steps_that_count_at_once_after_steps_that_did_not(later, reads):
+    """Each skipped step is counted once, though a hook or a move to the host comes in the middle."""
+    optimizer = _optimizer("MomentumSGD", device_stand_in.send)
+    for step in range(4):
+        _step(optimizer, step, device_stand_in.array)
+    place = device_stand_in.array
+    if later == "a hook":
+        optimizer.add_hook(lambda optimizer: None, name="unknown")
+    else:
+        place = np.array
+        for param in optimizer.target.params():
+            param.array = param.array.view(np.ndarray)
+            optimizer._masters.of(param).array = optimizer._masters.of(param).array.view(np.ndarray)
+    for step in (3, 4, 0, 5):  # two of them poisoned
+        _step(optimizer, step, place)
+    assert (optimizer.t, optimizer.skipped) == (4, 4)
+    assert {param.update_rule.t for param in optimizer.target.params()} == {4}
+
+
 def test_patience_is_looked_at_when_it_may_have_run_out_and_never_late(reads):
     """With patience 4: after 4 steps, and then as early as the overflows in a row by then allow."""
     optimizer = _optimizer("SGD", device_stand_in.send, patience=4)

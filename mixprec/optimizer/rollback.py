@@ -24,13 +24,15 @@ def update_unless(skipped, optimizer, steps):
     Returns:
         Whether the step is skipped, as hooks may have brought inf or NaN in: likewise.
     """
+    owners = None if known(skipped) else counts_only(optimizer)
+    if owners is None:
+        steps.settle()  # this step is going to be counted at once
     if known(skipped) and skipped:
         return skipped
     hooks = has_hooks(optimizer)
     if known(skipped) and not hooks:
         optimizer.update()
         return skipped
-    owners = None if known(skipped) else counts_only(optimizer)
     rollback = Rollback(optimizer, initialize=not known(skipped))
     with np.errstate(over="ignore", invalid="ignore"):
         optimizer.update()
