@@ -184,8 +184,9 @@ def test_steps_that_count_at_once_after_steps_that_did_not(later, reads):
     else:
         place = np.array
         for param in optimizer.target.params():
-            param.array = param.array.view(np.ndarray)
-            optimizer._masters.of(param).array = optimizer._masters.of(param).array.view(np.ndarray)
+            master = optimizer._masters.of(param)
+            param.array, master.array = param.array.view(np.ndarray), master.array.view(np.ndarray)
+            master.cleargrad()
     for step in (3, 4, 0, 5):  # two of them poisoned
         _step(optimizer, step, place)
     assert (optimizer.t, optimizer.skipped) == (4, 4)
