@@ -15,7 +15,7 @@ too many.
 import math
 
 import numpy as np
-from chainer import backend, get_array_types
+from chainer import Deserializer, backend, get_array_types
 
 from mixprec.backends.reading import read
 
@@ -193,10 +193,10 @@ class DynamicLossScale:
     def serialize(self, serializer):
         """Saves or loads the scale and its counters (the settings come from the program)."""
         self._set(
-            float(serializer("value", self.value)),
-            int(serializer("clean", int(read(self._clean)))),
-            int(serializer("hysteresis_left", int(read(self._hysteresis_left)))),
-            int(serializer("overflows_in_row", self.overflows_in_row)),
+            float(stored(serializer, "value", self._value)),
+            int(stored(serializer, "clean", self._clean)),
+            int(stored(serializer, "hysteresis_left", self._hysteresis_left)),
+            int(stored(serializer, "overflows_in_row", self._overflows_in_row)),
         )
 
     def _set(self, value, clean, hysteresis_left, overflows_in_row):
@@ -204,6 +204,28 @@ class DynamicLossScale:
         self._clean = np.array(clean, np.int32)
         self._hysteresis_left = np.array(hysteresis_left, np.int32)
         self._overflows_in_row = np.array(overflows_in_row, np.int32)
+
+
+def stored(serializer, name, value):
+    """Saves a number, or loads it, also from a file in which it need not be.
+
+    Args:
+        serializer: of Chainer's.
+        name: name of the number.
+        value: what to save, a number or an array of shape (), which is read if it is on a device.
+
+    Returns:
+        The number, as it was saved or loaded.
+
+    Raises:
+        KeyError: it is not in the file; a deserializer that is not strict gives back what it is given.
+    """
+    if not isinstance(serializer, Deserializer):
+        return serializer(name, read(value))
+    loaded = serializer(name, None)
+    if loaded is None:
+        raise KeyError(name)
+    return loaded
 
 
 def as_loss_scale(loss_scale):

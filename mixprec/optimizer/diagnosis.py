@@ -41,8 +41,11 @@ def _first_layer(model, statistics, lossfun, args, kwds):
         if (count := _Count.of_all(value)).bad:
             return f"the batch itself holds {count}"
     hook = _FirstNotFinite()
-    with statistics.kept(), chainer.no_backprop_mode(), np.errstate(over="ignore", invalid="ignore"), hook:
-        lossfun(*args, **kwds)
+    try:
+        with statistics.kept(), np.errstate(over="ignore", invalid="ignore"), hook:
+            lossfun(*args, **kwds)
+    except Exception as error:  # a loss function that gives another answer, or none, when it is called again
+        return f"a second look at the batch failed ({type(error).__name__}: {' '.join(str(error).split())})"
     if hook.link is None:
         return "every activation is finite, so that the overflow is in the backward pass"
     names = {id(link): name for name, link in model.namedlinks()}

@@ -51,17 +51,25 @@ def gather(masters):
 
 
 def unscaled(masters):
-    """Yields ``(name, gradient)``: the gradient of the last backward pass, unscaled, as a new float32 array."""
+    """Yields ``(name, gradient)`` of the last backward pass: unscaled, a new array of the dtype of the master."""
     for name, _, _, gradient in _unscaled(masters, into_masters=False):
         if gradient is not None:
             yield name, gradient
 
 
-def not_finite(masters):
-    """Like :func:`gather`, returns whether any gradient or value of the masters is not finite, as they are now."""
+def not_finite(optimizer):
+    """Like :func:`gather`, returns whether anything that hooks of the wrapped optimizer may have spoiled is not finite.
+
+    Those are the gradients of the masters that are updated; their values only if a hook runs after the update, as a
+    user may have put inf there for good.
+    """
     finite = {}
-    for _, _, master in masters.pairs():
-        for array in (master.array, master.grad):
+    for _, _, master in optimizer.target.pairs():
+        rule = master.update_rule
+        if rule is None or not rule.enabled:
+            continue
+        late = optimizer._hookable._post_update_hooks or rule._hookable._post_update_hooks
+        for array in (master.grad, master.array if late else None):
             if array is not None:
                 finite.setdefault(master.device, []).append(master.xp.isfinite(array).all())
     return any_not(finite)

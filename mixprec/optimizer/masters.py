@@ -7,8 +7,13 @@ import chainer
 import numpy as np
 
 from mixprec.backends.reading import known
+from mixprec.optimizer import statistics
 
 _OWNER = "_mixprec_masters"  # attribute of a parameter: the Masters it belongs to
+
+_NO_LINKS = (
+    "the target of a wrapped optimizer, as hooks see it, has FP32 masters in params() and namedparams(), no links"
+)
 
 
 class Masters(chainer.Link):
@@ -40,13 +45,13 @@ class Masters(chainer.Link):
 
     def of(self, param):
         """Returns the master of a parameter of the model; an uninitialized parameter has none but itself."""
+        owner = param.__dict__.get(_OWNER)
         setattr(param, _OWNER, self)
         if param.array is None:
             return param
         held = self._masters.get(id(param))
         if held is None:
-            array = param.array.astype(np.float32) if param.dtype == np.float16 else param.array
-            master = chainer.Parameter(array, name=param.name)
+            master = chainer.Parameter(_master_array(param, owner), name=param.name)
             master.cleargrad()
             master.update_rule = param.update_rule
             self._masters[id(param)] = (param, master)
@@ -64,6 +69,9 @@ class Masters(chainer.Link):
     def fixed(self):
         """Looks for the parameters and their masters once, for the duration of a step: nobody adds any meanwhile."""
         self._fixed = list(self._all())
+        if len(self._masters) > len(self._fixed):  # the user has taken parameters away
+            present = {id(param) for _, param, _ in self._fixed}
+            self._masters = {key: held for key, held in self._masters.items() if key in present}
         try:
             yield
         finally:
@@ -80,13 +88,25 @@ class Masters(chainer.Link):
             if include_uninit or param.array is not None:
                 yield name, master
 
-    def links(self, skipself=False):
-        """Yields the links of the model."""
-        return self.model.links(skipself)
+    @property
+    def device(self):
+        """The device of the model."""
+        return self.model.device
 
-    def namedlinks(self, skipself=False):
-        """Yields the named links of the model."""
-        return self.model.namedlinks(skipself)
+    @property
+    def xp(self):
+        """The array module of the model."""
+        return self.model.xp
+
+    def _no_links(self, *args, **kwargs):
+        raise AttributeError(_NO_LINKS)
+
+    links = namedlinks = children = _no_links
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"{name}: {_NO_LINKS}")
 
     def pairs(self):
         """Yields ``(name, parameter, master)`` of every initialized parameter, a shared one once."""
@@ -115,9 +135,10 @@ class Masters(chainer.Link):
 
     def round_to_model(self):
         """Rounds the masters into the model's FP16 parameters, in place."""
-        for _, param, master in self.pairs():
-            if master.array is not param.array:
-                param.array[...] = master.array
+        with np.errstate(over="ignore"):  # beyond 65,504 FP16 has inf, and the next gradients will tell
+            for _, param, master in self.pairs():
+                if master.array is not param.array:
+                    param.array[...] = master.array
 
     def hold(self, param):
         """Whether ``param`` itself, and not a copy of it, is a parameter of this model."""
@@ -155,6 +176,8 @@ def install():
             return param.array
 
         original(self, through_master)
+        if isinstance(serializer, chainer.Deserializer):
+            statistics.loaded(self)
 
     serialize.saves_masters = True
     chainer.Link.serialize = serialize
@@ -170,12 +193,27 @@ def _initialize(param, masters, loaded):
     return param.array
 
 
+def _master_array(param, owner):
+    """Returns the array for the master of ``param``: that of another optimizer's master, if there is one.
+
+    So a parameter keeps its FP32 bits when it gets another optimizer, and several optimizers see each other's updates.
+    """
+    if param.dtype != np.float16:
+        return param.array
+    if owner is not None and owner.hold(param):
+        _, master = owner._masters[id(param)]
+        if master.dtype == np.float32 and master.shape == param.shape:
+            return master.array
+    return param.array.astype(np.float32)
+
+
 def _follow(name, param, master):
     if param.dtype != np.float16:
         return
     if master.array.shape != param.shape:
         raise ValueError(f"{name} had shape {master.array.shape} and has {param.shape} now: call setup() again")
-    written = param.array.view(np.int16) != master.array.astype(np.float16).view(np.int16)
+    with np.errstate(over="ignore"):
+        written = param.array.view(np.int16) != master.array.astype(np.float16).view(np.int16)
     if known(written) and not written.any():
         return
     master.array[...] = master.xp.where(written, param.array.astype(np.float32), master.array)

@@ -14,7 +14,7 @@ from mixprec.optimizer.steps import counts_only, has_hooks
 
 
 def update_unless(skipped, optimizer, steps):
-    """Runs hooks and update rules, and takes back what they did if the step is skipped after all.
+    """Runs hooks and update rules, and takes back what they did if the step is skipped after all, or if they raise.
 
     Args:
         skipped: whether a gradient is not finite: a boolean array of shape ().
@@ -33,87 +33,90 @@ def update_unless(skipped, optimizer, steps):
     if known(skipped) and not hooks:
         optimizer.update()
         return skipped
-    rollback = Rollback(optimizer, initialize=not known(skipped))
-    with np.errstate(over="ignore", invalid="ignore"):
-        optimizer.update()
-        if hooks:
-            skipped = skipped | not_finite(optimizer.target)
-    rollback.undo(skipped)
+    rollback = Rollback(optimizer, initialize=owners is not None)
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            optimizer.update()
+            if hooks:
+                skipped = skipped | not_finite(optimizer)
+    except BaseException:
+        rollback.undo()
+        raise
     if owners is not None:
+        rollback.select(skipped)
         steps.count_later(owners)
-    elif not known(skipped) and read(skipped):
-        rollback.undo_numbers()
+    elif read(skipped):
+        rollback.undo()
     return skipped
 
 
 class Rollback:
-    """A copy of the masters, of the state of their update rules, and of the numbers that rules keep on the host.
+    """What an update may move: the masters; the state of their update rules, and arrays and numbers beside it.
 
     Args:
         optimizer: the wrapped optimizer, whose target is :class:`~mixprec.optimizer.masters.Masters`.
-        initialize: whether to initialize the state of rules that have none yet, as their first update would. Needed
-            where the selection is made on a device, which cannot bring back "no state".
+        initialize: whether to initialize the state of rules that have none yet, as their first update would.
+            :meth:`select` needs that, as it cannot bring back "no state".
     """
 
     def __init__(self, optimizer, *, initialize):
-        self._arrays = []
+        self._masters = []
         self._states = []
-        self._numbers = [(optimizer, host_numbers(optimizer))]
+        self._attributes = [_Saved(vars(optimizer))]
         for _, _, master in optimizer.target.pairs():
-            self._arrays.append((master.array, master.array.copy()))
+            self._masters.append((master, master.array, master.array.copy()))
             rule = master.update_rule
             if rule is None:
                 continue
-            self._numbers.append((rule, host_numbers(rule)))
             if initialize and rule.enabled:
                 rule._init_states(master)
-            state = None if rule.state is None else {name: (value, _copy(value)) for name, value in rule.state.items()}
-            self._states.append((rule, state))
+            self._states.append((rule, None if rule.state is None else _Saved(rule.state)))
+            self._attributes.append(_Saved(vars(rule)))
 
-    def undo(self, skipped):
-        """Takes the update back if ``skipped``, a bool or a boolean array of shape () that is not read.
-
-        In the second case the numbers on the host stay as they are after the update; :meth:`undo_numbers` is for them.
-        """
-        if known(skipped):
-            if skipped:
-                self._undo()
-                self.undo_numbers()
-            return
-        for array, before in self._arrays:
-            _select(array, before, skipped)
-        for rule, state in self._states:
-            for name, (_, before) in (state or {}).items():
-                _select(rule.state[name], before, skipped)
-
-    def undo_numbers(self):
-        """Brings back the numbers on the host."""
-        for owner, numbers in self._numbers:
-            vars(owner).update(numbers)
-
-    def _undo(self):
-        for array, before in self._arrays:
+    def undo(self):
+        """Takes the update back."""
+        for master, array, before in self._masters:
             array[...] = before
+            master.array = array
         for rule, state in self._states:
-            if state is None:
-                rule._state = None
-                continue
-            rule._state = {name: value for name, (value, _) in state.items()}
-            for value, before in state.values():
-                if isinstance(value, chainer.get_array_types()):
-                    value[...] = before
+            rule._state = None if state is None else state.restored()
+        for attributes in self._attributes:
+            attributes.restored()
+
+    def select(self, skipped):
+        """Takes back what the update did to masters and states if ``skipped``, a boolean array that is not read.
+
+        The numbers on the host stay as they are after the update.
+        """
+        for master, array, before in self._masters:
+            _select(master.array, before, skipped, out=array)
+            master.array = array
+        for rule, state in self._states:
+            for name, (value, before) in ({} if state is None else state.values).items():
+                _select(rule.state[name], before, skipped, out=value)
+                rule.state[name] = value
 
 
-def host_numbers(owner):
-    """Returns the numbers among the attributes of an optimizer or update rule, such as ``t``, by name."""
-    return {name: value for name, value in vars(owner).items() if type(value) in (int, float)}
+class _Saved:
+    """The arrays and numbers in a dict."""
+
+    def __init__(self, values):
+        self._dict = values
+        self.values = {
+            name: (value, value.copy() if isinstance(value, chainer.get_array_types()) else value)
+            for name, value in values.items()
+            if type(value) in (int, float) or isinstance(value, chainer.get_array_types())
+        }
+
+    def restored(self):
+        """Returns the dict as it was, its arrays in place."""
+        for name, (value, before) in self.values.items():
+            if value is not before:
+                value[...] = before
+            self._dict[name] = value
+        return self._dict
 
 
-def _copy(value):
-    return value.copy() if isinstance(value, chainer.get_array_types()) else value
-
-
-def _select(now, before, skipped):
-    if isinstance(now, chainer.get_array_types()):
-        device = chainer.backend.get_device_from_array(now)
-        now[...] = device.xp.where(device.send(skipped), device.send(before), now)
+def _select(now, before, skipped, out):
+    device = chainer.backend.get_device_from_array(out)
+    out[...] = device.xp.where(device.send(skipped), device.send(before), device.send(now))

@@ -7,6 +7,7 @@ gradients that were multiplied by different factors can be told from others:
 
 ===============  ==========================================================================
 ``NOT_REACHED``  no backward pass since ``cleargrad``: a gradient that the user wrote, or none
+``ZERO``         ``zerograd``: to be added to, at any scale
 ``None``         a backward pass that was not scaled
 a factor         one or several backward passes, all scaled by it
 ``Used``         a step has used the gradient; it is still there, and still scaled
@@ -15,15 +16,21 @@ a factor         one or several backward passes, all scaled by it
 """
 
 import functools
-import weakref
+import threading
 
 import chainer
 import numpy as np
 from chainer import _backprop
 
+from mixprec.backends.reading import known
+
+WATCHED = "_mixprec_watched"  # attribute of a parameter
+
+_pass = threading.local()
+
 
 class _Mark(float):
-    """A loss scale that nobody has set. As a number it does no harm in an optimizer of plain Chainer."""
+    """A note that is no factor. An optimizer of plain Chainer would divide by it, by NaN if that is wrong."""
 
     def __new__(cls, name, value):
         mark = super().__new__(cls, value)
@@ -35,25 +42,26 @@ class _Mark(float):
 
 
 NOT_REACHED = _Mark("NOT_REACHED", 1.0)
+ZERO = _Mark("ZERO", 1.0)
 MIXED = _Mark("MIXED", np.nan)
 
 
-class Used:
-    """The note on a gradient that a step has used.
+class Used(float):
+    """The note on a gradient that a step has used; as a number, which is for plain Chainer, the factor if it is known.
 
     Attributes:
         factor: by what it is scaled.
         gradient: the array; another one in its place was written by the user.
     """
 
-    def __init__(self, factor, gradient):
-        self.factor = factor
-        self.gradient = gradient
+    def __new__(cls, factor, gradient):
+        note = super().__new__(cls, factor if known(factor) else np.nan)
+        note.factor = factor
+        note.gradient = gradient
+        return note
 
-
-WATCHED = "_mixprec_watched"  # attribute of a parameter
-
-_models = weakref.WeakSet()
+    def __getnewargs__(self):
+        return self.factor, self.gradient
 
 
 class ScaledLoss(chainer.Variable):
@@ -96,38 +104,74 @@ def scaled(loss, factor):
 
 
 def install():
-    """Makes every backward pass keep the notes of watched models, and ``cleargrad`` remove them, once."""
+    """Makes Chainer keep the notes of watched parameters wherever it writes their gradients, once."""
     if hasattr(_backprop._backprop_to_all, "keeps_notes"):
         return
     backprop_to_all = _backprop._backprop_to_all
-    cleargrad = chainer.Parameter.cleargrad
+    parameter = chainer.Parameter
+    addgrad, cleargrad, zerograd = parameter.addgrad, parameter.cleargrad, parameter.zerograd
 
     @functools.wraps(backprop_to_all)
     def keeping_notes(outputs, retain_grad, loss_scale):
-        before = []
-        for model in list(_models):
-            for param in model.params(include_uninit=False):
-                if param.grad is not None:
-                    before.append((param, param._loss_scale))
-                    param._loss_scale = NOT_REACHED
+        # F.forget runs a pass inside of the pass, without its loss scale.
+        outer = getattr(_pass, "factor", None)
+        factor = outer if loss_scale is None else loss_scale
+        before = [(param, param._loss_scale) for param in _reached(outputs) if param.grad is not None]
+        _pass.factor = factor
         try:
-            backprop_to_all(outputs, retain_grad, loss_scale)
+            backprop_to_all(outputs, retain_grad, factor)
         finally:
-            for param, note in before:
-                if param._loss_scale is NOT_REACHED:
-                    param._loss_scale = note
-                elif note is MIXED or not _same(factor_of(note), factor_of(loss_scale)):
-                    param._loss_scale = MIXED
+            _pass.factor = outer
+        for param, note in before:
+            param._loss_scale = _merged(note, factor)
+
+    @functools.wraps(addgrad)
+    def adding(self, var):
+        note, empty = self._loss_scale, not self.is_initialized or self.grad is None
+        addgrad(self, var)
+        if hasattr(self, WATCHED):
+            self._loss_scale = var._loss_scale if empty else _merged(note, var._loss_scale)
 
     @functools.wraps(cleargrad)
-    def forgetting(self):
+    def clearing(self):
         if hasattr(self, WATCHED):
             self._loss_scale = NOT_REACHED
         cleargrad(self)
 
+    @functools.wraps(zerograd)
+    def zeroing(self):
+        zerograd(self)
+        if hasattr(self, WATCHED):
+            self._loss_scale = ZERO
+
     keeping_notes.keeps_notes = True
     _backprop._backprop_to_all = keeping_notes
-    chainer.Parameter.cleargrad = forgetting
+    parameter.addgrad, parameter.cleargrad, parameter.zerograd = adding, clearing, zeroing
+
+
+def _reached(outputs):
+    """Returns the watched parameters that a backward pass from ``[(variable node, gradient)]`` may reach."""
+    nodes = [node for node, _ in outputs]
+    seen, params = set(nodes), []
+    while nodes:
+        node = nodes.pop()
+        creator = node.creator_node
+        if creator is None:
+            param = node.get_variable_or_none()
+            if hasattr(param, WATCHED):
+                params.append(param)
+        elif creator not in seen:
+            seen.add(creator)
+            nodes += [x for x in creator.inputs if x not in seen and x.requires_grad]
+            seen.update(creator.inputs)
+    return params
+
+
+def _merged(note, other):
+    """Returns the note on the sum of two gradients."""
+    if note is ZERO:
+        return other
+    return other if note is not MIXED and _same(factor_of(note), factor_of(other)) else MIXED
 
 
 def watch(model, notes=()):
@@ -137,7 +181,6 @@ def watch(model, notes=()):
         model: link. Gradients that it has already are taken as they are.
         notes: the notes to begin with, from :func:`notes_of`.
     """
-    _models.add(model)
     for param in model.params():
         setattr(param, WATCHED, True)
         param._loss_scale = NOT_REACHED

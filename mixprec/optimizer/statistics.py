@@ -1,7 +1,7 @@
 """The running statistics of a model, so that a skipped step can leave them as they were."""
 
+import collections
 import contextlib
-import uuid
 
 import chainer
 
@@ -15,7 +15,7 @@ class Statistics:
     """Guards the persistent values of every link (``avg_mean``, ``avg_var`` and ``N`` of batch normalization).
 
     A forward pass in training mode moves them before anybody knows whether the step will be skipped. A link hook
-    therefore copies those of a link right before its first forward pass of a step, whoever calls it.
+    therefore copies those of a link right before its first forward pass of a step, whoever calls the link.
 
     Args:
         model: the link whose statistics to guard.
@@ -23,21 +23,20 @@ class Statistics:
 
     def __init__(self, model):
         self._model = model
-        self._name = f"mixprec.Statistics.{uuid.uuid4().hex}"
-        self._savers = []
         self.forget()
 
     def forget(self):
         """Ends a step: what the next forward pass finds is what is kept. Links that are new are guarded from now on."""
-        for _, saver in self._savers:
-            saver.saved = None
         for link in self._model.links():
-            if link._persistent and self._name not in link.local_link_hooks:
-                saver = _Saver(self._name)
-                link.add_hook(saver)
-                # before other hooks, such as spectral normalization, which moves a persistent vector
-                link.local_link_hooks.move_to_end(self._name, last=False)
-                self._savers.append((link, saver))
+            if link._persistent:
+                saver = _saver(link)
+                if saver is None:
+                    saver = _Saver(link)
+                    # First, before hooks such as spectral normalization, which moves a persistent vector. In a new
+                    # dict, as a link that was copied by Link.copy() shares that of the original.
+                    others = {name: hook for name, hook in link.local_link_hooks.items() if name != saver.name}
+                    link._local_link_hooks = collections.OrderedDict({saver.name: saver, **others})
+                saver.saved = {}
 
     def undo(self, skipped):
         """Brings back, if ``skipped``, the values from before the step; arrays in place.
@@ -45,51 +44,78 @@ class Statistics:
         Args:
             skipped: a bool, or a boolean array of shape (); in an array on a device the host looks only if the step
                 has moved a number that a link keeps on the host (batch normalization while it fine-tunes), or has
-                created an array whose first values are not known.
+                put another array in the place of one.
         """
-        for link, saver in self._savers:
-            for name, before in (saver.saved or {}).items():
-                now = link.__dict__[name]
-                if isinstance(now, chainer.get_array_types()) and before is not None:
+        for link in self._model.links():
+            saver = _saver(link)
+            for name, (value, before) in (saver.saved if saver else {}).items():
+                now = link.__dict__.get(name)
+                if _is_array(now) and (now is value or (value is None and name in _FIRST_VALUES)):
                     _undo_array(now, before, skipped)
-                elif now is not before and (before is None or now != before) and read(skipped):
-                    link.__dict__[name] = before
+                elif _moved(now, value) and read(skipped):
+                    link.__dict__[name] = value
 
     @contextlib.contextmanager
     def kept(self):
         """Leaves the statistics after the block as they were before it."""
-        before = [(link, saver.saved) for link, saver in self._savers]
-        for link, saver in self._savers:
-            saver.save(link)
+        savers = [saver for link in self._model.links() if (saver := _saver(link))]
+        outer = [saver.saved for saver in savers]
+        for saver in savers:
+            saver.save()
         try:
             yield
         finally:
             self.undo(True)
-            for (_, saver), (_, saved) in zip(self._savers, before, strict=True):
+            for saver, saved in zip(savers, outer, strict=True):
                 saver.saved = saved
 
 
+def loaded(link):
+    """To be called when the persistent values of a link were loaded: there is nothing to come back to any more."""
+    if (saver := _saver(link)) is not None:
+        saver.saved = {}
+
+
 class _Saver(chainer.LinkHook):
-    def __init__(self, name):
-        self.name = name
-        self.saved = None
+    name = "mixprec.Statistics"
+
+    def __init__(self, link):
+        self._link = link
+        self.saved = {}  # name -> (value, a copy of it)
 
     def forward_preprocess(self, args):
-        if self.saved is None and chainer.config.train and chainer.config.enable_backprop:
-            self.save(args.link)
+        # A link that was copied by Link.copy() shares the hooks of the original.
+        if not self.saved and args.link is self._link and chainer.config.train and chainer.config.enable_backprop:
+            self.save()
 
-    def save(self, link):
-        self.saved = {name: _before(link, name) for name in link._persistent}
+    def save(self):
+        self.saved = {name: (value := self._link.__dict__[name], self._copy(name, value)) for name in self._names()}
+
+    def _names(self):
+        return [name for name in self._link._persistent if name in self._link.__dict__]
+
+    def _copy(self, name, value):
+        if _is_array(value):
+            return value.copy()
+        if value is None and name in _FIRST_VALUES:
+            given = getattr(self._link, f"_initial_{name}", None)
+            return _FIRST_VALUES[name] if given is None else given
+        return value
 
 
-def _before(link, name):
-    value = link.__dict__[name]
-    if isinstance(value, chainer.get_array_types()):
-        return value.copy()
-    if value is None and name in _FIRST_VALUES:
-        given = getattr(link, f"_initial_{name}", None)
-        return _FIRST_VALUES[name] if given is None else given
-    return value
+def _saver(link):
+    saver = link.local_link_hooks.get(_Saver.name) if link._n_local_link_hooks else None
+    return saver if saver is not None and saver._link is link else None
+
+
+def _is_array(value):
+    return isinstance(value, chainer.get_array_types())
+
+
+def _moved(now, before):
+    if _is_array(now) or _is_array(before):
+        return now is not before
+    return now is not before and now != before
 
 
 def _undo_array(now, before, skipped):

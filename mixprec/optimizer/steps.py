@@ -15,6 +15,7 @@ from chainer.optimizers import (
 )
 
 from mixprec.backends.reading import read
+from mixprec.loss_scale import stored
 
 # Update rules and hooks that compute with arrays and hyperparameters only. All others are taken to compute with `t` or
 # with numbers of their own (the bias correction of Adam and MSVAG, the annealed GradientNoise, whatever users write).
@@ -84,8 +85,8 @@ class Steps:
 
     def serialize(self, serializer):
         """Saves or loads the count and the last outcome; call :meth:`settle` before."""
-        self._skipped = np.array(int(serializer("skipped", self.skipped)), np.int64)
-        self._last_skipped = np.array(bool(serializer("last_step_skipped", self.last_skipped)))
+        self._skipped = np.array(int(stored(serializer, "skipped", self._skipped)), np.int64)
+        self._last_skipped = np.array(bool(stored(serializer, "last_step_skipped", self._last_skipped)))
 
 
 def counts_only(optimizer):

@@ -9,6 +9,7 @@ import numpy as np
 from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import diagnosis, gradients, masters, scaled_loss
 from mixprec.optimizer.rollback import update_unless
+from mixprec.optimizer.states import complete_states
 from mixprec.optimizer.statistics import Statistics
 from mixprec.optimizer.steps import Steps
 
@@ -96,7 +97,7 @@ class MixedPrecisionOptimizer:
             self._watch(notes)
 
     def setup(self, link):
-        """Sets the model to optimize. As with any Chainer optimizer, steps and state begin afresh.
+        """Sets the model to optimize. As in Chainer, steps and state begin afresh; the loss scale goes on as it is.
 
         Args:
             link: the model, usually after :func:`mixprec.convert`.
@@ -162,8 +163,13 @@ class MixedPrecisionOptimizer:
         """Returns the FP32 master of a parameter of the model, a :class:`chainer.Parameter`.
 
         The master of an FP32 parameter shares its array.
+
+        Raises:
+            ValueError: ``param`` is not a parameter of the model.
         """
         self._check_set_up()
+        if not any(param is own for own in self.target.params()):
+            raise ValueError(f"{param.name or 'the parameter'} is not a parameter of the model that is optimized")
         self._masters.follow_model()
         return self._masters.of(param)
 
@@ -171,7 +177,8 @@ class MixedPrecisionOptimizer:
         """Yields the gradients of the last backward pass, before hooks.
 
         Yields:
-            ``(name, array)``: name as in ``namedparams`` of the model; a new float32 array on the parameter's device.
+            ``(name, array)``: name as in ``namedparams`` of the model; a new array in the dtype of the master, float32,
+            on the parameter's device.
         """
         self._check_set_up()
         return gradients.unscaled(self._masters)
@@ -198,20 +205,15 @@ class MixedPrecisionOptimizer:
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
         self._check_set_up()
-        # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
-        with np.errstate(over="ignore", invalid="ignore"):
-            if lossfun is not None:
-                self._factor = None
-                self._statistics.forget()
-                loss = lossfun(*args, **kwds)
-                self.target.cleargrads()
-                self.scale_loss(loss).backward()
-                del loss
+        if lossfun is not None:
+            self._backward(lossfun, args, kwds)
         with self._masters.fixed():
             gradients.check_scaled(self._masters, scales=not isinstance(self._scaler, NoLossScale))
             self._masters.follow_model()
-            skipped = update_unless(gradients.gather(self._masters), self._optimizer, self._steps)
-            self._masters.round_to_model()
+            try:
+                skipped = update_unless(gradients.gather(self._masters), self._optimizer, self._steps)
+            finally:
+                self._masters.round_to_model()
         self._statistics.undo(skipped)
         self._end_step(skipped)
         self._check_patience(lossfun, args, kwds)
@@ -227,14 +229,8 @@ class MixedPrecisionOptimizer:
         """
         self._check_set_up()
         self._steps.settle()
-        if not isinstance(serializer, chainer.Deserializer):
-            # Chainer cannot load a file in which the state of a rule is missing, as it is before its first update.
-            for _, _, master in self._masters.pairs():
-                if master.update_rule is not None and master.update_rule.enabled:
-                    master.update_rule._init_states(master)
-        self._optimizer.serialize(serializer)
-        for _, _, master in self._masters.pairs():
-            _widen_state(master.update_rule)
+        with complete_states(self._masters, serializer):
+            self._optimizer.serialize(serializer)
         own = serializer["mixprec"]
         try:
             self._steps.serialize(own)
@@ -246,7 +242,21 @@ class MixedPrecisionOptimizer:
                 f"the snapshot has no loss scale: it starts afresh at {self.loss_scale:g}, and skipped at 0",
                 stacklevel=2,
             )
-        self._steps_to_patience = None if self._scaler.patience is None else 1
+        if isinstance(serializer, chainer.Deserializer):
+            self._factor = None
+            self._steps_to_patience = None if self._scaler.patience is None else 1
+
+    def _backward(self, lossfun, args, kwds):
+        self._factor = None
+        try:
+            # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
+            with np.errstate(over="ignore", invalid="ignore"):
+                loss = lossfun(*args, **kwds)
+                self.target.cleargrads()
+                self.scale_loss(loss).backward()
+        except BaseException:
+            self._statistics.forget()  # there is no step that could be skipped
+            raise
 
     def _end_step(self, skipped):
         self._factor = None
@@ -284,10 +294,3 @@ class MixedPrecisionOptimizer:
     def _check_set_up(self):
         if self._masters is None:
             raise RuntimeError("Optimizer is not set up. Call `setup` method.")
-
-
-def _widen_state(rule):
-    """Makes the state of a file from an FP16 run of plain Chainer FP32."""
-    for name, value in ((rule and rule.state) or {}).items():
-        if getattr(value, "dtype", None) == np.float16:
-            rule.state[name] = value.astype(np.float32)

@@ -1,0 +1,39 @@
+"""The state of update rules in files, in Chainer's form."""
+
+import contextlib
+
+import chainer
+import numpy as np
+
+
+@contextlib.contextmanager
+def complete_states(masters, serializer):
+    """For the time in which Chainer saves or loads the wrapped optimizer: no state of a rule is missing.
+
+    Chainer cannot load a file in which it is, and a rule has none before its first update, which may be long in coming:
+    steps may be skipped, its parameter may be uninitialized, or it may be disabled.
+
+    Args:
+        masters: :class:`~mixprec.optimizer.masters.Masters`.
+        serializer: of Chainer's; whether it loads or saves.
+    """
+    rules = [(master, rule) for _, master in masters.namedparams() if (rule := master.update_rule) is not None]
+    uninitialized = []
+    if isinstance(serializer, chainer.Deserializer):
+        # Chainer lets the state of a disabled rule be missing.
+        uninitialized = [rule for master, rule in rules if master.array is None and rule.enabled]
+    else:
+        for master, rule in rules:
+            if master.array is not None:
+                rule._init_states(master)
+    for rule in uninitialized:
+        rule.enabled = False
+    try:
+        yield
+    finally:
+        for rule in uninitialized:
+            rule.enabled = True
+    for _, rule in rules:
+        for name, value in (rule.state or {}).items():
+            if getattr(value, "dtype", None) == np.float16:  # from an FP16 run of plain Chainer
+                rule.state[name] = value.astype(np.float32)

@@ -1,0 +1,428 @@
+"""The promises in programs that do odd, but legal, things."""
+
+import threading
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizer_hooks, optimizers, serializers
+from chainer.optimizers.sgd import SGDRule
+
+import mixprec
+
+X = np.random.RandomState(0).normal(size=(8, 3)).astype(np.float32)
+BAD = np.full_like(X, np.inf)
+
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Linear(3, 4, initialW=np.linspace(-1, 1, 12, dtype="f").reshape(4, 3))
+            self.bn = L.BatchNormalization(4)
+            self.last = L.Linear(4, 2, initialW=0.5)
+
+    def forward(self, x):
+        return self.last(self.bn(self.first(x)))
+
+
+def _optimizer(inner=None, loss_scale=8, net=Net):
+    model = net()
+    mixprec.convert(model)
+    return mixprec.MixedPrecisionOptimizer(inner or optimizers.SGD(lr=0.1), loss_scale).setup(model)
+
+
+def _loss(y):
+    return F.average(F.square(y))
+
+
+def _step(optimizer, x=X):
+    optimizer.update(lambda: _loss(optimizer.target(x)))
+
+
+def _arrays(optimizer):
+    saved = serializers.DictionarySerializer()
+    optimizer.target.serialize(saved)
+    return {name: np.array(value) for name, value in saved.target.items()}
+
+
+def _assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def _spoil(optimizer):
+    for param in optimizer.target.params(False):
+        param.grad[...] = np.inf
+
+
+class Rebinding(SGDRule):
+    """Makes a new array in every update, and keeps one beside its state."""
+
+    def update_core(self, param):
+        self.total = getattr(self, "total", 0) + np.abs(param.grad)
+        param.array = param.array - np.float32(0.1) * param.grad
+
+
+class RebindingSGD(optimizers.SGD):
+    def create_update_rule(self):
+        return Rebinding(self.hyperparam)
+
+
+def test_a_rule_that_makes_new_arrays_is_undone_and_written_back_in_place():
+    """Promises 2 and 7: also what such a rule keeps outside of its state."""
+    optimizer, reference = _optimizer(RebindingSGD(lr=0.1)), _optimizer()
+    arrays = [param.array for param in optimizer.target.params()]
+    for each in (optimizer, reference):
+        _step(each)
+    _assert_same(_arrays(optimizer), _arrays(reference))
+    before, total = _arrays(optimizer), optimizer.target.last.W.update_rule.total.copy()
+    optimizer.add_hook(_spoil, name="spoil")
+    _step(optimizer)
+    assert optimizer.last_step_skipped
+    _assert_same(_arrays(optimizer), before)
+    np.testing.assert_array_equal(optimizer.target.last.W.update_rule.total, total)
+    assert all(param.array is array for param, array in zip(optimizer.target.params(), arrays, strict=True))
+
+
+def test_a_forward_pass_before_update_belongs_to_the_step():
+    """Promise 2: ``y = model(x); optimizer.update(loss, y)``, as Chainer's DCGAN example does it."""
+    optimizer = _optimizer()
+    _step(optimizer)
+    before = _arrays(optimizer)
+    with np.errstate(invalid="ignore"):
+        y = optimizer.target(BAD)
+    optimizer.update(_loss, y)
+    assert optimizer.last_step_skipped
+    _assert_same(_arrays(optimizer), before)
+
+
+def test_a_loss_function_that_raises_ends_its_step():
+    """What it did to the statistics is not undone by a later skip."""
+    optimizer = _optimizer()
+
+    def raising():
+        optimizer.target(X)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        optimizer.update(raising)
+    before = _arrays(optimizer)
+    _step(optimizer, BAD)
+    assert optimizer.last_step_skipped
+    _assert_same(_arrays(optimizer), before)
+
+
+def test_a_file_that_is_loaded_between_forward_and_skip_is_kept():
+    """Promise 2: statistics that were loaded are not those of the step."""
+    optimizer = _optimizer()
+    optimizer.target(X)  # the loss looked bad, and the user goes back to a file
+    saved = {name: np.full_like(value, 3) for name, value in _arrays(optimizer).items()}
+    serializers.NpzDeserializer(saved).load(optimizer.target)
+    with np.errstate(invalid="ignore", over="ignore"):
+        loss = _loss(optimizer.target.last(X @ np.full((3, 4), np.inf, "f")))
+        optimizer.target.cleargrads()
+        optimizer.scale_loss(loss).backward()
+    optimizer.update()
+    assert optimizer.last_step_skipped
+    np.testing.assert_array_equal(optimizer.target.bn.avg_mean, 3)
+
+
+def test_another_thread_runs_backward_on_a_model_of_its_own():
+    """Promise 8: the notes of one model are nobody else's business."""
+    optimizer, other = _optimizer(), L.Linear(3, 1)
+    stop = threading.Event()
+
+    def run():
+        while not stop.is_set():
+            other.cleargrads()
+            F.sum(other(X)).backward()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for _ in range(100):
+            _step(optimizer)
+    finally:
+        stop.set()
+        thread.join()
+    reference = _optimizer()
+    for _ in range(100):
+        _step(reference)
+    _assert_same(_arrays(optimizer), _arrays(reference))
+
+
+def test_a_new_optimizer_starts_from_the_masters_of_the_old_one():
+    """Promise 5 without a file: 20 steps of 1e-4 on a weight of 1, with ten optimizers after each other."""
+    model = L.Linear(1, 1, nobias=True, initialW=1.0)
+    mixprec.convert(model)
+    for _ in range(10):
+        optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=1e-4), None).setup(model)
+        for _ in range(2):
+            model.W.grad = np.ones_like(model.W.array)
+            optimizer.update()
+    np.testing.assert_allclose(optimizer.master(model.W).array, 0.998, rtol=1e-6)
+    assert list(model.local_link_hooks) == []
+
+
+def test_two_optimizers_of_one_parameter_have_one_master():
+    """Each sees the updates of the other in full."""
+    first = _optimizer()
+    second = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=1e-4), 8).setup(first.target)
+    for _ in range(3):
+        _step(first)
+        _step(second)
+    for param in first.target.params():
+        assert first.master(param).array is second.master(param).array
+
+
+def test_the_master_of_somebody_elses_parameter():
+    with pytest.raises(ValueError, match="W is not a parameter of the model that is optimized"):
+        _optimizer().master(L.Linear(2, 2).W)
+
+
+@pytest.mark.parametrize("factor", [1, 8])
+def test_addgrads_carries_the_scale(factor):
+    """Promise 6: gradients of a replica, as ParallelUpdater and hand-written data parallelism add them."""
+    optimizer, alone = _optimizer(), _optimizer()
+    replica = optimizer.target.copy("copy")
+    optimizer.target.cleargrads()
+    replica.cleargrads()
+    loss = _loss(replica(X))
+    (optimizer.scale_loss(loss) if factor == 8 else loss).backward()
+    optimizer.target.addgrads(replica)
+    if factor == 1:
+        with pytest.raises(mixprec.optimizer.gradients.UnscaledBackward):
+            optimizer.update()
+        return
+    optimizer.update()
+    _step(alone)
+    for found, expected in zip(optimizer.target.params(), alone.target.params(), strict=True):
+        np.testing.assert_array_equal(optimizer.master(found).array, alone.master(expected).array)
+
+
+@pytest.mark.parametrize("name", ["links", "namedlinks", "children", "last"])
+def test_a_hook_that_walks_the_links_is_told_where_the_masters_are(name):
+    """Promise 3: in the links it would find scaled gradients in FP16."""
+    optimizer = _optimizer()
+    optimizer.add_hook(lambda inner: getattr(inner.target, name)(), name="walk")
+    with pytest.raises(AttributeError, match=r"FP32 masters in params\(\) and namedparams\(\)"):
+        _step(optimizer)
+
+
+def test_a_hook_that_raises_leaves_everything_as_it_was():
+    """Ctrl-C in a hook after the update: parameters, masters and counters are those before the step."""
+    optimizer = _optimizer(optimizers.MomentumSGD())
+    _step(optimizer)
+    before = _arrays(optimizer)
+
+    def interrupt(inner):
+        raise KeyboardInterrupt
+
+    optimizer.add_hook(interrupt, name="interrupt", timing="post")
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.update(lambda: F.sum(optimizer.target.last(np.ones((1, 4), "f"))))
+    _assert_same(_arrays(optimizer), before)
+    assert optimizer.t == 1
+
+
+@pytest.mark.parametrize("kind", ["shared", "sub-model", "two setups"])
+def test_accumulation_where_a_parameter_is_met_twice(kind):
+    """Promise 6: a shared parameter, and optimizers over a model and a part of it."""
+    shared = L.Linear(3, 3, initialW=np.eye(3, dtype="f"))
+    model = chainer.ChainList(shared, shared) if kind == "shared" else chainer.ChainList(shared)
+    mixprec.convert(model)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=0.5), 8).setup(model)
+    if kind == "sub-model":
+        mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=0.5), 8).setup(shared)
+    if kind == "two setups":
+        optimizer.setup(shared)
+    model.cleargrads()
+    for _ in range(2):
+        optimizer.scale_loss(F.sum(shared(X))).backward()
+    optimizer.update()
+    gradient = np.broadcast_to(2 * X.astype(np.float16).sum(0, dtype=np.float32), (3, 3))
+    times = 2 if kind == "shared" else 1
+    np.testing.assert_allclose(
+        optimizer.master(shared.W).array, np.eye(3) - times * 0.5 * gradient, rtol=2**-9, atol=2**-9
+    )
+
+
+def test_forget():
+    """``F.forget`` runs a backward pass inside of the backward pass, whose scale it has."""
+    optimizer, reference = _optimizer(), _optimizer()
+    optimizer.update(lambda: _loss(F.forget(optimizer.target, chainer.Variable(X))))
+    _step(reference)
+    for found, expected in zip(optimizer.target.params(), reference.target.params(), strict=True):
+        np.testing.assert_array_equal(optimizer.master(found).array, reference.master(expected).array)
+
+
+def test_zerograds_instead_of_cleargrads():
+    """Zeros can be added to at any scale, step after step."""
+    optimizer, reference = _optimizer(loss_scale=mixprec.DynamicLossScale(init=8.0, interval=1)), _optimizer()
+    for _ in range(3):
+        loss = _loss(optimizer.target(X))
+        with pytest.warns(DeprecationWarning, match="zerograd"):
+            optimizer.target.zerograds()
+        optimizer.scale_loss(loss).backward()
+        optimizer.update()
+        _step(reference)
+    for found, expected in zip(optimizer.target.params(), reference.target.params(), strict=True):
+        np.testing.assert_allclose(found.array, expected.array, rtol=2**-8, atol=2**-9)
+
+
+@pytest.mark.parametrize("error", [StopIteration, None])
+def test_a_loss_function_that_cannot_be_called_again(error):
+    """Promise 9: the overflow is the news, not what the second look at the batch met; with gradients inside, too."""
+    optimizer = _optimizer(loss_scale=mixprec.DynamicLossScale(patience=1))
+    batches = iter([BAD])
+
+    def lossfun():
+        x = chainer.Variable(next(batches) if error else BAD)
+        loss = _loss(optimizer.target.last(optimizer.target.first(x)))
+        (gradient,) = chainer.grad([loss], [x], enable_double_backprop=True)
+        return loss + F.sum(gradient)
+
+    with pytest.raises(mixprec.LossScaleExhausted) as caught:
+        optimizer.update(lossfun)
+    expected = r"a second look at the batch failed (StopIteration: )" if error else "/first (Linear"
+    assert expected in str(caught.value)
+
+
+class Remembering(chainer.Link):
+    """Keeps its last batch, and other things, as persistent values."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.other = np.zeros((1, 3), np.float32), np.ones(2, np.float32)
+        for name in ("last", "other"):
+            self.register_persistent(name)
+        with self.init_scope():
+            self.scale = chainer.Parameter(np.ones((), np.float32))
+
+    def forward(self, x):
+        self.last = x
+        self.other = None if self.other is not None else np.ones(2, np.float32)
+        return F.average(x * F.broadcast_to(self.scale, x.shape))
+
+
+def test_persistent_values_that_a_link_replaces():
+    """Promise 2: the objects from before the step come back, and nobody writes into the user's batch."""
+    model = Remembering()
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 1).setup(model)
+    first, other, batch, bad = model.last, model.other, X.copy(), BAD.copy()
+    optimizer.update(model, bad)
+    assert optimizer.last_step_skipped
+    assert model.last is first
+    assert model.other is other
+    np.testing.assert_array_equal(bad, BAD)
+    optimizer.update(model, batch)
+    assert model.last is batch
+    assert model.other is None
+
+
+def test_a_copy_of_a_link_has_statistics_of_its_own():
+    """``Link.copy()`` shares the hooks of the original: a teacher, a target network."""
+    optimizer = _optimizer()
+    teacher = optimizer.target.copy()
+    teacher.bn.avg_mean, teacher.bn.avg_var = np.full(4, 5, np.float32), np.ones(4, np.float32)
+    other = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 8).setup(teacher)
+    before = _arrays(optimizer)
+    teacher(X)
+    _step(optimizer, BAD)
+    assert optimizer.last_step_skipped
+    _assert_same(_arrays(optimizer), before)
+    assert other.target is teacher
+    assert not np.array_equal(teacher.bn.avg_mean, np.full(4, 5))
+
+
+@pytest.mark.parametrize("how", [{"strict": False}, {"ignore_names": lambda name: "mixprec" in name}])
+def test_a_file_without_the_wrappers_names_read_leniently(how):
+    """Promise 5: the loss scale starts afresh and says so, also if the deserializer minds nothing."""
+    optimizer = _optimizer(loss_scale=mixprec.DynamicLossScale(init=8.0))
+    _step(optimizer, BAD)
+    saved = serializers.DictionarySerializer()
+    optimizer.serialize(saved)
+    if "strict" in how:
+        saved.target = {name: value for name, value in saved.target.items() if "mixprec" not in name}
+    with pytest.warns(UserWarning, match="no loss scale: it starts afresh at 8, and skipped at 0"):
+        serializers.NpzDeserializer(saved.target, **how).load(optimizer)
+    assert (optimizer.loss_scale, optimizer.skipped) == (8.0, 0)
+
+
+def test_states_of_rules_that_were_disabled_and_of_parameters_never_reached():
+    """Promises 5 and 7: a file of such a run loads into one where the rule is enabled."""
+
+    def new():
+        model = chainer.ChainList(L.Linear(3, 2), L.Linear(3, 2), L.Linear(None, 2))
+        mixprec.convert(model)
+        return mixprec.MixedPrecisionOptimizer(optimizers.Adam(), 8).setup(model)
+
+    optimizer = new()
+    optimizer.target[1].disable_update()
+    optimizer.update(lambda: F.sum(optimizer.target[0](X)))
+    saved = serializers.DictionarySerializer()
+    optimizer.serialize(saved)
+    loaded = new()
+    serializers.NpzDeserializer(saved.target).load(loaded)
+    assert loaded.target[2].W.update_rule.enabled
+    loaded.update(lambda: sum(F.sum(link(X)) for link in loaded.target))
+    assert loaded.t == 2
+
+
+def test_a_mask_of_minus_infinity_in_a_disabled_parameter():
+    """A hook makes the values of no parameter suspect that no update moves."""
+
+    class Masked(Net):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.mask = chainer.Parameter(np.array([0, -np.inf], np.float32))
+
+        def forward(self, x):
+            return F.softmax(super().forward(x) + F.broadcast_to(self.mask, (len(x), 2)))
+
+    optimizer = _optimizer(net=Masked)
+    optimizer.target.mask.update_rule.enabled = False
+    optimizer.add_hook(optimizer_hooks.WeightDecay(0.01))
+    optimizer.target.cleargrads()
+    optimizer.update(lambda: _loss(optimizer.target(X)[:, :1]))
+    assert optimizer.skipped == 0
+
+
+def test_a_master_beyond_fp16_is_inf_in_the_model_and_no_warning():
+    """The gradients of the next step will tell."""
+    model = L.Linear(1, 1, nobias=True, initialW=1.0)
+    mixprec.convert(model)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=1.0), None).setup(model)
+    model.W.grad = np.full((1, 1), -60000, np.float16)
+    optimizer.update()
+    optimizer.update()
+    assert model.W.array == np.inf
+    assert optimizer.master(model.W).array == 120001
+
+
+def test_layers_that_were_replaced_are_not_kept():
+    model = chainer.Sequential(L.Linear(3, 3), L.BatchNormalization(3))
+    mixprec.convert(model)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 8).setup(model)
+    for _ in range(5):
+        model[0] = L.Linear(3, 3)
+        optimizer.update(lambda: F.sum(model(X)))
+    assert len(optimizer._masters._masters) == 4
+    for _ in range(5):
+        optimizer.setup(model)
+    assert len(model[1].local_link_hooks) == 1
+
+
+def test_plain_chainer_goes_on_with_gradients_that_a_step_has_used():
+    """It divides by the same scale."""
+    model = L.Linear(1, 1, nobias=True, initialW=1.0)
+    mixprec.convert(model, compute="float32")
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=0.25), 8).setup(model)
+    optimizer.update(lambda: F.sum(model(np.ones((1, 1), np.float32))))
+    optimizers.SGD(lr=0.25).setup(model).update()
+    assert model.W.array == 0.5
