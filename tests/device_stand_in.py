@@ -1,10 +1,13 @@
 """A stand-in for arrays on a GPU: NumPy arrays that count how often somebody looks at their values.
 
 Whatever turns a value into a Python number or decides on it (``bool``, ``float``, ``int``, ``item``...) would wait for
-the device. Elementwise arithmetic, reductions, copies and assignments would not, and stay stand-ins.
+the device. Elementwise arithmetic, reductions, copies and assignments would not, and stay stand-ins. What cannot be
+seen from here is a plain ``np.asarray`` of a stand-in, which CuPy refuses.
 """
 
 import numpy as np
+
+_LOOKS = {np.array_equal, np.allclose, np.nonzero, np.flatnonzero, np.argwhere, np.unique, np.array_repr, np.array_str}
 
 
 class DeviceArray(np.ndarray):
@@ -14,10 +17,17 @@ class DeviceArray(np.ndarray):
         return np.asarray(array).view(DeviceArray)
 
     def __array_function__(self, function, types, arguments, keywords):
+        if function in _LOOKS:
+            DeviceArray.reads += 1
         return _on_device(super().__array_function__(function, types, arguments, keywords))
 
     def __getitem__(self, index):
+        if isinstance(index, np.ndarray) and index.dtype == bool:  # how many there are decides on the shape
+            DeviceArray.reads += 1
         return _on_device(super().__getitem__(index))
+
+    def dot(self, other, out=None):
+        return _on_device(super().dot(other, out))
 
 
 def _counting(name):
@@ -28,7 +38,8 @@ def _counting(name):
     return method
 
 
-for _name in ("__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__", "item", "tolist"):
+_READERS = ("__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__", "__format__", "__reduce__")
+for _name in (*_READERS, "item", "tolist", "tobytes", "nonzero"):
     setattr(DeviceArray, _name, _counting(_name))
 
 
