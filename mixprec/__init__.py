@@ -16,6 +16,7 @@ _HOMES = {
     "StaticLossScale": "mixprec.loss_scale",
     "NoLossScale": "mixprec.loss_scale",
     "LossScaleExhausted": "mixprec.loss_scale",
+    "UnscaledBackward": "mixprec.optimizer.gradients",
     "convert": "mixprec.rewrite",
 }
 

@@ -195,7 +195,7 @@ def test_addgrads_carries_the_scale(factor):
     (optimizer.scale_loss(loss) if factor == 8 else loss).backward()
     optimizer.target.addgrads(replica)
     if factor == 1:
-        with pytest.raises(mixprec.optimizer.gradients.UnscaledBackward):
+        with pytest.raises(mixprec.UnscaledBackward):
             optimizer.update()
         return
     optimizer.update()
