@@ -11,6 +11,7 @@ from chainer import optimizer_hooks, optimizers, serializers
 from chainer.optimizers.sgd import SGDRule
 
 import mixprec
+from mixprec.optimizer import scaled_loss
 
 X = np.random.RandomState(0).normal(size=(8, 3)).astype(np.float32)
 BAD = np.full_like(X, np.inf)
@@ -426,3 +427,214 @@ def test_plain_chainer_goes_on_with_gradients_that_a_step_has_used():
     optimizer.update(lambda: F.sum(model(np.ones((1, 1), np.float32))))
     optimizers.SGD(lr=0.25).setup(model).update()
     assert model.W.array == 0.5
+
+
+# --- looks, moves and sums
+
+
+def _one_weight(loss_scale=8):
+    """One weight of 1, SGD with lr 0.25; the gradient of :func:`_unit` is 1."""
+    model = L.Linear(1, 1, nobias=True, initialW=1.0)
+    mixprec.convert(model)
+    return mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=0.25), loss_scale).setup(model), model
+
+
+def _unit(model):
+    return F.sum(model(np.ones((1, 1), np.float32)))
+
+
+@pytest.mark.parametrize("timing", ["pre", "post"])
+@pytest.mark.parametrize("look", ["master", "save", "gradients"])
+def test_a_hook_may_look_at_the_model(look, timing):
+    """In the middle of a step the master is ahead of the parameter; nobody takes that for a write of the user's."""
+    optimizer, model = _one_weight()
+    seen = []
+
+    def hook(inner):
+        if look == "master":
+            seen.append(optimizer.master(model.W).array.item())
+        elif look == "save":
+            saved = serializers.DictionarySerializer()
+            model.serialize(saved)
+            seen.append(saved.target["W"].item())
+        else:
+            seen.append(dict(optimizer.unscaled_gradients())["/W"].item())
+
+    optimizer.add_hook(hook, name="look", timing=timing)
+    optimizer.update(lambda: _unit(model))
+    assert model.W.array == optimizer.master(model.W).array == 0.75
+    assert seen == [1.0 if look == "gradients" or timing == "pre" else 0.75]
+
+
+def test_statistics_that_two_links_share():
+    """Promise 2: ``copy()`` and ``repeat(mode="share")`` share the arrays; the values from before the first count."""
+
+    class Siamese(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.one = L.BatchNormalization(3)
+                self.other = self.one.copy()
+                self.last = L.Linear(3, 1)
+
+        def forward(self, x):
+            return self.last(self.one(x) + self.other(2 * x))
+
+    optimizer = _optimizer(net=Siamese)
+    _step(optimizer)
+    before = _arrays(optimizer)
+    _step(optimizer, BAD)
+    assert optimizer.last_step_skipped
+    _assert_same(_arrays(optimizer), before)
+
+
+def test_a_gradient_that_was_used_moves_with_its_parameter():
+    """It still is the gradient of the last step, and still scaled."""
+    optimizer, model = _one_weight()
+    optimizer.update(lambda: _unit(model))
+
+    def to_device(param, device):  # as Chainer's does between two devices; here is only one
+        param.grad = param.grad.copy()
+
+    scaled_loss._moving(to_device)(model.W, "@numpy")
+    optimizer.update()
+    assert model.W.array == 0.5
+
+
+def test_a_written_gradient_over_a_used_one_does_not_add_up_with_a_scaled_one():
+    optimizer, model = _one_weight()
+    optimizer.update(lambda: _unit(model))
+    model.W.grad = np.ones((1, 1), np.float16)
+    optimizer.scale_loss(_unit(model)).backward()
+    with pytest.raises(mixprec.UnscaledBackward, match="parts of different loss scales"):
+        optimizer.update()
+
+
+def _backward(optimizer, model):
+    chainer.backward([_with_gradient(optimizer.scale_loss(_unit(model)))])
+
+
+def _with_gradient(loss):
+    loss.grad = np.ones_like(loss.array)
+    return loss
+
+
+def _grad(optimizer, model):
+    chainer.grad([optimizer.scale_loss(_unit(model))], [model.W], set_grad=True)
+
+
+def _grad_with_a_scale(optimizer, model):
+    chainer.grad([_unit(model)], [model.W], set_grad=True, loss_scale=8)
+
+
+def _a_number(optimizer, model):
+    optimizer.scale_loss(_unit(model)).backward()
+    model.W.grad *= 0.5
+    (_unit(model) * 0.5).backward(loss_scale=8)
+
+
+@pytest.mark.parametrize("backward", [_backward, _grad, _grad_with_a_scale, _a_number])
+def test_every_way_to_a_gradient_carries_its_scale(backward):
+    optimizer, model = _one_weight()
+    model.cleargrads()
+    backward(optimizer, model)
+    optimizer.update()
+    assert model.W.array == 0.75
+
+
+def test_addgrads_of_a_replica_that_lacks_a_gradient():
+    model = _converted_pair()
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=0.25), 8).setup(model)
+    replica = model.copy("copy")
+    for each in (model, replica):
+        each.cleargrads()
+    optimizer.scale_loss(_unit(model[0]) + _unit(model[1])).backward()
+    optimizer.scale_loss(_unit(replica[0])).backward()
+    model.addgrads(replica)
+    optimizer.update()
+    assert [link.W.array.item() for link in model] == [0.5, 0.75]
+
+
+def _converted_pair():
+    model = chainer.ChainList(*(L.Linear(1, 1, nobias=True, initialW=1.0) for _ in "ab"))
+    mixprec.convert(model)
+    return model
+
+
+def test_a_graph_that_reaches_a_parameter_without_a_gradient_for_it():
+    """A blocked branch adds nothing, and leaves the note as it was."""
+
+    class Block(chainer.FunctionNode):
+        def forward(self, inputs):
+            return inputs
+
+        def backward(self, indexes, grad_outputs):
+            return (None,)
+
+    model = _converted_pair()
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=0.25), 8).setup(model)
+    model.cleargrads()
+    model[1].W.grad = np.ones((1, 1), np.float16)
+    (blocked,) = Block().apply((_unit(model[1]),))
+    optimizer.scale_loss(_unit(model[0]) + blocked).backward()
+    optimizer.update()
+    assert [link.W.array.item() for link in model] == [0.75, 0.75]
+
+
+def test_everything_in_the_state_of_a_rule_is_undone():
+    """Promise 2: names that are new, and values that are neither numbers nor arrays."""
+
+    class Odd(SGDRule):
+        def init_state(self, param):
+            self.state["count"], self.state["kind"] = np.float32(0), None
+
+        def update_core(self, param):
+            self.state["count"] = np.float32(self.state["count"] + 1)
+            self.state["kind"], self.state["extra"] = "moved", param.grad.copy()
+            self.total = getattr(self, "total", 0) + np.abs(param.grad)
+
+    class OddSGD(optimizers.SGD):
+        def create_update_rule(self):
+            return Odd(self.hyperparam)
+
+    optimizer = _optimizer(OddSGD())
+    optimizer.add_hook(_spoil, name="spoil")
+    _step(optimizer)
+    rule = optimizer.target.last.W.update_rule
+    assert not hasattr(rule, "total")
+    assert rule.state is None
+    optimizer.remove_hook("spoil")
+    _step(optimizer)
+    before = dict(rule.state)
+    optimizer.add_hook(_spoil, name="spoil")
+    _step(optimizer)
+    assert rule.state == before
+    assert (optimizer.skipped, optimizer.t) == (2, 1)
+
+
+@pytest.mark.parametrize("failure", ["hook", "unscaled"])
+def test_a_step_that_fails_leaves_no_statistics_behind(failure):
+    """They are as before its forward pass, and the next skip does not go further back."""
+    optimizer = _optimizer()
+    _step(optimizer)
+    before = _arrays(optimizer)
+    if failure == "hook":
+        optimizer.add_hook(_raise, name="raise")
+        with pytest.raises(KeyboardInterrupt):
+            _step(optimizer)
+        optimizer.remove_hook("raise")
+    else:
+        optimizer.target.cleargrads()
+        _loss(optimizer.target(X)).backward()
+        with pytest.raises(mixprec.UnscaledBackward):
+            optimizer.update()
+    _assert_same(_arrays(optimizer), before)
+    _step(optimizer)
+    after = _arrays(optimizer)
+    _step(optimizer, BAD)
+    assert optimizer.last_step_skipped
+    _assert_same(_arrays(optimizer), after)
+
+
+def _raise(inner):
+    raise KeyboardInterrupt

@@ -201,6 +201,8 @@ def test_an_array_of_another_shape_is_an_error():
     model.W.array = np.ones((2, 5), np.float16)
     with pytest.raises(ValueError, match=r"/W had shape \(2, 3\) and has \(2, 5\) now: call setup\(\) again"):
         optimizer.update(lambda: F.sum(model(np.ones((1, 5), np.float32))))
+    optimizer.setup(model).update(lambda: F.sum(model(np.ones((1, 5), np.float32))))
+    assert optimizer.master(model.W).shape == (2, 5)
 
 
 def test_converting_a_live_model_to_another_dtype_keeps_the_master():

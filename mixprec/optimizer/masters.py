@@ -5,11 +5,14 @@ import functools
 
 import chainer
 import numpy as np
+from chainer import backend
 
 from mixprec.backends.reading import known
 from mixprec.optimizer import statistics
 
-_OWNER = "_mixprec_masters"  # attribute of a parameter: the Masters it belongs to
+# Attributes of a parameter: the Masters it belongs to; its id and the array of its master, if it is in FP16.
+_OWNER = "_mixprec_masters"
+_ARRAY = "_mixprec_master_array"
 
 _NO_LINKS = (
     "the target of a wrapped optimizer, as hooks see it, has FP32 masters in params() and namedparams(), no links"
@@ -33,6 +36,10 @@ class Masters(chainer.Link):
         self.model = model
         self._masters = {}  # id(parameter) -> (parameter, master); the parameter is held so that its id stays its own
         self._fixed = None
+        for param in model.params(include_uninit=False):
+            _, array = param.__dict__.get(_ARRAY, (None, param.array))
+            if array.shape != param.shape:
+                delattr(param, _ARRAY)
 
     def __getstate__(self):
         return {**self.__dict__, "_masters": list(self._masters.values())}
@@ -42,40 +49,50 @@ class Masters(chainer.Link):
         self._masters = {id(param): (param, master) for param, master in state["_masters"]}
         for param in self.model.params():
             setattr(param, _OWNER, self)
+        for param, master in state["_masters"]:
+            if param.dtype == np.float16:
+                setattr(param, _ARRAY, (id(param), master.array))
 
     def of(self, param):
         """Returns the master of a parameter of the model; an uninitialized parameter has none but itself."""
-        owner = param.__dict__.get(_OWNER)
         setattr(param, _OWNER, self)
         if param.array is None:
             return param
+        array = _master_array(param)
         held = self._masters.get(id(param))
         if held is None:
-            master = chainer.Parameter(_master_array(param, owner), name=param.name)
+            master = chainer.Parameter(array, name=param.name)
             master.cleargrad()
-            master.update_rule = param.update_rule
             self._masters[id(param)] = (param, master)
-            return master
-        master = held[1]
+        else:
+            master = held[1]
+            if master.array is not array:
+                master.to_device(param.device)
+                master.array = array
         master.update_rule = param.update_rule
-        if param.dtype != np.float16:
-            if master.array is not param.array:
-                master.array = param.array
-        elif master.device != param.device:
-            master.to_device(param.device)
         return master
 
     @contextlib.contextmanager
     def fixed(self):
-        """Looks for the parameters and their masters once, for the duration of a step: nobody adds any meanwhile."""
-        self._fixed = list(self._all())
-        if len(self._masters) > len(self._fixed):  # the user has taken parameters away
-            present = {id(param) for _, param, _ in self._fixed}
+        """For the duration of a step: looks for parameters and what was written into them once, at its beginning."""
+        everything = list(self._all())
+        if len(self._masters) > len(everything):  # the user has taken parameters away
+            present = {id(param) for _, param, _ in everything}
             self._masters = {key: held for key, held in self._masters.items() if key in present}
+        for name, param, master in everything:
+            if param.array is not None:
+                follow(name, param, master)
+        self._fixed = everything
         try:
             yield
         finally:
+            self._round_to_model()
             self._fixed = None
+
+    @property
+    def in_step(self):
+        """Whether a step is under way: the masters may be ahead of the parameters."""
+        return self._fixed is not None
 
     def params(self, include_uninit=True):
         """Yields the masters in the order of the model's ``params``, a shared one as often as Chainer would."""
@@ -130,15 +147,20 @@ class Masters(chainer.Link):
 
     def follow_model(self):
         """Takes over what somebody wrote into the FP16 parameters since they were last rounded from the masters."""
-        for name, param, master in self.pairs():
-            _follow(name, param, master)
+        if not self.in_step:
+            for name, param, master in self.pairs():
+                follow(name, param, master)
 
-    def round_to_model(self):
+    def _round_to_model(self):
         """Rounds the masters into the model's FP16 parameters, in place."""
         with np.errstate(over="ignore"):  # beyond 65,504 FP16 has inf, and the next gradients will tell
             for _, param, master in self.pairs():
-                if master.array is not param.array:
-                    param.array[...] = master.array
+                own = _master_array(param)
+                if master.array is not own:  # a rule has put another one in its place
+                    own[...] = master.array
+                    master.array = own
+                if own is not param.array:
+                    param.array[...] = own
 
     def hold(self, param):
         """Whether ``param`` itself, and not a copy of it, is a parameter of this model."""
@@ -168,7 +190,9 @@ def install():
             if not masters.hold(param):
                 return serializer(name, value)
             master = masters.of(param)
-            _follow(name, param, master)
+            if masters.in_step:
+                return serializer(name, master.array)
+            follow(name, param, master)
             loaded = serializer(name, master.array)
             if loaded is not None and loaded is not master.array:
                 master.array[...] = master.device.send(loaded)
@@ -193,21 +217,25 @@ def _initialize(param, masters, loaded):
     return param.array
 
 
-def _master_array(param, owner):
-    """Returns the array for the master of ``param``: that of another optimizer's master, if there is one.
+def _master_array(param):
+    """Returns the array of the master of ``param``, which belongs to the parameter, not to one of its optimizers.
 
     So a parameter keeps its FP32 bits when it gets another optimizer, and several optimizers see each other's updates.
     """
     if param.dtype != np.float16:
+        param.__dict__.pop(_ARRAY, None)
         return param.array
-    if owner is not None and owner.hold(param):
-        _, master = owner._masters[id(param)]
-        if master.dtype == np.float32 and master.shape == param.shape:
-            return master.array
-    return param.array.astype(np.float32)
+    owner, array = param.__dict__.get(_ARRAY, (None, None))
+    if owner != id(param):  # none yet, or that of the parameter this one was copied from
+        array = param.array.astype(np.float32)
+    elif backend.get_device_from_array(array) != param.device:
+        array = param.device.send(array)
+    setattr(param, _ARRAY, (id(param), array))
+    return array
 
 
-def _follow(name, param, master):
+def follow(name, param, master):
+    """Takes over what somebody wrote into an FP16 parameter since it was last rounded from its master."""
     if param.dtype != np.float16:
         return
     if master.array.shape != param.shape:

@@ -14,7 +14,9 @@ from mixprec.optimizer.steps import counts_only, has_hooks
 
 
 def update_unless(skipped, optimizer, steps):
-    """Runs hooks and update rules, and takes back what they did if the step is skipped after all, or if they raise.
+    """Runs hooks and update rules, and takes back what they did if the step is skipped after all.
+
+    If there are hooks, and one of them or a rule raises, that is taken back, too.
 
     Args:
         skipped: whether a gradient is not finite: a boolean array of shape ().
@@ -78,10 +80,11 @@ class Rollback:
         for master, array, before in self._masters:
             array[...] = before
             master.array = array
-        for rule, state in self._states:
-            rule._state = None if state is None else state.restored()
         for attributes in self._attributes:
-            attributes.restored()
+            attributes.restore()
+        for _, state in self._states:
+            if state is not None:
+                state.restore()
 
     def select(self, skipped):
         """Takes back what the update did to masters and states if ``skipped``, a boolean array that is not read.
@@ -93,28 +96,29 @@ class Rollback:
             master.array = array
         for rule, state in self._states:
             for name, (value, before) in ({} if state is None else state.values).items():
-                _select(rule.state[name], before, skipped, out=value)
-                rule.state[name] = value
+                if value is not before:
+                    _select(rule.state[name], before, skipped, out=value)
+                    rule.state[name] = value
 
 
 class _Saved:
-    """The arrays and numbers in a dict."""
+    """A dict as it is: what is in it, and copies of the arrays."""
 
     def __init__(self, values):
         self._dict = values
-        self.values = {
-            name: (value, value.copy() if isinstance(value, chainer.get_array_types()) else value)
-            for name, value in values.items()
-            if type(value) in (int, float) or isinstance(value, chainer.get_array_types())
-        }
+        self.values = {name: (value, _copy(value)) for name, value in values.items()}
 
-    def restored(self):
-        """Returns the dict as it was, its arrays in place."""
+    def restore(self):
+        """Brings the dict back, its arrays in place."""
+        self._dict.clear()
         for name, (value, before) in self.values.items():
             if value is not before:
                 value[...] = before
             self._dict[name] = value
-        return self._dict
+
+
+def _copy(value):
+    return value.copy() if isinstance(value, chainer.get_array_types()) else value
 
 
 def _select(now, before, skipped, out):

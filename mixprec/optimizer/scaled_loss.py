@@ -16,11 +16,12 @@ a factor         one or several backward passes, all scaled by it
 """
 
 import functools
+import inspect
 import threading
 
 import chainer
 import numpy as np
-from chainer import _backprop
+from chainer import _backprop, function_node
 
 from mixprec.backends.reading import known
 
@@ -44,6 +45,7 @@ class _Mark(float):
 NOT_REACHED = _Mark("NOT_REACHED", 1.0)
 ZERO = _Mark("ZERO", 1.0)
 MIXED = _Mark("MIXED", np.nan)
+_PENDING = _Mark("_PENDING", np.nan)  # while a pass is under way
 
 
 class Used(float):
@@ -104,53 +106,93 @@ def scaled(loss, factor):
 
 
 def install():
-    """Makes Chainer keep the notes of watched parameters wherever it writes their gradients, once."""
+    """Makes Chainer keep the notes of watched parameters wherever it writes or moves their gradients, once."""
     if hasattr(_backprop._backprop_to_all, "keeps_notes"):
         return
-    backprop_to_all = _backprop._backprop_to_all
+    _backprop._backprop_to_all = _keeping_notes(_backprop._backprop_to_all)
+    chainer.grad = function_node.grad = _noting(function_node.grad)
     parameter = chainer.Parameter
-    addgrad, cleargrad, zerograd = parameter.addgrad, parameter.cleargrad, parameter.zerograd
+    parameter.addgrad = _adding(parameter.addgrad)
+    parameter.cleargrad = _clearing(parameter.cleargrad, NOT_REACHED)
+    parameter.zerograd = _clearing(parameter.zerograd, ZERO)
+    parameter.to_device = _moving(parameter.to_device)
 
+
+def _keeping_notes(backprop_to_all):
     @functools.wraps(backprop_to_all)
-    def keeping_notes(outputs, retain_grad, loss_scale):
+    def run(outputs, retain_grad, loss_scale):
         # F.forget runs a pass inside of the pass, without its loss scale.
         outer = getattr(_pass, "factor", None)
-        factor = outer if loss_scale is None else loss_scale
-        before = [(param, param._loss_scale) for param in _reached(outputs) if param.grad is not None]
+        factor = loss_scale
+        if factor is None:
+            factor = _factor_of_losses(node.get_variable_or_none() for node, _ in outputs) if outer is None else outer
+        before = [(param, _note(param)) for param in _reachable(outputs) if param.grad is not None]
+        for param, _ in before:
+            param._loss_scale = _PENDING
         _pass.factor = factor
         try:
             backprop_to_all(outputs, retain_grad, factor)
         finally:
             _pass.factor = outer
-        for param, note in before:
-            param._loss_scale = _merged(note, factor)
+            for param, note in before:
+                reached = param._loss_scale is not _PENDING
+                param._loss_scale = _merged(note, factor) if reached else note
 
+    run.keeps_notes = True
+    return run
+
+
+def _noting(grad):
+    signature = inspect.signature(grad)
+
+    @functools.wraps(grad)
+    def run(*args, **kwargs):
+        gradients = grad(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        if given.get("set_grad"):
+            factor = given.get("loss_scale")
+            for param in given["inputs"]:
+                if hasattr(param, WATCHED):
+                    param._loss_scale = _factor_of_losses(given["outputs"]) if factor is None else factor
+        return gradients
+
+    return run
+
+
+def _adding(addgrad):
     @functools.wraps(addgrad)
-    def adding(self, var):
-        note, empty = self._loss_scale, not self.is_initialized or self.grad is None
+    def run(self, var):
+        note = _note(self) if self.is_initialized and self.grad is not None else ZERO
         addgrad(self, var)
+        if hasattr(self, WATCHED) and var.array is not None and var.grad is not None:
+            self._loss_scale = _merged(note, _note(var))
+
+    return run
+
+
+def _clearing(clear, note):
+    @functools.wraps(clear)
+    def run(self):
+        clear(self)
         if hasattr(self, WATCHED):
-            self._loss_scale = var._loss_scale if empty else _merged(note, var._loss_scale)
+            self._loss_scale = note
 
-    @functools.wraps(cleargrad)
-    def clearing(self):
-        if hasattr(self, WATCHED):
-            self._loss_scale = NOT_REACHED
-        cleargrad(self)
-
-    @functools.wraps(zerograd)
-    def zeroing(self):
-        zerograd(self)
-        if hasattr(self, WATCHED):
-            self._loss_scale = ZERO
-
-    keeping_notes.keeps_notes = True
-    _backprop._backprop_to_all = keeping_notes
-    parameter.addgrad, parameter.cleargrad, parameter.zerograd = adding, clearing, zeroing
+    return run
 
 
-def _reached(outputs):
-    """Returns the watched parameters that a backward pass from ``[(variable node, gradient)]`` may reach."""
+def _moving(to_device):
+    @functools.wraps(to_device)
+    def run(self, device):
+        note = _note(self) if hasattr(self, WATCHED) else None
+        to_device(self, device)
+        if isinstance(note, Used):
+            self._loss_scale = Used(note.factor, self.grad)
+
+    return run
+
+
+def _reachable(outputs):
+    """Returns the watched parameters in the graph of a backward pass from ``[(variable node, gradient)]``."""
     nodes = [node for node, _ in outputs]
     seen, params = set(nodes), []
     while nodes:
@@ -158,13 +200,24 @@ def _reached(outputs):
         creator = node.creator_node
         if creator is None:
             param = node.get_variable_or_none()
-            if hasattr(param, WATCHED):
+            if hasattr(param, WATCHED) and param._loss_scale is not _PENDING:  # of the outer pass
                 params.append(param)
         elif creator not in seen:
             seen.add(creator)
             nodes += [x for x in creator.inputs if x not in seen and x.requires_grad]
             seen.update(creator.inputs)
     return params
+
+
+def _factor_of_losses(losses):
+    """Returns the factor that all of the losses are scaled by, or ``None``."""
+    factors = {id(factor): factor for factor in (getattr(loss, "factor", None) for loss in losses)}
+    return factors.popitem()[1] if len(factors) == 1 else None
+
+
+def _note(param):
+    note = param._loss_scale
+    return NOT_REACHED if isinstance(note, Used) and note.gradient is not param.grad else note
 
 
 def _merged(note, other):
@@ -197,7 +250,9 @@ def use(model):
     """Ends a step: the gradients have been used."""
     for param in model.params():
         setattr(param, WATCHED, True)  # also those that were added after setup
-        if param.array is None or param.grad is None or is_one(scale_of(param)):
+        if param.array is None:
+            continue
+        if param.grad is None or is_one(scale_of(param)):
             param._loss_scale = NOT_REACHED
         elif not isinstance(param._loss_scale, Used):
             param._loss_scale = Used(param._loss_scale, param.grad)
@@ -205,10 +260,7 @@ def use(model):
 
 def scale_of(param):
     """Returns by what the gradient of ``param`` is multiplied: an array of shape (), or a float."""
-    note = param._loss_scale
-    if isinstance(note, Used) and note.gradient is not param.grad:
-        return 1.0
-    return factor_of(note)
+    return factor_of(_note(param))
 
 
 def factor_of(note):
@@ -224,5 +276,4 @@ def is_one(factor):
 
 
 def _same(left, right):
-    numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-    return left is right or (numbers and left == right)
+    return left is right or (known(left) and known(right) and bool(left == right))

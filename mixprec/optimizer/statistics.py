@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 
 import chainer
 
@@ -46,9 +47,10 @@ class Statistics:
                 has moved a number that a link keeps on the host (batch normalization while it fine-tunes), or has
                 put another array in the place of one.
         """
-        for link in self._model.links():
-            saver = _saver(link)
-            for name, (value, before) in (saver.saved if saver else {}).items():
+        savers = [(saver.order, link, saver) for link in self._model.links() if (saver := _saver(link))]
+        # The last first: an array that several links share has been moved already when the second of them saves it.
+        for _, link, saver in sorted(savers, key=lambda item: -item[0]):
+            for name, (value, before) in saver.saved.items():
                 now = link.__dict__.get(name)
                 if _is_array(now) and (now is value or (value is None and name in _FIRST_VALUES)):
                     _undo_array(now, before, skipped)
@@ -79,8 +81,11 @@ def loaded(link):
 class _Saver(chainer.LinkHook):
     name = "mixprec.Statistics"
 
+    _orders = itertools.count()
+
     def __init__(self, link):
         self._link = link
+        self.order = 0
         self.saved = {}  # name -> (value, a copy of it)
 
     def forward_preprocess(self, args):
@@ -89,6 +94,7 @@ class _Saver(chainer.LinkHook):
             self.save()
 
     def save(self):
+        self.order = next(self._orders)
         self.saved = {name: (value := self._link.__dict__[name], self._copy(name, value)) for name in self._names()}
 
     def _names(self):

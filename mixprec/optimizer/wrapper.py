@@ -207,13 +207,15 @@ class MixedPrecisionOptimizer:
         self._check_set_up()
         if lossfun is not None:
             self._backward(lossfun, args, kwds)
-        with self._masters.fixed():
-            gradients.check_scaled(self._masters, scales=not isinstance(self._scaler, NoLossScale))
-            self._masters.follow_model()
-            try:
+        try:
+            with self._masters.fixed():
+                gradients.check_scaled(self._masters, scales=not isinstance(self._scaler, NoLossScale))
                 skipped = update_unless(gradients.gather(self._masters), self._optimizer, self._steps)
-            finally:
-                self._masters.round_to_model()
+        except BaseException:  # as if there had been no step
+            self._factor = None
+            self._statistics.undo(True)
+            self._statistics.forget()
+            raise
         self._statistics.undo(skipped)
         self._end_step(skipped)
         self._check_patience(lossfun, args, kwds)
