@@ -55,11 +55,13 @@ class Masters(chainer.Link):
 
     def of(self, param):
         """Returns the master of a parameter of the model; an uninitialized parameter has none but itself."""
+        held = self._masters.get(id(param))
+        if held is not None and self.in_step:
+            return held[1]
         setattr(param, _OWNER, self)
         if param.array is None:
             return param
         array = _master_array(param)
-        held = self._masters.get(id(param))
         if held is None:
             master = chainer.Parameter(array, name=param.name)
             master.cleargrad()
@@ -155,7 +157,7 @@ class Masters(chainer.Link):
         """Rounds the masters into the model's FP16 parameters, in place."""
         with np.errstate(over="ignore"):  # beyond 65,504 FP16 has inf, and the next gradients will tell
             for _, param, master in self.pairs():
-                own = _master_array(param)
+                own = param.__dict__[_ARRAY][1] if param.dtype == np.float16 else param.array
                 if master.array is not own:  # a rule has put another one in its place
                     own[...] = master.array
                     master.array = own
