@@ -1,14 +1,10 @@
 """Promise 11: the wrapper in the places where Chainer wants an optimizer: updaters, trainer, schedules, ChainerMN."""
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+import without_mpi
 from chainer import optimizer_hooks, optimizers, training
 from chainer.training import extensions
 
@@ -109,12 +105,6 @@ def test_it_passes_for_the_wrapped_optimizer():
 
 
 MULTI_NODE = """
-    import collections, sys, types
-    MPI = types.ModuleType("mpi4py.MPI")
-    MPI._typedict = collections.defaultdict(int)
-    MPI.FLOAT = MPI.ANY_TAG = MPI.ANY_SOURCE = None
-    sys.modules["mpi4py"] = types.ModuleType("mpi4py")
-    sys.modules["mpi4py"].MPI = sys.modules["mpi4py.MPI"] = MPI
     import chainer, chainermn, mixprec, numpy as np
     import chainer.links as L
 
@@ -145,20 +135,10 @@ MULTI_NODE = """
 """
 
 
-def _multi_node(code):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(MULTI_NODE) + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        env=os.environ,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split("\n")[:-1]
-
-
 def test_create_multi_node_optimizer_around_the_wrapper():
     """Works: the scaled gradients are summed over the nodes, and every node checks the same sum."""
-    lines = _multi_node(
+    lines = without_mpi.run(
+        MULTI_NODE,
         """
         inner, alone = optimizer(), optimizer()
         outer = chainermn.create_multi_node_optimizer(inner, Communicator()).setup(network())
@@ -170,35 +150,37 @@ def test_create_multi_node_optimizer_around_the_wrapper():
         print(outer.t, outer.skipped, outer.loss_scale == alone.loss_scale, outer.lr)
         for found, expected in zip(outer.target.params(), alone.target.params()):
             np.testing.assert_array_equal(inner.master(found).array, alone.master(expected).array)
-        """
+        """,
     )
     assert lines == ["broadcast", "all-reduce", "all-reduce", "all-reduce", "2 1 True 0.01"]
 
 
 def test_a_multi_node_optimizer_inside_the_wrapper():
     """Raises, and says the order that works."""
-    lines = _multi_node(
+    lines = without_mpi.run(
+        MULTI_NODE,
         """
         inner = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), Communicator())
         try:
             mixprec.MixedPrecisionOptimizer(inner)
         except TypeError as error:
             print(error)
-        """
+        """,
     )
     assert lines[0].endswith("create_multi_node_optimizer(MixedPrecisionOptimizer(optimizer), communicator)")
 
 
 def test_double_buffering():
     """Raises with a dynamic scale, as the gradients come a step late; a static scale is let through to Chainer."""
-    lines = _multi_node(
+    lines = without_mpi.run(
+        MULTI_NODE,
         """
         for wrapped in (optimizer(), optimizer(8)):
             try:
                 chainermn.create_multi_node_optimizer(wrapped, Communicator(), double_buffering=True)
             except ValueError as error:
                 print(error)
-        """
+        """,
     )
     assert lines[0].startswith("double_buffering updates with the gradients of the step before")
     assert lines[1].startswith("This communicator does not support double buffering")

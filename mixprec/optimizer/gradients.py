@@ -40,21 +40,24 @@ def gather(masters):
     Returns:
         Whether any of them is not finite: a boolean array of shape (), on the device of the first parameter.
     """
-    finite = {}
+    inverses, gathered = {}, []
     with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
-        for _, _, master, gradient in _unscaled(masters, into_masters=True):
-            if gradient is None:
+        for _, param, master in masters.pairs():
+            if param.grad is None:
                 master.cleargrad()
-            else:
-                finite.setdefault(master.device, []).append(master.xp.isfinite(gradient).all())
-    return any_not(finite)
+                continue
+            if master.grad is None:
+                master.grad = master.xp.empty_like(master.array)
+            gathered.append((master, _unscale(param, master.grad, inverses)))
+        return _any_not_finite(gathered)
 
 
 def unscaled(masters):
     """Yields ``(name, gradient)`` of the last backward pass: unscaled, a new array of the dtype of the master."""
-    for name, _, _, gradient in _unscaled(masters, into_masters=False):
-        if gradient is not None:
-            yield name, gradient
+    inverses = {}
+    for name, param, master in masters.pairs():
+        if param.grad is not None:
+            yield name, _unscale(param, master.xp.empty_like(master.array), inverses)
 
 
 def not_finite(optimizer):
@@ -63,20 +66,23 @@ def not_finite(optimizer):
     Those are the gradients of the masters that are updated; their values only if a hook runs after the update, as a
     user may have put inf there for good.
     """
-    finite = {}
+    suspects = []
     for _, _, master in optimizer.target.pairs():
         rule = master.update_rule
         if rule is None or not rule.enabled:
             continue
-        late = optimizer._hookable._post_update_hooks or rule._hookable._post_update_hooks
-        for array in (master.grad, master.array if late else None):
-            if array is not None:
-                finite.setdefault(master.device, []).append(master.xp.isfinite(array).all())
-    return any_not(finite)
+        if master.grad is not None:
+            suspects.append((master, master.grad))
+        if optimizer._hookable._post_update_hooks or rule._hookable._post_update_hooks:
+            suspects.append((master, master.array))
+    return _any_not_finite(suspects)
 
 
-def any_not(finite):
-    """Combines lists of flags by device into one array: whether any of them is false."""
+def _any_not_finite(arrays):
+    """Returns whether any of the arrays, given as ``(master, array)``, is not finite, without a read."""
+    finite = {}
+    for master, array in arrays:
+        finite.setdefault(master.device, []).append(master.xp.isfinite(array).all())
     if not finite:
         return np.bool_(False)
     first = next(iter(finite))
@@ -84,23 +90,13 @@ def any_not(finite):
     return ~first.xp.stack(flags).all()
 
 
-def _unscaled(masters, *, into_masters):
-    inverses = {}
-    for name, param, master in masters.pairs():
-        if param.grad is None:
-            yield name, param, master, None
-            continue
-        if not into_masters:
-            out = master.xp.empty_like(master.array)
-        else:
-            if master.grad is None:
-                master.grad = master.xp.empty_like(master.array)
-            out = master.grad
-        out[...] = param.grad
-        factor = scale_of(param)
-        if not is_one(factor):
-            out *= _inverse(factor, param.device, inverses)
-        yield name, param, master, out
+def _unscale(param, out, inverses):
+    """Writes the unscaled gradient of ``param`` to ``out``, which it returns."""
+    out[...] = param.grad
+    factor = scale_of(param)
+    if not is_one(factor):
+        out *= _inverse(factor, param.device, inverses)
+    return out
 
 
 def _inverse(factor, device, inverses):

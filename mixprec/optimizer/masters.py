@@ -11,7 +11,7 @@ from mixprec.backends.reading import known
 from mixprec.optimizer import statistics
 
 # Attributes of a parameter: the Masters it belongs to; its id and the array of its master, if it is in FP16.
-_OWNER = "_mixprec_masters"
+OWNER = "_mixprec_masters"
 _ARRAY = "_mixprec_master_array"
 
 _NO_LINKS = (
@@ -48,7 +48,7 @@ class Masters(chainer.Link):
         self.__dict__.update(state)
         self._masters = {id(param): (param, master) for param, master in state["_masters"]}
         for param in self.model.params():
-            setattr(param, _OWNER, self)
+            setattr(param, OWNER, self)
         for param, master in state["_masters"]:
             if param.dtype == np.float16:
                 setattr(param, _ARRAY, (id(param), master.array))
@@ -58,7 +58,7 @@ class Masters(chainer.Link):
         held = self._masters.get(id(param))
         if held is not None and self.in_step:
             return held[1]
-        setattr(param, _OWNER, self)
+        setattr(param, OWNER, self)
         if param.array is None:
             return param
         array = _master_array(param)
@@ -74,6 +74,13 @@ class Masters(chainer.Link):
         master.update_rule = param.update_rule
         return master
 
+    def current(self, name, param):
+        """Returns the master of a parameter after it has taken over what somebody wrote into the parameter."""
+        master = self.of(param)
+        if param.array is not None and not self.in_step:
+            _follow(name, param, master)
+        return master
+
     @contextlib.contextmanager
     def fixed(self):
         """For the duration of a step: looks for parameters and what was written into them once, at its beginning."""
@@ -83,7 +90,7 @@ class Masters(chainer.Link):
             self._masters = {key: held for key, held in self._masters.items() if key in present}
         for name, param, master in everything:
             if param.array is not None:
-                follow(name, param, master)
+                _follow(name, param, master)
         self._fixed = everything
         try:
             yield
@@ -147,12 +154,6 @@ class Masters(chainer.Link):
         for param, master in self._masters.values():
             param.update_rule = master.update_rule
 
-    def follow_model(self):
-        """Takes over what somebody wrote into the FP16 parameters since they were last rounded from the masters."""
-        if not self.in_step:
-            for name, param, master in self.pairs():
-                follow(name, param, master)
-
     def _round_to_model(self):
         """Rounds the masters into the model's FP16 parameters, in place."""
         with np.errstate(over="ignore"):  # beyond 65,504 FP16 has inf, and the next gradients will tell
@@ -184,17 +185,16 @@ def install():
     def serialize(self, serializer):
         def through_master(name, value):
             param = self.__dict__[name] if name in self._params else None
-            masters = getattr(param, _OWNER, None)
+            masters = getattr(param, OWNER, None)
             if masters is None or param.dtype != np.float16:
                 return serializer(name, value)
             if param.array is None:
                 return _initialize(param, masters, serializer(name, None))
             if not masters.hold(param):
                 return serializer(name, value)
-            master = masters.of(param)
+            master = masters.current(name, param)
             if masters.in_step:
                 return serializer(name, master.array)
-            follow(name, param, master)
             loaded = serializer(name, master.array)
             if loaded is not None and loaded is not master.array:
                 master.array[...] = master.device.send(loaded)
@@ -236,7 +236,7 @@ def _master_array(param):
     return array
 
 
-def follow(name, param, master):
+def _follow(name, param, master):
     """Takes over what somebody wrote into an FP16 parameter since it was last rounded from its master."""
     if param.dtype != np.float16:
         return

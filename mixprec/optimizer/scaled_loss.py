@@ -24,8 +24,7 @@ import numpy as np
 from chainer import _backprop, function_node
 
 from mixprec.backends.reading import known
-
-WATCHED = "_mixprec_watched"  # attribute of a parameter
+from mixprec.optimizer.masters import OWNER
 
 _pass = threading.local()
 
@@ -106,7 +105,7 @@ def scaled(loss, factor):
 
 
 def install():
-    """Makes Chainer keep the notes of watched parameters wherever it writes or moves their gradients, once."""
+    """Makes Chainer keep the notes on parameters with masters wherever it writes or moves their gradients, once."""
     if hasattr(_backprop._backprop_to_all, "keeps_notes"):
         return
     _backprop._backprop_to_all = _keeping_notes(_backprop._backprop_to_all)
@@ -152,7 +151,7 @@ def _noting(grad):
         if given.get("set_grad"):
             factor = given.get("loss_scale")
             for param in given["inputs"]:
-                if hasattr(param, WATCHED):
+                if hasattr(param, OWNER):
                     param._loss_scale = _factor_of_losses(given["outputs"]) if factor is None else factor
         return gradients
 
@@ -164,7 +163,7 @@ def _adding(addgrad):
     def run(self, var):
         note = _note(self) if self.is_initialized and self.grad is not None else ZERO
         addgrad(self, var)
-        if hasattr(self, WATCHED) and var.array is not None and var.grad is not None:
+        if hasattr(self, OWNER) and var.array is not None and var.grad is not None:
             self._loss_scale = _merged(note, _note(var))
 
     return run
@@ -174,7 +173,7 @@ def _clearing(clear, note):
     @functools.wraps(clear)
     def run(self):
         clear(self)
-        if hasattr(self, WATCHED):
+        if hasattr(self, OWNER):
             self._loss_scale = note
 
     return run
@@ -183,7 +182,7 @@ def _clearing(clear, note):
 def _moving(to_device):
     @functools.wraps(to_device)
     def run(self, device):
-        note = _note(self) if hasattr(self, WATCHED) else None
+        note = _note(self) if hasattr(self, OWNER) else None
         to_device(self, device)
         if isinstance(note, Used):
             self._loss_scale = Used(note.factor, self.grad)
@@ -192,7 +191,7 @@ def _moving(to_device):
 
 
 def _reachable(outputs):
-    """Returns the watched parameters in the graph of a backward pass from ``[(variable node, gradient)]``."""
+    """Returns the parameters with masters in the graph of a backward pass from ``[(variable node, gradient)]``."""
     nodes = [node for node, _ in outputs]
     seen, params = set(nodes), []
     while nodes:
@@ -200,7 +199,7 @@ def _reachable(outputs):
         creator = node.creator_node
         if creator is None:
             param = node.get_variable_or_none()
-            if hasattr(param, WATCHED) and param._loss_scale is not _PENDING:  # of the outer pass
+            if hasattr(param, OWNER) and param._loss_scale is not _PENDING:  # of the outer pass
                 params.append(param)
         elif creator not in seen:
             seen.add(creator)
@@ -227,15 +226,14 @@ def _merged(note, other):
     return other if note is not MIXED and _same(factor_of(note), factor_of(other)) else MIXED
 
 
-def watch(model, notes=()):
-    """Looks after the notes on the parameters of ``model`` from now on.
+def start(model, notes=()):
+    """Sets the notes on the parameters of ``model``.
 
     Args:
         model: link. Gradients that it has already are taken as they are.
         notes: the notes to begin with, from :func:`notes_of`.
     """
     for param in model.params():
-        setattr(param, WATCHED, True)
         param._loss_scale = NOT_REACHED
     for param, note in notes:
         param._loss_scale = note
@@ -249,7 +247,6 @@ def notes_of(model):
 def use(model):
     """Ends a step: the gradients have been used."""
     for param in model.params():
-        setattr(param, WATCHED, True)  # also those that were added after setup
         if param.array is None:
             continue
         if param.grad is None or is_one(scale_of(param)):

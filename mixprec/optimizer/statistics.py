@@ -47,20 +47,22 @@ class Statistics:
                 has moved a number that a link keeps on the host (batch normalization while it fine-tunes), or has
                 put another array in the place of one.
         """
-        savers = [(saver.order, link, saver) for link in self._model.links() if (saver := _saver(link))]
+        if known(skipped) and not skipped:
+            return
         # The last first: an array that several links share has been moved already when the second of them saves it.
-        for _, link, saver in sorted(savers, key=lambda item: -item[0]):
+        for saver in sorted(self._savers(), key=lambda saver: -saver.order):
+            values = saver.link.__dict__
             for name, (value, before) in saver.saved.items():
-                now = link.__dict__.get(name)
+                now = values.get(name)
                 if _is_array(now) and (now is value or (value is None and name in _FIRST_VALUES)):
                     _undo_array(now, before, skipped)
                 elif _moved(now, value) and read(skipped):
-                    link.__dict__[name] = value
+                    values[name] = value
 
     @contextlib.contextmanager
     def kept(self):
         """Leaves the statistics after the block as they were before it."""
-        savers = [saver for link in self._model.links() if (saver := _saver(link))]
+        savers = self._savers()
         outer = [saver.saved for saver in savers]
         for saver in savers:
             saver.save()
@@ -70,6 +72,9 @@ class Statistics:
             self.undo(True)
             for saver, saved in zip(savers, outer, strict=True):
                 saver.saved = saved
+
+    def _savers(self):
+        return [saver for link in self._model.links() if (saver := _saver(link))]
 
 
 def loaded(link):
@@ -84,34 +89,34 @@ class _Saver(chainer.LinkHook):
     _orders = itertools.count()
 
     def __init__(self, link):
-        self._link = link
+        self.link = link
         self.order = 0
         self.saved = {}  # name -> (value, a copy of it)
 
     def forward_preprocess(self, args):
         # A link that was copied by Link.copy() shares the hooks of the original.
-        if not self.saved and args.link is self._link and chainer.config.train and chainer.config.enable_backprop:
+        if not self.saved and args.link is self.link and chainer.config.train and chainer.config.enable_backprop:
             self.save()
 
     def save(self):
         self.order = next(self._orders)
-        self.saved = {name: (value := self._link.__dict__[name], self._copy(name, value)) for name in self._names()}
-
-    def _names(self):
-        return [name for name in self._link._persistent if name in self._link.__dict__]
+        values = self.link.__dict__
+        self.saved = {
+            name: (values[name], self._copy(name, values[name])) for name in self.link._persistent if name in values
+        }
 
     def _copy(self, name, value):
         if _is_array(value):
             return value.copy()
         if value is None and name in _FIRST_VALUES:
-            given = getattr(self._link, f"_initial_{name}", None)
+            given = getattr(self.link, f"_initial_{name}", None)
             return _FIRST_VALUES[name] if given is None else given
         return value
 
 
 def _saver(link):
     saver = link.local_link_hooks.get(_Saver.name) if link._n_local_link_hooks else None
-    return saver if saver is not None and saver._link is link else None
+    return saver if saver is not None and saver.link is link else None
 
 
 def _is_array(value):
@@ -124,10 +129,9 @@ def _moved(now, before):
     return now is not before and now != before
 
 
-def _undo_array(now, before, skipped):
+def _undo_array(now, before, skipped):  # not called if it is known that the step counts
     if known(skipped):
-        if skipped:
-            now[...] = before
+        now[...] = before
     else:
         xp = chainer.backend.get_array_module(now)
         now[...] = xp.where(skipped, xp.asarray(before, dtype=now.dtype), now)

@@ -94,7 +94,7 @@ class MixedPrecisionOptimizer:
         notes = state.pop("_notes")
         self.__dict__.update(state)
         if self._masters is not None:
-            self._watch(notes)
+            self._start(notes)
 
     def setup(self, link):
         """Sets the model to optimize. As in Chainer, steps and state begin afresh; the loss scale goes on as it is.
@@ -113,7 +113,7 @@ class MixedPrecisionOptimizer:
         self._masters.share_update_rules()
         self._factor = None
         self._steps = Steps()
-        self._watch()
+        self._start()
         return self
 
     @property
@@ -168,10 +168,10 @@ class MixedPrecisionOptimizer:
             ValueError: ``param`` is not a parameter of the model.
         """
         self._check_set_up()
-        if not any(param is own for own in self.target.params()):
-            raise ValueError(f"{param.name or 'the parameter'} is not a parameter of the model that is optimized")
-        self._masters.follow_model()
-        return self._masters.of(param)
+        for name, own in self.target.namedparams():
+            if own is param:
+                return self._masters.current(name, param)
+        raise ValueError(f"{param.name or 'the parameter'} is not a parameter of the model that is optimized")
 
     def unscaled_gradients(self):
         """Yields the gradients of the last backward pass, before hooks.
@@ -288,10 +288,10 @@ class MixedPrecisionOptimizer:
             self._factor = self._scaler.factor(device)
         return self._factor if self._factor is None else device.send(self._factor)
 
-    def _watch(self, notes=()):
+    def _start(self, notes=()):
         masters.install()
         scaled_loss.install()
-        scaled_loss.watch(self.target, notes)
+        scaled_loss.start(self.target, notes)
 
     def _check_set_up(self):
         if self._masters is None:
