@@ -1,0 +1,52 @@
+"""How an update rule is written down here: once for NumPy, once for CUDA, side by side."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+_FUNCTIONS = {"__builtins__": {}, "min": min, "pow": math.pow, "sqrt": math.sqrt}
+
+
+@dataclasses.dataclass(frozen=True)
+class Expression:
+    """What an update rule does to one element of a parameter.
+
+    The numbers of a step (``1 - beta1``, the bias-corrected learning rate) are computed in float64 and then rounded to
+    the dtype of the masters, as NumPy rounds a Python number that meets an array. Their formulas are texts that mean
+    the same in Python and in CUDA C++.
+
+    Attributes:
+        states: names of the state arrays, Chainer's own, of the shape and dtype of the master.
+        hyperparameters: names of the numbers that the formulas may use beside ``t``: of the rule's ``hyperparam``, or
+            of the rule itself.
+        numbers: formulas of the numbers of a step by their name.
+        host: ``host(p, g, states, numbers, a, b)`` updates master ``p`` and ``states`` (a tuple) in place. ``g`` is the
+            gradient, unscaled, after hooks; it and the scratch arrays ``a``, ``b`` may be overwritten. All arrays have
+            one dtype and one dimension. ``numbers`` is a tuple of floats in the order of :attr:`numbers`. Operations
+            and their order are those of Chainer's ``update_core_cpu``, so that results are the same bit for bit.
+        device: statements in CUDA C++ on ``float`` variables: ``param``, ``grad``, states and numbers by their names.
+    """
+
+    states: tuple[str, ...]
+    hyperparameters: tuple[str, ...]
+    numbers: dict[str, str]
+    host: Callable
+    device: str
+
+    def __post_init__(self):
+        object.__setattr__(self, "_formulas", [compile(text, name, "eval") for name, text in self.numbers.items()])
+
+    def hyperparameters_of(self, rule):
+        """Returns the values of :attr:`hyperparameters` of an update rule of Chainer's, as a tuple of floats."""
+        hyperparam, own = rule.hyperparam, rule.__dict__
+        return tuple(float(own[name] if name in own else getattr(hyperparam, name)) for name in self.hyperparameters)
+
+    def numbers_of(self, rule, t):
+        """Returns the numbers of an update as a tuple of floats.
+
+        Args:
+            rule: update rule of Chainer's.
+            t: how many updates it has made with this one.
+        """
+        values = dict(zip(self.hyperparameters, self.hyperparameters_of(rule), strict=True), t=t)
+        return tuple(eval(formula, _FUNCTIONS, values) for formula in self._formulas)

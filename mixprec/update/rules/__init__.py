@@ -1,0 +1,45 @@
+"""Which expression computes an update rule of Chainer's."""
+
+from chainer.optimizers.ada_delta import AdaDeltaRule
+from chainer.optimizers.ada_grad import AdaGradRule
+from chainer.optimizers.adam import AdamRule
+from chainer.optimizers.corrected_momentum_sgd import CorrectedMomentumSGDRule
+from chainer.optimizers.momentum_sgd import MomentumSGDRule
+from chainer.optimizers.msvag import MSVAGRule
+from chainer.optimizers.nesterov_ag import NesterovAGRule
+from chainer.optimizers.rmsprop import RMSpropRule
+from chainer.optimizers.rmsprop_graves import RMSpropGravesRule
+from chainer.optimizers.sgd import SGDRule
+from chainer.optimizers.smorms3 import SMORMS3Rule
+
+from mixprec.update.rules.adam import ADABOUND, ADAM, AMSBOUND, AMSGRAD
+from mixprec.update.rules.adaptive import ADA_DELTA, ADA_GRAD, RMSPROP, RMSPROP_EPS_INSIDE_SQRT, RMSPROP_GRAVES
+from mixprec.update.rules.momentum import CORRECTED_MOMENTUM_SGD, MOMENTUM_SGD, NESTEROV_AG, SGD
+from mixprec.update.rules.variance import MSVAG, SMORMS3
+
+# By class and, for those that have them, by the switches among the hyperparameters.
+_SWITCHES = {AdamRule: ("amsgrad", "adabound"), RMSpropRule: ("eps_inside_sqrt",)}
+EXPRESSIONS = {
+    (SGDRule,): SGD,
+    (MomentumSGDRule,): MOMENTUM_SGD,
+    (CorrectedMomentumSGDRule,): CORRECTED_MOMENTUM_SGD,
+    (NesterovAGRule,): NESTEROV_AG,
+    (AdaGradRule,): ADA_GRAD,
+    (AdaDeltaRule,): ADA_DELTA,
+    (RMSpropRule, False): RMSPROP,
+    (RMSpropRule, True): RMSPROP_EPS_INSIDE_SQRT,
+    (RMSpropGravesRule,): RMSPROP_GRAVES,
+    (SMORMS3Rule,): SMORMS3,
+    (MSVAGRule,): MSVAG,
+    (AdamRule, False, False): ADAM,
+    (AdamRule, True, False): AMSGRAD,
+    (AdamRule, False, True): ADABOUND,
+    (AdamRule, True, True): AMSBOUND,
+}
+
+
+def expression_of(rule):
+    """Returns the :class:`~mixprec.update.expression.Expression` of an update rule, or ``None`` for an unknown one."""
+    kind = type(rule)
+    switches = (bool(getattr(rule.hyperparam, name)) for name in _SWITCHES.get(kind, ()))
+    return EXPRESSIONS.get((kind, *switches))
