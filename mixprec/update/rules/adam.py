@@ -51,7 +51,7 @@ _MOMENTS = """
         v += one_minus_beta2 * (grad * grad - v);
 """
 
-# Kingma and Ba 2015, "Adam"; with weight_decay_rate Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization".
+# Kingma and Ba 2015, "Adam"; weight_decay_rate: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization".
 ADAM = Expression(
     states=("m", "v"),
     hyperparameters=_HYPERPARAMETERS,

@@ -1,0 +1,45 @@
+"""What the batched update knows of one parameter."""
+
+import dataclasses
+
+import chainer
+
+from mixprec.update.expression import Expression
+from mixprec.update.hooks import Fold
+
+
+@dataclasses.dataclass(frozen=True)
+class FoldedHook:
+    """A hook that runs inside of the batched update.
+
+    Attributes:
+        fold: what it does to an element.
+        hook: Chainer's hook, whose attributes are its hyperparameters.
+        counted: whether ``rule.t`` counts the step already when the hook runs: true at rule level, false at optimizer
+            level.
+    """
+
+    fold: Fold
+    hook: object
+    counted: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One initialized parameter.
+
+    Attributes:
+        name: as in ``namedparams`` of the model.
+        param: the parameter of the model, float16 or float32.
+        master: its master, float32; its array is that of ``param`` if ``param`` is float32.
+        rule: Chainer's update rule, with its state; ``None`` if the parameter is not updated, only checked.
+        expression: what the rule does to an element; ``None`` without a rule.
+        hooks: the :class:`FoldedHook` to run, in their order.
+    """
+
+    name: str
+    param: chainer.Parameter
+    master: chainer.Parameter
+    rule: chainer.UpdateRule | None
+    expression: Expression | None
+    hooks: tuple[FoldedHook, ...]
