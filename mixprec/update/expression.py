@@ -24,14 +24,26 @@ class Expression:
             gradient, unscaled, after hooks; it and the scratch arrays ``a``, ``b`` may be overwritten. All arrays have
             one dtype and one dimension. ``numbers`` is a tuple of floats in the order of :attr:`numbers`. Operations
             and their order are those of Chainer's ``update_core_cpu``, so that results are the same bit for bit.
+            ``None`` if it takes more than one element to know: NumPy then runs the rule itself.
         device: statements in CUDA C++ on ``float`` variables: ``param``, ``grad``, states and numbers by their names.
+        norms: whether :attr:`device` may also use ``param_norm`` and ``grad_norm``, the L2 norms of the whole master
+            before the update and of its whole gradient, unscaled, after hooks (LARS).
+        step: statements that change the states and declare ``float step`` from ``param``, ``grad``, states and
+            numbers; :attr:`device` may then use ``step``, ``param_norm`` and ``step_norm``, the L2 norm of the whole
+            step, and :attr:`step` must leave ``param`` alone (LAMB). It runs twice from the same states: once for the
+            norm, which discards what it did to them, and once right before :attr:`device`.
+        powers: attributes of the rule, among :attr:`hyperparameters`, that it multiplies by another hyperparameter
+            before each update, by their names: ``{"beta_power": "beta"}``. The formulas see the product.
     """
 
     states: tuple[str, ...]
     hyperparameters: tuple[str, ...]
     numbers: dict[str, str]
-    host: Callable
+    host: Callable | None
     device: str
+    norms: bool = False
+    step: str = ""
+    powers: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         object.__setattr__(self, "_formulas", [compile(text, name, "eval") for name, text in self.numbers.items()])

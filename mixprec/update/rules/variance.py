@@ -82,6 +82,7 @@ def _msvag(p, g, states, numbers, a, b):
 MSVAG = Expression(
     states=("m", "v"),
     hyperparameters=("lr", "beta", "eta", "weight_decay_rate", "beta_power"),
+    powers={"beta_power": "beta"},
     numbers={
         "lr": "lr",
         "one_minus_beta": "1 - beta",
