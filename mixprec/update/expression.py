@@ -33,7 +33,7 @@ class Expression:
             step, and :attr:`step` must leave ``param`` alone (LAMB). It runs twice from the same states: once for the
             norm, which discards what it did to them, and once right before :attr:`device`.
         powers: attributes of the rule, among :attr:`hyperparameters`, that it multiplies by another hyperparameter
-            before each update, by their names: ``{"beta_power": "beta"}``. The formulas see the product.
+            after each update, by their names: ``{"beta_power": "beta"}``.
     """
 
     states: tuple[str, ...]
