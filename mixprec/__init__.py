@@ -17,6 +17,8 @@ _HOMES = {
     "NoLossScale": "mixprec.loss_scale",
     "LossScaleExhausted": "mixprec.loss_scale",
     "UnscaledBackward": "mixprec.optimizer.gradients",
+    "LARS": "mixprec.update.rules.lars",
+    "LAMB": "mixprec.update.rules.lamb",
     "convert": "mixprec.rewrite",
 }
 

@@ -1,4 +1,4 @@
-"""Which expression computes an update rule of Chainer's."""
+"""Which expression computes an update rule, of Chainer's or of this package."""
 
 from chainer.optimizers.ada_delta import AdaDeltaRule
 from chainer.optimizers.ada_grad import AdaGradRule
@@ -14,11 +14,18 @@ from chainer.optimizers.smorms3 import SMORMS3Rule
 
 from mixprec.update.rules.adam import ADABOUND, ADAM, AMSBOUND, AMSGRAD
 from mixprec.update.rules.adaptive import ADA_DELTA, ADA_GRAD, RMSPROP, RMSPROP_EPS_INSIDE_SQRT, RMSPROP_GRAVES
+from mixprec.update.rules.lamb import LAMB_ADAPTED, LAMB_UNADAPTED, LAMBRule
+from mixprec.update.rules.lars import LARS_ADAPTED, LARS_UNADAPTED, LARSRule
 from mixprec.update.rules.momentum import CORRECTED_MOMENTUM_SGD, MOMENTUM_SGD, NESTEROV_AG, SGD
 from mixprec.update.rules.variance import MSVAG, SMORMS3
 
 # By class and, for those that have them, by the switches among the hyperparameters.
-_SWITCHES = {AdamRule: ("amsgrad", "adabound"), RMSpropRule: ("eps_inside_sqrt",)}
+_SWITCHES = {
+    AdamRule: ("amsgrad", "adabound"),
+    RMSpropRule: ("eps_inside_sqrt",),
+    LARSRule: ("adapt",),
+    LAMBRule: ("adapt",),
+}
 EXPRESSIONS = {
     (SGDRule,): SGD,
     (MomentumSGDRule,): MOMENTUM_SGD,
@@ -35,6 +42,10 @@ EXPRESSIONS = {
     (AdamRule, True, False): AMSGRAD,
     (AdamRule, False, True): ADABOUND,
     (AdamRule, True, True): AMSBOUND,
+    (LARSRule, True): LARS_ADAPTED,
+    (LARSRule, False): LARS_UNADAPTED,
+    (LAMBRule, True): LAMB_ADAPTED,
+    (LAMBRule, False): LAMB_UNADAPTED,
 }
 
 
