@@ -1,7 +1,6 @@
 """The cost of one training step, beside plain Chainer's in the same run."""
 
 import dataclasses
-import platform
 import statistics
 import time
 import warnings
@@ -12,6 +11,7 @@ import numpy as np
 from chainer import optimizers
 
 import mixprec
+from mixprec.benchmark import machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +91,7 @@ def as_json(rows, **settings):
     """Returns rows and settings as a dict for JSON, with what they were measured on."""
     return {
         "settings": settings,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "mixprec": mixprec.__version__,
+        **machine.record(),
         "rows": [dataclasses.asdict(row) for row in rows],
     }
 
