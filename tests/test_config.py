@@ -88,9 +88,11 @@ def test_defaults_are_those_of_the_design(write):
             "name": "CorrectedMomentumSGD",
             "lr": 0.5,
             "momentum": None,
+            "trust_coefficient": None,
             "weight_decay": 0.0,
             "decay_norm_and_bias": False,
         },
+        "update": {"batched": True},
         "schedule": {"kind": "cosine", "warmup_epochs": 0.0},
         "training": {"batch_size": 32, "epochs": 90, "seed": 0, "device": "auto"},
         "snapshot": {"every": "1 epoch", "keep": 3},
@@ -140,7 +142,7 @@ def test_base_is_relative_to_its_file_and_later_files_win_key_by_key(write):
     write("lib/deep/a.yaml", merged(optimizer={"weight_decay": 0.25, "momentum": 0.5}, data={"mean": [1, 2, 3]}))
     write("lib/b.yaml", "base: deep/a.yaml\noptimizer: {weight_decay: 0.125, lr: 2}\n")
     config = load(write("c.yaml", "optimizer: {lr: 3}\nbase: lib/b.yaml\ndata: {mean: [4, 5, 6]}\n"))
-    assert dataclasses.astuple(config.optimizer) == ("CorrectedMomentumSGD", 3.0, 0.5, 0.125, False)
+    assert dataclasses.astuple(config.optimizer) == ("CorrectedMomentumSGD", 3.0, 0.5, None, 0.125, False)
     assert config.data.mean == (4.0, 5.0, 6.0)
     assert config.data.train == "t"
 
@@ -169,25 +171,25 @@ def test_the_script_names_the_architectures(write):
     [
         (
             "optimizer:\n  # 0.1 is too much\n  learning_rate: 0.1\n",
-            "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, momentum, weight_decay, "
-            "decay_norm_and_bias; did you mean 'optimizer.lr'?",
+            "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, momentum, "
+            "trust_coefficient, weight_decay, decay_norm_and_bias; did you mean 'optimizer.lr'?",
         ),
         (
             "model:\n  arch: a\noptimiser: {lr: 1}\n",
-            "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, optimizer, schedule, "
-            "training, snapshot, log, base; did you mean 'optimizer'?",
+            "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, optimizer, update, "
+            "schedule, training, snapshot, log, base; did you mean 'optimizer'?",
         ),
         ("training:\n  epochs: 1\n  epochs: 2\n", "c.yaml:3: duplicate key 'epochs'; it is already on line 2"),
         ("log: {}\nmodel: {}\nlog: {}\n", "c.yaml:3: duplicate key 'log'; it is already on line 1"),
         (
             "mode: static\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
-            "schedule, training, snapshot, log, base; did you mean 'loss_scale.mode'?",
+            "update, schedule, training, snapshot, log, base; did you mean 'loss_scale.mode'?",
         ),
         (
             "mode: {arch: a}\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
-            "schedule, training, snapshot, log, base; did you mean 'model'?",
+            "update, schedule, training, snapshot, log, base; did you mean 'model'?",
         ),
         ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
         ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every, gradient_histogram"),
@@ -241,6 +243,11 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("optimizer.lr=1" + "0" * 400, "'optimizer.lr' is 100000"),
         ("optimizer.name=adam", "'optimizer.name' is 'adam'; allowed: SGD, MomentumSGD, CorrectedMomentumSGD, "),
         ("optimizer.momentum=1", "'optimizer.momentum' is 1; allowed: a number >= 0 and < 1, or null"),
+        (
+            "optimizer.trust_coefficient=0",
+            "'optimizer.trust_coefficient' is 0; allowed: a number > 0, or null",
+        ),
+        ("update.batched=1", "'update.batched' is 1; allowed: true or false"),
         ("optimizer.weight_decay=-1e-4", "'optimizer.weight_decay' is -0.0001; allowed: a number >= 0"),
         ("model.classes=true", "'model.classes' is true; allowed: an integer >= 2"),
         ("model.classes=1", "'model.classes' is 1; allowed: an integer >= 2"),
@@ -300,6 +307,8 @@ def test_a_bad_override_is_one_line_that_says_what_is_allowed(write, override, m
         ("training.batchsize=1", "training.batch_size"),
         ("precision.dtype=1", "precision.compute"),
         ("data.workers=1", "data.threads"),
+        ("optimizer.eta=1", "optimizer.trust_coefficient"),
+        ("update.fused=true", "update.batched"),
     ],
 )
 def test_an_unknown_key_gets_the_nearest_name(write, override, near):
@@ -342,7 +351,14 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             ["optimizer.name=Adam"],
             "--set: impossible combination: 'optimizer.name' is 'Adam' (--set), "
             "'optimizer.momentum' is 0.9 (c.yaml:9); allowed: optimizer.momentum only with "
-            "MomentumSGD, CorrectedMomentumSGD, NesterovAG; null with the others",
+            "MomentumSGD, CorrectedMomentumSGD, NesterovAG, RMSpropGraves, LARS; null with the others",
+        ),
+        (
+            {"optimizer": {"trust_coefficient": 0.001}},
+            ["optimizer.name=LAMB"],
+            "--set: impossible combination: 'optimizer.name' is 'LAMB' (--set), "
+            "'optimizer.trust_coefficient' is 0.001 (c.yaml:9); allowed: optimizer.trust_coefficient only with LARS; "
+            "null with the others",
         ),
         (
             {},
@@ -365,6 +381,7 @@ def test_an_impossible_combination_names_every_value_and_its_place(write, sectio
         ["loss_scale.init=0.5", "loss_scale.floor=1", "loss_scale.mode=none"],
         ["optimizer.name=Adam", "optimizer.momentum=null"],
         ["optimizer.name=NesterovAG", "optimizer.momentum=0"],
+        ["optimizer.name=LARS", "optimizer.momentum=0", "optimizer.trust_coefficient=1"],
         ["schedule.warmup_epochs=89.5"],
         ["training.seed=4294967295", "training.device=gpu:1", "data.crop_area=[1, 1]"],
     ],
@@ -483,9 +500,9 @@ def _configs(draw):
     floor, init, cap = sorted(draw(st.tuples(_power, _power, _power)))
     size, resize = sorted(draw(st.tuples(st.integers(8, 10**6), st.integers(8, 10**6))))
     low, high = sorted(draw(st.tuples(*[st.floats(0, 1, exclude_min=True)] * 2)))
-    name = draw(st.sampled_from(["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "RMSprop"]))
+    name = draw(st.sampled_from(["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "LARS", "LAMB"]))
     momentum = st.none()
-    if name in ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG"):
+    if name in ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "LARS"):
         momentum |= st.floats(0, 1, exclude_max=True)
     epochs = draw(st.integers(1, 10**9))
     return {
@@ -517,9 +534,11 @@ def _configs(draw):
             "name": name,
             "lr": draw(_positive),
             "momentum": draw(momentum),
+            "trust_coefficient": draw(st.none() | _positive) if name == "LARS" else None,
             "weight_decay": draw(st.just(0.0) | _positive),
             "decay_norm_and_bias": draw(st.booleans()),
         },
+        "update": {"batched": draw(st.booleans())},
         "schedule": {
             "kind": draw(st.sampled_from(["constant", "cosine"])),
             "warmup_epochs": draw(st.floats(0, epochs, exclude_max=True)),

@@ -12,7 +12,13 @@ _POSITIVE = Limit("> 0", lambda value: value > 0)
 _NOT_NEGATIVE = Limit(">= 0", lambda value: value >= 0)
 _FOLDER = Limit("that is not empty", lambda value: value != "")
 
-_MOMENTUM_OPTIMIZERS = ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG")
+# Not AdaDelta, which has no learning rate, and not AdamW, whose weight decay is none of lr and weight_decay here: no
+# schedule moves it.
+_OPTIMIZERS = (
+    *("SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "AMSGrad", "AdaBound", "AMSBound"),
+    *("AdaGrad", "RMSprop", "RMSpropGraves", "SMORMS3", "MSVAG", "LARS", "LAMB"),
+)
+_MOMENTUM_OPTIMIZERS = ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMSpropGraves", "LARS")
 
 
 def _at_least(low):
@@ -148,13 +154,13 @@ class Optimizer:
     """How the weights are updated."""
 
     name: str = key(
-        "Optimizer of chainer.optimizers.",
+        "Optimizer of chainer.optimizers; LARS and LAMB are of mixprec.",
         "CorrectedMomentumSGD",
-        choices=("SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "RMSprop"),
+        choices=_OPTIMIZERS,
         aliases=("type", "kind"),
     )
     lr: float = key(
-        "Learning rate at its peak, for the batch size of this file; Adam's alpha.",
+        "Learning rate at its peak, for the batch size of this file; alpha of Adam and its variants.",
         limit=_POSITIVE,
         aliases=("learning_rate", "alpha"),
     )
@@ -163,10 +169,31 @@ class Optimizer:
         None,
         limit=Limit(">= 0 and < 1", lambda value: 0 <= value < 1),
     )
-    weight_decay: float = key("Factor of the L2 penalty.", 0.0, limit=_NOT_NEGATIVE, aliases=("decay", "l2"))
+    trust_coefficient: float | None = key(
+        "Only for LARS: length of a step in that of the parameter, before lr; null means 0.001.",
+        None,
+        limit=_POSITIVE,
+        aliases=("eta",),
+    )
+    weight_decay: float = key(
+        "Factor of the L2 penalty; in LARS and LAMB that of their own formula.",
+        0.0,
+        limit=_NOT_NEGATIVE,
+        aliases=("decay", "l2"),
+    )
     decay_norm_and_bias: bool = key(
-        "Weight decay also on parameters of at most one dimension: biases, scales and shifts of normalizations.",
+        "Weight decay, and the trust ratio of LARS and LAMB, also on parameters of at most one dimension: biases, "
+        "scales and shifts of normalizations.",
         False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """How the optimizer goes through the parameters."""
+
+    batched: bool = key(
+        "One launch updates all parameters; off: Chainer's own loop, parameter by parameter.", True, aliases=("fused",)
     )
 
 
@@ -247,6 +274,7 @@ class Config:
     loss_scale: LossScale
     data: Data
     optimizer: Optimizer
+    update: Update
     schedule: Schedule
     training: Training
     snapshot: Snapshot
@@ -267,6 +295,11 @@ class Config:
             ("optimizer.name", "optimizer.momentum"),
             f"optimizer.momentum only with {', '.join(_MOMENTUM_OPTIMIZERS)}; null with the others",
             lambda config: config.optimizer.momentum is None or config.optimizer.name in _MOMENTUM_OPTIMIZERS,
+        ),
+        Rule(
+            ("optimizer.name", "optimizer.trust_coefficient"),
+            "optimizer.trust_coefficient only with LARS; null with the others",
+            lambda config: config.optimizer.trust_coefficient is None or config.optimizer.name == "LARS",
         ),
         Rule(
             ("schedule.warmup_epochs", "training.epochs"),
