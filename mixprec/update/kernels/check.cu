@@ -1,0 +1,121 @@
+// Are all gradients finite, unscaled and after hooks? And the norms that hooks and rules ask for.
+//
+// One launch if nobody needs norms. Otherwise launch number `stage` sums up what the hooks number `stage` that need
+// norms want to know, one hook of each parameter.
+
+enum Summing { NOTHING, EACH, ALL };
+
+// The last hook of a parameter, if it needs norms, has linear code: it leaves a gradient finite if it leaves these two.
+template <class P>
+__device__ __forceinline__ bool stays_finite(const double* values, long long applied, const Norms& norms) {
+    float numbers[P::NUMBERS ? P::NUMBERS : 1];
+#pragma unroll
+    for (int n = 0; n < P::HOOK_NUMBERS; ++n) numbers[n] = P::number(n, values, static_cast<double>(applied));
+    float sum = norms.grad, difference = norms.grad;
+    P::last_hook(numbers, norms, norms.param, sum);
+    P::last_hook(numbers, norms, -norms.param, difference);
+    return isfinite(sum) && isfinite(difference);
+}
+
+// From the sums of chunks to norms, in the last block. Returns whether they are fit for use.
+__device__ __forceinline__ bool finish_norms(
+    const double* values, const Row* rows, int entries, long long applied, Sums* partial, Norms* norms, int stage,
+    int summing) {
+    const int lane = threadIdx.x % WARP;
+    for (int e = threadIdx.x / WARP; e < entries; e += THREADS / WARP) {
+        const volatile Sums* chunks = partial + rows[e].first_chunk;
+        Sums sums = {0, 0};
+        for (int c = lane; c < rows[e].chunks; c += WARP) {
+            sums.param += chunks[c].param;
+            sums.grad += chunks[c].grad;
+        }
+        sums = warp_sum(sums);
+        if (lane == 0) {
+            norms[e * MAX_POINTS + stage] = {static_cast<float>(sqrt(sums.param)), static_cast<float>(sqrt(sums.grad))};
+            partial[rows[e].first_chunk] = sums;
+        }
+    }
+    __syncthreads();
+    if (summing == ALL) {
+        Sums sums = {0, 0};
+        for (int e = threadIdx.x; e < entries; e += THREADS) sums.grad += partial[rows[e].first_chunk].grad;
+        const float norm = static_cast<float>(sqrt(block_sum(sums).grad));
+        for (int e = threadIdx.x; e < entries; e += THREADS) norms[e * MAX_POINTS + stage].grad = norm;
+    }
+    __syncthreads();
+    bool fit = true;
+    for (int e = threadIdx.x; e < entries; e += THREADS) {
+        with_program(rows[e].program, [&](auto program) {
+            using P = decltype(program);
+            if constexpr (P::UPDATES && P::ENDS_WITH_NORMS) {
+                if (stage == P::POINTS - 1) {
+                    fit = stays_finite<P>(values + rows[e].values, applied, norms[e * MAX_POINTS + stage]) && fit;
+                }
+            }
+        });
+    }
+    return fit;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) check(
+    const Moving* moving, const double* values, const Row* rows, const Chunk* chunks, long long entries,
+    long long chunk_count, long long seed, const long long* applied, u32* ticket, Norms* norms, Sums* partial,
+    bool* found, bool* skip, long long stage, long long summing, long long last) {
+    __shared__ float numbers[MAX_NUMBERS];
+    bool finite = true;
+    if (blockIdx.x < chunk_count) {
+        const Chunk chunk = chunks[blockIdx.x];
+        const Job job = job_of(chunk, moving, values, rows, seed, *applied, numbers, norms);
+        float param_sum = 0, grad_sum = 0;
+        with_program(job.row.program, [&](auto program) {
+            using P = decltype(program);
+            if (stage >= P::PASSES) return;
+            const bool steps = P::STEPS && stage == P::POINTS - 1;
+            compute_numbers<P>(
+                steps ? P::NUMBERS : P::HOOK_NUMBERS, values + job.row.values, *applied, numbers);
+            for_each_group(job, chunk.number, [&](auto width, long long i) {
+                constexpr int W = decltype(width)::value;
+                float param[W] = {}, grad[W];
+                if constexpr (P::LOOKS_AT_PARAM) load_params(job, i, param);
+                load_grads(job, i, grad);
+#pragma unroll
+                for (int k = 0; k < W; ++k) finite = isfinite(grad[k]) && finite;
+                if constexpr (P::UPDATES || P::POINTS) {
+                    run_hooks<P>(job, stage, i, param, grad);
+                    if constexpr (P::UPDATES) {
+#pragma unroll
+                        for (int k = 0; k < W; ++k) finite = isfinite(grad[k]) && finite;
+                    }
+                    if constexpr (P::STEPS) {
+                        if (steps) {
+                            with_states<P, W>(job, i, false, [&](int k, float* states) {
+                                grad[k] = P::step(numbers, param[k], grad[k], states);
+                            });
+                        }
+                    }
+                    if (stage < P::POINTS) {
+#pragma unroll
+                        for (int k = 0; k < W; ++k) {
+                            param_sum += param[k] * param[k];
+                            grad_sum += grad[k] * grad[k];
+                        }
+                    }
+                }
+            });
+        });
+        if (summing != NOTHING) {
+            const Sums sums = block_sum({param_sum, grad_sum});
+            if (threadIdx.x == 0) partial[blockIdx.x] = sums;
+        }
+    }
+    if (__syncthreads_or(!finite) && threadIdx.x == 0) *found = true;
+    if (!is_last_block(ticket)) return;
+    if (summing != NOTHING) {
+        const bool fit = finish_norms(values, rows, entries, *applied, partial, norms, stage, summing);
+        if (__syncthreads_or(!fit) && threadIdx.x == 0) *found = true;
+    }
+    if (last && threadIdx.x == 0) {
+        *skip = *const_cast<volatile bool*>(found);
+        *found = false;
+    }
+}

@@ -1,0 +1,246 @@
+// What the kernels of the batched update share. mixprec/update/source.py puts the programs of the parameters after this
+// file: Program<P> is the code of an update rule and its hooks. Every block has one chunk of one parameter.
+//
+// Macros from there: THREADS of a block, CHUNK elements of a chunk, MAX_STATES, MAX_NUMBERS, MAX_POINTS, PROGRAMS.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int WIDTH = 8;  // elements for a thread at once: 16 bytes of a 16-bit type
+constexpr int WARP = 32;
+
+enum Dtype { FLOAT16, BFLOAT16, FLOAT32 };
+
+// What may be another one in every step. Addresses are numbers; 0 is "none".
+struct Moving {
+    u64 grad;
+    u64 factor;  // what the gradient was multiplied by; its lowest bit says that it is a double
+};
+
+struct Row {
+    u64 copy;  // in the dtype of the gradient; 0 if the master is the parameter itself
+    u64 master;
+    u64 states[MAX_STATES];
+    long long size;
+    int dtype;  // of gradient and copy
+    int program;
+    int values;  // index of its first number in `values`: t, then hyperparameters
+    int first_chunk;
+    int chunks;
+    int padding;
+};
+
+struct Chunk {
+    int entry;
+    int number;
+};
+
+struct Sums {  // of squares
+    double param;
+    double grad;
+};
+
+struct Norms {
+    float param;
+    float grad;
+};
+
+struct Job {
+    Row row;
+    u64 grad;
+    float inverse;
+    u32 entry;
+    u64 seed;
+    u64 step;
+    const float* numbers;
+    const Norms* norms;  // MAX_POINTS of them
+};
+
+template <int W>
+struct Width {
+    static constexpr int value = W;
+};
+
+#ifndef HOST_LAUNCH
+__device__ __forceinline__ float half_to_float(u16 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+
+__device__ __forceinline__ u16 float_to_half(float x) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+#endif
+
+__device__ __forceinline__ float bfloat_to_float(u16 bits) {
+    return __uint_as_float(static_cast<u32>(bits) << 16);
+}
+
+// In integers, as there are GPUs without an instruction for it.
+__device__ __forceinline__ u16 float_to_bfloat(float x) {
+    const u32 bits = __float_as_uint(x);
+    return x != x ? 0x7fff : static_cast<u16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+__device__ __forceinline__ float widened(int dtype, u16 bits) {
+    return dtype == FLOAT16 ? half_to_float(bits) : bfloat_to_float(bits);
+}
+
+__device__ __forceinline__ u16 rounded(int dtype, float x) {
+    return dtype == FLOAT16 ? float_to_half(x) : float_to_bfloat(x);
+}
+
+template <int W>
+__device__ __forceinline__ void load(u64 address, long long i, float (&x)[W]) {
+    const float* p = reinterpret_cast<const float*>(address) + i;
+    if constexpr (W == WIDTH) {
+        const float4 low = reinterpret_cast<const float4*>(p)[0], high = reinterpret_cast<const float4*>(p)[1];
+        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+        x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+    } else {
+        x[0] = *p;
+    }
+}
+
+template <int W>
+__device__ __forceinline__ void load(u64 address, long long i, u16 (&x)[W]) {
+    const u16* p = reinterpret_cast<const u16*>(address) + i;
+    if constexpr (W == WIDTH) {
+        const uint4 pairs = *reinterpret_cast<const uint4*>(p);
+        x[0] = pairs.x, x[1] = pairs.x >> 16, x[2] = pairs.y, x[3] = pairs.y >> 16;
+        x[4] = pairs.z, x[5] = pairs.z >> 16, x[6] = pairs.w, x[7] = pairs.w >> 16;
+    } else {
+        x[0] = *p;
+    }
+}
+
+template <int W>
+__device__ __forceinline__ void store(u64 address, long long i, const float (&x)[W]) {
+    float* p = reinterpret_cast<float*>(address) + i;
+    if constexpr (W == WIDTH) {
+        reinterpret_cast<float4*>(p)[0] = make_float4(x[0], x[1], x[2], x[3]);
+        reinterpret_cast<float4*>(p)[1] = make_float4(x[4], x[5], x[6], x[7]);
+    } else {
+        *p = x[0];
+    }
+}
+
+template <int W>
+__device__ __forceinline__ void store(u64 address, long long i, const u16 (&x)[W]) {
+    u16* p = reinterpret_cast<u16*>(address) + i;
+    if constexpr (W == WIDTH) {
+        *reinterpret_cast<uint4*>(p) = make_uint4(
+            x[0] | static_cast<u32>(x[1]) << 16, x[2] | static_cast<u32>(x[3]) << 16,
+            x[4] | static_cast<u32>(x[5]) << 16, x[6] | static_cast<u32>(x[7]) << 16);
+    } else {
+        *p = x[0];
+    }
+}
+
+// Runs body(Width, index) over the elements of a chunk, WIDTH at once where all arrays are aligned to 16 bytes.
+template <class Body>
+__device__ __forceinline__ void for_each_group(const Job& job, int chunk, Body body) {
+    u64 addresses = job.grad | job.row.copy | job.row.master;
+#pragma unroll
+    for (int s = 0; s < MAX_STATES; ++s) addresses |= job.row.states[s];
+    const long long begin = static_cast<long long>(chunk) * CHUNK;
+    const long long end = begin + CHUNK < job.row.size ? begin + CHUNK : job.row.size;
+    const long long whole = addresses % 16 == 0 ? begin + (end - begin) / WIDTH * WIDTH : begin;
+    for (long long i = begin + threadIdx.x * WIDTH; i < whole; i += THREADS * WIDTH) body(Width<WIDTH>(), i);
+    for (long long i = whole + threadIdx.x; i < end; i += THREADS) body(Width<1>(), i);
+}
+
+// Philox 4x32-10: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
+__device__ __forceinline__ void philox(u32 (&counter)[4], u32 key0, u32 key1) {
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        const u32 high0 = __umulhi(0xD2511F53u, counter[0]), low0 = 0xD2511F53u * counter[0];
+        const u32 high1 = __umulhi(0xCD9E8D57u, counter[2]), low1 = 0xCD9E8D57u * counter[2];
+        counter[0] = high1 ^ counter[1] ^ key0;
+        counter[1] = low1;
+        counter[2] = high0 ^ counter[3] ^ key1;
+        counter[3] = low0;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+}
+
+// Two standard normal numbers from two random words, by Box and Muller.
+__device__ __forceinline__ void normals(u32 a, u32 b, float& first, float& second) {
+    const float radius = sqrtf(-2.0f * logf(static_cast<float>(a) * 0x1p-32f + 0x1p-33f));
+    float sine, cosine;
+    sincospif(static_cast<float>(b) * 0x1p-31f, &sine, &cosine);
+    first = radius * cosine;
+    second = radius * sine;
+}
+
+// Noise of hook number `hook` for elements i to i + W: of nothing but seed, entry, step and element.
+template <int W>
+__device__ __forceinline__ void draw(const Job& job, int hook, long long i, float (&noise)[W]) {
+    const u32 key0 = static_cast<u32>(job.seed), key1 = static_cast<u32>(job.seed >> 32) ^ static_cast<u32>(hook);
+#pragma unroll
+    for (int part = 0; part < (W + 3) / 4; ++part) {
+        const u32 quad = static_cast<u32>(i / 4) + part;
+        u32 words[4] = {quad, job.entry, static_cast<u32>(job.step), static_cast<u32>(job.step >> 32)};
+        philox(words, key0, key1);
+        float four[4];
+        normals(words[0], words[1], four[0], four[1]);
+        normals(words[2], words[3], four[2], four[3]);
+        if constexpr (W == 1) {
+            const int k = i % 4;
+            noise[0] = k == 0 ? four[0] : k == 1 ? four[1] : k == 2 ? four[2] : four[3];
+        } else {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) noise[part * 4 + k] = four[k];
+        }
+    }
+}
+
+__device__ __forceinline__ Sums warp_sum(Sums sums) {
+#pragma unroll
+    for (int lanes = WARP / 2; lanes; lanes /= 2) {
+        sums.param += __shfl_xor_sync(0xffffffffu, sums.param, lanes);
+        sums.grad += __shfl_xor_sync(0xffffffffu, sums.grad, lanes);
+    }
+    return sums;
+}
+
+// The sum over the threads of a block, in the same order every time; every thread gets it.
+__device__ __forceinline__ Sums block_sum(Sums sums) {
+    __shared__ Sums of_warps[THREADS / WARP];
+    sums = warp_sum(sums);
+    __syncthreads();  // a former sum may still be read
+    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = sums;
+    __syncthreads();
+    Sums total = {0, 0};
+#pragma unroll
+    for (int w = 0; w < THREADS / WARP; ++w) {
+        total.param += of_warps[w].param;
+        total.grad += of_warps[w].grad;
+    }
+    return total;
+}
+
+// Whether all other blocks are done. What they wrote can be read then, past the first-level cache.
+__device__ __forceinline__ bool is_last_block(u32* ticket) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(ticket, 1u) == gridDim.x - 1;
+        if (last) *ticket = 0;  // for the next kernel
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}
+
+__device__ __forceinline__ float inverse_of(u64 factor) {
+    if (factor == 0) return 1.0f;
+    if (factor & 1) return 1.0f / static_cast<float>(*reinterpret_cast<const double*>(factor - 1));
+    return 1.0f / *reinterpret_cast<const float*>(factor);
+}

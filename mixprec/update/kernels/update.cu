@@ -1,0 +1,79 @@
+// The update of every parameter, or of none. At its end counters and loss scale advance.
+
+// The same as mixprec.loss_scale.DynamicLossScale.adjust.
+__device__ __forceinline__ void adjust(
+    bool overflow, double* value, int* clean, int* left, int* in_row, double growth, double backoff, double floor,
+    double cap, int interval, int hysteresis) {
+    const bool full = *clean + 1 == interval;
+    *left = overflow ? (*left > 1 ? *left - 1 : 0) : full ? hysteresis : *left;
+    const double less = *value * backoff, more = *value * growth;
+    if (overflow) {
+        if (*left == 0) *value = less > floor ? less : floor;
+    } else if (full) {
+        *value = more < cap ? more : cap;
+    }
+    *clean = overflow || full ? 0 : *clean + 1;
+    *in_row = overflow ? *in_row + 1 : 0;
+}
+
+template <int W>
+__device__ __forceinline__ void zero_grads(const Job& job, long long i) {
+    if (job.row.dtype == FLOAT32) {
+        const float zeros[W] = {};
+        store(job.grad, i, zeros);
+    } else {
+        const u16 zeros[W] = {};
+        store(job.grad, i, zeros);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) update(
+    const Moving* moving, const double* values, const Row* rows, const Chunk* chunks, long long entries,
+    long long chunk_count, long long seed, long long* applied, u32* ticket, const Norms* norms, const bool* skip,
+    const bool* other_skip, long long zero, long long* skipped, bool* last_skipped, double* value, int* clean,
+    int* left, int* in_row, double growth, double backoff, double floor, double cap, long long interval,
+    long long hysteresis) {
+    __shared__ float numbers[MAX_NUMBERS];
+    const bool skips = *skip || (other_skip && *other_skip);
+    if (blockIdx.x < chunk_count) {
+        const Chunk chunk = chunks[blockIdx.x];
+        const Job job = job_of(chunk, moving, values, rows, seed, *applied, numbers, norms);
+        if (!skips) {
+            with_program(job.row.program, [&](auto program) {
+                using P = decltype(program);
+                if constexpr (P::UPDATES) {
+                    compute_numbers<P>(P::NUMBERS, values + job.row.values, *applied, numbers);
+                    for_each_group(job, chunk.number, [&](auto width, long long i) {
+                        constexpr int W = decltype(width)::value;
+                        float param[W], grad[W];
+                        load_params(job, i, param);
+                        load_grads(job, i, grad);
+                        run_hooks<P>(job, P::POINTS, i, param, grad);
+                        with_states<P, W>(job, i, true, [&](int k, float* states) {
+                            P::rule(numbers, job.norms, param[k], grad[k], states);
+                        });
+                        store(job.row.master, i, param);
+                        if (job.row.copy) {
+                            u16 copy[W];
+#pragma unroll
+                            for (int k = 0; k < W; ++k) copy[k] = rounded(job.row.dtype, param[k]);
+                            store(job.row.copy, i, copy);
+                        }
+                    });
+                }
+            });
+        }
+        if (zero && job.grad) {
+            for_each_group(job, chunk.number, [&](auto width, long long i) {
+                zero_grads<decltype(width)::value>(job, i);
+            });
+        }
+    }
+    if (!is_last_block(ticket) || threadIdx.x != 0) return;
+    if (!skips) *applied += 1;
+    if (skipped) {
+        *skipped += skips;
+        *last_skipped = skips;
+    }
+    if (value) adjust(skips, value, clean, left, in_row, growth, backoff, floor, cap, interval, hysteresis);
+}
