@@ -3,6 +3,8 @@
 import chainer
 import numpy as np
 
+from mixprec.optimizer import gradients
+
 _WORST = 5
 
 
@@ -24,8 +26,8 @@ def describe(masters, statistics, lossfun, args, kwds):
 
 def _gradients(masters):
     counts = []
-    for name, _, master in masters.pairs():
-        if master.grad is not None and (count := _Count.of(master.grad)).bad:
+    for name, array in gradients.unscaled(masters):
+        if (count := _Count.of(array)).bad:
             counts.append((name, count))
     counts.sort(key=lambda item: -item[1].bad)  # stable: among equals the order of the model
     texts = [f"{name} ({count})" for name, count in counts[:_WORST]]

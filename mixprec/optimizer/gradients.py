@@ -12,19 +12,19 @@ class UnscaledBackward(RuntimeError):
     """A gradient from a ``backward()`` without the loss scale, or from several with different ones."""
 
 
-def check_scaled(masters, *, scales):
+def check_scaled(namedparams, *, scales):
     """Makes sure that every gradient has one scale, and that no backward pass went without the loss scale.
 
     Args:
-        masters: :class:`~mixprec.optimizer.masters.Masters`.
+        namedparams: ``[(name, parameter)]`` of the model.
         scales: whether there is a loss scale at all.
 
     Raises:
         UnscaledBackward: naming the first parameter with another gradient.
     """
-    for name, param, _ in masters.pairs():
+    for name, param in namedparams:
         note = param._loss_scale
-        if (note is MIXED or (note is None and scales)) and param.grad is not None:
+        if (note is MIXED or (note is None and scales)) and param.array is not None and param.grad is not None:
             what = (
                 "has parts of different loss scales" if note is MIXED else "comes from a backward() without loss scale"
             )
@@ -34,15 +34,18 @@ def check_scaled(masters, *, scales):
             )
 
 
-def gather(masters):
-    """Unscales the gradients of the model into those of the masters. Nothing is read from a device.
+def gather(pairs):
+    """Unscales gradients of the model into those of the masters. Nothing is read from a device.
+
+    Args:
+        pairs: ``[(name, parameter, master)]``.
 
     Returns:
         Whether any of them is not finite: a boolean array of shape (), on the device of the first parameter.
     """
     inverses, gathered = {}, []
     with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
-        for _, param, master in masters.pairs():
+        for _, param, master in pairs:
             if param.grad is None:
                 master.cleargrad()
                 continue

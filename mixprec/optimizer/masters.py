@@ -1,6 +1,7 @@
 """The FP32 master weights of a model, in the shape of a Chainer link."""
 
 import contextlib
+import copy
 import functools
 
 import chainer
@@ -9,11 +10,15 @@ from chainer import backend
 
 from mixprec.backends.reading import known
 from mixprec.optimizer import statistics
+from mixprec.optimizer.structure import Structure
+from mixprec.update.no_decay import NoDecay
 
 # Attributes of a parameter: the Masters it belongs to; its id and the array of its master, if it is in FP16.
 OWNER = "_mixprec_masters"
 _ARRAY = "_mixprec_master_array"
+_NO_ARRAY = (None, None)
 
+_NO_DECAY = NoDecay()
 _NO_LINKS = (
     "the target of a wrapped optimizer, as hooks see it, has FP32 masters in params() and namedparams(), no links"
 )
@@ -29,11 +34,16 @@ class Masters(chainer.Link):
 
     Args:
         model: the user's model.
+        no_decay: :class:`~mixprec.update.no_decay.NoDecay`: which parameters go without weight decay. Their masters
+            have a true attribute ``no_decay``.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, no_decay=_NO_DECAY):
         super().__init__()
         self.model = model
+        self._no_decay = no_decay
+        self._excluded = no_decay.of(model)
+        self.structure = Structure(model)
         self._masters = {}  # id(parameter) -> (parameter, master); the parameter is held so that its id stays its own
         self._fixed = None
         for param in model.params(include_uninit=False):
@@ -42,10 +52,13 @@ class Masters(chainer.Link):
                 delattr(param, _ARRAY)
 
     def __getstate__(self):
-        return {**self.__dict__, "_masters": list(self._masters.values())}
+        state = {**self.__dict__, "_masters": list(self._masters.values())}
+        del state["structure"]
+        return state
 
     def __setstate__(self, state):
         self.__dict__.update(state)
+        self.structure = Structure(self.model)
         self._masters = {id(param): (param, master) for param, master in state["_masters"]}
         for param in self.model.params():
             setattr(param, OWNER, self)
@@ -65,6 +78,8 @@ class Masters(chainer.Link):
         if held is None:
             master = chainer.Parameter(array, name=param.name)
             master.cleargrad()
+            master.no_decay = self._excluded(param)
+            self._take_decay(param, master)
             self._masters[id(param)] = (param, master)
         else:
             master = held[1]
@@ -74,6 +89,10 @@ class Masters(chainer.Link):
         master.update_rule = param.update_rule
         return master
 
+    def all_current(self):
+        """Returns ``[(name, parameter, master)]`` of all parameters, each master as :meth:`current` would give it."""
+        return [(name, param, self.current(name, param)) for name, param, _ in self._all()]
+
     def current(self, name, param):
         """Returns the master of a parameter after it has taken over what somebody wrote into the parameter."""
         master = self.of(param)
@@ -82,20 +101,22 @@ class Masters(chainer.Link):
         return master
 
     @contextlib.contextmanager
-    def fixed(self):
-        """For the duration of a step: looks for parameters and what was written into them once, at its beginning."""
-        everything = list(self._all())
-        if len(self._masters) > len(everything):  # the user has taken parameters away
-            present = {id(param) for _, param, _ in everything}
-            self._masters = {key: held for key, held in self._masters.items() if key in present}
-        for name, param, master in everything:
-            if param.array is not None:
-                _follow(name, param, master)
+    def fixed(self, of=None):
+        """For the duration of a step: looks for parameters and what was written into them once, at its beginning.
+
+        Args:
+            of: names of the parameters that somebody updates meanwhile, so that what was written into them must reach
+                their masters before, and they must be rounded after; ``None`` for all.
+        """
+        everything = self._all()
+        updated = [each for each in everything if each[1].array is not None and (of is None or each[0] in of)]
+        for name, param, master in updated:
+            _follow(name, param, master)
         self._fixed = everything
         try:
             yield
         finally:
-            self._round_to_model()
+            _round_to_model(updated)
             self._fixed = None
 
     @property
@@ -143,8 +164,11 @@ class Masters(chainer.Link):
                 yield name, param, master
 
     def _all(self):
-        for name, param in self.model.namedparams():
-            yield name, param, self.of(param)
+        everything = [(name, param, self.of(param)) for name, param in self.structure.namedparams]
+        if len(self._masters) > len(everything):  # the user has taken parameters away
+            present = {id(param) for _, param, _ in everything}
+            self._masters = {key: held for key, held in self._masters.items() if key in present}
+        return everything
 
     def share_update_rules(self):
         """Gives each parameter the update rule that its master has got from the optimizer.
@@ -153,22 +177,52 @@ class Masters(chainer.Link):
         """
         for param, master in self._masters.values():
             param.update_rule = master.update_rule
+            self._take_decay(param, master)
 
-    def _round_to_model(self):
-        """Rounds the masters into the model's FP16 parameters, in place."""
-        with np.errstate(over="ignore"):  # beyond 65,504 FP16 has inf, and the next gradients will tell
-            for _, param, master in self.pairs():
-                own = param.__dict__[_ARRAY][1] if param.dtype == np.float16 else param.array
-                if master.array is not own:  # a rule has put another one in its place
-                    own[...] = master.array
-                    master.array = own
-                if own is not param.array:
-                    param.array[...] = own
+    def _take_decay(self, param, master):
+        if master.no_decay and param.update_rule is not None:
+            self._no_decay.apply(param.update_rule)
+
+    @staticmethod
+    def arrays_of(params):
+        """Yields for each parameter the FP32 array that it has beside its own, or ``None``."""
+        for param in params:
+            yield param.__dict__.get(_ARRAY, _NO_ARRAY)[1]
+
+    def part(self, optimizer, names):
+        """Returns a copy of ``optimizer`` whose target is those of the masters that are called ``names``."""
+        part = copy.copy(optimizer)
+        part.target = _Part(self, names)
+        part._hookable = copy.copy(optimizer._hookable)
+        part._hookable.optimizer = part
+        return part
 
     def hold(self, param):
         """Whether ``param`` itself, and not a copy of it, is a parameter of this model."""
         held = self._masters.get(id(param))
         return held is not None and held[0] is param
+
+
+class _Part:
+    """Some of the masters, as a target of an optimizer, for the duration of a step."""
+
+    def __init__(self, masters, names):
+        self._masters = masters
+        self._names = names
+
+    def params(self, include_uninit=True):
+        for _, master in self.namedparams(include_uninit):
+            yield master
+
+    def namedparams(self, include_uninit=True):
+        for name, master in self._masters.namedparams(include_uninit):
+            if name in self._names:
+                yield name, master
+
+    def pairs(self):
+        for name, param, master in self._masters.pairs():
+            if name in self._names:
+                yield name, param, master
 
 
 def install():
@@ -234,6 +288,18 @@ def _master_array(param):
         array = param.device.send(array)
     setattr(param, _ARRAY, (id(param), array))
     return array
+
+
+def _round_to_model(updated):
+    """Rounds masters into FP16 parameters, in place, given ``[(name, parameter, master)]``."""
+    with np.errstate(over="ignore"):  # beyond 65,504 FP16 has inf, and the next gradients will tell
+        for _, param, master in updated:
+            own = param.__dict__[_ARRAY][1] if param.dtype == np.float16 else param.array
+            if master.array is not own:  # a rule has put another one in its place
+                own[...] = master.array
+                master.array = own
+            if own is not param.array:
+                param.array[...] = own
 
 
 def _follow(name, param, master):

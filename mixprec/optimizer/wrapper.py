@@ -8,10 +8,12 @@ import numpy as np
 
 from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import diagnosis, gradients, masters, scaled_loss
-from mixprec.optimizer.rollback import update_unless
+from mixprec.optimizer.batched import Batched
 from mixprec.optimizer.states import complete_states
 from mixprec.optimizer.statistics import Statistics
 from mixprec.optimizer.steps import Steps
+from mixprec.update.no_decay import NoDecay
+from mixprec.update.report import UpdateReport
 
 # What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
 _REPLACED = {
@@ -40,15 +42,23 @@ class MixedPrecisionOptimizer:
         optimizer: a :class:`chainer.GradientMethod` that has not been set up yet.
         loss_scale: ``"dynamic"``, a number (a static scale, a power of two), ``None`` (no scaling), or a
             :class:`~mixprec.DynamicLossScale`, :class:`~mixprec.StaticLossScale` or :class:`~mixprec.NoLossScale`.
+        batched: whether all parameters are updated together, which takes as many launches for a thousand parameters as
+            for one; what that cannot do runs in Chainer's own way, and :meth:`report` says why. The results are the
+            same, on NumPy bit for bit.
+        no_decay: which parameters weight decay leaves out: ``"ndim <= 1"`` (biases, and what normalizations scale and
+            shift by), a link class such as :class:`chainer.links.BatchNormalization` (what such links own), or a tuple
+            of these. It holds for :class:`~chainer.optimizer_hooks.WeightDecay` hooks, and for the decay that is a
+            hyperparameter of the rule (``weight_decay_rate``).
 
     Raises:
-        TypeError: ``optimizer`` is not a gradient method, or ``loss_scale`` none of those.
+        TypeError: ``optimizer`` is not a gradient method, or ``loss_scale`` or ``no_decay`` none of those.
         ValueError: ``optimizer`` has been set up already, or the static scale is not a power of two.
     """
 
     _OWN = ("_optimizer", "_scaler", "_masters", "_statistics", "_steps", "_factor", "_steps_to_patience")
+    _OWN += ("_wants_batch", "_batched", "_no_decay")
 
-    def __init__(self, optimizer, loss_scale="dynamic"):
+    def __init__(self, optimizer, loss_scale="dynamic", *, batched=True, no_decay=None):
         if not isinstance(optimizer, chainer.GradientMethod):
             hint = (
                 "; wrap first, then create_multi_node_optimizer(MixedPrecisionOptimizer(optimizer), communicator)"
@@ -62,6 +72,9 @@ class MixedPrecisionOptimizer:
         self._scaler = as_loss_scale(loss_scale)
         self._masters = None
         self._statistics = None
+        self._no_decay = NoDecay(no_decay)
+        self._wants_batch = bool(batched)
+        self._batched = None
         self._steps = Steps()
         self._factor = None  # what the losses of the step under way are multiplied by; None before the first of them
         self._steps_to_patience = self._scaler.patience  # as long as these last, patience cannot be exhausted
@@ -88,7 +101,7 @@ class MixedPrecisionOptimizer:
     def __getstate__(self):
         self._steps.settle()
         notes = [] if self._masters is None else scaled_loss.notes_of(self.target)
-        return {**self.__dict__, "_notes": notes}
+        return {**self.__dict__, "_batched": None, "_notes": notes}
 
     def __setstate__(self, state):
         notes = state.pop("_notes")
@@ -107,7 +120,7 @@ class MixedPrecisionOptimizer:
         """
         if not isinstance(link, chainer.Link):
             raise TypeError("optimization target must be a link")
-        self._masters = masters.Masters(link)
+        self._masters = masters.Masters(link, self._no_decay)
         self._statistics = Statistics(link)
         self._optimizer.setup(self._masters)
         self._masters.share_update_rules()
@@ -183,6 +196,20 @@ class MixedPrecisionOptimizer:
         self._check_set_up()
         return gradients.unscaled(self._masters)
 
+    def add_hook(self, hook, name=None, timing="auto"):
+        """Registers a hook of Chainer's or the user's: it sees FP32 masters with unscaled gradients.
+
+        Args:
+            hook, name, timing: as for :meth:`chainer.Optimizer.add_hook`. A ``WeightDecay`` leaves out what the
+                wrapper was told to leave out by ``no_decay``.
+        """
+        self._optimizer.add_hook(self._no_decay.hook(hook), name, timing)
+
+    def report(self):
+        """Returns who updates which parameter, and why: :class:`~mixprec.update.report.UpdateReport`, to be printed."""
+        self._check_set_up()
+        return UpdateReport.of(self._batched.plan, self.target)
+
     def scale_loss(self, loss):
         """Returns the scaled loss, for loops that call ``backward`` themselves.
 
@@ -208,9 +235,7 @@ class MixedPrecisionOptimizer:
         if lossfun is not None:
             self._backward(lossfun, args, kwds)
         try:
-            with self._masters.fixed():
-                gradients.check_scaled(self._masters, scales=not isinstance(self._scaler, NoLossScale))
-                skipped = update_unless(gradients.gather(self._masters), self._optimizer, self._steps)
+            skipped = self._batched.step(not isinstance(self._scaler, NoLossScale), self._steps)
         except BaseException:  # as if there had been no step
             self._factor = None
             self._statistics.undo(True)
@@ -289,6 +314,7 @@ class MixedPrecisionOptimizer:
         return self._factor if self._factor is None else device.send(self._factor)
 
     def _start(self, notes=()):
+        self._batched = Batched(self._optimizer, self._masters, self._wants_batch)
         masters.install()
         scaled_loss.install()
         scaled_loss.start(self.target, notes)

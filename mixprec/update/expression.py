@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 
 _FUNCTIONS = {"__builtins__": {}, "min": min, "pow": math.pow, "sqrt": math.sqrt}
+_FLUSHED = 2.0**-150  # half of the smallest number of float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Expression:
             numbers; :attr:`device` may then use ``step``, ``param_norm`` and ``step_norm``, the L2 norm of the whole
             step, and :attr:`step` must leave ``param`` alone (LAMB). It runs twice from the same states: once for the
             norm, which discards what it did to them, and once right before :attr:`device`.
+        not_flushed: names of the hyperparameters that float32 must be able to hold: a positive one that it takes for 0
+            is an error, as in Chainer.
         powers: attributes of the rule, among :attr:`hyperparameters`, that it multiplies by another hyperparameter
             after each update, by their names: ``{"beta_power": "beta"}``.
     """
@@ -43,6 +46,7 @@ class Expression:
     device: str
     norms: bool = False
     step: str = ""
+    not_flushed: tuple[str, ...] = ()
     powers: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
@@ -51,6 +55,10 @@ class Expression:
     def hyperparameters_of(self, rule):
         """Returns the values of :attr:`hyperparameters` of an update rule of Chainer's, as a tuple of floats."""
         hyperparam, own = rule.hyperparam, rule.__dict__
+        for name in self.not_flushed:
+            if 0 < getattr(hyperparam, name) <= _FLUSHED:
+                kind = type(rule).__name__
+                raise ValueError(f"{name} of {kind} is too small for float32 ({getattr(hyperparam, name)})")
         return tuple(float(own[name] if name in own else getattr(hyperparam, name)) for name in self.hyperparameters)
 
     def numbers_of(self, rule, t):

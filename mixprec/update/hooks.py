@@ -7,6 +7,8 @@ import numpy as np
 from chainer import optimizer_hooks
 from chainer.optimizer_hooks.gradient_noise import exponential_decay_noise
 
+from mixprec.update.no_decay import DecayOfSome
+
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
@@ -131,6 +133,8 @@ _FOLDS = {
 
 def fold_of(hook):
     """Returns the :class:`Fold` of a hook, or ``None`` for an unknown one."""
+    if isinstance(hook, DecayOfSome):
+        hook = hook.hook
     fold = _FOLDS.get(type(hook))
     if fold is NOISE and hook.noise_func is not exponential_decay_noise:
         return None

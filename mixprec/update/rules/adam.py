@@ -56,6 +56,7 @@ ADAM = Expression(
     states=("m", "v"),
     hyperparameters=_HYPERPARAMETERS,
     numbers=_NUMBERS,
+    not_flushed=("eps",),
     host=_adam,
     device=_MOMENTS
     + """
@@ -78,6 +79,7 @@ AMSGRAD = Expression(
     states=("m", "v", "vhat"),
     hyperparameters=_HYPERPARAMETERS,
     numbers=_NUMBERS,
+    not_flushed=("eps",),
     host=_amsgrad,
     device=_MOMENTS
     + """
@@ -114,6 +116,7 @@ ADABOUND = Expression(
     states=("m", "v"),
     hyperparameters=_BOUND_HYPERPARAMETERS,
     numbers=_BOUND_NUMBERS,
+    not_flushed=("eps",),
     host=_adabound,
     device=_MOMENTS + _BOUND_STEP.format(second="v"),
 )
@@ -133,6 +136,7 @@ AMSBOUND = Expression(
     states=("m", "v", "vhat"),
     hyperparameters=_BOUND_HYPERPARAMETERS,
     numbers=_BOUND_NUMBERS,
+    not_flushed=("eps",),
     host=_amsbound,
     device=_MOMENTS
     + """

@@ -97,6 +97,7 @@ _RMSPROP = {
     "states": ("ms",),
     "hyperparameters": ("lr", "alpha", "eps"),
     "numbers": {"lr": "lr", "alpha": "alpha", "one_minus_alpha": "1 - alpha", "eps": "eps"},
+    "not_flushed": ("eps",),
 }
 
 # Tieleman and Hinton 2012, lecture 6.5 of "Neural Networks for Machine Learning".

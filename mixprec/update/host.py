@@ -1,0 +1,118 @@
+"""The batched update on NumPy."""
+
+import numpy as np
+
+from mixprec.update.chunks import Scratch, chunks_of
+
+
+class HostBatch:
+    """Checks and updates many parameters, chunk by chunk, without a temporary array for any of them.
+
+    A step is :meth:`follow`, :meth:`load`, :meth:`is_finite` and then, unless it is skipped, :meth:`update`.
+
+    Args:
+        entries: :class:`~mixprec.update.entries.Entry` of each parameter; arrays of NumPy, contiguous.
+    """
+
+    def __init__(self, entries):
+        groups = {}
+        for number, entry in enumerate(entries):
+            if entry.rule is not None:
+                entry.rule._init_states(entry.master)
+            groups.setdefault(_key(entry), []).append((number, entry))
+        scratch = {dtype: Scratch(dtype) for dtype in {entry.master.dtype for entry in entries}}
+        self._groups = [_Group(members, scratch[members[0][1].master.dtype]) for members in groups.values()]
+
+    def follow(self):
+        """Takes over into the masters what was written into float16 parameters since the last step."""
+        for group in self._groups:
+            for chunk, _ in group.chunks:
+                chunk.follow()
+
+    def load(self, gradients, inverses):
+        """Takes the gradients of the step.
+
+        Args:
+            gradients: array of each entry.
+            inverses: what to multiply each of them by, a float: a power of two.
+        """
+        for group in self._groups:
+            for chunk, members in group.chunks:
+                chunk.load([gradients[member] for member in members], [inverses[member] for member in members])
+
+    def is_finite(self):
+        """Whether all gradients are finite, unscaled and after hooks."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(group.is_finite() for group in self._groups)
+
+    def update(self):
+        """Updates masters, states, ``t`` of the rules, and parameters."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            updated = [group for group in self._groups if group.expression is not None]
+            numbers = [group.numbers() for group in updated]  # before anything moves: a hyperparameter may be refused
+            for group, own in zip(updated, numbers, strict=True):
+                group.update(*own)
+
+
+class _Group:
+    """Entries of one dtype that the same numbers update.
+
+    Args:
+        members: ``[(number of the entry, entry)]``.
+        scratch: :class:`~mixprec.update.chunks.Scratch`.
+    """
+
+    def __init__(self, members, scratch):
+        self._scratch = scratch
+        self._rules = [entry.rule for _, entry in members]
+        self.expression, self._hooks = members[0][1].expression, members[0][1].hooks
+        numbers = {id(entry): number for number, entry in members}
+        self.chunks = [
+            (chunk, [numbers[id(entry)] for entry in entries])
+            for chunk, entries in chunks_of([entry for _, entry in members])
+        ]
+
+    def is_finite(self):
+        """Whether the gradients are."""
+        scratch = self._scratch.gradient
+        if not all(chunk.is_finite(scratch[: chunk.master.size]) for chunk, _ in self.chunks):
+            return False
+        return not self._hooks or all(np.isfinite(gradient).all() for _, gradient in self._hooked())
+
+    def numbers(self):
+        """Returns which update of the rules this is, and the numbers of the expression."""
+        t = self._rules[0].t + 1
+        return t, self.expression.numbers_of(self._rules[0], t)
+
+    def update(self, t, numbers):
+        """Runs hooks and rule."""
+        expression = self.expression
+        a, b = self._scratch.a, self._scratch.b
+        for chunk, gradient in self._hooked():
+            size = gradient.size
+            expression.host(chunk.master, gradient, chunk.states, numbers, a[:size], b[:size])
+            chunk.store(self._scratch.rounding)
+        for rule in self._rules:
+            rule.t = t
+            for power, base in expression.powers.items():
+                setattr(rule, power, getattr(rule, power) * getattr(rule.hyperparam, base))
+
+    def _hooked(self):
+        """Yields each chunk with its gradient after hooks, in scratch memory."""
+        hooks = [(folded.fold.host, folded.fold.hyperparameters_of(folded.hook)) for folded in self._hooks]
+        for chunk, _ in self.chunks:
+            gradient = chunk.gradient(self._scratch.gradient[: chunk.master.size])
+            for run, numbers in hooks:
+                run(chunk.master, gradient, numbers, self._scratch.a[: gradient.size])
+            yield chunk, gradient
+
+
+def _key(entry):
+    """What entries must have in common to be updated by the same numbers, which may change from step to step."""
+    kind = entry.param.dtype, tuple(id(folded.hook) for folded in entry.hooks), id(entry.expression)
+    if entry.rule is None:
+        return kind
+    hyperparam = entry.rule.hyperparam
+    own = tuple(sorted((name, value) for name, value in vars(hyperparam).items() if name != "_parent"))
+    kept = tuple(vars(entry.rule).get(name) for name in entry.expression.hyperparameters)
+    return (*kind, id(hyperparam.parent), own, kept, entry.rule.t)
