@@ -11,6 +11,11 @@ BIN := $(VENV)/bin
 # The stamp names interpreter and extras: another PYTHON or EXTRAS makes the environment anew.
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)-$(subst $(comma),-,$(EXTRAS))
 
+# For the tests that compare with torch, and with the Python that the extra test has it for. PyPI's torch for Linux brings
+# gigabytes of CUDA along; the one for the CPU has an index of its own, or lies where pip is configured to look.
+INSTALL_TORCH = $(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --retries 1 \
+	--extra-index-url https://download.pytorch.org/whl/cpu "torch; python_version == '3.11'"
+
 .PHONY: train test test-cupy lint install clean
 
 train: install data/digits
@@ -40,6 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "setuptools<81" wheel
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation chainer==7.8.1
+	$(if $(filter test,$(subst $(comma), ,$(EXTRAS))),$(INSTALL_TORCH))
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	@touch $@
 
