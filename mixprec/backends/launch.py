@@ -1,0 +1,97 @@
+"""Compiling and launching CUDA kernels of our own, through CuPy.
+
+Everything else that the batched update does on a device goes through an object of this interface, so that tests can put
+one in its place that runs the same source on the host.
+"""
+
+import functools
+
+import numpy as np
+
+# No contraction into fused multiply-adds: results are then those of NumPy, and the same in every kernel.
+OPTIONS = ("-std=c++17", "--fmad=false")
+
+
+class CupyLauncher:
+    """Launches on the current stream of one device.
+
+    Args:
+        device: number of the CUDA device.
+
+    Attributes:
+        threads: number of threads of a block.
+        chunk: number of elements of a parameter for a block.
+    """
+
+    threads = 256
+    chunk = 8192
+
+    def __init__(self, device):
+        import cupy  # not at the top: mixprec runs without it
+
+        self._cupy = cupy
+        self._device = cupy.cuda.Device(device)
+        self._staging = []  # [pinned memory, event after the last copy from it]
+
+    def compile(self, source, names):
+        """Returns the kernels of a CUDA source by their names; the same source is compiled once."""
+        with self._device:
+            return _compile(self._device.id, source, names)
+
+    def launch(self, kernel, blocks, arguments):
+        """Launches a kernel.
+
+        Args:
+            kernel: from :meth:`compile`.
+            blocks: number of blocks.
+            arguments: ints (addresses, or ``long long``) and floats (``double``).
+        """
+        values = tuple(np.float64(value) if isinstance(value, float) else np.int64(value) for value in arguments)
+        with self._device:
+            kernel((blocks,), (self.threads,), values)
+
+    def holds(self, array):
+        """Whether ``array`` is an array on the device."""
+        return isinstance(array, self._cupy.ndarray) and array.device.id == self._device.id
+
+    def address(self, array):
+        """Returns the address of the first element of an array on the device."""
+        return array.data.ptr
+
+    def full(self, shape, value, dtype):
+        """Returns a new array on the device."""
+        with self._device:
+            return self._cupy.full(shape, value, dtype)
+
+    def upload(self, source, target):
+        """Copies without waiting for the device.
+
+        Args:
+            source: NumPy array of bytes, which may change as soon as this returns.
+            target: array on the device, at least as long.
+        """
+        runtime = self._cupy.cuda.runtime
+        with self._device:
+            stream = self._cupy.cuda.get_current_stream()
+            memory, event = self._free_staging(source.nbytes)
+            np.frombuffer(memory, np.uint8, source.nbytes)[:] = source
+            runtime.memcpyAsync(target.data.ptr, memory.ptr, source.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+            event.record(stream)
+
+    def _free_staging(self, size):
+        """Returns pinned memory from which nothing is still to be copied."""
+        for staging in self._staging:
+            if staging[1].done:
+                if staging[0].mem.size < size:
+                    staging[0] = self._cupy.cuda.alloc_pinned_memory(size)
+                return staging
+        self._staging.append([self._cupy.cuda.alloc_pinned_memory(size), self._cupy.cuda.Event(disable_timing=True)])
+        return self._staging[-1]
+
+
+@functools.lru_cache(maxsize=64)
+def _compile(device, source, names):
+    import cupy
+
+    module = cupy.RawModule(code=source, options=OPTIONS)
+    return {name: module.get_function(name) for name in names}

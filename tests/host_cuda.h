@@ -1,0 +1,181 @@
+// CUDA's execution model for g++, enough to run the kernels of the batched update: one thread of the operating system,
+// one fibre for each CUDA thread of a block, blocks one after the other.
+#pragma once
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define HOST_LAUNCH 1
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static  // there is one block at a time
+
+using std::isfinite;
+using std::min;
+using std::pow;
+using std::sqrt;
+
+struct HostDim { unsigned x; };
+static HostDim threadIdx, blockIdx, blockDim, gridDim;
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+namespace host {
+struct Barrier { unsigned arrived = 0, generation = 0; int any = 0, result = 0; };
+struct Fibre { ucontext_t context; jmp_buf at; std::vector<char> stack; bool started = false, done = false; };
+
+constexpr unsigned WARP_SIZE = 32;
+static std::vector<Fibre> fibres;
+static jmp_buf scheduler;
+static ucontext_t scheduler_context;
+static unsigned current;
+static void (*body)(void*);
+static void* argument;
+static Barrier block_barrier, warp_barriers[64];
+static uint64_t exchanged[1024];
+
+static void entry() {
+    body(argument);
+    fibres[current].done = true;
+    _longjmp(scheduler, 1);
+}
+
+static void yield() {
+    const unsigned me = current;
+    if (_setjmp(fibres[me].at) == 0) _longjmp(scheduler, 1);
+}
+
+// Returns whether anybody came with `flag`.
+static int wait(Barrier& barrier, unsigned count, int flag = 0) {
+    const unsigned generation = barrier.generation;
+    barrier.any |= flag;
+    if (++barrier.arrived == count) {
+        barrier.result = barrier.any;
+        barrier.arrived = barrier.any = 0;
+        barrier.generation++;
+    } else {
+        while (barrier.generation == generation) yield();
+    }
+    return barrier.result;
+}
+
+static void wait_for_warp() { wait(warp_barriers[current / WARP_SIZE], WARP_SIZE); }
+
+static void run_block(unsigned threads) {
+    if (fibres.size() < threads) fibres.resize(threads);
+    for (unsigned t = 0; t < threads; t++) {
+        Fibre& fibre = fibres[t];
+        fibre.started = fibre.done = false;
+        fibre.stack.resize(128 * 1024);
+        getcontext(&fibre.context);
+        fibre.context.uc_stack.ss_sp = fibre.stack.data();
+        fibre.context.uc_stack.ss_size = fibre.stack.size();
+        makecontext(&fibre.context, entry, 0);
+    }
+    static volatile bool any;
+    static volatile unsigned t;
+    do {
+        any = false;
+        for (t = 0; t < threads; t = t + 1) {
+            Fibre& fibre = fibres[t];
+            if (fibre.done) continue;
+            any = true;
+            current = t;
+            threadIdx.x = t;
+            if (_setjmp(scheduler) == 0) {
+                if (fibre.started) _longjmp(fibre.at, 1);
+                fibre.started = true;
+                setcontext(&fibre.context);
+            }
+        }
+    } while (any);
+}
+
+// One argument of a kernel, as Python gives it.
+union Value { long long number; double real; };
+
+template <class T>
+T as(const Value& value) {
+    if constexpr (std::is_pointer_v<T>) return reinterpret_cast<T>(value.number);
+    else if constexpr (std::is_floating_point_v<T>) return value.real;
+    else return value.number;
+}
+
+template <class Body>
+void launch(unsigned blocks, unsigned threads, Body run) {
+    gridDim.x = blocks;
+    blockDim.x = threads;
+    body = [](void* arguments) { (*static_cast<Body*>(arguments))(); };
+    argument = &run;
+    for (unsigned b = 0; b < blocks; b++) {
+        blockIdx.x = b;
+        run_block(threads);
+    }
+}
+
+template <class... Types, size_t... Places>
+void call(void (*kernel)(Types...), unsigned blocks, unsigned threads, const Value* values,
+          std::index_sequence<Places...>) {
+    launch(blocks, threads, [&] { kernel(as<Types>(values[Places])...); });
+}
+
+template <class... Types>
+void call(void (*kernel)(Types...), unsigned blocks, unsigned threads, const Value* values) {
+    call(kernel, blocks, threads, values, std::index_sequence_for<Types...>());
+}
+}  // namespace host
+
+static inline void __syncthreads() { host::wait(host::block_barrier, blockDim.x); }
+static inline int __syncthreads_or(int flag) { return host::wait(host::block_barrier, blockDim.x, flag != 0); }
+static inline void __threadfence() {}
+static inline unsigned atomicAdd(unsigned* p, unsigned value) { const unsigned old = *p; *p = old + value; return old; }
+static inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<uint64_t>(a) * b >> 32; }
+
+template <class T>
+static T __shfl_xor_sync(unsigned, T value, int mask) {
+    static_assert(sizeof(T) == 8, "a double");
+    std::memcpy(&host::exchanged[threadIdx.x], &value, 8);
+    const unsigned me = threadIdx.x;
+    host::wait_for_warp();
+    T other;
+    std::memcpy(&other, &host::exchanged[me ^ mask], 8);
+    host::wait_for_warp();
+    return other;
+}
+
+static inline float __uint_as_float(unsigned bits) { float x; std::memcpy(&x, &bits, 4); return x; }
+static inline unsigned __float_as_uint(float x) { unsigned bits; std::memcpy(&bits, &x, 4); return bits; }
+
+static inline void sincospif(float x, float* sine, float* cosine) {
+    *sine = static_cast<float>(std::sin(M_PI * x));
+    *cosine = static_cast<float>(std::cos(M_PI * x));
+}
+
+static inline float half_to_float(unsigned short bits) {
+    const unsigned sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
+    if (magnitude >= 0x7c00) return __uint_as_float(sign | 0x7f800000u | (magnitude & 0x3ff) << 13);
+    const float x = __uint_as_float(magnitude << 13) * 0x1p112f;  // also right for subnormal numbers
+    return __uint_as_float(sign | __float_as_uint(x));
+}
+
+static inline unsigned short float_to_half(float x) {
+    const unsigned sign = __float_as_uint(x) >> 16 & 0x8000u;
+    const float magnitude = std::fabs(x);
+    if (x != x) return 0x7fff;
+    if (magnitude >= 65520.0f) return sign | 0x7c00u;
+    if (magnitude < 0x1p-14f) return sign | static_cast<unsigned>(std::nearbyint(magnitude * 0x1p24f));
+    const unsigned bits = __float_as_uint(magnitude) - (112u << 23);
+    return sign | (bits + 0xfff + (bits >> 13 & 1)) >> 13;
+}

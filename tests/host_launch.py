@@ -1,0 +1,74 @@
+"""In place of ``CupyLauncher``: runs the same CUDA source on the host, compiled by g++, on stand-ins for device arrays."""
+
+import ctypes
+import hashlib
+import pathlib
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from device_stand_in import DeviceArray
+
+_HEADER = pathlib.Path(__file__).with_name("host_cuda.h")
+
+
+class HostLauncher:
+    """Small blocks, so that small parameters have several; counts launches and uploads.
+
+    Args:
+        folder: where compiled sources go, and stay.
+        flags: for g++ beside the usual ones.
+    """
+
+    threads = 64
+    chunk = 1024
+
+    def __init__(self, folder, flags=("-ffp-contract=off",)):
+        if shutil.which("g++") is None:
+            pytest.skip("g++ is not installed: the kernels cannot run on the host")
+        self._folder = folder
+        self._flags = flags
+        self.launches = []
+        self.uploads = []
+
+    def compile(self, source, names):
+        wrappers = (
+            f'extern "C" void run_{name}(unsigned blocks, const host::Value* values) '
+            f"{{ host::call({name}, blocks, THREADS, values); }}"
+            for name in names
+        )
+        text = "\n".join([_HEADER.read_text(), source, *wrappers, ""])
+        digest = hashlib.sha256(" ".join([text, *self._flags]).encode()).hexdigest()[:16]
+        library = self._folder / f"{digest}.so"
+        if not library.exists():
+            path = library.with_suffix(".cpp")
+            path.write_text(text)
+            command = ["g++", "-std=c++17", "-O1", "-w", *self._flags, "-shared", "-fPIC", path, "-o", library]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+        loaded = ctypes.CDLL(str(library))
+        return {name: loaded[f"run_{name}"] for name in names}
+
+    def launch(self, kernel, blocks, arguments):
+        values = np.zeros(len(arguments), np.int64)
+        for place, value in enumerate(arguments):
+            if isinstance(value, float):
+                values.view(np.float64)[place] = value
+            else:
+                values[place] = value
+        kernel(blocks, values.ctypes.data_as(ctypes.c_void_p))
+        self.launches.append(blocks)
+
+    def holds(self, array):
+        return isinstance(array, DeviceArray)
+
+    def address(self, array):
+        return array.ctypes.data
+
+    def full(self, shape, value, dtype):
+        return np.full(shape, value, dtype).view(DeviceArray)
+
+    def upload(self, source, target):
+        target[: source.nbytes] = source
+        self.uploads.append(source.nbytes)
