@@ -7,6 +7,10 @@ import sys
 
 import pytest
 
+from mixprec import environment
+from mixprec.benchmark import contestants, update, update_gpu
+from models import MODELS
+
 SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "benchmark.py"
 
 
@@ -28,9 +32,74 @@ def test_step_prints_a_table_and_writes_the_same_numbers(tmp_path):
         assert f"{row['name']:24}{row['milliseconds']:12.1f}" in process.stdout
 
 
-@pytest.mark.parametrize("arguments", [("--batch", "0"), ("--arch", "resnet9"), ("--steps", "x")])
+def test_update_prints_tables_and_writes_the_same_numbers(tmp_path):
+    process = _run("update", "--arch", "resnet8", "--repeats", "1", "--json", "update.json", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    record = json.loads((tmp_path / "update.json").read_text())
+    assert record["settings"] == {"arch": "resnet8", "repeats": 1}
+    assert {"date", "python", "numpy", "chainer", "mixprec", "commit", "cpu", "threads"} <= record.keys()
+    names = ["plain Chainer", "mixprec", "mixprec, batched=False"]
+    parts = ["all elements", "one element each", "one element each, in links"]
+    found = {}
+    for row in record["rows"]:
+        found.setdefault(row["part"], []).append(row["name"])
+    assert found == {
+        part + hook: names + ["torch.optim.SGD, foreach"] * (part == "all elements")
+        for part in parts
+        for hook in (", weight decay", "")
+    }
+    for row in record["rows"]:
+        assert row["part"] in process.stdout
+        if row["microseconds"] is None:
+            assert row["note"] in process.stdout
+            continue
+        assert f"  {row['name']:42}{row['microseconds']:12.0f}" in process.stdout
+        base = next(other["microseconds"] for other in record["rows"] if other["part"] == row["part"])
+        assert row["ratio"] == pytest.approx(base / row["microseconds"])
+    if not environment.usable_device_count():
+        assert record["gpu"]["rows"] == []
+        assert f"not measured on a GPU: {record['gpu']['missing']}\n" in process.stdout
+
+
+def test_without_torch_the_row_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(contestants, "take_turns", lambda names, *_: {name: [1.0] for name in names})
+    rows = update.measure(MODELS["resnet8"], repeats=1)
+    (row, _) = [row for row in rows if row.name.startswith("torch")]
+    assert row.microseconds is None
+    assert f"{row.name:42}torch cannot be imported: " in update.table(rows)
+
+
+def test_the_floor_of_a_gpu_is_the_time_of_its_bytes():
+    shapes = [(3, 5), (7,)]
+    assert update_gpu.floor("MomentumSGD", shapes, 1) == 15 * 26 + 7 * 24
+    assert update_gpu.floor("Adam", shapes, 1) == 15 * 34 + 7 * 32
+
+
+@pytest.mark.gpu
+def test_update_is_measured_on_the_gpu():
+    rows, settings = update_gpu.measure(MODELS["resnet8"], repeats=1)
+    names = ["plain Chainer", "mixprec", "torch.optim.{}, fused, float32"]
+    expected = [(part, name.format(torch)) for part, torch in (("MomentumSGD", "SGD"), ("Adam",) * 2) for name in names]
+    assert [(row.part, row.name) for row in rows] == expected
+    assert settings["copy_gigabytes_per_second"] > 0
+    for row in rows:
+        assert row.note or row.floors > 0
+        assert row.name in update_gpu.table(rows, settings)
+
+
+BAD = [
+    ("step", "--batch", "0"),
+    ("step", "--arch", "resnet9"),
+    ("step", "--steps", "x"),
+    ("update", "--repeats", "0"),
+    ("update", "--arch", "resnet9"),
+]
+
+
+@pytest.mark.parametrize("arguments", BAD)
 def test_bad_arguments_end_with_exit_code_2(arguments, tmp_path):
-    process = _run("step", *arguments, cwd=tmp_path)
+    process = _run(*arguments, cwd=tmp_path)
     assert process.returncode == 2
-    assert arguments[0] in process.stderr
+    assert arguments[1] in process.stderr
     assert "Traceback" not in process.stderr
