@@ -10,11 +10,13 @@ from chainer import optimizers, serializers, training
 from chainer.training import extensions
 
 import mixprec
-from mixprec import files
+from mixprec import config, files
+from mixprec.config.schema import Optimizer
 from mixprec.training import console, output, snapshots
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.plots import Plots
 from mixprec.training.schedule import Schedule
+from mixprec.training.trainer import attribute, build_optimizer
 
 
 def _schedule(kind="cosine", warmup_epochs=5.0, optimizer=None):
@@ -33,6 +35,60 @@ def test_warm_up_rises_linearly_and_the_cosine_ends_at_zero():
 def test_constant_schedule_without_warm_up():
     rate = _schedule("constant", 0.0).rate
     assert {rate(epoch) for epoch in (0, 0.5, 89)} == {0.8}
+
+
+NAMES = Optimizer.__dataclass_fields__["name"].metadata["choices"]
+
+
+def _optimizer(tmp_path, **settings):
+    """What a config with these keys makes, set up on a model with a weight and a bias, all ones; after one step."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: {arch: a, classes: 2}\ndata: {train: t, val: v}\ntraining: {batch_size: 1, epochs: 1}\n"
+        "loss_scale: {mode: none}\n"
+    )
+    model = L.Linear(4, 4, initialW=1, initial_bias=1)
+    mixprec.convert(model)
+    optimizer = build_optimizer(config.load(path, [f"{key}={value}" for key, value in settings.items()]), model)
+    for param in model.params():
+        param.grad = np.full_like(param.array, 0.5)
+    optimizer.update()
+    return optimizer
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("batched", ["true", "false"])
+def test_every_optimizer_of_the_schema_takes_a_step(tmp_path, name, batched):
+    optimizer = _optimizer(
+        tmp_path,
+        **{"optimizer.name": name, "optimizer.lr": 0.25, "optimizer.weight_decay": 0.5, "update.batched": batched},
+    )
+    assert getattr(optimizer, attribute(name)) == 0.25
+    for param in optimizer.target.params():
+        assert np.isfinite(param.array).all()
+        assert (param.array < 1).all()
+
+
+@pytest.mark.parametrize(("everywhere", "bias"), [("false", 1 - 0.25 * 0.5), ("true", 1 - 0.25 * (0.5 + 0.5))])
+def test_weight_decay_spares_the_bias_if_the_config_says_so(tmp_path, everywhere, bias):
+    settings = {"optimizer.name": "SGD", "optimizer.lr": 0.25, "optimizer.weight_decay": 0.5}
+    model = _optimizer(tmp_path, **settings, **{"optimizer.decay_norm_and_bias": everywhere}).target
+    np.testing.assert_array_equal(model.W.array, 1 - 0.25 * (0.5 + 0.5))
+    np.testing.assert_array_equal(model.b.array, bias)
+
+
+@pytest.mark.parametrize(("everywhere", "bias"), [("false", 1 - 0.25 * 0.5), ("true", 1 - 0.25 * 0.125)])
+def test_lars_of_a_config(tmp_path, everywhere, bias):
+    """The weight: its norm is 4 and that of the gradient 2, so that the trust ratio is 0.125 * 4 / (2 + 0.5 * 4).
+
+    The bias: the same with norms of 2 and 1; or no trust ratio and no weight decay.
+    """
+    settings = {"name": "LARS", "lr": 0.25, "momentum": 0, "trust_coefficient": 0.125, "weight_decay": 0.5}
+    settings = {f"optimizer.{name}": value for name, value in settings.items()}
+    optimizer = _optimizer(tmp_path, **settings, **{"optimizer.decay_norm_and_bias": everywhere})
+    assert (optimizer.momentum, optimizer.trust_coefficient, optimizer.weight_decay) == (0, 0.125, 0.5)
+    np.testing.assert_allclose(optimizer.master(optimizer.target.W).array, 1 - 0.25 * 0.125, rtol=1e-6)
+    np.testing.assert_allclose(optimizer.master(optimizer.target.b).array, bias, rtol=1e-6)
 
 
 def test_evaluation_counts_every_image_the_same():

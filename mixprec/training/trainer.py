@@ -59,22 +59,28 @@ def build_model(config, network, device):
 def build_optimizer(config, model):
     """Returns the :class:`~mixprec.MixedPrecisionOptimizer` that the config describes, set up on ``model``."""
     settings = config.optimizer
+    own = settings.name in ("LARS", "LAMB")  # of this package; they have weight decay in their formula
     keywords = {attribute(settings.name): settings.lr}
-    if settings.momentum is not None:
-        keywords["momentum"] = settings.momentum
-    inner = getattr(optimizers, settings.name)(**keywords)
-    optimizer = mixprec.MixedPrecisionOptimizer(inner, _loss_scale(config.loss_scale)).setup(model)
-    if settings.weight_decay > 0:
-        for param in model.params():
-            # Without decay: biases, and the scales and shifts of normalizations.
-            if settings.decay_norm_and_bias or param.ndim > 1:
-                param.update_rule.add_hook(WeightDecay(settings.weight_decay))
+    for name in ("momentum", "trust_coefficient"):
+        if getattr(settings, name) is not None:
+            keywords[name] = getattr(settings, name)
+    if own:
+        keywords["weight_decay"] = settings.weight_decay
+    inner = getattr(mixprec if own else optimizers, settings.name)(**keywords)
+    optimizer = mixprec.MixedPrecisionOptimizer(
+        inner,
+        _loss_scale(config.loss_scale),
+        batched=config.update.batched,
+        no_decay=None if settings.decay_norm_and_bias else "ndim <= 1",
+    ).setup(model)
+    if settings.weight_decay > 0 and not own:
+        optimizer.add_hook(WeightDecay(settings.weight_decay))
     return optimizer
 
 
 def attribute(optimizer_name):
     """Returns the name of an optimizer's learning rate."""
-    return "alpha" if optimizer_name == "Adam" else "lr"
+    return "alpha" if optimizer_name in ("Adam", "AMSGrad", "AdaBound", "AMSBound") else "lr"
 
 
 def build_trainer(config, model, train, val, device, out):
