@@ -15,7 +15,8 @@ from chainer import optimizer_hooks, optimizers
 
 import mixprec
 
-torch = pytest.importorskip("torch", reason="needs torch for the CPU: make install on Python 3.11")
+INDEX = "https://download.pytorch.org/whl/cpu"
+torch = pytest.importorskip("torch", reason=f"needs torch: pip install torch --index-url {INDEX}")
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 1, 4), (257, 129)]
 STEPS = 50
@@ -126,6 +127,7 @@ class Run:
 
     def __init__(self, dtype, optimizer, batched):
         self._random = np.random.RandomState(0)
+        self._batched = batched
         self.model = chainer.Chain()
         with self.model.init_scope():
             for number, shape in enumerate(SHAPES):
@@ -159,6 +161,8 @@ class Run:
             other.step()
 
     def assert_same(self):
+        """Compares all masters with torch's parameters, and makes sure that the intended path updated them."""
+        assert self.optimizer.report().batched == (len(SHAPES) if self._batched else 0)
         everything = [param.detach().numpy() for param in self.params]
         size = _rms(np.concatenate([array.ravel() for array in everything]))
         for param, expected in zip(self.model.params(), everything, strict=True):
