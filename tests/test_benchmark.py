@@ -4,7 +4,10 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
+import chainer
+import numpy as np
 import pytest
 
 from mixprec import environment
@@ -76,16 +79,54 @@ def test_the_floor_of_a_gpu_is_the_time_of_its_bytes():
     assert update_gpu.floor("Adam", shapes, 1) == 15 * 34 + 7 * 32
 
 
+class StubDevice:
+    """A GPU on the host, where every launch takes a millisecond."""
+
+    xp = types.SimpleNamespace(
+        zeros=np.zeros,
+        empty_like=np.empty_like,
+        cuda=types.SimpleNamespace(
+            Event=lambda: types.SimpleNamespace(record=lambda: None, synchronize=lambda: None),
+            get_elapsed_time=lambda start, stop: float(update_gpu._STEPS),
+        ),
+    )
+
+    def use(self):
+        pass
+
+
+@pytest.fixture
+def stub_gpu(monkeypatch):
+    monkeypatch.setattr(environment, "resolve_device", lambda wanted: ("@cupy:0", "GPU 0 of 1: Stub H200"))
+    others = chainer.get_device
+    monkeypatch.setattr(chainer, "get_device", lambda name: StubDevice() if name == "@cupy:0" else others(name))
+    monkeypatch.setattr(chainer.Link, "to_device", lambda link, device: link)
+    monkeypatch.setattr(update_gpu, "_COPIED", 10**6)
+
+
+@pytest.mark.usefixtures("stub_gpu")
+def test_rows_of_a_gpu():
+    _check_rows_of_a_gpu(expected={"device": "GPU 0 of 1: Stub H200", "copy_gigabytes_per_second": 2.0})
+
+
 @pytest.mark.gpu
 def test_update_is_measured_on_the_gpu():
+    _check_rows_of_a_gpu()
+
+
+def _check_rows_of_a_gpu(expected=None):
     rows, settings = update_gpu.measure(MODELS["resnet8"], repeats=1)
     names = ["plain Chainer", "mixprec", "torch.optim.{}, fused, float32"]
-    expected = [(part, name.format(torch)) for part, torch in (("MomentumSGD", "SGD"), ("Adam",) * 2) for name in names]
-    assert [(row.part, row.name) for row in rows] == expected
-    assert settings["copy_gigabytes_per_second"] > 0
+    parts = [("MomentumSGD", "SGD"), ("Adam", "Adam")]
+    assert [(row.part, row.name) for row in rows] == [
+        (part, name.format(torch)) for part, torch in parts for name in names
+    ]
+    assert expected is None or settings == expected
+    table = update_gpu.table(rows, settings)
     for row in rows:
         assert row.note or row.floors > 0
-        assert row.name in update_gpu.table(rows, settings)
+        assert f"  {row.name:42}{row.note}" in table
+    assert json.loads(json.dumps(update_gpu.as_json(rows, settings)))["rows"][0]["part"] == "MomentumSGD"
 
 
 BAD = [
