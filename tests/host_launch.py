@@ -1,4 +1,4 @@
-"""In place of ``CupyLauncher``: runs the same CUDA source on the host, compiled by g++, on stand-ins for device arrays."""
+"""In place of ``CupyLauncher``: the same CUDA source on the host, compiled by g++, on stand-ins for device arrays."""
 
 import ctypes
 import hashlib

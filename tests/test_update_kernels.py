@@ -1,0 +1,455 @@
+"""The batched update of a device: its CUDA source, run on the host, beside Chainer's own update on NumPy."""
+
+import dataclasses
+import re
+import weakref
+
+import chainer
+import numpy as np
+import pytest
+from chainer import optimizer_hooks, optimizers
+from device_stand_in import DeviceArray, array
+from host_launch import HostLauncher
+from update_twin import RULES, WITH_NORMS, Twin, ulps
+
+import mixprec
+from mixprec.update.device import DeviceBatch, Scaling
+
+SIZES = (1, 7, 31, 4096 + 3)
+HOOKS = {
+    "none": [],
+    "decay and clipping": [optimizer_hooks.WeightDecay(0.01), optimizer_hooks.GradientClipping(5.0)],
+    "lasso and hard clipping": [optimizer_hooks.Lasso(0.01), optimizer_hooks.GradientHardClipping(-0.5, 0.5)],
+    "lars and decay": [optimizer_hooks.GradientLARS(), optimizer_hooks.WeightDecay(0.01)],
+}
+SKIPPED = {0, 6, 11}
+STEPS = 12
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def launcher(compiled):
+    return HostLauncher(compiled)
+
+
+def receive(value):
+    return np.asarray(value)
+
+
+def twin(launcher, params, hooks=(), rule_hooks=(), seed=0):
+    return Twin(launcher, array, receive, params, hooks, rule_hooks, seed)
+
+
+def of_all_rules():
+    params = []
+    for place, name in enumerate(RULES):
+        params.append((name, SIZES[place % 4], np.float16))
+        params.append((name, SIZES[(place + 1) % 4], np.float32))
+    return params
+
+
+def run(both, check_masters, steps=STEPS, skipped=SKIPPED):
+    """Random steps, among them skipped ones, with missing gradients and with schedules."""
+    factor = array(np.float32(64))
+    for step in range(steps):
+        for optimizer in both.optimizers.values():
+            if step % 5 == 4:
+                for name in ("lr", "alpha"):
+                    if name in vars(optimizer.hyperparam) and not isinstance(optimizer, optimizers.RMSprop):
+                        setattr(optimizer.hyperparam, name, getattr(optimizer.hyperparam, name) * 0.5)
+        gradients = both.gradients(64, missing={step % 7})
+        if step in skipped:
+            gradients[1 + step] = np.full_like(both.gradients()[1 + step], np.inf if step % 2 else np.nan)
+        both.set_gradients(gradients)
+        before, masters_before = both.everything(), both.masters()
+        expected = None if step in skipped else both.expect(gradients, 1 / 64)
+        reads = DeviceArray.reads
+        skip = both.batch.check([factor] * len(gradients))
+        both.batch.update()
+        assert DeviceArray.reads == reads
+        assert bool(receive(skip)) == (step in skipped)
+        if step in skipped:
+            for old, new in zip(before, both.everything(), strict=True):
+                assert old.tobytes() == new.tobytes()
+        else:
+            for entry, master, copy in zip(both.entries, both.masters(), both.copies(), strict=True):
+                if entry.param is not entry.master:
+                    assert copy.tobytes() == master.astype(np.float16).tobytes(), entry.name
+            check_masters(both, expected, masters_before)
+    assert both.batch.settle() == steps - len(skipped)
+
+
+def exactly(both, expected, before):
+    """Bit for bit what Chainer has, but for rules that compute norms: NumPy sums up in another order and precision."""
+    masters, states = both.masters(), both.states()
+    for place, entry in enumerate(both.entries):
+        where = f"{entry.name} {entry.rule}"
+        if type(entry.rule).__name__ in WITH_NORMS:
+            assert ulps(masters[place], expected[0][place], before[place]) <= 4, where
+            continue
+        np.testing.assert_array_equal(masters[place], expected[0][place], err_msg=where)
+        for name, state in states[place].items():
+            np.testing.assert_array_equal(state, expected[1][place][name], err_msg=f"{where} {name}")
+
+
+def closely(both, expected, before):
+    """Within 4 units in the last place of the master or of the largest step in its parameter.
+
+    Two rules subtract squares that are nearly equal, so that another rounding makes all the difference.
+    """
+    for entry, found, wanted, old in zip(both.entries, both.masters(), expected[0], before, strict=True):
+        if type(entry.rule).__name__ in ("MSVAGRule", "RMSpropGravesRule"):
+            continue
+        scale = np.maximum(np.abs(old), np.max(np.abs(wanted - old)))
+        assert ulps(found, wanted, scale) <= 4, f"{entry.name} {entry.rule}"
+
+
+def test_all_rules_in_one_launch_are_chainers_bit_for_bit(launcher):
+    both = twin(launcher, of_all_rules())
+    run(both, exactly)
+    assert both.batch.launches == 2
+    assert len(launcher.launches) == 2 * STEPS
+
+
+@pytest.mark.parametrize("hooks", HOOKS)
+@pytest.mark.parametrize("contraction", ["off", "fast"])
+def test_all_rules_with_hooks_are_chainers(compiled, hooks, contraction):
+    """Also if a compiler contracts into fused multiply-adds, as nvcc would without --fmad=false."""
+    launcher = HostLauncher(compiled, ("-mfma", "-fexpensive-optimizations", f"-ffp-contract={contraction}"))
+    norms = hooks in ("decay and clipping", "lars and decay")
+    both = twin(launcher, of_all_rules(), HOOKS[hooks])
+    run(both, closely if contraction == "fast" or norms else exactly)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "launches"),
+    [
+        ([], 2),
+        ([optimizer_hooks.WeightDecay(0.01)], 2),
+        ([optimizer_hooks.GradientClipping(1.0)], 2),
+        ([optimizer_hooks.WeightDecay(0.01), optimizer_hooks.GradientLARS()], 2),
+        ([optimizer_hooks.GradientClipping(1.0), optimizer_hooks.Lasso(0.01)], 3),
+        ([optimizer_hooks.GradientLARS(), optimizer_hooks.GradientClipping(1.0)], 3),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 40])
+def test_launches_do_not_depend_on_the_number_of_parameters(launcher, hooks, launches, count):
+    both = twin(launcher, [("MomentumSGD", 5, np.float16)] * count, hooks)
+    for _ in range(2):
+        both.set_gradients(both.gradients())
+        both.batch.check()
+        both.batch.update()
+    assert len(launcher.launches) == 2 * launches == 2 * both.batch.launches
+
+
+@pytest.mark.parametrize(
+    ("rule", "hooks", "launches"), [("LARS", 0, 2), ("LAMB", 0, 2), ("LARS", 1, 3), ("LAMB", 1, 3)]
+)
+def test_launches_of_rules_with_norms(launcher, rule, hooks, launches):
+    both = twin(
+        launcher, [(rule, 5, np.float16), ("SGD", 5, np.float16)], [optimizer_hooks.GradientClipping(1.0)][:hooks]
+    )
+    both.set_gradients(both.gradients())
+    both.batch.check()
+    both.batch.update()
+    assert len(launcher.launches) == launches
+
+
+def test_the_table_is_uploaded_as_far_as_it_changed(launcher):
+    both = twin(launcher, [("Adam", size, dtype) for size in SIZES for dtype in (np.float16, np.float32)])
+    factor = array(np.float32(2))
+
+    def uploaded():
+        launcher.uploads.clear()
+        both.batch.check([factor] * len(both.entries))
+        both.batch.update()
+        return list(launcher.uploads)
+
+    both.set_gradients(both.gradients())
+    (everything,) = uploaded()
+    assert uploaded() == []  # the same gradients once more
+    kept = [entry.param.grad for entry in both.entries]
+    both.set_gradients(both.gradients())
+    (part,) = uploaded()
+    assert part < everything
+    both.optimizers["Adam"].alpha = 0.5
+    assert uploaded() == [part]
+    both.batch.settle()
+    assert uploaded() == [part]  # t
+    entry = both.entries[0]
+    entry.master.array = entry.master.array.copy()
+    assert uploaded() == [everything]
+    entry.rule.state["m"] = entry.rule.state["m"].copy()
+    assert uploaded() == [everything]
+    assert uploaded() == []
+    del kept
+
+
+def test_gradients_are_not_kept_alive(launcher):
+    both = twin(launcher, [("SGD", 5, np.float16)])
+    both.set_gradients(both.gradients())
+    gradient = weakref.ref(both.entries[0].param.grad)
+    both.batch.check()
+    both.batch.update()
+    both.entries[0].param.cleargrad()
+    assert gradient() is None
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_arrays_that_are_not_aligned(launcher, dtype):
+    """Views into other arrays, as ``copydata`` of flattened models makes them."""
+
+    def send(value):
+        buffer = array(np.zeros(value.size + 3, value.dtype))
+        view = buffer[3:].reshape(value.shape)
+        view[...] = value
+        return view
+
+    both = Twin(launcher, send, receive, [("Adam", size, dtype) for size in SIZES])
+    run(both, exactly, steps=3, skipped={1})
+
+
+def test_gradients_that_are_not_contiguous(launcher):
+    both = twin(launcher, [("SGD", (6, 5), np.float16)])
+    gradient = both.gradients()[0]
+    expected, _ = both.expect([gradient], 1)
+    turned = array(np.ascontiguousarray(gradient.T)).T
+    assert not turned.flags.c_contiguous
+    both.entries[0].param.grad = turned
+    both.batch.check()
+    both.batch.update(zero_gradients=True)
+    np.testing.assert_array_equal(both.masters()[0], expected[0])
+    assert both.entries[0].param.grad is turned
+    assert not receive(turned).any()
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_zero_gradients_also_if_skipped(launcher, skip):
+    both = twin(launcher, [("SGD", size, dtype) for size in SIZES for dtype in (np.float16, np.float32)])
+    both.set_gradients(both.gradients(missing={2}))
+    before = both.masters()
+    both.batch.check()
+    both.batch.update(skip=array(skip), zero_gradients=True)
+    for place, entry in enumerate(both.entries):
+        assert place == 2 or not receive(entry.param.grad).any()
+        changed = not np.array_equal(before[place], both.masters()[place])
+        assert changed == (not skip and place != 2)
+
+
+def test_what_is_written_into_a_copy_reaches_its_master(launcher):
+    hooks = [optimizer_hooks.WeightDecay(0.1)]
+    both = twin(launcher, [("MomentumSGD", size, np.float16) for size in SIZES], hooks)
+    for step in range(3):
+        for entry in both.entries:
+            entry.param.array[::3] = np.float16(step + 0.5)
+        gradients = both.gradients()
+        both.set_gradients(gradients)
+        expected = both.expect(gradients, 1)
+        both.batch.check()
+        both.batch.update()
+        exactly(both, expected, None)
+
+
+def test_an_inf_in_a_copy_is_seen_by_hooks(launcher):
+    both = twin(launcher, [("SGD", 9, np.float16)], [optimizer_hooks.WeightDecay(0.1)])
+    both.entries[0].param.array[4] = np.inf
+    both.set_gradients(both.gradients())
+    assert receive(both.batch.check())
+
+
+def test_bfloat16_copies_and_gradients(launcher):
+    """Raw bits, as NumPy has no such type: the upper half of a float32, rounded to nearest, ties to even."""
+
+    class Bits(DeviceArray):
+        dtype = property(lambda self: BFloat16)
+
+    class BFloat16:
+        def __repr__(self):
+            return "bfloat16"
+
+    BFloat16 = BFloat16()
+
+    def bits_of(value):
+        bits = value.astype(np.float32).view(np.uint32).astype(np.uint64)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+    def values_of(bits):
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+
+    both = twin(launcher, [("MomentumSGD", size, np.float32) for size in SIZES])
+    entries, gradients = [], []
+    for entry in both.entries:
+        param = type("Param", (), {})()
+        param.array = bits_of(receive(entry.master.array)).view(Bits)
+        gradient = bits_of(both.random.normal(size=entry.master.shape))
+        param.grad = gradient.view(Bits)
+        gradients.append(values_of(gradient))
+        entries.append(dataclasses.replace(entry, param=param))
+    expected, _ = both.expect(gradients, 1)
+    batch = DeviceBatch(entries, launcher)
+    assert not receive(batch.check())
+    batch.update()
+    for entry, master in zip(entries, expected, strict=True):
+        np.testing.assert_array_equal(receive(entry.master.array), master)
+        np.testing.assert_array_equal(np.asarray(entry.param.array).view(np.uint16), bits_of(master))
+
+
+def test_several_factors(launcher):
+    both = twin(launcher, [("SGD", 40, np.float16)] * 5)
+    factors = [None, 1, array(np.float32(256)), array(np.float64(0.25)), 64.0]
+    scales = [1, 1, 256, 0.25, 64]
+    gradients = both.gradients()
+    both.set_gradients(gradients)
+    scaled = [gradient.astype(np.float32) / scale for gradient, scale in zip(gradients, scales, strict=True)]
+    expected, _ = both.expect(scaled, 1)
+    both.batch.check(factors)
+    both.batch.update()
+    for found, wanted in zip(both.masters(), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_hyperparameters_of_single_parameters(launcher):
+    both = twin(launcher, [("MomentumSGD", 40, np.float16), ("Adam", 40, np.float16)] * 3)
+    for place, entry in enumerate(both.entries):
+        for rule in (entry.rule, getattr(both.link, entry.name).update_rule):
+            if place in (2, 3):
+                setattr(rule.hyperparam, "lr" if place == 2 else "alpha", 0.001)
+    run(both, exactly, steps=4, skipped=set())
+
+
+def test_rules_of_different_age(launcher):
+    both = twin(launcher, [("Adam", 40, np.float16), ("Adam", 40, np.float16)])
+    for rule in (both.entries[1].rule, both._references()[1].update_rule):
+        rule.t = 17
+    run(both, exactly, steps=4, skipped={2})
+    assert [entry.rule.t for entry in both.entries] == [3, 20]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_first_step_that_is_skipped_leaves_chainers_first_state(launcher, name):
+    both = twin(launcher, [(name, 9, np.float16)])
+    both.set_gradients([np.full(9, np.nan, np.float16)])
+    assert receive(both.batch.check())
+    both.batch.update()
+    rule = both.entries[0].rule
+    fresh = type(rule)(rule.hyperparam.parent)
+    fresh._init_states(chainer.Parameter(np.zeros(9, np.float32)))
+    for state in both.entries[0].expression.states:
+        np.testing.assert_array_equal(receive(rule.state[state]), fresh.state[state])
+    assert both.batch.settle() == 0
+
+
+def test_power_of_msvag_moves_with_the_steps_that_count(launcher):
+    both = twin(launcher, [("MSVAG", 9, np.float16)])
+    run(both, exactly, steps=5, skipped={0, 3})  # settles
+    assert both.entries[0].rule.beta_power == pytest.approx(0.9**4, rel=1e-14)
+    run(both, exactly, steps=5, skipped={2})
+
+
+def test_parameters_that_are_only_checked(launcher):
+    """Not updated, but an inf in one of them skips the step, and clipping takes them in."""
+    hooks = [optimizer_hooks.GradientClipping(0.1)]
+    both = twin(launcher, [("SGD", 40, np.float16), (None, 4099, np.float16)], hooks)
+    gradients = both.gradients()
+    both.set_gradients(gradients)
+    frozen = both.copies()[1].tobytes(), both.masters()[1].tobytes()
+    expected, _ = both.expect(gradients, 1)
+    both.batch.check()
+    both.batch.update()
+    np.testing.assert_allclose(both.masters()[0], expected[0], rtol=1e-6)
+    assert (both.copies()[1].tobytes(), both.masters()[1].tobytes()) == frozen
+    gradients[1][4098] = np.inf
+    both.set_gradients(gradients)
+    assert receive(both.batch.check())
+
+
+@pytest.mark.parametrize("overflows", ["100110", "000000", "111111", "010010"])
+@pytest.mark.parametrize("limits", [{"floor": None, "cap": None}, {"floor": 2.0, "cap": 8.0}])
+def test_loss_scale_and_counters_advance_as_on_the_host(launcher, overflows, limits):
+    host = mixprec.DynamicLossScale(init=4.0, interval=2, hysteresis=2, **limits)
+    device = mixprec.DynamicLossScale(init=4.0, interval=2, hysteresis=2, **limits)
+    names = ("_value", "_clean", "_hysteresis_left", "_overflows_in_row")
+    arrays = [array(getattr(device, name)) for name in names]
+    constants = (device.growth, device.backoff, device.floor, device.cap, device.interval, device.hysteresis)
+    scaling = Scaling(*arrays, *constants)
+    steps = array(np.int64(0)), array(np.bool_(False))
+    both = twin(launcher, [("SGD", 9, np.float16)])
+    for number, overflow in enumerate(overflows):
+        both.set_gradients([np.full(9, np.inf if overflow == "1" else 1, np.float16)])
+        both.batch.check([arrays[0]])
+        both.batch.update(scaling=scaling, steps=steps)
+        host.adjust(overflow == "1")
+        for name, value in zip(names, arrays, strict=True):
+            assert receive(value) == getattr(host, name), (number, name)
+            assert value.dtype == getattr(host, name).dtype
+        assert receive(steps[0]) == overflows[: number + 1].count("1")
+        assert receive(steps[1]) == (overflow == "1")
+
+
+def test_a_skip_for_another_reason_counts(launcher):
+    both = twin(launcher, [("Adam", 9, np.float16)])
+    both.set_gradients(both.gradients())
+    steps = array(np.int64(5)), array(np.bool_(False))
+    before = both.everything()
+    both.batch.check()
+    both.batch.update(skip=array(np.bool_(True)), steps=steps)
+    assert (int(receive(steps[0])), bool(receive(steps[1]))) == (6, True)
+    assert [value.tobytes() for value in both.everything()] == [value.tobytes() for value in before]
+    assert both.batch.settle() == 0
+
+
+def test_a_check_without_an_update_leaves_nothing_behind(launcher):
+    both = twin(launcher, [("SGD", 9, np.float16)])
+    both.set_gradients([np.full(9, np.inf, np.float16)])
+    assert receive(both.batch.check())
+    both.set_gradients(both.gradients())
+    assert not receive(both.batch.check())
+
+
+@pytest.mark.parametrize(
+    ("gradient", "message"),
+    [
+        (array(np.zeros(8, np.float16)), "the gradient of p0 is float16 of shape (8,)"),
+        (array(np.zeros(9, np.float32)), "the gradient of p0 is float32 of shape (9,)"),
+        (np.zeros(9, np.float16), "the gradient of p0 is not on the device"),
+    ],
+)
+def test_a_gradient_that_does_not_fit_is_an_error(launcher, gradient, message):
+    both = twin(launcher, [("SGD", 9, np.float16)])
+    param = type("Param", (), {"array": both.entries[0].param.array, "grad": gradient})()
+    batch = DeviceBatch([dataclasses.replace(both.entries[0], param=param)], launcher)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        batch.check()
+    with pytest.raises(RuntimeError, match="check"):
+        batch.update()
+
+
+def test_arrays_that_do_not_fit_are_errors(launcher):
+    both = twin(launcher, [("MomentumSGD", (4, 5), np.float16)])
+    both.set_gradients(both.gradients())
+    rule, master = both.entries[0].rule, both.entries[0].master
+    right = master.array
+    for array_, message in [
+        (array(np.zeros((5, 4), np.float32)).T, "p0: its master is not contiguous"),
+        (np.zeros((4, 5), np.float32), "p0: its master is not on the device"),
+        (array(np.zeros((4, 5), np.float64)), "p0: its master has dtype float64; it must be float32"),
+    ]:
+        master._data = [array_]
+        with pytest.raises(ValueError, match=re.escape(message)):
+            both.batch.check()
+    master._data = [right]
+    both.batch.check()
+    rule.state["v"] = array(np.zeros(20, np.float32))
+    with pytest.raises(ValueError, match=re.escape("p0: a state of its rule has shape (20,), its master (4, 5)")):
+        both.batch.check()
+
+
+def test_no_parameters_at_all(launcher):
+    batch = DeviceBatch([], launcher)
+    assert not receive(batch.check())
+    batch.update()
+    assert batch.settle() == 1
