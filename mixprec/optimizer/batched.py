@@ -9,11 +9,11 @@ from mixprec.backends.reading import read
 from mixprec.optimizer import gradients
 from mixprec.optimizer.changes import Changes
 from mixprec.optimizer.rollback import update_unless
-from mixprec.optimizer.scaled_loss import NOT_REACHED, scale_of
+from mixprec.optimizer.scaled_loss import MIXED, NOT_REACHED, Used, factor_of, only_note, scale_of, use
 from mixprec.update.host import HostBatch
 from mixprec.update.plan import plan
 
-_SHAPE_AND_DTYPE = operator.attrgetter("shape", "dtype")
+_SHAPE = operator.attrgetter("shape")
 
 
 class Batched:
@@ -51,29 +51,36 @@ class Batched:
             Whether the step is skipped: a boolean array of shape ().
         """
         plan = self.plan
-        if not plan.entries:
-            with self._masters.fixed():
-                gradients.check_scaled(self._masters.structure.namedparams, scales=scales)
-                return update_unless(gradients.gather(self._masters.pairs()), self._optimizer, steps)
-        return self._step_on_host(plan, scales, steps)
+        params, notes = self._changes.params, self._changes.notes
+        note = only_note(notes) if notes else NOT_REACHED
+        if note is MIXED or note is None:
+            gradients.check_scaled(self._masters.structure.namedparams, notes, scales=scales)
+        skipped = self._step_on_host(note, steps) if plan.entries else self._step_one_by_one(steps)
+        if note is not NOT_REACHED:
+            use(params)
+        self._changes.expect()
+        return skipped
 
-    def _step_on_host(self, plan, scales, steps):
-        gradients.check_scaled(self._masters.structure.namedparams, scales=scales)
-        self._batch.follow()
+    def _step_one_by_one(self, steps):
+        with self._masters.fixed():
+            return update_unless(gradients.gather(self._masters.pairs()), self._optimizer, steps)
+
+    def _step_on_host(self, note, steps):
+        plan, batch = self._plan, self._batch
+        batch.follow()
         if plan.before:
             skipped = self._run_hooks_before()
         else:
-            self._batch.load(self._gradients(), self._inverses())
-            skipped = not self._batch.is_finite()
+            batch.load(self._gradients(), self._inverses(note))
+            skipped = not batch.is_finite()
         if plan.others:
             skipped = self._update_others(skipped, steps)
         steps.settle()
         if not skipped:
-            self._batch.update()
+            batch.update()
             self._optimizer.t += 1
             for rule in plan.waiting:
                 rule.t += 1
-        self._changes.expect()
         return np.bool_(skipped)
 
     def _run_hooks_before(self):
@@ -87,7 +94,7 @@ class Batched:
                 optimizer.call_hooks("pre")
             if gradients.not_finite(optimizer):
                 return True
-        self._batch.load([entry.master.grad for entry in entries], [1.0] * len(entries))
+        self._batch.load(tuple(entry.master.grad for entry in entries), 1.0)
         return False
 
     def _update_others(self, skipped, steps):
@@ -97,38 +104,44 @@ class Batched:
 
     def _make(self):
         optimizer, masters = self._optimizer, self._masters
+        self._batch = None
         self._plan = plan(optimizer, masters.all_current(), self._wanted)
         entries = self._plan.entries
         self._params = [entry.param for entry in entries]
-        self._names = [entry.name for entry in entries]
-        self._shapes_and_dtypes = [(param.shape, param.dtype) for param in self._params]
+        self._shapes = [param.shape for param in self._params]
         self._batch = HostBatch(entries) if entries else None
         kept = {name for entry in entries if entry.expression for name in entry.expression.hyperparameters}
         self._changes = Changes(optimizer, masters, kept)
+        number = {id(param): number for number, param in enumerate(self._changes.params)}
+        self._members = [number[id(param)] for param in self._params]
+        self._are_all = self._members == list(range(len(number)))
 
     def _gradients(self):
         """Returns the gradient of each entry, zeros if it has none."""
-        arrays = [param.grad for param in self._params]
+        arrays = self._changes.gradients
+        if not self._are_all:
+            arrays = tuple(arrays[member] for member in self._members)
         if any(map(operator.is_, arrays, itertools.repeat(None))):
-            arrays = [
+            arrays = tuple(
                 np.zeros_like(param.array) if array is None else array
                 for param, array in zip(self._params, arrays, strict=True)
-            ]
-        if list(map(_SHAPE_AND_DTYPE, arrays)) != self._shapes_and_dtypes:
+            )
+        if list(map(_SHAPE, arrays)) != self._shapes:
             self._refuse(arrays)
         return arrays
 
     def _refuse(self, arrays):
-        for name, array, expected in zip(self._names, arrays, self._shapes_and_dtypes, strict=True):
-            if (array.shape, array.dtype) != expected:
-                shape, dtype = expected
+        for entry, array, shape in zip(self._plan.entries, arrays, self._shapes, strict=True):
+            if array.shape != shape:
                 raise ValueError(
-                    f"the gradient of {name} has shape {array.shape} and dtype {array.dtype}; "
-                    f"the parameter has {shape} and {dtype}: call cleargrads() after a parameter was replaced"
+                    f"the gradient of {entry.name} has shape {array.shape}, the parameter {shape}: call cleargrads() "
+                    "after a parameter was replaced"
                 )
 
-    def _inverses(self):
-        """Returns for each entry what its gradient is to be multiplied by: 1 / its loss scale, a float."""
+    def _inverses(self, note):
+        """Returns what unscales the gradients, 1 / their loss scale: a float, or one for each entry if they differ."""
+        if note is not MIXED and not isinstance(note, Used):
+            return 1 / float(read(factor_of(note)))
         inverses = {}
 
         def inverse(factor):
@@ -136,7 +149,4 @@ class Batched:
                 inverses[id(factor)] = 1 / float(read(factor))
             return inverses[id(factor)]
 
-        notes = [param._loss_scale for param in self._params]
-        if all(map(operator.is_, notes, itertools.repeat(NOT_REACHED))):
-            return [1.0] * len(notes)
         return [inverse(scale_of(param)) for param in self._params]

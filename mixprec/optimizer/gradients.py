@@ -12,18 +12,18 @@ class UnscaledBackward(RuntimeError):
     """A gradient from a ``backward()`` without the loss scale, or from several with different ones."""
 
 
-def check_scaled(namedparams, *, scales):
+def check_scaled(namedparams, notes, *, scales):
     """Makes sure that every gradient has one scale, and that no backward pass went without the loss scale.
 
     Args:
         namedparams: ``[(name, parameter)]`` of the model.
+        notes: the note on each of them.
         scales: whether there is a loss scale at all.
 
     Raises:
         UnscaledBackward: naming the first parameter with another gradient.
     """
-    for name, param in namedparams:
-        note = param._loss_scale
+    for (name, param), note in zip(namedparams, notes, strict=True):
         if (note is MIXED or (note is None and scales)) and param.array is not None and param.grad is not None:
             what = (
                 "has parts of different loss scales" if note is MIXED else "comes from a backward() without loss scale"

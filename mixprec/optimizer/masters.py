@@ -164,6 +164,7 @@ class Masters(chainer.Link):
                 yield name, param, master
 
     def _all(self):
+        self.structure.refresh()
         everything = [(name, param, self.of(param)) for name, param in self.structure.namedparams]
         if len(self._masters) > len(everything):  # the user has taken parameters away
             present = {id(param) for _, param, _ in everything}
@@ -185,9 +186,8 @@ class Masters(chainer.Link):
 
     @staticmethod
     def arrays_of(params):
-        """Yields for each parameter the FP32 array that it has beside its own, or ``None``."""
-        for param in params:
-            yield param.__dict__.get(_ARRAY, _NO_ARRAY)[1]
+        """Returns for each FP16 parameter the FP32 array that it has beside its own, or ``None``."""
+        return [param.__dict__.get(_ARRAY, _NO_ARRAY)[1] for param in params]
 
     def part(self, optimizer, names):
         """Returns a copy of ``optimizer`` whose target is those of the masters that are called ``names``."""

@@ -17,6 +17,8 @@ a factor         one or several backward passes, all scaled by it
 
 import functools
 import inspect
+import itertools
+import operator
 import threading
 
 import chainer
@@ -244,15 +246,21 @@ def notes_of(model):
     return [(param, param._loss_scale) for param in model.params()]
 
 
-def use(model):
-    """Ends a step: the gradients have been used."""
-    for param in model.params():
-        if param.array is None:
+def use(params):
+    """Ends a step: the gradients of ``params``, uninitialized ones among them, have been used."""
+    for param in params:
+        note = param._loss_scale
+        if note is NOT_REACHED or param.array is None:
             continue
         if param.grad is None or is_one(scale_of(param)):
             param._loss_scale = NOT_REACHED
-        elif not isinstance(param._loss_scale, Used):
-            param._loss_scale = Used(param._loss_scale, param.grad)
+        elif not isinstance(note, Used):
+            param._loss_scale = Used(note, param.grad)
+
+
+def only_note(notes):
+    """Returns the note that all ``notes`` are, or :data:`MIXED` if there are several."""
+    return notes[0] if all(map(operator.is_, notes, itertools.repeat(notes[0]))) else MIXED
 
 
 def scale_of(param):

@@ -18,36 +18,24 @@ class Structure:
 
     Args:
         model: the link.
+
+    Attributes:
+        namedparams: ``[(name, parameter)]`` of the model at the last :meth:`refresh`, uninitialized ones among them, a
+            shared one as often as Chainer would give it.
+        params: the parameters of :attr:`namedparams`.
     """
 
     def __init__(self, model):
         self._model = model
-        self._links = None
-
-    @property
-    def links(self):
-        """The links of the model, itself among them, in Chainer's order, as a list."""
-        self.refresh()
-        return self._links
-
-    @property
-    def namedparams(self):
-        """``[(name, parameter)]``, uninitialized ones among them, a shared one as often as Chainer would give it."""
-        self.refresh()
-        return self._namedparams
+        self._walk()
 
     def refresh(self):
-        """Looks whether links or parameters were added, removed or replaced.
-
-        Returns:
-            Whether they were.
-        """
-        if self._links is not None and self._unchanged():
+        """Looks whether parameters were added, removed or replaced; returns whether they were."""
+        if self._unchanged():
             return False
-        before = None if self._links is None else [param for _, param in self._namedparams]
+        before = self.params
         self._walk()
-        now = [param for _, param in self._namedparams]
-        return before is None or len(before) != len(now) or not all(map(operator.is_, before, now))
+        return len(before) != len(self.params) or not all(map(operator.is_, before, self.params))
 
     def _unchanged(self):
         return (
@@ -57,15 +45,16 @@ class Structure:
         )
 
     def _walk(self):
-        self._links = list(self._model.links())
-        self._namedparams = list(self._model.namedparams())
+        links = list(self._model.links())
+        self.namedparams = list(self._model.namedparams())
+        self.params = [param for _, param in self.namedparams]
         self._walks_its_own_way = any(
             getattr(type(link), name) not in known
-            for link in self._links
+            for link in links
             for name, known in zip(_WALKS, _CHAINERS, strict=True)
         )
         self._names, self._attributes, self._attribute_names = [], [], []
-        for link in self._links:
+        for link in links:
             by_name = set(link._params)
             self._names.append(link._params)
             if (children := getattr(link, "_children", None)) is not None:

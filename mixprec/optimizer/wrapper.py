@@ -287,7 +287,6 @@ class MixedPrecisionOptimizer:
 
     def _end_step(self, skipped):
         self._factor = None
-        scaled_loss.use(self.target)
         self._statistics.forget()
         self._steps.advance(skipped)
         self._scaler.adjust(skipped)

@@ -33,46 +33,13 @@ class _Chunk:
 
     def gradient(self, out):
         """Writes the unscaled gradient to ``out``, and returns it."""
-        source, inverse = self._source, self._inverse
-        if source.dtype != np.float16:
-            np.multiply(source, inverse, out=out)
-        elif isinstance(inverse, float) and inverse <= half.LARGEST_FACTOR:
-            half.widen(source, out, inverse)
-        else:
-            np.copyto(out, source)
-            np.multiply(out, inverse, out=out)
+        for source, inverse, part in self._sources:
+            _unscale(source, inverse, out[part])
         return out
 
     def is_finite(self, out):
         """Whether the unscaled gradient is finite; ``out`` is scratch."""
-        if np.max(self._inverse) > 1:  # a finite gradient may overflow
-            return bool(np.isfinite(self.gradient(out)).all())
-        if self._source.dtype == np.float16:
-            return half.is_finite(self._source)
-        return bool(np.isfinite(self._source).all())
-
-
-class _Copy:
-    """The float16 copy of masters that the model computes with, and its shadow, which tells if somebody wrote to it."""
-
-    def __init__(self, copy):
-        self.array = copy
-        self._shadow = copy.copy()
-
-    def reaches(self, master):
-        """Takes over into ``master`` what was written into the copy; returns whether there was anything."""
-        if np.array_equal(self.array.view(np.int16), self._shadow.view(np.int16)):
-            return False
-        self._shadow[...] = self.array
-        with np.errstate(over="ignore"):
-            written = self.array.view(np.int16) != master.astype(np.float16).view(np.int16)
-        np.copyto(master, self.array, where=written)
-        return True
-
-    def round(self, master, rounding):
-        """Rounds ``master`` into the copy."""
-        rounding(master, self.array)
-        np.copyto(self._shadow, self.array)
+        return all(_is_finite(source, inverse, out[part]) for source, inverse, part in self._sources)
 
 
 class Part(_Chunk):
@@ -88,9 +55,7 @@ class Part(_Chunk):
         names = entry.expression.states if entry.expression else ()
         self.master = entry.master.array.reshape(-1)[part]
         self.states = tuple(entry.rule.state[name].reshape(-1)[part] for name in names)
-        self._copy = None
-        if entry.param.dtype != entry.master.dtype:
-            self._copy = _Copy(entry.param.array.reshape(-1)[part])
+        self._copy = _Copy(entry.param.array.reshape(-1)[part]) if entry.has_copy else None
 
     def follow(self):
         """Takes over what was written into the parameter since it was last rounded."""
@@ -98,8 +63,10 @@ class Part(_Chunk):
             self._copy.reaches(self.master)
 
     def load(self, gradients, inverses):
-        """Takes the gradient of the parameter and what to multiply it by, each in a list of one."""
-        self._source, self._inverse = gradients[0].reshape(-1)[self._part], inverses[0]
+        """Takes the gradient, in a sequence of one, and what to multiply it by, likewise or a float."""
+        (gradient,) = gradients
+        inverse = inverses if isinstance(inverses, float) else inverses[0]
+        self._sources = [(gradient.reshape(-1)[self._part], inverse, slice(None))]
 
     def store(self, rounding):
         """Rounds the masters into the parameter."""
@@ -108,7 +75,7 @@ class Part(_Chunk):
 
 
 class Pack(_Chunk):
-    """Small parameters of one dtype and one group, side by side.
+    """Small parameters of one group, side by side, those with a float16 copy first.
 
     The states of their rules become views of the pack's. Masters are copied in and out, as others may hold them.
 
@@ -117,55 +84,87 @@ class Pack(_Chunk):
     """
 
     def __init__(self, entries):
+        self._copies = sum(entry.has_copy for entry in entries)
         self._masters = [entry.master.array for entry in entries]
-        self._params = [entry.param.array for entry in entries]
+        self._params = [entry.param.array for entry in entries[: self._copies]]
         self._sizes = [array.size for array in self._masters]
         self.master = np.concatenate(self._masters, axis=None)
-        self._master_views = self._views(self.master)
+        self._master_views = self._views(self.master, self._masters)
         names = entries[0].expression.states if entries[0].expression else ()
         self.states = tuple(np.empty_like(self.master) for _ in names)
         for name, state in zip(names, self.states, strict=True):
-            for entry, view in zip(entries, self._views(state), strict=True):
+            for entry, view in zip(entries, self._views(state, self._masters), strict=True):
                 view[...] = entry.rule.state[name]
                 entry.rule.state[name] = view
-        self._copy = None
-        if entries[0].param.dtype != entries[0].master.dtype:
+        copied = sum(self._sizes[: self._copies])
+        self._parts = [slice(copied), slice(copied, None)]
+        if self._copies:
             self._copy = _Copy(np.concatenate(self._params, axis=None))
-            self._copy_views = self._views(self._copy.array)
+            self._copy_views = self._views(self._copy.array, self._params)
 
     def follow(self):
         """Takes the masters in, and over what was written into the parameters since they were last rounded."""
         np.concatenate(self._masters, axis=None, out=self.master)
-        if self._copy is not None:
+        if self._copies:
             np.concatenate(self._params, axis=None, out=self._copy.array)
-            if self._copy.reaches(self.master):
+            if self._copy.reaches(self.master[self._parts[0]]):
                 _scatter(self._master_views, self._masters)
 
     def load(self, gradients, inverses):
-        """Takes the gradients of the parameters and what to multiply them by."""
-        self._source = np.concatenate(gradients, axis=None)
-        self._inverse = inverses[0]
-        if inverses.count(self._inverse) != len(inverses):
-            self._inverse = np.repeat(np.array(inverses, self.master.dtype), self._sizes)
+        """Takes the gradients of the parameters and what to multiply each of them by, or one float for all."""
+        if not isinstance(inverses, float):
+            inverses = np.repeat(np.array(inverses, self.master.dtype), self._sizes)
+        self._sources = []
+        for gradients_of_part, part in zip(
+            (gradients[: self._copies], gradients[self._copies :]), self._parts, strict=True
+        ):
+            if gradients_of_part:
+                inverse = inverses if isinstance(inverses, float) else inverses[part]
+                self._sources.append((np.concatenate(gradients_of_part, axis=None), inverse, part))
 
     def store(self, rounding):
         """Copies the masters back, and rounds them into the parameters."""
         _scatter(self._master_views, self._masters)
-        if self._copy is not None:
-            self._copy.round(self.master, rounding)
+        if self._copies:
+            self._copy.round(self.master[self._parts[0]], rounding)
             _scatter(self._copy_views, self._params)
 
-    def _views(self, flat):
-        ends = np.cumsum(self._sizes).tolist()
-        return [
-            flat[end - array.size : end].reshape(array.shape) for end, array in zip(ends, self._masters, strict=True)
-        ]
+    @staticmethod
+    def _views(flat, arrays):
+        views, start = [], 0
+        for array in arrays:
+            views.append(flat[start : start + array.size].reshape(array.shape))
+            start += array.size
+        return views
+
+
+class _Copy:
+    """The float16 copy of masters that the model computes with, and its shadow, which tells if somebody wrote to it."""
+
+    def __init__(self, copy):
+        self.array = copy
+        self._shadow = copy.copy()
+
+    def reaches(self, master):
+        """Takes over into ``master`` what was written into the copy; returns whether there was anything."""
+        if self.array.tobytes() == self._shadow.tobytes():  # the quickest way to compare, in spite of two copies
+            return False
+        self._shadow[...] = self.array
+        with np.errstate(over="ignore"):
+            written = self.array.view(np.int16) != master.astype(np.float16).view(np.int16)
+        np.copyto(master, self.array, where=written)
+        return True
+
+    def round(self, master, rounding):
+        """Rounds ``master`` into the copy."""
+        rounding(master, self.array)
+        np.copyto(self._shadow, self.array)
 
 
 def chunks_of(entries):
-    """Returns ``[(chunk, its entries)]`` for entries of one dtype and one group."""
+    """Returns ``[(chunk, its entries)]`` for entries of one group."""
     chunks, small, filled = [], [], 0
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: not entry.has_copy):
         size = entry.master.array.size
         if size >= LARGE:
             chunks += [(Part(entry, slice(start, start + SIZE)), [entry]) for start in range(0, size, SIZE)]
@@ -178,6 +177,24 @@ def chunks_of(entries):
     if small:
         chunks.append((Pack(small), small))
     return chunks
+
+
+def _unscale(source, inverse, out):
+    """Writes ``source * inverse`` to ``out``; the inverse is a float or an array."""
+    if source.dtype != np.float16:
+        np.multiply(source, inverse, out=out)
+    elif isinstance(inverse, float) and inverse <= half.LARGEST_FACTOR:
+        half.widen(source, out, inverse)
+    else:
+        np.copyto(out, source)
+        np.multiply(out, inverse, out=out)
+
+
+def _is_finite(source, inverse, out):
+    if (inverse if isinstance(inverse, float) else inverse.max()) > 1:  # what is finite may overflow
+        _unscale(source, inverse, out)
+        return bool(np.isfinite(out).all())
+    return half.is_finite(source) if source.dtype == np.float16 else bool(np.isfinite(source).all())
 
 
 def _scatter(views, arrays):

@@ -43,3 +43,8 @@ class Entry:
     rule: chainer.UpdateRule | None
     expression: Expression | None
     hooks: tuple[FoldedHook, ...]
+
+    @property
+    def has_copy(self):
+        """Whether the parameter is a rounded copy of its master."""
+        return self.param.dtype != self.master.dtype

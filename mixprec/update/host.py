@@ -1,5 +1,7 @@
 """The batched update on NumPy."""
 
+import operator
+
 import numpy as np
 
 from mixprec.update.chunks import Scratch, chunks_of
@@ -34,11 +36,12 @@ class HostBatch:
 
         Args:
             gradients: array of each entry.
-            inverses: what to multiply each of them by, a float: a power of two.
+            inverses: what to multiply each of them by, a power of two, as a list of floats, or one float for all.
         """
+        one = isinstance(inverses, float)
         for group in self._groups:
             for chunk, members in group.chunks:
-                chunk.load([gradients[member] for member in members], [inverses[member] for member in members])
+                chunk.load(members(gradients), inverses if one else members(inverses))
 
     def is_finite(self):
         """Whether all gradients are finite, unscaled and after hooks."""
@@ -68,7 +71,7 @@ class _Group:
         self.expression, self._hooks = members[0][1].expression, members[0][1].hooks
         numbers = {id(entry): number for number, entry in members}
         self.chunks = [
-            (chunk, [numbers[id(entry)] for entry in entries])
+            (chunk, _picker([numbers[id(entry)] for entry in entries]))
             for chunk, entries in chunks_of([entry for _, entry in members])
         ]
 
@@ -94,7 +97,8 @@ class _Group:
             chunk.store(self._scratch.rounding)
         for rule in self._rules:
             rule.t = t
-            for power, base in expression.powers.items():
+        for power, base in expression.powers.items():
+            for rule in self._rules:
                 setattr(rule, power, getattr(rule, power) * getattr(rule.hyperparam, base))
 
     def _hooked(self):
@@ -107,9 +111,17 @@ class _Group:
             yield chunk, gradient
 
 
+def _picker(numbers):
+    """Returns a function that picks the elements with these numbers from a list, as a tuple."""
+    if len(numbers) == 1:
+        (number,) = numbers
+        return lambda values: (values[number],)
+    return operator.itemgetter(*numbers)
+
+
 def _key(entry):
     """What entries must have in common to be updated by the same numbers, which may change from step to step."""
-    kind = entry.param.dtype, tuple(id(folded.hook) for folded in entry.hooks), id(entry.expression)
+    kind = entry.master.dtype, tuple(id(folded.hook) for folded in entry.hooks), id(entry.expression)
     if entry.rule is None:
         return kind
     hyperparam = entry.rule.hyperparam
