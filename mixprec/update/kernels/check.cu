@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) check(
     bool finite = true;
     if (blockIdx.x < chunk_count) {
         const Chunk chunk = chunks[blockIdx.x];
-        const Job job = job_of(chunk, moving, values, rows, seed, *applied, numbers, norms);
+        const Job& job = job_of(chunk, moving, values, rows, seed, *applied, numbers, norms);
         float param_sum = 0, grad_sum = 0;
         with_program(job.row.program, [&](auto program) {
             using P = decltype(program);

@@ -89,17 +89,21 @@ __device__ __forceinline__ void with_states(const Job& job, long long i, bool ke
     for (int s = 0; s < P::STATES; ++s) store(job.row.states[s], i, states[s]);
 }
 
-__device__ __forceinline__ Job job_of(
+// What the block has to do, in shared memory: it would take 40 registers of every thread.
+__device__ __forceinline__ const Job& job_of(
     const Chunk& chunk, const Moving* moving, const double* values, const Row* rows, u64 seed, long long applied,
     const float* numbers, const Norms* norms) {
-    Job job;
-    job.row = rows[chunk.entry];
-    job.grad = moving[chunk.entry].grad;
-    job.inverse = inverse_of(moving[chunk.entry].factor);
-    job.entry = chunk.entry;
-    job.seed = seed;
-    job.step = static_cast<u64>(values[job.row.values]) + applied;
-    job.numbers = numbers;
-    job.norms = norms + static_cast<long long>(chunk.entry) * MAX_POINTS;
+    __shared__ Job job;
+    if (threadIdx.x == 0) {
+        job.row = rows[chunk.entry];
+        job.grad = moving[chunk.entry].grad;
+        job.inverse = inverse_of(moving[chunk.entry].factor);
+        job.entry = chunk.entry;
+        job.seed = seed;
+        job.step = static_cast<u64>(values[job.row.values]) + applied;
+        job.numbers = numbers;
+        job.norms = norms + static_cast<long long>(chunk.entry) * MAX_POINTS;
+    }
+    __syncthreads();
     return job;
 }

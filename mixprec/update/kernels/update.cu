@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) update(
     const bool skips = *skip || (other_skip && *other_skip);
     if (blockIdx.x < chunk_count) {
         const Chunk chunk = chunks[blockIdx.x];
-        const Job job = job_of(chunk, moving, values, rows, seed, *applied, numbers, norms);
+        const Job& job = job_of(chunk, moving, values, rows, seed, *applied, numbers, norms);
         if (!skips) {
             with_program(job.row.program, [&](auto program) {
                 using P = decltype(program);
