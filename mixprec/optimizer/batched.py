@@ -51,13 +51,13 @@ class Batched:
             Whether the step is skipped: a boolean array of shape ().
         """
         plan = self.plan
-        params, notes = self._changes.params, self._changes.notes
+        params, notes, arrays = self._changes.params, self._changes.notes, self._changes.gradients
         note = only_note(notes) if notes else NOT_REACHED
         if note is MIXED or note is None:
             gradients.check_scaled(self._masters.structure.namedparams, notes, scales=scales)
         skipped = self._step_on_host(note, steps) if plan.entries else self._step_one_by_one(steps)
         if note is not NOT_REACHED:
-            use(params)
+            use(params, notes, arrays)
         self._changes.expect()
         return skipped
 

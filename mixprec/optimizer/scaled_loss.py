@@ -50,21 +50,21 @@ _PENDING = _Mark("_PENDING", np.nan)  # while a pass is under way
 
 
 class Used(float):
-    """The note on a gradient that a step has used; as a number, which is for plain Chainer, the factor if it is known.
+    """The note on gradients that a step has used; as a number, which is for plain Chainer, the factor if it is known.
 
     Attributes:
-        factor: by what it is scaled.
-        gradient: the array; another one in its place was written by the user.
+        factor: by what they are scaled.
     """
 
-    def __new__(cls, factor, gradient):
+    def __new__(cls, factor, gradients):
         note = super().__new__(cls, factor if known(factor) else np.nan)
         note.factor = factor
-        note.gradient = gradient
+        note._gradients = gradients
         return note
 
-    def __getnewargs__(self):
-        return self.factor, self.gradient
+    def holds_for(self, param):
+        """Whether the gradient of ``param`` is still the one; another one in its place was written by the user."""
+        return self._gradients.get(id(param)) is param.grad
 
 
 class ScaledLoss(chainer.Variable):
@@ -187,7 +187,7 @@ def _moving(to_device):
         note = _note(self) if hasattr(self, OWNER) else None
         to_device(self, device)
         if isinstance(note, Used):
-            self._loss_scale = Used(note.factor, self.grad)
+            self._loss_scale = Used(note.factor, {id(self): self.grad})
 
     return run
 
@@ -218,7 +218,7 @@ def _factor_of_losses(losses):
 
 def _note(param):
     note = param._loss_scale
-    return NOT_REACHED if isinstance(note, Used) and note.gradient is not param.grad else note
+    return NOT_REACHED if isinstance(note, Used) and not note.holds_for(param) else note
 
 
 def _merged(note, other):
@@ -237,25 +237,35 @@ def start(model, notes=()):
     """
     for param in model.params():
         param._loss_scale = NOT_REACHED
-    for param, note in notes:
-        param._loss_scale = note
+    for param, note, used in notes:
+        param._loss_scale = Used(note, {id(param): param.grad}) if used else note
 
 
 def notes_of(model):
-    """Returns ``[(parameter, note)]``: a parameter does not take its note with it when it is copied or pickled."""
-    return [(param, param._loss_scale) for param in model.params()]
+    """Returns the notes for :func:`start`: a parameter does not take its note with it when it is copied or pickled."""
+    notes = [(param, _note(param)) for param in model.params() if param.array is not None]
+    return [(param, factor_of(note), True) if isinstance(note, Used) else (param, note, False) for param, note in notes]
 
 
-def use(params):
-    """Ends a step: the gradients of ``params``, uninitialized ones among them, have been used."""
-    for param in params:
-        note = param._loss_scale
-        if note is NOT_REACHED or param.array is None:
+def use(params, notes, gradients):
+    """Ends a step: gradients have been used.
+
+    Args:
+        params: the parameters of the model, uninitialized ones among them.
+        notes: the note on each of them.
+        gradients: the gradient of each of them, or ``None``.
+    """
+    used = {}
+    held = dict(zip(map(id, params), gradients, strict=True))
+    for param, note, gradient in zip(params, notes, gradients, strict=True):
+        if note is NOT_REACHED or (isinstance(note, Used) and note.holds_for(param)):
             continue
-        if param.grad is None or is_one(scale_of(param)):
+        if gradient is None or isinstance(note, Used) or is_one(factor_of(note)):
             param._loss_scale = NOT_REACHED
-        elif not isinstance(note, Used):
-            param._loss_scale = Used(note, param.grad)
+            continue
+        if id(note) not in used:
+            used[id(note)] = Used(note, held)
+        param._loss_scale = used[id(note)]
 
 
 def only_note(notes):

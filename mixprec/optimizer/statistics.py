@@ -19,25 +19,34 @@ class Statistics:
     therefore copies those of a link right before its first forward pass of a step, whoever calls the link.
 
     Args:
-        model: the link whose statistics to guard.
+        structure: :class:`~mixprec.optimizer.structure.Structure` of the model whose statistics to guard.
     """
 
-    def __init__(self, model):
-        self._model = model
+    def __init__(self, structure):
+        self.watch(structure)
         self.forget()
+
+    def __getstate__(self):
+        return {}  # what has been saved is in the hooks of the links
+
+    def watch(self, structure):
+        """Guards the links of another structure; what has been saved of them stays."""
+        self._structure = structure
+        self._find_links()
 
     def forget(self):
         """Ends a step: what the next forward pass finds is what is kept. Links that are new are guarded from now on."""
-        for link in self._model.links():
-            if link._persistent:
-                saver = _saver(link)
-                if saver is None:
-                    saver = _Saver(link)
-                    # First, before hooks such as spectral normalization, which moves a persistent vector. In a new
-                    # dict, as a link that was copied by Link.copy() shares that of the original.
-                    others = {name: hook for name, hook in link.local_link_hooks.items() if name != saver.name}
-                    link._local_link_hooks = collections.OrderedDict({saver.name: saver, **others})
-                saver.saved = {}
+        if self._structure.links is not self._links or any(link._persistent for link in self._unguarded):
+            self._find_links()
+        for number, saver in enumerate(self._savers):
+            if _saver(saver.link) is not saver:  # somebody has removed it
+                self._savers[number] = saver = _guard(saver.link)
+            saver.saved = {}
+
+    def _find_links(self):
+        self._links = self._structure.links
+        self._savers = [_saver(link) or _guard(link) for link in self._links if link._persistent]
+        self._unguarded = [link for link in self._links if not link._persistent]
 
     def undo(self, skipped):
         """Brings back, if ``skipped``, the values from before the step; arrays in place.
@@ -50,7 +59,7 @@ class Statistics:
         if known(skipped) and not skipped:
             return
         # The last first: an array that several links share has been moved already when the second of them saves it.
-        for saver in sorted(self._savers(), key=lambda saver: -saver.order):
+        for saver in sorted(self._savers, key=lambda saver: -saver.order):
             values = saver.link.__dict__
             for name, (value, before) in saver.saved.items():
                 now = values.get(name)
@@ -62,7 +71,7 @@ class Statistics:
     @contextlib.contextmanager
     def kept(self):
         """Leaves the statistics after the block as they were before it."""
-        savers = self._savers()
+        savers = list(self._savers)
         outer = [saver.saved for saver in savers]
         for saver in savers:
             saver.save()
@@ -72,9 +81,6 @@ class Statistics:
             self.undo(True)
             for saver, saved in zip(savers, outer, strict=True):
                 saver.saved = saved
-
-    def _savers(self):
-        return [saver for link in self._model.links() if (saver := _saver(link))]
 
 
 def loaded(link):
@@ -112,6 +118,15 @@ class _Saver(chainer.LinkHook):
             given = getattr(self.link, f"_initial_{name}", None)
             return _FIRST_VALUES[name] if given is None else given
         return value
+
+
+def _guard(link):
+    saver = _Saver(link)
+    # First, before hooks such as spectral normalization, which moves a persistent vector. In a new dict, as a link that
+    # was copied by Link.copy() shares that of the original.
+    others = {name: hook for name, hook in link.local_link_hooks.items() if name != saver.name}
+    link._local_link_hooks = collections.OrderedDict({saver.name: saver, **others})
+    return saver
 
 
 def _saver(link):

@@ -23,6 +23,7 @@ class Structure:
         namedparams: ``[(name, parameter)]`` of the model at the last :meth:`refresh`, uninitialized ones among them, a
             shared one as often as Chainer would give it.
         params: the parameters of :attr:`namedparams`.
+        links: the links of the model at that time, itself among them; a new list if they were walked anew.
     """
 
     def __init__(self, model):
@@ -45,16 +46,16 @@ class Structure:
         )
 
     def _walk(self):
-        links = list(self._model.links())
+        self.links = list(self._model.links())
         self.namedparams = list(self._model.namedparams())
         self.params = [param for _, param in self.namedparams]
         self._walks_its_own_way = any(
             getattr(type(link), name) not in known
-            for link in links
+            for link in self.links
             for name, known in zip(_WALKS, _CHAINERS, strict=True)
         )
         self._names, self._attributes, self._attribute_names = [], [], []
-        for link in links:
+        for link in self.links:
             by_name = set(link._params)
             self._names.append(link._params)
             if (children := getattr(link, "_children", None)) is not None:

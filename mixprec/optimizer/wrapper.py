@@ -107,6 +107,7 @@ class MixedPrecisionOptimizer:
         notes = state.pop("_notes")
         self.__dict__.update(state)
         if self._masters is not None:
+            self._statistics.watch(self._masters.structure)
             self._start(notes)
 
     def setup(self, link):
@@ -121,7 +122,7 @@ class MixedPrecisionOptimizer:
         if not isinstance(link, chainer.Link):
             raise TypeError("optimization target must be a link")
         self._masters = masters.Masters(link, self._no_decay)
-        self._statistics = Statistics(link)
+        self._statistics = Statistics(self._masters.structure)
         self._optimizer.setup(self._masters)
         self._masters.share_update_rules()
         self._factor = None
