@@ -41,6 +41,10 @@ class _Chunk:
         """Whether the unscaled gradient is finite; ``out`` is scratch."""
         return all(_is_finite(source, inverse, out[part]) for source, inverse, part in self._sources)
 
+    def forget(self):
+        """Lets go of the gradient."""
+        self._sources = ()
+
 
 class Part(_Chunk):
     """A part of one large parameter.
@@ -89,18 +93,18 @@ class Pack(_Chunk):
         self._params = [entry.param.array for entry in entries[: self._copies]]
         self._sizes = [array.size for array in self._masters]
         self.master = np.concatenate(self._masters, axis=None)
-        self._master_views = self._views(self.master, self._masters)
+        self._to_masters = _memory(self._masters, self.master)
         names = entries[0].expression.states if entries[0].expression else ()
         self.states = tuple(np.empty_like(self.master) for _ in names)
         for name, state in zip(names, self.states, strict=True):
-            for entry, view in zip(entries, self._views(state, self._masters), strict=True):
+            for entry, view in zip(entries, _views(state, self._masters), strict=True):
                 view[...] = entry.rule.state[name]
                 entry.rule.state[name] = view
         copied = sum(self._sizes[: self._copies])
         self._parts = [slice(copied), slice(copied, None)]
         if self._copies:
             self._copy = _Copy(np.concatenate(self._params, axis=None))
-            self._copy_views = self._views(self._copy.array, self._params)
+            self._to_params = _memory(self._params, self._copy.array)
 
     def follow(self):
         """Takes the masters in, and over what was written into the parameters since they were last rounded."""
@@ -108,7 +112,7 @@ class Pack(_Chunk):
         if self._copies:
             np.concatenate(self._params, axis=None, out=self._copy.array)
             if self._copy.reaches(self.master[self._parts[0]]):
-                _scatter(self._master_views, self._masters)
+                _scatter(self._to_masters)
 
     def load(self, gradients, inverses):
         """Takes the gradients of the parameters and what to multiply each of them by, or one float for all."""
@@ -118,24 +122,16 @@ class Pack(_Chunk):
         for gradients_of_part, part in zip(
             (gradients[: self._copies], gradients[self._copies :]), self._parts, strict=True
         ):
-            if gradients_of_part:
-                inverse = inverses if isinstance(inverses, float) else inverses[part]
-                self._sources.append((np.concatenate(gradients_of_part, axis=None), inverse, part))
+            source = np.concatenate(gradients_of_part, axis=None) if gradients_of_part else None
+            if source is not None and source.size:
+                self._sources.append((source, inverses if isinstance(inverses, float) else inverses[part], part))
 
     def store(self, rounding):
         """Copies the masters back, and rounds them into the parameters."""
-        _scatter(self._master_views, self._masters)
+        _scatter(self._to_masters)
         if self._copies:
             self._copy.round(self.master[self._parts[0]], rounding)
-            _scatter(self._copy_views, self._params)
-
-    @staticmethod
-    def _views(flat, arrays):
-        views, start = [], 0
-        for array in arrays:
-            views.append(flat[start : start + array.size].reshape(array.shape))
-            start += array.size
-        return views
+            _scatter(self._to_params)
 
 
 class _Copy:
@@ -197,6 +193,23 @@ def _is_finite(source, inverse, out):
     return half.is_finite(source) if source.dtype == np.float16 else bool(np.isfinite(source).all())
 
 
-def _scatter(views, arrays):
-    for view, array in zip(views, arrays, strict=True):
-        array[...] = view
+def _views(flat, arrays):
+    """Returns views of a flat array with the shapes of ``arrays``, one behind the other."""
+    views, start = [], 0
+    for array in arrays:
+        views.append(flat[start : start + array.size].reshape(array.shape))
+        start += array.size
+    return views
+
+
+def _memory(arrays, flat):
+    """Returns ``[(memory of an array, memory of its part of the flat array)]``: quicker to copy than arrays are."""
+    return [
+        (array.reshape(-1).data, view.reshape(-1).data)
+        for array, view in zip(arrays, _views(flat, arrays), strict=True)
+    ]
+
+
+def _scatter(pairs):
+    for target, source in pairs:
+        target[:] = source
