@@ -1,6 +1,5 @@
 """A step in which the batched update takes part."""
 
-import itertools
 import operator
 
 import numpy as np
@@ -110,7 +109,7 @@ class Batched:
         self._params = [entry.param for entry in entries]
         self._shapes = [param.shape for param in self._params]
         self._batch = HostBatch(entries) if entries else None
-        kept = {name for entry in entries if entry.expression for name in entry.expression.hyperparameters}
+        kept = [(entry.rule, name) for entry in entries if entry.rule for name in entry.expression.kept(entry.rule)]
         self._changes = Changes(optimizer, masters, kept)
         number = {id(param): number for number, param in enumerate(self._changes.params)}
         self._members = [number[id(param)] for param in self._params]
@@ -121,12 +120,15 @@ class Batched:
         arrays = self._changes.gradients
         if not self._are_all:
             arrays = tuple(arrays[member] for member in self._members)
-        if any(map(operator.is_, arrays, itertools.repeat(None))):
+        try:
+            shapes = list(map(_SHAPE, arrays))
+        except AttributeError:  # None has no shape
             arrays = tuple(
                 np.zeros_like(param.array) if array is None else array
                 for param, array in zip(self._params, arrays, strict=True)
             )
-        if list(map(_SHAPE, arrays)) != self._shapes:
+            shapes = list(map(_SHAPE, arrays))
+        if shapes != self._shapes:
             self._refuse(arrays)
         return arrays
 

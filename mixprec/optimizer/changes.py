@@ -5,8 +5,10 @@ import operator
 
 import numpy as np
 
+from mixprec.update.plan import computed_by
+
 _PARAM = operator.attrgetter("update_rule", "_data", "_loss_scale", "_grad", "_grad_var")
-_RULE = operator.attrgetter("enabled", "hyperparam", "t")
+_RULE = operator.attrgetter("enabled", "hyperparam")
 _STATE = operator.attrgetter("_state")
 
 
@@ -14,22 +16,23 @@ class Changes:
     """Sees another array behind a parameter, a new rule, a hook, a hyperparameter of one rule, a state that was loaded.
 
     It looks at every parameter in every step, and therefore by iterators that run without bytecode, and at all that a
-    step needs of a parameter at once. Hyperparameters that rules share with the optimizer are none of its business:
-    they may change from step to step.
+    step needs of a parameter at once. Numbers that rules share with the optimizer are none of its business: they may
+    change from step to step. Switches among them, such as ``amsgrad``, must not.
 
     Args:
         optimizer: Chainer's optimizer.
         masters: :class:`~mixprec.optimizer.masters.Masters`, its target.
-        kept: names of attributes of rules that they compute with, as with hyperparameters.
+        kept: ``[(rule, name of an attribute of it)]`` that rules compute with, as with hyperparameters.
 
     Attributes:
         params: the parameters of the model, uninitialized ones among them.
         notes: what :mod:`~mixprec.optimizer.scaled_loss` has noted on each of them when :meth:`none` looked last.
-        gradients: their gradients at that time, an array or ``None``.
+        gradients: their gradients at that time, an array or ``None``; nothing after a step.
     """
 
     def __init__(self, optimizer, masters, kept):
         self._masters = masters
+        self._namedparams = masters.structure.namedparams
         self.params = masters.structure.params
         self._halves = [param for param in self.params if param.array is not None and param.dtype == np.float16]
         self._rules = [param.update_rule for param in self.params if param.update_rule is not None]
@@ -37,31 +40,47 @@ class Changes:
         hooks = [hooks for each in hookables for hooks in (each._pre_update_hooks, each._post_update_hooks)]
         self._used_hooks, self._unused_hooks = [each for each in hooks if each], [each for each in hooks if not each]
         self._hyperparams = [vars(rule.hyperparam) for rule in self._rules]
+        # One rule for all that get the same hyperparameters from the same optimizer.
+        alike = {(type(rule), id(rule.hyperparam.parent), *vars(rule.hyperparam)): rule for rule in self._rules}
+        self._alike = list(alike.values())
         states = [rule.state for rule in self._rules if rule.state]
         self._states = [state for state in states for _ in state]
         self._state_names = [name for state in states for name in state]
-        self._kept = [(vars(rule), name) for rule in self._rules for name in kept if name in vars(rule)]
+        self._kept = [(vars(rule), name) for rule, name in kept]
         self._objects = list(self._look())
+        self._rules_before = list(map(_RULE, self._rules))
+        self._computed_by = list(map(computed_by, self._alike))
         self._hyperparams_before = [dict(values) for values in self._hyperparams]
         self._hooks_before = self._hooks()
-        self.expect()
 
     def none(self):
         """Whether all is as it was."""
+        self._masters.structure.refresh()
         return (
-            not self._masters.structure.refresh()
+            self._same_params(self._masters.structure.namedparams)
             and all(map(operator.is_, self._look(), self._objects))
             and list(map(_RULE, self._rules)) == self._rules_before
             and not any(self._unused_hooks)
             and self._hooks() == self._hooks_before
             and self._hyperparams == self._hyperparams_before
+            and list(map(computed_by, self._alike)) == self._computed_by
             and [values[name] for values, name in self._kept] == self._kept_before
         )
 
     def expect(self):
-        """Takes the counters of the rules as they are now, after a step."""
-        self._rules_before = list(map(_RULE, self._rules))
+        """Takes the attributes that rules compute with as they are now, after a step."""
         self._kept_before = [values[name] for values, name in self._kept]
+        self.gradients = ()
+
+    def _same_params(self, namedparams):
+        """Whether there are the same parameters under the same names, whoever has refreshed the structure meanwhile."""
+        before = self._namedparams
+        return namedparams is before or (
+            len(namedparams) == len(before)
+            and all(
+                name == old and param is known for (name, param), (old, known) in zip(namedparams, before, strict=True)
+            )
+        )
 
     def _look(self):
         rules, data, self.notes, gradients, variables = zip(*map(_PARAM, self.params), strict=True)

@@ -52,6 +52,16 @@ class Expression:
     def __post_init__(self):
         object.__setattr__(self, "_formulas", [compile(text, name, "eval") for name, text in self.numbers.items()])
 
+    def kept(self, rule):
+        """Returns the names of the attributes of the rule itself that the numbers of a step depend on."""
+        names = [name for name in self.hyperparameters if name in vars(rule)]
+        return [*names, "t"] if self.counts else names
+
+    @property
+    def counts(self):
+        """Whether the numbers of a step depend on how many steps there have been."""
+        return any("t" in formula.co_names for formula in self._formulas)
+
     def hyperparameters_of(self, rule):
         """Returns the values of :attr:`hyperparameters` of an update rule of Chainer's, as a tuple of floats."""
         hyperparam, own = rule.hyperparam, rule.__dict__

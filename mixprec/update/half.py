@@ -11,6 +11,7 @@ _EXPONENT = np.int32(0x7F800000)
 _SIGN_AND_MAGNITUDE = np.int32(-0x70000001)  # float32 without the three highest bits of the exponent
 _BIAS = np.float32(2.0**112)  # between the exponents of float16 and float32: 127 - 15
 LARGEST_FACTOR = 2.0**15  # that widen() can multiply by
+_FEW = 1024  # so many elements NumPy converts in less time than the calls take here
 _SUBNORMAL = np.float32(2.0**-140)
 _LARGEST = np.float32(65520.0)  # from here on float16 has only inf
 _INF16, _MINUS_INF16 = 0x7C00, 0xFC00
@@ -31,8 +32,8 @@ def widen(block, out, inverse=1.0):
         out: float32 array of the same shape.
         inverse: a power of two, at most :data:`LARGEST_FACTOR`.
     """
-    if _flushes_subnormals():
-        np.multiply(block.astype(np.float32), np.float32(inverse), out=out)
+    if block.size < _FEW or _flushes_subnormals():
+        np.multiply(block, np.float32(inverse), out=out)
         return
     bits = out.view(np.int32)
     np.copyto(bits, block.view(np.int16))
@@ -56,7 +57,9 @@ class Rounding:
 
     def __call__(self, block, out):
         """Writes ``block``, a float32 array of one dimension, to the float16 array ``out``."""
-        if not block.size:
+        if block.size < _FEW:
+            with np.errstate(over="ignore"):
+                out[...] = block
             return
         # Neither comparison holds for NaN.
         in_range = np.maximum.reduce(block) < _LARGEST and np.minimum.reduce(block) > -_LARGEST

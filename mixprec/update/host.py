@@ -46,7 +46,10 @@ class HostBatch:
     def is_finite(self):
         """Whether all gradients are finite, unscaled and after hooks."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return all(group.is_finite() for group in self._groups)
+            finite = all(group.is_finite() for group in self._groups)
+        if not finite:
+            self._forget()
+        return finite
 
     def update(self):
         """Updates masters, states, ``t`` of the rules, and parameters."""
@@ -54,7 +57,14 @@ class HostBatch:
             updated = [group for group in self._groups if group.expression is not None]
             numbers = [group.numbers() for group in updated]  # before anything moves: a hyperparameter may be refused
             for group, own in zip(updated, numbers, strict=True):
-                group.update(*own)
+                group.update(own)
+        self._forget()
+
+    def _forget(self):
+        """Lets go of the gradients, whose memory the next backward pass may want."""
+        for group in self._groups:
+            for chunk, _ in group.chunks:
+                chunk.forget()
 
 
 class _Group:
@@ -83,11 +93,10 @@ class _Group:
         return not self._hooks or all(np.isfinite(gradient).all() for _, gradient in self._hooked())
 
     def numbers(self):
-        """Returns which update of the rules this is, and the numbers of the expression."""
-        t = self._rules[0].t + 1
-        return t, self.expression.numbers_of(self._rules[0], t)
+        """Returns the numbers of the expression."""
+        return self.expression.numbers_of(self._rules[0], self._rules[0].t + 1)
 
-    def update(self, t, numbers):
+    def update(self, numbers):
         """Runs hooks and rule."""
         expression = self.expression
         a, b = self._scratch.a, self._scratch.b
@@ -96,7 +105,7 @@ class _Group:
             expression.host(chunk.master, gradient, chunk.states, numbers, a[:size], b[:size])
             chunk.store(self._scratch.rounding)
         for rule in self._rules:
-            rule.t = t
+            rule.t += 1
         for power, base in expression.powers.items():
             for rule in self._rules:
                 setattr(rule, power, getattr(rule, power) * getattr(rule.hyperparam, base))
@@ -127,4 +136,4 @@ def _key(entry):
     hyperparam = entry.rule.hyperparam
     own = tuple(sorted((name, value) for name, value in vars(hyperparam).items() if name != "_parent"))
     kept = tuple(vars(entry.rule).get(name) for name in entry.expression.hyperparameters)
-    return (*kind, id(hyperparam.parent), own, kept, entry.rule.t)
+    return (*kind, id(hyperparam.parent), own, kept, entry.rule.t if entry.expression.counts else None)
