@@ -31,7 +31,7 @@ class CupyLauncher:
 
         self._cupy = cupy
         self._device = cupy.cuda.Device(device)
-        self._staging = []  # [pinned memory, event after the last copy from it]
+        self._staging = []  # (pinned memory, its size, event after the last copy from it)
 
     def compile(self, source, names):
         """Returns the kernels of a CUDA source by their names; the same source is compiled once."""
@@ -71,22 +71,22 @@ class CupyLauncher:
             target: array on the device, at least as long.
         """
         runtime = self._cupy.cuda.runtime
+        size = source.nbytes
         with self._device:
             stream = self._cupy.cuda.get_current_stream()
-            memory, event = self._free_staging(source.nbytes)
-            np.frombuffer(memory, np.uint8, source.nbytes)[:] = source
-            runtime.memcpyAsync(target.data.ptr, memory.ptr, source.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+            memory, event = self._free_staging(size)
+            np.frombuffer(memory, np.uint8, size)[:] = source
+            runtime.memcpyAsync(target.data.ptr, memory.ptr, size, runtime.memcpyHostToDevice, stream.ptr)
             event.record(stream)
 
     def _free_staging(self, size):
-        """Returns pinned memory from which nothing is still to be copied."""
-        for staging in self._staging:
-            if staging[1].done:
-                if staging[0].mem.size < size:
-                    staging[0] = self._cupy.cuda.alloc_pinned_memory(size)
-                return staging
-        self._staging.append([self._cupy.cuda.alloc_pinned_memory(size), self._cupy.cuda.Event(disable_timing=True)])
-        return self._staging[-1]
+        """Returns pinned memory from which nothing is still to be copied, and its event."""
+        for memory, capacity, event in self._staging:
+            if capacity >= size and event.done:
+                return memory, event
+        memory, event = self._cupy.cuda.alloc_pinned_memory(size), self._cupy.cuda.Event(disable_timing=True)
+        self._staging.append((memory, size, event))
+        return memory, event
 
 
 @functools.lru_cache(maxsize=64)

@@ -25,6 +25,7 @@ __device__ __forceinline__ bool finish_norms(
     for (int e = threadIdx.x / WARP; e < entries; e += THREADS / WARP) {
         const volatile Sums* chunks = partial + rows[e].first_chunk;
         Sums sums = {0, 0};
+#pragma unroll 1
         for (int c = lane; c < rows[e].chunks; c += WARP) {
             sums.param += chunks[c].param;
             sums.grad += chunks[c].grad;
@@ -38,12 +39,15 @@ __device__ __forceinline__ bool finish_norms(
     __syncthreads();
     if (summing == ALL) {
         Sums sums = {0, 0};
+#pragma unroll 1
         for (int e = threadIdx.x; e < entries; e += THREADS) sums.grad += partial[rows[e].first_chunk].grad;
         const float norm = static_cast<float>(sqrt(block_sum(sums).grad));
+#pragma unroll 1
         for (int e = threadIdx.x; e < entries; e += THREADS) norms[e * MAX_POINTS + stage].grad = norm;
     }
     __syncthreads();
     bool fit = true;
+#pragma unroll 1
     for (int e = threadIdx.x; e < entries; e += THREADS) {
         with_program(rows[e].program, [&](auto program) {
             using P = decltype(program);
@@ -57,7 +61,7 @@ __device__ __forceinline__ bool finish_norms(
     return fit;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) check(
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) check(
     const Moving* moving, const double* values, const Row* rows, const Chunk* chunks, long long entries,
     long long chunk_count, long long seed, const long long* applied, u32* ticket, Norms* norms, Sums* partial,
     bool* found, bool* skip, long long stage, long long summing, long long last) {

@@ -9,6 +9,7 @@ typedef unsigned long long u64;
 
 constexpr int WIDTH = 8;  // elements for a thread at once: 16 bytes of a 16-bit type
 constexpr int WARP = 32;
+constexpr int MIN_BLOCKS = 2;  // with more at a time the compiler spills registers
 
 enum Dtype { FLOAT16, BFLOAT16, FLOAT32 };
 

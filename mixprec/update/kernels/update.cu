@@ -27,7 +27,7 @@ __device__ __forceinline__ void zero_grads(const Job& job, long long i) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) update(
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
     const Moving* moving, const double* values, const Row* rows, const Chunk* chunks, long long entries,
     long long chunk_count, long long seed, long long* applied, u32* ticket, const Norms* norms, const bool* skip,
     const bool* other_skip, long long zero, long long* skipped, bool* last_skipped, double* value, int* clean,

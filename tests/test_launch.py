@@ -1,0 +1,107 @@
+"""CuPy's side of the batched update, with a stub in CuPy's place."""
+
+import contextlib
+import ctypes
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from mixprec.backends import launch
+
+
+class Pinned(np.ndarray):
+    ptr = property(lambda self: self.ctypes.data)
+
+
+class Event:
+    def __init__(self, **options):
+        self.done = True
+
+    def record(self, stream):
+        self.done = False
+        stream.events.append(self)
+
+
+class Stream:
+    """Does nothing until it is synchronized."""
+
+    ptr = 77
+
+    def __init__(self):
+        self.copies, self.events = [], []
+
+    def synchronize(self):
+        for target, source, size in self.copies:
+            ctypes.memmove(target, source, size)
+        for event in self.events:
+            event.done = True
+        self.copies, self.events = [], []
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    stream = Stream()
+    allocated = []
+
+    def alloc_pinned_memory(size):
+        allocated.append(np.zeros(size, np.uint8))
+        return allocated[-1].view(Pinned)
+
+    def memcpy_async(target, source, size, kind, at):
+        assert (kind, at) == (1, stream.ptr)
+        stream.copies.append((target, source, size))
+
+    stub = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(
+            Device=lambda number: contextlib.nullcontext(),
+            Event=Event,
+            get_current_stream=lambda: stream,
+            alloc_pinned_memory=alloc_pinned_memory,
+            runtime=types.SimpleNamespace(memcpyAsync=memcpy_async, memcpyHostToDevice=1),
+        )
+    )
+    monkeypatch.setitem(sys.modules, "cupy", stub)
+    stub.stream, stub.allocated = stream, allocated
+    return stub
+
+
+def _target(size):
+    memory = np.zeros(size, np.uint8)
+    return memory, types.SimpleNamespace(data=types.SimpleNamespace(ptr=memory.ctypes.data))
+
+
+def test_uploads_do_not_wait_and_take_what_was_there(cupy):
+    """The source may change at once, and so may the staging memory of a copy that is done, but of no other."""
+    launcher = launch.CupyLauncher(0)
+    source = np.arange(16, dtype=np.uint8)
+    targets = [_target(16) for _ in range(3)]
+    for number, (_, target) in enumerate(targets):
+        launcher.upload(source, target)
+        source += 1
+        assert len(cupy.stream.copies) == number + 1
+    assert len(cupy.allocated) == 3
+    cupy.stream.synchronize()
+    for number, (memory, _) in enumerate(targets):
+        np.testing.assert_array_equal(memory, np.arange(16) + number)
+
+
+def test_staging_memory_is_used_again(cupy):
+    launcher = launch.CupyLauncher(0)
+    memory, target = _target(16)
+    for size in (16, 8, 16, 4):
+        launcher.upload(np.full(size, size, np.uint8), target)
+        cupy.stream.synchronize()
+        assert (memory[:size] == size).all()
+    assert len(cupy.allocated) == 1
+
+
+def test_arguments_are_8_bytes_each(cupy):
+    launcher = launch.CupyLauncher(0)
+    calls = []
+    launcher.launch(lambda *arguments: calls.append(arguments), 3, [1 << 47, 0, 2.5, float("inf")])
+    ((grid, block, values),) = calls
+    assert (grid, block) == ((3,), (256,))
+    assert [value.dtype.name for value in values] == ["int64", "int64", "float64", "float64"]
+    assert [value.item() for value in values] == [1 << 47, 0, 2.5, float("inf")]
