@@ -47,6 +47,7 @@ class Changes:
         self._states = [state for state in states for _ in state]
         self._state_names = [name for state in states for name in state]
         self._kept = [(vars(rule), name) for rule, name in kept]
+        self.expect()
         self._objects = list(self._look())
         self._rules_before = list(map(_RULE, self._rules))
         self._computed_by = list(map(computed_by, self._alike))
