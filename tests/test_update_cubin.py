@@ -77,6 +77,8 @@ def test_every_rule_and_hook_compiles_without_spills(architecture):
     compiler = _compiler()
     if compiler is None:
         pytest.skip("neither NVRTC (pip install .[test-cupy]) nor nvcc is installed")
+    if compiler is _with_nvcc and architecture != "sm_90":
+        pytest.skip("NVRTC is not installed; with nvcc one architecture takes long enough")
     sources = _sources()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         logs = pool.map(compiler, sources.values(), [architecture] * len(sources))

@@ -9,25 +9,15 @@ from itertools import chain
 import chainer
 import numpy as np
 import pytest
-from chainer import optimizer_hooks, optimizers
+from chainer import optimizer_hooks
 from device_stand_in import DeviceArray, array
 from host_launch import HostLauncher
 from scipy import stats
-from update_twin import RULES, WITH_NORMS, Twin, ulps
+from update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run
 
 import mixprec
 from mixprec.update.device import DeviceBatch, Scaling
 from mixprec.update.source import source_of
-
-SIZES = (1, 7, 31, 4096 + 3)
-HOOKS = {
-    "none": [],
-    "decay and clipping": [optimizer_hooks.WeightDecay(0.01), optimizer_hooks.GradientClipping(5.0)],
-    "lasso and hard clipping": [optimizer_hooks.Lasso(0.01), optimizer_hooks.GradientHardClipping(-0.5, 0.5)],
-    "lars and decay": [optimizer_hooks.GradientLARS(), optimizer_hooks.WeightDecay(0.01)],
-}
-SKIPPED = {0, 6, 11}
-STEPS = 12
 
 
 @pytest.fixture(scope="session")
@@ -46,71 +36,6 @@ def receive(value):
 
 def twin(launcher, params, hooks=(), rule_hooks=(), seed=0):
     return Twin(launcher, array, receive, params, hooks, rule_hooks, seed)
-
-
-def of_all_rules():
-    params = []
-    for place, name in enumerate(RULES):
-        params.append((name, SIZES[place % 4], np.float16))
-        params.append((name, SIZES[(place + 1) % 4], np.float32))
-    return params
-
-
-def run(both, check_masters, steps=STEPS, skipped=SKIPPED):
-    """Random steps, among them skipped ones, with missing gradients and with schedules."""
-    factor = array(np.float32(64))
-    for step in range(steps):
-        for optimizer in both.optimizers.values():
-            if step % 5 == 4:
-                for name in ("lr", "alpha"):
-                    if name in vars(optimizer.hyperparam) and not isinstance(optimizer, optimizers.RMSprop):
-                        setattr(optimizer.hyperparam, name, getattr(optimizer.hyperparam, name) * 0.5)
-        gradients = both.gradients(64, missing={step % 7})
-        if step in skipped:
-            place = (1 + step) % len(gradients)
-            gradients[place] = np.full_like(both.gradients()[place], np.inf if step % 2 else np.nan)
-        both.set_gradients(gradients)
-        before, masters_before = both.everything(), both.masters()
-        expected = None if step in skipped else both.expect(gradients, 1 / 64)
-        reads = DeviceArray.reads
-        skip = both.batch.check([factor] * len(gradients))
-        both.batch.update()
-        assert DeviceArray.reads == reads
-        assert bool(receive(skip)) == (step in skipped)
-        if step in skipped:
-            for old, new in zip(before, both.everything(), strict=True):
-                assert old.tobytes() == new.tobytes()
-        else:
-            for entry, master, copy in zip(both.entries, both.masters(), both.copies(), strict=True):
-                if entry.param is not entry.master:
-                    assert copy.tobytes() == master.astype(np.float16).tobytes(), entry.name
-            check_masters(both, expected, masters_before)
-    assert both.batch.settle() == steps - len(skipped)
-
-
-def exactly(both, expected, before):
-    """Bit for bit what Chainer has, but for rules that compute norms: NumPy sums up in another order and precision."""
-    masters, states = both.masters(), both.states()
-    for place, entry in enumerate(both.entries):
-        where = f"{entry.name} {entry.rule}"
-        if type(entry.rule).__name__ in WITH_NORMS:
-            assert ulps(masters[place], expected[0][place], before[place]) <= 4, where
-            continue
-        np.testing.assert_array_equal(masters[place], expected[0][place], err_msg=where)
-        for name, state in states[place].items():
-            np.testing.assert_array_equal(state, expected[1][place][name], err_msg=f"{where} {name}")
-
-
-def closely(both, expected, before):
-    """Within 4 units in the last place of the master or of the largest step in its parameter.
-
-    Two rules subtract squares that are nearly equal, so that another rounding makes all the difference.
-    """
-    for entry, found, wanted, old in zip(both.entries, both.masters(), expected[0], before, strict=True):
-        if type(entry.rule).__name__ in ("MSVAGRule", "RMSpropGravesRule"):
-            continue
-        scale = np.maximum(np.abs(old), np.max(np.abs(wanted - old)))
-        assert ulps(found, wanted, scale) <= 4, f"{entry.name} {entry.rule}"
 
 
 @pytest.mark.parametrize("hooks", HOOKS)
