@@ -187,10 +187,13 @@ def _unscale(source, inverse, out):
 
 
 def _is_finite(source, inverse, out):
-    if (inverse if isinstance(inverse, float) else inverse.max()) > 1:  # what is finite may overflow
-        _unscale(source, inverse, out)
-        return bool(np.isfinite(out).all())
-    return half.is_finite(source) if source.dtype == np.float16 else bool(np.isfinite(source).all())
+    is_half = source.dtype == np.float16
+    finite = half.is_finite(source) if is_half else bool(np.isfinite(source).all())
+    largest = inverse if isinstance(inverse, float) else inverse.max()
+    if not finite or largest <= (half.LARGEST_FACTOR if is_half else 1):
+        return finite
+    _unscale(source, inverse, out)  # what is finite may overflow
+    return bool(np.isfinite(out).all())
 
 
 def _views(flat, arrays):
