@@ -187,9 +187,23 @@ class DynamicLossScale:
         less = value * self.backoff if self.floor is None else xp.maximum(value * self.backoff, self.floor)
         more = value * self.growth if self.cap is None else xp.minimum(value * self.growth, self.cap)
         self._value = xp.where(overflow, xp.where(left == 0, less, value), xp.where(full, more, value))
-        self._clean = xp.where(overflow | full, 0, clean)
-        self._hysteresis_left = left
-        self._overflows_in_row = xp.where(overflow, row + 1, 0)
+        self._clean = xp.where(overflow | full, 0, clean).astype(np.int32, copy=False)
+        self._hysteresis_left = left.astype(np.int32, copy=False)
+        self._overflows_in_row = xp.where(overflow, row + 1, 0).astype(np.int32, copy=False)
+
+    def held_by(self, hold):
+        """Lets somebody else advance the state, in place: the batched update on a device.
+
+        Args:
+            hold: puts an array of shape () where it is needed.
+
+        Returns:
+            value (float64), clean, hysteresis_left and overflows_in_row (int32), arrays of shape ().
+        """
+        self._value, self._clean, self._hysteresis_left, self._overflows_in_row = map(
+            hold, (self._value, self._clean, self._hysteresis_left, self._overflows_in_row)
+        )
+        return self._value, self._clean, self._hysteresis_left, self._overflows_in_row
 
     def reset(self):
         """Goes back to the first step: ``init``, and all counters as in the beginning."""

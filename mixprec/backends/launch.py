@@ -6,10 +6,17 @@ one in its place that runs the same source on the host.
 
 import functools
 
+import chainer
 import numpy as np
 
 # No contraction into fused multiply-adds: results are then those of NumPy, and the same in every kernel.
 OPTIONS = ("-std=c++17", "--fmad=false")
+
+
+def launcher_of(array):
+    """Returns what launches kernels on the device of an array, or ``None`` if that is not one of CuPy."""
+    device = chainer.backend.get_device_from_array(array)
+    return CupyLauncher(device.device.id) if device.xp.__name__ == "cupy" else None
 
 
 class CupyLauncher:

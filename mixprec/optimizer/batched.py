@@ -4,14 +4,19 @@ import operator
 
 import numpy as np
 
-from mixprec.backends.reading import read
+from mixprec.backends.launch import launcher_of
+from mixprec.backends.reading import known, read
+from mixprec.loss_scale import DynamicLossScale, NoLossScale
 from mixprec.optimizer import gradients
 from mixprec.optimizer.changes import Changes
 from mixprec.optimizer.rollback import update_unless
-from mixprec.optimizer.scaled_loss import MIXED, NOT_REACHED, Used, factor_of, only_note, scale_of, use
+from mixprec.optimizer.scaled_loss import MIXED, NOT_REACHED, Used, factor_of, is_one, only_note, scale_of, use
+from mixprec.update.device import DeviceBatch, Scaling
 from mixprec.update.host import HostBatch
 from mixprec.update.plan import plan
 
+# What a step of the loss scale on a device knows beside its state.
+_CONSTANTS = ("growth", "backoff", "floor", "cap", "interval", "hysteresis")
 _SHAPE = operator.attrgetter("shape")
 
 
@@ -31,6 +36,9 @@ class Batched:
         self._changes = None
         self._plan = None
         self._batch = None
+        self._launcher = None
+        self._seed = None  # of the noise on a device
+        self._unsettled = False
 
     @property
     def plan(self):
@@ -39,22 +47,28 @@ class Batched:
             self._make()
         return self._plan
 
-    def step(self, scales, steps):
+    def step(self, scaler, steps):
         """Updates the parameters from the gradients of the model, unless one of them is not finite.
 
         Args:
-            scales: whether there is a loss scale.
-            steps: :class:`~mixprec.optimizer.steps.Steps`.
+            scaler: the loss scale, which advances.
+            steps: :class:`~mixprec.optimizer.steps.Steps`, which count the step.
 
         Returns:
-            Whether the step is skipped: a boolean array of shape ().
+            Whether the step is skipped: a boolean array of shape (), valid until the next step.
         """
         plan = self.plan
         params, notes, arrays = self._changes.params, self._changes.notes, self._changes.gradients
         note = only_note(notes) if notes else NOT_REACHED
         if note is MIXED or note is None:
+            scales = not isinstance(scaler, NoLossScale)
             gradients.check_scaled(self._masters.structure.namedparams, notes, scales=scales)
-        skipped = self._step_on_host(note, steps) if plan.entries else self._step_one_by_one(steps)
+        if isinstance(self._batch, DeviceBatch):
+            skipped = self._step_on_device(note, scaler, steps)
+        else:
+            skipped = self._step_on_host(note, steps) if plan.entries else self._step_one_by_one(steps)
+            steps.advance(skipped)
+            scaler.adjust(skipped)
         if note is not NOT_REACHED:
             use(params, notes, arrays)
         self._changes.expect()
@@ -82,6 +96,34 @@ class Batched:
                 rule.t += 1
         return np.bool_(skipped)
 
+    def _step_on_device(self, note, scaler, steps):
+        factors = None if note is NOT_REACHED else [_factor_of(param) for param in self._params]
+        skipped = self._batch.check(factors)
+        others = self._update_others(skipped, steps) if self._plan.others else None
+        counters = steps.held_by(self._hold)
+        scaling = None
+        if isinstance(scaler, DynamicLossScale):
+            constants = {name: getattr(scaler, name) for name in _CONSTANTS}
+            scaling = Scaling(*scaler.held_by(self._hold), **constants)
+        self._batch.update(others, scaling, counters)
+        self._unsettled = True
+        return counters[1]
+
+    def settle(self):
+        """Counts the steps that were not skipped in ``t``, with one read if steps on a device are outstanding."""
+        if not self._unsettled:
+            return
+        self._unsettled = False
+        applied = self._batch.settle()
+        self._optimizer.t += applied
+        for rule in self._plan.waiting:
+            rule.t += applied
+        self._changes.expect()
+
+    def _hold(self, state):
+        """Returns an array of shape () on the device of the batch, itself if it is there."""
+        return self._launcher.full((), state.item(), state.dtype) if known(state) else state
+
     def _run_hooks_before(self):
         """Runs the hooks of the optimizer in Chainer's own code on the masters; returns whether to skip the step."""
         optimizer, masters, entries = self._optimizer, self._masters, self._plan.entries
@@ -102,18 +144,33 @@ class Batched:
             return update_unless(skipped | gradients.gather(part.target.pairs()), part, steps)
 
     def _make(self):
+        self.settle()
         optimizer, masters = self._optimizer, self._masters
         self._batch = None
-        self._plan = plan(optimizer, masters.all_current(), self._wanted)
+        namedparams = masters.all_current()
+        self._launcher = next(
+            (launcher_of(param.array) for _, param, _ in namedparams if param.array is not None), None
+        )
+        self._plan = plan(optimizer, namedparams, self._wanted, on_device=self._launcher is not None)
         entries = self._plan.entries
         self._params = [entry.param for entry in entries]
         self._shapes = [param.shape for param in self._params]
-        self._batch = HostBatch(entries) if entries else None
+        for entry in entries:
+            if entry.rule is not None:  # also if the first step is going to be skipped: never from uninitialized memory
+                entry.rule._init_states(entry.master)
+        if entries:
+            self._batch = HostBatch(entries) if self._launcher is None else self._device_batch(entries)
         kept = [(entry.rule, name) for entry in entries if entry.rule for name in entry.expression.kept(entry.rule)]
         self._changes = Changes(optimizer, masters, kept)
         number = {id(param): number for number, param in enumerate(self._changes.params)}
         self._members = [number[id(param)] for param in self._params]
         self._are_all = self._members == list(range(len(number)))
+
+    def _device_batch(self, entries):
+        noisy = any(folded.fold.noise for entry in entries for folded in entry.hooks)
+        if noisy and self._seed is None:
+            self._seed = int(np.random.randint(1 << 31))
+        return DeviceBatch(entries, self._launcher, self._seed or 0)
 
     def _gradients(self):
         """Returns the gradient of each entry, zeros if it has none."""
@@ -152,3 +209,8 @@ class Batched:
             return inverses[id(factor)]
 
         return [inverse(scale_of(param)) for param in self._params]
+
+
+def _factor_of(param):
+    factor = scale_of(param)
+    return None if is_one(factor) else factor

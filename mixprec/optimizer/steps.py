@@ -67,11 +67,23 @@ class Steps:
         self._last_skipped = skipped
         self._skipped = backend.get_device_from_array(skipped).send(self._skipped) + skipped
 
+    def held_by(self, hold):
+        """Lets somebody else count, in place: the batched update on a device.
+
+        Args:
+            hold: puts an array of shape () where it is needed.
+
+        Returns:
+            The number of skipped steps (int64), and whether the last one was (bool), arrays of shape ().
+        """
+        self._skipped, self._last_skipped = hold(self._skipped), hold(self._last_skipped)
+        return self._skipped, self._last_skipped
+
     def count_later(self, owners):
         """Takes it on to correct ``t`` of ``owners``, which have all counted the step that comes with ``advance``."""
         if self._owners != owners:
             self.settle()
-            self._owners, self._since = owners, self._skipped
+            self._owners, self._since = owners, self._skipped.copy()
 
     def settle(self):
         """Corrects the counters, with one read if steps on a device are outstanding."""

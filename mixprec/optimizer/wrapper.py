@@ -6,7 +6,7 @@ import warnings
 import chainer
 import numpy as np
 
-from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale, as_loss_scale
+from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, StaticLossScale, as_loss_scale
 from mixprec.optimizer import diagnosis, gradients, masters, scaled_loss
 from mixprec.optimizer.batched import Batched
 from mixprec.optimizer.states import complete_states
@@ -85,7 +85,7 @@ class MixedPrecisionOptimizer:
         if name in _REPLACED:
             raise AttributeError(f"{name} is not available on a MixedPrecisionOptimizer; use {_REPLACED[name]}")
         if name == "t":
-            self._steps.settle()
+            self._settle()
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name, value):
@@ -95,11 +95,11 @@ class MixedPrecisionOptimizer:
             raise AttributeError(f"{name} of a MixedPrecisionOptimizer is read-only")
         else:
             if name == "t":
-                self._steps.settle()
+                self._settle()
             setattr(self._optimizer, name, value)
 
     def __getstate__(self):
-        self._steps.settle()
+        self._settle()
         notes = [] if self._masters is None else scaled_loss.notes_of(self.target)
         return {**self.__dict__, "_batched": None, "_notes": notes}
 
@@ -236,14 +236,15 @@ class MixedPrecisionOptimizer:
         if lossfun is not None:
             self._backward(lossfun, args, kwds)
         try:
-            skipped = self._batched.step(not isinstance(self._scaler, NoLossScale), self._steps)
+            skipped = self._batched.step(self._scaler, self._steps)
         except BaseException:  # as if there had been no step
             self._factor = None
             self._statistics.undo(True)
             self._statistics.forget()
             raise
         self._statistics.undo(skipped)
-        self._end_step(skipped)
+        self._factor = None
+        self._statistics.forget()
         self._check_patience(lossfun, args, kwds)
 
     def serialize(self, serializer):
@@ -256,7 +257,7 @@ class MixedPrecisionOptimizer:
             serializer: a :class:`chainer.AbstractSerializer`.
         """
         self._check_set_up()
-        self._steps.settle()
+        self._settle()
         with complete_states(self._masters, serializer):
             self._optimizer.serialize(serializer)
         own = serializer["mixprec"]
@@ -274,6 +275,12 @@ class MixedPrecisionOptimizer:
             self._factor = None
             self._steps_to_patience = None if self._scaler.patience is None else 1
 
+    def _settle(self):
+        """Makes ``t`` right, with a read if there have been steps on a device."""
+        self._steps.settle()
+        if self._batched is not None:
+            self._batched.settle()
+
     def _backward(self, lossfun, args, kwds):
         self._factor = None
         try:
@@ -285,12 +292,6 @@ class MixedPrecisionOptimizer:
         except BaseException:
             self._statistics.forget()  # there is no step that could be skipped
             raise
-
-    def _end_step(self, skipped):
-        self._factor = None
-        self._statistics.forget()
-        self._steps.advance(skipped)
-        self._scaler.adjust(skipped)
 
     def _check_patience(self, lossfun, args, kwds):
         """Raises if patience has run out; the host looks when it may have, every ``patience`` steps if all is well."""

@@ -13,14 +13,13 @@ class HostBatch:
     A step is :meth:`follow`, :meth:`load`, :meth:`is_finite` and then, unless it is skipped, :meth:`update`.
 
     Args:
-        entries: :class:`~mixprec.update.entries.Entry` of each parameter; arrays of NumPy, contiguous.
+        entries: :class:`~mixprec.update.entries.Entry` of each parameter; arrays of NumPy, contiguous. Their rules have
+            their states already.
     """
 
     def __init__(self, entries):
         groups = {}
         for number, entry in enumerate(entries):
-            if entry.rule is not None:
-                entry.rule._init_states(entry.master)
             groups.setdefault(_key(entry), []).append((number, entry))
         scratch = {dtype: Scratch(dtype) for dtype in {entry.master.dtype for entry in entries}}
         self._groups = [_Group(members, scratch[members[0][1].master.dtype]) for members in groups.values()]

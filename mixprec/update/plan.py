@@ -37,19 +37,20 @@ class Plan:
     before: bool = False
 
 
-def plan(optimizer, namedparams, batched=True):
+def plan(optimizer, namedparams, batched=True, on_device=False):
     """Decides who updates which parameter.
 
     Args:
         optimizer: Chainer's optimizer, set up on ``masters``.
         namedparams: ``[(name, parameter, master)]`` of the model, a shared parameter as often as it occurs.
         batched: whether the user wants a batched update.
+        on_device: whether kernels can be launched where the parameters are.
 
     Returns:
         Plan
     """
     initialized = [(name, param, master) for name, param, master in namedparams if param.array is not None]
-    obstacle = "batched=False" if not batched else _obstacle(optimizer, initialized)
+    obstacle = "batched=False" if not batched else _obstacle(optimizer, initialized, on_device)
     if obstacle is None:
         result = _plan(optimizer, initialized)
         if any(entry.rule is not None for entry in result.entries):
@@ -100,7 +101,7 @@ def _plan(optimizer, params):
     return Plan(tuple(entries), frozenset(others), reasons, before=before)
 
 
-def _obstacle(optimizer, params):
+def _obstacle(optimizer, params, on_device):
     """Returns what keeps all parameters out of the batch, or ``None``."""
     if not params:
         return "there is no initialized parameter"
@@ -111,7 +112,7 @@ def _obstacle(optimizer, params):
     if len(devices) > 1:
         return f"parameters are on several devices, {', '.join(sorted(devices))}"
     array = params[0][1].array
-    if not known(array):
+    if not known(array) and not on_device:
         return f"{type(array).__module__} has no batched update"
     post = optimizer._hookable._post_update_hooks
     if post:
