@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from chainer import optimizer_hooks
 
-from mixprec.backends.launch import OPTIONS, CupyLauncher
+from mixprec.backends import launch
 from mixprec.update.entries import Entry, FoldedHook
 from mixprec.update.hooks import fold_of
 from mixprec.update.rules import EXPRESSIONS
@@ -39,7 +39,9 @@ def _sources():
     sgd = next(iter(rules.values()))
     programs |= {type(hook).__name__: [_program(sgd, [hook])] for hook in HOOKS}
     programs["all hooks"] = [_program(rules["AdamRule(False, False)"], HOOKS), _program(None, HOOKS), _program(sgd)]
-    return {name: source_of(own, CupyLauncher.threads, CupyLauncher.chunk) for name, own in programs.items()}
+    return {
+        name: source_of(own, launch.CupyLauncher.threads, launch.CupyLauncher.chunk) for name, own in programs.items()
+    }
 
 
 @functools.cache
@@ -59,7 +61,7 @@ def _compiler():
 def _with_nvrtc(nvrtc, source, architecture):
     program = nvrtc.createProgram(source, "update.cu", [], [])
     try:
-        nvrtc.compileProgram(program, [*OPTIONS, f"-arch={architecture}", "--ptxas-options=-v"])
+        nvrtc.compileProgram(program, [*launch.OPTIONS, f"-arch={architecture}", "--ptxas-options=-v"])
     except nvrtc.NVRTCError:
         return nvrtc.getProgramLog(program)
     assert nvrtc.getCUBIN(program)
@@ -67,7 +69,19 @@ def _with_nvrtc(nvrtc, source, architecture):
 
 
 def _with_nvcc(source, architecture):
-    command = ["nvcc", *OPTIONS, f"-arch={architecture}", "-cubin", "-Xptxas", "-v", "-x", "cu", "-", "-o", "/dev/null"]
+    command = [
+        "nvcc",
+        *launch.OPTIONS,
+        f"-arch={architecture}",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        "-x",
+        "cu",
+        "-",
+        "-o",
+        "/dev/null",
+    ]
     done = subprocess.run(command, input=source, capture_output=True, text=True)
     return done.stderr
 
@@ -89,3 +103,22 @@ def test_every_rule_and_hook_compiles_without_spills(architecture):
         moved = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
         assert len(moved) >= 2, f"{name}: {log}"
         assert all(sizes == ("0", "0", "0") for sizes in moved), f"{name}: {log}"
+
+
+def test_cupy_compiles_with_the_same_options_and_no_others(monkeypatch):
+    """CuPy's RawModule would flush subnormal numbers to zero."""
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    from cupy.cuda import compiler
+
+    used = []
+
+    class Program(compiler._NVRTCProgram):
+        def compile(self, options=(), log_stream=None):
+            used.extend(options)
+            return super().compile(options, log_stream)
+
+    monkeypatch.setattr(compiler, "_NVRTCProgram", Program)
+    monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch: ("-arch=sm_90", "cubin"))
+    binary = launch.binary_of(next(iter(_sources().values())))
+    assert binary.startswith(b"\x7fELF")
+    assert used == [*launch.OPTIONS, "-arch=sm_90", "--device-as-default-execution-space"]

@@ -376,6 +376,20 @@ def test_arrays_that_do_not_fit_are_errors(launcher):
         both.batch.check()
 
 
+def test_a_float32_parameter_shares_its_array_with_its_master(launcher):
+    both = twin(launcher, [("SGD", 9, np.float32)])
+    param = chainer.Parameter(both.entries[0].master.array)
+    param.grad = array(both.gradients()[0])
+    batch = DeviceBatch([dataclasses.replace(both.entries[0], param=param)], launcher)
+    expected, _ = both.expect([receive(param.grad)], 1)
+    batch.check()
+    batch.update()
+    np.testing.assert_array_equal(receive(param.array), expected[0])
+    param.array = param.array.copy()
+    with pytest.raises(ValueError, match="p0: its master is not its array"):
+        batch.check()
+
+
 def test_no_parameters_at_all(launcher):
     batch = DeviceBatch([], launcher)
     assert not receive(batch.check())

@@ -20,7 +20,7 @@ def launcher_of(array):
 
 
 class CupyLauncher:
-    """Launches on the current stream of one device.
+    """Launches on the current stream of one device, which has to be the same in all steps.
 
     Args:
         device: number of the CUDA device.
@@ -100,5 +100,17 @@ class CupyLauncher:
 def _compile(device, source, names):
     import cupy
 
-    module = cupy.RawModule(code=source, options=OPTIONS)
+    module = cupy.cuda.Module()
+    module.load(binary_of(source))
     return {name: module.get_function(name) for name in names}
+
+
+def binary_of(source):
+    """Compiles a CUDA source for the current device.
+
+    Not by ``cupy.RawModule``, which always adds ``-ftz=true``: numbers below 2**-126 would become 0.
+    """
+    from cupy.cuda import compiler
+
+    binary, _ = compiler.compile_using_nvrtc(source, OPTIONS, filename="kernels.cu")
+    return binary

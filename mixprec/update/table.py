@@ -101,7 +101,7 @@ class Table:
         for row, entry, program in zip(rows, self._entries, self._programs, strict=True):
             _check(entry, self._launcher)
             param, master, *states = _arrays_of(entry)
-            row["copy"] = 0 if param is master else self._launcher.address(param)
+            row["copy"] = 0 if param.dtype == np.float32 else self._launcher.address(param)
             row["master"] = self._launcher.address(master)
             row["states"][: len(states)] = [self._launcher.address(state) for state in states]
             row["size"] = master.size
@@ -156,6 +156,8 @@ def _check(entry, launcher):
             raise ValueError(f"{entry.name}: {what} has shape {array.shape}, its master {master.shape}")
         if array is not param and array.dtype != np.float32:
             raise ValueError(f"{entry.name}: {what} has dtype {array.dtype}; it must be float32")
+    if param.dtype == np.float32 and launcher.address(param) != launcher.address(master):
+        raise ValueError(f"{entry.name}: its master is not its array, although that is in float32")
 
 
 def _values_of(entries):
