@@ -1,5 +1,6 @@
 """A step in which the batched update takes part."""
 
+import logging
 import operator
 
 import numpy as np
@@ -10,11 +11,12 @@ from mixprec.loss_scale import DynamicLossScale, NoLossScale
 from mixprec.optimizer import gradients
 from mixprec.optimizer.changes import Changes
 from mixprec.optimizer.rollback import update_unless
-from mixprec.optimizer.scaled_loss import MIXED, NOT_REACHED, Used, factor_of, is_one, only_note, scale_of, use
+from mixprec.optimizer.scaled_loss import MIXED, NOT_REACHED, ZERO, Used, factor_of, is_one, only_note, scale_of, use
 from mixprec.update.device import DeviceBatch, Scaling
 from mixprec.update.host import HostBatch
 from mixprec.update.plan import plan
 
+_LOGGER = logging.getLogger("mixprec")
 # What a step of the loss scale on a device knows beside its state.
 _CONSTANTS = ("growth", "backoff", "floor", "cap", "interval", "hysteresis")
 _SHAPE = operator.attrgetter("shape")
@@ -26,13 +28,16 @@ class Batched:
     Args:
         optimizer: Chainer's optimizer, set up on ``masters``.
         masters: :class:`~mixprec.optimizer.masters.Masters`.
-        wanted: whether there may be a batch at all.
+        batched: whether there may be a batch at all.
+        zero_gradients: whether to leave zeros in the gradients.
     """
 
-    def __init__(self, optimizer, masters, wanted):
+    def __init__(self, optimizer, masters, *, batched, zero_gradients):
         self._optimizer = optimizer
         self._masters = masters
-        self._wanted = wanted
+        self._wanted = batched
+        self._zero_gradients = zero_gradients
+        self._announced = set()
         self._changes = None
         self._plan = None
         self._batch = None
@@ -69,7 +74,9 @@ class Batched:
             skipped = self._step_on_host(note, steps) if plan.entries else self._step_one_by_one(steps)
             steps.advance(skipped)
             scaler.adjust(skipped)
-        if note is not NOT_REACHED:
+        if self._zero_gradients:
+            self._zero(params, arrays)
+        elif note is not NOT_REACHED:
             use(params, notes, arrays)
         self._changes.expect()
         return skipped
@@ -105,9 +112,17 @@ class Batched:
         if isinstance(scaler, DynamicLossScale):
             constants = {name: getattr(scaler, name) for name in _CONSTANTS}
             scaling = Scaling(*scaler.held_by(self._hold), **constants)
-        self._batch.update(others, scaling, counters)
+        self._batch.update(others, scaling, counters, self._zero_gradients)
         self._unsettled = True
         return counters[1]
+
+    def _zero(self, params, arrays):
+        in_kernel = {id(param) for param in self._params} if isinstance(self._batch, DeviceBatch) else ()
+        for param, array in zip(params, arrays, strict=True):
+            if array is not None:
+                if id(param) not in in_kernel:
+                    array[...] = 0
+                param._loss_scale = ZERO
 
     def settle(self):
         """Counts the steps that were not skipped in ``t``, with one read if steps on a device are outstanding."""
@@ -152,6 +167,7 @@ class Batched:
             (launcher_of(param.array) for _, param, _ in namedparams if param.array is not None), None
         )
         self._plan = plan(optimizer, namedparams, self._wanted, on_device=self._launcher is not None)
+        self._announce()
         entries = self._plan.entries
         self._params = [entry.param for entry in entries]
         self._shapes = [param.shape for param in self._params]
@@ -165,6 +181,18 @@ class Batched:
         number = {id(param): number for number, param in enumerate(self._changes.params)}
         self._members = [number[id(param)] for param in self._params]
         self._are_all = self._members == list(range(len(number)))
+
+    def _announce(self):
+        """Tells once, by name, who is not in the batch."""
+        others = [name for name in self._plan.reasons if name in self._plan.others]
+        if self._wanted and others:
+            reason = self._plan.reasons[others[0]]
+            if reason not in self._announced:
+                self._announced.add(reason)
+                _LOGGER.warning(
+                    "%d of %d parameters are not in the batched update, %s %s; optimizer.report() lists all",
+                    *(len(others), len(self._plan.reasons), others[0], reason),
+                )
 
     def _device_batch(self, entries):
         noisy = any(folded.fold.noise for entry in entries for folded in entry.hooks)

@@ -1,14 +1,14 @@
 """``MixedPrecisionOptimizer``: FP32 master weights and loss scaling around any gradient method of Chainer."""
 
-import math
 import warnings
 
 import chainer
 import numpy as np
 
-from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, StaticLossScale, as_loss_scale
-from mixprec.optimizer import diagnosis, gradients, masters, scaled_loss
+from mixprec.loss_scale import DynamicLossScale, StaticLossScale, as_loss_scale
+from mixprec.optimizer import gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.batched import Batched
+from mixprec.optimizer.patience import Patience
 from mixprec.optimizer.states import complete_states
 from mixprec.optimizer.statistics import Statistics
 from mixprec.optimizer.steps import Steps
@@ -49,16 +49,18 @@ class MixedPrecisionOptimizer:
             shift by), a link class such as :class:`chainer.links.BatchNormalization` (what such links own), or a tuple
             of these. It holds for :class:`~chainer.optimizer_hooks.WeightDecay` hooks, and for the decay that is a
             hyperparameter of the rule (``weight_decay_rate``).
+        zero_gradients: whether a step leaves zeros in the gradients, by the way, so that ``cleargrads`` is not needed
+            before the next backward pass.
 
     Raises:
         TypeError: ``optimizer`` is not a gradient method, or ``loss_scale`` or ``no_decay`` none of those.
         ValueError: ``optimizer`` has been set up already, or the static scale is not a power of two.
     """
 
-    _OWN = ("_optimizer", "_scaler", "_masters", "_statistics", "_steps", "_factor", "_steps_to_patience")
-    _OWN += ("_wants_batch", "_batched", "_no_decay")
+    _OWN = ("_optimizer", "_scaler", "_masters", "_statistics", "_steps", "_factor", "_patience")
+    _OWN += ("_wishes", "_batched", "_no_decay")
 
-    def __init__(self, optimizer, loss_scale="dynamic", *, batched=True, no_decay=None):
+    def __init__(self, optimizer, loss_scale="dynamic", *, batched=True, no_decay=None, zero_gradients=False):
         if not isinstance(optimizer, chainer.GradientMethod):
             hint = (
                 "; wrap first, then create_multi_node_optimizer(MixedPrecisionOptimizer(optimizer), communicator)"
@@ -73,11 +75,11 @@ class MixedPrecisionOptimizer:
         self._masters = None
         self._statistics = None
         self._no_decay = NoDecay(no_decay)
-        self._wants_batch = bool(batched)
+        self._wishes = {"batched": bool(batched), "zero_gradients": bool(zero_gradients)}
         self._batched = None
         self._steps = Steps()
         self._factor = None  # what the losses of the step under way are multiplied by; None before the first of them
-        self._steps_to_patience = self._scaler.patience  # as long as these last, patience cannot be exhausted
+        self._patience = Patience(self._scaler)
 
     def __getattr__(self, name):
         if name in self._OWN:  # not there yet: copy and pickle ask before __init__ ran
@@ -245,7 +247,7 @@ class MixedPrecisionOptimizer:
         self._statistics.undo(skipped)
         self._factor = None
         self._statistics.forget()
-        self._check_patience(lossfun, args, kwds)
+        self._patience.check(self._masters, self._statistics, lossfun, args, kwds)
 
     def serialize(self, serializer):
         """Saves or loads optimizer state, counters and loss scale, in Chainer's manner.
@@ -273,7 +275,7 @@ class MixedPrecisionOptimizer:
             )
         if isinstance(serializer, chainer.Deserializer):
             self._factor = None
-            self._steps_to_patience = None if self._scaler.patience is None else 1
+            self._patience.look_next_time()
 
     def _settle(self):
         """Makes ``t`` right, with a read if there have been steps on a device."""
@@ -293,30 +295,14 @@ class MixedPrecisionOptimizer:
             self._statistics.forget()  # there is no step that could be skipped
             raise
 
-    def _check_patience(self, lossfun, args, kwds):
-        """Raises if patience has run out; the host looks when it may have, every ``patience`` steps if all is well."""
-        if self._steps_to_patience is None:
-            return
-        self._steps_to_patience -= 1
-        if self._steps_to_patience > 0:
-            return
-        in_row = self._scaler.overflows_in_row
-        self._steps_to_patience = max(self._scaler.patience - in_row, 1)
-        if in_row >= self._scaler.patience:
-            where = diagnosis.describe(self._masters, self._statistics, lossfun, args, kwds)
-            raise LossScaleExhausted(
-                f"{in_row} steps in a row overflowed, as many as patience allows; the loss scale has come down to "
-                f"2^{round(math.log2(self.loss_scale))}; {where}"
-            )
-
     def _factor_on(self, device):
         if self._factor is None:
             self._factor = self._scaler.factor(device)
         return self._factor if self._factor is None else device.send(self._factor)
 
     def _start(self, notes=()):
-        self._batched = Batched(self._optimizer, self._masters, self._wants_batch)
-        masters.install()
+        self._batched = Batched(self._optimizer, self._masters, **self._wishes)
+        model_files.install()
         scaled_loss.install()
         scaled_loss.start(self.target, notes)
 

@@ -1,0 +1,57 @@
+"""Files of models: what stands for an FP16 parameter in them is its FP32 master."""
+
+import functools
+
+import chainer
+import numpy as np
+
+from mixprec.optimizer import statistics
+from mixprec.optimizer.masters import OWNER
+
+
+def install():
+    """Makes links save and load the FP32 master in place of an FP16 parameter, once.
+
+    A file of a wrapped model then looks like one of plain FP32 Chainer, under the same names, and either loads into
+    the other without a loss.
+    """
+    original = chainer.Link.serialize
+    if hasattr(original, "saves_masters"):
+        return
+
+    @functools.wraps(original)
+    def serialize(self, serializer):
+        def through_master(name, value):
+            param = self.__dict__[name] if name in self._params else None
+            masters = getattr(param, OWNER, None)
+            if masters is None or param.dtype != np.float16:
+                return serializer(name, value)
+            if param.array is None:
+                return _initialize(param, masters, serializer(name, None))
+            if not masters.hold(param):
+                return serializer(name, value)
+            master = masters.current(name, param)
+            if masters.in_step:
+                return serializer(name, master.array)
+            loaded = serializer(name, master.array)
+            if loaded is not None and loaded is not master.array:
+                master.array[...] = master.device.send(loaded)
+            param.array[...] = master.array
+            return param.array
+
+        original(self, through_master)
+        if isinstance(serializer, chainer.Deserializer):
+            statistics.loaded(self)
+
+    serialize.saves_masters = True
+    chainer.Link.serialize = serialize
+
+
+def _initialize(param, masters, loaded):
+    """Initializes a parameter from a file; its master keeps the bits that do not fit into FP16."""
+    if loaded is not None:
+        param.initialize(loaded.shape)
+        master = masters.of(param)
+        master.array[...] = master.device.send(loaded)
+        param.array[...] = master.array
+    return param.array

@@ -1,0 +1,42 @@
+"""Overflows in a row: how many are too many, and when the host looks."""
+
+import math
+
+from mixprec.loss_scale import LossScaleExhausted
+from mixprec.optimizer import diagnosis
+
+
+class Patience:
+    """Stops training that has diverged. The host looks when patience may have run out: rarely, and never late.
+
+    Args:
+        scaler: the loss scale, which counts overflows in a row; without a ``patience`` nobody ever looks.
+    """
+
+    def __init__(self, scaler):
+        self._scaler = scaler
+        self._steps = scaler.patience  # as long as these last, patience cannot have run out
+
+    def look_next_time(self):
+        """To be called when the counter of the loss scale was loaded."""
+        self._steps = None if self._scaler.patience is None else 1
+
+    def check(self, masters, statistics, lossfun, args, kwds):
+        """Ends a step; the arguments are those of :func:`mixprec.optimizer.diagnosis.describe`.
+
+        Raises:
+            LossScaleExhausted: the last ``patience`` steps all overflowed.
+        """
+        if self._steps is None:
+            return
+        self._steps -= 1
+        if self._steps > 0:
+            return
+        in_row = self._scaler.overflows_in_row
+        self._steps = max(self._scaler.patience - in_row, 1)
+        if in_row >= self._scaler.patience:
+            where = diagnosis.describe(masters, statistics, lossfun, args, kwds)
+            raise LossScaleExhausted(
+                f"{in_row} steps in a row overflowed, as many as patience allows; the loss scale has come down to "
+                f"2^{round(math.log2(self._scaler.value))}; {where}"
+            )
