@@ -1,5 +1,6 @@
 // CUDA's execution model for g++, enough to run the kernels of the batched update: one thread of the operating system,
-// one fibre for each CUDA thread of a block, blocks one after the other.
+// one fibre for each CUDA thread of a block, blocks one after the other. Every second launch takes blocks and threads in
+// the reverse order, as nothing may depend on it.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
@@ -73,7 +74,7 @@ static int wait(Barrier& barrier, unsigned count, int flag = 0) {
 
 static void wait_for_warp() { wait(warp_barriers[current / WARP_SIZE], WARP_SIZE); }
 
-static void run_block(unsigned threads) {
+static void run_block(unsigned threads, bool backwards) {
     if (fibres.size() < threads) fibres.resize(threads);
     for (unsigned t = 0; t < threads; t++) {
         Fibre& fibre = fibres[t];
@@ -85,15 +86,14 @@ static void run_block(unsigned threads) {
         makecontext(&fibre.context, entry, 0);
     }
     static volatile bool any;
-    static volatile unsigned t;
+    static volatile unsigned turn;
     do {
         any = false;
-        for (t = 0; t < threads; t = t + 1) {
-            Fibre& fibre = fibres[t];
+        for (turn = 0; turn < threads; turn = turn + 1) {
+            current = threadIdx.x = backwards ? threads - 1 - turn : turn;
+            Fibre& fibre = fibres[current];
             if (fibre.done) continue;
             any = true;
-            current = t;
-            threadIdx.x = t;
             if (_setjmp(scheduler) == 0) {
                 if (fibre.started) _longjmp(fibre.at, 1);
                 fibre.started = true;
@@ -119,9 +119,11 @@ void launch(unsigned blocks, unsigned threads, Body run) {
     blockDim.x = threads;
     body = [](void* arguments) { (*static_cast<Body*>(arguments))(); };
     argument = &run;
+    static bool backwards = false;
+    backwards = !backwards;
     for (unsigned b = 0; b < blocks; b++) {
-        blockIdx.x = b;
-        run_block(threads);
+        blockIdx.x = backwards ? blocks - 1 - b : b;
+        run_block(threads, backwards);
     }
 }
 
