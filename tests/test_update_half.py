@@ -1,0 +1,232 @@
+"""Float16 to float32 and back in blocks: the same bits as NumPy's own casts."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mixprec.update import half
+from mixprec.update.half import LARGEST_FACTOR, Rounding, is_finite, widen
+
+SIZE = 1 << 16
+# All float16 numbers, from 0 up and then from -0 down; the finite ones; those that are not.
+HALVES = np.arange(SIZE, dtype=np.uint16).view(np.float16)
+FINITE = HALVES[np.isfinite(HALVES)]
+NOT_FINITE = HALVES[~np.isfinite(HALVES)]
+BLOCK = st.sampled_from([1, 2, 1023, 1024, 1025, 4096])
+
+
+def _round(block, size=None):
+    out = np.full(block.shape, 7, np.float16)
+    Rounding(size or block.size)(block, out)
+    return out
+
+
+def _assert_rounded(block):
+    """As NumPy casts it: inf stays, NaN too, whose payload is its own."""
+    with np.errstate(over="ignore"):
+        expected = block.astype(np.float16)
+    np.testing.assert_array_equal(_round(block).view(np.uint16), expected.view(np.uint16))
+
+
+def _around(values):
+    """Float32 numbers and their neighbours on both sides."""
+    values = values.astype(np.float32)
+    infinity = np.float32(np.inf)
+    return np.concatenate([values, np.nextafter(values, infinity), np.nextafter(values, -infinity)])
+
+
+@pytest.fixture(params=["vectorized", "flushing"])
+def processor(request, monkeypatch):
+    """Also one that takes subnormal numbers for 0, as far as the guard against it knows."""
+    monkeypatch.setattr(half, "_flushes_subnormals", lambda: request.param == "flushing")
+
+
+# --- float16 to float32
+
+
+@pytest.mark.parametrize("exponent", range(-126, 16))
+def test_widen_every_number_by_every_factor(exponent, processor):
+    """Rounded once, below 2**-126 to a subnormal number, as NumPy's multiplication does it."""
+    inverse = 2.0**exponent
+    out = np.full(FINITE.shape, 7, np.float32)
+    widen(FINITE, out, inverse)
+    expected = FINITE.astype(np.float32) * np.float32(inverse)
+    np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
+def test_the_largest_factor():
+    assert LARGEST_FACTOR == 2.0**15
+    out = np.zeros(FINITE.shape, np.float32)
+    widen(FINITE, out, LARGEST_FACTOR)
+    assert out.max() == 65504 * 2.0**15
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 1023, 1024, 1025, 32768])
+def test_widen_blocks_of_every_size_wherever_they_lie(size):
+    for start in (0, 1, 3):
+        block = FINITE[start : start + size]
+        out = np.zeros(size + 5, np.float32)
+        widen(block, out[start : start + size])
+        np.testing.assert_array_equal(out[start : start + size], block.astype(np.float32))
+        assert not out[:start].any()
+        assert not out[start + size :].any()
+        assert len(block) == size
+
+
+@given(bits=st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=50), exponent=st.integers(-126, 15), size=BLOCK)
+def test_widen_of_any_numbers(bits, exponent, size):
+    block = np.resize(np.array(bits, np.uint16), size).view(np.float16)
+    block = np.where(np.isfinite(block), block, np.float16(0))
+    out = np.empty(size, np.float32)
+    widen(block, out, 2.0**exponent)
+    expected = block.astype(np.float32) * np.float32(2.0**exponent)
+    np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
+# --- float32 to float16
+
+
+def test_round_every_float16_number(processor):
+    finite = FINITE.astype(np.float32)
+    _assert_rounded(finite)
+    np.testing.assert_array_equal(_round(finite).view(np.uint16), FINITE.view(np.uint16))
+    with np.errstate(invalid="ignore"):
+        _assert_rounded(HALVES.astype(np.float32))
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_round_between_all_neighbours(part, sign, processor):
+    """Ties and the float32 numbers next to them, and quarters; up to where inf begins, and from there on."""
+    positive = np.append(FINITE[FINITE >= 0], np.float16(0)).astype(np.float64)
+    positive[-1] = 65536  # the neighbour that float16 does not have
+    positive = np.unique(positive)
+    assert len(positive) == 0x7C00 + 1
+    between = positive[:-1] + part * np.diff(positive)
+    block = sign * _around(between)
+    _assert_rounded(block)
+    _assert_rounded(block[np.abs(block) < 65520])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (65519.996, 65504),
+        (65520, np.inf),
+        (1e30, np.inf),
+        (np.inf, np.inf),
+        (2.0**-25, 0),
+        (np.nextafter(np.float32(2.0**-25), np.float32(1)), 2.0**-24),
+        (3 * 2.0**-25, 2.0**-23),
+        (2.0**-14 - 2.0**-25, 2.0**-14),
+        (1e-45, 0),
+        (0.0, 0.0),
+    ],
+)
+def test_round_at_the_edges(value, expected):
+    """The largest number, the smallest, and where subnormal ones begin, in blocks with others or alone."""
+    for sign in (1, -1):
+        for size in (1, 1024, 2000):
+            block = np.full(size, sign * value, np.float32)
+            out = _round(block)
+            assert (out == sign * expected).all()
+            assert (np.signbit(out) == (sign < 0)).all()
+            mixed = np.resize(np.array([sign * value, 1, -3.7, 0], np.float32), size)
+            _assert_rounded(mixed)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, -np.nan, 65520, -1e9])
+@pytest.mark.parametrize("at", [0, 1023, 2047])
+def test_round_a_block_with_one_number_out_of_range(bad, at):
+    block = np.linspace(-70, 70, 2048, dtype=np.float32)
+    block[at] = bad
+    _assert_rounded(block)
+
+
+def test_round_nan_with_its_payload():
+    """As NumPy keeps it, quiet or not."""
+    patterns = np.arange(0x7F800001, 0x80000000, 0x1111, dtype=np.uint32)
+    block = np.concatenate([patterns, patterns | np.uint32(0x80000000)]).view(np.float32)
+    with np.errstate(invalid="ignore"):
+        expected = block.astype(np.float16)
+        np.testing.assert_array_equal(_round(block).view(np.uint16), expected.view(np.uint16))
+
+
+@given(bits=st.lists(st.integers(0, 0xFFFFFFFF), min_size=1, max_size=50), size=BLOCK)
+def test_round_any_float32_bits(bits, size):
+    block = np.resize(np.array(bits, np.uint32), size).view(np.float32)
+    with np.errstate(invalid="ignore"):
+        _assert_rounded(block)
+
+
+@given(values=st.lists(st.floats(-65519, 65519, width=32), min_size=1, max_size=50), size=BLOCK)
+def test_round_any_numbers_in_range(values, size):
+    _assert_rounded(np.resize(np.array(values, np.float32), size))
+
+
+def test_round_many_bit_patterns():
+    """A million of them, from all binades."""
+    patterns = np.random.RandomState(0).randint(0, 1 << 32, 1 << 20, dtype=np.uint32)
+    block = patterns.view(np.float32)
+    for start in range(0, len(block), 1 << 15):
+        part = block[start : start + (1 << 15)]
+        _assert_rounded(part[np.abs(part) < 65520])
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 1023, 1024, 3000])
+def test_one_rounding_for_blocks_of_many_sizes(size):
+    rounding = Rounding(4096)
+    for block in (np.linspace(-3, 9, 4096, dtype=np.float32), np.linspace(-1e-6, 1e-7, size, dtype=np.float32)):
+        out = np.full(len(block) + 2, 7, np.float16)
+        before = block.copy()
+        rounding(block, out[1:-1])
+        np.testing.assert_array_equal(out[1:-1], block.astype(np.float16))
+        np.testing.assert_array_equal(block, before)
+        assert out[0] == out[-1] == 7
+
+
+def test_there_and_back_is_what_it_was():
+    out = np.empty(len(FINITE), np.float32)
+    widen(FINITE, out)
+    np.testing.assert_array_equal(_round(out).view(np.uint16), FINITE.view(np.uint16))
+
+
+# --- the check
+
+
+def test_is_finite_of_every_number():
+    for value in HALVES[:: 1 << 5]:
+        assert is_finite(np.array([value])) == np.isfinite(value)
+    assert is_finite(FINITE)
+    for value in NOT_FINITE:
+        assert not is_finite(np.array([1, value, -1], np.float16))
+
+
+@pytest.mark.parametrize("at", [0, 1, 16383, 32766, 32767])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, -np.nan])
+def test_is_finite_of_a_block(bad, at):
+    block = FINITE[: 1 << 15].copy()
+    assert is_finite(block)
+    block[at] = bad
+    assert not is_finite(block)
+    block[at] = -65504
+    assert is_finite(block)
+
+
+# --- the guard
+
+
+def test_the_guard_looks_at_the_processor():
+    """NumPy computes with subnormal numbers here; what a library with -ffast-math would do to them is known as 0."""
+    assert not half._flushes_subnormals()
+
+
+def test_a_processor_that_flushes_gets_numpys_own_casts(monkeypatch):
+    """What the fast path would compute from flushed numbers is not used: only casts and one multiplication run."""
+    monkeypatch.setattr(half, "_flushes_subnormals", lambda: True)
+    monkeypatch.setattr(half, "_BIAS", np.float32(np.nan))
+    out = np.empty(len(FINITE), np.float32)
+    widen(FINITE, out, 0.5)
+    np.testing.assert_array_equal(out, FINITE.astype(np.float32) * np.float32(0.5))
+    np.testing.assert_array_equal(_round(2 * out), FINITE)
