@@ -1,12 +1,12 @@
-"""Promise 10: a step on a device reads nothing back. Shown on a stand-in that counts looks at its values."""
+"""Promise 10 without the batched update: who reads from a device, on a stand-in that counts looks at its values."""
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import device_stand_in
 import numpy as np
 import pytest
-from chainer import optimizer_hooks, optimizers, serializers
+from chainer import optimizer_hooks
+from device_runs import assert_same_run, batch_of, new_optimizer, run_step
 from device_stand_in import DeviceArray
 
 import mixprec
@@ -16,63 +16,6 @@ from mixprec.optimizer import rollback, statistics, steps
 NEVER_READ = ["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMSprop", "RMSpropGraves", "AdaGrad"]
 NEVER_READ += ["AdaDelta", "SMORMS3"]
 READ_THE_OUTCOME = ["Adam", "AdamW", "AMSGrad", "AdaBound", "AMSBound", "MSVAG"]
-POISONED = {0, 3}  # also the first step
-
-
-class Net(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.hidden = L.Linear(6, 5)
-            self.bn = L.BatchNormalization(5)
-            self.out = L.Linear(5, 2)
-
-    def forward(self, x):
-        return self.out(F.relu(self.bn(self.hidden(x))))
-
-
-def _optimizer(name, place, hooks=(), **settings):
-    np.random.seed(0)
-    model = Net()
-    mixprec.convert(model)
-    place(model)
-    scale = mixprec.DynamicLossScale(init=2.0**8, interval=2, **settings)
-    optimizer = mixprec.MixedPrecisionOptimizer(getattr(optimizers, name)(), scale).setup(model)
-    for hook in hooks:
-        optimizer.add_hook(hook)
-    return optimizer
-
-
-def _batch(step, place):
-    x = np.random.RandomState(step).normal(size=(8, 6)).astype(np.float32)
-    if step in POISONED:
-        x[0, 0] = np.inf
-    return place(x)
-
-
-def _step(optimizer, step, place, *, by_hand=False):
-    def lossfun(x):
-        return F.sum(F.square(optimizer.target(x)))
-
-    if by_hand:
-        with np.errstate(invalid="ignore"):
-            loss = lossfun(_batch(step, place))
-            optimizer.target.cleargrads()
-            optimizer.scale_loss(loss).backward()
-        optimizer.update()
-    else:
-        optimizer.update(lossfun, _batch(step, place))
-
-
-def _on_host(link):
-    return link
-
-
-def _state(optimizer):
-    saved = serializers.DictionarySerializer()
-    optimizer.serialize(saved["optimizer"])
-    optimizer.target.serialize(saved["model"])
-    return {name: np.asarray(value).view(np.ndarray) for name, value in saved.target.items()}
 
 
 @pytest.fixture
@@ -95,18 +38,6 @@ def reads(monkeypatch):
     return count
 
 
-def _assert_same_run(on_device, name, hooks):
-    on_host = _optimizer(name, _on_host, hooks)
-    for step in range(6):
-        _step(on_host, step, np.array)
-    found, expected = _state(on_device), _state(on_host)
-    assert found.keys() == expected.keys()
-    for key in expected:
-        np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
-    assert on_device.t == 4
-    assert {param.update_rule.t for param in on_device.target.params()} == {4}
-
-
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("name", NEVER_READ)
 def test_a_step_reads_nothing_and_is_that_of_the_host(name, by_hand, reads):
@@ -114,13 +45,13 @@ def test_a_step_reads_nothing_and_is_that_of_the_host(name, by_hand, reads):
     # GradientClipping is missing: on NumPy it looks at the norm, where on CuPy it clips the rate on the device.
     hooks = [optimizer_hooks.WeightDecay(0.01), optimizer_hooks.Lasso(0.001), optimizer_hooks.GradientLARS()]
     hooks.append(optimizer_hooks.GradientHardClipping(-1, 1))
-    optimizer = _optimizer(name, device_stand_in.send, hooks)
+    optimizer = new_optimizer(name, device_stand_in.send, hooks, batched=False)
     for step in range(6):
-        _step(optimizer, step, device_stand_in.array, by_hand=by_hand)
+        run_step(optimizer, step, device_stand_in.array, by_hand=by_hand)
     assert reads() == 0
     assert isinstance(optimizer._scaler._value, DeviceArray)
     assert isinstance(optimizer._steps._skipped, DeviceArray)
-    _assert_same_run(optimizer, name, hooks)
+    assert_same_run(optimizer, name, hooks)
 
 
 @pytest.mark.parametrize(("name", "hook"), [(name, None) for name in READ_THE_OUTCOME] + [("SGD", "PullToZero")])
@@ -133,18 +64,18 @@ def test_rules_and_hooks_that_compute_on_the_host_read_one_flag_a_step(name, hoo
 
     pull_to_zero.name = "PullToZero"
     hooks = [] if hook is None else [pull_to_zero]
-    optimizer = _optimizer(name, device_stand_in.send, hooks)
+    optimizer = new_optimizer(name, device_stand_in.send, hooks, batched=False)
     for step in range(6):
-        _step(optimizer, step, device_stand_in.array)
+        run_step(optimizer, step, device_stand_in.array)
         assert reads() == step + 1
-    _assert_same_run(optimizer, name, hooks)
+    assert_same_run(optimizer, name, hooks)
 
 
 def test_who_asks_reads(reads):
     """The properties, each when somebody asks; ``t`` only if steps are outstanding."""
-    optimizer = _optimizer("MomentumSGD", device_stand_in.send)
+    optimizer = new_optimizer("MomentumSGD", device_stand_in.send, batched=False)
     for step in range(4):
-        _step(optimizer, step, device_stand_in.array)
+        run_step(optimizer, step, device_stand_in.array)
     assert reads() == 0
     for number, (attribute, value) in enumerate(
         [("loss_scale", 2.0**7), ("skipped", 2), ("last_step_skipped", True), ("t", 2)], start=1
@@ -157,17 +88,17 @@ def test_who_asks_reads(reads):
 
 def test_the_set_of_updated_parameters_changes(reads):
     """One read then, so that every rule's ``t`` counts the steps it took part in."""
-    optimizer = _optimizer("MomentumSGD", device_stand_in.send)
+    optimizer = new_optimizer("MomentumSGD", device_stand_in.send, batched=False)
     out = optimizer.target.out
     for step in range(2):
-        _step(optimizer, step, device_stand_in.array)
+        run_step(optimizer, step, device_stand_in.array)
     out.disable_update()
     for step in range(2, 4):
-        _step(optimizer, step, device_stand_in.array)
+        run_step(optimizer, step, device_stand_in.array)
     assert reads() == 1
     out.enable_update()
     for step in range(4, 6):
-        _step(optimizer, step, device_stand_in.array)
+        run_step(optimizer, step, device_stand_in.array)
     assert reads() == 2
     assert optimizer.t == 4
     assert out.W.update_rule.t == 3
@@ -177,9 +108,9 @@ def test_the_set_of_updated_parameters_changes(reads):
 @pytest.mark.parametrize("later", ["a hook", "the host"])
 def test_steps_that_count_at_once_after_steps_that_did_not(later, reads):
     """Each skipped step is counted once, though a hook or a move to the host comes in the middle."""
-    optimizer = _optimizer("MomentumSGD", device_stand_in.send)
+    optimizer = new_optimizer("MomentumSGD", device_stand_in.send, batched=False)
     for step in range(4):
-        _step(optimizer, step, device_stand_in.array)
+        run_step(optimizer, step, device_stand_in.array)
     place = device_stand_in.array
     if later == "a hook":
         optimizer.add_hook(lambda optimizer: None, name="unknown")
@@ -190,27 +121,27 @@ def test_steps_that_count_at_once_after_steps_that_did_not(later, reads):
             param.array, master.array = param.array.view(np.ndarray), master.array.view(np.ndarray)
             master.cleargrad()
     for step in (3, 4, 0, 5):  # two of them poisoned
-        _step(optimizer, step, place)
+        run_step(optimizer, step, place)
     assert (optimizer.t, optimizer.skipped) == (4, 4)
     assert {param.update_rule.t for param in optimizer.target.params()} == {4}
 
 
 def test_patience_is_looked_at_when_it_may_have_run_out_and_never_late(reads):
     """With patience 4: after 4 steps, and then as early as the overflows in a row by then allow."""
-    optimizer = _optimizer("SGD", device_stand_in.send, patience=4)
+    optimizer = new_optimizer("SGD", device_stand_in.send, batched=False, patience=4)
     clean, poisoned = 1, 3
     looked = []
     for batch in (clean, clean, poisoned, poisoned, poisoned):
-        _step(optimizer, batch, device_stand_in.array)
+        run_step(optimizer, batch, device_stand_in.array)
         looked.append(reads())
     assert looked == [0, 0, 0, 1, 1]
     with pytest.raises(mixprec.LossScaleExhausted, match="4 steps in a row"):
-        _step(optimizer, poisoned, device_stand_in.array)
+        run_step(optimizer, poisoned, device_stand_in.array)
 
 
 def test_a_parameter_without_gradient_and_one_never_reached(reads):
     """They need no look either."""
-    optimizer = _optimizer("MomentumSGD", device_stand_in.send)
+    optimizer = new_optimizer("MomentumSGD", device_stand_in.send, batched=False)
     optimizer.target.add_link("spare", L.Linear(3, 3))
     device_stand_in.send(optimizer.target.spare)
     optimizer.target.add_link("lazy", L.Linear(None, 3))
@@ -218,16 +149,16 @@ def test_a_parameter_without_gradient_and_one_never_reached(reads):
         if param.update_rule is None:
             param.update_rule = optimizer.create_update_rule()
     for step in range(4):
-        _step(optimizer, step, device_stand_in.array)
+        run_step(optimizer, step, device_stand_in.array)
     assert reads() == 0
 
 
 def test_fine_tuned_statistics_count_on_the_host(reads):
     """Batch normalization's ``N`` is a number on the host: one read for the link, and the right number after it."""
-    optimizer = _optimizer("SGD", device_stand_in.send)
+    optimizer = new_optimizer("SGD", device_stand_in.send, batched=False)
     model = optimizer.target
     for step in range(5):
-        x = _batch(step, device_stand_in.array)
+        x = batch_of(step, device_stand_in.array)
         optimizer.update(lambda x: F.sum(model.bn(model.hidden(x), finetune=True)), x)
     assert model.bn.N == 3
     assert reads() == 5

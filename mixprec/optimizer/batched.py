@@ -171,10 +171,11 @@ class Batched:
         entries = self._plan.entries
         self._params = [entry.param for entry in entries]
         self._shapes = [param.shape for param in self._params]
-        for entry in entries:
-            if entry.rule is not None:  # also if the first step is going to be skipped: never from uninitialized memory
-                entry.rule._init_states(entry.master)
         if entries:
+            for _, param, master in namedparams:
+                # Also if the first step is going to be skipped, so that it leaves what Chainer begins with.
+                if param.array is not None and param.update_rule is not None and param.update_rule.enabled:
+                    param.update_rule._init_states(master)
             self._batch = HostBatch(entries) if self._launcher is None else self._device_batch(entries)
         kept = [(entry.rule, name) for entry in entries if entry.rule for name in entry.expression.kept(entry.rule)]
         self._changes = Changes(optimizer, masters, kept)
