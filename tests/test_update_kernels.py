@@ -127,8 +127,10 @@ def test_gradients_are_not_kept_alive(launcher):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_arrays_that_are_not_aligned(launcher, dtype):
-    """Views into other arrays, as ``copydata`` of flattened models makes them."""
+def test_arrays_that_are_not_aligned(compiled, dtype):
+    """Views into other arrays. An access that is not aligned to its size, an error on a GPU, ends the process here."""
+    flags = ("-ffp-contract=off", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
+    launcher = HostLauncher(compiled, flags)
 
     def send(value):
         buffer = array(np.zeros(value.size + 3, value.dtype))
@@ -395,6 +397,30 @@ def test_no_parameters_at_all(launcher):
     assert not receive(batch.check())
     batch.update()
     assert batch.settle() == 1
+
+
+ROUNDING = """
+extern "C" __global__ void round_all(const float* x, u16* bits, long long count) {
+    for (int i = threadIdx.x; i < count; i += THREADS) bits[i] = float_to_bfloat(x[i]);
+}
+"""
+
+
+def test_bfloat16_is_rounded_to_nearest_ties_to_even(launcher):
+    kernel = launcher.compile(source_of((), launcher.threads, launcher.chunk) + ROUNDING, ("round_all",))["round_all"]
+    upper = np.arange(0x7F80, dtype=np.uint32)  # every finite positive number
+    bits = np.concatenate([upper << 16 | lower for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
+    bits = np.concatenate([bits, bits | 0x80000000, np.array([0x7F800000, 0xFF800000], np.uint32)])
+    found = array(np.zeros(bits.size, np.uint16))
+    values = array(bits.view(np.float32))
+    launcher.launch(kernel, 1, [launcher.address(values), launcher.address(found), bits.size])
+    below, above = bits & 0xFFFF0000, (bits & 0xFFFF0000) + np.uint32(0x10000)
+    rest = bits & 0xFFFF
+    up = (rest > 0x8000) | ((rest == 0x8000) & (bits >> 16 & 1 == 1))
+    np.testing.assert_array_equal(receive(found), np.where(up, above, below) >> 16)
+    nan = array(np.array([np.nan], np.float32))
+    launcher.launch(kernel, 1, [launcher.address(nan), launcher.address(found), 1])
+    assert receive(found)[0] & 0x7FFF > 0x7F80
 
 
 PHILOX = """
