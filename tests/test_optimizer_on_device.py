@@ -116,6 +116,38 @@ def test_two_launches_whatever_the_number_of_parameters(layers, launcher):
         assert len(launcher.uploads) == 1
 
 
+def test_statistics_of_a_skipped_step_come_back_without_a_launch(launcher, monkeypatch):
+    """Promise 2: the update kernel copies them back, whatever their dtype; shared ones from the first copy."""
+
+    class Counting(L.BatchNormalization):
+        def __init__(self, size):
+            super().__init__(size)
+            self.seen = np.zeros(3, np.int16)
+            self.register_persistent("seen")
+
+        def forward(self, x):
+            self.seen += 1
+            return super().forward(x)
+
+    monkeypatch.setattr(statistics, "_undo_array", None)
+    model = chainer.Sequential(L.Linear(6, 5), Counting(5), Counting(5))
+    model[2].avg_mean = model[1].avg_mean
+    mixprec.convert(model)
+    device_stand_in.send(model)
+    model[2].avg_mean = model[1].avg_mean
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 8).setup(model)
+    for batch, count in ((1, 1), (3, 1), (2, 2)):  # the second one is poisoned
+        before = [np.array(link.__dict__[name]) for link in model[1:] for name in ("avg_mean", "avg_var", "seen")]
+        launcher.launches.clear()
+        optimizer.update(lambda x: F.sum(F.square(model(x))), batch_of(batch, device_stand_in.array))
+        assert len(launcher.launches) == 2
+        after = [np.array(link.__dict__[name]) for link in model[1:] for name in ("avg_mean", "avg_var", "seen")]
+        assert optimizer.last_step_skipped == (batch == 3)
+        same = {np.array_equal(*pair) for pair in zip(before, after, strict=True)}
+        assert same == {batch == 3}
+        assert model[1].seen.tolist() == [count] * 3
+
+
 def test_the_first_step_overflows(launcher):
     """Promise 2: what the rules begin with is no memory that nobody has written to."""
     optimizer = new_optimizer("SMORMS3", device_stand_in.send)

@@ -52,12 +52,13 @@ class Batched:
             self._make()
         return self._plan
 
-    def step(self, scaler, steps):
+    def step(self, scaler, steps, statistics):
         """Updates the parameters from the gradients of the model, unless one of them is not finite.
 
         Args:
             scaler: the loss scale, which advances.
             steps: :class:`~mixprec.optimizer.steps.Steps`, which count the step.
+            statistics: :class:`~mixprec.optimizer.statistics.Statistics`, which a skipped step brings back.
 
         Returns:
             Whether the step is skipped: a boolean array of shape (), valid until the next step.
@@ -69,9 +70,10 @@ class Batched:
             scales = not isinstance(scaler, NoLossScale)
             gradients.check_scaled(self._masters.structure.namedparams, notes, scales=scales)
         if isinstance(self._batch, DeviceBatch):
-            skipped = self._step_on_device(note, scaler, steps)
+            skipped = self._step_on_device(note, scaler, steps, statistics)
         else:
             skipped = self._step_on_host(note, steps) if plan.entries else self._step_one_by_one(steps)
+            statistics.undo(skipped)
             steps.advance(skipped)
             scaler.adjust(skipped)
         if self._zero_gradients:
@@ -103,9 +105,10 @@ class Batched:
                 rule.t += 1
         return np.bool_(skipped)
 
-    def _step_on_device(self, note, scaler, steps):
+    def _step_on_device(self, note, scaler, steps, statistics):
         factors = None if note is NOT_REACHED else [_factor_of(param) for param in self._params]
-        skipped = self._batch.check(factors)
+        moved = [pair for pair in statistics.moved() if all(map(self._launcher.holds, pair))]
+        skipped = self._batch.check(factors, moved)
         others = self._update_others(skipped, steps) if self._plan.others else None
         counters = steps.held_by(self._hold)
         scaling = None
@@ -114,6 +117,7 @@ class Batched:
             scaling = Scaling(*scaler.held_by(self._hold), **constants)
         self._batch.update(others, scaling, counters, self._zero_gradients)
         self._unsettled = True
+        statistics.undo(counters[1], but=moved)
         return counters[1]
 
     def _zero(self, params, arrays):
@@ -205,14 +209,14 @@ class Batched:
         """Returns the gradient of each entry, zeros if it has none."""
         arrays = self._changes.gradients
         if not self._are_all:
-            arrays = tuple(arrays[member] for member in self._members)
+            arrays = [arrays[member] for member in self._members]
         try:
             shapes = list(map(_SHAPE, arrays))
         except AttributeError:  # None has no shape
-            arrays = tuple(
+            arrays = [
                 np.zeros_like(param.array) if array is None else array
                 for param, array in zip(self._params, arrays, strict=True)
-            )
+            ]
             shapes = list(map(_SHAPE, arrays))
         if shapes != self._shapes:
             self._refuse(arrays)

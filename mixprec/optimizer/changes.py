@@ -7,17 +7,17 @@ import numpy as np
 
 from mixprec.update.plan import computed_by
 
-_PARAM = operator.attrgetter("update_rule", "_data", "_loss_scale", "_grad", "_grad_var")
-_RULE = operator.attrgetter("enabled", "hyperparam")
-_STATE = operator.attrgetter("_state")
+_UPDATE_RULE, _DATA = operator.attrgetter("update_rule"), operator.attrgetter("_data")
+_NOTE, _GRAD, _GRAD_VAR = (operator.attrgetter(name) for name in ("_loss_scale", "_grad", "_grad_var"))
+_ENABLED, _HYPERPARAM, _STATE = (operator.attrgetter(name) for name in ("enabled", "hyperparam", "_state"))
 
 
 class Changes:
     """Sees another array behind a parameter, a new rule, a hook, a hyperparameter of one rule, a state that was loaded.
 
-    It looks at every parameter in every step, and therefore by iterators that run without bytecode, and at all that a
-    step needs of a parameter at once. Numbers that rules share with the optimizer are none of its business: they may
-    change from step to step. Switches among them, such as ``amsgrad``, must not.
+    It looks at every parameter in every step, and therefore by iterators that run without bytecode and make few objects
+    for the garbage collector, and also at what a step needs of a parameter. Numbers that rules share with the optimizer
+    are none of its business: they may change from step to step. Switches among them, such as ``amsgrad``, must not.
 
     Args:
         optimizer: Chainer's optimizer.
@@ -49,10 +49,8 @@ class Changes:
         self._kept = [(vars(rule), name) for rule, name in kept]
         self.expect()
         self._objects = list(self._look())
-        self._rules_before = list(map(_RULE, self._rules))
-        self._computed_by = list(map(computed_by, self._alike))
+        self._values_before = self._values()
         self._hyperparams_before = [dict(values) for values in self._hyperparams]
-        self._hooks_before = self._hooks()
 
     def none(self):
         """Whether all is as it was."""
@@ -60,11 +58,9 @@ class Changes:
         return (
             self._same_params(self._masters.structure.namedparams)
             and all(map(operator.is_, self._look(), self._objects))
-            and list(map(_RULE, self._rules)) == self._rules_before
             and not any(self._unused_hooks)
-            and self._hooks() == self._hooks_before
+            and self._values() == self._values_before
             and self._hyperparams == self._hyperparams_before
-            and list(map(computed_by, self._alike)) == self._computed_by
             and [values[name] for values, name in self._kept] == self._kept_before
         )
 
@@ -84,17 +80,24 @@ class Changes:
         )
 
     def _look(self):
-        rules, data, self.notes, gradients, variables = zip(*map(_PARAM, self.params), strict=True)
-        if any(map(operator.is_not, variables, itertools.repeat(None))):  # a gradient that has a graph of its own
-            gradients = [param.grad for param in self.params]
-        self.gradients = gradients
+        """What must be the same objects, compared by identity alone: arrays, and what holds arrays."""
+        self.notes = list(map(_NOTE, self.params))
+        self.gradients = list(map(_GRAD, self.params))
+        if any(map(operator.is_not, map(_GRAD_VAR, self.params), itertools.repeat(None))):  # that of a backward pass
+            self.gradients = [param.grad for param in self.params]
         return itertools.chain(
-            rules,
-            [array for (array,) in data],
+            [array for (array,) in map(_DATA, self.params)],
             self._masters.arrays_of(self._halves),
             map(_STATE, self._rules),
             map(dict.get, self._states, self._state_names),
         )
 
-    def _hooks(self):
-        return [list(hooks.values()) for hooks in self._used_hooks]
+    def _values(self):
+        """What must be equal, for most of it the same objects again."""
+        return (
+            list(map(_UPDATE_RULE, self.params)),
+            list(map(_ENABLED, self._rules)),
+            list(map(_HYPERPARAM, self._rules)),
+            list(map(computed_by, self._alike)),
+            [list(hooks.values()) for hooks in self._used_hooks],
+        )

@@ -48,25 +48,42 @@ class Statistics:
         self._savers = [_saver(link) or _guard(link) for link in self._links if link._persistent]
         self._unguarded = [link for link in self._links if not link._persistent]
 
-    def undo(self, skipped):
+    def moved(self):
+        """Returns ``[(array, its copy from before the step)]`` of the arrays that the step may have moved in place."""
+        arrays = {}
+        for name, saver in self._saved():
+            value, before = saver.saved[name]
+            now = saver.link.__dict__.get(name)
+            if _is_array(now) and now is value and now.flags.c_contiguous:
+                arrays[id(now)] = now, before
+        return list(arrays.values())
+
+    def undo(self, skipped, but=()):
         """Brings back, if ``skipped``, the values from before the step; arrays in place.
 
         Args:
             skipped: a bool, or a boolean array of shape (); in an array on a device the host looks only if the step
                 has moved a number that a link keeps on the host (batch normalization while it fine-tunes), or has
                 put another array in the place of one.
+            but: those from :meth:`moved` that somebody else brings back.
         """
         if known(skipped) and not skipped:
             return
-        # The last first: an array that several links share has been moved already when the second of them saves it.
-        for saver in sorted(self._savers, key=lambda saver: -saver.order):
-            values = saver.link.__dict__
-            for name, (value, before) in saver.saved.items():
-                now = values.get(name)
-                if _is_array(now) and (now is value or (value is None and name in _FIRST_VALUES)):
+        done = {id(array) for array, _ in but}
+        for name, saver in self._saved():
+            value, before = saver.saved[name]
+            now = saver.link.__dict__.get(name)
+            if _is_array(now) and (now is value or (value is None and name in _FIRST_VALUES)):
+                if id(now) not in done:
                     _undo_array(now, before, skipped)
-                elif _moved(now, value) and read(skipped):
-                    values[name] = value
+            elif _moved(now, value) and read(skipped):
+                saver.link.__dict__[name] = value
+
+    def _saved(self):
+        """Yields names of values and who has saved them, the last first: the first copy of an array is right."""
+        for saver in sorted(self._savers, key=lambda saver: -saver.order):
+            for name in saver.saved:
+                yield name, saver
 
     @contextlib.contextmanager
     def kept(self):

@@ -238,13 +238,12 @@ class MixedPrecisionOptimizer:
         if lossfun is not None:
             self._backward(lossfun, args, kwds)
         try:
-            skipped = self._batched.step(self._scaler, self._steps)
+            self._batched.step(self._scaler, self._steps, self._statistics)
         except BaseException:  # as if there had been no step
             self._factor = None
             self._statistics.undo(True)
             self._statistics.forget()
             raise
-        self._statistics.undo(skipped)
         self._factor = None
         self._statistics.forget()
         self._patience.check(self._masters, self._statistics, lossfun, args, kwds)

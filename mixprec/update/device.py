@@ -94,12 +94,14 @@ class DeviceBatch:
         """Number of launches of a step."""
         return self._passes + 1
 
-    def check(self, factors=None):
+    def check(self, factors=None, restores=()):
         """Looks whether all gradients are finite, unscaled and after hooks.
 
         Args:
             factors: for each entry what its gradient was multiplied by: ``None``, a number, or a float32 or float64
                 array of shape () on the device. ``None`` for 1 everywhere.
+            restores: ``[(array, its copy)]``, contiguous and on the device, from before the step: :meth:`update` copies
+                them back if the step is skipped.
 
         Returns:
             Whether the step is to be skipped: a boolean array of shape () on the device, the same one in every step,
@@ -111,8 +113,8 @@ class DeviceBatch:
         self._step = None
         gradients, copied = self._gradients()
         factors = [None] * len(self._entries) if factors is None else [self._factor(factor) for factor in factors]
-        self._table.write(gradients, factors)
-        self._step = gradients, factors, copied
+        self._table.write(gradients, factors, restores)
+        self._step = gradients, factors, restores, copied
         if any(self._stages) and (self._partial is None or self._partial.shape[0] < self._table.chunks):
             self._partial = self._launcher.full((self._table.chunks, 2), 0, "float64")
         address = self._address
@@ -121,12 +123,13 @@ class DeviceBatch:
             last = stage == self._passes - 1
             self._launch(
                 "check",
+                self._table.chunks,
                 [*map(address, (self._partial, self._found, self._skip)), stage, summing, int(last)],
             )
         return self._skip
 
     def update(self, skip=None, scaling=None, steps=None, zero_gradients=False):
-        """Updates masters, states and copies unless the step is skipped; to be called after :meth:`check`.
+        """Updates masters, states and copies, or restores what a skipped step restores; after :meth:`check`.
 
         Args:
             skip: another reason to skip the step: a boolean array of shape () on the device, or ``None``.
@@ -148,7 +151,9 @@ class DeviceBatch:
         counters = [None, None] if steps is None else steps
         self._launch(
             "update",
+            self._table.chunks + self._table.restores,
             [
+                self._table.restores,
                 *map(address, (self._skip, skip)),
                 int(zero_gradients),
                 *map(address, counters),
@@ -156,7 +161,7 @@ class DeviceBatch:
                 *constants,
             ],
         )
-        _, _, copied = self._step
+        *_, copied = self._step
         if zero_gradients:
             for gradient in copied:
                 gradient[...] = 0
@@ -210,11 +215,10 @@ class DeviceBatch:
     def _address(self, array):
         return 0 if array is None else self._launcher.address(array)
 
-    def _launch(self, name, arguments):
-        chunks = self._table.chunks
-        common = [*self._table.addresses(), len(self._entries), chunks, self._seed]
+    def _launch(self, name, blocks, arguments):
+        common = [*self._table.addresses(), len(self._entries), self._table.chunks, self._seed]
         common += map(self._launcher.address, (self.applied, self._ticket, self._norms))
-        self._launcher.launch(self._kernels[name], max(1, chunks), common + arguments)
+        self._launcher.launch(self._kernels[name], max(1, blocks), common + arguments)
 
 
 def _stages_of(entries, programs):

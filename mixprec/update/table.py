@@ -1,8 +1,9 @@
 """The table of parameters on the device: where each one's arrays are, and its hyperparameters.
 
-One buffer has all of it, in this order: what may move in every step (addresses of gradients and of loss scales;
-``t`` and hyperparameters), and what hardly ever does (addresses of masters, copies and states; which block of a launch
-has which part of which parameter). A step uploads nothing, the first part or everything, always by one copy.
+One buffer has all of it, in this order: what may move in every step (addresses of gradients and of loss scales, and of
+what a skipped step restores; ``t`` and hyperparameters), and what hardly ever does (addresses of masters, copies and
+states; which block of a launch has which part of which parameter). A step uploads nothing, the first part or
+everything, always by one copy.
 """
 
 import operator
@@ -29,6 +30,7 @@ _ROW = np.dtype(
         ("padding", np.int32),
     ]
 )
+_RESTORE = np.dtype([("now", np.uint64), ("before", np.uint64), ("bytes", np.int64)])
 _CHUNK = np.dtype([("entry", np.int32), ("number", np.int32)])
 
 
@@ -41,7 +43,8 @@ class Table:
         launcher: :class:`~mixprec.backends.launch.CupyLauncher`.
 
     Attributes:
-        chunks: number of blocks that a launch needs; known after the first :meth:`write`.
+        chunks: number of blocks that the parameters need; known after the first :meth:`write`.
+        restores: number of arrays that a skipped step restores, by a block for each.
     """
 
     def __init__(self, entries, programs, launcher):
@@ -50,35 +53,44 @@ class Table:
         self._launcher = launcher
         self._arrays = None  # those the rows point to; held, so that nobody else gets their addresses
         self._values = None
-        self.chunks = 0
+        self.chunks = self.restores = 0
 
-    def write(self, gradients, factors):
+    def write(self, gradients, factors, restores=()):
         """Brings the table up to date. The caller holds the gradients and factors until its kernels are launched.
 
         Args:
             gradients: the gradient of each entry, contiguous; ``None`` for zeros.
             factors: what it was multiplied by, a float32 or float64 array of shape () on the device, or ``None`` for 1.
+            restores: ``[(array, its copy)]``.
         """
         arrays = [array for entry in self._entries for array in _arrays_of(entry)]
         values = _values_of(self._entries)
         moving = np.zeros(len(self._entries), _MOVING)
         moving["grad"] = [0 if gradient is None else self._launcher.address(gradient) for gradient in gradients]
         moving["factor"] = self._factor_addresses(factors)
-        if self._arrays is None or not all(map(operator.is_, arrays, self._arrays)):
-            self._build(len(values))
+        address = self._launcher.address
+        copies = np.array([(address(now), address(before), now.nbytes) for now, before in restores], _RESTORE)
+        same_rows = self._arrays is not None and all(map(operator.is_, arrays, self._arrays))
+        if not same_rows or len(copies) != self.restores:
+            self._build(len(values), len(copies))
             self._arrays = arrays
             size = self._host.nbytes
-        elif values != self._values or not np.array_equal(moving, self._moving):
+        elif (
+            values != self._values
+            or not np.array_equal(moving, self._moving)
+            or not np.array_equal(copies, self._host_restores)
+        ):
             size = self._head
         else:
             return
         self._moving[...] = moving
+        self._host_restores[...] = copies
         self._host_values[...] = values
         self._values = values
         self._launcher.upload(self._host[:size], self._device)
 
     def addresses(self):
-        """Returns the addresses of the four parts, as the kernels want them: moving, values, rows, chunks."""
+        """Returns the addresses of the parts, as the kernels want them: moving, restores, values, rows, chunks."""
         start = self._launcher.address(self._device)
         return [start + offset for offset in self._offsets]
 
@@ -94,7 +106,7 @@ class Table:
             raise ValueError("a loss scale must be a float32 or float64 array of shape () on the device of the batch")
         return self._launcher.address(factor) | (_FACTOR_IS_DOUBLE if factor.dtype == np.float64 else 0)
 
-    def _build(self, values):
+    def _build(self, values, restores):
         """Lays out the buffer and fills in what hardly ever changes."""
         rows = np.zeros(len(self._entries), _ROW)
         first_value = first_chunk = 0
@@ -116,15 +128,16 @@ class Table:
         blocks["entry"] = np.repeat(np.arange(len(rows)), rows["chunks"])
         blocks["number"] = np.arange(first_chunk) - np.repeat(rows["first_chunk"], rows["chunks"])
 
-        parts = [np.zeros(len(rows), _MOVING), np.zeros(values), rows, blocks]
+        parts = [np.zeros(len(rows), _MOVING), np.zeros(restores, _RESTORE), np.zeros(values), rows, blocks]
         ends = np.cumsum([part.nbytes for part in parts]).tolist()
         self._offsets = [0, *ends[:-1]]
-        self._head = ends[1]
+        self._head = ends[2]
         self._host = np.concatenate([part.view(np.uint8) for part in parts])
         self._moving = self._host[: ends[0]].view(_MOVING)
-        self._host_values = self._host[ends[0] : ends[1]].view(np.float64)
+        self._host_restores = self._host[ends[0] : ends[1]].view(_RESTORE)
+        self._host_values = self._host[ends[1] : ends[2]].view(np.float64)
         self._device = self._launcher.full(max(1, self._host.nbytes), 0, np.uint8)
-        self.chunks = first_chunk
+        self.chunks, self.restores = first_chunk, restores
 
 
 def _owners(entry):

@@ -62,9 +62,9 @@ __device__ __forceinline__ bool finish_norms(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) check(
-    const Moving* moving, const double* values, const Row* rows, const Chunk* chunks, long long entries,
-    long long chunk_count, long long seed, const long long* applied, u32* ticket, Norms* norms, Sums* partial,
-    bool* found, bool* skip, long long stage, long long summing, long long last) {
+    const Moving* moving, const Restore* restores, const double* values, const Row* rows, const Chunk* chunks,
+    long long entries, long long chunk_count, long long seed, const long long* applied, u32* ticket, Norms* norms,
+    Sums* partial, bool* found, bool* skip, long long stage, long long summing, long long last) {
     __shared__ float numbers[MAX_NUMBERS];
     bool finite = true;
     if (blockIdx.x < chunk_count) {

@@ -3,6 +3,7 @@
 //
 // Macros from there: THREADS of a block, CHUNK elements of a chunk, MAX_STATES, MAX_NUMBERS, MAX_POINTS, PROGRAMS.
 
+typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -17,6 +18,12 @@ enum Dtype { FLOAT16, BFLOAT16, FLOAT32 };
 struct Moving {
     u64 grad;
     u64 factor;  // what the gradient was multiplied by; its lowest bit says that it is a double
+};
+
+struct Restore {  // by a skipped step
+    u64 now;
+    u64 before;
+    long long bytes;
 };
 
 struct Row {

@@ -1,4 +1,4 @@
-// The update of every parameter, or of none. At its end counters and loss scale advance.
+// The update of every parameter, or of none: then arrays that the forward pass has moved are as before. At its end counters and loss scale advance.
 
 // The same as mixprec.loss_scale.DynamicLossScale.adjust.
 __device__ __forceinline__ void adjust(
@@ -27,12 +27,20 @@ __device__ __forceinline__ void zero_grads(const Job& job, long long i) {
     }
 }
 
+// Small arrays, of any type: running statistics.
+__device__ __forceinline__ void restore(const Restore& array) {
+    u8* const now = reinterpret_cast<u8*>(array.now);
+    const u8* const before = reinterpret_cast<const u8*>(array.before);
+#pragma unroll 1
+    for (long long i = threadIdx.x; i < array.bytes; i += THREADS) now[i] = before[i];
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
-    const Moving* moving, const double* values, const Row* rows, const Chunk* chunks, long long entries,
-    long long chunk_count, long long seed, long long* applied, u32* ticket, const Norms* norms, const bool* skip,
-    const bool* other_skip, long long zero, long long* skipped, bool* last_skipped, double* value, int* clean,
-    int* left, int* in_row, double growth, double backoff, double floor, double cap, long long interval,
-    long long hysteresis) {
+    const Moving* moving, const Restore* restores, const double* values, const Row* rows, const Chunk* chunks,
+    long long entries, long long chunk_count, long long seed, long long* applied, u32* ticket, const Norms* norms,
+    long long restore_count, const bool* skip, const bool* other_skip, long long zero, long long* skipped,
+    bool* last_skipped, double* value, int* clean, int* left, int* in_row, double growth, double backoff, double floor,
+    double cap, long long interval, long long hysteresis) {
     __shared__ float numbers[MAX_NUMBERS];
     const bool skips = *skip || (other_skip && *other_skip);
     if (blockIdx.x < chunk_count) {
@@ -68,6 +76,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
                 zero_grads<decltype(width)::value>(job, i);
             });
         }
+    }
+    if (skips && blockIdx.x >= chunk_count && blockIdx.x < chunk_count + restore_count) {
+        restore(restores[blockIdx.x - chunk_count]);
     }
     if (!is_last_block(ticket) || threadIdx.x != 0) return;
     if (!skips) *applied += 1;
