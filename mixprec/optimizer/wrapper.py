@@ -28,12 +28,11 @@ _REPLACED = {
 class MixedPrecisionOptimizer:
     """Wraps a Chainer optimizer for a model with FP16 parameters.
 
-    The wrapped optimizer is set up on the FP32 masters of the model's parameters, so that its hooks, update rules and
-    state run in Chainer's own code and in FP32 only. One step is, in this order: backward on the scaled loss; gradients
-    unscaled into FP32; a check that all are finite; hooks; update of the masters; a check of what hooks did; masters
-    rounded into the model's parameters, in place. If anything is inf or NaN the step is skipped: masters, parameters,
-    optimizer state, ``t`` and batch-norm statistics are as they were, and only the loss scale, its counters and
-    :attr:`skipped` move. ``docs/numerics.md`` is the contract.
+    The wrapped optimizer works on FP32 masters of the model's parameters. One step is, in this order: backward on the
+    scaled loss; gradients unscaled into FP32; a check that all are finite; hooks; a check of what hooks did; update of
+    the masters; masters rounded into the model's parameters, in place. If anything is inf or NaN the step is skipped:
+    masters, parameters, optimizer state, ``t`` and batch-norm statistics are as they were, and only the loss scale, its
+    counters and :attr:`skipped` move. ``docs/numerics.md`` is the contract.
 
     Hyperparameters (``optimizer.lr = 0.1``), hooks, ``t``, ``epoch`` and whatever else the wrapped optimizer has are
     reached through the wrapper, which therefore fits wherever Chainer wants an optimizer.
@@ -42,23 +41,22 @@ class MixedPrecisionOptimizer:
         optimizer: a :class:`chainer.GradientMethod` that has not been set up yet.
         loss_scale: ``"dynamic"``, a number (a static scale, a power of two), ``None`` (no scaling), or a
             :class:`~mixprec.DynamicLossScale`, :class:`~mixprec.StaticLossScale` or :class:`~mixprec.NoLossScale`.
-        batched: whether all parameters are updated together, which takes as many launches for a thousand parameters as
-            for one; what that cannot do runs in Chainer's own way, and :meth:`report` says why. The results are the
-            same, on NumPy bit for bit.
-        no_decay: which parameters weight decay leaves out: ``"ndim <= 1"`` (biases, and what normalizations scale and
-            shift by), a link class such as :class:`chainer.links.BatchNormalization` (what such links own), or a tuple
-            of these. It holds for :class:`~chainer.optimizer_hooks.WeightDecay` hooks, and for the decay that is a
-            hyperparameter of the rule (``weight_decay_rate``).
-        zero_gradients: whether a step leaves zeros in the gradients, by the way, so that ``cleargrads`` is not needed
-            before the next backward pass.
+        batched: whether all parameters are updated together, a thousand with as many launches as one. What that cannot
+            do runs in Chainer's own way; :meth:`report` says what and why. On NumPy the results are the same bit for
+            bit.
+        no_decay: what weight decay leaves out: ``"ndim <= 1"`` (biases, and what normalizations scale and shift by), a
+            link class such as :class:`chainer.links.BatchNormalization` (what such links own), or a tuple of these.
+            That goes for ``WeightDecay`` hooks of the optimizer and for the decay that is a hyperparameter of the rule.
+        zero_gradients: whether a step leaves zeros in the gradients, so that the next backward pass needs no
+            ``cleargrads``.
 
     Raises:
         TypeError: ``optimizer`` is not a gradient method, or ``loss_scale`` or ``no_decay`` none of those.
         ValueError: ``optimizer`` has been set up already, or the static scale is not a power of two.
     """
 
-    _OWN = ("_optimizer", "_scaler", "_masters", "_statistics", "_steps", "_factor", "_patience")
-    _OWN += ("_wishes", "_batched", "_no_decay")
+    _OWN = ("_optimizer", "_scaler", "_masters", "_statistics", "_steps", "_factor", "_patience", "_wishes", "_batched")
+    _OWN += ("_no_decay",)
 
     def __init__(self, optimizer, loss_scale="dynamic", *, batched=True, no_decay=None, zero_gradients=False):
         if not isinstance(optimizer, chainer.GradientMethod):
@@ -113,13 +111,9 @@ class MixedPrecisionOptimizer:
             self._start(notes)
 
     def setup(self, link):
-        """Sets the model to optimize. As in Chainer, steps and state begin afresh; the loss scale goes on as it is.
+        """Sets the model to optimize, usually after :func:`mixprec.convert`; returns the wrapper itself.
 
-        Args:
-            link: the model, usually after :func:`mixprec.convert`.
-
-        Returns:
-            The wrapper itself.
+        As in Chainer, steps and state begin afresh; the loss scale goes on as it is.
         """
         if not isinstance(link, chainer.Link):
             raise TypeError("optimization target must be a link")
@@ -190,11 +184,10 @@ class MixedPrecisionOptimizer:
         raise ValueError(f"{param.name or 'the parameter'} is not a parameter of the model that is optimized")
 
     def unscaled_gradients(self):
-        """Yields the gradients of the last backward pass, before hooks.
+        """Yields ``(name, gradient)`` of the last backward pass, before hooks.
 
-        Yields:
-            ``(name, array)``: name as in ``namedparams`` of the model; a new array in the dtype of the master, float32,
-            on the parameter's device.
+        The name is that in ``namedparams`` of the model, the gradient a new array on the parameter's device, in the
+        dtype of the master, float32.
         """
         self._check_set_up()
         return gradients.unscaled(self._masters)
