@@ -39,9 +39,10 @@ class Statistics:
         if self._structure.links is not self._links or any(link._persistent for link in self._unguarded):
             self._find_links()
         for number, saver in enumerate(self._savers):
-            if _saver(saver.link) is not saver:  # somebody has removed it
-                self._savers[number] = saver = _guard(saver.link)
-            saver.saved = {}
+            if saver.link._local_link_hooks.get(_Saver.name) is not saver:  # somebody has removed it
+                self._savers[number] = _guard(saver.link)
+            elif saver.saved:
+                saver.saved = {}
 
     def _find_links(self):
         self._links = self._structure.links
