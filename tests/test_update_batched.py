@@ -452,6 +452,7 @@ _PARAMS = st.lists(
     batched=st.booleans(),
 )
 def test_any_model_any_hooks_any_scales(params, hooks, rule_hooks, exponents, skips, batched):
+    """A handful of parameters of any size, dtype and rule, enabled or not; each with the same hooks; a few steps."""
     names = {f"p{place}": param for place, param in enumerate(params)}
     rules = {name: rule for name, (_, _, rule, _) in names.items()}
     pair = Pair(optimizers.SGD, {name: param[:2] for name, param in names.items()}, rules=rules, batched=batched)
@@ -465,5 +466,6 @@ def test_any_model_any_hooks_any_scales(params, hooks, rule_hooks, exponents, sk
     spoilable = [name for name, (shape, *_) in names.items() if np.prod(shape)]
     for step, exponent in enumerate(exponents):
         spoil = (spoilable[step % len(spoilable)], np.nan) if step in skips and spoilable else None
-        pair.step(2.0**exponent, spoil=spoil)
+        with np.errstate(divide="ignore", invalid="ignore"):  # Chainer clips a norm of 0, and MSVAG divides 0 by 0
+            pair.step(2.0**exponent, spoil=spoil)
     pair.assert_same()
