@@ -193,7 +193,9 @@ class Update:
     """How the optimizer goes through the parameters."""
 
     batched: bool = key(
-        "One launch updates all parameters; off: Chainer's own loop, parameter by parameter.", True, aliases=("fused",)
+        "All parameters are updated together, on a GPU by two launches; off: Chainer's own loop over them.",
+        True,
+        aliases=("fused",),
     )
 
 

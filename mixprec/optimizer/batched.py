@@ -1,6 +1,7 @@
 """A step in which the batched update takes part."""
 
 import logging
+import math
 import operator
 
 import numpy as np
@@ -41,9 +42,11 @@ class Batched:
         self._changes = None
         self._plan = None
         self._batch = None
+        self._part = None  # the optimizer of the parameters that are not in the batch
         self._launcher = None
         self._seed = None  # of the noise on a device
         self._unsettled = False
+        self._bases_before = []
 
     @property
     def plan(self):
@@ -107,6 +110,9 @@ class Batched:
 
     def _step_on_device(self, note, scaler, steps, statistics):
         factors = None if note is NOT_REACHED else [_factor_of(param) for param in self._params]
+        if self._bases() != self._bases_before:
+            self.settle()  # with the bases of the powers as they were in the steps so far
+            self._bases_before = self._bases()
         moved = [pair for pair in statistics.moved() if all(map(self._launcher.holds, pair))]
         skipped = self._batch.check(factors, moved)
         others = self._update_others(skipped, steps) if self._plan.others else None
@@ -124,8 +130,12 @@ class Batched:
         in_kernel = {id(param) for param in self._params} if isinstance(self._batch, DeviceBatch) else ()
         for param, array in zip(params, arrays, strict=True):
             if array is not None:
-                if id(param) not in in_kernel:
+                if id(param) in in_kernel:
+                    pass
+                elif array.flags.writeable:
                     array[...] = 0
+                else:
+                    param.grad = param.xp.zeros_like(param.array)
                 param._loss_scale = ZERO
 
     def settle(self):
@@ -138,6 +148,11 @@ class Batched:
         for rule in self._plan.waiting:
             rule.t += applied
         self._changes.expect()
+
+    def _bases(self):
+        """Returns what rules multiply their powers by: a device has to know by what in which step."""
+        rules = (entry for entry in self._plan.entries if entry.rule is not None and entry.expression.powers)
+        return [getattr(entry.rule.hyperparam, base) for entry in rules for base in entry.expression.powers.values()]
 
     def _hold(self, state):
         """Returns an array of shape () on the device of the batch, itself if it is there."""
@@ -155,18 +170,18 @@ class Batched:
             if gradients.not_finite(optimizer):
                 return True
         self._batch.load(tuple(entry.master.grad for entry in entries), 1.0)
-        return False
+        return any(entry.hooks for entry in entries) and not self._batch.is_finite(updated_only=True)
 
     def _update_others(self, skipped, steps):
         with self._masters.fixed(of=self._plan.others):
-            part = self._masters.part(self._optimizer, self._plan.others)
-            return update_unless(skipped | gradients.gather(part.target.pairs()), part, steps)
+            return update_unless(skipped | gradients.gather(self._part.target.pairs()), self._part, steps)
 
     def _make(self):
         self.settle()
         optimizer, masters = self._optimizer, self._masters
         self._batch = None
         namedparams = masters.all_current()
+        self._changes = None  # should this fail, the next step makes it again
         self._launcher = next(
             (launcher_of(param.array) for _, param, _ in namedparams if param.array is not None), None
         )
@@ -182,6 +197,8 @@ class Batched:
                     param.update_rule._init_states(master)
             self._batch = HostBatch(entries) if self._launcher is None else self._device_batch(entries)
         kept = [(entry.rule, name) for entry in entries if entry.rule for name in entry.expression.kept(entry.rule)]
+        self._bases_before = self._bases()
+        self._part = masters.part(optimizer, self._plan.others)
         self._changes = Changes(optimizer, masters, kept)
         number = {id(param): number for number, param in enumerate(self._changes.params)}
         self._members = [number[id(param)] for param in self._params]
@@ -219,31 +236,24 @@ class Batched:
             ]
             shapes = list(map(_SHAPE, arrays))
         if shapes != self._shapes:
-            self._refuse(arrays)
+            for entry, array in zip(self._plan.entries, arrays, strict=True):
+                gradients.check_shape(entry.name, entry.param, array)
         return arrays
-
-    def _refuse(self, arrays):
-        for entry, array, shape in zip(self._plan.entries, arrays, self._shapes, strict=True):
-            if array.shape != shape:
-                raise ValueError(
-                    f"the gradient of {entry.name} has shape {array.shape}, the parameter {shape}: call cleargrads() "
-                    "after a parameter was replaced"
-                )
 
     def _inverses(self, note):
         """Returns what unscales the gradients, 1 / their loss scale: a float, or one for each entry if they differ."""
         if note is not MIXED and not isinstance(note, Used):
-            return 1 / float(read(factor_of(note)))
-        inverses = {}
-
-        def inverse(factor):
-            if id(factor) not in inverses:
-                inverses[id(factor)] = 1 / float(read(factor))
-            return inverses[id(factor)]
-
-        return [inverse(scale_of(param)) for param in self._params]
+            return _inverse_of(factor_of(note))
+        factors = [_factor_of(param) for param in self._params]
+        inverses = {id(factor): _inverse_of(factor) for factor in {id(factor): factor for factor in factors}.values()}
+        return [inverses[id(factor)] for factor in factors]
 
 
 def _factor_of(param):
     factor = scale_of(param)
-    return None if is_one(factor) else factor
+    return None if is_one(factor) or factor is MIXED else factor  # MIXED: one without a gradient, or it were refused
+
+
+def _inverse_of(factor):
+    number = 1.0 if factor is None else float(read(factor))
+    return 1 / number if number else math.inf  # a scale without a floor may have come down to 0

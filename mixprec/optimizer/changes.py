@@ -60,7 +60,7 @@ class Changes:
             and all(map(operator.is_, self._look(), self._objects))
             and not any(self._unused_hooks)
             and self._values() == self._values_before
-            and self._hyperparams == self._hyperparams_before
+            and self._same_hyperparams()
             and [values[name] for values, name in self._kept] == self._kept_before
         )
 
@@ -78,6 +78,12 @@ class Changes:
                 name == old and param is known for (name, param), (old, known) in zip(namedparams, before, strict=True)
             )
         )
+
+    def _same_hyperparams(self):
+        try:
+            return self._hyperparams == self._hyperparams_before
+        except ValueError:  # another array in the place of one
+            return False
 
     def _look(self):
         """What must be the same objects, compared by identity alone: arrays, and what holds arrays."""

@@ -45,11 +45,12 @@ def gather(pairs):
     """
     inverses, gathered = {}, []
     with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
-        for _, param, master in pairs:
+        for name, param, master in pairs:
             if param.grad is None:
                 master.cleargrad()
                 continue
-            if master.grad is None:
+            check_shape(name, param, param.grad)
+            if master.grad is None or master.grad.shape != master.shape:
                 master.grad = master.xp.empty_like(master.array)
             gathered.append((master, _unscale(param, master.grad, inverses)))
         return _any_not_finite(gathered)
@@ -91,6 +92,15 @@ def _any_not_finite(arrays):
     first = next(iter(finite))
     flags = [first.send(device.xp.stack(flags).all()) for device, flags in finite.items()]
     return ~first.xp.stack(flags).all()
+
+
+def check_shape(name, param, gradient):
+    """Raises ValueError if ``gradient`` has another shape than ``param``."""
+    if gradient.shape != param.shape:
+        raise ValueError(
+            f"the gradient of {name} has shape {gradient.shape}, the parameter {param.shape}: "
+            "call cleargrads() after a parameter was replaced"
+        )
 
 
 def _unscale(param, out, inverses):

@@ -84,7 +84,9 @@ class Masters(chainer.Link):
             if master.array is not array:
                 master.to_device(param.device)
                 master.array = array
-        master.update_rule = param.update_rule
+        if master.update_rule is not param.update_rule:
+            master.update_rule = param.update_rule
+            self._take_decay(param, master)
         return master
 
     def all_current(self):

@@ -16,6 +16,7 @@ from chainer.optimizers import (
 
 from mixprec.backends.reading import read
 from mixprec.loss_scale import stored
+from mixprec.update.no_decay import DecayOfSome
 from mixprec.update.rules.lars import LARSRule
 
 # Update rules and hooks that compute with arrays and hyperparameters only. All others are taken to compute with `t` or
@@ -30,6 +31,7 @@ _ARRAYS_ONLY = {
     rmsprop_graves.RMSpropGravesRule,
     sgd.SGDRule,
     smorms3.SMORMS3Rule,
+    DecayOfSome,
     LARSRule,
     optimizer_hooks.GradientClipping,
     optimizer_hooks.GradientHardClipping,

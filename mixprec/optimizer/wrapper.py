@@ -46,7 +46,8 @@ class MixedPrecisionOptimizer:
             bit.
         no_decay: what weight decay leaves out: ``"ndim <= 1"`` (biases, and what normalizations scale and shift by), a
             link class such as :class:`chainer.links.BatchNormalization` (what such links own), or a tuple of these.
-            That goes for ``WeightDecay`` hooks of the optimizer and for the decay that is a hyperparameter of the rule.
+            That goes for ``WeightDecay`` hooks of the optimizer and for the decay that is a hyperparameter of the rule;
+            from LARS and LAMB it takes the trust ratio, too.
         zero_gradients: whether a step leaves zeros in the gradients, so that the next backward pass needs no
             ``cleargrads``.
 

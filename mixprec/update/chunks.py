@@ -67,10 +67,10 @@ class Part(_Chunk):
             self._copy.reaches(self.master)
 
     def load(self, gradients, inverses):
-        """Takes the gradient, in a sequence of one, and what to multiply it by, likewise or a float."""
+        """Takes the gradient, flat, in a sequence of one, and what to multiply it by, likewise or a float."""
         (gradient,) = gradients
         inverse = inverses if isinstance(inverses, float) else inverses[0]
-        self._sources = [(gradient.reshape(-1)[self._part], inverse, slice(None))]
+        self._sources = [(gradient[self._part], inverse, slice(None))]
 
     def store(self, rounding):
         """Rounds the masters into the parameter."""
@@ -190,7 +190,8 @@ def _is_finite(source, inverse, out):
     is_half = source.dtype == np.float16
     finite = half.is_finite(source) if is_half else bool(np.isfinite(source).all())
     largest = inverse if isinstance(inverse, float) else inverse.max()
-    if not finite or largest <= (half.LARGEST_FACTOR if is_half else 1):
+    fits = source.dtype.itemsize <= out.dtype.itemsize
+    if not finite or (fits and largest <= (half.LARGEST_FACTOR if is_half else 1)):
         return finite
     _unscale(source, inverse, out)  # what is finite may overflow
     return bool(np.isfinite(out).all())

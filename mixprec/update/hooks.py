@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from chainer import optimizer_hooks
+from chainer import get_array_types, optimizer_hooks
 from chainer.optimizer_hooks.gradient_noise import exponential_decay_noise
 
 from mixprec.update.no_decay import DecayOfSome
@@ -132,10 +132,12 @@ _FOLDS = {
 
 
 def fold_of(hook):
-    """Returns the :class:`Fold` of a hook, or ``None`` for an unknown one."""
+    """Returns the :class:`Fold` of a hook; ``None`` for an unknown one, or one with an array in place of a number."""
     if isinstance(hook, DecayOfSome):
         hook = hook.hook
     fold = _FOLDS.get(type(hook))
     if fold is NOISE and hook.noise_func is not exponential_decay_noise:
+        return None
+    if fold is not None and any(isinstance(getattr(hook, name), get_array_types()) for name in fold.hyperparameters):
         return None
     return fold

@@ -4,7 +4,7 @@ import operator
 
 import numpy as np
 
-from mixprec.update.chunks import Scratch, chunks_of
+from mixprec.update.chunks import LARGE, Scratch, chunks_of
 
 
 class HostBatch:
@@ -22,6 +22,7 @@ class HostBatch:
         for number, entry in enumerate(entries):
             groups.setdefault(_key(entry), []).append((number, entry))
         scratch = {dtype: Scratch(dtype) for dtype in {entry.master.dtype for entry in entries}}
+        self._in_parts = [number for number, entry in enumerate(entries) if entry.master.array.size >= LARGE]
         self._groups = [_Group(members, scratch[members[0][1].master.dtype]) for members in groups.values()]
 
     def follow(self):
@@ -38,14 +39,18 @@ class HostBatch:
             inverses: what to multiply each of them by, a power of two, as a list of floats, or one float for all.
         """
         one = isinstance(inverses, float)
+        gradients = list(gradients)
+        for member in self._in_parts:
+            gradients[member] = gradients[member].reshape(-1)  # a copy, if need be, for all parts
         for group in self._groups:
             for chunk, members in group.chunks:
                 chunk.load(members(gradients), inverses if one else members(inverses))
 
-    def is_finite(self):
-        """Whether all gradients are finite, unscaled and after hooks."""
+    def is_finite(self, updated_only=False):
+        """Whether all gradients, or those of entries with a rule, are finite, unscaled and after hooks."""
+        groups = [group for group in self._groups if group.expression is not None or not updated_only]
         with np.errstate(over="ignore", invalid="ignore"):
-            finite = all(group.is_finite() for group in self._groups)
+            finite = all(group.is_finite() for group in groups)
         if not finite:
             self._forget()
         return finite
@@ -133,6 +138,7 @@ def _key(entry):
     if entry.rule is None:
         return kind
     hyperparam = entry.rule.hyperparam
-    own = tuple(sorted((name, value) for name, value in vars(hyperparam).items() if name != "_parent"))
-    kept = tuple(vars(entry.rule).get(name) for name in entry.expression.hyperparameters)
+    names = entry.expression.hyperparameters
+    own = tuple(vars(hyperparam).get(name) for name in names)
+    kept = tuple(vars(entry.rule).get(name) for name in names)
     return (*kind, id(hyperparam.parent), own, kept, entry.rule.t if entry.expression.counts else None)

@@ -67,12 +67,16 @@ def _plan(optimizer, params):
     hooks = _pre_hooks(optimizer)
     before = on_host and any(fold_of(hook).host is None for hook in hooks)
     occurs = collections.Counter(id(param) for _, param, _ in params)
+    arrays = collections.Counter(_address(param.array) for _, param, _ in params)
+    rules = collections.Counter(id(master.update_rule) for _, _, master in params)
     entries, others, reasons = [], [], {}
     for name, param, master in params:
         rule = master.update_rule
         if occurs[id(param)] > 1:
             reason = f"it occurs {occurs[id(param)]} times, and Chainer updates it as often"
-        elif not master.array.flags.c_contiguous or not param.array.flags.c_contiguous:
+        elif param.size and arrays[_address(param.array)] > 1:
+            reason = "another parameter has the same array"
+        elif not (master.array.flags.c_contiguous and param.array.flags.c_contiguous):
             reason = "its array is not contiguous"
         elif rule is None or not rule.enabled:
             reasons[name] = f"not updated: {'no update rule' if rule is None else 'its rule is disabled'}"
@@ -80,6 +84,8 @@ def _plan(optimizer, params):
             clipped = hooks if any(fold_of(hook) is CLIPPING for hook in hooks) and not before else ()
             entries.append(Entry(name, param, master, None, None, _folded(clipped, (), master)))
             continue
+        elif rules[id(rule)] > 1:
+            reason = "its update rule is also that of another parameter"
         else:
             reason = _against(rule, master, on_host)
         if reason is None:
@@ -134,6 +140,9 @@ def _against(rule, master, on_host):
         return f"{type(rule).__name__} needs norms of whole parameters"
     if not on_host and master.dtype != np.float32:
         return f"it is in {master.dtype}"
+    for name, value in (rule.state or {}).items():
+        if isinstance(value, get_array_types()) and not value.flags.c_contiguous:
+            return f"its state {name} is not contiguous"
     if rule._hookable._post_update_hooks:
         return f"the hook {next(iter(rule._hookable._post_update_hooks))} runs after the update"
     for name, hook in rule._hookable._pre_update_hooks.items():
@@ -162,6 +171,10 @@ def computed_by(rule):
 def _all_one_by_one(params, reason):
     names = [name for name, _, _ in params]
     return Plan((), frozenset(names), dict.fromkeys(names, f"one by one: {reason}"))
+
+
+def _address(array):
+    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
 
 
 def _pre_hooks(owner):
