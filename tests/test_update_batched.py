@@ -324,6 +324,9 @@ def _parameter_deleted(side):
 
 
 def _parameter_renamed(side):
+    """The second of them is not in the batch."""
+    side.rule("large").add_hook(lambda rule, param: None, name="unknown")
+    yield
     for name in ("b", "large"):
         param = side.param(name)
         delattr(side.link, name)
