@@ -199,7 +199,7 @@ class Batched:
         kept = [(entry.rule, name) for entry in entries if entry.rule for name in entry.expression.kept(entry.rule)]
         self._bases_before = self._bases()
         self._part = masters.part(optimizer, self._plan.others)
-        self._changes = Changes(optimizer, masters, kept)
+        self._changes = Changes(optimizer, masters, kept, [entry.rule for entry in entries if entry.rule])
         number = {id(param): number for number, param in enumerate(self._changes.params)}
         self._members = [number[id(param)] for param in self._params]
         self._are_all = self._members == list(range(len(number)))

@@ -23,6 +23,7 @@ class Changes:
         optimizer: Chainer's optimizer.
         masters: :class:`~mixprec.optimizer.masters.Masters`, its target.
         kept: ``[(rule, name of an attribute of it)]`` that rules compute with, as with hyperparameters.
+        batched: the rules in the batch. All others may put new arrays into their states in every step.
 
     Attributes:
         params: the parameters of the model, uninitialized ones among them.
@@ -30,7 +31,7 @@ class Changes:
         gradients: their gradients at that time, an array or ``None``; nothing after a step.
     """
 
-    def __init__(self, optimizer, masters, kept):
+    def __init__(self, optimizer, masters, kept, batched):
         self._masters = masters
         self._namedparams = masters.structure.namedparams
         self.params = masters.structure.params
@@ -43,7 +44,8 @@ class Changes:
         # One rule for all that get the same hyperparameters from the same optimizer.
         alike = {(type(rule), id(rule.hyperparam.parent), *vars(rule.hyperparam)): rule for rule in self._rules}
         self._alike = list(alike.values())
-        states = [rule.state for rule in self._rules if rule.state]
+        self._batched = batched
+        states = [rule.state for rule in batched if rule.state]
         self._states = [state for state in states for _ in state]
         self._state_names = [name for state in states for name in state]
         self._kept = [(vars(rule), name) for rule, name in kept]
@@ -94,7 +96,7 @@ class Changes:
         return itertools.chain(
             [array for (array,) in map(_DATA, self.params)],
             self._masters.arrays_of(self._halves),
-            map(_STATE, self._rules),
+            map(_STATE, self._batched),
             map(dict.get, self._states, self._state_names),
         )
 

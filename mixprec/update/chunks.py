@@ -117,7 +117,8 @@ class Pack(_Chunk):
     def load(self, gradients, inverses):
         """Takes the gradients of the parameters and what to multiply each of them by, or one float for all."""
         if not isinstance(inverses, float):
-            inverses = np.repeat(np.array(inverses, self.master.dtype), self._sizes)
+            with np.errstate(over="ignore"):  # that of a scale below what the dtype can divide by
+                inverses = np.repeat(np.array(inverses, self.master.dtype), self._sizes)
         self._sources = []
         for gradients_of_part, part in zip(
             (gradients[: self._copies], gradients[self._copies :]), self._parts, strict=True

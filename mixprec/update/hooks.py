@@ -1,10 +1,11 @@
 """Chainer's own hooks as part of the batched update: once for NumPy, once for CUDA, side by side."""
 
 import dataclasses
+import numbers
 from collections.abc import Callable
 
 import numpy as np
-from chainer import get_array_types, optimizer_hooks
+from chainer import optimizer_hooks
 from chainer.optimizer_hooks.gradient_noise import exponential_decay_noise
 
 from mixprec.update.no_decay import DecayOfSome
@@ -132,12 +133,12 @@ _FOLDS = {
 
 
 def fold_of(hook):
-    """Returns the :class:`Fold` of a hook; ``None`` for an unknown one, or one with an array in place of a number."""
+    """Returns the :class:`Fold` of a hook; ``None`` for an unknown one, or one with something else than numbers."""
     if isinstance(hook, DecayOfSome):
         hook = hook.hook
     fold = _FOLDS.get(type(hook))
     if fold is NOISE and hook.noise_func is not exponential_decay_noise:
         return None
-    if fold is not None and any(isinstance(getattr(hook, name), get_array_types()) for name in fold.hyperparameters):
+    if fold is not None and any(not isinstance(getattr(hook, name), numbers.Real) for name in fold.hyperparameters):
         return None
     return fold

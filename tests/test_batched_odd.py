@@ -1,0 +1,279 @@
+"""The batched update beside Chainer's own loop where users do odd things: found by looking for trouble."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizer_hooks, optimizers
+from update_pair import assert_same_bits, link_of
+
+import mixprec
+from mixprec.optimizer import batched as batched_module
+from mixprec.update.plan import plan
+
+BATCHED = pytest.mark.parametrize("batched", [True, False])
+DTYPES = pytest.mark.parametrize("dtype", [np.float16, np.float32])
+
+
+def _values(shape, seed=0, dtype=np.float32):
+    return np.random.RandomState(seed).uniform(-1, 1, shape).astype(dtype)
+
+
+def _write_gradients(model, seed):
+    for number, (_, param) in enumerate(sorted(model.namedparams(include_uninit=False))):
+        param.cleargrad()
+        param.grad = _values(param.shape, 100 * seed + number, param.dtype)
+
+
+def _step(optimizer, seed):
+    _write_gradients(optimizer.target, seed)
+    optimizer.update()
+
+
+def _wrapped(model, inner=None, batched=True, scale=1.0):
+    return mixprec.MixedPrecisionOptimizer(inner or optimizers.SGD(lr=0.1), scale, batched=batched).setup(model)
+
+
+def _assert_same_run(new, run):
+    """``run(optimizer)`` leaves the same bits, whether the update is batched or not."""
+    batched, alone = (new(batched) for batched in (True, False))
+    for optimizer in (batched, alone):
+        run(optimizer)
+    others = dict(alone.target.namedparams())
+    for name, param in batched.target.namedparams():
+        assert_same_bits(param.array, others[name].array, name)
+        assert_same_bits(batched.master(param).array, alone.master(others[name]).array, f"master of {name}")
+    assert batched.t == alone.t
+    assert batched.skipped == alone.skipped
+
+
+def _three_steps(optimizer):
+    for seed in range(3):
+        _step(optimizer, seed)
+
+
+# --- one array or rule of several parameters
+
+
+def _copied_link():
+    model = chainer.Chain(a=L.Linear(3, 2, initialW=_values((2, 3))))
+    with model.init_scope():
+        model.b = model.a.copy()  # mode="share": arrays are shared, gradients are not
+    return model
+
+
+def _one_array(shape):
+    model = link_of({"a": _values(shape), "b": _values(shape, 1), "c": _values((5,), 2)})
+    model.b.array = model.a.array
+    return model
+
+
+def _transposed():
+    model = link_of({"a": _values((3, 4)), "b": _values((4, 3), 1), "c": _values((5,), 2)})
+    model.b.array = model.a.array.T
+    return model
+
+
+@pytest.mark.parametrize(
+    "new", [_copied_link, lambda: _one_array((3,)), lambda: _one_array((9000,)), _transposed], ids=range(4)
+)
+def test_parameters_with_one_array(new):
+    """Chainer updates the array once for each of them, and so does the wrapper."""
+    plain = optimizers.MomentumSGD(lr=0.1).setup(new())
+    wrapped = [_wrapped(new(), optimizers.MomentumSGD(lr=0.1), batched) for batched in (True, False)]
+    for optimizer in (plain, *wrapped):
+        _three_steps(optimizer)
+    for optimizer in wrapped:
+        for (name, param), (_, expected) in zip(
+            optimizer.target.namedparams(), plain.target.namedparams(), strict=True
+        ):
+            assert_same_bits(np.ascontiguousarray(param.array), np.ascontiguousarray(expected.array), name)
+    assert str(wrapped[0].report()).count("another parameter has the same array") >= 2
+
+
+@DTYPES
+@pytest.mark.parametrize("inner", [optimizers.MomentumSGD, optimizers.Adam])
+def test_one_rule_of_two_parameters(inner, dtype):
+    """Their state is one array, and their steps are counted together."""
+
+    def new(batched):
+        model = link_of({name: _values((3,), seed, dtype) for seed, name in enumerate("abc")})
+        optimizer = _wrapped(model, inner(), batched)
+        model.b.update_rule = model.a.update_rule
+        return optimizer
+
+    _assert_same_run(new, _three_steps)
+
+
+# --- what is not finite, or cannot be divided by
+
+
+@DTYPES
+def test_a_rule_hook_that_spoils_gradients_after_clipping(dtype):
+    """Promise 3: the step is skipped, also if the hooks of the optimizer ran in Chainer's code before the batch."""
+
+    def run(optimizer):
+        optimizer.add_hook(optimizer_hooks.GradientClipping(1.0))
+        optimizer.target.a.update_rule.add_hook(optimizer_hooks.WeightDecay(1e38))
+        optimizer.target.a.array[...] = 10
+        _step(optimizer, 0)
+        assert optimizer.last_step_skipped
+        optimizer.target.a.update_rule.remove_hook("WeightDecay")
+        _step(optimizer, 1)
+        assert not optimizer.last_step_skipped
+
+    _assert_same_run(
+        lambda batched: _wrapped(link_of({"a": _values((3,), 0, dtype), "b": _values((9,))}), batched=batched), run
+    )
+
+
+def test_the_hook_does_not_skip_for_a_parameter_that_is_not_updated():
+    """A mask of -inf in a disabled parameter beside rule hooks and clipping, whose norm it leaves alone."""
+
+    def run(optimizer):
+        mask, other = optimizer.target.mask, optimizer.target.a
+        mask.array[0] = -np.inf
+        mask.update_rule.enabled = False
+        optimizer.add_hook(optimizer_hooks.WeightDecay(0.01))
+        optimizer.add_hook(optimizer_hooks.GradientLARS())
+        other.update_rule.add_hook(optimizer_hooks.Lasso(0.01))
+        _step(optimizer, 0)
+        assert not optimizer.last_step_skipped
+
+    _assert_same_run(lambda batched: _wrapped(link_of({"a": _values((3,)), "mask": _values((3,))}), None, batched), run)
+
+
+@BATCHED
+@pytest.mark.parametrize("size", [3, 9000])
+def test_a_float64_gradient_beyond_float32(size, batched):
+    """Users' backward passes may leave one; it is inf for the master."""
+    model = link_of({"a": _values((size,)), "b": _values((5,))})
+    optimizer = _wrapped(model, batched=batched)
+    before = model.a.array.copy()
+    model.cleargrads()
+    model.a._grad, model.a._grad_valid = np.full(size, 1e300), True
+    optimizer.update()
+    assert optimizer.last_step_skipped
+    assert_same_bits(model.a.array, before, "a")
+
+
+@BATCHED
+def test_a_scale_without_a_floor_that_has_come_down_to_zero(batched):
+    model = link_of({"a": _values((3,)), "b": _values((9000,))})
+    optimizer = _wrapped(model, None, batched, mixprec.DynamicLossScale(init=2.0**-140, floor=None, patience=100))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for _ in range(20):
+            optimizer.update(lambda: F.sum(model.a * np.float32(np.inf)))
+        optimizer.update(lambda: F.sum(model.a))
+    assert optimizer.skipped == 21
+
+
+@BATCHED
+def test_mixed_gradients_that_somebody_takes_away_one_by_one(batched):
+    """``param.grad = None`` instead of ``cleargrads()``: what the next pass does not reach has a gradient of 0."""
+    model = link_of({"a": _values((3,)), "b": _values((3, 4))})
+    optimizer = _wrapped(model, None, batched, 8.0)
+    model.cleargrads()
+    for scaled in (True, False):
+        loss = F.sum(model.a) + F.sum(model.b)
+        (optimizer.scale_loss(loss) if scaled else loss).backward()
+    with pytest.raises(mixprec.UnscaledBackward):
+        optimizer.update()
+    for param in model.params():
+        param.grad = None
+    optimizer.scale_loss(F.sum(model.a)).backward()
+    optimizer.update()
+    assert not optimizer.last_step_skipped
+    assert optimizer.t == 1
+
+
+# --- hyperparameters that are no numbers
+
+
+@pytest.mark.parametrize("name", ["lr", "mask"])
+def test_another_array_among_the_hyperparameters_of_a_rule_in_every_step(name):
+    """A learning rate for each element, and something that the rule does not even know."""
+
+    def run(optimizer):
+        for seed in range(4):
+            setattr(optimizer.target.a.update_rule.hyperparam, name, np.array([0.1, 0.2, 0.3], np.float32) * seed)
+            _step(optimizer, seed)
+
+    _assert_same_run(
+        lambda batched: _wrapped(link_of({"a": _values((3,)), "b": _values((3,), 1)}), batched=batched), run
+    )
+
+
+# --- a step that cannot be made
+
+
+def test_going_on_after_a_plan_could_not_be_made():
+    """A switch that needs a state that is not there is Chainer's KeyError; switched back, the run goes on."""
+    optimizer = _wrapped(link_of({"a": _values((3,)), "b": _values((9000,), 1)}), optimizers.Adam())
+    expected = _wrapped(link_of({"a": _values((3,)), "b": _values((9000,), 1)}), optimizers.Adam())
+    _step(optimizer, 0)
+    optimizer.hyperparam.amsgrad = True
+    for _ in range(2):
+        with pytest.raises(KeyError, match="vhat"):
+            _step(optimizer, 7)
+    optimizer.hyperparam.amsgrad = False
+    _step(optimizer, 1)
+    for seed in range(2):
+        _step(expected, seed)
+    for param, other in zip(optimizer.target.params(), expected.target.params(), strict=True):
+        assert_same_bits(param.array, other.array, param.name)
+    assert optimizer.t == 2
+
+
+# --- when a plan is made
+
+
+class Rebinding(optimizers.sgd.SGDRule):
+    """A momentum that is a new array in every step."""
+
+    def init_state(self, param):
+        self.state["v"] = np.zeros_like(param.array)
+
+    def update_core(self, param):
+        self.state["v"] = 0.9 * self.state["v"] - self.hyperparam.lr * param.grad
+        param.array[...] += self.state["v"]
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """A list that grows by one whenever a plan is made."""
+    made = []
+    monkeypatch.setattr(batched_module, "plan", lambda *args, **kwargs: made.append(1) or plan(*args, **kwargs))
+    return made
+
+
+def test_a_rule_of_the_user_that_puts_new_arrays_into_its_state(plans):
+    """It is not in the batch: what it does with its state is no reason to plan anew."""
+    optimizer = _wrapped(link_of({"a": _values((3,)), "b": _values((9000,)), "c": _values((4,))}))
+    optimizer.target.a.update_rule = Rebinding(optimizer.hyperparam)
+    for seed in range(5):
+        _step(optimizer, seed)
+    assert len(plans) == 1
+
+
+@pytest.mark.parametrize("inner", [mixprec.LARS, mixprec.LAMB, optimizers.Adam])
+def test_nothing_is_planned_twice_in_a_run(inner, plans):
+    """Also if all parameters are updated one by one, and their states are made by the first step."""
+    optimizer = _wrapped(link_of({"a": _values((3,)), "b": _values((9000,))}), inner())
+    for seed in range(5):
+        _step(optimizer, seed)
+    assert len(plans) == 1
+
+
+# --- hooks with something else than numbers
+
+
+def test_hard_clipping_on_one_side():
+    """NumPy takes ``None`` for no bound."""
+
+    def run(optimizer):
+        optimizer.add_hook(optimizer_hooks.GradientHardClipping(None, 0.1))
+        _three_steps(optimizer)
+
+    _assert_same_run(lambda batched: _wrapped(link_of({"a": _values((3,)), "b": _values((9000,))}), None, batched), run)
