@@ -15,7 +15,7 @@ from mixprec.optimizer.rollback import update_unless
 from mixprec.optimizer.scaled_loss import MIXED, NOT_REACHED, ZERO, Used, factor_of, is_one, only_note, scale_of, use
 from mixprec.update.device import DeviceBatch, Scaling
 from mixprec.update.host import HostBatch
-from mixprec.update.plan import plan
+from mixprec.update.plan import ONE_BY_ONE, plan
 
 _LOGGER = logging.getLogger("mixprec")
 # What a step of the loss scale on a device knows beside its state.
@@ -206,7 +206,7 @@ class Batched:
 
     def _announce(self):
         """Tells once, by name, who is not in the batch."""
-        others = [name for name in self._plan.reasons if name in self._plan.others]
+        others = [name for name, reason in self._plan.reasons.items() if reason.startswith(ONE_BY_ONE)]
         if self._wanted and others:
             reason = self._plan.reasons[others[0]]
             if reason not in self._announced:

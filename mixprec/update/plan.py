@@ -12,6 +12,7 @@ from mixprec.update.hooks import CLIPPING, fold_of
 from mixprec.update.no_decay import DecayOfSome
 from mixprec.update.rules import expression_of
 
+ONE_BY_ONE = "one by one: "  # how the reason begins for parameters that Chainer updates
 # What runs a step of Chainer's optimizers; one with another of these is not what the batched update computes.
 _STEP = ("update", "call_hooks", "call_hook", "reallocate_cleared_grads", "is_safe_to_update", "update_loss_scale")
 
@@ -97,10 +98,10 @@ def _plan(optimizer, params):
             reasons[name] = "batched: " + ", ".join(type(step).__name__ for step in steps)
         else:
             others.append(name)
-            reasons[name] = f"one by one: {reason}"
+            reasons[name] = f"{ONE_BY_ONE}{reason}"
     needed_by = next((hook for hook in hooks if before or fold_of(hook) is CLIPPING), None)
     if others and needed_by is not None:
-        why = reasons[others[0]].removeprefix("one by one: ")
+        why = reasons[others[0]].removeprefix(ONE_BY_ONE)
         return _all_one_by_one(
             params, f"{type(needed_by).__name__} runs over all parameters at once, and {others[0]} is not in: {why}"
         )
@@ -170,7 +171,7 @@ def computed_by(rule):
 
 def _all_one_by_one(params, reason):
     names = [name for name, _, _ in params]
-    return Plan((), frozenset(names), dict.fromkeys(names, f"one by one: {reason}"))
+    return Plan((), frozenset(names), dict.fromkeys(names, f"{ONE_BY_ONE}{reason}"))
 
 
 def _address(array):
