@@ -28,10 +28,6 @@ using std::sqrt;
 
 struct HostDim { unsigned x; };
 static HostDim threadIdx, blockIdx, blockDim, gridDim;
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 namespace host {
 struct Barrier { unsigned arrived = 0, generation = 0; int any = 0, result = 0; };
@@ -164,6 +160,35 @@ static inline void sincospif(float x, float* sine, float* cosine) {
     *sine = static_cast<float>(std::sin(M_PI * x));
     *cosine = static_cast<float>(std::cos(M_PI * x));
 }
+
+// The accesses of a thread, of which common.cuh has another set for a GPU.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector { T of[N]; };
+
+template <class T, int N>
+static inline void load_all(unsigned long long address, T* x) {
+    const Vector<T, N> all = *reinterpret_cast<const Vector<T, N>*>(address);
+    for (int k = 0; k < N; k++) x[k] = all.of[k];
+}
+
+template <class T, int N>
+static inline void store_all(unsigned long long address, const T* x) {
+    Vector<T, N> all;
+    for (int k = 0; k < N; k++) all.of[k] = x[k];
+    *reinterpret_cast<Vector<T, N>*>(address) = all;
+}
+
+static inline void load_four(unsigned long long address, float* x) { load_all<float, 4>(address, x); }
+static inline void load_four(unsigned long long address, unsigned* x) { load_all<unsigned, 4>(address, x); }
+static inline void load_two(unsigned long long address, unsigned* x) { load_all<unsigned, 2>(address, x); }
+static inline void store_four(unsigned long long address, const float* x) { store_all<float, 4>(address, x); }
+static inline void store_two(unsigned long long address, const unsigned* x) { store_all<unsigned, 2>(address, x); }
+
+template <class T>
+static inline void load_one(unsigned long long address, T& x) { x = *reinterpret_cast<const T*>(address); }
+
+template <class T>
+static inline void store_one(unsigned long long address, T x) { *reinterpret_cast<T*>(address) = x; }
 
 static inline float half_to_float(unsigned short bits) {
     const unsigned sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;

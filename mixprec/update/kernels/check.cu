@@ -61,6 +61,34 @@ __device__ __forceinline__ bool finish_norms(
     return fit;
 }
 
+// Below these limits no elementwise hook makes inf or NaN: each adds to a gradient no more than the product of a number
+// and a parameter, or of a number and a random one, or limits it. Most of the time nothing has to be computed then, and
+// of a parameter with a copy no master is read. Above them hooks run as in an update.
+[[maybe_unused]] constexpr float SMALL_NUMBER = 0x1p40f, SMALL_PARAM = 0x1p20f, SMALL_GRAD = 0x1p60f;
+
+template <class P>
+__device__ __forceinline__ bool numbers_are_small(const float* numbers) {
+    bool small = true;
+#pragma unroll
+    for (int n = 0; n < P::HOOK_NUMBERS; ++n) small = fabsf(numbers[n]) <= SMALL_NUMBER && small;
+    return small;
+}
+
+// Whether gradients and parameters are small; what has not been loaded is taken to be.
+template <class P, int W>
+__device__ __forceinline__ bool are_small(const Job& job, const Loaded<W>& loaded, const float (&grad)[W]) {
+    bool small = true;
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+        small = fabsf(grad[k]) <= SMALL_GRAD && small;
+        if constexpr (P::LOOKS_AT_PARAM) {
+            const float param = job.row.copy ? widened(job.row.dtype, loaded.copy[k]) : loaded.master[k];
+            small = fabsf(param) <= SMALL_PARAM && small;
+        }
+    }
+    return small;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) check(
     const Moving* moving, const Restore* restores, const double* values, const Row* rows, const Chunk* chunks,
     long long entries, long long chunk_count, long long seed, const long long* applied, u32* ticket, Norms* norms,
@@ -69,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) check(
     bool finite = true;
     if (blockIdx.x < chunk_count) {
         const Chunk chunk = chunks[blockIdx.x];
-        const Job& job = job_of(chunk, moving, values, rows, seed, *applied, numbers, norms);
+        const Job& job = job_of(chunk, moving, values, rows, seed, *applied, norms);
         float param_sum = 0, grad_sum = 0;
         with_program(job.row.program, [&](auto program) {
             using P = decltype(program);
@@ -77,23 +105,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) check(
             const bool steps = P::STEPS && stage == P::POINTS - 1;
             compute_numbers<P>(
                 steps ? P::NUMBERS : P::HOOK_NUMBERS, values + job.row.values, *applied, numbers);
-            for_each_group(job, chunk.number, [&](auto width, long long i) {
+            constexpr bool QUICK = P::UPDATES && !P::POINTS;
+            const bool quick = QUICK && numbers_are_small<P>(numbers);
+            for_each_group<CHECK_WIDTH>(job, chunk.number, [&](auto width, long long i) {
                 constexpr int W = decltype(width)::value;
+                Loaded<W> loaded;
+                States<P, W> states;
+                if constexpr (P::LOOKS_AT_PARAM) {
+                    load_copies(job, i, loaded);
+                    if (!quick || !job.row.copy) load(job.row.master, i, loaded.master);
+                }
+                load_grads(job, i, loaded);
+                if constexpr (P::STEPS) {
+                    if (steps) load_states(job, i, states);
+                }
                 float param[W] = {}, grad[W];
-                if constexpr (P::LOOKS_AT_PARAM) load_params(job, i, param);
-                load_grads(job, i, grad);
+                grads_of(job, loaded, grad);
+                if constexpr (QUICK) {
+                    if (quick && are_small<P>(job, loaded, grad)) return;
+                }
+                if constexpr (P::LOOKS_AT_PARAM) {
+                    if (quick && job.row.copy) load(job.row.master, i, loaded.master);
+                    params_of(job, loaded, param);
+                }
 #pragma unroll
                 for (int k = 0; k < W; ++k) finite = isfinite(grad[k]) && finite;
                 if constexpr (P::UPDATES || P::POINTS) {
-                    run_hooks<P>(job, stage, i, param, grad);
+                    run_hooks<P>(job, stage, numbers, i, param, grad);
                     if constexpr (P::UPDATES) {
 #pragma unroll
                         for (int k = 0; k < W; ++k) finite = isfinite(grad[k]) && finite;
                     }
                     if constexpr (P::STEPS) {
                         if (steps) {
-                            with_states<P, W>(job, i, false, [&](int k, float* states) {
-                                grad[k] = P::step(numbers, param[k], grad[k], states);
+                            with_states(states, [&](int k, float* own) {
+                                grad[k] = P::step(numbers, param[k], grad[k], own);
                             });
                         }
                     }

@@ -8,7 +8,10 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr int WIDTH = 8;  // elements for a thread at once: 16 bytes of a 16-bit type
+// Elements for a thread at once. An update writes 16 bytes of float32, so that a warp writes whole lines; a check, which
+// reads only, has as much under way with 16 bytes of a 16-bit type.
+constexpr int CHECK_WIDTH = 8;
+constexpr int UPDATE_WIDTH = 4;
 constexpr int WARP = 32;
 constexpr int MIN_BLOCKS = 2;  // with more at a time the compiler spills registers
 
@@ -61,7 +64,6 @@ struct Job {
     u32 entry;
     u64 seed;
     u64 step;
-    const float* numbers;
     const Norms* norms;  // MAX_POINTS of them
 };
 
@@ -71,6 +73,47 @@ struct Width {
 };
 
 #ifndef HOST_LAUNCH
+// Arrays are accessed by these only. The compiler splits four floats that C++ stores at once into four stores again,
+// and does not know that the addresses, which are numbers, are those of global memory. In the order they are written.
+__device__ __forceinline__ void load_four(u64 address, float* x) {
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(address));
+}
+
+__device__ __forceinline__ void load_four(u64 address, u32* x) {
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(address));
+}
+
+__device__ __forceinline__ void load_two(u64 address, u32* x) {
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(address));
+}
+
+__device__ __forceinline__ void load_one(u64 address, float& x) {
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(address));
+}
+
+__device__ __forceinline__ void load_one(u64 address, u16& x) {
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(address));
+}
+
+__device__ __forceinline__ void store_four(u64 address, const float* x) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(address), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
+}
+
+__device__ __forceinline__ void store_two(u64 address, const u32* x) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" :: "l"(address), "r"(x[0]), "r"(x[1]));
+}
+
+__device__ __forceinline__ void store_one(u64 address, float x) {
+    asm volatile("st.global.f32 [%0], %1;" :: "l"(address), "f"(x));
+}
+
+__device__ __forceinline__ void store_one(u64 address, u16 x) {
+    asm volatile("st.global.u16 [%0], %1;" :: "l"(address), "h"(x));
+}
+
 __device__ __forceinline__ float half_to_float(u16 bits) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
@@ -104,53 +147,57 @@ __device__ __forceinline__ u16 rounded(int dtype, float x) {
 
 template <int W>
 __device__ __forceinline__ void load(u64 address, long long i, float (&x)[W]) {
-    const float* p = reinterpret_cast<const float*>(address) + i;
-    if constexpr (W == WIDTH) {
-        const float4 low = reinterpret_cast<const float4*>(p)[0], high = reinterpret_cast<const float4*>(p)[1];
-        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-        x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+    address += i * sizeof(float);
+    if constexpr (W == 1) {
+        load_one(address, x[0]);
     } else {
-        x[0] = *p;
+#pragma unroll
+        for (int k = 0; k < W; k += 4) load_four(address + k * sizeof(float), x + k);
     }
 }
 
 template <int W>
 __device__ __forceinline__ void load(u64 address, long long i, u16 (&x)[W]) {
-    const u16* p = reinterpret_cast<const u16*>(address) + i;
-    if constexpr (W == WIDTH) {
-        const uint4 pairs = *reinterpret_cast<const uint4*>(p);
-        x[0] = pairs.x, x[1] = pairs.x >> 16, x[2] = pairs.y, x[3] = pairs.y >> 16;
-        x[4] = pairs.z, x[5] = pairs.z >> 16, x[6] = pairs.w, x[7] = pairs.w >> 16;
+    address += i * sizeof(u16);
+    if constexpr (W == 1) {
+        load_one(address, x[0]);
     } else {
-        x[0] = *p;
+        u32 pairs[W / 2];
+        if constexpr (W == 4) {
+            load_two(address, pairs);
+        } else {
+            load_four(address, pairs);
+        }
+#pragma unroll
+        for (int k = 0; k < W; ++k) x[k] = pairs[k / 2] >> k % 2 * 16;
     }
 }
 
 template <int W>
 __device__ __forceinline__ void store(u64 address, long long i, const float (&x)[W]) {
-    float* p = reinterpret_cast<float*>(address) + i;
-    if constexpr (W == WIDTH) {
-        reinterpret_cast<float4*>(p)[0] = make_float4(x[0], x[1], x[2], x[3]);
-        reinterpret_cast<float4*>(p)[1] = make_float4(x[4], x[5], x[6], x[7]);
+    address += i * sizeof(float);
+    if constexpr (W == 1) {
+        store_one(address, x[0]);
     } else {
-        *p = x[0];
+        static_assert(W == 4);
+        store_four(address, x);
     }
 }
 
 template <int W>
 __device__ __forceinline__ void store(u64 address, long long i, const u16 (&x)[W]) {
-    u16* p = reinterpret_cast<u16*>(address) + i;
-    if constexpr (W == WIDTH) {
-        *reinterpret_cast<uint4*>(p) = make_uint4(
-            x[0] | static_cast<u32>(x[1]) << 16, x[2] | static_cast<u32>(x[3]) << 16,
-            x[4] | static_cast<u32>(x[5]) << 16, x[6] | static_cast<u32>(x[7]) << 16);
+    address += i * sizeof(u16);
+    if constexpr (W == 1) {
+        store_one(address, x[0]);
     } else {
-        *p = x[0];
+        static_assert(W == 4);
+        const u32 pairs[] = {x[0] | static_cast<u32>(x[1]) << 16, x[2] | static_cast<u32>(x[3]) << 16};
+        store_two(address, pairs);
     }
 }
 
 // Runs body(Width, index) over the elements of a chunk, WIDTH at once where all arrays are aligned to 16 bytes.
-template <class Body>
+template <int WIDTH, class Body>
 __device__ __forceinline__ void for_each_group(const Job& job, int chunk, Body body) {
     u64 addresses = job.grad | job.row.copy | job.row.master;
 #pragma unroll

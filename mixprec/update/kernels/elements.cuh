@@ -19,44 +19,54 @@ __device__ __forceinline__ void compute_numbers(int count, const double* values,
     __syncthreads();
 }
 
+// W elements as they are in memory. They are loaded all together, before anything is computed: a thread then waits for
+// memory once.
+template <int W>
+struct Loaded {
+    float master[W];
+    u16 copy[W];
+    float grad[W];
+    u16 grad_bits[W];
+};
+
+template <int W>
+__device__ __forceinline__ void load_copies(const Job& job, long long i, Loaded<W>& loaded) {
+    if (job.row.copy) load(job.row.copy, i, loaded.copy);
+}
+
+template <int W>
+__device__ __forceinline__ void load_grads(const Job& job, long long i, Loaded<W>& loaded) {
+    if (job.grad && job.row.dtype == FLOAT32) load(job.grad, i, loaded.grad);
+    if (job.grad && job.row.dtype != FLOAT32) load(job.grad, i, loaded.grad_bits);
+}
+
 // Masters, after they have taken over what somebody wrote into the copies.
 template <int W>
-__device__ __forceinline__ void load_params(const Job& job, long long i, float (&param)[W]) {
-    load(job.row.master, i, param);
-    if (job.row.copy) {
-        u16 copy[W];
-        load(job.row.copy, i, copy);
+__device__ __forceinline__ void params_of(const Job& job, const Loaded<W>& loaded, float (&param)[W]) {
 #pragma unroll
-        for (int k = 0; k < W; ++k) {
-            if (copy[k] != rounded(job.row.dtype, param[k])) param[k] = widened(job.row.dtype, copy[k]);
-        }
+    for (int k = 0; k < W; ++k) param[k] = loaded.master[k];
+    if (!job.row.copy) return;
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+        const u16 copy = loaded.copy[k];
+        if (copy != rounded(job.row.dtype, param[k])) param[k] = widened(job.row.dtype, copy);
     }
 }
 
 // Gradients, unscaled; zeros if there are none.
 template <int W>
-__device__ __forceinline__ void load_grads(const Job& job, long long i, float (&grad)[W]) {
-    if (!job.grad) {
+__device__ __forceinline__ void grads_of(const Job& job, const Loaded<W>& loaded, float (&grad)[W]) {
 #pragma unroll
-        for (int k = 0; k < W; ++k) grad[k] = 0;
-        return;
+    for (int k = 0; k < W; ++k) {
+        grad[k] = job.row.dtype == FLOAT32 ? loaded.grad[k] : widened(job.row.dtype, loaded.grad_bits[k]);
+        grad[k] = job.grad ? grad[k] * job.inverse : 0;
     }
-    if (job.row.dtype == FLOAT32) {
-        load(job.grad, i, grad);
-    } else {
-        u16 bits[W];
-        load(job.grad, i, bits);
-#pragma unroll
-        for (int k = 0; k < W; ++k) grad[k] = widened(job.row.dtype, bits[k]);
-    }
-#pragma unroll
-    for (int k = 0; k < W; ++k) grad[k] *= job.inverse;
 }
 
 // The hooks up to, but not including, the one that needs norms number `points`.
 template <class P, int W>
 __device__ __forceinline__ void run_hooks(
-    const Job& job, int points, long long i, const float (&param)[W], float (&grad)[W]) {
+    const Job& job, int points, const float* numbers, long long i, const float (&param)[W], float (&grad)[W]) {
     float noise[P::NOISES ? P::NOISES : 1][W];
 #pragma unroll
     for (int hook = 0; hook < P::NOISES; ++hook) draw(job, hook, i, noise[hook]);
@@ -65,34 +75,45 @@ __device__ __forceinline__ void run_hooks(
         float own[P::NOISES ? P::NOISES : 1];
 #pragma unroll
         for (int hook = 0; hook < P::NOISES; ++hook) own[hook] = noise[hook][k];
-        P::hooks(points, job.numbers, job.norms, own, param[k], grad[k]);
+        P::hooks(points, numbers, job.norms, own, param[k], grad[k]);
     }
 }
 
-// Runs body(param, grad, states) for W elements, the states by value, and writes them back if `keep`.
-template <class P, int W, class Body>
-__device__ __forceinline__ void with_states(const Job& job, long long i, bool keep, Body body) {
-    float states[P::STATES ? P::STATES : 1][W];
+template <class P, int W>
+struct States {
+    float of[P::STATES ? P::STATES : 1][W];
+};
+
+template <class P, int W>
+__device__ __forceinline__ void load_states(const Job& job, long long i, States<P, W>& states) {
 #pragma unroll
-    for (int s = 0; s < P::STATES; ++s) load(job.row.states[s], i, states[s]);
+    for (int s = 0; s < P::STATES; ++s) load(job.row.states[s], i, states.of[s]);
+}
+
+template <class P, int W>
+__device__ __forceinline__ void store_states(const Job& job, long long i, const States<P, W>& states) {
+#pragma unroll
+    for (int s = 0; s < P::STATES; ++s) store(job.row.states[s], i, states.of[s]);
+}
+
+// Runs body(k, states) for W elements, the states of each together.
+template <class P, int W, class Body>
+__device__ __forceinline__ void with_states(States<P, W>& states, Body body) {
 #pragma unroll
     for (int k = 0; k < W; ++k) {
         float own[P::STATES ? P::STATES : 1];
 #pragma unroll
-        for (int s = 0; s < P::STATES; ++s) own[s] = states[s][k];
+        for (int s = 0; s < P::STATES; ++s) own[s] = states.of[s][k];
         body(k, own);
 #pragma unroll
-        for (int s = 0; s < P::STATES; ++s) states[s][k] = own[s];
+        for (int s = 0; s < P::STATES; ++s) states.of[s][k] = own[s];
     }
-    if (!keep) return;
-#pragma unroll
-    for (int s = 0; s < P::STATES; ++s) store(job.row.states[s], i, states[s]);
 }
 
 // What the block has to do, in shared memory: it would take 40 registers of every thread.
 __device__ __forceinline__ const Job& job_of(
     const Chunk& chunk, const Moving* moving, const double* values, const Row* rows, u64 seed, long long applied,
-    const float* numbers, const Norms* norms) {
+    const Norms* norms) {
     __shared__ Job job;
     if (threadIdx.x == 0) {
         job.row = rows[chunk.entry];
@@ -101,7 +122,6 @@ __device__ __forceinline__ const Job& job_of(
         job.entry = chunk.entry;
         job.seed = seed;
         job.step = static_cast<u64>(values[job.row.values]) + applied;
-        job.numbers = numbers;
         job.norms = norms + static_cast<long long>(chunk.entry) * MAX_POINTS;
     }
     __syncthreads();

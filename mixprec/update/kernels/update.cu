@@ -1,4 +1,5 @@
-// The update of every parameter, or of none: then arrays that the forward pass has moved are as before. At its end counters and loss scale advance.
+// The update of every parameter, or of none: then arrays that the forward pass has moved are as before. At its end
+// counters and loss scale advance.
 
 // The same as mixprec.loss_scale.DynamicLossScale.adjust.
 __device__ __forceinline__ void adjust(
@@ -45,21 +46,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
     const bool skips = *skip || (other_skip && *other_skip);
     if (blockIdx.x < chunk_count) {
         const Chunk chunk = chunks[blockIdx.x];
-        const Job& job = job_of(chunk, moving, values, rows, seed, *applied, numbers, norms);
+        const Job& job = job_of(chunk, moving, values, rows, seed, *applied, norms);
         if (!skips) {
             with_program(job.row.program, [&](auto program) {
                 using P = decltype(program);
                 if constexpr (P::UPDATES) {
                     compute_numbers<P>(P::NUMBERS, values + job.row.values, *applied, numbers);
-                    for_each_group(job, chunk.number, [&](auto width, long long i) {
+                    for_each_group<UPDATE_WIDTH>(job, chunk.number, [&](auto width, long long i) {
                         constexpr int W = decltype(width)::value;
+                        Loaded<W> loaded;
+                        States<P, W> states;
+                        load(job.row.master, i, loaded.master);
+                        load_copies(job, i, loaded);
+                        load_grads(job, i, loaded);
+                        load_states(job, i, states);
                         float param[W], grad[W];
-                        load_params(job, i, param);
-                        load_grads(job, i, grad);
-                        run_hooks<P>(job, P::POINTS, i, param, grad);
-                        with_states<P, W>(job, i, true, [&](int k, float* states) {
-                            P::rule(numbers, job.norms, param[k], grad[k], states);
+                        params_of(job, loaded, param);
+                        grads_of(job, loaded, grad);
+                        run_hooks<P>(job, P::POINTS, numbers, i, param, grad);
+                        with_states(states, [&](int k, float* own) {
+                            P::rule(numbers, job.norms, param[k], grad[k], own);
                         });
+                        store_states(job, i, states);
                         store(job.row.master, i, param);
                         if (job.row.copy) {
                             u16 copy[W];
@@ -72,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
             });
         }
         if (zero && job.grad) {
-            for_each_group(job, chunk.number, [&](auto width, long long i) {
+            for_each_group<UPDATE_WIDTH>(job, chunk.number, [&](auto width, long long i) {
                 zero_grads<decltype(width)::value>(job, i);
             });
         }
