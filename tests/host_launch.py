@@ -66,6 +66,10 @@ class HostLauncher:
     def address(self, array):
         return array.ctypes.data
 
+    def addresses(self, arrays):
+        fit = all(self.holds(array) and array.flags.c_contiguous for array in arrays)
+        return [array.ctypes.data for array in arrays] if fit else None
+
     def full(self, shape, value, dtype):
         return np.full(shape, value, dtype).view(DeviceArray)
 

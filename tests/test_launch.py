@@ -16,11 +16,20 @@ class Pinned(np.ndarray):
 
 
 class Event:
-    def __init__(self, **options):
-        self.done = True
+    stream = None
+
+    def __init__(self, *, disable_timing):
+        assert disable_timing
+        self._done = True
+
+    @property
+    def done(self):
+        assert not Event.stream.capturing, "an event was asked during a capture"
+        return self._done
 
     def record(self, stream):
-        self.done = False
+        assert not stream.capturing, "a graph records an event that somebody is going to ask"
+        self._done = False
         stream.events.append(self)
 
 
@@ -31,18 +40,28 @@ class Stream:
 
     def __init__(self):
         self.copies, self.events = [], []
+        self.capturing = False
+
+    def is_capturing(self):
+        return self.capturing
 
     def synchronize(self):
         for target, source, size in self.copies:
             ctypes.memmove(target, source, size)
         for event in self.events:
-            event.done = True
+            event._done = True
         self.copies, self.events = [], []
+
+    def end_capture(self):
+        """Returns what launches the graph."""
+        graph, self.copies, self.capturing = self.copies, [], False
+        return lambda: self.copies.extend(graph)
 
 
 @pytest.fixture
 def cupy(monkeypatch):
     stream = Stream()
+    monkeypatch.setattr(Event, "stream", stream)
     allocated = []
 
     def alloc_pinned_memory(size):
@@ -95,6 +114,26 @@ def test_staging_memory_is_used_again(cupy):
         cupy.stream.synchronize()
         assert (memory[:size] == size).all()
     assert len(cupy.allocated) == 1
+
+
+def test_a_graph_copies_what_was_there_when_it_was_captured(cupy):
+    """Whatever is uploaded before and after; an event that a graph records must never be asked."""
+    launcher = launch.CupyLauncher(0)
+    memory, target = _target(8)
+    launcher.upload(np.full(8, 1, np.uint8), target)
+    cupy.stream.synchronize()
+    cupy.stream.capturing = True
+    launcher.upload(np.full(8, 2, np.uint8), target)
+    graph = cupy.stream.end_capture()
+    assert (memory == 1).all()
+    for value in (3, 4):
+        launcher.upload(np.full(8, value, np.uint8), target)
+        cupy.stream.synchronize()
+        assert (memory == value).all()
+        graph()
+        cupy.stream.synchronize()
+        assert (memory == 2).all()
+    assert len(cupy.allocated) == 2  # one of them belongs to the graph
 
 
 def test_arguments_are_8_bytes_each(cupy):

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import re
+import types
 import weakref
 from itertools import chain
 
@@ -28,6 +29,11 @@ def compiled(tmp_path_factory):
 @pytest.fixture
 def launcher(compiled):
     return HostLauncher(compiled)
+
+
+def parameter(array, grad):
+    """What the batched update looks at of a parameter, for arrays that Chainer would not take."""
+    return types.SimpleNamespace(_data=[array], _grad=grad, _grad_var=None, array=array, grad=grad)
 
 
 def receive(value):
@@ -114,6 +120,72 @@ def test_the_table_is_uploaded_as_far_as_it_changed(launcher):
     assert uploaded() == [everything]
     assert uploaded() == []
     del kept
+
+
+def test_hyperparameters_are_never_stale(launcher):
+    """Whoever they come from: the optimizer, the rule, another parent, an attribute of the rule."""
+    both = twin(launcher, [("MomentumSGD", 5, np.float16)] * 4 + [("Adam", 5, np.float16)] * 2)
+    rules = [entry.rule for entry in both.entries]
+    references = [param.update_rule for param in both._references()]
+
+    def step():
+        gradients = both.gradients()
+        both.set_gradients(gradients)
+        expected = both.expect(gradients, 1)
+        assert not receive(both.batch.check())
+        both.batch.update()
+        both.batch.settle()
+        exactly(both, expected, None)
+
+    def change(what):
+        for own in (rules, references):
+            what(own)
+        step()
+
+    step()
+    both.optimizers["MomentumSGD"].lr = 0.5
+    step()
+    change(lambda own: setattr(own[1].hyperparam, "lr", 0.25))
+    change(lambda own: setattr(own[1].hyperparam, "lr", 0.125))
+    change(lambda own: delattr(own[1].hyperparam, "lr"))
+    other = chainer.optimizers.MomentumSGD(lr=0.75).hyperparam
+    change(lambda own: setattr(own[0].hyperparam, "_parent", other))
+    change(lambda own: setattr(own[2], "hyperparam", own[0].hyperparam))
+    other.lr = 0.5
+    step()
+    change(lambda own: setattr(own[4], "t", 5))
+    change(lambda own: setattr(own[3], "_state", None))
+
+
+def test_a_state_that_was_taken_away_begins_afresh(launcher):
+    both = twin(launcher, [("MomentumSGD", 5, np.float32), ("SGD", 5, np.float32)])
+    for _ in range(2):
+        gradients = both.gradients()
+        both.set_gradients(gradients)
+        both.entries[0].rule._state = None
+        expected = both.expect(gradients, 1)
+        both.entries[0].rule._state = None
+        both.batch.check()
+        both.batch.update()
+        exactly(both, expected, None)
+
+
+def test_an_upload_that_fails_is_made_up_for(launcher, monkeypatch):
+    both = twin(launcher, [("SGD", 5, np.float32)])
+    gradients = both.gradients()
+    both.set_gradients(gradients)
+    expected = both.expect(gradients, 1)
+
+    def fail(source, target):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher, "upload", fail)
+        with pytest.raises(MemoryError):
+            both.batch.check()
+    both.batch.check()
+    both.batch.update()
+    exactly(both, expected, None)
 
 
 def test_gradients_are_not_kept_alive(launcher):
@@ -212,10 +284,8 @@ def test_bfloat16_copies_and_gradients(launcher):
     both = twin(launcher, [("MomentumSGD", size, np.float32) for size in SIZES])
     entries, gradients = [], []
     for entry in both.entries:
-        param = type("Param", (), {})()
-        param.array = bits_of(receive(entry.master.array)).view(Bits)
         gradient = bits_of(both.random.normal(size=entry.master.shape))
-        param.grad = gradient.view(Bits)
+        param = parameter(bits_of(receive(entry.master.array)).view(Bits), gradient.view(Bits))
         gradients.append(values_of(gradient))
         entries.append(dataclasses.replace(entry, param=param))
     expected, _ = both.expect(gradients, 1)
@@ -224,7 +294,22 @@ def test_bfloat16_copies_and_gradients(launcher):
     batch.update()
     for entry, master in zip(entries, expected, strict=True):
         np.testing.assert_array_equal(receive(entry.master.array), master)
-        np.testing.assert_array_equal(np.asarray(entry.param.array).view(np.uint16), bits_of(master))
+        np.testing.assert_array_equal(np.asarray(entry.param._data[0]).view(np.uint16), bits_of(master))
+
+
+@pytest.mark.parametrize("size", [1, 4099])
+def test_a_master_is_looked_at_where_its_copy_does_not_tell(launcher, size):
+    """Beyond 65,504 a float16 copy is inf and its master is not, which is what takes part."""
+    both = twin(launcher, [("SGD", size, np.float16)], [optimizer_hooks.WeightDecay(0.5)])
+    both.entries[0].master.array[size - 1] = 1e6
+    both.entries[0].param.array[size - 1] = np.inf
+    gradients = both.gradients()
+    both.set_gradients(gradients)
+    with np.errstate(over="ignore"):
+        expected = both.expect(gradients, 1)
+    assert not receive(both.batch.check())
+    both.batch.update()
+    exactly(both, expected, None)
 
 
 def test_several_factors(launcher):
@@ -350,7 +435,7 @@ def test_a_check_without_an_update_leaves_nothing_behind(launcher):
 )
 def test_a_gradient_that_does_not_fit_is_an_error(launcher, gradient, message):
     both = twin(launcher, [("SGD", 9, np.float16)])
-    param = type("Param", (), {"array": both.entries[0].param.array, "grad": gradient})()
+    param = parameter(both.entries[0].param.array, gradient)
     batch = DeviceBatch([dataclasses.replace(both.entries[0], param=param)], launcher)
     with pytest.raises(ValueError, match=re.escape(message)):
         batch.check()
@@ -540,6 +625,27 @@ def test_gradients_that_overflow_in_a_hook_skip_the_step(launcher):
         both.set_gradients(both.gradients())
         both.entries[0].master.array[4098] = 100
         assert receive(both.batch.check())
+
+
+def test_small_gradients_and_parameters_are_safe_from_every_elementwise_hook(launcher):
+    """The limits below which a check runs no hook: at them nothing overflows."""
+    source = source_of((), launcher.threads, launcher.chunk)
+    number, param, grad = (
+        2.0 ** int(re.search(rf"SMALL_{name} = 0x1p(\d+)f", source)[1]) for name in ("NUMBER", "PARAM", "GRAD")
+    )
+    hooks = [
+        optimizer_hooks.WeightDecay(number),
+        optimizer_hooks.Lasso(number),
+        optimizer_hooks.GradientNoise(number**2),  # the standard deviation is its root
+        optimizer_hooks.GradientHardClipping(-number, number),
+    ]
+    for own in (*([hook] for hook in hooks), hooks[:3]):
+        both = twin(launcher, [("SGD", 4099, np.float32)], own)
+        both.entries[0].master.array[...] = param
+        both.set_gradients([np.full(4099, grad, np.float32)])
+        assert not receive(both.batch.check())
+        both.batch.update()
+        assert np.isfinite(both.masters()[0]).all()
 
 
 def test_hard_clipping_does_not_hide_an_overflow(launcher):

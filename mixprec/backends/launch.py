@@ -5,10 +5,13 @@ one in its place that runs the same source on the host.
 """
 
 import functools
+import operator
 
 import chainer
 import numpy as np
 
+# Of arrays of CuPy. `flags` would be another object for each of them.
+_CONTIGUOUS, _DEVICE, _ADDRESS = map(operator.attrgetter, ("_c_contiguous", "data.device_id", "data.ptr"))
 # No contraction into fused multiply-adds: results are then those of NumPy, and the same in every kernel.
 OPTIONS = ("-std=c++17", "--fmad=false")
 
@@ -39,6 +42,7 @@ class CupyLauncher:
         self._cupy = cupy
         self._device = cupy.cuda.Device(device)
         self._staging = []  # (pinned memory, its size, event after the last copy from it)
+        self._captured = []  # pinned memory from which graphs copy
 
     def compile(self, source, names):
         """Returns the kernels of a CUDA source by their names; the same source is compiled once."""
@@ -65,6 +69,15 @@ class CupyLauncher:
         """Returns the address of the first element of an array on the device."""
         return array.data.ptr
 
+    def addresses(self, arrays):
+        """Returns the addresses of many arrays, or ``None`` if one is not contiguous or not on the device."""
+        try:
+            if not all(map(_CONTIGUOUS, arrays)) or not set(map(_DEVICE, arrays)) <= {self._device.id}:
+                return None
+            return list(map(_ADDRESS, arrays))
+        except AttributeError:  # an array of NumPy
+            return None
+
     def full(self, shape, value, dtype):
         """Returns a new array on the device."""
         with self._device:
@@ -73,18 +86,26 @@ class CupyLauncher:
     def upload(self, source, target):
         """Copies without waiting for the device.
 
+        While the current stream is capturing a graph, every launch of the graph will copy what is there now; the host
+        memory for that is kept as long as the launcher.
+
         Args:
             source: NumPy array of bytes, which may change as soon as this returns.
             target: array on the device, at least as long.
         """
-        runtime = self._cupy.cuda.runtime
         size = source.nbytes
         with self._device:
             stream = self._cupy.cuda.get_current_stream()
-            memory, event = self._free_staging(size)
+            if stream.is_capturing():
+                memory, event = self._cupy.cuda.alloc_pinned_memory(size), None
+                self._captured.append(memory)
+            else:
+                memory, event = self._free_staging(size)
             np.frombuffer(memory, np.uint8, size)[:] = source
+            runtime = self._cupy.cuda.runtime
             runtime.memcpyAsync(target.data.ptr, memory.ptr, size, runtime.memcpyHostToDevice, stream.ptr)
-            event.record(stream)
+            if event is not None:  # one that a graph records can never be asked whether it is done
+                event.record(stream)
 
     def _free_staging(self, size):
         """Returns pinned memory from which nothing is still to be copied, and its event."""

@@ -15,6 +15,8 @@ them (one, if there are no norms), and one for the update.
 """
 
 import dataclasses
+import itertools
+import operator
 
 import chainer
 
@@ -23,6 +25,7 @@ from mixprec.update.source import Program, points_of, source_of
 from mixprec.update.table import Table
 
 _KERNELS = ("check", "update")
+_GRAD, _GRAD_VAR, _SHAPE, _DTYPE = map(operator.attrgetter, ("_grad", "_grad_var", "shape", "dtype"))
 _SUMMING = {None: 0, "each": 1, "all": 2}
 
 
@@ -111,9 +114,9 @@ class DeviceBatch:
             ValueError: naming the parameter with a gradient or an array that does not fit.
         """
         self._step = None
-        gradients, copied = self._gradients()
-        factors = [None] * len(self._entries) if factors is None else [self._factor(factor) for factor in factors]
-        self._table.write(gradients, factors, restores)
+        gradients, addresses, copied = self._gradients()
+        factors = self._factors(factors)
+        self._table.write(addresses, factors, restores)
         self._step = gradients, factors, restores, copied
         if any(self._stages) and (self._partial is None or self._partial.shape[0] < self._table.chunks):
             self._partial = self._launcher.full((self._table.chunks, 2), 0, "float64")
@@ -184,17 +187,36 @@ class DeviceBatch:
         return applied
 
     def _gradients(self):
-        """The gradients, contiguous, and those that are not."""
-        gradients, copied = [], []
-        for entry in self._entries:
-            gradient, array = entry.param.grad, entry.param.array
+        """The gradients, contiguous, their addresses, and those that are not contiguous."""
+        table = self._table
+        gradients = list(map(_GRAD, table.params))
+        if not all(map(operator.is_, map(_GRAD_VAR, table.params), itertools.repeat(None))):  # of a backward pass
+            gradients = [param.grad for param in table.params]
+        if not table.look():
+            self._shapes, self._dtypes = list(map(_SHAPE, table.arrays)), list(map(_DTYPE, table.arrays))
+        present = [gradient for gradient in gradients if gradient is not None]
+        shapes, dtypes = self._shapes, self._dtypes
+        if len(present) < len(gradients):
+            chosen = [gradient is not None for gradient in gradients]
+            shapes, dtypes = (list(itertools.compress(values, chosen)) for values in (shapes, dtypes))
+        addresses = self._launcher.addresses(present)
+        if addresses is None or list(map(_SHAPE, present)) != shapes or list(map(_DTYPE, present)) != dtypes:
+            return self._gradients_one_by_one(gradients)
+        if len(present) < len(gradients):
+            found = iter(addresses)
+            addresses = [next(found) if is_there else 0 for is_there in chosen]
+        return gradients, addresses, []
+
+    def _gradients_one_by_one(self, gradients):
+        contiguous, copied = [], []
+        for entry, gradient, array in zip(self._entries, gradients, self._table.arrays, strict=True):
             if gradient is not None:
                 self._check_gradient(entry.name, gradient, array)
                 if not gradient.flags.c_contiguous:
                     copied.append(gradient)
                     gradient = gradient.copy(order="C")
-            gradients.append(gradient)
-        return gradients, copied
+            contiguous.append(gradient)
+        return contiguous, list(map(self._address, contiguous)), copied
 
     def _check_gradient(self, name, gradient, array):
         if not self._launcher.holds(gradient):
@@ -204,6 +226,13 @@ class DeviceBatch:
                 f"the gradient of {name} is {gradient.dtype} of shape {gradient.shape}; "
                 f"the parameter is {array.dtype} of shape {array.shape}"
             )
+
+    def _factors(self, factors):
+        if factors is None:
+            return [None] * len(self._entries)
+        if factors and all(map(operator.is_, factors, itertools.repeat(factors[0]))):
+            return [self._factor(factors[0])] * len(factors)
+        return list(map(self._factor, factors))
 
     def _factor(self, factor):
         if factor is None or isinstance(factor, chainer.get_array_types()):

@@ -6,6 +6,7 @@ states; which block of a launch has which part of which parameter). A step uploa
 everything, always by one copy.
 """
 
+import itertools
 import operator
 
 import numpy as np
@@ -32,6 +33,8 @@ _ROW = np.dtype(
 )
 _RESTORE = np.dtype([("now", np.uint64), ("before", np.uint64), ("bytes", np.int64)])
 _CHUNK = np.dtype([("entry", np.int32), ("number", np.int32)])
+_DATA, _STATE, _T, _HYPERPARAM = map(operator.attrgetter, ("_data", "_state", "t", "hyperparam"))
+_NBYTES = operator.attrgetter("nbytes")
 
 
 class Table:
@@ -43,6 +46,8 @@ class Table:
         launcher: :class:`~mixprec.backends.launch.CupyLauncher`.
 
     Attributes:
+        params: the parameters.
+        arrays: their arrays at the last :meth:`look`.
         chunks: number of blocks that the parameters need; known after the first :meth:`write`.
         restores: number of arrays that a skipped step restores, by a block for each.
     """
@@ -51,57 +56,97 @@ class Table:
         self._entries = entries
         self._programs = programs
         self._launcher = launcher
+        # What every step looks at, in lists that iterators go through without bytecode.
+        self.params = [entry.param for entry in entries]
+        self._masters = [entry.master for entry in entries]
+        self._rules = [entry.rule for entry in entries if entry.rule is not None]
+        states = [(entry.rule, name) for entry in entries if entry.rule is not None for name in entry.expression.states]
+        self._rule_of_states, self._names_of_states = [rule for rule, _ in states], [name for _, name in states]
         self._arrays = None  # those the rows point to; held, so that nobody else gets their addresses
-        self._values = None
+        self._values = _Values(entries)
+        self._flat = self._moving_addresses = self._restore_addresses = None
         self.chunks = self.restores = 0
 
+    def look(self):
+        """Looks at all arrays, before :meth:`write`; returns whether they are those of the last one."""
+        if self._arrays is None:
+            self._init_states()
+        self.arrays = [array for (array,) in map(_DATA, self.params)]
+        try:
+            states = list(map(dict.get, map(_STATE, self._rule_of_states), self._names_of_states))
+        except TypeError:  # somebody has taken the state away from a rule
+            self._init_states()
+            states = [rule.state[name] for rule, name in zip(self._rule_of_states, self._names_of_states, strict=True)]
+        self._all = self.arrays + [array for (array,) in map(_DATA, self._masters)] + states
+        self._same_arrays = self._arrays is not None and all(map(operator.is_, self._all, self._arrays))
+        return self._same_arrays
+
     def write(self, gradients, factors, restores=()):
-        """Brings the table up to date. The caller holds the gradients and factors until its kernels are launched.
+        """Brings the table up to date, after :meth:`look`.
+
+        The caller holds gradients and factors until its kernels are launched.
 
         Args:
-            gradients: the gradient of each entry, contiguous; ``None`` for zeros.
+            gradients: the address of the gradient of each entry; 0 for zeros.
             factors: what it was multiplied by, a float32 or float64 array of shape () on the device, or ``None`` for 1.
             restores: ``[(array, its copy)]``.
         """
-        arrays = [array for entry in self._entries for array in _arrays_of(entry)]
-        values = _values_of(self._entries)
-        moving = np.zeros(len(self._entries), _MOVING)
-        moving["grad"] = [0 if gradient is None else self._launcher.address(gradient) for gradient in gradients]
-        moving["factor"] = self._factor_addresses(factors)
-        address = self._launcher.address
-        copies = np.array([(address(now), address(before), now.nbytes) for now, before in restores], _RESTORE)
-        same_rows = self._arrays is not None and all(map(operator.is_, arrays, self._arrays))
-        if not same_rows or len(copies) != self.restores:
-            self._build(len(values), len(copies))
-            self._arrays = arrays
-            size = self._host.nbytes
+        if not (same_values := self._values.look()):
+            self._flat = None
+        flat = self._values.now()
+        moving = gradients, self._factor_addresses(factors)
+        copies = self._restores(restores)
+        same_rows = self._same_arrays and len(restores) == self.restores
+        if not same_rows:
+            self._build(self._values.size, len(restores))
         elif (
-            values != self._values
-            or not np.array_equal(moving, self._moving)
-            or not np.array_equal(copies, self._host_restores)
+            same_values
+            and flat == self._flat
+            and moving == self._moving_addresses
+            and copies == self._restore_addresses
         ):
-            size = self._head
-        else:
             return
-        self._moving[...] = moving
-        self._host_restores[...] = copies
-        self._host_values[...] = values
-        self._values = values
-        self._launcher.upload(self._host[:size], self._device)
+        self._arrays = None  # until all is there
+        self._moving["grad"], self._moving["factor"] = moving
+        self._host_restores["now"], self._host_restores["before"], self._host_restores["bytes"] = copies
+        self._values.put(flat, self._host_values)
+        self._launcher.upload(self._host[: self._head if same_rows else self._host.nbytes], self._device)
+        self._flat, self._moving_addresses, self._restore_addresses = flat, moving, copies
+        self._arrays = self._all
 
     def addresses(self):
         """Returns the addresses of the parts, as the kernels want them: moving, restores, values, rows, chunks."""
         start = self._launcher.address(self._device)
         return [start + offset for offset in self._offsets]
 
+    def _init_states(self):
+        """Before the first update, so that one that is skipped leaves what Chainer begins with."""
+        for entry in self._entries:
+            if entry.rule is not None and entry.rule.state is None:
+                entry.rule._init_states(entry.master)
+
     def _factor_addresses(self, factors):
-        known = {id(None): 0}
+        if factors and all(map(operator.is_, factors, itertools.repeat(factors[0]))):
+            return [self._factor_address(factors[0])] * len(factors)
+        known = {}
         for factor in factors:
             if id(factor) not in known:
                 known[id(factor)] = self._factor_address(factor)
         return [known[id(factor)] for factor in factors]
 
+    def _restores(self, restores):
+        """Returns addresses of arrays and of their copies, and their sizes in bytes."""
+        if not restores:
+            return [], [], []
+        now, before = map(list, zip(*restores, strict=True))
+        addresses = self._launcher.addresses(now), self._launcher.addresses(before)
+        if None in addresses:
+            raise ValueError("arrays that a skipped step restores must be contiguous and on the device of the batch")
+        return *addresses, list(map(_NBYTES, now))
+
     def _factor_address(self, factor):
+        if factor is None:
+            return 0
         if not self._launcher.holds(factor) or factor.shape != () or str(factor.dtype) not in ("float32", "float64"):
             raise ValueError("a loss scale must be a float32 or float64 array of shape () on the device of the batch")
         return self._launcher.address(factor) | (_FACTOR_IS_DOUBLE if factor.dtype == np.float64 else 0)
@@ -149,8 +194,6 @@ def _arrays_of(entry):
     """Parameter, master, states."""
     if entry.rule is None:
         return entry.param.array, entry.master.array
-    if entry.rule.state is None:  # before the first update, so that one that is skipped leaves what Chainer begins with
-        entry.rule._init_states(entry.master)
     state = entry.rule.state
     return entry.param.array, entry.master.array, *(state[name] for name in entry.expression.states)
 
@@ -173,27 +216,78 @@ def _check(entry, launcher):
         raise ValueError(f"{entry.name}: its master is not its array, although that is in float32")
 
 
-def _values_of(entries):
-    """For every entry ``t`` and the hyperparameters of its hooks and its rule, one after the other."""
-    known = {}
+class _Values:
+    """For every entry ``t`` and the hyperparameters of its hooks and its rule, one after the other.
 
-    def once(key, owner, source):
-        if key not in known:
-            known[key] = owner.hyperparameters_of(source)
-        return known[key]
+    Most rules get theirs from the optimizer, and are not asked one by one.
+    """
 
-    values = []
-    for entry in entries:
-        rule = entry.rule
-        values.append(0.0 if rule is None else float(rule.t))
-        for hook in entry.hooks:
-            values += once(id(hook.hook), hook.fold, hook.hook)
-        if rule is None:
-            continue
-        own = vars(rule.hyperparam)
-        if len(own) == 1 and vars(rule).keys().isdisjoint(entry.expression.hyperparameters):
-            # Everything comes from the optimizer, like that of most other rules.
-            values += once((id(own["_parent"]), id(entry.expression)), entry.expression, rule)
-        else:
-            values += entry.expression.hyperparameters_of(rule)
-    return values
+    def __init__(self, entries):
+        self._entries = entries
+        self._rules = [entry.rule for entry in entries if entry.rule is not None]
+        self._names = [frozenset(entry.expression.hyperparameters) for entry in entries if entry.rule is not None]
+        self._looked = None
+        self.look()
+
+    def look(self):
+        """Looks who gets hyperparameters from whom; returns whether that is as it was."""
+        hyperparams = list(map(_HYPERPARAM, self._rules))
+        own = list(map(vars, hyperparams))
+        plain = list(map(frozenset.isdisjoint, self._names, map(vars, self._rules)))
+        if self._looked is not None:
+            hyperparams_before, own_before, plain_before = self._looked
+            if (
+                all(map(operator.is_, hyperparams, hyperparams_before))
+                and plain == plain_before
+                and list(map(_parent, own)) == own_before
+            ):
+                return True
+        self._looked = hyperparams, list(map(_parent, own)), plain
+        self._arrange(own, plain)
+        return False
+
+    def _arrange(self, own, plain):
+        self._sources, self._place = [], []
+        first, known = len(self._rules), {}
+
+        def place(key, owner, source):
+            nonlocal first
+            if key not in known:
+                self._sources.append((owner, source))
+                known[key] = range(first, first + len(owner.hyperparameters))
+                first += len(owner.hyperparameters)
+            self._place.extend(known[key])
+
+        number = 0
+        for entry in self._entries:
+            self._place.append(-1 if entry.rule is None else number)
+            for hook in entry.hooks:
+                place((id(hook.hook), id(hook.fold)), hook.fold, hook.hook)
+            if entry.rule is not None:
+                shared = plain[number] and len(own[number]) == 1
+                key = id(own[number]["_parent"]) if shared else id(entry.rule)
+                place((key, id(entry.expression)), entry.expression, entry.rule)
+                number += 1
+        self._place = np.array(self._place, np.intp)
+
+    @property
+    def size(self):
+        """How many values there are."""
+        return len(self._place)
+
+    def now(self):
+        """Returns the different ones of them, 0 at the end."""
+        values = list(map(_T, self._rules))
+        for owner, source in self._sources:
+            values += owner.hyperparameters_of(source)
+        values.append(0)
+        return values
+
+    def put(self, values, target):
+        """Writes what :meth:`now` has returned into an array, for every entry."""
+        target[...] = np.array(values, np.float64)[self._place]
+
+
+def _parent(own):
+    """Returns from whom hyperparameters come if all of them do, otherwise something else."""
+    return own["_parent"] if len(own) == 1 else None
