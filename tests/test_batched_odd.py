@@ -3,9 +3,13 @@
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import device_stand_in
 import numpy as np
 import pytest
 from chainer import optimizer_hooks, optimizers
+from device_runs import stay_on_host
+from device_stand_in import DeviceArray
+from host_launch import HostLauncher
 from update_pair import assert_same_bits, link_of
 
 import mixprec
@@ -277,3 +281,45 @@ def test_hard_clipping_on_one_side():
         _three_steps(optimizer)
 
     _assert_same_run(lambda batched: _wrapped(link_of({"a": _values((3,)), "b": _values((9000,))}), None, batched), run)
+
+
+# --- zero_gradients
+
+
+class _Launcher(HostLauncher):
+    def holds(self, array):
+        return isinstance(array, np.ndarray)  # some of Chainer's functions lose the stand-in's class on NumPy
+
+
+@pytest.fixture
+def launcher(tmp_path, monkeypatch):
+    launcher = _Launcher(tmp_path)
+    monkeypatch.setattr(
+        batched_module, "launcher_of", lambda array: launcher if isinstance(array, DeviceArray) else None
+    )
+    return launcher
+
+
+@pytest.mark.parametrize("place", [stay_on_host, device_stand_in.send])
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: F.reshape(x, (3,))], ids=["one array", "a view"])
+def test_zeros_in_a_gradient_that_two_parameters_share(place, view, launcher):
+    """The backward pass of ``a + b`` gives both the same array; both are updated before it is zero."""
+    model = place(link_of({"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}))
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=1.0), 8.0, zero_gradients=True).setup(model)
+    weights = np.arange(3, dtype=np.float32)
+    for step in range(1, 3):
+        optimizer.scale_loss(F.sum((model.a + view(model.b)) * chainer.Variable(weights))).backward()
+        assert np.shares_memory(model.a.grad, model.b.grad) or step > 1
+        optimizer.update()
+        for param in model.params():
+            np.testing.assert_array_equal(np.asarray(param.array), -step * weights)
+            assert not np.asarray(param.grad).any()
+
+
+def test_the_message_of_a_diverged_run_does_not_count_zeros():
+    model = link_of({"a": _values((3,))})
+    scale = mixprec.DynamicLossScale(patience=2)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), scale, zero_gradients=True).setup(model)
+    optimizer.update(lambda: F.sum(model.a * np.float32(np.inf)))
+    with pytest.raises(mixprec.LossScaleExhausted, match=r"gradients have been set to zero already \(zero_gradients"):
+        optimizer.update(lambda: F.sum(model.a * np.float32(np.inf)))

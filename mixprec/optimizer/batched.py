@@ -47,6 +47,7 @@ class Batched:
         self._seed = None  # of the noise on a device
         self._unsettled = False
         self._bases_before = []
+        self._zeroed = ()  # ids of the parameters whose gradients the kernel sets to zero
 
     @property
     def plan(self):
@@ -121,18 +122,24 @@ class Batched:
         if isinstance(scaler, DynamicLossScale):
             constants = {name: getattr(scaler, name) for name in _CONSTANTS}
             scaling = Scaling(*scaler.held_by(self._hold), **constants)
-        self._batch.update(others, scaling, counters, self._zero_gradients)
+        self._zeroed = set(map(id, self._params)) if self._zero_gradients and not self._share_gradients() else ()
+        self._batch.update(others, scaling, counters, bool(self._zeroed))
         self._unsettled = True
         statistics.undo(counters[1], but=moved)
         return counters[1]
 
+    def _share_gradients(self):
+        """Whether two parameters have one gradient (``a + b``): zeros for one would come too early for the other."""
+        arrays = [param.grad for param in self._params]
+        addresses = [self._launcher.address(array) for array in arrays if array is not None and array.size]
+        return len(set(addresses)) < len(addresses)
+
     def _zero(self, params, arrays):
-        in_kernel = {id(param) for param in self._params} if isinstance(self._batch, DeviceBatch) else ()
         for param, array in zip(params, arrays, strict=True):
             if array is not None:
-                if id(param) in in_kernel:
+                if id(param) in self._zeroed:
                     pass
-                elif array.flags.writeable:
+                elif getattr(array.flags, "writeable", True):  # CuPy has no such flag
                     array[...] = 0
                 else:
                     param.grad = param.xp.zeros_like(param.array)
@@ -181,6 +188,7 @@ class Batched:
         optimizer, masters = self._optimizer, self._masters
         self._batch = None
         namedparams = masters.all_current()
+        self._zeroed = ()
         self._changes = None  # should this fail, the next step makes it again
         self._launcher = next(
             (launcher_of(param.array) for _, param, _ in namedparams if param.array is not None), None

@@ -4,6 +4,7 @@ import chainer
 import numpy as np
 
 from mixprec.optimizer import gradients
+from mixprec.optimizer.scaled_loss import ZERO
 
 _WORST = 5
 
@@ -30,6 +31,8 @@ def _gradients(masters):
         if (count := _Count.of(array)).bad:
             counts.append((name, count))
     counts.sort(key=lambda item: -item[1].bad)  # stable: among equals the order of the model
+    if not counts and any(param._loss_scale is ZERO for param in masters.model.params()):
+        return "gradients have been set to zero already (zero_gradients=True)"
     texts = [f"{name} ({count})" for name, count in counts[:_WORST]]
     if len(counts) > _WORST:
         texts.append(f"and {len(counts) - _WORST} more")
