@@ -323,3 +323,21 @@ def test_the_message_of_a_diverged_run_does_not_count_zeros():
     optimizer.update(lambda: F.sum(model.a * np.float32(np.inf)))
     with pytest.raises(mixprec.LossScaleExhausted, match=r"gradients have been set to zero already \(zero_gradients"):
         optimizer.update(lambda: F.sum(model.a * np.float32(np.inf)))
+
+
+class Own(optimizers.sgd.SGDRule):
+    """A rule that the batch does not know."""
+
+
+def test_a_hyperparameter_that_is_refused_beside_a_rule_of_the_user():
+    """The rules outside of the batch have not run either."""
+    optimizer = _wrapped(link_of({"a": _values((3,)), "b": _values((9000,), 1)}), optimizers.RMSprop())
+    optimizer.target.a.update_rule = Own(lr=0.1)
+    _step(optimizer, 0)
+    before = [param.array.copy() for param in optimizer.target.params()]
+    optimizer.eps = 1e-60
+    with pytest.raises(ValueError, match="too small for float32"):
+        _step(optimizer, 1)
+    for param, array in zip(optimizer.target.params(), before, strict=True):
+        assert_same_bits(param.array, array, param.name)
+    assert {optimizer.t, *(param.update_rule.t for param in optimizer.target.params())} == {1}

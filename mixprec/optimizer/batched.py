@@ -100,6 +100,8 @@ class Batched:
             batch.load(self._gradients(), self._inverses(note))
             skipped = not batch.is_finite()
         if plan.others:
+            if not skipped:
+                batch.numbers()  # nothing has moved yet, should a hyperparameter be refused
             skipped = self._update_others(skipped, steps)
         steps.settle()
         if not skipped:

@@ -58,11 +58,17 @@ class HostBatch:
     def update(self):
         """Updates masters, states, ``t`` of the rules, and parameters."""
         with np.errstate(over="ignore", invalid="ignore"):
-            updated = [group for group in self._groups if group.expression is not None]
-            numbers = [group.numbers() for group in updated]  # before anything moves: a hyperparameter may be refused
-            for group, own in zip(updated, numbers, strict=True):
+            for group, own in self.numbers():  # before anything moves: a hyperparameter may be refused
                 group.update(own)
         self._forget()
+
+    def numbers(self):
+        """Returns ``[(group, its numbers)]`` of the groups to update.
+
+        Raises:
+            ValueError: a hyperparameter is refused, as in Chainer.
+        """
+        return [(group, group.numbers()) for group in self._groups if group.expression is not None]
 
     def _forget(self):
         """Lets go of the gradients, whose memory the next backward pass may want."""
