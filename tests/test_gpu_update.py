@@ -17,6 +17,13 @@ EXACT = ("SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "AdaGrad", 
 EXACT += ("RMSprop, eps inside", "SMORMS3", "LARS, not adapted")
 
 
+SPIN = """
+extern "C" __global__ void spin(long long clocks) {
+    for (const long long start = clock64(); clock64() - start < clocks;) {}
+}
+"""
+
+
 class CountingLauncher(CupyLauncher):
     def __init__(self, device):
         super().__init__(device)
@@ -132,15 +139,16 @@ def test_a_step_runs_on_the_current_stream_and_waits_for_nothing():
 
     both = twin([("CorrectedMomentumSGD", 1_000_003, np.float16)] * 4)
     gradients = both.gradients()
+    cupy.cuda.Device().synchronize()  # a stream that does not block does not wait for the one of the twin either
+    spin = cupy.RawKernel(SPIN, "spin")
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
+        spin((1,), (1,), (1,))
         both.set_gradients(gradients)
         expected = both.expect(gradients, 1)
         both.batch.check()  # compiled, allocated
         stream.synchronize()
-        busy = cupy.ones((8192, 8192), np.float32)
-        for _ in range(20):
-            busy = busy @ busy * np.float32(1 / 8192)
+        spin((1,), (1,), (10**9,))  # half a second
         after = cupy.cuda.Event()
         both.batch.check()
         both.batch.update()
@@ -148,3 +156,41 @@ def test_a_step_runs_on_the_current_stream_and_waits_for_nothing():
         assert not after.done
         stream.synchronize()
         exactly(both, expected, None)
+
+
+def test_a_graph_of_a_step_is_a_step():
+    """Captured once, also what is uploaded, and launched three times."""
+    import cupy
+
+    both = twin([(name, 4099, dtype) for name in ("MomentumSGD", "Adam") for dtype in (np.float16, np.float32)])
+    gradients = both.gradients()
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        both.set_gradients(gradients)
+        both.expect(gradients, 1)  # the reference counts the step; the next ones start from where the device is
+        both.batch.check()
+        both.batch.update()
+        both.batch.settle()  # t is uploaded once more
+        held = [entry.param.grad for entry in both.entries]
+        both.set_gradients(gradients)
+        uploads = len(both.launcher.uploads)
+        stream.synchronize()
+        stream.begin_capture()
+        try:
+            both.batch.check()
+            both.batch.update()
+        finally:
+            graph = stream.end_capture()
+        assert len(both.launcher.uploads) == uploads + 1
+        for _ in range(3):
+            before = both.masters()
+            expected = both.expect(gradients, 1)
+            graph.launch(stream)
+            stream.synchronize()
+            closely(both, expected, before)
+        assert both.batch.settle() == 3
+        both.batch.check()  # and an ordinary step after that
+        both.batch.update()
+        stream.synchronize()
+    del held

@@ -112,7 +112,10 @@ class Batched:
         return np.bool_(skipped)
 
     def _step_on_device(self, note, scaler, steps, statistics):
-        factors = None if note is NOT_REACHED else [_factor_of(param) for param in self._params]
+        if note is MIXED or isinstance(note, Used):
+            factors = [_factor_of(param) for param in self._params]
+        else:
+            factors = [None if is_one(factor_of(note)) else factor_of(note)] * len(self._params)
         if self._bases() != self._bases_before:
             self.settle()  # with the bases of the powers as they were in the steps so far
             self._bases_before = self._bases()
