@@ -73,6 +73,12 @@ class HostLauncher:
     def full(self, shape, value, dtype):
         return np.full(shape, value, dtype).view(DeviceArray)
 
+    def contiguous(self, array):
+        return array.copy(order="C")
+
+    def zero(self, array):
+        array[...] = 0
+
     def upload(self, source, target):
         target[: source.nbytes] = source
         self.uploads.append(source.nbytes)

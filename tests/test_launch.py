@@ -1,6 +1,5 @@
 """CuPy's side of the batched update, with a stub in CuPy's place."""
 
-import contextlib
 import ctypes
 import sys
 import types
@@ -58,6 +57,36 @@ class Stream:
         return lambda: self.copies.extend(graph)
 
 
+class Device:
+    current = 0
+
+    def __init__(self, number):
+        self.id = number
+
+    def __enter__(self):
+        self._before, Device.current = Device.current, self.id
+
+    def __exit__(self, *error):
+        Device.current = self._before
+
+
+class OfCupy(np.ndarray):
+    """With the attributes that are CuPy's own; works on its own device only, as without peer access."""
+
+    id = 1
+    data = property(lambda self: types.SimpleNamespace(ptr=self.ctypes.data, device_id=self.id))
+    device = property(lambda self: Device(self.id))
+    _c_contiguous = property(lambda self: self.flags.c_contiguous)
+
+    def copy(self, order="C"):
+        assert Device.current == self.id
+        return super().copy(order)
+
+    def __setitem__(self, index, value):
+        assert Device.current == self.id
+        super().__setitem__(index, value)
+
+
 @pytest.fixture
 def cupy(monkeypatch):
     stream = Stream()
@@ -73,13 +102,14 @@ def cupy(monkeypatch):
         stream.copies.append((target, source, size))
 
     stub = types.SimpleNamespace(
+        ndarray=OfCupy,
         cuda=types.SimpleNamespace(
-            Device=lambda number: contextlib.nullcontext(),
+            Device=Device,
             Event=Event,
             get_current_stream=lambda: stream,
             alloc_pinned_memory=alloc_pinned_memory,
             runtime=types.SimpleNamespace(memcpyAsync=memcpy_async, memcpyHostToDevice=1),
-        )
+        ),
     )
     monkeypatch.setitem(sys.modules, "cupy", stub)
     stub.stream, stub.allocated = stream, allocated
@@ -134,6 +164,22 @@ def test_a_graph_copies_what_was_there_when_it_was_captured(cupy):
         cupy.stream.synchronize()
         assert (memory == 2).all()
     assert len(cupy.allocated) == 2  # one of them belongs to the graph
+
+
+def test_arrays_of_another_device_than_the_current_one(cupy):
+    launcher = launch.CupyLauncher(1)
+    arrays = [np.ones((2, 3), np.float16).view(OfCupy) for _ in range(3)]
+    assert launcher.addresses(arrays) == [array.ctypes.data for array in arrays] == list(map(launcher.address, arrays))
+    assert launcher.addresses([]) == []
+    assert launcher.addresses([*arrays, arrays[0].T]) is None
+    assert launcher.addresses([*arrays, np.ones(2)]) is None
+    arrays[1].id = 0
+    assert launcher.addresses(arrays) is None
+    assert [launcher.holds(array) for array in [*arrays, np.ones(2)]] == [True, False, True, False]
+    assert launcher.contiguous(arrays[0].T).flags.c_contiguous
+    launcher.zero(arrays[0])
+    assert not arrays[0].any()
+    assert Device.current == 0
 
 
 def test_arguments_are_8_bytes_each(cupy):

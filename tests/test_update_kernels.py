@@ -365,6 +365,58 @@ def test_power_of_msvag_moves_with_the_steps_that_count(launcher):
     run(both, exactly, steps=5, skipped={2})
 
 
+class CapturingLauncher(HostLauncher):
+    """While ``graph`` is a list, launches and uploads go there instead."""
+
+    graph = None
+
+    def launch(self, kernel, blocks, arguments):
+        self._now_or_later(super().launch, kernel, blocks, list(arguments))
+
+    def upload(self, source, target):
+        self._now_or_later(super().upload, source.copy(), target)
+
+    def _now_or_later(self, function, *arguments):
+        if self.graph is None:
+            function(*arguments)
+        else:
+            self.graph.append((function, arguments))
+
+
+@pytest.mark.parametrize("uploads", [False, True])
+def test_a_graph_of_a_step_is_a_step(compiled, uploads):
+    """As long as arrays and hyperparameters stay as they are; ``t`` moves on, and an overflow is seen."""
+    launcher = CapturingLauncher(compiled)
+    both = twin(launcher, of_all_rules(), [optimizer_hooks.WeightDecay(0.01)])
+    gradients = both.gradients()
+    both.set_gradients(gradients)
+    both.expect(gradients, 1)  # the reference counts the step
+    both.batch.check()
+    both.batch.update()
+    if uploads:
+        both.batch.settle()
+    launcher.graph = graph = []
+    both.batch.check()
+    both.batch.update()
+    launcher.graph = None
+    assert len(graph) == both.batch.launches + uploads
+    for step in range(4):
+        overflow = step == 2
+        array = both.entries[3].param.grad
+        before = array.copy()
+        array[...] = np.inf if overflow else before
+        before_all = both.everything()
+        expected = both.expect(gradients, 1) if not overflow else None
+        for function, arguments in graph:
+            function(*arguments)
+        array[...] = before
+        if overflow:
+            assert [value.tobytes() for value in both.everything()] == [value.tobytes() for value in before_all]
+        else:
+            exactly(both, expected, before_all[: len(both.entries)])
+    assert both.batch.settle() == 3 + (not uploads)
+
+
 def test_parameters_that_are_only_checked(launcher):
     """Not updated, but an inf in one of them skips the step, and clipping takes them in."""
     hooks = [optimizer_hooks.GradientClipping(0.1)]

@@ -83,6 +83,16 @@ class CupyLauncher:
         with self._device:
             return self._cupy.full(shape, value, dtype)
 
+    def contiguous(self, array):
+        """Returns a copy that is contiguous."""
+        with self._device:
+            return array.copy(order="C")
+
+    def zero(self, array):
+        """Fills an array with zeros."""
+        with self._device:
+            array[...] = 0
+
     def upload(self, source, target):
         """Copies without waiting for the device.
 

@@ -167,7 +167,7 @@ class DeviceBatch:
         *_, copied = self._step
         if zero_gradients:
             for gradient in copied:
-                gradient[...] = 0
+                self._launcher.zero(gradient)
         self._step = None
 
     def settle(self):
@@ -177,7 +177,7 @@ class DeviceBatch:
             Their number, for ``t`` of the optimizer.
         """
         applied = int(read(self.applied))
-        self.applied[...] = 0
+        self._launcher.zero(self.applied)
         for entry in self._entries:
             if entry.rule is not None:
                 entry.rule.t += applied
@@ -214,7 +214,7 @@ class DeviceBatch:
                 self._check_gradient(entry.name, gradient, array)
                 if not gradient.flags.c_contiguous:
                     copied.append(gradient)
-                    gradient = gradient.copy(order="C")
+                    gradient = self._launcher.contiguous(gradient)
             contiguous.append(gradient)
         return contiguous, list(map(self._address, contiguous)), copied
 
