@@ -1,5 +1,10 @@
 """The batched update beside Chainer's own loop where users do odd things: found by looking for trouble."""
 
+import copy
+import gc
+import pickle
+import weakref
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -341,3 +346,34 @@ def test_a_hyperparameter_that_is_refused_beside_a_rule_of_the_user():
     for param, array in zip(optimizer.target.params(), before, strict=True):
         assert_same_bits(param.array, array, param.name)
     assert {optimizer.t, *(param.update_rule.t for param in optimizer.target.params())} == {1}
+
+
+# --- copies, and what is kept
+
+
+@BATCHED
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_a_copy_leaves_the_same_parameters_out_of_weight_decay(copied, batched):
+    model = link_of({"b": _values((3,)), "w": _values((3, 4), 1, np.float16)})
+    optimizer = mixprec.MixedPrecisionOptimizer(
+        optimizers.SGD(lr=0.1), 1.0, batched=batched, no_decay="ndim <= 1"
+    ).setup(model)
+    optimizer.add_hook(optimizer_hooks.WeightDecay(0.5))
+    _step(optimizer, 0)
+    other = copied(optimizer)
+    for each in (optimizer, other):
+        _step(each, 1)
+    for param, expected in zip(other.target.params(), model.params(), strict=True):
+        assert_same_bits(param.array, expected.array, param.name)
+
+
+@BATCHED
+def test_a_report_does_not_keep_gradients_alive(batched):
+    optimizer = _wrapped(link_of({"a": _values((3,)), "b": _values((9000,))}), batched=batched)
+    _step(optimizer, 0)
+    _write_gradients(optimizer.target, 1)
+    gradients = [weakref.ref(param.grad) for param in optimizer.target.params()]
+    str(optimizer.report())
+    optimizer.target.cleargrads()
+    gc.collect()
+    assert [gradient() for gradient in gradients] == [None, None]

@@ -52,9 +52,13 @@ class Batched:
     @property
     def plan(self):
         """The :class:`~mixprec.update.plan.Plan` as things are now."""
+        self._look()
+        self._changes.gradients = ()
+        return self._plan
+
+    def _look(self):
         if self._changes is None or not self._changes.none():
             self._make()
-        return self._plan
 
     def step(self, scaler, steps, statistics):
         """Updates the parameters from the gradients of the model, unless one of them is not finite.
@@ -67,7 +71,8 @@ class Batched:
         Returns:
             Whether the step is skipped: a boolean array of shape (), valid until the next step.
         """
-        plan = self.plan
+        self._look()
+        plan = self._plan
         params, notes, arrays = self._changes.params, self._changes.notes, self._changes.gradients
         note = only_note(notes) if notes else NOT_REACHED
         if note is MIXED or note is None:

@@ -50,17 +50,20 @@ class Masters(chainer.Link):
                 delattr(param, _ARRAY)
 
     def __getstate__(self):
-        state = {**self.__dict__, "_masters": list(self._masters.values())}
+        # A parameter does not take its attributes with it.
+        masters = [(param, master, master.no_decay) for param, master in self._masters.values()]
+        state = {**self.__dict__, "_masters": masters}
         del state["structure"]
         return state
 
     def __setstate__(self, state):
         self.__dict__.update(state)
         self.structure = Structure(self.model)
-        self._masters = {id(param): (param, master) for param, master in state["_masters"]}
+        self._masters = {id(param): (param, master) for param, master, _ in state["_masters"]}
         for param in self.model.params():
             setattr(param, OWNER, self)
-        for param, master in state["_masters"]:
+        for param, master, no_decay in state["_masters"]:
+            master.no_decay = no_decay
             if param.dtype == np.float16:
                 setattr(param, _ARRAY, (id(param), master.array))
 
