@@ -377,3 +377,24 @@ def test_a_report_does_not_keep_gradients_alive(batched):
     optimizer.target.cleargrads()
     gc.collect()
     assert [gradient() for gradient in gradients] == [None, None]
+
+
+@pytest.mark.parametrize("inner", [optimizers.Adam, optimizers.MSVAG, optimizers.MomentumSGD])
+def test_two_optimizers_of_the_same_parameters_on_a_device(inner, launcher):
+    """Both count in ``t`` of the same rules, whose bias correction knows the steps of either."""
+
+    def run(place):
+        model = place(link_of({"a": _values((3,)), "b": _values((5,), 1, np.float16)}))
+        one, other = (_wrapped(model, inner()) for _ in range(2))
+        for seed in range(6):
+            _write_gradients(model, seed)
+            if seed == 3:
+                model.a.grad[0] = np.inf
+            (other if seed % 2 else one).update()
+        found = [np.asarray(one.master(param).array) for param in model.params()]
+        return found, one.t, other.t, {param.update_rule.t for param in model.params()}
+
+    (expected, *counts), (found, *found_counts) = run(stay_on_host), run(device_stand_in.send)
+    assert counts == found_counts == [3, 2, {5}]
+    for left, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-6)

@@ -3,6 +3,7 @@
 import logging
 import math
 import operator
+import weakref
 
 import numpy as np
 
@@ -21,6 +22,8 @@ _LOGGER = logging.getLogger("mixprec")
 # What a step of the loss scale on a device knows beside its state.
 _CONSTANTS = ("growth", "backoff", "floor", "cap", "interval", "hysteresis")
 _SHAPE = operator.attrgetter("shape")
+# Update rules that compute with `t` -> the Batched whose device counts their steps.
+_COUNTED_BY = weakref.WeakKeyDictionary()
 
 
 class Batched:
@@ -46,6 +49,7 @@ class Batched:
         self._launcher = None
         self._seed = None  # of the noise on a device
         self._unsettled = False
+        self._shares_rules = False  # with another optimizer, to which the steps must be known at once
         self._bases_before = []
         self._zeroed = ()  # ids of the parameters whose gradients the kernel sets to zero
 
@@ -136,6 +140,8 @@ class Batched:
         self._batch.update(others, scaling, counters, bool(self._zeroed))
         self._unsettled = True
         statistics.undo(counters[1], but=moved)
+        if self._shares_rules:
+            self.settle()
         return counters[1]
 
     def _share_gradients(self):
@@ -235,6 +241,12 @@ class Batched:
                 )
 
     def _device_batch(self, entries):
+        for rule in [entry.rule for entry in entries if entry.rule and _counts(entry.expression)]:
+            other = _COUNTED_BY.get(rule, lambda: None)()
+            if other is not None and other is not self:
+                other.settle()
+                other._shares_rules = self._shares_rules = True
+            _COUNTED_BY[rule] = weakref.ref(self)
         noisy = any(folded.fold.noise for entry in entries for folded in entry.hooks)
         if noisy and self._seed is None:
             self._seed = int(np.random.randint(1 << 31))
@@ -265,6 +277,10 @@ class Batched:
         factors = [_factor_of(param) for param in self._params]
         inverses = {id(factor): _inverse_of(factor) for factor in {id(factor): factor for factor in factors}.values()}
         return [inverses[id(factor)] for factor in factors]
+
+
+def _counts(expression):
+    return expression.counts or expression.powers
 
 
 def _factor_of(param):
