@@ -145,6 +145,25 @@ __device__ __forceinline__ u16 rounded(int dtype, float x) {
     return dtype == FLOAT16 ? float_to_half(x) : float_to_bfloat(x);
 }
 
+// N words of 32 bits; of 16 bits if N is 0.
+template <int N>
+__device__ __forceinline__ void load_words(u64 address, u32* x) {
+    if constexpr (N == 0) {
+        u16 bits;
+        load_one(address, bits);
+        x[0] = bits;
+    } else if constexpr (N == 1) {
+        float bits;
+        load_one(address, bits);
+        x[0] = __float_as_uint(bits);
+    } else if constexpr (N == 2) {
+        load_two(address, x);
+    } else {
+#pragma unroll
+        for (int k = 0; k < N; k += 4) load_four(address + k * 4, x + k);
+    }
+}
+
 template <int W>
 __device__ __forceinline__ void load(u64 address, long long i, float (&x)[W]) {
     address += i * sizeof(float);

@@ -25,8 +25,7 @@ template <int W>
 struct Loaded {
     float master[W];
     u16 copy[W];
-    float grad[W];
-    u16 grad_bits[W];
+    u32 grad[W];  // float32, or two 16-bit numbers in each of the first half
 };
 
 template <int W>
@@ -36,8 +35,8 @@ __device__ __forceinline__ void load_copies(const Job& job, long long i, Loaded<
 
 template <int W>
 __device__ __forceinline__ void load_grads(const Job& job, long long i, Loaded<W>& loaded) {
-    if (job.grad && job.row.dtype == FLOAT32) load(job.grad, i, loaded.grad);
-    if (job.grad && job.row.dtype != FLOAT32) load(job.grad, i, loaded.grad_bits);
+    if (job.grad && job.row.dtype == FLOAT32) load_words<W>(job.grad + i * 4, loaded.grad);
+    if (job.grad && job.row.dtype != FLOAT32) load_words<W / 2>(job.grad + i * 2, loaded.grad);
 }
 
 // Masters, after they have taken over what somebody wrote into the copies.
@@ -58,7 +57,8 @@ template <int W>
 __device__ __forceinline__ void grads_of(const Job& job, const Loaded<W>& loaded, float (&grad)[W]) {
 #pragma unroll
     for (int k = 0; k < W; ++k) {
-        grad[k] = job.row.dtype == FLOAT32 ? loaded.grad[k] : widened(job.row.dtype, loaded.grad_bits[k]);
+        const u16 half = loaded.grad[k / 2] >> k % 2 * 16;
+        grad[k] = job.row.dtype == FLOAT32 ? __uint_as_float(loaded.grad[k]) : widened(job.row.dtype, half);
         grad[k] = job.grad ? grad[k] * job.inverse : 0;
     }
 }
