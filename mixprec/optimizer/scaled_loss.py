@@ -257,6 +257,13 @@ def use(params, notes, gradients):
     """
     used = {}
     held = dict(zip(map(id, params), gradients, strict=True))
+    note = only_note(notes) if notes else NOT_REACHED
+    is_factor = note is not None and not isinstance(note, (_Mark, Used)) and not is_one(note)
+    if is_factor and not any(map(operator.is_, gradients, itertools.repeat(None))):  # in most steps
+        note = Used(note, held)
+        for param in params:
+            param._loss_scale = note
+        return
     for param, note, gradient in zip(params, notes, gradients, strict=True):
         if note is NOT_REACHED or (isinstance(note, Used) and note.holds_for(param)):
             continue
