@@ -272,6 +272,41 @@ def test_a_schedule_needs_no_read_and_no_new_table(reads, launcher):
         np.testing.assert_array_equal(value, expected[key], err_msg=key)
 
 
+def test_the_base_of_a_power_that_changes(reads):
+    """MSVAG multiplies its power by each step's own beta: the steps with another one are counted, and read, before."""
+
+    def run(place, array):
+        optimizer = new_optimizer("MSVAG", place)
+        for step in range(6):
+            optimizer.beta = 0.9 - 0.1 * (step // 2)
+            run_step(optimizer, step, array)
+        return optimizer
+
+    found = run(device_stand_in.send, device_stand_in.array)
+    assert reads() == 2
+    found.beta = 0.1  # later than the last step
+    expected = state_of(run(stay_on_host, np.array))
+    for key, value in state_of(found).items():
+        np.testing.assert_allclose(value, expected[key], rtol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("exponent", [-80, 70])
+def test_norms_of_gradients_whose_squares_float32_does_not_hold(exponent, launcher):
+    """The trust ratio of LARS makes the step independent of the size of the gradient, on a device as on NumPy."""
+
+    def run(place, array, size):
+        link = chainer.Link()
+        with link.init_scope():
+            link.w = chainer.Parameter(np.linspace(-1, 1, 12, dtype=np.float32))
+        optimizer = mixprec.MixedPrecisionOptimizer(mixprec.LARS(lr=0.5, eps=0), None).setup(place(link))
+        link.w.grad = array(np.linspace(1, 2, 12, dtype=np.float32) * np.float32(size))
+        optimizer.update()
+        return np.array(link.w.array)
+
+    found = run(device_stand_in.send, device_stand_in.array, 2.0**exponent)
+    np.testing.assert_allclose(found, run(stay_on_host, np.array, 1), rtol=1e-6)
+
+
 def test_a_rule_that_is_unknown_updates_its_parameter_alone(reads, caplog):
     """One flag is read in every step, for its ``t``; the other parameters are in the batch."""
 

@@ -50,7 +50,6 @@ class Batched:
         self._seed = None  # of the noise on a device
         self._unsettled = False
         self._shares_rules = False  # with another optimizer, to which the steps must be known at once
-        self._bases_before = []
         self._zeroed = ()  # ids of the parameters whose gradients the kernel sets to zero
 
     @property
@@ -125,9 +124,8 @@ class Batched:
             factors = [_factor_of(param) for param in self._params]
         else:
             factors = [None if is_one(factor_of(note)) else factor_of(note)] * len(self._params)
-        if self._bases() != self._bases_before:
-            self.settle()  # with the bases of the powers as they were in the steps so far
-            self._bases_before = self._bases()
+        if self._batch.must_settle:
+            self.settle()
         moved = [pair for pair in statistics.moved() if all(map(self._launcher.holds, pair))]
         skipped = self._batch.check(factors, moved)
         others = self._update_others(skipped, steps) if self._plan.others else None
@@ -171,11 +169,6 @@ class Batched:
         for rule in self._plan.waiting:
             rule.t += applied
         self._changes.expect()
-
-    def _bases(self):
-        """Returns what rules multiply their powers by: a device has to know by what in which step."""
-        rules = (entry for entry in self._plan.entries if entry.rule is not None and entry.expression.powers)
-        return [getattr(entry.rule.hyperparam, base) for entry in rules for base in entry.expression.powers.values()]
 
     def _hold(self, state):
         """Returns an array of shape () on the device of the batch, itself if it is there."""
@@ -221,7 +214,6 @@ class Batched:
                     param.update_rule._init_states(master)
             self._batch = HostBatch(entries) if self._launcher is None else self._device_batch(entries)
         kept = [(entry.rule, name) for entry in entries if entry.rule for name in entry.expression.kept(entry.rule)]
-        self._bases_before = self._bases()
         self._part = masters.part(optimizer, self._plan.others)
         self._changes = Changes(optimizer, masters, kept, [entry.rule for entry in entries if entry.rule])
         number = {id(param): number for number, param in enumerate(self._changes.params)}

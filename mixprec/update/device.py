@@ -89,6 +89,9 @@ class DeviceBatch:
         self._found = launcher.full((), False, "bool")
         self._skip = launcher.full((), False, "bool")
         self._constants = {}
+        updated = [entry for entry in self._entries if entry.rule is not None]
+        self._powers = [(entry.rule, *power) for entry in updated for power in entry.expression.powers.items()]
+        self._bases = self._bases_now()
         self._step = None  # arrays that the step under way uses, and gradients of which it uses copies
         self.applied = launcher.full((), 0, "int64")
 
@@ -143,6 +146,7 @@ class DeviceBatch:
         """
         if self._step is None:
             raise RuntimeError("check() comes before update()")
+        self._bases = self._bases_now()
         state, constants = [None] * 4, [0.0] * 4 + [0] * 2
         if scaling is not None:
             state = [scaling.value, scaling.clean, scaling.hysteresis_left, scaling.overflows_in_row]
@@ -181,10 +185,17 @@ class DeviceBatch:
         for entry in self._entries:
             if entry.rule is not None:
                 entry.rule.t += applied
-                for name, factor in entry.expression.powers.items():
-                    power = getattr(entry.rule, name) * getattr(entry.rule.hyperparam, factor) ** applied
-                    setattr(entry.rule, name, power)
+        for (rule, name, _), base in zip(self._powers, self._bases, strict=True):
+            setattr(rule, name, getattr(rule, name) * base**applied)
         return applied
+
+    @property
+    def must_settle(self):
+        """Whether rules multiply powers by another number from now on: what was applied has to be settled before."""
+        return self._bases_now() != self._bases
+
+    def _bases_now(self):
+        return [getattr(rule.hyperparam, base) for rule, _, base in self._powers]
 
     def _gradients(self):
         """The gradients, contiguous, their addresses, and those that are not contiguous."""

@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) check(
     if (blockIdx.x < chunk_count) {
         const Chunk chunk = chunks[blockIdx.x];
         const Job& job = job_of(chunk, moving, values, rows, seed, *applied, norms);
-        float param_sum = 0, grad_sum = 0;
+        double param_sum = 0, grad_sum = 0;  // in which no square of a float overflows or vanishes
         with_program(job.row.program, [&](auto program) {
             using P = decltype(program);
             if (stage >= P::PASSES) return;
@@ -146,8 +146,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) check(
                     if (stage < P::POINTS) {
 #pragma unroll
                         for (int k = 0; k < W; ++k) {
-                            param_sum += param[k] * param[k];
-                            grad_sum += grad[k] * grad[k];
+                            param_sum += static_cast<double>(param[k]) * param[k];
+                            grad_sum += static_cast<double>(grad[k]) * grad[k];
                         }
                     }
                 }
