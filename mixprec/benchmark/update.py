@@ -43,7 +43,8 @@ def measure(network, *, classes=1000, repeats=7):
     numbers that were written into the parameters.
 
     In the first parts the parameters have the network's shapes. In the others every one has one element, so that only
-    what the host does for each parameter is left; once all of them in one link, once in the links of the network.
+    what the host does for each parameter is left; once all of them in one link, once in the links of the network. A turn
+    is the median of 20 steps in a row there: the first one, when other code has had the processor's caches, takes longer.
 
     Args:
         network: callable from the number of classes to a Chainer link.
@@ -116,14 +117,17 @@ def _compare(part, make, hook, wanted, steps, repeats, torch_shapes=None):
             )
 
     def time_step(step):
-        start = time.perf_counter()
-        for _ in range(steps):
-            step()
-        return (time.perf_counter() - start) / steps
+        return statistics.median(_seconds(step) for _ in range(steps))
 
     times = contestants.take_turns(compared, repeats, time_step)
     base = statistics.median(times[_PLAIN])
     return [_row(part, name, seconds, base, wanted) for name, seconds in times.items()] + missing
+
+
+def _seconds(step):
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
 
 
 def _rule():

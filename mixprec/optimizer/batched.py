@@ -21,7 +21,7 @@ from mixprec.update.plan import ONE_BY_ONE, plan
 _LOGGER = logging.getLogger("mixprec")
 # What a step of the loss scale on a device knows beside its state.
 _CONSTANTS = ("growth", "backoff", "floor", "cap", "interval", "hysteresis")
-_SHAPE = operator.attrgetter("shape")
+_SIZE = operator.attrgetter("size")
 # Update rules that compute with `t` -> the Batched whose device counts their steps.
 _COUNTED_BY = weakref.WeakKeyDictionary()
 
@@ -206,7 +206,8 @@ class Batched:
         self._announce()
         entries = self._plan.entries
         self._params = [entry.param for entry in entries]
-        self._shapes = [param.shape for param in self._params]
+        self._sizes = [param.size for param in self._params]
+        self._shapes_are_checked = False
         if entries:
             for _, param, master in namedparams:
                 # Also if the first step is going to be skipped, so that it leaves what Chainer begins with.
@@ -250,16 +251,18 @@ class Batched:
         if not self._are_all:
             arrays = [arrays[member] for member in self._members]
         try:
-            shapes = list(map(_SHAPE, arrays))
-        except AttributeError:  # None has no shape
+            sizes = list(map(_SIZE, arrays))
+        except AttributeError:  # None has no size
             arrays = [
                 np.zeros_like(param.array) if array is None else array
                 for param, array in zip(self._params, arrays, strict=True)
             ]
-            shapes = list(map(_SHAPE, arrays))
-        if shapes != self._shapes:
+            sizes = list(map(_SIZE, arrays))
+        # Chainer takes a gradient of the parameter's shape only. Another one is from before the parameter was replaced.
+        if not self._shapes_are_checked or sizes != self._sizes:
             for entry, array in zip(self._plan.entries, arrays, strict=True):
                 gradients.check_shape(entry.name, entry.param, array)
+            self._shapes_are_checked = True
         return arrays
 
     def _inverses(self, note):

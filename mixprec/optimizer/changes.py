@@ -3,10 +3,6 @@
 import itertools
 import operator
 
-import numpy as np
-
-from mixprec.update.plan import computed_by
-
 _UPDATE_RULE, _DATA = operator.attrgetter("update_rule"), operator.attrgetter("_data")
 _NOTE, _GRAD, _GRAD_VAR = (operator.attrgetter(name) for name in ("_loss_scale", "_grad", "_grad_var"))
 _ENABLED, _HYPERPARAM, _STATE = (operator.attrgetter(name) for name in ("enabled", "hyperparam", "_state"))
@@ -17,7 +13,8 @@ class Changes:
 
     It looks at every parameter in every step, and therefore by iterators that run without bytecode and make few objects
     for the garbage collector, and also at what a step needs of a parameter. Numbers that rules share with the optimizer
-    are none of its business: they may change from step to step. Switches among them, such as ``amsgrad``, must not.
+    are none of its business: they may change from step to step. Switches among them, such as ``amsgrad``, must not, nor
+    may an array take the place of a number.
 
     Args:
         optimizer: Chainer's optimizer.
@@ -35,15 +32,13 @@ class Changes:
         self._masters = masters
         self._namedparams = masters.structure.namedparams
         self.params = masters.structure.params
-        self._halves = [param for param in self.params if param.array is not None and param.dtype == np.float16]
         self._rules = [param.update_rule for param in self.params if param.update_rule is not None]
         hookables = [optimizer._hookable, *(rule._hookable for rule in self._rules)]
         hooks = [hooks for each in hookables for hooks in (each._pre_update_hooks, each._post_update_hooks)]
         self._used_hooks, self._unused_hooks = [each for each in hooks if each], [each for each in hooks if not each]
         self._hyperparams = [vars(rule.hyperparam) for rule in self._rules]
-        # One rule for all that get the same hyperparameters from the same optimizer.
-        alike = {(type(rule), id(rule.hyperparam.parent), *vars(rule.hyperparam)): rule for rule in self._rules}
-        self._alike = list(alike.values())
+        parents = {id(rule.hyperparam.parent): rule.hyperparam.parent for rule in self._rules}
+        self._shared = [vars(parent) for parent in parents.values() if parent is not None]
         self._batched = batched
         states = [rule.state for rule in batched if rule.state]
         self._states = [state for state in states for _ in state]
@@ -95,7 +90,6 @@ class Changes:
             self.gradients = [param.grad for param in self.params]
         return itertools.chain(
             [array for (array,) in map(_DATA, self.params)],
-            self._masters.arrays_of(self._halves),
             map(_STATE, self._batched),
             map(dict.get, self._states, self._state_names),
         )
@@ -106,6 +100,10 @@ class Changes:
             list(map(_UPDATE_RULE, self.params)),
             list(map(_ENABLED, self._rules)),
             list(map(_HYPERPARAM, self._rules)),
-            list(map(computed_by, self._alike)),
+            [_kind(value) for values in self._shared for value in values.values()],
             [list(hooks.values()) for hooks in self._used_hooks],
         )
+
+
+def _kind(value):
+    return value if isinstance(value, bool) else type(value)

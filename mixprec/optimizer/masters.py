@@ -14,7 +14,6 @@ from mixprec.update.no_decay import NoDecay
 # Attributes of a parameter: the Masters it belongs to; its id and the array of its master, if it is in FP16.
 OWNER = "_mixprec_masters"
 _ARRAY = "_mixprec_master_array"
-_NO_ARRAY = (None, None)
 
 _NO_DECAY = NoDecay()
 _NO_LINKS = (
@@ -186,11 +185,6 @@ class Masters(chainer.Link):
     def _take_decay(self, param, master):
         if master.no_decay and param.update_rule is not None:
             self._no_decay.apply(param.update_rule)
-
-    @staticmethod
-    def arrays_of(params):
-        """Returns for each FP16 parameter the FP32 array that it has beside its own, or ``None``."""
-        return [param.__dict__.get(_ARRAY, _NO_ARRAY)[1] for param in params]
 
     def part(self, optimizer, names):
         """Returns a copy of ``optimizer`` whose target is those of the masters that are called ``names``."""

@@ -14,7 +14,7 @@ from chainer.optimizers import (
     smorms3,
 )
 
-from mixprec.backends.reading import read
+from mixprec.backends.reading import known, read
 from mixprec.loss_scale import stored
 from mixprec.update.no_decay import DecayOfSome
 from mixprec.update.rules.lars import LARSRule
@@ -66,6 +66,11 @@ class Steps:
         Args:
             skipped: a boolean array of shape (), on any device; it is not read.
         """
+        if known(skipped) and known(self._skipped):
+            self._last_skipped = np.array(bool(skipped))
+            if skipped:
+                self._skipped = np.array(self._skipped + 1, np.int64)
+            return
         if not isinstance(skipped, get_array_types()):
             skipped = backend.get_array_module(self._skipped).asarray(skipped)
         self._last_skipped = skipped
