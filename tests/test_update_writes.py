@@ -10,7 +10,6 @@ from chainer import optimizer_hooks, optimizers, serializers
 from update_pair import add, assert_same_bits, link_of
 
 import mixprec
-from mixprec.optimizer.masters import Masters
 
 # In a pack with others, in a chunk of its own, in three of them.
 SHAPES = [(7,), (3, 5), (8192,), (257, 260)]
@@ -47,8 +46,7 @@ def _freeze(optimizer):
 
 def _master_array(param):
     """The array of its master; ``optimizer.master`` would look for writes first."""
-    (array,) = Masters.arrays_of([param])
-    return array
+    return param._mixprec_master_array[1]
 
 
 # --- writes into a parameter

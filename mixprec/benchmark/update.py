@@ -43,8 +43,8 @@ def measure(network, *, classes=1000, repeats=7):
     numbers that were written into the parameters.
 
     In the first parts the parameters have the network's shapes. In the others every one has one element, so that only
-    what the host does for each parameter is left; once all of them in one link, once in the links of the network. A turn
-    is the median of 20 steps in a row there: the first one, when other code has had the processor's caches, takes longer.
+    what the host does for each parameter is left; once all of them in one link, once in the links of the network. There
+    a turn is the median of 20 steps in a row: the first one, after other code has had the caches, takes longer.
 
     Args:
         network: callable from the number of classes to a Chainer link.

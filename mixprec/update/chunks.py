@@ -89,28 +89,28 @@ class Pack(_Chunk):
 
     def __init__(self, entries):
         self._copies = sum(entry.has_copy for entry in entries)
-        self._masters = [entry.master.array for entry in entries]
-        self._params = [entry.param.array for entry in entries[: self._copies]]
-        self._sizes = [array.size for array in self._masters]
-        self.master = np.concatenate(self._masters, axis=None)
-        self._to_masters = _memory(self._masters, self.master)
+        masters = [entry.master.array for entry in entries]
+        params = [entry.param.array for entry in entries[: self._copies]]
+        self._sizes = [array.size for array in masters]
+        self.master = np.concatenate(masters, axis=None)
+        self._to_masters = _memory(masters, self.master)
         names = entries[0].expression.states if entries[0].expression else ()
         self.states = tuple(np.empty_like(self.master) for _ in names)
         for name, state in zip(names, self.states, strict=True):
-            for entry, view in zip(entries, _views(state, self._masters), strict=True):
+            for entry, view in zip(entries, _views(state, masters), strict=True):
                 view[...] = entry.rule.state[name]
                 entry.rule.state[name] = view
         copied = sum(self._sizes[: self._copies])
         self._parts = [slice(copied), slice(copied, None)]
         if self._copies:
-            self._copy = _Copy(np.concatenate(self._params, axis=None))
-            self._to_params = _memory(self._params, self._copy.array)
+            self._copy = _Copy(np.concatenate(params, axis=None))
+            self._to_params = _memory(params, self._copy.array)
 
     def follow(self):
         """Takes the masters in, and over what was written into the parameters since they were last rounded."""
-        np.concatenate(self._masters, axis=None, out=self.master)
+        _gather(self._to_masters)
         if self._copies:
-            np.concatenate(self._params, axis=None, out=self._copy.array)
+            _gather(self._to_params)
             if self._copy.reaches(self.master[self._parts[0]]):
                 _scatter(self._to_masters)
 
@@ -216,5 +216,10 @@ def _memory(arrays, flat):
 
 
 def _scatter(pairs):
-    for target, source in pairs:
-        target[:] = source
+    for array, part in pairs:
+        array[:] = part
+
+
+def _gather(pairs):
+    for array, part in pairs:
+        part[:] = array
