@@ -194,15 +194,19 @@ def exactly(both, expected, before):
     for place, entry in enumerate(both.entries):
         where = f"{entry.name} {entry.rule}"
         if type(entry.rule).__name__ in WITH_NORMS:
-            assert ulps(masters[place], expected[0][place], before[place]) <= 4, where
+            assert ulps(masters[place], expected[0][place], before[place]) <= _allowed(entry.rule), where
             continue
         np.testing.assert_array_equal(masters[place], expected[0][place], err_msg=where)
         for name, state in states[place].items():
             np.testing.assert_array_equal(state, expected[1][place][name], err_msg=f"{where} {name}")
 
 
-def closely(both, expected, before):
-    """Within 4 units in the last place of the master or of the largest step in its parameter.
+def _allowed(rule):
+    return 4 if type(rule).__name__ == "LAMBRule" else 2  # LAMB divides three times behind its norms
+
+
+def closely(both, expected, before, allowed=_allowed):
+    """Within a few units in the last place of the master or of the largest step in its parameter.
 
     Two rules subtract squares that are nearly equal, so that another rounding makes all the difference.
     """
@@ -210,4 +214,4 @@ def closely(both, expected, before):
         if type(entry.rule).__name__ in ("MSVAGRule", "RMSpropGravesRule"):
             continue
         scale = np.maximum(np.abs(old), np.max(np.abs(wanted - old)))
-        assert ulps(found, wanted, scale) <= 4, f"{entry.name} {entry.rule}"
+        assert ulps(found, wanted, scale) <= allowed(entry.rule), f"{entry.name} {entry.rule}"
