@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-from functools import partial
 import re
 import types
 import weakref
@@ -57,7 +56,7 @@ def test_all_rules_if_a_compiler_contracts(compiled):
     if " fma " not in pathlib.Path("/proc/cpuinfo").read_text():
         pytest.skip("the processor has no fused multiply-add")
     launcher = HostLauncher(compiled, ("-mfma", "-fexpensive-optimizations", "-ffp-contract=fast"))
-    run(twin(launcher, of_all_rules(), HOOKS["lasso and hard clipping"]), partial(closely, allowed=lambda rule: 4))
+    run(twin(launcher, of_all_rules(), HOOKS["lasso and hard clipping"]), closely)
 
 
 @pytest.mark.parametrize(
