@@ -4,15 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from chainer import optimizers, serializers
+from chainer import optimizers
 from test_compat_cupy import nvrtc_errors
 from trust_ratio import GRADIENTS, WEIGHTS, kernels, mixed, trained
+from trust_ratio import LARS_SETTINGS as SETTINGS
 
 import mixprec
-from mixprec.update.rules import expression_of
-from mixprec.update.rules.lars import LARS_ADAPTED, LARS_UNADAPTED, LARSRule
-
-SETTINGS = {"lr": 2.0, "momentum": 0.75, "weight_decay": 0.125, "trust_coefficient": 0.25, "eps": 0.5}
+from mixprec.update.rules.lars import LARSRule
 
 
 def reference(p, gradients, *, lr, momentum, weight_decay, trust_coefficient, eps, adapt=True):
@@ -115,57 +113,6 @@ def test_fp16_parameters_have_masters_that_follow_the_formula():
     np.testing.assert_allclose(master.array, reference(start, gradients, **SETTINGS), rtol=0, atol=1e-5)
     np.testing.assert_array_equal(param.array, master.array.astype(np.float16))
     assert param.update_rule.state["v"].dtype == np.float32
-
-
-def test_a_first_step_that_is_skipped_leaves_nothing():
-    optimizer, loss = mixed(mixprec.LARS(**SETTINGS), WEIGHTS)
-    other, other_loss = mixed(mixprec.LARS(**SETTINGS), WEIGHTS)
-    gradient = GRADIENTS[0].astype(np.float16)
-    optimizer.update(loss, np.full_like(gradient, np.inf))
-    assert (optimizer.skipped, optimizer.t) == (1, 0)
-    for one, function in ((optimizer, loss), (other, other_loss)):
-        one.update(function, gradient)
-    np.testing.assert_array_equal(optimizer.target.w0.array, other.target.w0.array)
-
-
-def test_snapshots_have_the_state_under_chainers_names(tmp_path):
-    optimizer, loss = mixed(mixprec.LARS(**SETTINGS), WEIGHTS)
-    gradient = GRADIENTS[0].astype(np.float16)
-    optimizer.update(loss, gradient)
-    serializers.save_npz(tmp_path / "optimizer.npz", optimizer)
-    serializers.save_npz(tmp_path / "model.npz", optimizer.target)
-    with np.load(tmp_path / "optimizer.npz") as saved:
-        assert {"t", "epoch", "w0/t", "w0/v"} <= set(saved)
-        np.testing.assert_array_equal(saved["w0/v"], optimizer.target.w0.update_rule.state["v"])
-    restored, restored_loss = mixed(mixprec.LARS(**SETTINGS), 0 * WEIGHTS)
-    serializers.load_npz(tmp_path / "model.npz", restored.target)
-    serializers.load_npz(tmp_path / "optimizer.npz", restored)
-    for one, function in ((optimizer, loss), (restored, restored_loss)):
-        one.update(function, gradient)
-    np.testing.assert_array_equal(
-        restored.master(restored.target.w0).array, optimizer.master(optimizer.target.w0).array
-    )
-
-
-def test_expressions_are_those_of_the_rule():
-    rule = LARSRule()
-    assert expression_of(rule) is LARS_ADAPTED
-    rule.hyperparam.adapt = False
-    assert expression_of(rule) is LARS_UNADAPTED
-
-
-def test_without_adapting_the_expression_on_numpy_has_the_bits_of_the_rule():
-    array = WEIGHTS.astype(np.float32)
-    expected = trained(mixprec.LARS(**SETTINGS, adapt=False), array, GRADIENTS)
-    rule, p = LARSRule(**SETTINGS, adapt=False), array.ravel()
-    states = tuple(np.zeros_like(p) for _ in LARS_UNADAPTED.states)
-    for t, gradient in enumerate(GRADIENTS, 1):
-        g = gradient.astype(np.float32).ravel()
-        numbers = LARS_UNADAPTED.numbers_of(rule, t)
-        LARS_UNADAPTED.host(p, g, states, numbers, np.empty_like(p), np.empty_like(p))
-    np.testing.assert_array_equal(p, expected.array.ravel())
-    for name, state in zip(LARS_UNADAPTED.states, states, strict=True):
-        np.testing.assert_array_equal(state, expected.update_rule.state[name].ravel())
 
 
 @pytest.mark.parametrize("dtype", ["float", "double"])

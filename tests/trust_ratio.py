@@ -1,4 +1,4 @@
-"""What test_lars.py and test_lamb.py share: parameters, steps, and the kernels of a rule as CUDA source."""
+"""What the tests of LARS and LAMB share: parameters, steps, and the kernels of a rule as CUDA source."""
 
 import re
 
@@ -9,6 +9,8 @@ from chainer.backends import cuda
 
 import mixprec
 
+LARS_SETTINGS = {"lr": 2.0, "momentum": 0.75, "weight_decay": 0.125, "trust_coefficient": 0.25, "eps": 0.5}
+LAMB_SETTINGS = {"lr": 0.25, "beta1": 0.75, "beta2": 0.875, "eps": 0.5, "weight_decay": 0.125}
 GRADIENTS = [np.random.RandomState(seed).uniform(-2, 2, (3, 4)) for seed in (1, 2, 3)]
 WEIGHTS = np.random.RandomState(0).uniform(-1, 1, (3, 4))
 

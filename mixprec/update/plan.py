@@ -132,11 +132,13 @@ def _obstacle(optimizer, params, on_device):
 
 def _against(rule, master, on_host):
     """Returns what keeps a parameter with this rule out of the batch, or ``None``."""
-    expression, array = computed_by(rule)
+    expression = expression_of(rule)
     if expression is None:
         return f"the rule {type(rule).__name__} is unknown"
-    if array is not None:
-        return f"its hyperparameter {array} is an array"
+    for name in expression.hyperparameters:
+        # One of shape () takes its dtype into Chainer's computations, which a number does not.
+        if isinstance(getattr(rule.hyperparam, name, None), get_array_types()):
+            return f"its hyperparameter {name} is an array"
     if on_host and expression.host is None:
         return f"{type(rule).__name__} needs norms of whole parameters"
     if not on_host and master.dtype != np.float32:
@@ -155,18 +157,6 @@ def _against(rule, master, on_host):
         if fold is CLIPPING:
             return f"the hook {name} is one for optimizers"
     return None
-
-
-def computed_by(rule):
-    """Returns the expression of an update rule and the name of a hyperparameter that is an array, each or ``None``.
-
-    An array of shape () takes its dtype into Chainer's computations, which a number does not.
-    """
-    expression = expression_of(rule)
-    if expression is None:
-        return None, None
-    values = ((name, getattr(rule.hyperparam, name, None)) for name in expression.hyperparameters)
-    return expression, next((name for name, value in values if isinstance(value, get_array_types())), None)
 
 
 def _all_one_by_one(params, reason):

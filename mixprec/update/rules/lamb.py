@@ -7,6 +7,7 @@ from chainer import optimizer
 from chainer.backends import cuda
 
 from mixprec.update.expression import Expression
+from mixprec.update.rules.moments import MOMENTS, advance_moments
 from mixprec.update.rules.norms import norm
 
 _default_hyperparam = optimizer.Hyperparameter()
@@ -183,13 +184,7 @@ class LAMB(optimizer.GradientMethod):
 def _unadapted(p, g, states, numbers, a, b):
     m, v = states
     lr, one_minus_beta1, one_minus_beta2, fix1, fix2, eps, weight_decay = numbers
-    np.subtract(g, m, out=a)
-    np.multiply(a, one_minus_beta1, out=a)
-    np.add(m, a, out=m)
-    np.multiply(g, g, out=a)
-    np.subtract(a, v, out=a)
-    np.multiply(a, one_minus_beta2, out=a)
-    np.add(v, a, out=v)
+    advance_moments(g, m, v, one_minus_beta1, one_minus_beta2, a)
     np.divide(v, fix2, out=b)
     np.sqrt(b, out=b)
     np.add(b, eps, out=b)
@@ -214,11 +209,12 @@ _DECLARATION = {
         "weight_decay": "weight_decay",
     },
 }
-_STEP = """
-        m += one_minus_beta1 * (grad - m);
-        v += one_minus_beta2 * (grad * grad - v);
+_STEP = (
+    MOMENTS
+    + """
         const float step = m / fix1 / (sqrtf(v / fix2) + eps) + weight_decay * param;
 """
+)
 
 LAMB_ADAPTED = Expression(
     **_DECLARATION,
