@@ -1,1 +1,31 @@
-"""Where arithmetic happens: NumPy on the CPU."""
+"""Where arithmetic happens: the same primitives on NumPy and on CUDA."""
+
+import chainer
+import numpy as np
+
+_OTHERS = {}  # primitives by the type of array, for arrays that are neither of NumPy nor of CuPy
+
+
+def primitives_of(array):
+    """Returns the :class:`~mixprec.backends.primitives.Primitives` for the device of an array.
+
+    Raises:
+        TypeError: it is neither an array of NumPy nor of CuPy.
+    """
+    if type(array) in _OTHERS:
+        return _OTHERS[type(array)]
+    if isinstance(array, np.ndarray):
+        from mixprec.backends import cpu
+
+        return cpu.PRIMITIVES
+    device = chainer.backend.get_device_from_array(array)
+    if device.xp.__name__ == "cupy":
+        from mixprec.backends import cuda
+
+        return cuda.primitives_of(device.device.id)
+    raise TypeError(f"mixprec computes with arrays of NumPy and CuPy; found {type(array).__module__}")
+
+
+def register(array_type, primitives):
+    """Makes :func:`primitives_of` return ``primitives`` for arrays of exactly this type."""
+    _OTHERS[array_type] = primitives

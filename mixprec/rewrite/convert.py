@@ -6,8 +6,7 @@ import chainer
 import chainer.links as L
 from chainer import initializers
 
-from mixprec.backends import cpu
-from mixprec.functions import casting
+from mixprec.functions import casting, widening
 from mixprec.policy import Policy
 from mixprec.rewrite.report import LinkReport, Report
 
@@ -54,7 +53,7 @@ def convert(model, *, compute="float16"):
         raise TypeError(f"model must be a chainer.Link; found {type(model).__name__}")
     policy = Policy(compute)
     casting.install()
-    cpu.install()
+    widening.install()
     links = []
     for name, link in model.namedlinks():
         own = [link.__dict__[attribute] for attribute in sorted(link._params)]

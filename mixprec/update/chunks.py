@@ -5,7 +5,7 @@ A chunk is a part of one large parameter, worked on where it is, or many small o
 
 import numpy as np
 
-from mixprec.update import half
+from mixprec.backends import half
 
 SIZE = 1 << 15  # elements of a chunk: beyond it the cost of a call no longer counts
 LARGE = 1 << 13  # a parameter of so many elements has chunks of its own

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixprec.update import half
+from mixprec.backends import half
 from mixprec.update.half import LARGEST_FACTOR, Rounding, is_finite, widen
 
 SIZE = 1 << 16

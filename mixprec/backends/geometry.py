@@ -1,0 +1,68 @@
+"""The attributes of convolutions and poolings."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """How the filter of a two-dimensional convolution moves. Pairs are (vertical, horizontal).
+
+    Attributes:
+        stride: steps between two positions of the filter.
+        pad: rows and columns of zeros on every side.
+        dilation: steps between two elements of the filter; 1 is a dense one.
+        groups: number of groups of channels that are convolved apart.
+    """
+
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    def out_size(self, size, filter_size):
+        """Returns (OH, OW) for an input of (H, W) and a filter of (R, S)."""
+        spans = ((r - 1) * d + 1 for r, d in zip(filter_size, self.dilation, strict=True))
+        return tuple(
+            (n + 2 * pad - span) // stride + 1
+            for n, span, pad, stride in zip(size, spans, self.pad, self.stride, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How the window of a two-dimensional pooling moves. Pairs are (vertical, horizontal).
+
+    Attributes:
+        window: rows and columns of the window.
+        stride: steps between two positions of the window.
+        pad: rows and columns on every side that are not there for a maximum, and zeros for an average.
+        cover_all: also positions at which the window reaches beyond the padded input, as by default in Chainer's max
+            pooling; only for a maximum.
+    """
+
+    window: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, int] = (0, 0)
+    cover_all: bool = False
+
+    def out_size(self, size):
+        """Returns (OH, OW) for an input of (H, W)."""
+        return tuple(
+            (n + 2 * pad - window + (stride - 1 if self.cover_all else 0)) // stride + 1
+            for n, window, pad, stride in zip(size, self.window, self.pad, self.stride, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """The attributes of a batch normalization.
+
+    Attributes:
+        eps: added to the variance.
+        decay: what is kept of the running statistics in a step, Chainer's ``decay``; cuDNN's momentum is ``1 - decay``.
+        relu: whether a ReLU follows, after the addition if there is one.
+    """
+
+    eps: float = 2e-5
+    decay: float = 0.9
+    relu: bool = False

@@ -1,0 +1,348 @@
+"""The primitives: everything that the functions of mixprec ask of an array library, NumPy or CUDA.
+
+Layout and dtypes, unless a primitive says otherwise:
+
+* activations are (N, H, W, C), C-contiguous, in the *storage dtype*: float16, bfloat16 or float32;
+* filters are (K, R, S, C / groups), C-contiguous, in the storage dtype, and so are their gradients;
+* everything per channel - gamma, beta, statistics, their gradients - is (C,) float32;
+* a primitive widens to float32, accumulates in float32 and rounds each output once, to nearest even, to the storage
+  dtype. What does not fit becomes inf, without a warning: the loss scale watches for that.
+
+Outputs are new arrays. Arguments are checked by the functions that call these, not here.
+"""
+
+import abc
+from typing import Any, NamedTuple
+
+
+class Saved(NamedTuple):
+    """What the backward pass of a batch normalization needs from the forward pass beside its input.
+
+    Attributes:
+        mean: (C,) float32, of the batch.
+        invstd: (C,) float32, 1 / sqrt(variance + eps), with the biased variance of the batch.
+        mask: where the ReLU after an addition was open, in a form of the backend's own; otherwise ``None``.
+    """
+
+    mean: Any
+    invstd: Any
+    mask: Any = None
+
+
+class Affine(NamedTuple):
+    """``scale * x + bias`` per channel: a batch normalization whose statistics are known.
+
+    Attributes:
+        scale: (C,) float32, gamma * invstd.
+        bias: (C,) float32, beta - mean * scale.
+    """
+
+    scale: Any
+    bias: Any
+
+
+class Primitives(abc.ABC):
+    """One for NumPy (:mod:`mixprec.backends.cpu`), one for each CUDA device (:mod:`mixprec.backends.cuda`)."""
+
+    # Convolution
+
+    @abc.abstractmethod
+    def conv_fprop(self, x, w, convolution, b=None, *, relu=False, prologue=None, statistics=False):
+        """Convolves (without flipping the filter, as all deep-learning libraries).
+
+        Args:
+            x: (N, H, W, C). It may have more channels than the filter, if those are zeros: padding for the device.
+            w: (K, R, S, C / groups).
+            convolution: :class:`~mixprec.backends.geometry.Convolution`.
+            b: ``None`` or a bias (K,) in the storage dtype or float32.
+            relu: whether a ReLU follows.
+            prologue: ``None`` or an :class:`Affine`: the input is ``relu(scale * x + bias)``, rounded to the storage
+                dtype, instead of ``x``. Padding is with zeros after that.
+            statistics: whether to return sums for a batch normalization, too; not with ``relu``.
+
+        Returns:
+            y (N, OH, OW, K); with ``statistics`` ``(y, sums)``, where sums is (2, K) float32: the sum of each channel
+            of y, and the sum of its squares. They may be taken before y is rounded.
+        """
+
+    @abc.abstractmethod
+    def conv_dgrad(self, dy, w, convolution, x_shape, *, relu_input=None):
+        """Returns the gradient of a convolution with respect to its input.
+
+        Args:
+            dy: (N, OH, OW, K).
+            w: (K, R, S, C / groups).
+            convolution: :class:`~mixprec.backends.geometry.Convolution`.
+            x_shape: (N, H, W, C).
+            relu_input: ``None`` or (N, H, W, C): the convolution's input was ``relu(relu_input)``, and the gradient
+                with respect to ``relu_input`` is wanted.
+
+        Returns:
+            dx (N, H, W, C). Channels of ``x_shape`` beyond those of the filter get zeros.
+        """
+
+    @abc.abstractmethod
+    def conv_wgrad(self, x, dy, convolution, w_shape, *, prologue=None):
+        """Returns the gradient of a convolution with respect to its filter, (K, R, S, C / groups).
+
+        Args:
+            x: (N, H, W, C).
+            dy: (N, OH, OW, K).
+            convolution: :class:`~mixprec.backends.geometry.Convolution`.
+            w_shape: (K, R, S, C / groups).
+            prologue: as in :meth:`conv_fprop`.
+        """
+
+    def deconv_fprop(self, x, w, convolution, y_shape, b=None):
+        """Transposed convolution: what :meth:`conv_dgrad` computes, with a bias.
+
+        Its gradients are :meth:`conv_fprop` of ``dy`` (for the input) and :meth:`conv_wgrad` of ``(dy, x)`` (for the
+        filter).
+
+        Args:
+            x: (N, H, W, K).
+            w: (K, R, S, C / groups).
+            convolution: :class:`~mixprec.backends.geometry.Convolution` from the output to the input.
+            y_shape: (N, OH, OW, C).
+            b: ``None`` or (C,) in the storage dtype or float32.
+
+        Returns:
+            y (N, OH, OW, C). A bias is added after y was rounded, and the sum rounded again.
+        """
+        y = self.conv_dgrad(x, w, convolution, y_shape)
+        return y if b is None else self.add_bias(y, b)
+
+    # Batch normalization (Ioffe and Szegedy 2015, arXiv:1502.03167), over all axes but the last
+
+    @abc.abstractmethod
+    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None):
+        """Normalizes with the statistics of the batch: ``relu(gamma * (x - mean) * invstd + beta + add)``.
+
+        Args:
+            x: (..., C) in the storage dtype.
+            gamma: (C,) float32.
+            beta: (C,) float32.
+            running: ``None`` or ``(mean, variance)``, each (C,) float32, moved in place:
+                ``running = decay * running + (1 - decay) * batch``, with the unbiased variance of the batch,
+                ``m / max(m - 1, 1)`` times the biased one, m the number of elements of a channel.
+            attributes: :class:`~mixprec.backends.geometry.BatchNorm`; it says whether there is a ReLU.
+            add: ``None`` or an array like ``x``.
+            sums: ``None`` or what :meth:`conv_fprop` has returned for ``x``. Exact enough while a channel's standard
+                deviation is not far below its mean: the variance comes from the difference of two float32 sums.
+
+        Returns:
+            ``(y, saved)``: y like ``x``, and :class:`Saved`.
+        """
+
+    @abc.abstractmethod
+    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False):
+        """Returns the gradients of :meth:`batch_norm`.
+
+        Args:
+            dy: like ``x``.
+            x: the input of the forward pass.
+            gamma: (C,) float32.
+            beta: (C,) float32; needed to know again where a ReLU without addition was open.
+            saved: :class:`Saved`.
+            attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
+            add: whether there was an addition.
+
+        Returns:
+            ``(dx, dgamma, dbeta, dadd)``: dx like ``x``; dgamma and dbeta (C,) float32; dadd ``None`` without an
+            addition, otherwise like ``x`` - with no ReLU it is ``dy`` itself.
+        """
+
+    @abc.abstractmethod
+    def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
+        """As :meth:`batch_norm`, with statistics (C,) float32 that are given; nothing is saved.
+
+        Returns:
+            y like ``x``.
+        """
+
+    @abc.abstractmethod
+    def batch_norm_inference_backward(self, dy, x, gamma, beta, mean, variance, attributes, *, y=None):
+        """Returns the gradients of :meth:`batch_norm_inference`, the statistics being constants.
+
+        Args:
+            dy: like ``x``.
+            x: the input of the forward pass.
+            gamma: (C,) float32.
+            beta: (C,) float32.
+            mean: (C,) float32.
+            variance: (C,) float32.
+            attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
+            y: the output of the forward pass where there was an addition, otherwise ``None``.
+
+        Returns:
+            ``(dx, dgamma, dbeta, dadd)`` as in :meth:`batch_norm_backward`.
+        """
+
+    @abc.abstractmethod
+    def batch_norm_affine(self, sums, count, gamma, beta, running, attributes):
+        """Finishes the statistics of :meth:`conv_fprop`, for a prologue of the next convolution.
+
+        Args:
+            sums: (2, C) float32 from :meth:`conv_fprop`.
+            count: number of elements of a channel.
+            gamma: (C,) float32.
+            beta: (C,) float32.
+            running: as in :meth:`batch_norm`.
+            attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
+
+        Returns:
+            ``(affine, saved)``: :class:`Affine` and :class:`Saved`.
+        """
+
+    def conv_batch_norm(self, x, w, convolution, gamma, beta, running, attributes, *, add=None):
+        """:meth:`conv_fprop`, then :meth:`batch_norm` of its result; a device may choose to fuse them for a shape.
+
+        Returns:
+            ``(z, y, saved)``: z what the convolution gave, the others as of :meth:`batch_norm`.
+        """
+        z = self.conv_fprop(x, w, convolution)
+        return z, *self.batch_norm(z, gamma, beta, running, attributes, add=add)
+
+    # Pooling
+
+    @abc.abstractmethod
+    def max_pool(self, x, pooling):
+        """Returns ``(y, where)``: y (N, OH, OW, C), and where in its window each maximum was.
+
+        Args:
+            x: (N, H, W, C).
+            pooling: :class:`~mixprec.backends.geometry.Pooling` with windows of at most 255 elements.
+
+        Returns:
+            y, and ``where``, uint8 (N, OH, OW, C), ``row * columns + column`` in the window; the first of equal ones
+            in that order. NaN is larger than everything.
+        """
+
+    @abc.abstractmethod
+    def max_pool_backward(self, dy, where, pooling, x_shape):
+        """Returns dx (N, H, W, C) = ``x_shape``; sums of overlapping windows in float32, rounded once."""
+
+    @abc.abstractmethod
+    def average_pool(self, x, pooling):
+        """Returns the mean (N, OH, OW, C) of each window, padding included, as Chainer does by default."""
+
+    @abc.abstractmethod
+    def average_pool_backward(self, dy, pooling, x_shape):
+        """Returns dx (N, H, W, C) = ``x_shape``."""
+
+    @abc.abstractmethod
+    def global_average_pool(self, x):
+        """Returns the mean (N, C) of each channel of each image of ``x`` (N, H, W, C)."""
+
+    @abc.abstractmethod
+    def global_average_pool_backward(self, dy, x_shape):
+        """Returns dx (N, H, W, C) = ``x_shape`` for ``dy`` (N, C)."""
+
+    # Linear
+
+    @abc.abstractmethod
+    def linear(self, x, w, b=None):
+        """Returns ``x @ w.T + b`` (B, K) for x (B, C), w (K, C) and b ``None`` or (K,), storage dtype or float32."""
+
+    @abc.abstractmethod
+    def linear_dgrad(self, dy, w):
+        """Returns dx (B, C) = ``dy @ w``."""
+
+    @abc.abstractmethod
+    def linear_wgrad(self, x, dy):
+        """Returns dw (K, C) = ``dy.T @ x``."""
+
+    @abc.abstractmethod
+    def bias_grad(self, dy, dtype):
+        """Returns the sum of ``dy`` (..., K) over all axes but the last, (K,) in ``dtype``."""
+
+    @abc.abstractmethod
+    def add_bias(self, x, b):
+        """Returns ``x + b`` for x (..., K) and b (K,) in the storage dtype or float32."""
+
+    # Loss
+
+    @abc.abstractmethod
+    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1):
+        """Cross entropy of the softmax of logits with labels, in float32.
+
+        With label smoothing (Szegedy et al. 2016, arXiv:1512.00567, section 7) the target distribution is
+        ``(1 - smoothing)`` at the label plus ``smoothing / K`` everywhere; class weights multiply the terms of the sum
+        over classes, as in ``torch.nn.functional.cross_entropy``.
+
+        Args:
+            x: (M, K) logits in the storage dtype.
+            t: (M,) int32 labels from 0 to K - 1, or ``ignore_label``. Labels are not checked here.
+            class_weight: ``None`` or (K,) float32.
+            smoothing: from 0 to below 1.
+            ignore_label: rows with this label have a loss of 0.
+
+        Returns:
+            ``(losses, log_z)``, each (M,) float32: the loss of each row, and the logarithm of the sum of exponentials
+            of its logits, which the backward pass needs.
+        """
+
+    @abc.abstractmethod
+    def softmax_cross_entropy_backward(
+        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1
+    ):
+        """Returns dx (M, K) in the dtype of ``x``.
+
+        Args:
+            dlosses: (M,) float32, or () float32 for all rows alike.
+            x: logits.
+            t: labels.
+            log_z: from :meth:`softmax_cross_entropy`.
+            class_weight: as there.
+            smoothing: as there.
+            ignore_label: as there; these rows get zeros.
+        """
+
+    @abc.abstractmethod
+    def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
+        """Returns ``(mean, factor)``, each () float32: the sum of ``losses`` times factor, and the factor.
+
+        Args:
+            losses: (M,) float32.
+            t: (M,) int32 labels.
+            ignore_label: rows with it do not count.
+            count: what to divide by; ``None``: by the number of rows that count, at least 1.
+        """
+
+    # Dropout
+
+    @abc.abstractmethod
+    def new_random_state(self, seed):
+        """Returns the state of a generator for :meth:`dropout_key`, (2,) uint64: seed and a counter of 0."""
+
+    @abc.abstractmethod
+    def dropout_key(self, state):
+        """Returns the key (2,) uint64 of one dropout - a copy of ``state`` - and adds 1 to the counter in ``state``."""
+
+    @abc.abstractmethod
+    def dropout(self, x, ratio, key):
+        """Returns ``x / (1 - ratio)`` where it stays and 0 elsewhere; the backward pass is the same of the gradient.
+
+        Element ``i`` (C order) stays if lane ``i % 4`` of Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers:
+        as easy as 1, 2, 3") with the counter ``(i // 4, key[1])`` and the key ``key[0]``, each as two 32-bit words, low
+        word first, is at least ``ratio * 2**32``, rounded down. The same on every backend.
+
+        Args:
+            x: any shape, storage dtype.
+            ratio: from 0 to below 1, the share of zeros.
+            key: from :meth:`dropout_key`.
+        """
+
+    # Dtype and layout
+
+    @abc.abstractmethod
+    def cast(self, x, dtype):
+        """Returns ``x`` (any shape, any of the storage dtypes) rounded to ``dtype``; ``x`` itself if it has it."""
+
+    @abc.abstractmethod
+    def to_nhwc(self, x, dtype, channels=None):
+        """Returns x (N, C, H, W) as (N, H, W, C) in ``dtype``, with zeros up to ``channels`` if that is more."""
+
+    @abc.abstractmethod
+    def to_nchw(self, x, dtype, channels=None):
+        """Returns x (N, H, W, C) as (N, C, H, W) in ``dtype``, only the first ``channels`` if that is less."""
