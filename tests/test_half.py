@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixprec.backends import half
-from mixprec.update.half import LARGEST_FACTOR, Rounding, is_finite, widen
+from mixprec.backends.half import LARGEST_FACTOR, Rounding, is_finite, widen
 
 SIZE = 1 << 16
 # All float16 numbers, from 0 up and then from -0 down; the finite ones; those that are not.

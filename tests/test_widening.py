@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec.backends import cpu
+from mixprec.functions import widening
 
 EPS16 = 2.0**-11
 EPS32 = 2.0**-24
 
-cpu.install()
+widening.install()
 
 
 def _half(random, *shape):
