@@ -1,0 +1,70 @@
+"""What cuDNN is asked to compute, as plain values: the keys of the plan cache."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Tensor(NamedTuple):
+    """An input or output of an operation.
+
+    Attributes:
+        name: what graph and caller call it.
+        shape: in the order of memory, which is dense: (N, H, W, C), (K, R, S, C) or (C,).
+        dtype: ``"float16"``, ``"bfloat16"``, ``"float32"`` or ``"boolean"``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One graph of cuDNN.
+
+    ======================  =============================================  =========================================
+    kind                    inputs                                         outputs
+    ======================  =============================================  =========================================
+    ``conv_fprop``          x, w [, scale, bias] [, b]                     y [, sum, square_sum]
+    ``conv_dgrad``          dy, w [, relu_input]                           dx
+    ``conv_wgrad``          x, dy [, scale, bias]                          dw
+    ``batch_norm``          x, gamma, beta, running_mean, running_var      y, mean, invstd, next_mean, next_var
+                            [, add]                                        [, mask]
+    ``batch_norm_backward`` dy, x, gamma, mean, invstd [, beta | mask]     dx, dgamma, dbeta [, dadd]
+    ======================  =============================================  =========================================
+
+    What is in brackets is there or not, and decides on the graph: ``scale`` and ``bias`` are a prologue with ReLU,
+    ``sum`` and ``square_sum`` the sums of each channel of y, ``beta`` the recomputation of a ReLU without an addition,
+    ``mask`` (boolean, shape of x) where the ReLU after an addition was open, ``dadd`` the gradient after that mask.
+
+    Attributes:
+        kind: one of the table.
+        inputs: :class:`Tensor` of each.
+        outputs: :class:`Tensor` of each.
+        attributes: ``stride``, ``pad``, ``dilation``, ``groups`` of convolutions; ``relu`` of ``conv_fprop`` and
+            ``batch_norm``; ``eps`` and ``momentum`` (1 - decay) of ``batch_norm``. Sorted pairs of name and value.
+    """
+
+    kind: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    attributes: tuple[tuple[str, object], ...] = field(default=())
+
+    @property
+    def tensors(self):
+        """Inputs, then outputs; their places are their numbers in the graph."""
+        return self.inputs + self.outputs
+
+    @property
+    def has(self):
+        """The names of inputs and outputs, as a set."""
+        return frozenset(tensor.name for tensor in self.tensors)
+
+    def attribute(self, name):
+        """Returns the value of an attribute."""
+        return dict(self.attributes)[name]
+
+    def __str__(self):
+        tensors = ", ".join(f"{t.name} {t.dtype} {'x'.join(map(str, t.shape))}" for t in self.tensors)
+        attributes = ", ".join(f"{name}={value}" for name, value in self.attributes)
+        return f"{self.kind}({tensors}; {attributes})"
