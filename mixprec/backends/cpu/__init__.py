@@ -1,0 +1,1 @@
+"""The primitives on NumPy."""
