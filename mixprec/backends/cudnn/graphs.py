@@ -1,0 +1,159 @@
+"""The graph of an operation, in the terms of cuDNN's Python frontend.
+
+cuDNN names dimensions in the order N, C, H, W (K, C, R, S for filters) whatever the memory looks like; strides say that
+channels lie innermost. What is per channel has dimensions (1, C, 1, 1).
+"""
+
+
+def uids(operation):
+    """Returns the numbers of the tensors in the graph by their names, from 1 on: those of a variant pack.
+
+    Args:
+        operation: :class:`~mixprec.backends.cudnn.operation.Operation`.
+    """
+    return {tensor.name: number for number, tensor in enumerate(operation.tensors, start=1)}
+
+
+def describe(cudnn, graph, operation):
+    """Adds the nodes of an operation to an empty graph.
+
+    Args:
+        cudnn: the module of the frontend.
+        graph: ``cudnn.pygraph`` whose inputs and outputs have the storage dtype by default, and whose intermediate
+            values and arithmetic are float32.
+        operation: :class:`~mixprec.backends.cudnn.operation.Operation`.
+    """
+    _NODES[operation.kind](_Builder(cudnn, graph, operation))
+
+
+class _Builder:
+    """An operation's inputs, outputs and attributes as those of the graph."""
+
+    def __init__(self, cudnn, graph, operation):
+        self.cudnn, self.graph, self.operation = cudnn, graph, operation
+        self._uids = uids(operation)
+        self._tensors = {tensor.name: tensor for tensor in operation.tensors}
+
+    def has(self, name):
+        return name in self._tensors
+
+    def input(self, name):
+        """Adds an input of the operation."""
+        tensor = self._tensors[name]
+        dim, stride = _layout(tensor.shape)
+        data_type = _data_type(self.cudnn, tensor.dtype)
+        return self.graph.tensor(name=name, dim=dim, stride=stride, data_type=data_type, uid=self._uids[name])
+
+    def output(self, name, node):
+        """Makes the result of a node an output of the operation."""
+        tensor = self._tensors[name]
+        dim, stride = _layout(tensor.shape)
+        node.set_output(True).set_data_type(_data_type(self.cudnn, tensor.dtype)).set_uid(self._uids[name])
+        node.set_dim(dim).set_stride(stride)
+
+    def scalar(self, value):
+        return self.graph.tensor_scalar(value, self.cudnn.scalar_type.RUNTIME_PARAM)
+
+    def geometry(self):
+        """Returns the arguments that all convolutions have. Groups follow from the channels of image and filter."""
+        names = {"padding": "pad", "stride": "stride", "dilation": "dilation"}
+        return {theirs: list(self.operation.attribute(ours)) for theirs, ours in names.items()}
+
+
+def _layout(shape):
+    """Returns dimensions and strides of a dense array (N, H, W, C), (K, R, S, C) or (C,)."""
+    n, h, w, c = shape if len(shape) == 4 else (1, 1, 1, *shape)
+    return [n, c, h, w], [h * w * c, 1, w * c, c]
+
+
+def _data_type(cudnn, name):
+    return getattr(
+        cudnn.data_type, {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "boolean": "BOOLEAN"}[name]
+    )
+
+
+def _activated(builder, x):
+    """Returns the input of a convolution after the prologue, if there is one."""
+    if not builder.has("scale"):
+        return x
+    graph = builder.graph
+    scaled = graph.scale(input=x, scale=builder.input("scale"))
+    return graph.relu(input=graph.bias(input=scaled, bias=builder.input("bias")))
+
+
+def _conv_fprop(builder):
+    graph = builder.graph
+    x, w = builder.input("x"), builder.input("w")
+    y = graph.conv_fprop(image=_activated(builder, x), weight=w, **builder.geometry())
+    if builder.has("b"):
+        y = graph.bias(input=y, bias=builder.input("b"))
+    if builder.operation.attribute("relu"):
+        y = graph.relu(input=y)
+    builder.output("y", y)
+    if builder.has("sum"):
+        total, squares = graph.genstats(input=y)
+        builder.output("sum", total)
+        builder.output("square_sum", squares)
+
+
+def _conv_dgrad(builder):
+    graph = builder.graph
+    dy, w = builder.input("dy"), builder.input("w")
+    dx = graph.conv_dgrad(loss=dy, filter=w, **builder.geometry())
+    if builder.has("relu_input"):
+        dim, stride = _layout(builder.operation.outputs[0].shape)
+        dx.set_dim(dim).set_stride(stride)  # those of a strided convolution do not follow from dy
+        dx = graph.relu_backward(loss=dx, input=builder.input("relu_input"))
+    builder.output("dx", dx)
+
+
+def _conv_wgrad(builder):
+    graph = builder.graph
+    x, dy = builder.input("x"), builder.input("dy")
+    builder.output("dw", graph.conv_wgrad(image=_activated(builder, x), loss=dy, **builder.geometry()))
+
+
+def _batch_norm(builder):
+    graph, operation = builder.graph, builder.operation
+    y, mean, invstd, next_mean, next_var = graph.batchnorm(
+        input=builder.input("x"),
+        scale=builder.input("gamma"),
+        bias=builder.input("beta"),
+        in_running_mean=builder.input("running_mean"),
+        in_running_var=builder.input("running_var"),
+        epsilon=builder.scalar(operation.attribute("eps")),
+        momentum=builder.scalar(operation.attribute("momentum")),
+    )
+    statistics = {"mean": mean, "invstd": invstd, "next_mean": next_mean, "next_var": next_var}
+    for name, node in statistics.items():
+        builder.output(name, node)
+    if builder.has("add"):
+        y = graph.add(a=y, b=builder.input("add"))
+    if operation.attribute("relu"):
+        y = graph.relu(input=y)
+    builder.output("y", y)
+    if builder.has("mask"):
+        builder.output("mask", graph.cmp_gt(input=y, comparison=builder.scalar(0.0)))
+
+
+def _batch_norm_backward(builder):
+    graph = builder.graph
+    dy, x, gamma, mean, invstd = (builder.input(name) for name in ("dy", "x", "gamma", "mean", "invstd"))
+    if builder.has("beta"):
+        y = graph.batchnorm_inference(input=x, mean=mean, inv_variance=invstd, scale=gamma, bias=builder.input("beta"))
+        dy = graph.relu_backward(loss=dy, input=y)
+    elif builder.has("mask"):
+        dy = graph.scale(input=dy, scale=builder.input("mask"))
+        builder.output("dadd", dy)
+    gradients = graph.batchnorm_backward(grad=dy, input=x, scale=gamma, mean=mean, inv_variance=invstd)
+    for name, node in zip(("dx", "dgamma", "dbeta"), gradients, strict=True):
+        builder.output(name, node)
+
+
+_NODES = {
+    "conv_fprop": _conv_fprop,
+    "conv_dgrad": _conv_dgrad,
+    "conv_wgrad": _conv_wgrad,
+    "batch_norm": _batch_norm,
+    "batch_norm_backward": _batch_norm_backward,
+}
