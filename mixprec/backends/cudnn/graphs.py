@@ -51,6 +51,10 @@ class _Builder:
         node.set_output(True).set_data_type(_data_type(self.cudnn, tensor.dtype)).set_uid(self._uids[name])
         node.set_dim(dim).set_stride(stride)
 
+    def rounded(self, node, like):
+        """Gives an intermediate value the dtype of a tensor: cuDNN has no engine for a float32 operand in its place."""
+        return node.set_data_type(_data_type(self.cudnn, self._tensors[like].dtype))
+
     def scalar(self, value):
         return self.graph.tensor_scalar(value, self.cudnn.scalar_type.RUNTIME_PARAM)
 
@@ -78,7 +82,7 @@ def _activated(builder, x):
         return x
     graph = builder.graph
     scaled = graph.scale(input=x, scale=builder.input("scale"))
-    return graph.relu(input=graph.bias(input=scaled, bias=builder.input("bias")))
+    return builder.rounded(graph.relu(input=graph.bias(input=scaled, bias=builder.input("bias"))), "x")
 
 
 def _conv_fprop(builder):
@@ -141,7 +145,7 @@ def _batch_norm_backward(builder):
     dy, x, gamma, mean, invstd = (builder.input(name) for name in ("dy", "x", "gamma", "mean", "invstd"))
     if builder.has("beta"):
         y = graph.batchnorm_inference(input=x, mean=mean, inv_variance=invstd, scale=gamma, bias=builder.input("beta"))
-        dy = graph.relu_backward(loss=dy, input=y)
+        dy = builder.rounded(graph.relu_backward(loss=dy, input=y), "dy")
     elif builder.has("mask"):
         dy = graph.scale(input=dy, scale=builder.input("mask"))
         builder.output("dadd", dy)
