@@ -4,6 +4,8 @@ cuDNN names dimensions in the order N, C, H, W (K, C, R, S for filters) whatever
 channels lie innermost. What is per channel has dimensions (1, C, 1, 1).
 """
 
+from mixprec.backends.cudnn.library import data_type
+
 
 def uids(operation):
     """Returns the numbers of the tensors in the graph by their names, from 1 on: those of a variant pack.
@@ -41,19 +43,19 @@ class _Builder:
         """Adds an input of the operation."""
         tensor = self._tensors[name]
         dim, stride = _layout(tensor.shape)
-        data_type = _data_type(self.cudnn, tensor.dtype)
-        return self.graph.tensor(name=name, dim=dim, stride=stride, data_type=data_type, uid=self._uids[name])
+        dtype = data_type(self.cudnn, tensor.dtype)
+        return self.graph.tensor(name=name, dim=dim, stride=stride, data_type=dtype, uid=self._uids[name])
 
     def output(self, name, node):
         """Makes the result of a node an output of the operation."""
         tensor = self._tensors[name]
         dim, stride = _layout(tensor.shape)
-        node.set_output(True).set_data_type(_data_type(self.cudnn, tensor.dtype)).set_uid(self._uids[name])
+        node.set_output(True).set_data_type(data_type(self.cudnn, tensor.dtype)).set_uid(self._uids[name])
         node.set_dim(dim).set_stride(stride)
 
     def rounded(self, node, like):
         """Gives an intermediate value the dtype of a tensor: cuDNN has no engine for a float32 operand in its place."""
-        return node.set_data_type(_data_type(self.cudnn, self._tensors[like].dtype))
+        return node.set_data_type(data_type(self.cudnn, self._tensors[like].dtype))
 
     def scalar(self, value):
         return self.graph.tensor_scalar(value, self.cudnn.scalar_type.RUNTIME_PARAM)
@@ -68,12 +70,6 @@ def _layout(shape):
     """Returns dimensions and strides of a dense array (N, H, W, C), (K, R, S, C) or (C,)."""
     n, h, w, c = shape if len(shape) == 4 else (1, 1, 1, *shape)
     return [n, c, h, w], [h * w * c, 1, w * c, c]
-
-
-def _data_type(cudnn, name):
-    return getattr(
-        cudnn.data_type, {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "boolean": "BOOLEAN"}[name]
-    )
 
 
 def _activated(builder, x):
