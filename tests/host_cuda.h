@@ -1,10 +1,11 @@
-// CUDA's execution model for g++, enough to run the kernels of the batched update: one thread of the operating system,
+// CUDA's execution model for g++, enough to run the kernels of mixprec: one thread of the operating system,
 // one fibre for each CUDA thread of a block, blocks one after the other. Every second launch takes blocks and threads in
 // the reverse order, as nothing may depend on it.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -22,6 +23,7 @@
 #define __shared__ static  // there is one block at a time
 
 using std::isfinite;
+using std::max;
 using std::min;
 using std::pow;
 using std::sqrt;
@@ -143,12 +145,12 @@ static inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<uin
 
 template <class T>
 static T __shfl_xor_sync(unsigned, T value, int mask) {
-    static_assert(sizeof(T) == 8, "a double");
-    std::memcpy(&host::exchanged[threadIdx.x], &value, 8);
+    static_assert(sizeof(T) <= 8);
+    std::memcpy(&host::exchanged[threadIdx.x], &value, sizeof(T));
     const unsigned me = threadIdx.x;
     host::wait_for_warp();
     T other;
-    std::memcpy(&other, &host::exchanged[me ^ mask], 8);
+    std::memcpy(&other, &host::exchanged[me ^ mask], sizeof(T));
     host::wait_for_warp();
     return other;
 }
@@ -161,7 +163,7 @@ static inline void sincospif(float x, float* sine, float* cosine) {
     *cosine = static_cast<float>(std::cos(M_PI * x));
 }
 
-// The accesses of a thread, of which common.cuh has another set for a GPU.
+// The accesses of a thread, of which words.cuh has another set for a GPU.
 template <class T, int N>
 struct alignas(N * sizeof(T)) Vector { T of[N]; };
 
@@ -182,6 +184,7 @@ static inline void load_four(unsigned long long address, float* x) { load_all<fl
 static inline void load_four(unsigned long long address, unsigned* x) { load_all<unsigned, 4>(address, x); }
 static inline void load_two(unsigned long long address, unsigned* x) { load_all<unsigned, 2>(address, x); }
 static inline void store_four(unsigned long long address, const float* x) { store_all<float, 4>(address, x); }
+static inline void store_four(unsigned long long address, const unsigned* x) { store_all<unsigned, 4>(address, x); }
 static inline void store_two(unsigned long long address, const unsigned* x) { store_all<unsigned, 2>(address, x); }
 
 template <class T>

@@ -67,8 +67,16 @@ class HostLauncher:
         return array.ctypes.data
 
     def addresses(self, arrays):
-        fit = all(self.holds(array) and array.flags.c_contiguous for array in arrays)
-        return [array.ctypes.data for array in arrays] if fit else None
+        return [array.ctypes.data for array in arrays] if all(map(self.holds, arrays)) else None
+
+    def orders(self, arrays):
+        contiguous = [array.flags.c_contiguous for array in arrays]
+        return contiguous, [array.strides for array, is_so in zip(arrays, contiguous, strict=True) if not is_so]
+
+    def empty(self, shape, dtype):
+        array = np.empty(shape, dtype)
+        array.reshape(-1).view(np.uint8)[...] = 0xFF  # NaN in every dtype: what is not written is seen
+        return array.view(DeviceArray)
 
     def full(self, shape, value, dtype):
         return np.full(shape, value, dtype).view(DeviceArray)

@@ -1,19 +1,28 @@
 """Compiling and launching CUDA kernels of our own, through CuPy.
 
-Everything else that the batched update does on a device goes through an object of this interface, so that tests can put
-one in its place that runs the same source on the host.
+Everything that the batched update and the primitives do on a device, but for cuDNN, goes through an object of this
+interface, so that tests can put one in its place that runs the same source on the host.
 """
 
 import functools
+import itertools
 import operator
+from importlib import resources
 
 import chainer
 import numpy as np
 
 # Of arrays of CuPy. `flags` would be another object for each of them.
 _CONTIGUOUS, _DEVICE, _ADDRESS = map(operator.attrgetter, ("_c_contiguous", "data.device_id", "data.ptr"))
+_STRIDES = operator.attrgetter("strides")
 # No contraction into fused multiply-adds: results are then those of NumPy, and the same in every kernel.
 OPTIONS = ("-std=c++17", "--fmad=false")
+
+
+@functools.cache
+def text_of(package, name):
+    """Returns the text of a file in the folder ``kernels`` of a package."""
+    return resources.files(package).joinpath("kernels", name).read_text("utf-8")
 
 
 def launcher_of(array):
@@ -70,13 +79,29 @@ class CupyLauncher:
         return array.data.ptr
 
     def addresses(self, arrays):
-        """Returns the addresses of many arrays, or ``None`` if one is not contiguous or not on the device."""
+        """Returns the addresses of many arrays, or ``None`` if one is not on the device."""
         try:
-            if not all(map(_CONTIGUOUS, arrays)) or not set(map(_DEVICE, arrays)) <= {self._device.id}:
-                return None
-            return list(map(_ADDRESS, arrays))
+            return list(map(_ADDRESS, arrays)) if set(map(_DEVICE, arrays)) <= {self._device.id} else None
         except AttributeError:  # an array of NumPy
             return None
+
+    def orders(self, arrays):
+        """Returns what is the same for arrays of the same shapes and dtypes that lie in memory in the same way.
+
+        Returns:
+            ``(contiguous, strides)``: for each array whether it is C-contiguous, and the strides of those that are not;
+            or ``None`` if one is of NumPy.
+        """
+        try:
+            contiguous = list(map(_CONTIGUOUS, arrays))
+        except AttributeError:
+            return None
+        return contiguous, list(map(_STRIDES, itertools.compress(arrays, map(operator.not_, contiguous))))
+
+    def empty(self, shape, dtype):
+        """Returns a new array on the device, with anything in it."""
+        with self._device:
+            return self._cupy.empty(shape, dtype)
 
     def full(self, shape, value, dtype):
         """Returns a new array on the device."""

@@ -1,13 +1,15 @@
-"""The CUDA source of the batched update: the files in ``kernels/``, and a class of C++ for each program between them.
+"""The CUDA source of the batched update: files in ``kernels/`` here and of the backends, and a class of C++ for each
+program between them.
 
 A program is what is done to the elements of a parameter: the hooks, in their order, and the update rule.
 """
 
-import functools
 import re
-from importlib import resources
+
+from mixprec.backends.launch import text_of
 
 MAX_STATES = 3
+_SHARED = ("words.cuh", "philox.cuh")  # with the kernels of the primitives
 _FILES = ("common.cuh", None, "elements.cuh", "check.cu", "update.cu")  # None: the programs
 
 
@@ -149,23 +151,19 @@ def source_of(programs, threads, chunk):
         "PROGRAMS": len(programs),
     }
     parts = [f"#define {name} {value}" for name, value in macros.items()]
+    parts += [text_of("mixprec.backends", name) for name in _SHARED]
     for name in _FILES:
         if name is None:
             parts.append("template <int P> struct Program;")
             parts += [program.code(index) for index, program in enumerate(programs)]
         else:
-            parts.append(_file(name))
+            parts.append(text_of("mixprec.update", name))
     return "\n".join([*parts, ""])
 
 
 def points_of(programs):
     """Returns for how many norms of a parameter there is room in the table of norms."""
     return max([1, *(len(program.norms) for program in programs)])
-
-
-@functools.cache
-def _file(name):
-    return resources.files("mixprec.update").joinpath("kernels", name).read_text("utf-8")
 
 
 def _function(name, arguments):

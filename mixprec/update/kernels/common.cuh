@@ -1,21 +1,14 @@
-// What the kernels of the batched update share. mixprec/update/source.py puts the programs of the parameters after this
-// file: Program<P> is the code of an update rule and its hooks. Every block has one chunk of one parameter.
+// What the kernels of the batched update share, on top of words.cuh and philox.cuh of mixprec/backends/kernels.
+// mixprec/update/source.py puts the programs of the parameters after this file: Program<P> is the code of an update rule
+// and its hooks. Every block has one chunk of one parameter.
 //
 // Macros from there: THREADS of a block, CHUNK elements of a chunk, MAX_STATES, MAX_NUMBERS, MAX_POINTS, PROGRAMS.
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
 
 // Elements for a thread at once. An update writes 16 bytes of float32, so that a warp writes whole lines; a check, which
 // reads only, has as much under way with 16 bytes of a 16-bit type.
 constexpr int CHECK_WIDTH = 8;
 constexpr int UPDATE_WIDTH = 4;
-constexpr int WARP = 32;
 constexpr int MIN_BLOCKS = 2;  // with more at a time the compiler spills registers
-
-enum Dtype { FLOAT16, BFLOAT16, FLOAT32 };
 
 // What may be another one in every step. Addresses are numbers; 0 is "none".
 struct Moving {
@@ -71,98 +64,6 @@ template <int W>
 struct Width {
     static constexpr int value = W;
 };
-
-#ifndef HOST_LAUNCH
-// Arrays are accessed by these only. The compiler splits four floats that C++ stores at once into four stores again,
-// and does not know that the addresses, which are numbers, are those of global memory. In the order they are written.
-__device__ __forceinline__ void load_four(u64 address, float* x) {
-    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(address));
-}
-
-__device__ __forceinline__ void load_four(u64 address, u32* x) {
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(address));
-}
-
-__device__ __forceinline__ void load_two(u64 address, u32* x) {
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(address));
-}
-
-__device__ __forceinline__ void load_one(u64 address, float& x) {
-    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(address));
-}
-
-__device__ __forceinline__ void load_one(u64 address, u16& x) {
-    asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(address));
-}
-
-__device__ __forceinline__ void store_four(u64 address, const float* x) {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
-                 :: "l"(address), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
-}
-
-__device__ __forceinline__ void store_two(u64 address, const u32* x) {
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" :: "l"(address), "r"(x[0]), "r"(x[1]));
-}
-
-__device__ __forceinline__ void store_one(u64 address, float x) {
-    asm volatile("st.global.f32 [%0], %1;" :: "l"(address), "f"(x));
-}
-
-__device__ __forceinline__ void store_one(u64 address, u16 x) {
-    asm volatile("st.global.u16 [%0], %1;" :: "l"(address), "h"(x));
-}
-
-__device__ __forceinline__ float half_to_float(u16 bits) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-    return x;
-}
-
-__device__ __forceinline__ u16 float_to_half(float x) {
-    u16 bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-    return bits;
-}
-#endif
-
-__device__ __forceinline__ float bfloat_to_float(u16 bits) {
-    return __uint_as_float(static_cast<u32>(bits) << 16);
-}
-
-// In integers, as there are GPUs without an instruction for it.
-__device__ __forceinline__ u16 float_to_bfloat(float x) {
-    const u32 bits = __float_as_uint(x);
-    return x != x ? 0x7fff : static_cast<u16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-__device__ __forceinline__ float widened(int dtype, u16 bits) {
-    return dtype == FLOAT16 ? half_to_float(bits) : bfloat_to_float(bits);
-}
-
-__device__ __forceinline__ u16 rounded(int dtype, float x) {
-    return dtype == FLOAT16 ? float_to_half(x) : float_to_bfloat(x);
-}
-
-// N words of 32 bits; of 16 bits if N is 0.
-template <int N>
-__device__ __forceinline__ void load_words(u64 address, u32* x) {
-    if constexpr (N == 0) {
-        u16 bits;
-        load_one(address, bits);
-        x[0] = bits;
-    } else if constexpr (N == 1) {
-        float bits;
-        load_one(address, bits);
-        x[0] = __float_as_uint(bits);
-    } else if constexpr (N == 2) {
-        load_two(address, x);
-    } else {
-#pragma unroll
-        for (int k = 0; k < N; k += 4) load_four(address + k * 4, x + k);
-    }
-}
 
 template <int W>
 __device__ __forceinline__ void load(u64 address, long long i, float (&x)[W]) {
@@ -226,21 +127,6 @@ __device__ __forceinline__ void for_each_group(const Job& job, int chunk, Body b
     const long long whole = addresses % 16 == 0 ? begin + (end - begin) / WIDTH * WIDTH : begin;
     for (long long i = begin + threadIdx.x * WIDTH; i < whole; i += THREADS * WIDTH) body(Width<WIDTH>(), i);
     for (long long i = whole + threadIdx.x; i < end; i += THREADS) body(Width<1>(), i);
-}
-
-// Philox 4x32-10: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
-__device__ __forceinline__ void philox(u32 (&counter)[4], u32 key0, u32 key1) {
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        const u32 high0 = __umulhi(0xD2511F53u, counter[0]), low0 = 0xD2511F53u * counter[0];
-        const u32 high1 = __umulhi(0xCD9E8D57u, counter[2]), low1 = 0xCD9E8D57u * counter[2];
-        counter[0] = high1 ^ counter[1] ^ key0;
-        counter[1] = low1;
-        counter[2] = high0 ^ counter[3] ^ key1;
-        counter[3] = low0;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
 }
 
 // Two standard normal numbers from two random words, by Box and Muller.

@@ -1,0 +1,44 @@
+"""What the primitives of a CUDA device have in common."""
+
+import math
+
+import numpy as np
+
+from mixprec.backends.cuda.kernels import Kernels
+
+
+class Base:
+    """A device with what launches on it.
+
+    Args:
+        launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
+        dnn: :class:`~mixprec.backends.cudnn.dnn.Dnn` of the device.
+
+    Attributes:
+        launcher: the same.
+        dnn: the same.
+        kernels: :class:`~mixprec.backends.cuda.kernels.Kernels`.
+    """
+
+    def __init__(self, launcher, dnn):
+        self.launcher = launcher
+        self.dnn = dnn
+        self.kernels = Kernels(launcher)
+
+    def _empty(self, shape, dtype):
+        """Returns a new array with anything in it."""
+        return self.launcher.empty(shape, np.dtype(dtype))
+
+    def _address(self, array):
+        """Returns the address of the first element of a C-contiguous array."""
+        return self.launcher.address(array)
+
+
+def ceil_div(a, b):
+    """Returns ``a / b`` for two ints, rounded up."""
+    return -(-a // b)
+
+
+def rows_of(array):
+    """Returns ``(M, C)``: over all axes but the last, and the last."""
+    return math.prod(array.shape[:-1]), array.shape[-1]

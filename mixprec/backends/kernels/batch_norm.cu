@@ -1,0 +1,380 @@
+// Batch normalization of arrays (rows, channels), forward and backward, in three launches each: partial statistics of
+// parts of the rows, their combination, and the pass that writes the result.
+//
+// A thread has a group of eight channels, in 16-byte accesses where the array allows it, and every so many rows of a
+// part. `lanes` threads lie beside each other in a row. All sums are taken in an order that depends on nothing but the
+// shape.
+
+constexpr int GROUP = 8;
+constexpr int COMBINED = 8;  // channels that a block combines the parts of: 32 bytes of floats
+
+// Where scale and bias of y = scale * x + bias come from.
+enum Spread { INVSTD, VARIANCE, AFFINE };
+
+// How a backward pass knows where a ReLU was open.
+enum Opening { ALWAYS, RECOMPUTED, BITS, OUTPUT };
+
+struct Tile {
+    int channel;  // the first of the group
+    int count;    // channels of the group; 0: the thread has none
+    long long begin, end, step;  // rows
+
+    __device__ __forceinline__ Tile(long long rows, int channels, int lanes, long long part_rows) {
+        const int groups = (channels + GROUP - 1) / GROUP;
+        const int tiles = (groups + lanes - 1) / lanes;
+        const int group = blockIdx.x % tiles * lanes + threadIdx.x % lanes;
+        const long long first = blockIdx.x / tiles * part_rows;
+        channel = group * GROUP;
+        count = group < groups ? min(GROUP, channels - channel) : 0;
+        begin = first + threadIdx.x / lanes;
+        end = min(rows, first + part_rows);
+        step = THREADS / lanes;
+    }
+};
+
+template <int N>
+__device__ __forceinline__ void load_channels(const float* values, const Tile& tile, float (&x)[N]) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) x[k] = values && k < tile.count ? values[tile.channel + k] : 0.0f;
+}
+
+__device__ __forceinline__ void store_channels(float* values, const Tile& tile, const float (&x)[GROUP]) {
+#pragma unroll
+    for (int k = 0; k < GROUP; ++k) {
+        if (k < tile.count) values[tile.channel + k] = x[k];
+    }
+}
+
+__device__ __forceinline__ float invstd_of(float spread, int kind, float eps) {
+    return kind == VARIANCE ? 1.0f / sqrtf(spread + eps) : spread;
+}
+
+// scale and bias of one channel, always by the same operations: a backward pass has to find the forward's.
+__device__ __forceinline__ void affine_of(float gamma, float beta, float mean, float invstd, float& scale, float& bias) {
+    scale = gamma * invstd;
+    bias = beta - mean * scale;
+}
+
+// The parameters of a normalization. With AFFINE gamma and beta are scale and bias themselves.
+struct Normalization {
+    const float *gamma, *beta, *mean, *spread;
+    int kind;
+    float eps;
+
+    __device__ __forceinline__ void affine(const Tile& tile, float (&scale)[GROUP], float (&bias)[GROUP]) const {
+        load_channels(gamma, tile, scale);
+        load_channels(beta, tile, bias);
+        if (kind == AFFINE) return;
+        float center[GROUP], spreads[GROUP];
+        load_channels(mean, tile, center);
+        load_channels(spread, tile, spreads);
+#pragma unroll
+        for (int k = 0; k < GROUP; ++k) {
+            affine_of(scale[k], bias[k], center[k], invstd_of(spreads[k], kind, eps), scale[k], bias[k]);
+        }
+    }
+};
+
+// Mean and sum of squared distances from it, of `count` elements.
+struct Moments {
+    float count, mean, squares;
+
+    // Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance", (2.1).
+    __device__ __forceinline__ void merge(const Moments& other) {
+        if (other.count == 0.0f) return;
+        const float all = count + other.count, share = other.count / all, distance = other.mean - mean;
+        squares += other.squares + distance * distance * (count * share);
+        mean += distance * share;
+        count = all;
+    }
+
+    __device__ __forceinline__ void operator+=(const Moments& other) { merge(other); }
+};
+
+struct Pair {
+    float first, second;
+
+    __device__ __forceinline__ void operator+=(const Pair& other) {
+        first += other.first;
+        second += other.second;
+    }
+};
+
+// Adds up over the threads whose numbers are the same modulo `lanes`; those below `lanes` get the result. As a tree.
+template <class T, int N>
+__device__ __forceinline__ void reduce_columns(T (&values)[N], int lanes) {
+    __shared__ T shared[N][THREADS / 2];
+    for (int distance = THREADS / 2; distance >= lanes; distance /= 2) {
+        __syncthreads();
+        if (threadIdx.x >= distance && threadIdx.x < 2 * distance) {
+#pragma unroll
+            for (int k = 0; k < N; ++k) shared[k][threadIdx.x - distance] = values[k];
+        }
+        __syncthreads();
+        if (threadIdx.x < distance) {
+#pragma unroll
+            for (int k = 0; k < N; ++k) values[k] += shared[k][threadIdx.x];
+        }
+    }
+}
+
+// Forward
+
+// Every thread takes its sums about its first element: no cancellation, as that is one of the elements summed up.
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_statistics(
+    const Storage* x, long long rows, long long channels, long long lanes, long long part_rows, float* partial) {
+    const Tile tile(rows, channels, lanes, part_rows);
+    Moments moments[GROUP] = {};
+    if (tile.count && tile.begin < tile.end) {
+        float first[GROUP], sum[GROUP] = {}, squares[GROUP] = {};
+        load_group(x, tile.begin * channels + tile.channel, tile.count, first);
+#pragma unroll 4
+        for (long long row = tile.begin + tile.step; row < tile.end; row += tile.step) {
+            float value[GROUP];
+            load_group(x, row * channels + tile.channel, tile.count, value);
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) {
+                const float distance = value[k] - first[k];
+                sum[k] += distance;
+                squares[k] += distance * distance;
+            }
+        }
+        const float count = (tile.end - tile.begin + tile.step - 1) / tile.step;
+#pragma unroll
+        for (int k = 0; k < GROUP; ++k) {
+            const float distance = sum[k] / count, rest = squares[k] - sum[k] * distance;
+            moments[k] = {count, first[k] + distance, rest < 0.0f ? 0.0f : rest};
+        }
+    }
+    reduce_columns(moments, lanes);
+    if (threadIdx.x < lanes) {
+        float mean[GROUP], squares[GROUP];
+#pragma unroll
+        for (int k = 0; k < GROUP; ++k) {
+            mean[k] = moments[k].mean;
+            squares[k] = moments[k].squares;
+        }
+        const long long part = tile.begin / part_rows;
+        store_channels(partial + part * 2 * channels, tile, mean);
+        store_channels(partial + (part * 2 + 1) * channels, tile, squares);
+    }
+}
+
+// Everything that is done once for each channel. Addresses that are 0 are left out.
+struct Finish {
+    float *mean, *invstd, *running_mean, *running_variance;
+    float decay, left, eps;
+
+    __device__ __forceinline__ Pair operator()(int c, float count, float center, float variance) const {
+        const float inverse = invstd_of(variance, VARIANCE, eps);
+        if (mean) mean[c] = center;
+        if (invstd) invstd[c] = inverse;
+        if (running_mean) {
+            const float unbiased = variance * (count / fmaxf(count - 1.0f, 1.0f));
+            running_mean[c] = decay * running_mean[c] + left * center;
+            running_variance[c] = decay * running_variance[c] + left * unbiased;
+        }
+        return {center, inverse};
+    }
+};
+
+__device__ __forceinline__ Finish finish_of(
+    float* mean, float* invstd, float* running_mean, float* running_variance, double decay, double eps) {
+    return {mean, invstd, running_mean, running_variance, static_cast<float>(decay), static_cast<float>(1.0 - decay),
+            static_cast<float>(eps)};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize(
+    const float* partial, long long parts, long long part_rows, long long rows, long long channels, float* mean,
+    float* invstd, float* running_mean, float* running_variance, double decay, double eps, float* sums) {
+    const int c = blockIdx.x * COMBINED + threadIdx.x % COMBINED;
+    Moments moments[1] = {};
+    if (c < channels) {
+#pragma unroll 4
+        for (long long part = threadIdx.x / COMBINED; part < parts; part += THREADS / COMBINED) {
+            const float* of = partial + part * 2 * channels + c;
+            const float count = min(part_rows, rows - part * part_rows);
+            moments[0].merge({count, of[0], of[channels]});
+        }
+    }
+    reduce_columns(moments, COMBINED);
+    if (threadIdx.x >= COMBINED || c >= channels) return;
+    const Moments all = moments[0];
+    if (sums) {  // in place of statistics: the sums that a convolution could have given
+        sums[c] = all.mean * all.count;
+        sums[channels + c] = all.squares + all.mean * all.mean * all.count;
+        return;
+    }
+    finish_of(mean, invstd, running_mean, running_variance, decay, eps)(c, all.count, all.mean, all.squares / all.count);
+}
+
+// From sums and sums of squares; also scale and bias for the prologue of a convolution, if asked for.
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize_sums(
+    const float* sums, long long rows, long long channels, const float* gamma, const float* beta, float* mean,
+    float* invstd, float* scale, float* bias, float* running_mean, float* running_variance, double decay, double eps) {
+    const int c = blockIdx.x * THREADS + threadIdx.x;
+    if (c >= channels) return;
+    const float count = rows, center = sums[c] / count, rest = sums[channels + c] / count - center * center;
+    const Pair both = finish_of(mean, invstd, running_mean, running_variance, decay, eps)(
+        c, count, center, rest < 0.0f ? 0.0f : rest);
+    if (scale) affine_of(gamma[c], beta[c], both.first, both.second, scale[c], bias[c]);
+}
+
+// y = relu(scale * x + bias + add), and eight bits for each group where it was open.
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_apply(
+    const Storage* x, const Storage* add, Storage* y, u8* mask, long long rows, long long channels, long long lanes,
+    long long part_rows, const float* gamma, const float* beta, const float* mean, const float* spread, long long kind,
+    double eps, long long relu) {
+    const Tile tile(rows, channels, lanes, part_rows);
+    if (!tile.count) return;
+    const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
+    float scale[GROUP], bias[GROUP];
+    normalization.affine(tile, scale, bias);
+    const long long groups = (channels + GROUP - 1) / GROUP;
+#pragma unroll 2
+    for (long long row = tile.begin; row < tile.end; row += tile.step) {
+        const long long i = row * channels + tile.channel;
+        float value[GROUP], other[GROUP];
+        load_group(x, i, tile.count, value);
+        if (add) load_group(add, i, tile.count, other);
+        u32 bits = 0;
+#pragma unroll
+        for (int k = 0; k < GROUP; ++k) {
+            value[k] = scale[k] * value[k] + bias[k];
+            if (add) value[k] += other[k];
+            if (relu) {
+                if (value[k] > 0.0f) bits |= 1u << k;
+                value[k] = value[k] <= 0.0f ? 0.0f : value[k];  // NaN stays
+            }
+        }
+        store_group(y, i, tile.count, value);
+        if (mask) mask[row * groups + tile.channel / GROUP] = bits;
+    }
+}
+
+// Backward
+
+// The gradient before the ReLU, by what is known of the forward pass.
+struct Gate {
+    int opening;
+    const u8* bits;
+    const Storage* output;
+    long long groups;
+
+    __device__ __forceinline__ void operator()(
+        long long row, long long i, const Tile& tile, const float (&scale)[GROUP], const float (&bias)[GROUP],
+        const float (&x)[GROUP], float (&dy)[GROUP]) const {
+        if (opening == RECOMPUTED) {
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) dy[k] = scale[k] * x[k] + bias[k] > 0.0f ? dy[k] : 0.0f;
+        } else if (opening == BITS) {
+            const u32 open = bits[row * groups + tile.channel / GROUP];
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) dy[k] = open >> k & 1 ? dy[k] : 0.0f;
+        } else if (opening == OUTPUT) {
+            float y[GROUP];
+            load_group(output, i, tile.count, y);
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) dy[k] = y[k] > 0.0f ? dy[k] : 0.0f;
+        }
+    }
+};
+
+__device__ __forceinline__ Gate gate_of(long long opening, const void* opened, long long channels) {
+    return {static_cast<int>(opening), static_cast<const u8*>(opened), static_cast<const Storage*>(opened),
+            (channels + GROUP - 1) / GROUP};
+}
+
+// The sums of dy and of dy * (x - mean).
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_sums(
+    const Storage* dy, const Storage* x, const void* opened, long long opening, long long rows, long long channels,
+    long long lanes, long long part_rows, const float* gamma, const float* beta, const float* mean, const float* spread,
+    long long kind, double eps, float* partial) {
+    const Tile tile(rows, channels, lanes, part_rows);
+    const Gate gate = gate_of(opening, opened, channels);
+    const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
+    Pair sums[GROUP] = {};
+    if (tile.count) {
+        float scale[GROUP], bias[GROUP], center[GROUP];
+        normalization.affine(tile, scale, bias);
+        load_channels(mean, tile, center);
+#pragma unroll 2
+        for (long long row = tile.begin; row < tile.end; row += tile.step) {
+            const long long i = row * channels + tile.channel;
+            float value[GROUP], gradient[GROUP];
+            load_group(x, i, tile.count, value);
+            load_group(dy, i, tile.count, gradient);
+            gate(row, i, tile, scale, bias, value, gradient);
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) sums[k] += {gradient[k], gradient[k] * (value[k] - center[k])};
+        }
+    }
+    reduce_columns(sums, lanes);
+    if (threadIdx.x < lanes) {
+        float first[GROUP], second[GROUP];
+#pragma unroll
+        for (int k = 0; k < GROUP; ++k) {
+            first[k] = sums[k].first;
+            second[k] = sums[k].second;
+        }
+        const long long part = tile.begin / part_rows;
+        store_channels(partial + part * 2 * channels, tile, first);
+        store_channels(partial + (part * 2 + 1) * channels, tile, second);
+    }
+}
+
+// dgamma and dbeta; and, if mean and variance depend on x, `slope` and `offset` of
+// dx = scale * dy + slope * (x - mean) + offset.
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_finalize(
+    const float* partial, long long parts, long long rows, long long channels, const float* gamma, const float* spread,
+    long long kind, double eps, float* dgamma, float* dbeta, float* slope, float* offset) {
+    const int c = blockIdx.x * COMBINED + threadIdx.x % COMBINED;
+    Pair sums[1] = {};
+    if (c < channels) {
+#pragma unroll 4
+        for (long long part = threadIdx.x / COMBINED; part < parts; part += THREADS / COMBINED) {
+            const float* of = partial + part * 2 * channels + c;
+            sums[0] += {of[0], of[channels]};
+        }
+    }
+    reduce_columns(sums, COMBINED);
+    if (threadIdx.x >= COMBINED || c >= channels) return;
+    const float invstd = invstd_of(spread[c], kind, static_cast<float>(eps)), scale = gamma[c] * invstd;
+    const float count = rows, of_gamma = sums[0].second * invstd;
+    dgamma[c] = of_gamma;
+    dbeta[c] = sums[0].first;
+    if (slope) {
+        slope[c] = -(scale * invstd * of_gamma) / count;
+        offset[c] = -(scale * sums[0].first) / count;
+    }
+}
+
+// dx, and the gradient of what was added: dy where the ReLU was open.
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_apply(
+    const Storage* dy, const Storage* x, const void* opened, long long opening, Storage* dx, Storage* dadd,
+    long long rows, long long channels, long long lanes, long long part_rows, const float* gamma, const float* beta,
+    const float* mean, const float* spread, long long kind, double eps, const float* slope, const float* offset) {
+    const Tile tile(rows, channels, lanes, part_rows);
+    if (!tile.count) return;
+    const Gate gate = gate_of(opening, opened, channels);
+    const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
+    float scale[GROUP], bias[GROUP], center[GROUP], slopes[GROUP], offsets[GROUP];
+    normalization.affine(tile, scale, bias);
+    load_channels(mean, tile, center);
+    load_channels(slope, tile, slopes);
+    load_channels(offset, tile, offsets);
+    for (long long row = tile.begin; row < tile.end; row += tile.step) {
+        const long long i = row * channels + tile.channel;
+        float value[GROUP], gradient[GROUP];
+        load_group(dy, i, tile.count, gradient);
+        if (slope || opening == RECOMPUTED) load_group(x, i, tile.count, value);
+        gate(row, i, tile, scale, bias, value, gradient);
+        if (dadd) store_group(dadd, i, tile.count, gradient);
+#pragma unroll
+        for (int k = 0; k < GROUP; ++k) {
+            gradient[k] *= scale[k];
+            if (slope) gradient[k] += slopes[k] * (value[k] - center[k]) + offsets[k];
+        }
+        store_group(dx, i, tile.count, gradient);
+    }
+}
