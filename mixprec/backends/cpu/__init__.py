@@ -1,1 +1,20 @@
-"""The primitives on NumPy."""
+"""The primitives on NumPy: storage in the dtype of the arrays, arithmetic in float32, one rounding.
+
+bfloat16 is that of ml_dtypes, which NumPy takes as a dtype of its own.
+"""
+
+from mixprec.backends.cpu.batch_norm import BatchNorms
+from mixprec.backends.cpu.convolution import Convolutions
+from mixprec.backends.cpu.dropout import Dropouts
+from mixprec.backends.cpu.layout import Layouts
+from mixprec.backends.cpu.linear import Linears
+from mixprec.backends.cpu.loss import Losses
+from mixprec.backends.cpu.pooling import Poolings
+from mixprec.backends.primitives import Primitives
+
+
+class Cpu(Convolutions, BatchNorms, Poolings, Linears, Losses, Dropouts, Layouts, Primitives):
+    """All of :class:`~mixprec.backends.primitives.Primitives`."""
+
+
+PRIMITIVES = Cpu()

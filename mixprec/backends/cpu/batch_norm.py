@@ -1,0 +1,215 @@
+"""Batch normalization on NumPy: statistics in one pass over the input, the output in another."""
+
+import numpy as np
+
+from mixprec.backends.cpu.rows import Rows, read, target, write
+from mixprec.backends.primitives import Affine, Saved
+
+_ZERO = np.float32(0)
+# Where an overflow leads to inf or NaN, as it would on a device, nobody is warned: the loss scale watches for that.
+_quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+
+
+class BatchNorms:
+    """The batch normalizations of :class:`~mixprec.backends.primitives.Primitives`."""
+
+    @_quiet
+    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None):
+        count = _count(x)
+        mean, variance = _moments(x) if sums is None else _moments_of_sums(sums, count)
+        affine, saved = _finish(mean, variance, count, gamma, beta, running, attributes)
+        y, mask = _apply(x, affine, attributes.relu, add, keep_mask=True)
+        return y, saved._replace(mask=mask)
+
+    @_quiet
+    def batch_norm_affine(self, sums, count, gamma, beta, running, attributes):
+        return _finish(*_moments_of_sums(sums, count), count, gamma, beta, running, attributes)
+
+    @_quiet
+    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False):
+        affine = _affine(gamma, beta, saved.mean, saved.invstd)
+        g, dgamma, dbeta = _reduce(dy, x, saved.mean, affine, attributes.relu, add, saved.mask)
+        dgamma *= saved.invstd
+        count = _count(x)
+        # With xhat = (x - mean) * invstd: dx = gamma * invstd * (g - dbeta / m - xhat * dgamma / m)
+        slope = affine.scale * saved.invstd * (dgamma / -count)
+        offset = affine.scale * (dbeta / -count)
+        dx = _combine(g, affine.scale, x, saved.mean, slope, offset, reuse=attributes.relu and not add)
+        return dx, dgamma.astype(np.float32), dbeta.astype(np.float32), g if add else None
+
+    @_quiet
+    def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
+        affine = _affine(gamma, beta, mean, _invstd(variance, attributes))
+        return _apply(x, affine, attributes.relu, add, keep_mask=False)[0]
+
+    @_quiet
+    def batch_norm_inference_backward(self, dy, x, gamma, beta, mean, variance, attributes, *, y=None):
+        invstd = _invstd(variance, attributes)
+        affine = _affine(gamma, beta, mean, invstd)
+        mask = _positive(y) if y is not None and attributes.relu else None
+        g, dgamma, dbeta = _reduce(dy, x, mean, affine, attributes.relu, y is not None, mask)
+        dgamma *= invstd
+        dx = _scaled(g, affine.scale)
+        return dx, dgamma.astype(np.float32), dbeta.astype(np.float32), None if y is None else g
+
+
+def _count(x):
+    count = x.size // x.shape[-1]
+    if count == 0:
+        raise ValueError(f"an empty batch has no statistics: batch normalization of an array of shape {x.shape}")
+    return count
+
+
+def _moments(x):
+    """Returns mean and biased variance of each channel, (C,) float64.
+
+    Deviations from a centre are summed in float32 within a block and in float64 beyond it. The centre of a block is the
+    mean of the block before: blocks that are further from it than their own spread are part of the variance.
+    Differently centred sums are put together as by Chan, Golub and LeVeque (1983, doi:10.1080/00031305.1983.10483115).
+    """
+    rows = Rows(x.shape)
+    flat, scratch, deviations = x.reshape(-1), rows.scratch(), rows.scratch()
+    count, mean, squares = 0, 0.0, 0.0
+    centre = None
+    for part in rows.blocks():
+        block = read(flat, part, scratch)
+        size = block.size // rows.channels
+        if centre is None:
+            centre = rows.sum(block) / np.float32(size)
+        deviation = deviations[: block.size]
+        np.subtract(block, rows.repeat(centre)[: block.size], out=deviation)
+        shift = rows.sum(deviation).astype(np.float64) / size
+        np.multiply(deviation, deviation, out=deviation)
+        block_mean = centre + shift
+        distance = block_mean - mean
+        squares = squares + rows.sum(deviation) - size * shift**2 + distance**2 * (count * size / (count + size))
+        count += size
+        mean = mean + distance * (size / count)
+        centre = block_mean.astype(np.float32)
+    return mean, np.maximum(squares / count, 0)
+
+
+def _moments_of_sums(sums, count):
+    """Returns mean and biased variance of each channel, (C,) float64, from sums and sums of squares."""
+    mean, square = sums.astype(np.float64) / count
+    return mean, np.maximum(square - mean**2, 0)
+
+
+def _finish(mean, variance, count, gamma, beta, running, attributes):
+    """Moves the running statistics; returns :class:`Affine` and :class:`Saved`."""
+    invstd = _invstd(variance, attributes)
+    mean = mean.astype(np.float32)
+    if running is not None:
+        rest = 1 - attributes.decay
+        unbiased = (variance * (count / max(count - 1, 1))).astype(np.float32)
+        for average, value in zip(running, (mean, unbiased), strict=True):
+            average *= np.float32(attributes.decay)
+            average += np.float32(rest) * value
+    return _affine(gamma, beta, mean, invstd), Saved(mean, invstd)
+
+
+def _invstd(variance, attributes):
+    return (1 / np.sqrt(variance.astype(np.float64) + attributes.eps)).astype(np.float32)
+
+
+def _affine(gamma, beta, mean, invstd):
+    scale = gamma * invstd
+    return Affine(scale, beta - mean * scale)
+
+
+# A ReLU is open where its input is above 0 before it is rounded. Without an addition that is computed again in the
+# backward pass, in the same steps: scale * x, then + bias, each rounded to float32.
+
+
+def _apply(x, affine, relu, add, keep_mask):
+    """Returns ``relu(scale * x + bias + add)``, and, if wanted, where the ReLU after an addition was open."""
+    rows = Rows(x.shape)
+    y = np.empty(x.shape, x.dtype)
+    mask = np.empty(x.shape, bool) if relu and add is not None and keep_mask else None
+    flat_x, flat_y = x.reshape(-1), y.reshape(-1)
+    scale, bias = map(rows.repeat, affine)
+    x_scratch, add_scratch, zeros = rows.scratch(), rows.scratch(), np.zeros_like(scale)
+    for part in rows.blocks():
+        block, out = read(flat_x, part, x_scratch), target(flat_y, part, x_scratch)
+        np.multiply(block, scale[: block.size], out=out)
+        np.add(out, bias[: block.size], out=out)
+        if add is not None:
+            np.add(out, read(add.reshape(-1), part, add_scratch), out=out)
+        if mask is not None:
+            np.greater(out, _ZERO, out=mask.reshape(-1)[part])
+        if relu:
+            np.maximum(out, zeros[: block.size], out=out)  # as an array: NumPy does not vectorize it as a number
+        write(flat_y, part, out)
+    return y, mask
+
+
+def _reduce(dy, x, mean, affine, relu, add, mask):
+    """Returns dy behind the ReLU, and its sums: of its products with ``x - mean``, and its own; (C,) float64.
+
+    Without a ReLU the first is ``dy`` itself.
+    """
+    rows = Rows(x.shape)
+    g = np.empty(dy.shape, dy.dtype) if relu else dy
+    flat_x, flat_dy, flat_g = x.reshape(-1), dy.reshape(-1), g.reshape(-1)
+    bits = np.dtype(f"i{dy.dtype.itemsize}")
+    scale, bias = map(rows.repeat, affine)
+    means = rows.repeat(mean)
+    x_scratch, g_scratch, products = rows.scratch(), rows.scratch(), rows.scratch()
+    opened, closed = rows.scratch(bool), rows.scratch(bits)
+    products_sum, g_sum = np.zeros((2, rows.channels))
+    for part in rows.blocks():
+        block = read(flat_x, part, x_scratch)
+        product = products[: block.size]
+        if relu:
+            if add:
+                now = mask.reshape(-1)[part]
+            else:
+                np.multiply(block, scale[: block.size], out=product)
+                np.add(product, bias[: block.size], out=product)
+                now = opened[: block.size]
+                np.greater(product, _ZERO, out=now)
+            keep = closed[: block.size]
+            np.negative(now.view(np.int8), out=keep)
+            np.bitwise_and(flat_dy[part].view(bits), keep, out=flat_g[part].view(bits))
+        gradient = read(flat_g, part, g_scratch)
+        np.subtract(block, means[: block.size], out=product)
+        np.multiply(product, gradient, out=product)
+        products_sum += rows.sum(product)
+        g_sum += rows.sum(gradient)
+    return g, products_sum, g_sum
+
+
+def _combine(g, scale, x, mean, slope, offset, reuse):
+    """Returns ``scale * g + slope * (x - mean) + offset``, in the memory of ``g`` if ``reuse``."""
+    rows = Rows(x.shape)
+    dx = g if reuse else np.empty(x.shape, x.dtype)
+    flat_g, flat_x, flat_dx = g.reshape(-1), x.reshape(-1), dx.reshape(-1)
+    scale, mean, slope, offset = map(rows.repeat, (scale, mean, slope, offset))
+    x_scratch, g_scratch = rows.scratch(), rows.scratch()
+    deviations = rows.scratch()
+    for part in rows.blocks():
+        block, gradient = read(flat_x, part, x_scratch), read(flat_g, part, g_scratch)
+        out, deviation = target(flat_dx, part, g_scratch), deviations[: block.size]
+        np.subtract(block, mean[: block.size], out=deviation)
+        np.multiply(deviation, slope[: block.size], out=deviation)
+        np.add(deviation, offset[: block.size], out=deviation)
+        np.multiply(gradient, scale[: block.size], out=out)
+        np.add(out, deviation, out=out)
+        write(flat_dx, part, out)
+    return dx
+
+
+def _scaled(g, scale):
+    rows = Rows(g.shape)
+    dx = np.empty(g.shape, g.dtype)
+    flat_g, flat_dx = g.reshape(-1), dx.reshape(-1)
+    scale, scratch = rows.repeat(scale), rows.scratch()
+    for part in rows.blocks():
+        block, out = read(flat_g, part, scratch), target(flat_dx, part, scratch)
+        np.multiply(block, scale[: block.size], out=out)
+        write(flat_dx, part, out)
+    return dx
+
+
+def _positive(y):
+    return y.astype(np.float32, copy=False) > 0

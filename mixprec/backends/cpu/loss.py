@@ -1,0 +1,55 @@
+"""Softmax cross entropy on NumPy."""
+
+import numpy as np
+
+from mixprec.backends.cpu.storage import narrow, widen
+
+_quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+
+
+class Losses:
+    """The losses of :class:`~mixprec.backends.primitives.Primitives`."""
+
+    @_quiet
+    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1):
+        x = widen(x)
+        largest = np.maximum.reduce(x, axis=1, keepdims=True)
+        shifted = x - largest  # at most 0: exponentials do not overflow
+        log_sum = np.log(np.add.reduce(np.exp(shifted), axis=1))
+        counted = t != ignore_label
+        labels = np.where(counted, t, 0)
+        losses = log_sum - np.take_along_axis(shifted, labels[:, None], axis=1)[:, 0]
+        if class_weight is not None:
+            losses *= class_weight[labels]
+        if smoothing:
+            weights = np.ones(x.shape[1], np.float32) if class_weight is None else class_weight
+            of_all = (log_sum[:, None] - shifted) @ weights
+            losses = np.float32(1 - smoothing) * losses + np.float32(smoothing / x.shape[1]) * of_all
+        return np.where(counted, losses, np.float32(0)), largest[:, 0] + log_sum
+
+    @_quiet
+    def softmax_cross_entropy_backward(
+        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1
+    ):
+        classes = x.shape[1]
+        counted = t != ignore_label
+        labels = np.where(counted, t, 0)
+        weights = np.ones(classes, np.float32) if class_weight is None else class_weight
+        of_label = np.float32(1 - smoothing) * weights[labels]
+        of_all = np.float32(smoothing / classes) * weights
+        dx = np.exp(widen(x) - log_z[:, None])
+        # The derivative of -sum_k q_k log(p_k) is p * sum_k q_k - q, where q holds the weights of the classes, too.
+        dx *= (of_label + np.add.reduce(of_all))[:, None]
+        if smoothing:
+            dx -= of_all
+        dx[np.arange(len(t)), labels] -= of_label
+        dx *= np.broadcast_to(dlosses, t.shape)[:, None]
+        dx[~counted] = 0
+        return narrow(dx, x.dtype)
+
+    @_quiet
+    def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
+        if count is None:
+            count = max(np.count_nonzero(t != ignore_label), 1)
+        factor = np.array(1 / count, np.float32)
+        return np.array(np.add.reduce(losses) * factor, np.float32), factor

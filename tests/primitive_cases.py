@@ -1,0 +1,197 @@
+"""What the tests of primitives share, on NumPy, on the host's stand-in for CUDA and on a GPU: shapes, data, error bounds.
+
+The bound of a result is that of one rounding to its dtype, and of what happened before in float32:
+``n * 2**-24 * sum of |products|`` for a sum of n products.
+"""
+
+import math
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from mixprec.backends.geometry import BatchNorm, Pooling
+
+FLOAT16, BFLOAT16, FLOAT32 = map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32))
+STORAGE = (FLOAT16, BFLOAT16, FLOAT32)
+EPS32 = 2.0**-24  # relative error of one rounding to float32
+
+storage_dtypes = st.sampled_from(STORAGE)
+seeds = st.integers(0, 2**32 - 1)
+channel_counts = st.sampled_from([1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 24, 33, 64])
+# (N, H, W): batches of one, odd sizes, single pixels.
+positions = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
+
+
+def eps_of(dtype):
+    """Returns the largest relative error of one rounding."""
+    return float(ml_dtypes.finfo(dtype).eps) / 2
+
+
+def tiny_of(dtype):
+    """Returns the largest error of one rounding near 0: half of the smallest subnormal number."""
+    return float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2
+
+
+def arrays(rng, shape, dtype, scale=1.0, mean=0.0):
+    """Returns normally distributed numbers."""
+    return (rng.standard_normal(shape) * scale + mean).astype(dtype)
+
+
+def exact(array):
+    """Returns an array as float64, or ``None`` for ``None``."""
+    return None if array is None else np.asarray(array).astype(np.float64)
+
+
+def accumulated(count, magnitude):
+    """Returns the error bound of a sum of ``count`` terms in float32, given the sum of their absolute values."""
+    return (count + 1) * EPS32 * np.asarray(magnitude, np.float64)
+
+
+def assert_close(found, expected, dtype, accumulated=0.0):
+    """Asserts that an array has shape and dtype, and is within the error bound of exact values.
+
+    Args:
+        found: array of NumPy.
+        expected: float64, the exact values.
+        dtype: which ``found`` has to have.
+        accumulated: error bound of what was computed in float32 before the rounding.
+    """
+    expected = np.asarray(expected, np.float64)
+    assert found.dtype == dtype
+    assert found.shape == expected.shape
+    largest = float(ml_dtypes.finfo(dtype).max)
+    accumulated = np.broadcast_to(np.asarray(accumulated, np.float64), expected.shape)
+    bound = eps_of(dtype) * (np.abs(expected) + accumulated) + tiny_of(dtype) + accumulated
+    found = found.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        right = np.abs(found - expected) <= bound
+    right |= found == expected  # inf
+    right |= np.isnan(found) & np.isnan(expected)
+    right |= (found == np.sign(expected) * np.inf) & (np.abs(expected) + accumulated >= largest * (1 + eps_of(dtype)))
+    if not right.all():
+        place = tuple(map(int, np.argwhere(~right)[0]))
+        raise AssertionError(
+            f"{(~right).sum()} of {right.size} are wrong; at {place} {found[place]!r} is not {expected[place]!r} "
+            f"+- {bound[place]:.3g}"
+        )
+
+
+# Batch normalization
+
+
+@st.composite
+def batch_norm_shapes(draw):
+    """Shapes (N, H, W, C) or (N, C)."""
+    shape = draw(positions)
+    return (*shape[: draw(st.sampled_from([1, 3, 3]))], draw(channel_counts))
+
+
+batch_norms = st.builds(
+    BatchNorm, eps=st.sampled_from([2e-5, 1e-3]), decay=st.sampled_from([0.9, 0.5]), relu=st.booleans()
+)
+
+
+def channel_parameters(rng, channels):
+    """Returns gamma, beta (C,) float32; one gamma is 0."""
+    gamma, beta = arrays(rng, (2, channels), np.float32)
+    gamma[rng.integers(channels)] = 0
+    return gamma, beta
+
+
+def batch_norm_moments(x, eps):
+    """Returns the exact statistics of a batch and their bounds: ``mean``, ``variance``, ``invstd``, ``*_bound``."""
+    x = exact(x).reshape(-1, x.shape[-1])
+    count = len(x)
+    mean, variance = x.mean(0), x.var(0)
+    mean_bound = accumulated(count, np.abs(x).mean(0))
+    variance_bound = accumulated(count + 8, variance) + mean_bound**2
+    invstd = 1 / np.sqrt(variance + eps)
+    invstd_bound = invstd * (0.5 * variance_bound / (variance + eps) + 4 * EPS32)
+    return SimpleNamespace(
+        count=count,
+        mean=mean,
+        mean_bound=mean_bound,
+        variance=variance,
+        variance_bound=variance_bound,
+        invstd=invstd,
+        invstd_bound=invstd_bound,
+    )
+
+
+def batch_norm_output(x, gamma, beta, moments, add=None):
+    """Returns ``gamma * (x - mean) * invstd + beta + add`` before a ReLU, and its bound in float32.
+
+    Args:
+        x: in the storage dtype.
+        gamma: (C,).
+        beta: (C,).
+        moments: ``mean``, ``invstd`` and their bounds, as of :func:`batch_norm_moments`.
+        add: ``None`` or like ``x``.
+    """
+    x, gamma, beta, add = map(exact, (x, gamma, beta, 0 if add is None else add))
+    scale = gamma * moments.invstd
+    y = scale * (x - moments.mean) + beta + add
+    terms = np.abs(scale * x) + np.abs(scale * moments.mean) + np.abs(beta) + np.abs(add)
+    bound = (
+        np.abs(gamma * (x - moments.mean)) * moments.invstd_bound
+        + np.abs(scale) * moments.mean_bound
+        + 4 * EPS32 * terms
+    )
+    return y, bound
+
+
+def given_moments(mean, invstd):
+    """Returns statistics that are known to float32, as inputs, for :func:`batch_norm_output`."""
+    mean, invstd = map(exact, (mean, invstd))
+    return SimpleNamespace(mean=mean, mean_bound=0.0, invstd=invstd, invstd_bound=4 * EPS32 * invstd)
+
+
+def batch_norm_gradients(g, x, gamma, mean, invstd, constant=False):
+    """Returns the exact gradients of a batch normalization, and their bounds.
+
+    Args:
+        g: gradient behind the ReLU.
+        x: input.
+        gamma: (C,).
+        mean: (C,), as saved.
+        invstd: (C,), as saved.
+        constant: whether the statistics are constants, as in inference.
+
+    Returns:
+        ``{name: (exact, bound)}`` of dx, dgamma, dbeta.
+    """
+    g, x, gamma, mean, invstd = map(exact, (g, x, gamma, mean, invstd))
+    axes = tuple(range(x.ndim - 1))
+    count = math.prod(x.shape[:-1])
+    normalized, scale = (x - mean) * invstd, gamma * invstd
+    dbeta, dgamma = g.sum(axes), (g * normalized).sum(axes)
+    dbeta_bound = accumulated(count, np.abs(g).sum(axes))
+    dgamma_bound = accumulated(count + 4, np.abs(g * normalized).sum(axes))
+    dx, dx_terms, dx_bound = g, np.abs(g), 0.0
+    if not constant:
+        dx = g - dbeta / count - normalized * dgamma / count
+        dx_terms = np.abs(g) + np.abs(dbeta) / count + np.abs(normalized * dgamma) / count
+        dx_bound = dbeta_bound / count + np.abs(normalized) * dgamma_bound / count
+    dx_bound = np.abs(scale) * (dx_bound + 8 * EPS32 * dx_terms)
+    return {"dx": (scale * dx, dx_bound), "dgamma": (dgamma, dgamma_bound), "dbeta": (dbeta, dbeta_bound)}
+
+
+# Pooling
+
+
+@st.composite
+def poolings(draw, average=False):
+    """A :class:`Pooling` and a shape (N, H, W, C) from which it makes at least one output."""
+    window = draw(st.tuples(st.integers(1, 7), st.integers(1, 7)))
+    pooling = Pooling(
+        window,
+        draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        tuple(draw(st.integers(0, size)) for size in window),
+        cover_all=not average and draw(st.booleans()),
+    )
+    height, width = (
+        draw(st.integers(max(size - 2 * pad, 1), 12)) for size, pad in zip(window, pooling.pad, strict=True)
+    )
+    return pooling, (draw(st.integers(1, 3)), height, width, draw(channel_counts))
