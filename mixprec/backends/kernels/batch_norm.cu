@@ -1,14 +1,16 @@
 // Batch normalization of arrays (rows, channels), forward and backward, in three launches each: partial statistics of
 // parts of the rows, their combination, and the pass that writes the result.
 //
-// A thread has a group of eight channels, in 16-byte accesses where the array allows it, and every so many rows of a
-// part. `lanes` threads lie beside each other in a row. All sums are taken in an order that depends on nothing but the
-// shape.
+// A thread has a group of eight neighbouring channels, and every so many rows of a part; `lanes` threads lie beside each
+// other in a row. With WIDTH above 1 rows consist of whole groups, which 16-byte accesses read and write; otherwise
+// elements are read one by one, and the last group may be shorter. All sums are taken in an order that depends on
+// nothing but the shape.
 
 constexpr int GROUP = 8;
 constexpr int COMBINED = 8;  // channels that a block combines the parts of: 32 bytes of floats
+constexpr int ROWS = 2;  // that a thread reads before it writes the first of them
 
-// Where scale and bias of y = scale * x + bias come from.
+// Where scale and bias of y = scale * x + bias come from: gamma, beta, mean, and this; or they are gamma and beta.
 enum Spread { INVSTD, VARIANCE, AFFINE };
 
 // How a backward pass knows where a ReLU was open.
@@ -25,17 +27,43 @@ struct Tile {
         const int group = blockIdx.x % tiles * lanes + threadIdx.x % lanes;
         const long long first = blockIdx.x / tiles * part_rows;
         channel = group * GROUP;
-        count = group < groups ? min(GROUP, channels - channel) : 0;
+        count = group >= groups ? 0 : WIDTH > 1 ? GROUP : min(GROUP, channels - channel);
         begin = first + threadIdx.x / lanes;
         end = min(rows, first + part_rows);
         step = THREADS / lanes;
     }
 };
 
-template <int N>
-__device__ __forceinline__ void load_channels(const float* values, const Tile& tile, float (&x)[N]) {
+__device__ __forceinline__ void load_group(u64 address, long long i, const Tile& tile, float (&x)[GROUP]) {
+    if constexpr (WIDTH > 1) {
+        load(address, i, x);
+    } else {
 #pragma unroll
-    for (int k = 0; k < N; ++k) x[k] = values && k < tile.count ? values[tile.channel + k] : 0.0f;
+        for (int k = 0; k < GROUP; ++k) {
+            float one[1] = {0.0f};
+            if (k < tile.count) load(address, i + k, one);
+            x[k] = one[0];
+        }
+    }
+}
+
+__device__ __forceinline__ void store_group(u64 address, long long i, const Tile& tile, const float (&x)[GROUP]) {
+    if constexpr (WIDTH > 1) {
+        store(address, i, x);
+    } else {
+#pragma unroll
+        for (int k = 0; k < GROUP; ++k) {
+            const float one[1] = {x[k]};
+            if (k < tile.count) store(address, i + k, one);
+        }
+    }
+}
+
+// What is per channel, float32; a value instead if there is no array.
+__device__ __forceinline__ void load_channels(
+    const float* values, const Tile& tile, float (&x)[GROUP], float missing = 0.0f) {
+#pragma unroll
+    for (int k = 0; k < GROUP; ++k) x[k] = values && k < tile.count ? values[tile.channel + k] : missing;
 }
 
 __device__ __forceinline__ void store_channels(float* values, const Tile& tile, const float (&x)[GROUP]) {
@@ -55,14 +83,14 @@ __device__ __forceinline__ void affine_of(float gamma, float beta, float mean, f
     bias = beta - mean * scale;
 }
 
-// The parameters of a normalization. With AFFINE gamma and beta are scale and bias themselves.
+// The parameters of a normalization. A gamma that is not there is 1.
 struct Normalization {
     const float *gamma, *beta, *mean, *spread;
     int kind;
     float eps;
 
     __device__ __forceinline__ void affine(const Tile& tile, float (&scale)[GROUP], float (&bias)[GROUP]) const {
-        load_channels(gamma, tile, scale);
+        load_channels(gamma, tile, scale, 1.0f);
         load_channels(beta, tile, bias);
         if (kind == AFFINE) return;
         float center[GROUP], spreads[GROUP];
@@ -122,16 +150,16 @@ __device__ __forceinline__ void reduce_columns(T (&values)[N], int lanes) {
 
 // Every thread takes its sums about its first element: no cancellation, as that is one of the elements summed up.
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_statistics(
-    const Storage* x, long long rows, long long channels, long long lanes, long long part_rows, float* partial) {
+    u64 x, long long rows, long long channels, long long lanes, long long part_rows, float* partial) {
     const Tile tile(rows, channels, lanes, part_rows);
     Moments moments[GROUP] = {};
     if (tile.count && tile.begin < tile.end) {
         float first[GROUP], sum[GROUP] = {}, squares[GROUP] = {};
-        load_group(x, tile.begin * channels + tile.channel, tile.count, first);
+        load_group(x, tile.begin * channels + tile.channel, tile, first);
 #pragma unroll 4
         for (long long row = tile.begin + tile.step; row < tile.end; row += tile.step) {
             float value[GROUP];
-            load_group(x, row * channels + tile.channel, tile.count, value);
+            load_group(x, row * channels + tile.channel, tile, value);
 #pragma unroll
             for (int k = 0; k < GROUP; ++k) {
                 const float distance = value[k] - first[k];
@@ -222,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize_sums(
 
 // y = relu(scale * x + bias + add), and eight bits for each group where it was open.
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_apply(
-    const Storage* x, const Storage* add, Storage* y, u8* mask, long long rows, long long channels, long long lanes,
+    u64 x, u64 add, u64 y, u64 mask, long long rows, long long channels, long long lanes,
     long long part_rows, const float* gamma, const float* beta, const float* mean, const float* spread, long long kind,
     double eps, long long relu) {
     const Tile tile(rows, channels, lanes, part_rows);
@@ -231,24 +259,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_apply(
     float scale[GROUP], bias[GROUP];
     normalization.affine(tile, scale, bias);
     const long long groups = (channels + GROUP - 1) / GROUP;
-#pragma unroll 2
-    for (long long row = tile.begin; row < tile.end; row += tile.step) {
-        const long long i = row * channels + tile.channel;
-        float value[GROUP], other[GROUP];
-        load_group(x, i, tile.count, value);
-        if (add) load_group(add, i, tile.count, other);
-        u32 bits = 0;
+    for (long long first = tile.begin; first < tile.end; first += ROWS * tile.step) {
+        float values[ROWS][GROUP], others[ROWS][GROUP];
 #pragma unroll
-        for (int k = 0; k < GROUP; ++k) {
-            value[k] = scale[k] * value[k] + bias[k];
-            if (add) value[k] += other[k];
-            if (relu) {
-                if (value[k] > 0.0f) bits |= 1u << k;
-                value[k] = value[k] <= 0.0f ? 0.0f : value[k];  // NaN stays
-            }
+        for (int r = 0; r < ROWS; ++r) {
+            const long long row = first + r * tile.step, i = row * channels + tile.channel;
+            if (row >= tile.end) break;
+            load_group(x, i, tile, values[r]);
+            if (add) load_group(add, i, tile, others[r]);
         }
-        store_group(y, i, tile.count, value);
-        if (mask) mask[row * groups + tile.channel / GROUP] = bits;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const long long row = first + r * tile.step;
+            if (row >= tile.end) break;
+            float (&value)[GROUP] = values[r];
+            u32 bits = 0;
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) {
+                value[k] = scale[k] * value[k] + bias[k];
+                if (add) value[k] += others[r][k];
+                if (relu) {
+                    if (value[k] > 0.0f) bits |= 1u << k;
+                    value[k] = value[k] <= 0.0f ? 0.0f : value[k];  // NaN stays
+                }
+            }
+            store_group(y, row * channels + tile.channel, tile, value);
+            if (mask) reinterpret_cast<u8*>(mask)[row * groups + tile.channel / GROUP] = bits;
+        }
     }
 }
 
@@ -257,54 +294,49 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_apply(
 // The gradient before the ReLU, by what is known of the forward pass.
 struct Gate {
     int opening;
-    const u8* bits;
-    const Storage* output;
-    long long groups;
+    u64 opened;  // bits or output
+    long long channels;
+    float scale[GROUP], bias[GROUP];
 
     __device__ __forceinline__ void operator()(
-        long long row, long long i, const Tile& tile, const float (&scale)[GROUP], const float (&bias)[GROUP],
-        const float (&x)[GROUP], float (&dy)[GROUP]) const {
+        long long row, const Tile& tile, const float (&x)[GROUP], float (&dy)[GROUP]) const {
         if (opening == RECOMPUTED) {
 #pragma unroll
             for (int k = 0; k < GROUP; ++k) dy[k] = scale[k] * x[k] + bias[k] > 0.0f ? dy[k] : 0.0f;
         } else if (opening == BITS) {
-            const u32 open = bits[row * groups + tile.channel / GROUP];
+            const long long groups = (channels + GROUP - 1) / GROUP;
+            const u32 open = reinterpret_cast<const u8*>(opened)[row * groups + tile.channel / GROUP];
 #pragma unroll
             for (int k = 0; k < GROUP; ++k) dy[k] = open >> k & 1 ? dy[k] : 0.0f;
         } else if (opening == OUTPUT) {
             float y[GROUP];
-            load_group(output, i, tile.count, y);
+            load_group(opened, row * channels + tile.channel, tile, y);
 #pragma unroll
             for (int k = 0; k < GROUP; ++k) dy[k] = y[k] > 0.0f ? dy[k] : 0.0f;
         }
     }
 };
 
-__device__ __forceinline__ Gate gate_of(long long opening, const void* opened, long long channels) {
-    return {static_cast<int>(opening), static_cast<const u8*>(opened), static_cast<const Storage*>(opened),
-            (channels + GROUP - 1) / GROUP};
-}
-
 // The sums of dy and of dy * (x - mean).
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_sums(
-    const Storage* dy, const Storage* x, const void* opened, long long opening, long long rows, long long channels,
+    u64 dy, u64 x, u64 opened, long long opening, long long rows, long long channels,
     long long lanes, long long part_rows, const float* gamma, const float* beta, const float* mean, const float* spread,
     long long kind, double eps, float* partial) {
     const Tile tile(rows, channels, lanes, part_rows);
-    const Gate gate = gate_of(opening, opened, channels);
     const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
     Pair sums[GROUP] = {};
     if (tile.count) {
-        float scale[GROUP], bias[GROUP], center[GROUP];
-        normalization.affine(tile, scale, bias);
+        Gate gate = {static_cast<int>(opening), opened, channels};
+        normalization.affine(tile, gate.scale, gate.bias);
+        float center[GROUP];
         load_channels(mean, tile, center);
 #pragma unroll 2
         for (long long row = tile.begin; row < tile.end; row += tile.step) {
             const long long i = row * channels + tile.channel;
             float value[GROUP], gradient[GROUP];
-            load_group(x, i, tile.count, value);
-            load_group(dy, i, tile.count, gradient);
-            gate(row, i, tile, scale, bias, value, gradient);
+            load_group(x, i, tile, value);
+            load_group(dy, i, tile, gradient);
+            gate(row, tile, value, gradient);
 #pragma unroll
             for (int k = 0; k < GROUP; ++k) sums[k] += {gradient[k], gradient[k] * (value[k] - center[k])};
         }
@@ -351,30 +383,40 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_finali
 
 // dx, and the gradient of what was added: dy where the ReLU was open.
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_apply(
-    const Storage* dy, const Storage* x, const void* opened, long long opening, Storage* dx, Storage* dadd,
+    u64 dy, u64 x, u64 opened, long long opening, u64 dx, u64 dadd,
     long long rows, long long channels, long long lanes, long long part_rows, const float* gamma, const float* beta,
     const float* mean, const float* spread, long long kind, double eps, const float* slope, const float* offset) {
     const Tile tile(rows, channels, lanes, part_rows);
     if (!tile.count) return;
-    const Gate gate = gate_of(opening, opened, channels);
     const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
-    float scale[GROUP], bias[GROUP], center[GROUP], slopes[GROUP], offsets[GROUP];
-    normalization.affine(tile, scale, bias);
+    Gate gate = {static_cast<int>(opening), opened, channels};
+    normalization.affine(tile, gate.scale, gate.bias);
+    float center[GROUP], slopes[GROUP], offsets[GROUP];
     load_channels(mean, tile, center);
     load_channels(slope, tile, slopes);
     load_channels(offset, tile, offsets);
-    for (long long row = tile.begin; row < tile.end; row += tile.step) {
-        const long long i = row * channels + tile.channel;
-        float value[GROUP], gradient[GROUP];
-        load_group(dy, i, tile.count, gradient);
-        if (slope || opening == RECOMPUTED) load_group(x, i, tile.count, value);
-        gate(row, i, tile, scale, bias, value, gradient);
-        if (dadd) store_group(dadd, i, tile.count, gradient);
+    for (long long first = tile.begin; first < tile.end; first += ROWS * tile.step) {
+        float values[ROWS][GROUP], gradients[ROWS][GROUP];
 #pragma unroll
-        for (int k = 0; k < GROUP; ++k) {
-            gradient[k] *= scale[k];
-            if (slope) gradient[k] += slopes[k] * (value[k] - center[k]) + offsets[k];
+        for (int r = 0; r < ROWS; ++r) {
+            const long long row = first + r * tile.step, i = row * channels + tile.channel;
+            if (row >= tile.end) break;
+            load_group(dy, i, tile, gradients[r]);
+            if (slope || opening == RECOMPUTED) load_group(x, i, tile, values[r]);
         }
-        store_group(dx, i, tile.count, gradient);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const long long row = first + r * tile.step, i = row * channels + tile.channel;
+            if (row >= tile.end) break;
+            float (&gradient)[GROUP] = gradients[r];
+            gate(row, tile, values[r], gradient);
+            if (dadd) store_group(dadd, i, tile, gradient);
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) {
+                gradient[k] *= gate.scale[k];
+                if (slope) gradient[k] += slopes[k] * (values[r][k] - center[k]) + offsets[k];
+            }
+            store_group(dx, i, tile, gradient);
+        }
     }
 }
