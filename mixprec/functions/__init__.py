@@ -1,1 +1,37 @@
-"""What function nodes do in a converted model."""
+"""Functions of variables: those of mixprec, on NHWC, and what Chainer's do in a converted model.
+
+The names below compute with the primitives of :mod:`mixprec.backends`: on (N, H, W, C), in float16, bfloat16 or float32
+(the storage dtypes), with arithmetic in float32 and one rounding. None of them can be differentiated twice.
+"""
+
+from mixprec.functions.batch_normalization import batch_normalization, fixed_batch_normalization
+from mixprec.functions.convolution import (
+    batch_normalization_relu_convolution_2d,
+    convolution_2d,
+    convolution_batch_normalization,
+)
+from mixprec.functions.deconvolution import deconvolution_2d
+from mixprec.functions.dropout import dropout, reset_dropout
+from mixprec.functions.layout import cast, to_nchw, to_nhwc
+from mixprec.functions.linear import linear
+from mixprec.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
+from mixprec.functions.softmax_cross_entropy import softmax_cross_entropy
+
+__all__ = [
+    "average_pooling_2d",
+    "batch_normalization",
+    "batch_normalization_relu_convolution_2d",
+    "cast",
+    "convolution_2d",
+    "convolution_batch_normalization",
+    "deconvolution_2d",
+    "dropout",
+    "fixed_batch_normalization",
+    "global_average_pooling_2d",
+    "linear",
+    "max_pooling_2d",
+    "reset_dropout",
+    "softmax_cross_entropy",
+    "to_nchw",
+    "to_nhwc",
+]

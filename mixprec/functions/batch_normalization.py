@@ -1,0 +1,179 @@
+"""Batch normalization over all axes but the last, with an addition and a ReLU after it."""
+
+import warnings
+
+import chainer
+import numpy as np
+
+from mixprec.backends.geometry import BatchNorm
+from mixprec.functions import checks
+from mixprec.functions.node import Node, dense
+
+
+def batch_normalization(
+    x,
+    gamma,
+    beta,
+    *,
+    eps=2e-5,
+    running_mean=None,
+    running_var=None,
+    decay=0.9,
+    add=None,
+    relu=False,
+    sums=None,
+):
+    """Computes ``relu(gamma * (x - mean) / sqrt(variance + eps) + beta + add)`` with the statistics of the batch.
+
+    Ioffe and Szegedy 2015, arXiv:1502.03167, as :func:`chainer.functions.batch_normalization`. The backward pass keeps
+    ``x``, not the result.
+
+    Args:
+        x: (..., C) in a storage dtype, for images (N, H, W, C).
+        gamma: (C,) float32.
+        beta: (C,) float32.
+        eps: added to the variance.
+        running_mean: ``None`` or an array (C,) float32, moved in place: ``decay * running_mean + (1 - decay) * mean``.
+        running_var: ``None`` or an array (C,) float32, moved in the same way by the unbiased variance.
+        decay: how much of the running statistics is kept.
+        add: ``None`` or what is added, like ``x``.
+        relu: whether a ReLU follows, after the addition.
+        sums: ``None`` or those that :func:`~mixprec.functions.convolution_2d` has returned together with ``x``.
+
+    Returns:
+        Variable like ``x``.
+
+    Raises:
+        TypeError: a dtype does not fit.
+        ValueError: a shape does not fit.
+    """
+    running = checks.running_statistics(BatchNormalization.name, running_mean, running_var)
+    node = BatchNormalization(BatchNorm(eps, decay, relu), running, None if sums is None else chainer.as_array(sums))
+    return node.apply((x, gamma, beta) if add is None else (x, gamma, beta, add))[0]
+
+
+def fixed_batch_normalization(x, gamma, beta, mean, var, eps=2e-5, *, add=None, relu=False):
+    """As :func:`batch_normalization`, with statistics that are given, and constant: they get no gradients.
+
+    Args:
+        x: (..., C) in a storage dtype.
+        gamma: (C,) float32.
+        beta: (C,) float32.
+        mean: (C,) float32.
+        var: (C,) float32.
+        eps: added to the variance.
+        add: ``None`` or what is added, like ``x``.
+        relu: whether a ReLU follows, after the addition.
+
+    Returns:
+        Variable like ``x``.
+    """
+    statistics = chainer.as_array(mean), chainer.as_array(var)
+    node = FixedBatchNormalization(BatchNorm(eps, relu=relu), statistics)
+    return node.apply((x, gamma, beta) if add is None else (x, gamma, beta, add))[0]
+
+
+class _Normalization(Node):
+    """Inputs x, gamma, beta and perhaps what is added.
+
+    Args:
+        attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
+        statistics: ``None`` or ``(mean, variance)``.
+    """
+
+    def __init__(self, attributes, statistics):
+        self._attributes = attributes
+        self._statistics = statistics
+
+    @property
+    def label(self):
+        added = " + add" if self.inputs is not None and len(self.inputs) == 4 else ""
+        return f"{self.name}{added}{' + relu' if self._attributes.relu else ''}"
+
+    def check(self, x, gamma, beta, add=None):
+        checks.dtype(self.name, "x", x)
+        if x.ndim < 2:
+            raise ValueError(f"{self.name}: x must be (..., C); found shape {x.shape}")
+        if x.ndim == 4 and x.shape[1] == len(gamma) != x.shape[3]:
+            checks.images(self.name, "x", x, len(gamma))
+        checks.normalization(self.name, gamma, beta, self._statistics, x.shape[-1])
+        if add is not None:
+            checks.like(self.name, "add", add, "x", x)
+
+
+class BatchNormalization(_Normalization):
+    """See :func:`batch_normalization`."""
+
+    name = "batch_normalization"
+
+    def __init__(self, attributes, running, sums):
+        super().__init__(attributes, running)
+        self._sums = sums
+
+    def check(self, x, gamma, beta, add=None):
+        super().check(x, gamma, beta, add)
+        if self._sums is not None and (self._sums.shape != (2, x.shape[-1]) or self._sums.dtype != np.float32):
+            raise ValueError(
+                f"{self.name}: sums must be (2, {x.shape[-1]}) float32; found {self._sums.shape} {self._sums.dtype}"
+            )
+
+    def compute(self, primitives, x, gamma, beta, add=None):
+        if x.size == x.shape[-1]:
+            warnings.warn(
+                f"{self.name}: x {x.shape} has one element in each channel, which is its own mean: the result is beta. "
+                f"Is chainer.config.train on by mistake?",
+                UserWarning,
+                stacklevel=2,
+            )
+        self.retain_inputs((0, 1, 2))
+        y, self._saved = primitives.batch_norm(
+            self.dense("x", x),
+            gamma,
+            beta,
+            self._statistics,
+            self._attributes,
+            add=None if add is None else self.dense("add", add),
+            sums=self._sums,
+        )
+        return (y,)
+
+    def gradients(self, primitives, indexes, dy):
+        x, gamma, beta = self.retained()
+        return primitives.batch_norm_backward(
+            dy, dense(x), gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 4
+        )[: len(self.inputs)]
+
+
+class FixedBatchNormalization(_Normalization):
+    """See :func:`fixed_batch_normalization`."""
+
+    name = "fixed_batch_normalization"
+
+    def compute(self, primitives, x, gamma, beta, add=None):
+        self.retain_inputs((0, 1, 2))
+        if add is not None and self._attributes.relu:
+            self.retain_outputs((0,))
+        y = primitives.batch_norm_inference(
+            self.dense("x", x),
+            gamma,
+            beta,
+            *self._statistics,
+            self._attributes,
+            add=None if add is None else self.dense("add", add),
+        )
+        return (y,)
+
+    def gradients(self, primitives, indexes, dy):
+        x, gamma, beta = self.retained()
+        outputs = self.get_retained_outputs()
+        dx, dgamma, dbeta, dadd = primitives.batch_norm_inference_backward(
+            dy,
+            dense(x),
+            gamma,
+            beta,
+            *self._statistics,
+            self._attributes,
+            y=outputs[0].array if outputs else None,
+        )
+        # Without a ReLU nothing has to be known of an addition: its gradient is that of the result.
+        return (dx, dgamma, dbeta, dadd if outputs else dy)[: len(self.inputs)]

@@ -1,0 +1,331 @@
+"""Convolution of images (N, H, W, C), alone and with the batch normalization before or after it."""
+
+import chainer
+import numpy as np
+
+from mixprec.backends.geometry import BatchNorm, Convolution
+from mixprec.functions import checks
+from mixprec.functions.node import Node, dense, pair
+
+_INTEGERS = {2: np.int16, 4: np.int32}  # by size of an element
+
+
+def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=False, statistics=False):
+    """Convolves images, as :func:`chainer.functions.convolution_2d` does, in NHWC.
+
+    Args:
+        x: (N, H, W, C) in a storage dtype. C may be padded with zeros up to the next multiple of 8, see
+            :func:`~mixprec.functions.to_nhwc`.
+        W: filters (K, C / groups, R, S), Chainer's shape, in the dtype of ``x``. Without a copy only if the memory is
+            (K, R, S, C / groups), as in :class:`mixprec.links.Convolution2D`; the gradient is.
+        b: bias (K,) in the dtype of ``x`` or float32.
+        stride: steps of the filter, in pixels; a number or (vertical, horizontal).
+        pad: rows and columns of zeros on every side; a number or (vertical, horizontal).
+        dilate: steps between two elements of the filter; a number or (vertical, horizontal).
+        groups: number of groups of channels that are convolved apart.
+        relu: whether a ReLU follows.
+        statistics: whether to return sums for a following batch normalization, too; not with ``relu``.
+
+    Returns:
+        Variable (N, OH, OW, K); with ``statistics`` ``(variable, sums)``, sums being an array (2, K) float32.
+
+    Raises:
+        TypeError: a dtype does not fit.
+        ValueError: a shape does not fit.
+    """
+    if relu and statistics:
+        raise ValueError("convolution_2d: statistics are those before a ReLU: relu and statistics exclude each other")
+    node = Convolution2D(convolution_of(stride, pad, dilate, groups), relu=relu, statistics=statistics)
+    (y,) = node.apply((x, W) if b is None else (x, W, b))
+    return (y, node.sums) if statistics else y
+
+
+def convolution_batch_normalization(
+    x,
+    W,
+    gamma,
+    beta,
+    stride=1,
+    pad=0,
+    *,
+    dilate=1,
+    groups=1,
+    eps=2e-5,
+    running_mean=None,
+    running_var=None,
+    decay=0.9,
+    add=None,
+    relu=False,
+):
+    """Convolves without a bias and normalizes the result, as one node: for training.
+
+    It computes what :func:`convolution_2d` and :func:`~mixprec.functions.batch_normalization` would; a device may take
+    the statistics from inside the convolution.
+
+    Args:
+        x: (N, H, W, C) in a storage dtype.
+        W: filters as in :func:`convolution_2d`.
+        gamma: (K,) float32.
+        beta: (K,) float32.
+        stride: as in :func:`convolution_2d`.
+        pad: as in :func:`convolution_2d`.
+        dilate: as in :func:`convolution_2d`.
+        groups: as in :func:`convolution_2d`.
+        eps: as in :func:`~mixprec.functions.batch_normalization`.
+        running_mean: as in :func:`~mixprec.functions.batch_normalization`.
+        running_var: as in :func:`~mixprec.functions.batch_normalization`.
+        decay: as in :func:`~mixprec.functions.batch_normalization`.
+        add: as in :func:`~mixprec.functions.batch_normalization`.
+        relu: as in :func:`~mixprec.functions.batch_normalization`.
+
+    Returns:
+        Variable (N, OH, OW, K).
+    """
+    running = checks.running_statistics(ConvolutionBatchNormalization.name, running_mean, running_var)
+    node = ConvolutionBatchNormalization(
+        convolution_of(stride, pad, dilate, groups), BatchNorm(eps, decay, relu), running
+    )
+    return node.apply((x, W, gamma, beta) if add is None else (x, W, gamma, beta, add))[0]
+
+
+def batch_normalization_relu_convolution_2d(
+    x,
+    sums,
+    gamma,
+    beta,
+    W,
+    stride=1,
+    pad=0,
+    *,
+    dilate=1,
+    groups=1,
+    eps=2e-5,
+    running_mean=None,
+    running_var=None,
+    decay=0.9,
+    statistics=False,
+):
+    """Convolves ``relu(batch_normalization(x))``, which is never written to memory: for training.
+
+    Args:
+        x: (N, H, W, C) in a storage dtype, from :func:`convolution_2d` with ``statistics``.
+        sums: (2, C) float32, from the same call.
+        gamma: (C,) float32.
+        beta: (C,) float32.
+        W: filters as in :func:`convolution_2d`.
+        stride: as in :func:`convolution_2d`.
+        pad: as in :func:`convolution_2d`; the zeros are around the activations.
+        dilate: as in :func:`convolution_2d`.
+        groups: as in :func:`convolution_2d`.
+        eps: as in :func:`~mixprec.functions.batch_normalization`.
+        running_mean: as in :func:`~mixprec.functions.batch_normalization`.
+        running_var: as in :func:`~mixprec.functions.batch_normalization`.
+        decay: as in :func:`~mixprec.functions.batch_normalization`.
+        statistics: as in :func:`convolution_2d`.
+
+    Returns:
+        As :func:`convolution_2d`.
+    """
+    running = checks.running_statistics(BatchNormalizationReLUConvolution2D.name, running_mean, running_var)
+    node = BatchNormalizationReLUConvolution2D(
+        convolution_of(stride, pad, dilate, groups),
+        BatchNorm(eps, decay, relu=True),
+        running,
+        chainer.as_array(sums),
+        statistics,
+    )
+    (y,) = node.apply((x, gamma, beta, W))
+    return (y, node.sums) if statistics else y
+
+
+def convolution_of(stride, pad, dilate, groups):
+    """Returns the :class:`~mixprec.backends.geometry.Convolution` of Chainer's arguments."""
+    return Convolution(pair(stride), pair(pad), pair(dilate), int(groups))
+
+
+class FilterNode(Node):
+    """A node with filters among its inputs.
+
+    Args:
+        convolution: :class:`~mixprec.backends.geometry.Convolution`.
+    """
+
+    def __init__(self, convolution):
+        self.convolution = convolution
+
+    def check_filters(self, W, x):
+        """Raises TypeError or ValueError if filters do not fit to the dtype of ``x``, or to the groups."""
+        if W.ndim != 4:
+            raise ValueError(f"{self.name}: W must be (K, C / groups, R, S); found shape {W.shape}")
+        checks.same_dtype(self.name, "W", W, "x", x)
+        if W.shape[0] % self.convolution.groups:
+            raise ValueError(
+                f"{self.name}: {self.convolution.groups} groups do not divide the {W.shape[0]} filters of W {W.shape}"
+            )
+
+    def check_convolved(self, x, W):
+        """Raises TypeError or ValueError if images and filters of a convolution do not fit."""
+        groups = self.convolution.groups
+        checks.images(self.name, "x", x, W.shape[1] * groups if W.ndim == 4 else None, padded=groups == 1)
+        self.check_filters(W, x)
+        out_size = self.convolution.out_size(x.shape[1:3], W.shape[2:])
+        if min(out_size) <= 0:
+            raise ValueError(
+                f"{self.name}: x {x.shape} with pad {self.convolution.pad} is smaller than the filters, W {W.shape}"
+            )
+
+    def filters(self, W):
+        """Returns filters (K, C / groups, R, S) as (K, R, S, C / groups), C-contiguous."""
+        return self.dense("W in the order (K, R, S, C / groups)", W.transpose(0, 2, 3, 1))
+
+    def wgrad(self, primitives, x, dy, W, **prologue):
+        """Returns the gradient of filters in the shape of W, its memory being (K, R, S, C / groups)."""
+        k, c, r, s = W.shape
+        return primitives.conv_wgrad(x, dy, self.convolution, (k, r, s, c), **prologue).transpose(0, 3, 1, 2)
+
+
+class Convolution2D(FilterNode):
+    """See :func:`convolution_2d`; inputs x, W and perhaps b.
+
+    Attributes:
+        sums: of the output, with ``statistics``.
+    """
+
+    name = "convolution_2d"
+    sums = None
+
+    def __init__(self, convolution, *, relu, statistics):
+        super().__init__(convolution)
+        self._relu = relu
+        self._statistics = statistics
+
+    def check(self, x, W, b=None):
+        self.check_convolved(x, W)
+        if b is not None:
+            checks.bias(self.name, b, len(W), x)
+
+    def compute(self, primitives, x, W, b=None):
+        self.retain_inputs((0, 1))
+        self._bias_dtype = None if b is None else b.dtype
+        x, w = self.dense("x", x), self.filters(W)
+        if self._statistics:
+            y, self.sums = primitives.conv_fprop(x, w, self.convolution, b, statistics=True)
+            return (y,)
+        if self._relu:
+            self.retain_outputs((0,))
+        return (primitives.conv_fprop(x, w, self.convolution, b, relu=self._relu),)
+
+    def gradients(self, primitives, indexes, dy):
+        x, W = self.retained()
+        if self._relu:
+            (y,) = self.get_retained_outputs()
+            dy = _where_positive(y.array, dy)
+        return (
+            primitives.conv_dgrad(dy, self.filters(W), self.convolution, x.shape) if 0 in indexes else None,
+            self.wgrad(primitives, dense(x), dy, W) if 1 in indexes else None,
+            primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None,
+        )[: len(self.inputs)]
+
+
+class ConvolutionBatchNormalization(FilterNode):
+    """See :func:`convolution_batch_normalization`; inputs x, W, gamma, beta and perhaps what is added."""
+
+    name = "convolution_batch_normalization"
+
+    def __init__(self, convolution, attributes, running):
+        super().__init__(convolution)
+        self._attributes = attributes
+        self._running = running
+
+    def check(self, x, W, gamma, beta, add=None):
+        self.check_convolved(x, W)
+        checks.normalization(self.name, gamma, beta, self._running, len(W))
+        if add is not None:
+            checks.same_dtype(self.name, "add", add, "x", x)
+            expected = (len(x), *self.convolution.out_size(x.shape[1:3], W.shape[2:]), len(W))
+            if add.shape != expected:
+                raise ValueError(f"{self.name}: add must have the shape of the result, {expected}; found {add.shape}")
+
+    def compute(self, primitives, x, W, gamma, beta, add=None):
+        self.retain_inputs((0, 1, 2, 3))
+        self._z, y, self._saved = primitives.conv_batch_norm(
+            self.dense("x", x),
+            self.filters(W),
+            self.convolution,
+            gamma,
+            beta,
+            self._running,
+            self._attributes,
+            add=None if add is None else self.dense("add", add),
+        )
+        return (y,)
+
+    def gradients(self, primitives, indexes, dy):
+        x, W, gamma, beta = self.retained()
+        dz, dgamma, dbeta, dadd = primitives.batch_norm_backward(
+            dy, self._z, gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 5
+        )
+        return (
+            primitives.conv_dgrad(dz, self.filters(W), self.convolution, x.shape) if 0 in indexes else None,
+            self.wgrad(primitives, dense(x), dz, W) if 1 in indexes else None,
+            dgamma,
+            dbeta,
+            dadd,
+        )[: len(self.inputs)]
+
+
+class BatchNormalizationReLUConvolution2D(FilterNode):
+    """See :func:`batch_normalization_relu_convolution_2d`; inputs x, gamma, beta, W.
+
+    Attributes:
+        sums: of the output, with ``statistics``.
+    """
+
+    name = "batch_normalization_relu_convolution_2d"
+    sums = None
+
+    def __init__(self, convolution, attributes, running, in_sums, statistics):
+        super().__init__(convolution)
+        self._attributes = attributes
+        self._running = running
+        self._in_sums = in_sums
+        self._statistics = statistics
+
+    def check(self, x, gamma, beta, W):
+        self.check_convolved(x, W)
+        checks.normalization(self.name, gamma, beta, self._running, x.shape[3])
+        if self._in_sums.shape != (2, x.shape[3]) or self._in_sums.dtype != np.float32:
+            raise ValueError(
+                f"{self.name}: sums must be (2, {x.shape[3]}) float32, from convolution_2d(..., statistics=True); "
+                f"found {self._in_sums.shape} {self._in_sums.dtype}"
+            )
+
+    def compute(self, primitives, x, gamma, beta, W):
+        self.retain_inputs((0, 1, 2, 3))
+        self._affine, self._saved = primitives.batch_norm_affine(
+            self._in_sums, x.size // x.shape[3], gamma, beta, self._running, self._attributes
+        )
+        found = primitives.conv_fprop(
+            self.dense("x", x), self.filters(W), self.convolution, prologue=self._affine, statistics=self._statistics
+        )
+        if not self._statistics:
+            return (found,)
+        y, self.sums = found
+        return (y,)
+
+    def gradients(self, primitives, indexes, dy):
+        x, gamma, beta, W = self.retained()
+        x = dense(x)
+        dw = self.wgrad(primitives, x, dy, W, prologue=self._affine) if 3 in indexes else None
+        if indexes == (3,):
+            return None, None, None, dw
+        dh = primitives.conv_dgrad(dy, self.filters(W), self.convolution, x.shape)
+        dx, dgamma, dbeta, _ = primitives.batch_norm_backward(dh, x, gamma, beta, self._saved, self._attributes)
+        return dx, dgamma, dbeta, dw
+
+
+def _where_positive(y, dy):
+    """Returns ``dy`` where ``y`` is positive, and 0 elsewhere, bit by bit: the same for all storage dtypes."""
+    xp = chainer.backend.get_array_module(y)
+    bits = _INTEGERS[y.dtype.itemsize]
+    return xp.where(y.view(bits) > 0, dy.view(bits), bits(0)).view(dy.dtype)

@@ -1,0 +1,73 @@
+"""Transposed convolution of images (N, H, W, C)."""
+
+from mixprec.functions import checks
+from mixprec.functions.convolution import FilterNode, convolution_of
+from mixprec.functions.node import dense, pair
+
+
+def deconvolution_2d(x, W, b=None, stride=1, pad=0, outsize=None, *, dilate=1, groups=1):
+    """Computes the transposed convolution, as :func:`chainer.functions.deconvolution_2d` does, in NHWC.
+
+    Args:
+        x: (N, H, W, K) in a storage dtype.
+        W: filters (K, C / groups, R, S), Chainer's shape, in the dtype of ``x``; memory as in
+            :func:`~mixprec.functions.convolution_2d`.
+        b: bias (C,) in the dtype of ``x`` or float32.
+        stride: steps of the filter over the output, in pixels; a number or (vertical, horizontal).
+        pad: rows and columns on every side that are cut off the output; a number or (vertical, horizontal).
+        outsize: (OH, OW); ``None`` for the least that fits.
+        dilate: steps between two elements of the filter; a number or (vertical, horizontal).
+        groups: number of groups of channels.
+
+    Returns:
+        Variable (N, OH, OW, C).
+
+    Raises:
+        TypeError: a dtype does not fit.
+        ValueError: a shape does not fit.
+    """
+    node = Deconvolution2D(convolution_of(stride, pad, dilate, groups), None if outsize is None else pair(outsize))
+    return node.apply((x, W) if b is None else (x, W, b))[0]
+
+
+class Deconvolution2D(FilterNode):
+    """See :func:`deconvolution_2d`; inputs x, W and perhaps b."""
+
+    name = "deconvolution_2d"
+
+    def __init__(self, convolution, outsize):
+        super().__init__(convolution)
+        self._outsize = outsize
+
+    def check(self, x, W, b=None):
+        checks.images(self.name, "x", x, len(W) if W.ndim == 4 else None)
+        self.check_filters(W, x)
+        out_size = self._out_size(x, W)
+        if min(out_size) <= 0 or self.convolution.out_size(out_size, W.shape[2:]) != x.shape[1:3]:
+            raise ValueError(
+                f"{self.name}: an output of {out_size} pixels does not belong to x {x.shape} and W {W.shape} with "
+                f"stride {self.convolution.stride} and pad {self.convolution.pad}"
+            )
+        if b is not None:
+            checks.bias(self.name, b, W.shape[1] * self.convolution.groups, x)
+
+    def _out_size(self, x, W):
+        if self._outsize is not None:
+            return self._outsize
+        convolution = self.convolution
+        sides = zip(x.shape[1:3], W.shape[2:], convolution.stride, convolution.pad, convolution.dilation, strict=True)
+        return tuple((n - 1) * stride + (r - 1) * dilation + 1 - 2 * pad for n, r, stride, pad, dilation in sides)
+
+    def compute(self, primitives, x, W, b=None):
+        self.retain_inputs((0, 1))
+        self._bias_dtype = None if b is None else b.dtype
+        y_shape = (len(x), *self._out_size(x, W), W.shape[1] * self.convolution.groups)
+        return (primitives.deconv_fprop(self.dense("x", x), self.filters(W), self.convolution, y_shape, b),)
+
+    def gradients(self, primitives, indexes, dy):
+        x, W = self.retained()
+        return (
+            primitives.conv_fprop(dy, self.filters(W), self.convolution) if 0 in indexes else None,
+            self.wgrad(primitives, dy, dense(x), W) if 1 in indexes else None,
+            primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None,
+        )[: len(self.inputs)]

@@ -1,0 +1,122 @@
+"""Layout and dtype: between (N, C, H, W) and (N, H, W, C), and between storage dtypes."""
+
+import chainer
+
+from mixprec.functions import checks
+from mixprec.functions.node import Node
+
+
+def to_nhwc(x, dtype=None, channels=None):
+    """Returns (N, C, H, W) as (N, H, W, C).
+
+    Args:
+        x: (N, C, H, W) in a storage dtype.
+        dtype: storage dtype of the result, rounded once; ``None`` for that of ``x``.
+        channels: zeros are appended up to so many channels; ``None`` for none. Tensor cores want a multiple of 8, or
+            4 channels for a first convolution of 7x7.
+
+    Returns:
+        Variable (N, H, W, C or channels); its gradient has the layout and the dtype of ``x``.
+
+    Raises:
+        TypeError: x is not in a storage dtype.
+        ValueError: x has not four axes, or more channels than ``channels``.
+    """
+    return ToNHWC(dtype, channels).apply((x,))[0]
+
+
+def to_nchw(x, dtype=None, channels=None):
+    """Returns (N, H, W, C) as (N, C, H, W).
+
+    Args:
+        x: (N, H, W, C) in a storage dtype.
+        dtype: storage dtype of the result, rounded once; ``None`` for that of ``x``.
+        channels: how many channels to keep, the first ones; ``None`` for all.
+
+    Returns:
+        Variable (N, C or channels, H, W); its gradient has the layout and the dtype of ``x``.
+
+    Raises:
+        TypeError: x is not in a storage dtype.
+        ValueError: x has not four axes, or fewer channels than ``channels``.
+    """
+    return ToNCHW(dtype, channels).apply((x,))[0]
+
+
+def cast(x, dtype):
+    """Returns ``x``, any shape, rounded to a storage dtype; ``x`` itself as a variable if it has it."""
+    x = chainer.as_variable(x)
+    dtype = checks.storage_dtype(dtype)
+    return x if x.dtype == dtype else Cast(dtype).apply((x,))[0]
+
+
+class _Layout(Node):
+    """Args:
+    dtype: name or dtype, or ``None``.
+    channels: number or ``None``.
+    """
+
+    def __init__(self, dtype, channels):
+        self._dtype = None if dtype is None else checks.storage_dtype(dtype)
+        self._channels = channels
+
+    def compute(self, primitives, x):
+        self._x = x.dtype, x.shape
+        return (self._convert(primitives, self.dense("x", x), self._dtype or x.dtype),)
+
+
+class ToNHWC(_Layout):
+    """See :func:`to_nhwc`."""
+
+    name = "to_nhwc"
+
+    def check(self, x):
+        checks.dtype(self.name, "x", x)
+        if x.ndim != 4 or (self._channels is not None and self._channels < x.shape[1]):
+            limit = "" if self._channels is None else f" with at most {self._channels} channels"
+            raise ValueError(f"{self.name}: x must be (N, C, H, W){limit}; found shape {x.shape}")
+
+    def _convert(self, primitives, x, dtype):
+        return primitives.to_nhwc(x, dtype, self._channels)
+
+    def gradients(self, primitives, indexes, dy):
+        dtype, shape = self._x
+        return (primitives.to_nchw(dy, dtype, shape[1]),)
+
+
+class ToNCHW(_Layout):
+    """See :func:`to_nchw`."""
+
+    name = "to_nchw"
+
+    def check(self, x):
+        checks.dtype(self.name, "x", x)
+        if x.ndim != 4 or (self._channels is not None and self._channels > x.shape[3]):
+            limit = "" if self._channels is None else f" with at least {self._channels} channels"
+            raise ValueError(f"{self.name}: x must be (N, H, W, C){limit}; found shape {x.shape}")
+
+    def _convert(self, primitives, x, dtype):
+        return primitives.to_nchw(x, dtype, self._channels)
+
+    def gradients(self, primitives, indexes, dy):
+        dtype, shape = self._x
+        return (primitives.to_nhwc(dy, dtype, shape[3]),)
+
+
+class Cast(Node):
+    """See :func:`cast`."""
+
+    name = "cast"
+
+    def __init__(self, dtype):
+        self._dtype = dtype
+
+    def check(self, x):
+        checks.dtype(self.name, "x", x)
+
+    def compute(self, primitives, x):
+        self._x_dtype = x.dtype
+        return (primitives.cast(self.dense("x", x), self._dtype),)
+
+    def gradients(self, primitives, indexes, dy):
+        return (primitives.cast(dy, self._x_dtype),)

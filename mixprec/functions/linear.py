@@ -1,0 +1,66 @@
+"""Fully connected layers."""
+
+import math
+
+import chainer
+import chainer.functions as F
+
+from mixprec.functions import checks
+from mixprec.functions.layout import to_nchw
+from mixprec.functions.node import Node, dense
+
+
+def linear(x, W, b=None, n_batch_axes=1):
+    """Computes ``x @ W.T + b``, as :func:`chainer.functions.linear` does.
+
+    Args:
+        x: (B, C) in a storage dtype. Images (N, H, W, C) with one batch axis are flattened in the order (C, H, W), so
+            that weights are those of Chainer; the axes of any other array in the order they have.
+        W: weights (K, C) in the dtype of ``x``.
+        b: bias (K,) in the dtype of ``x`` or float32.
+        n_batch_axes: how many of the first axes of ``x`` count the samples.
+
+    Returns:
+        Variable (B, K), or with all batch axes (..., K).
+
+    Raises:
+        TypeError: a dtype does not fit.
+        ValueError: a shape does not fit.
+    """
+    x = chainer.as_variable(x)
+    if not 0 < n_batch_axes < max(2, x.ndim):
+        raise ValueError(f"linear: n_batch_axes must be from 1 to {x.ndim - 1}; found {n_batch_axes}")
+    batch = x.shape[:n_batch_axes]
+    if x.ndim == 4 and n_batch_axes == 1 and x.shape[1:3] != (1, 1):
+        x = to_nchw(x)
+    if x.ndim != 2:
+        x = F.reshape(x, (math.prod(batch), -1))
+    (y,) = Linear().apply((x, W) if b is None else (x, W, b))
+    return y if n_batch_axes == 1 else F.reshape(y, (*batch, -1))
+
+
+class Linear(Node):
+    """See :func:`linear`; inputs x (B, C), W and perhaps b."""
+
+    name = "linear"
+
+    def check(self, x, W, b=None):
+        checks.dtype(self.name, "x", x)
+        checks.same_dtype(self.name, "W", W, "x", x)
+        if x.ndim != 2 or W.ndim != 2 or x.shape[1] != W.shape[1]:
+            raise ValueError(f"{self.name}: x (B, C) and W (K, C) do not fit; found shapes {x.shape} and {W.shape}")
+        if b is not None:
+            checks.bias(self.name, b, len(W), x)
+
+    def compute(self, primitives, x, W, b=None):
+        self.retain_inputs((0, 1))
+        self._bias_dtype = None if b is None else b.dtype
+        return (primitives.linear(self.dense("x", x), self.dense("W", W), b),)
+
+    def gradients(self, primitives, indexes, dy):
+        x, W = self.retained()
+        return (
+            primitives.linear_dgrad(dy, dense(W)) if 0 in indexes else None,
+            primitives.linear_wgrad(dense(x), dy) if 1 in indexes else None,
+            primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None,
+        )[: len(self.inputs)]

@@ -1,0 +1,119 @@
+"""Pooling of images (N, H, W, C)."""
+
+from mixprec.backends.geometry import Pooling
+from mixprec.functions import checks
+from mixprec.functions.node import Node, pair
+
+_LARGEST_WINDOW = 255  # elements: where the maximum was is one byte
+
+
+def max_pooling_2d(x, ksize, stride=None, pad=0, cover_all=True):
+    """Returns the maximum of each window, as :func:`chainer.functions.max_pooling_2d` does, in NHWC.
+
+    Args:
+        x: (N, H, W, C) in a storage dtype.
+        ksize: rows and columns of a window, at most 255 elements; a number or a pair.
+        stride: steps between windows; a number or a pair; ``None`` for ``ksize``.
+        pad: rows and columns on every side that are not there; a number or a pair.
+        cover_all: whether windows may reach beyond the padded input, so that all of it is seen.
+
+    Returns:
+        Variable (N, OH, OW, C).
+
+    Raises:
+        TypeError: x is not in a storage dtype.
+        ValueError: a shape does not fit.
+    """
+    return MaxPooling2D(_pooling(ksize, stride, pad, cover_all)).apply((x,))[0]
+
+
+def average_pooling_2d(x, ksize, stride=None, pad=0):
+    """Returns the mean of each window, padding included, as :func:`chainer.functions.average_pooling_2d`, in NHWC.
+
+    Args:
+        x: (N, H, W, C) in a storage dtype.
+        ksize: rows and columns of a window; a number or a pair.
+        stride: steps between windows; a number or a pair; ``None`` for ``ksize``.
+        pad: rows and columns of zeros on every side; a number or a pair.
+
+    Returns:
+        Variable (N, OH, OW, C).
+    """
+    return AveragePooling2D(_pooling(ksize, stride, pad, cover_all=False)).apply((x,))[0]
+
+
+def global_average_pooling_2d(x):
+    """Returns the mean (N, C) of each channel of each image of ``x`` (N, H, W, C)."""
+    return GlobalAveragePooling2D().apply((x,))[0]
+
+
+def _pooling(ksize, stride, pad, cover_all):
+    return Pooling(pair(ksize), pair(ksize if stride is None else stride), pair(pad), cover_all)
+
+
+class _Pooling(Node):
+    """Args:
+    pooling: :class:`~mixprec.backends.geometry.Pooling`.
+    """
+
+    def __init__(self, pooling):
+        self._pooling = pooling
+
+    def check(self, x):
+        checks.images(self.name, "x", x)
+        if min(self._pooling.out_size(x.shape[1:3])) <= 0:
+            raise ValueError(
+                f"{self.name}: x {x.shape} with pad {self._pooling.pad} is smaller than the window "
+                f"{self._pooling.window}; x must be (N, H, W, C)"
+            )
+
+
+class MaxPooling2D(_Pooling):
+    """See :func:`max_pooling_2d`."""
+
+    name = "max_pooling_2d"
+
+    def check(self, x):
+        super().check(x)
+        rows, columns = self._pooling.window
+        if rows * columns > _LARGEST_WINDOW:
+            raise ValueError(
+                f"{self.name}: a window must have at most {_LARGEST_WINDOW} elements; found {self._pooling.window}"
+            )
+
+    def compute(self, primitives, x):
+        self._x_shape = x.shape
+        y, self._where = primitives.max_pool(self.dense("x", x), self._pooling)
+        return (y,)
+
+    def gradients(self, primitives, indexes, dy):
+        return (primitives.max_pool_backward(dy, self._where, self._pooling, self._x_shape),)
+
+
+class AveragePooling2D(_Pooling):
+    """See :func:`average_pooling_2d`."""
+
+    name = "average_pooling_2d"
+
+    def compute(self, primitives, x):
+        self._x_shape = x.shape
+        return (primitives.average_pool(self.dense("x", x), self._pooling),)
+
+    def gradients(self, primitives, indexes, dy):
+        return (primitives.average_pool_backward(dy, self._pooling, self._x_shape),)
+
+
+class GlobalAveragePooling2D(Node):
+    """See :func:`global_average_pooling_2d`."""
+
+    name = "global_average_pooling_2d"
+
+    def check(self, x):
+        checks.images(self.name, "x", x)
+
+    def compute(self, primitives, x):
+        self._x_shape = x.shape
+        return (primitives.global_average_pool(self.dense("x", x)),)
+
+    def gradients(self, primitives, indexes, dy):
+        return (primitives.global_average_pool_backward(dy, self._x_shape),)
