@@ -1,0 +1,73 @@
+"""What the cuDNN backend asks of a GPU through CuPy; tests put an object with the same interface in its place."""
+
+import itertools
+
+from mixprec.backends.launch import CupyLauncher
+
+# Keeps the device busy while the host asks for what is timed: otherwise short kernels would wait for the host, and all
+# of them would seem to take as long as a launch.
+_SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+    const long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+"""
+_SPIN_CYCLES = 4_000_000  # 2-4 milliseconds
+
+
+class CupyDevice:
+    """A GPU. Streams are the current ones of CuPy.
+
+    Args:
+        number: number of the CUDA device.
+
+    Attributes:
+        name: as NVIDIA calls it.
+        capability: compute capability, 90 for 9.0.
+        driver: version of CUDA that the driver supports, 13000 for 13.0.
+    """
+
+    def __init__(self, number):
+        import cupy  # not at the top: mixprec runs without it
+
+        self._cuda = cupy.cuda
+        self._device = cupy.cuda.Device(number)
+        self._launcher = CupyLauncher(number)
+        properties = cupy.cuda.runtime.getDeviceProperties(number)
+        self.name = properties["name"].decode()
+        self.capability = 10 * properties["major"] + properties["minor"]
+        self.driver = cupy.cuda.runtime.driverGetVersion()
+
+    def current(self):
+        """Returns a context manager in which the device is the current one."""
+        return self._device
+
+    def stream(self):
+        """Returns the address of the current stream."""
+        return self._cuda.get_current_stream().ptr
+
+    def capturing(self):
+        """Whether the current stream is capturing a CUDA graph."""
+        return self._cuda.get_current_stream().is_capturing()
+
+    def allocate(self, size):
+        """Returns memory of ``size`` bytes with an address ``ptr``, a multiple of 256; free as soon as it is dropped.
+
+        CuPy gives it to other work on this stream only, which comes later.
+        """
+        with self._device:
+            return self._cuda.alloc(size)
+
+    def times(self, functions):
+        """Calls functions one after the other and returns what each of them took on the device, in milliseconds."""
+        with self._device:
+            kernel = self._launcher.compile(_SPIN, ("spin",))["spin"]
+            stream = self._cuda.get_current_stream()
+            events = [self._cuda.Event() for _ in range(len(functions) + 1)]
+            self._launcher.launch(kernel, 1, (_SPIN_CYCLES,))
+            events[0].record(stream)
+            for function, event in zip(functions, events[1:], strict=True):
+                function()
+                event.record(stream)
+            events[-1].synchronize()
+            return [self._cuda.get_elapsed_time(*pair) for pair in itertools.pairwise(events)]

@@ -1,0 +1,141 @@
+"""cuDNN on one device: what the CUDA primitives ask."""
+
+import threading
+
+from mixprec.backends.cudnn import library, settings
+from mixprec.backends.cudnn.autotune import fastest
+from mixprec.backends.cudnn.choices import Choices
+from mixprec.backends.cudnn.device import CupyDevice
+from mixprec.backends.cudnn.engines import Engines
+from mixprec.backends.cudnn.errors import CaptureError, NoEngine
+from mixprec.backends.cudnn.executor import Executor
+from mixprec.backends.cudnn.plans import Plan
+
+
+class Dnn:
+    """Plans of one device, built when they are first asked for and kept for good: CUDA graphs may hold them.
+
+    What holds when a plan is asked for, :func:`mixprec.backends.cudnn.settings.current`, is a part of its key. A caller
+    may keep plans under cheaper keys than operations, if these hold the settings too.
+
+    Args:
+        device_id: number of the CUDA device.
+        frontend: module of cuDNN's frontend, instead of the one that is installed.
+        device: object like :class:`~mixprec.backends.cudnn.device.CupyDevice`, instead of one for ``device_id``.
+
+    Raises:
+        CudnnMissing: cuDNN or its frontend is not installed.
+    """
+
+    def __init__(self, device_id, *, frontend=None, device=None):
+        self._frontend = library.load() if frontend is None else frontend
+        self._device = CupyDevice(device_id) if device is None else device
+        self._executor = Executor(self._frontend, self._device)
+        self._lock = threading.RLock()
+        self._plans = {}  # Plan, or the text of a NoEngine, by (operation, settings)
+        self._chosen = {}  # names by (key, settings)
+        self._choices = {}  # Choices by folder
+
+    def plan(self, operation):
+        """Returns the :class:`~mixprec.backends.cudnn.plans.Plan` of an operation under the current settings.
+
+        Raises:
+            NoEngine: there is no engine for it.
+            CaptureError: it is not built yet, and the current stream is capturing a CUDA graph.
+        """
+        key = operation, settings.current()
+        plan = self._plans.get(key)
+        if plan is None:
+            with self._lock:
+                plan = self._plans.get(key)
+                if plan is None:
+                    plan = self._plans[key] = self._build(*key)
+        if type(plan) is str:
+            raise NoEngine(plan)
+        return plan
+
+    def supports(self, operation):
+        """Whether there is an engine for an operation under the current settings; it is built to find out."""
+        try:
+            self.plan(operation)
+        except NoEngine:
+            return False
+        return True
+
+    def run(self, operation, addresses):
+        """Computes an operation on the current stream; the device has to be the current one.
+
+        Args:
+            operation: :class:`~mixprec.backends.cudnn.operation.Operation`.
+            addresses: dict of the addresses of inputs and outputs by name.
+
+        Raises:
+            NoEngine: there is no engine for it.
+            CaptureError: the stream is capturing a CUDA graph, and something is to be built, measured or allocated.
+        """
+        self.plan(operation).run(*(addresses[tensor.name] for tensor in operation.tensors))
+
+    def choose(self, key, candidates):
+        """Chooses between whole implementations of the same.
+
+        Args:
+            key: what they do, with everything that their speed depends on; its text is kept on disk.
+            candidates: pairs of name and callable without arguments. With ``autotune="measure"`` each is called several
+                times on the current stream, the first time this is asked; otherwise none is, and the first is chosen.
+
+        Returns:
+            the name of one.
+
+        Raises:
+            CaptureError: they have not been measured, and the current stream is capturing a CUDA graph.
+        """
+        now = settings.current()
+        if now.autotune != "measure" or len(candidates) == 1:
+            return candidates[0][0]
+        name = self._chosen.get((key, now))
+        if name is None:
+            with self._lock:
+                name = self._chosen[key, now] = self._measured(key, candidates, now)
+        return name
+
+    def _build(self, operation, now):
+        if self._device.capturing():
+            raise CaptureError(
+                f"cuDNN: {operation} is not built yet, and cannot be while a CUDA graph captures: run the step eagerly "
+                "first"
+            )
+        where = {"handle": self._executor.handles.on(self._device.stream()), "sm_version": self._device.capability}
+        try:
+            with self._device.current():
+                engines = Engines(self._frontend, operation, now, **where)
+                return Plan(operation, now, engines, self._executor, self._choices_in(now.cache))
+        except NoEngine as error:
+            version = self._frontend.backend_version_string()
+            gpu = f"{self._device.name} (sm_{self._device.capability})"
+            return f"cuDNN {version} has no engine on {gpu} for {operation}, layout NHWC: {error}"
+
+    def _measured(self, key, candidates, now):
+        choices, text = self._choices_in(now.cache), f"{key} {now.restrictions}"
+        name = choices.get(text)
+        if name in dict(candidates):
+            return name
+        if self._device.capturing():
+            raise CaptureError(
+                f"cuDNN: the ways to compute {key} have not been measured, and cannot be while a CUDA graph captures: "
+                "run the step eagerly first"
+            )
+        name, milliseconds = fastest(self._device, candidates)
+        choices.put(text, name, milliseconds)
+        return name
+
+    def _choices_in(self, folder):
+        if folder not in self._choices:
+            environment = {
+                "device": self._device.name,
+                "sm": self._device.capability,
+                "driver": self._device.driver,
+                "cudnn": self._frontend.backend_version_string(),
+                "frontend": self._frontend.__version__,
+            }
+            self._choices[folder] = Choices(folder, environment)
+        return self._choices[folder]

@@ -1,0 +1,115 @@
+"""The engines that cuDNN has for an operation."""
+
+from mixprec.backends.cudnn.errors import NoEngine
+from mixprec.backends.cudnn.graphs import describe
+from mixprec.backends.cudnn.library import data_type
+
+_MODES = {"off": ("A", "FALLBACK"), "heuristic": ("B", "FALLBACK"), "measure": ("A", "B", "FALLBACK")}
+
+
+class Engines:
+    """An operation as a graph of cuDNN, and the engines for it in the order of cuDNN's heuristics.
+
+    An engine is known by cuDNN's name for it with the values of its knobs, ``eng62_k2=5_k13=1``; the name is also what
+    is kept on disk. The frontend's pairs of engine and knobs will not do: knobs that it does not know are ``NOT_SET``.
+
+    Args:
+        frontend: the module of cuDNN's frontend.
+        operation: :class:`~mixprec.backends.cudnn.operation.Operation`.
+        settings: :class:`~mixprec.backends.cudnn.settings.Settings`.
+        **where: arguments of ``pygraph`` that say for which GPU: ``sm_version``, and ``handle`` or ``device_property``.
+
+    Attributes:
+        graph: the frontend's graph.
+
+    Raises:
+        NoEngine: cuDNN has none, whatever the workspace.
+    """
+
+    def __init__(self, frontend, operation, settings, **where):
+        self._limit = settings.workspace
+        self._failures = (frontend.cudnnGraphNotSupportedError, RuntimeError)
+        self._excluded = _excluded_notes(operation, settings)
+        self._sizes = {}  # bytes of workspace of the engines that were built
+        self._too_large = {}  # those of the engines that need more than the limit
+        self._reason = "none is offered"
+        self.graph = frontend.pygraph(
+            io_data_type=data_type(frontend, operation.inputs[0].dtype),
+            intermediate_data_type=frontend.data_type.FLOAT,
+            compute_data_type=frontend.data_type.FLOAT,
+            **where,
+        )
+        try:
+            describe(frontend, self.graph, operation)
+            self.graph.validate()
+            self.graph.build_operation_graph()
+            modes = [getattr(frontend.heur_mode, mode) for mode in _MODES[settings.autotune]]
+            self.graph.create_execution_plans(modes)
+            if self._excluded:
+                # Only now: filters apply to engines that have been listed.
+                self.graph.deselect_numeric_notes([getattr(frontend.numerical_note, note) for note in self._excluded])
+            self.graph.check_support()
+        except self._failures as error:
+            self._reason = _one_line(error)
+            raise NoEngine(self.why_none()) from error
+        self._indices = {}
+        for index in range(self.graph.get_execution_plan_count()):
+            self._indices.setdefault(self.graph.get_plan_name_at_index(index), index)
+
+    def index(self, name):
+        """Returns the number of an engine in the graph."""
+        return self._indices[name]
+
+    def size(self, name):
+        """Returns the workspace, in bytes, of an engine that was built."""
+        return self._sizes[name]
+
+    def build(self, name):
+        """Builds an engine, once, and returns whether it can be used: cuDNN offers it, it builds, and it fits."""
+        if name in self._sizes:
+            return True
+        if name not in self._indices or name in self._too_large:
+            return False
+        index = self._indices[name]
+        try:
+            self.graph.build_plan_at_index(index)
+            size = self.graph.get_workspace_size_plan_at_index(index)
+        except self._failures as error:
+            self._reason = _one_line(error)
+            return False
+        if size > self._limit:
+            self._too_large[name] = size
+            return False
+        self._sizes[name] = size
+        return True
+
+    def usable(self):
+        """Yields the names of engines that can be used, in the order of cuDNN's heuristics, building one at a time."""
+        return filter(self.build, self._indices)
+
+    def why_none(self):
+        """Returns the reason why no engine can be used, or why the last one that failed did."""
+        if self._too_large:
+            enough = -(-min(self._too_large.values()) // 2**20)
+            return (
+                f"{len(self._too_large)} need more workspace than the limit of {self._limit / 2**20:g} MiB; raise "
+                f"cudnn.workspace_mib to {enough} or more"
+            )
+        without = f", without those that have the notes {' and '.join(self._excluded)}" if self._excluded else ""
+        return self._reason + without
+
+
+def _excluded_notes(operation, settings):
+    """Returns the names of numerical notes whose engines are not wanted."""
+    notes = []
+    if settings.deterministic:
+        notes.append("NONDETERMINISTIC")
+    if operation.inputs[0].dtype == "float32" and not settings.tf32:
+        # Tensor cores know no float32: such an engine rounds its inputs to TF32 or less.
+        notes += ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"]
+    return notes
+
+
+def _one_line(error):
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,99 @@
+"""What the user decides about cuDNN; for all devices and threads of the process."""
+
+import dataclasses
+import os
+import threading
+
+import chainer
+
+AUTOTUNE = ("off", "heuristic", "measure")
+
+
+def default_cache():
+    """Returns the folder for choices: ``mixprec/cudnn`` in the user's cache folder (XDG Base Directory 0.8)."""
+    # The specification has relative paths ignored.
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = base if os.path.isabs(base) else os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "mixprec", "cudnn")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A plan is built for one of these, so that they are a part of its key.
+
+    Attributes:
+        autotune: how an engine is chosen among those that build and fit. ``"off"``: the first of cuDNN's heuristic A,
+            which is quick to ask; ``"heuristic"``: the first of heuristic B, which looks more closely; ``"measure"``:
+            the fastest of those of A, B and the fallbacks, timed on the device. Where a heuristic knows none, the first
+            of the fallbacks.
+        workspace: bytes of temporary memory that an engine may need at most.
+        deterministic: only engines that give the same bits each time.
+        tf32: whether convolutions of float32 may round their inputs to TF32, 10 bits instead of 23.
+        cache: folder where measured choices are kept, or ``None`` to forget them with the process.
+    """
+
+    autotune: str = "heuristic"
+    workspace: int = 512 * 2**20
+    deterministic: bool = False
+    tf32: bool = False
+    cache: str | None = dataclasses.field(default_factory=default_cache)
+
+    def __post_init__(self):
+        if self.autotune not in AUTOTUNE:
+            raise ValueError(f"autotune: found {self.autotune!r}, expected one of {', '.join(map(repr, AUTOTUNE))}")
+        if type(self.workspace) is not int or self.workspace < 0:
+            raise ValueError(f"workspace: found {self.workspace!r}, expected a number of bytes, an int >= 0")
+        for name in ("deterministic", "tf32"):
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name}: found {getattr(self, name)!r}, expected True or False")
+        if self.cache is not None:
+            if not isinstance(self.cache, str | os.PathLike) or not os.fspath(self.cache):
+                raise ValueError(f"cache: found {self.cache!r}, expected the path of a folder, or None")
+            object.__setattr__(self, "cache", os.fspath(self.cache))
+
+    @property
+    def restrictions(self):
+        """What decides, beside the operation, which engines there are to choose from, as text."""
+        return f"deterministic={self.deterministic}, tf32={self.tf32}, workspace={self.workspace}"
+
+
+_lock = threading.Lock()
+_variants = {}  # by Chainer's (autotune, cudnn_deterministic)
+
+
+def configure(**changes):
+    """Changes settings from now on; plans that were built for others stay, and serve those.
+
+    Args:
+        **changes: attributes of :class:`Settings`; ``cache`` may be any path.
+
+    Raises:
+        TypeError: there is no such setting.
+        ValueError: a value is not allowed; nothing has changed.
+    """
+    global _variants
+    with _lock:
+        base = dataclasses.replace(_variants[False, False], **changes) if _variants else Settings(**changes)
+        # Replaced as a whole, so that readers need no lock.
+        _variants = {
+            (measure, deterministic): dataclasses.replace(
+                base,
+                autotune="measure" if measure else base.autotune,
+                deterministic=deterministic or base.deterministic,
+            )
+            for measure in (False, True)
+            for deterministic in (False, True)
+        }
+
+
+def current():
+    """Returns the :class:`Settings` that hold now, in this thread.
+
+    Chainer's own switches count too: ``chainer.config.autotune`` means ``autotune="measure"``, and
+    ``chainer.config.cudnn_deterministic`` means ``deterministic=True``.
+    """
+    config = chainer.config
+    return _variants[bool(config.autotune), bool(config.cudnn_deterministic)]
+
+
+configure()

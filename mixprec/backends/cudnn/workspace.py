@@ -1,0 +1,50 @@
+"""Temporary memory of engines."""
+
+from mixprec.backends.cudnn.errors import CaptureError
+
+
+class Workspaces:
+    """One buffer for each stream of a device, shared by all plans: work on a stream is done one after the other.
+
+    A buffer grows with the plan that needs most. How much a plan may need is the plan's matter, see
+    :attr:`mixprec.backends.cudnn.settings.Settings.workspace`.
+
+    Args:
+        device: :class:`~mixprec.backends.cudnn.device.CupyDevice`.
+    """
+
+    def __init__(self, device):
+        self._device = device
+        self._buffers = {}
+        self._captured = []  # buffers whose addresses are in CUDA graphs
+
+    def address(self, stream, size):
+        """Returns the address of at least ``size`` bytes for work on a stream, the current one.
+
+        Raises:
+            CaptureError: the buffer would have to grow while the stream captures a CUDA graph.
+        """
+        if not size:
+            return 0
+        buffer = self._buffers.get(stream)
+        capturing = self._device.capturing()
+        if buffer is None or buffer.size < size:
+            if capturing:
+                raise CaptureError(
+                    f"cuDNN: a workspace of {size} bytes is needed on this stream, and "
+                    f"{0 if buffer is None else buffer.size} bytes are there; none can be made while a CUDA graph "
+                    "captures: run the step eagerly first, on the same stream"
+                )
+            buffer = self._buffers[stream] = _Buffer(self._device.allocate(size), size)
+        if capturing and not buffer.captured:
+            # The graph holds the address for good: the buffer stays, also after a larger one has taken its place.
+            buffer.captured = True
+            self._captured.append(buffer)
+        return buffer.memory.ptr
+
+
+class _Buffer:
+    __slots__ = ("captured", "memory", "size")
+
+    def __init__(self, memory, size):
+        self.memory, self.size, self.captured = memory, size, False
