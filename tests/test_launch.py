@@ -171,7 +171,9 @@ def test_arrays_of_another_device_than_the_current_one(cupy):
     arrays = [np.ones((2, 3), np.float16).view(OfCupy) for _ in range(3)]
     assert launcher.addresses(arrays) == [array.ctypes.data for array in arrays] == list(map(launcher.address, arrays))
     assert launcher.addresses([]) == []
-    assert launcher.addresses([*arrays, arrays[0].T]) is None
+    turned = arrays[0].T
+    assert launcher.orders([arrays[0], turned, arrays[1]]) == ([True, False, True], [turned.strides])
+    assert launcher.orders([*arrays, np.ones(2)]) is None
     assert launcher.addresses([*arrays, np.ones(2)]) is None
     arrays[1].id = 0
     assert launcher.addresses(arrays) is None

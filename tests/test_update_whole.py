@@ -326,7 +326,7 @@ def _shared(optimizer):
         (_post_hook, "one by one: the hook mine runs after the update", 2),
         (_hook_with_norms, "one by one: the hook GradientLARS needs whole parameters", 2),
         (_noise, "one by one: the hook GradientNoise needs whole parameters", 2),
-        (_not_contiguous, "one by one: its array is not contiguous", 2),
+        (_not_contiguous, "one by one: its array is not dense in memory", 2),
         (_array_as_hyperparameter, "one by one: its hyperparameter lr is an array", 2),
         (_uninitialized, "waits until it is initialized", 2),
         (_shared, "one by one: it occurs 2 times, and Chainer updates it as often", 2),

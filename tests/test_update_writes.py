@@ -394,7 +394,7 @@ def test_parameters_in_odd_layouts(odd, dtype, shape, batched):
             if batched:
                 assert "/w" in str(optimizer.report())
                 row = next(row for row in optimizer.report().parameters if row.name == "/w")
-                assert row.path == "one by one: its array is not contiguous"
+                assert row.path == "one by one: its array is not dense in memory"
         for each in (optimizer, reference):
             _step(each, seed)
     assert optimizer.target.w.array is array

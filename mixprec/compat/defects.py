@@ -36,6 +36,35 @@ def hdf5_strings(module):
     module.HDF5Deserializer.__call__ = __call__
 
 
+@hooks.after_import("chainer.serializers.npz")
+def npz_into_any_order(module):
+    """Without it ``NpzDeserializer`` cannot load into arrays of CuPy that are not contiguous (NHWC filters)."""
+    module.NpzDeserializer.__call__ = _into_any_order(module.NpzDeserializer.__call__)
+
+
+@hooks.after_import("chainer.serializers.hdf5")
+def hdf5_into_any_order(module):
+    """Without it ``HDF5Deserializer`` cannot load into arrays that are not C-contiguous (NHWC filters)."""
+    module.HDF5Deserializer.__call__ = _into_any_order(module.HDF5Deserializer.__call__)
+
+
+def _into_any_order(original):
+    @functools.wraps(original)
+    def __call__(self, key, value):
+        import chainer  # is complete by now
+
+        if getattr(getattr(value, "flags", None), "c_contiguous", True):
+            return original(self, key, value)
+        with chainer.using_device(chainer.backend.get_device_from_array(value)):
+            loaded = original(self, key, value.copy(order="C"))
+            if loaded is None:
+                return None
+            value[...] = loaded
+        return value
+
+    return __call__
+
+
 @hooks.after_import("chainer.optimizers.msvag")
 def msvag_bias_correction(module):
     """Without it ``MSVAG`` forgets the power of beta in a snapshot, and a resumed run takes other steps."""

@@ -16,6 +16,7 @@ from mixprec.optimizer.rollback import update_unless
 from mixprec.optimizer.scaled_loss import MIXED, NOT_REACHED, ZERO, Used, factor_of, is_one, only_note, scale_of, use
 from mixprec.update.device import DeviceBatch, Scaling
 from mixprec.update.host import HostBatch
+from mixprec.update.memory import in_order_of, is_dense, same_order
 from mixprec.update.plan import ONE_BY_ONE, plan
 
 _LOGGER = logging.getLogger("mixprec")
@@ -213,6 +214,8 @@ class Batched:
                 # Also if the first step is going to be skipped, so that it leaves what Chainer begins with.
                 if param.array is not None and param.update_rule is not None and param.update_rule.enabled:
                     param.update_rule._init_states(master)
+            for entry in entries:
+                _lay_states(entry)
             self._batch = HostBatch(entries) if self._launcher is None else self._device_batch(entries)
         kept = [(entry.rule, name) for entry in entries if entry.rule for name in entry.expression.kept(entry.rule)]
         self._part = masters.part(optimizer, self._plan.others)
@@ -272,6 +275,15 @@ class Batched:
         factors = [_factor_of(param) for param in self._params]
         inverses = {id(factor): _inverse_of(factor) for factor in {id(factor): factor for factor in factors}.values()}
         return [inverses[id(factor)] for factor in factors]
+
+
+def _lay_states(entry):
+    """Brings the states of a rule into the order of its parameter in memory: a file gives them in C order."""
+    master = entry.master.array
+    for name in entry.expression.states if entry.rule is not None else ():
+        state = entry.rule.state[name]
+        if state.shape == master.shape and not (is_dense(state) and same_order(state, master)):
+            entry.rule.state[name] = in_order_of(state, master)
 
 
 def _counts(expression):

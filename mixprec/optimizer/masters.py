@@ -9,6 +9,7 @@ from chainer import backend
 
 from mixprec.backends.reading import known
 from mixprec.optimizer.structure import Structure
+from mixprec.update.memory import in_order_of, same_order
 from mixprec.update.no_decay import NoDecay
 
 # Attributes of a parameter: the Masters it belongs to; its id and the array of its master, if it is in FP16.
@@ -235,6 +236,9 @@ def _master_array(param):
         array = param.array.astype(np.float32)
     elif backend.get_device_from_array(array) != param.device:
         array = param.device.send(array)
+    # Another array behind the parameter may lie there otherwise, and what goes to a GPU becomes C-contiguous.
+    if array.shape == param.shape and not same_order(array, param.array):
+        array = in_order_of(array, param.array)
     setattr(param, _ARRAY, (id(param), array))
     return array
 

@@ -6,6 +6,7 @@ A chunk is a part of one large parameter, worked on where it is, or many small o
 import numpy as np
 
 from mixprec.backends import half
+from mixprec.update.memory import flat, shaped
 
 SIZE = 1 << 15  # elements of a chunk: beyond it the cost of a call no longer counts
 LARGE = 1 << 13  # a parameter of so many elements has chunks of its own
@@ -50,16 +51,16 @@ class Part(_Chunk):
     """A part of one large parameter.
 
     Args:
-        entry: :class:`~mixprec.update.entries.Entry` whose arrays are contiguous.
-        part: slice of its flat arrays.
+        entry: :class:`~mixprec.update.entries.Entry`.
+        part: slice of the memory of its arrays.
     """
 
     def __init__(self, entry, part):
         self._part = part
         names = entry.expression.states if entry.expression else ()
-        self.master = entry.master.array.reshape(-1)[part]
-        self.states = tuple(entry.rule.state[name].reshape(-1)[part] for name in names)
-        self._copy = _Copy(entry.param.array.reshape(-1)[part]) if entry.has_copy else None
+        self.master = flat(entry.master.array)[part]
+        self.states = tuple(flat(entry.rule.state[name])[part] for name in names)
+        self._copy = _Copy(flat(entry.param.array)[part]) if entry.has_copy else None
 
     def follow(self):
         """Takes over what was written into the parameter since it was last rounded."""
@@ -92,7 +93,7 @@ class Pack(_Chunk):
         masters = [entry.master.array for entry in entries]
         params = [entry.param.array for entry in entries[: self._copies]]
         self._sizes = [array.size for array in masters]
-        self.master = np.concatenate(masters, axis=None)
+        self.master = np.concatenate(list(map(flat, masters)))
         self._to_masters = _memory(masters, self.master)
         names = entries[0].expression.states if entries[0].expression else ()
         self.states = tuple(np.empty_like(self.master) for _ in names)
@@ -103,7 +104,7 @@ class Pack(_Chunk):
         copied = sum(self._sizes[: self._copies])
         self._parts = [slice(copied), slice(copied, None)]
         if self._copies:
-            self._copy = _Copy(np.concatenate(params, axis=None))
+            self._copy = _Copy(np.concatenate(list(map(flat, params))))
             self._to_params = _memory(params, self._copy.array)
 
     def follow(self):
@@ -198,21 +199,18 @@ def _is_finite(source, inverse, out):
     return bool(np.isfinite(out).all())
 
 
-def _views(flat, arrays):
-    """Returns views of a flat array with the shapes of ``arrays``, one behind the other."""
+def _views(memory, arrays):
+    """Returns views of memory, one behind the other, in the shapes of ``arrays`` and with their orders of axes."""
     views, start = [], 0
     for array in arrays:
-        views.append(flat[start : start + array.size].reshape(array.shape))
+        views.append(shaped(memory[start : start + array.size], array))
         start += array.size
     return views
 
 
-def _memory(arrays, flat):
-    """Returns ``[(memory of an array, memory of its part of the flat array)]``: quicker to copy than arrays are."""
-    return [
-        (array.reshape(-1).data, view.reshape(-1).data)
-        for array, view in zip(arrays, _views(flat, arrays), strict=True)
-    ]
+def _memory(arrays, memory):
+    """Returns ``[(memory of an array, its part of the common memory)]`` as buffers: quicker to copy than arrays are."""
+    return [(flat(array).data, flat(view).data) for array, view in zip(arrays, _views(memory, arrays), strict=True)]
 
 
 def _scatter(pairs):

@@ -21,6 +21,7 @@ import operator
 import chainer
 
 from mixprec.backends.reading import read
+from mixprec.update.memory import axes, is_dense, same_order
 from mixprec.update.source import Program, points_of, source_of
 from mixprec.update.table import Table
 
@@ -92,6 +93,7 @@ class DeviceBatch:
         updated = [entry for entry in self._entries if entry.rule is not None]
         self._powers = [(entry.rule, *power) for entry in updated for power in entry.expression.powers.items()]
         self._bases = self._bases_now()
+        self._chosen = self._expected = None  # who has a gradient, and what it must look like
         self._step = None  # arrays that the step under way uses, and gradients of which it uses copies
         self.applied = launcher.full((), 0, "int64")
 
@@ -106,7 +108,7 @@ class DeviceBatch:
         Args:
             factors: for each entry what its gradient was multiplied by: ``None``, a number, or a float32 or float64
                 array of shape () on the device. ``None`` for 1 everywhere.
-            restores: ``[(array, its copy)]``, contiguous and on the device, from before the step: :meth:`update` copies
+            restores: ``[(array, its copy)]``, C-contiguous and on the device, from before the step: :meth:`update` copies
                 them back if the step is skipped.
 
         Returns:
@@ -198,36 +200,37 @@ class DeviceBatch:
         return [getattr(rule.hyperparam, base) for rule, _, base in self._powers]
 
     def _gradients(self):
-        """The gradients, contiguous, their addresses, and those that are not contiguous."""
+        """The gradients, as their parameters lie in memory, their addresses, and those of which they are copies."""
         table = self._table
         gradients = list(map(_GRAD, table.params))
         if not all(map(operator.is_, map(_GRAD_VAR, table.params), itertools.repeat(None))):  # of a backward pass
             gradients = [param.grad for param in table.params]
-        if not table.look():
-            self._shapes, self._dtypes = list(map(_SHAPE, table.arrays)), list(map(_DTYPE, table.arrays))
-        present = [gradient for gradient in gradients if gradient is not None]
-        shapes, dtypes = self._shapes, self._dtypes
-        if len(present) < len(gradients):
-            chosen = [gradient is not None for gradient in gradients]
-            shapes, dtypes = (list(itertools.compress(values, chosen)) for values in (shapes, dtypes))
+        chosen = list(map(operator.is_not, gradients, itertools.repeat(None)))
+        if not table.look() or chosen != self._chosen:
+            self._chosen, self._expected = chosen, self._looks(list(itertools.compress(table.arrays, chosen)))
+        present = list(itertools.compress(gradients, chosen))
         addresses = self._launcher.addresses(present)
-        if addresses is None or list(map(_SHAPE, present)) != shapes or list(map(_DTYPE, present)) != dtypes:
+        if addresses is None or self._looks(present) != self._expected:
             return self._gradients_one_by_one(gradients)
         if len(present) < len(gradients):
             found = iter(addresses)
             addresses = [next(found) if is_there else 0 for is_there in chosen]
         return gradients, addresses, []
 
+    def _looks(self, arrays):
+        """What gradients must have in common with their parameters."""
+        return list(map(_SHAPE, arrays)), list(map(_DTYPE, arrays)), self._launcher.orders(arrays)
+
     def _gradients_one_by_one(self, gradients):
-        contiguous, copied = [], []
+        used, copied = [], []
         for entry, gradient, array in zip(self._entries, gradients, self._table.arrays, strict=True):
             if gradient is not None:
                 self._check_gradient(entry.name, gradient, array)
-                if not gradient.flags.c_contiguous:
+                if not (same_order(gradient, array) and is_dense(gradient)):
                     copied.append(gradient)
-                    gradient = self._launcher.contiguous(gradient)
-            contiguous.append(gradient)
-        return contiguous, list(map(self._address, contiguous)), copied
+                    gradient = self._launcher.contiguous(gradient.transpose(axes(array)))
+            used.append(gradient)
+        return used, list(map(self._address, used)), copied
 
     def _check_gradient(self, name, gradient, array):
         if not self._launcher.holds(gradient):

@@ -5,6 +5,7 @@ import operator
 import numpy as np
 
 from mixprec.update.chunks import LARGE, Scratch, chunks_of
+from mixprec.update.memory import axes
 
 
 class HostBatch:
@@ -13,8 +14,8 @@ class HostBatch:
     A step is :meth:`follow`, :meth:`load`, :meth:`is_finite` and then, unless it is skipped, :meth:`update`.
 
     Args:
-        entries: :class:`~mixprec.update.entries.Entry` of each parameter; arrays of NumPy, contiguous. Their rules have
-            their states already.
+        entries: :class:`~mixprec.update.entries.Entry` of each parameter, with arrays of NumPy. Their rules have their
+            states already.
     """
 
     def __init__(self, entries):
@@ -22,6 +23,12 @@ class HostBatch:
         for number, entry in enumerate(entries):
             groups.setdefault(_key(entry), []).append((number, entry))
         scratch = {dtype: Scratch(dtype) for dtype in {entry.master.dtype for entry in entries}}
+        # A gradient with its axes in this order is C-contiguous if it lies as its parameter does.
+        self._turned = [
+            (number, axes(entry.master.array))
+            for number, entry in enumerate(entries)
+            if not entry.master.array.flags.c_contiguous
+        ]
         self._in_parts = [number for number, entry in enumerate(entries) if entry.master.array.size >= LARGE]
         self._groups = [_Group(members, scratch[members[0][1].master.dtype]) for members in groups.values()]
 
@@ -40,6 +47,8 @@ class HostBatch:
         """
         one = isinstance(inverses, float)
         gradients = list(gradients)
+        for member, order in self._turned:
+            gradients[member] = gradients[member].transpose(order)
         for member in self._in_parts:
             gradients[member] = gradients[member].reshape(-1)  # a copy, if need be, for all parts
         for group in self._groups:

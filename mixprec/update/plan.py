@@ -9,6 +9,7 @@ from chainer import GradientMethod, UpdateRule, get_array_types
 from mixprec.backends.reading import known
 from mixprec.update.entries import Entry, FoldedHook
 from mixprec.update.hooks import CLIPPING, fold_of
+from mixprec.update.memory import is_dense
 from mixprec.update.no_decay import DecayOfSome
 from mixprec.update.rules import expression_of
 
@@ -77,8 +78,8 @@ def _plan(optimizer, params):
             reason = f"it occurs {occurs[id(param)]} times, and Chainer updates it as often"
         elif param.size and arrays[_address(param.array)] > 1:
             reason = "another parameter has the same array"
-        elif not (master.array.flags.c_contiguous and param.array.flags.c_contiguous):
-            reason = "its array is not contiguous"
+        elif not is_dense(param.array):
+            reason = "its array is not dense in memory"
         elif rule is None or not rule.enabled:
             reasons[name] = f"not updated: {'no update rule' if rule is None else 'its rule is disabled'}"
             # Clipping by the norm of all gradients takes in those that nobody updates.
@@ -143,9 +144,6 @@ def _against(rule, master, on_host):
         return f"{type(rule).__name__} needs norms of whole parameters"
     if not on_host and master.dtype != np.float32:
         return f"it is in {master.dtype}"
-    for name, value in (rule.state or {}).items():
-        if isinstance(value, get_array_types()) and not value.flags.c_contiguous:
-            return f"its state {name} is not contiguous"
     if rule._hookable._post_update_hooks:
         return f"the hook {next(iter(rule._hookable._post_update_hooks))} runs after the update"
     for name, hook in rule._hookable._pre_update_hooks.items():

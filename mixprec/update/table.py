@@ -11,6 +11,7 @@ import operator
 
 import numpy as np
 
+from mixprec.update.memory import is_dense, same_order
 from mixprec.update.source import MAX_STATES
 
 # As in kernels/common.cuh.
@@ -140,8 +141,8 @@ class Table:
             return [], [], []
         now, before = map(list, zip(*restores, strict=True))
         addresses = self._launcher.addresses(now), self._launcher.addresses(before)
-        if None in addresses:
-            raise ValueError("arrays that a skipped step restores must be contiguous and on the device of the batch")
+        if None in addresses or not all(self._launcher.orders(now + before)[0]):
+            raise ValueError("arrays that a skipped step restores must be C-contiguous and on the device of the batch")
         return *addresses, list(map(_NBYTES, now))
 
     def _factor_address(self, factor):
@@ -206,10 +207,12 @@ def _check(entry, launcher):
     for what, array in named:
         if not launcher.holds(array):
             raise ValueError(f"{entry.name}: {what} is not on the device of the batch")
-        if not array.flags.c_contiguous:
-            raise ValueError(f"{entry.name}: {what} is not contiguous")
+        if not is_dense(array):
+            raise ValueError(f"{entry.name}: {what} is not dense in memory")
         if array.shape != master.shape:
             raise ValueError(f"{entry.name}: {what} has shape {array.shape}, its master {master.shape}")
+        if not same_order(array, master):
+            raise ValueError(f"{entry.name}: {what} has its axes in another order in memory than its master")
         if array is not param and array.dtype != np.float32:
             raise ValueError(f"{entry.name}: {what} has dtype {array.dtype}; it must be float32")
     if param.dtype == np.float32 and launcher.address(param) != launcher.address(master):

@@ -1,0 +1,49 @@
+"""How arrays lie in memory: what is done element by element does not ask for the order of their axes there.
+
+An array is *dense* if it is C-contiguous but for the order of its axes, as a filter of shape (K, C, R, S) whose memory
+is (K, R, S, C). Strides of axes of length 1 say nothing: those of a 1x1 filter may be anything.
+"""
+
+
+def axes(array):
+    """Returns the axes of an array in the order of its memory, a tuple: those of length 1, then the outermost first."""
+    shape, strides = array.shape, array.strides
+    if array.size == 0:
+        return tuple(range(array.ndim))
+    short = [axis for axis, length in enumerate(shape) if length == 1]
+    long = [axis for axis, length in enumerate(shape) if length > 1]
+    return (*short, *sorted(long, key=lambda axis: -abs(strides[axis])))
+
+
+def is_dense(array):
+    """Whether an array is C-contiguous but for the order of its axes."""
+    return array.flags.c_contiguous or array.transpose(axes(array)).flags.c_contiguous
+
+
+def same_order(a, b):
+    """Whether two arrays of one shape have their axes in the same order in memory."""
+    return (a.flags.c_contiguous and b.flags.c_contiguous) or axes(a) == axes(b)
+
+
+def flat(array):
+    """Returns the memory of a dense array, a view of one dimension."""
+    turned = array.transpose(axes(array))
+    if not turned.flags.c_contiguous:
+        raise ValueError(f"an array of shape {array.shape} and strides {array.strides} is not dense")
+    return turned.reshape(-1)
+
+
+def shaped(memory, model):
+    """Returns a view of contiguous memory, of one dimension, with the shape and the order of axes of ``model``."""
+    order = axes(model)
+    return _turned_back(memory.reshape([model.shape[axis] for axis in order]), order)
+
+
+def in_order_of(array, model):
+    """Returns a dense copy of an array, with its axes in the same order in memory as those of ``model``."""
+    order = axes(model)
+    return _turned_back(array.transpose(order).copy(order="C"), order)
+
+
+def _turned_back(array, order):
+    return array.transpose(sorted(range(len(order)), key=order.__getitem__))
