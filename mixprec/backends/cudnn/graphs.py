@@ -7,17 +7,8 @@ channels lie innermost. What is per channel has dimensions (1, C, 1, 1).
 from mixprec.backends.cudnn.library import data_type
 
 
-def uids(operation):
-    """Returns the numbers of the tensors in the graph by their names, from 1 on: those of a variant pack.
-
-    Args:
-        operation: :class:`~mixprec.backends.cudnn.operation.Operation`.
-    """
-    return {tensor.name: number for number, tensor in enumerate(operation.tensors, start=1)}
-
-
 def describe(cudnn, graph, operation):
-    """Adds the nodes of an operation to an empty graph.
+    """Adds the nodes of an operation to an empty graph. The tensors of ``operation.tensors`` get the uids from 1 on.
 
     Args:
         cudnn: the module of the frontend.
@@ -33,8 +24,8 @@ class _Builder:
 
     def __init__(self, cudnn, graph, operation):
         self.cudnn, self.graph, self.operation = cudnn, graph, operation
-        self._uids = uids(operation)
         self._tensors = {tensor.name: tensor for tensor in operation.tensors}
+        self._uids = {tensor.name: uid for uid, tensor in enumerate(operation.tensors, start=1)}
 
     def has(self, name):
         return name in self._tensors

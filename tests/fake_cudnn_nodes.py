@@ -1,0 +1,207 @@
+"""The nodes of :mod:`fake_cudnn`: names of arguments and results, dimensions, and formulas in float64.
+
+Arrays are (N, C, H, W), filters (K, C / groups, R, S), what is per channel (1, C, 1, 1), whatever their strides.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+_PER_CHANNEL = (0, 2, 3)
+
+
+class Kind(NamedTuple):
+    """A kind of node.
+
+    Attributes:
+        inputs: names of the tensors it takes.
+        attributes: names of other arguments.
+        outputs: names of its results, in the order in which the method returns them.
+        shapes: function of (dimensions of inputs, attributes, dimensions that were set) to those of outputs.
+        compute: function of (inputs, attributes, dimensions of outputs) to a tuple of results.
+    """
+
+    inputs: tuple
+    attributes: tuple
+    outputs: tuple
+    shapes: object
+    compute: object
+
+
+def _geometry(attributes):
+    return tuple(attributes[name] for name in ("padding", "stride", "dilation"))
+
+
+def _out_size(image, weight, attributes):
+    return tuple(
+        (size + 2 * pad - (taps - 1) * dilation - 1) // stride + 1
+        for size, taps, pad, stride, dilation in zip(image[2:], weight[2:], *_geometry(attributes), strict=True)
+    )
+
+
+def _check_channels(image, weight, loss):
+    groups, rest = divmod(image[1], weight[1])
+    if rest or weight[0] % groups or loss[:2] != [image[0], weight[0]]:
+        raise RuntimeError(f"channels of image {image}, filter {weight} and output {loss} do not fit")
+
+
+def _fprop_shapes(dims, attributes, _):
+    image, weight = dims["image"], dims["weight"]
+    y = [image[0], weight[0], *_out_size(image, weight, attributes)]
+    _check_channels(image, weight, y)
+    return [y]
+
+
+def _gradient_shapes(image, weight, loss, attributes):
+    if image is None or weight is None:
+        raise RuntimeError("dimensions of the gradient have to be set: they do not follow from the inputs")
+    _check_channels(image, weight, loss)
+    if list(_out_size(image, weight, attributes)) != loss[2:]:
+        raise RuntimeError(f"an image {image} and a filter {weight} do not give {loss}")
+
+
+def _dgrad_shapes(dims, attributes, found):
+    _gradient_shapes(found[0], dims["filter"], dims["loss"], attributes)
+    return found
+
+
+def _wgrad_shapes(dims, attributes, found):
+    _gradient_shapes(dims["image"], found[0], dims["loss"], attributes)
+    return found
+
+
+def _padded(image, pad):
+    return np.pad(image, ((0, 0), (0, 0), (pad[0], pad[0]), (pad[1], pad[1])))
+
+
+def _taps(filter_dim, out, attributes):
+    """Yields (r, s, what of a padded image they meet)."""
+    _, stride, dilation = _geometry(attributes)
+    for r in range(filter_dim[2]):
+        for s in range(filter_dim[3]):
+            rows, columns = (
+                slice(tap * step, tap * step + (size - 1) * move + 1, move)
+                for tap, step, size, move in zip((r, s), dilation, out, stride, strict=True)
+            )
+            yield r, s, (slice(None), slice(None), rows, columns)
+
+
+def _grouped(array, groups, axis):
+    return np.split(array, groups, axis)
+
+
+def _fprop(inputs, attributes, dims):
+    image, weight = inputs["image"], inputs["weight"]
+    groups = image.shape[1] // weight.shape[1]
+    padded = _padded(image, attributes["padding"])
+    y = np.zeros(dims[0])
+    for r, s, met in _taps(weight.shape, dims[0][2:], attributes):
+        parts = zip(_grouped(padded[met], groups, 1), _grouped(weight[:, :, r, s], groups, 0), strict=True)
+        y += np.concatenate([np.einsum("nchw,kc->nkhw", x, w, optimize=True) for x, w in parts], 1)
+    return (y,)
+
+
+def _dgrad(inputs, attributes, dims):
+    loss, weight = inputs["loss"], inputs["filter"]
+    groups = dims[0][1] // weight.shape[1]
+    pad = attributes["padding"]
+    padded = _padded(np.zeros(dims[0]), pad)
+    for r, s, met in _taps(weight.shape, loss.shape[2:], attributes):
+        parts = zip(_grouped(loss, groups, 1), _grouped(weight[:, :, r, s], groups, 0), strict=True)
+        padded[met] += np.concatenate([np.einsum("nkhw,kc->nchw", dy, w, optimize=True) for dy, w in parts], 1)
+    rows, columns = (slice(p, p + size) for p, size in zip(pad, dims[0][2:], strict=True))
+    return (padded[:, :, rows, columns],)
+
+
+def _wgrad(inputs, attributes, dims):
+    image, loss = inputs["image"], inputs["loss"]
+    groups = image.shape[1] // dims[0][1]
+    padded = _padded(image, attributes["padding"])
+    dw = np.zeros(dims[0])
+    for r, s, met in _taps(dims[0], loss.shape[2:], attributes):
+        parts = zip(_grouped(padded[met], groups, 1), _grouped(loss, groups, 1), strict=True)
+        dw[:, :, r, s] = np.concatenate([np.einsum("nchw,nkhw->kc", x, dy, optimize=True) for x, dy in parts], 0)
+    return (dw,)
+
+
+def _pointwise(*inputs, attributes=(), formula):
+    def shapes(dims, _, found):
+        return [list(np.broadcast_shapes(*(dims[name] for name in inputs)))]
+
+    def compute(values, options, _):
+        return (formula(*(values[name] for name in inputs), **options),)
+
+    return Kind(inputs, attributes, ("OUT_0",), shapes, compute)
+
+
+def _batchnorm(inputs, attributes, dims):
+    x, momentum = inputs["input"], inputs["momentum"]
+    count = x.size // x.shape[1]
+    mean, variance = x.mean(_PER_CHANNEL, keepdims=True), x.var(_PER_CHANNEL, keepdims=True)
+    invstd = 1 / np.sqrt(variance + inputs["epsilon"])
+    moved = (
+        (1 - momentum) * inputs["in_running_mean"] + momentum * mean,
+        # cuDNN's documentation does not say so, but its older interface, of the same formula, gave the unbiased one.
+        (1 - momentum) * inputs["in_running_var"] + momentum * variance * count / max(count - 1, 1),
+    )
+    return (inputs["scale"] * (x - mean) * invstd + inputs["bias"], mean, invstd, *moved)
+
+
+def _batchnorm_backward(inputs, attributes, dims):
+    x, dy, invstd = inputs["input"], inputs["grad"], inputs["inv_variance"]
+    normalized = (x - inputs["mean"]) * invstd
+    dscale = (dy * normalized).sum(_PER_CHANNEL, keepdims=True)
+    dbias = dy.sum(_PER_CHANNEL, keepdims=True)
+    count = x.size // x.shape[1]
+    dx = inputs["scale"] * invstd * (dy - (dbias + normalized * dscale) / count)
+    return dx, dscale, dbias
+
+
+def _batchnorm_inference(input, mean, inv_variance, scale, bias):
+    return scale * (input - mean) * inv_variance + bias
+
+
+def _genstats(inputs, attributes, dims):
+    x = inputs["input"]
+    return x.sum(_PER_CHANNEL, keepdims=True), np.square(x).sum(_PER_CHANNEL, keepdims=True)
+
+
+_CONVOLUTION = ("padding", "stride", "dilation")
+_RUNNING = ("in_running_mean", "in_running_var", "epsilon", "momentum")
+_STATISTICS = ("mean", "inv_variance")
+
+NODES = {
+    "conv_fprop": Kind(("image", "weight"), _CONVOLUTION, ("Y",), _fprop_shapes, _fprop),
+    "conv_dgrad": Kind(("loss", "filter"), _CONVOLUTION, ("DX",), _dgrad_shapes, _dgrad),
+    "conv_wgrad": Kind(("image", "loss"), _CONVOLUTION, ("DW",), _wgrad_shapes, _wgrad),
+    "batchnorm": Kind(
+        ("input", "scale", "bias", *_RUNNING),
+        (),
+        ("Y", "MEAN", "INV_VARIANCE", "NEXT_RUNNING_MEAN", "NEXT_RUNNING_VAR"),
+        lambda dims, attributes, found: [dims["input"]] + [dims["scale"]] * 4,
+        _batchnorm,
+    ),
+    "batchnorm_backward": Kind(
+        ("grad", "input", "scale", *_STATISTICS),
+        (),
+        ("DX", "DSCALE", "DBIAS"),
+        lambda dims, attributes, found: [dims["input"], dims["scale"], dims["scale"]],
+        _batchnorm_backward,
+    ),
+    "genstats": Kind(
+        ("input",),
+        (),
+        ("SUM", "SQ_SUM"),
+        lambda dims, attributes, found: [[1, dims["input"][1], 1, 1]] * 2,
+        _genstats,
+    ),
+    "batchnorm_inference": _pointwise("input", *_STATISTICS, "scale", "bias", formula=_batchnorm_inference),
+    "relu": _pointwise("input", formula=lambda x: np.maximum(x, 0)),
+    "relu_backward": _pointwise("loss", "input", formula=lambda dy, x: np.where(x > 0, dy, 0)),
+    "add": _pointwise("a", "b", formula=np.add),
+    "mul": _pointwise("a", "b", formula=np.multiply),
+    "scale": _pointwise("input", "scale", formula=np.multiply),
+    "bias": _pointwise("input", "bias", formula=np.add),
+    "cmp_gt": _pointwise("input", "comparison", formula=np.greater),
+    "identity": _pointwise("input", formula=lambda x: x),
+}
