@@ -18,4 +18,5 @@ MODELS = {
     "resnet50": resnet.resnet50,
     "resnet101": resnet.resnet101,
     "resnet152": resnet.resnet152,
+    "resnext50_32x4d": resnet.resnext50_32x4d,
 }

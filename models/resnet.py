@@ -1,4 +1,4 @@
-"""ResNet for ImageNet (He et al. 2015, arXiv:1512.03385), version 1.5, with torchvision's names.
+"""ResNet and ResNeXt for ImageNet (He et al. 2015, arXiv:1512.03385), version 1.5, with torchvision's names.
 
 In v1.5 the bottleneck's stride lies in its 3x3 convolution, not in the first 1x1. Convolutions have no bias and start
 from He's normal distribution over the fan-out, like torchvision's; the last layer from Chainer's default. Batch
@@ -10,7 +10,7 @@ import chainer.functions as F
 import chainer.links as L
 
 
-def convolution(in_channels, out_channels, ksize, stride=1):
+def convolution(in_channels, out_channels, ksize, stride=1, groups=1):
     """Square convolution without bias that keeps the size when its stride is 1."""
     return L.Convolution2D(
         in_channels,
@@ -19,6 +19,7 @@ def convolution(in_channels, out_channels, ksize, stride=1):
         stride,
         pad=ksize // 2,
         nobias=True,
+        groups=groups,
         initialW=chainer.initializers.HeNormal(fan_option="fan_out"),
     )
 
@@ -64,16 +65,18 @@ class Bottleneck(chainer.Chain):
     """1x1, 3x3 (with the stride) and 1x1 convolutions, the last four times as wide, and a shortcut."""
 
     expansion = 4
+    groups, group_width = 1, 64  # of the 3x3 convolution; the width is that of the first stage
 
     def __init__(self, in_channels, channels, stride):
         super().__init__()
+        width = channels * self.groups * self.group_width // 64
         out_channels = channels * self.expansion
         with self.init_scope():
-            self.conv1 = convolution(in_channels, channels, 1)
-            self.bn1 = batch_normalization(channels)
-            self.conv2 = convolution(channels, channels, 3, stride)
-            self.bn2 = batch_normalization(channels)
-            self.conv3 = convolution(channels, out_channels, 1)
+            self.conv1 = convolution(in_channels, width, 1)
+            self.bn1 = batch_normalization(width)
+            self.conv2 = convolution(width, width, 3, stride, self.groups)
+            self.bn2 = batch_normalization(width)
+            self.conv3 = convolution(width, out_channels, 1)
             self.bn3 = batch_normalization(out_channels)
             self.downsample = projection(in_channels, out_channels, stride)
 
@@ -83,6 +86,12 @@ class Bottleneck(chainer.Chain):
         h = self.bn3(self.conv3(h))
         shortcut = x if self.downsample is None else self.downsample(x)
         return F.relu(h + shortcut)
+
+
+class ResNeXtBottleneck(Bottleneck):
+    """The 32x4d bottleneck of ResNeXt (Xie et al. 2016, arXiv:1611.05431)."""
+
+    groups, group_width = 32, 4
 
 
 def stage(block, in_channels, channels, blocks, stride):
@@ -96,7 +105,7 @@ class ResNet(chainer.Chain):
     """Images (B, 3, H, W), usually 224x224 -> logits (B, classes).
 
     Args:
-        block: :class:`BasicBlock` or :class:`Bottleneck`.
+        block: :class:`BasicBlock`, :class:`Bottleneck` or :class:`ResNeXtBottleneck`.
         blocks (four ints): Blocks in each stage.
         classes (int): Number of classes.
     """
@@ -138,3 +147,7 @@ def resnet101(classes=1000):
 
 def resnet152(classes=1000):
     return ResNet(Bottleneck, (3, 8, 36, 3), classes)
+
+
+def resnext50_32x4d(classes=1000):
+    return ResNet(ResNeXtBottleneck, (3, 4, 6, 3), classes)

@@ -19,6 +19,7 @@ IMAGENET = {
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
+    "resnext50_32x4d": 25_028_904,
 }
 CIFAR = [8, 14, 20, 32, 44, 56, 110]
 
@@ -55,7 +56,9 @@ def test_resnet20_has_the_papers_0_27_million_parameters():
     assert models.MODELS["resnet20"](10).count_params() - 2752 == 269_722
 
 
-@pytest.mark.parametrize(("name", "side"), [("resnet18", 64), ("resnet50", 64), ("resnet8", 32), ("resnet20", 40)])
+@pytest.mark.parametrize(
+    ("name", "side"), [("resnet18", 64), ("resnet50", 64), ("resnext50_32x4d", 32), ("resnet8", 32), ("resnet20", 40)]
+)
 def test_logits_and_gradients_exist(name, side):
     model = models.MODELS[name](7)
     logits = model(images(2, side))
@@ -117,6 +120,18 @@ def test_stride_lies_in_the_3x3_convolution():
         *(f"/layer{stage}/0/conv2" for stage in (2, 3, 4)),
         *(f"/layer{stage}/0/downsample/0" for stage in (2, 3, 4)),
     }
+
+
+def test_resnext_groups_its_3x3_convolutions():
+    """Table 1 of the paper: 128 channels in 32 groups of four in the first stage, twice as many in each next one."""
+    convolutions = links_of(models.MODELS["resnext50_32x4d"](1000), L.Convolution2D)
+    grouped = {name: link.W.shape for name, link in convolutions.items() if link.groups != 1}
+    assert set(grouped) == {name for name in convolutions if name.endswith("conv2")}
+    assert len(grouped) == 16
+    for stage in (1, 2, 3, 4):
+        width = 64 * 2**stage
+        assert grouped[f"/layer{stage}/0/conv2"] == (width, width // 32, 3, 3)
+    assert {link.groups for link in convolutions.values()} == {1, 32}
 
 
 def test_convolutions_start_from_hes_normal_distribution_over_the_fan_out():
