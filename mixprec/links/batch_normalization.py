@@ -1,0 +1,115 @@
+"""Batch normalization of NHWC images with parameters and running statistics of its own."""
+
+import chainer
+import chainer.links as L
+import numpy as np
+
+from mixprec import functions
+
+_AXES = (None, 0, (0,), (0, 1, 2))  # all but the last
+
+
+class BatchNormalization(L.BatchNormalization):
+    """Batch normalization of (..., C), otherwise :class:`chainer.links.BatchNormalization`.
+
+    Parameters and statistics are float32, whatever the dtype of the input. Training, fine-tuning and testing mode are
+    Chainer's.
+
+    Args:
+        size: C; ``None``: that of the first input.
+        decay: how much of the running statistics is kept in a step.
+        eps: added to the variance.
+        dtype: float32 or ``None``, which is the same.
+        use_gamma: whether to scale by a parameter.
+        use_beta: whether to shift by a parameter.
+        initial_gamma: initializer, array (C,) or number; ``None`` is 1.
+        initial_beta: initializer, array (C,) or number; ``None`` is 0.
+        axis: the axes that are averaged over: all but the last, ``(0, 1, 2)`` for images; ``None`` is the same.
+        initial_avg_mean: initializer, array (C,) or number; ``None`` is 0.
+        initial_avg_var: initializer, array (C,) or number; ``None`` is 1.
+
+    Raises:
+        ValueError: ``size``, ``dtype`` or ``axis`` is another one.
+    """
+
+    def __init__(
+        self,
+        size=None,
+        decay=0.9,
+        eps=2e-5,
+        dtype=None,
+        use_gamma=True,
+        use_beta=True,
+        initial_gamma=None,
+        initial_beta=None,
+        axis=None,
+        initial_avg_mean=None,
+        initial_avg_var=None,
+    ):
+        if dtype is not None and np.dtype(dtype) != np.float32:
+            raise ValueError(f"BatchNormalization: parameters and statistics are float32; found dtype {dtype}")
+        if axis not in _AXES:
+            raise ValueError(f"BatchNormalization: axis must be all but the last, (0, 1, 2) in NHWC; found {axis}")
+        if isinstance(size, tuple) and len(size) != 1:
+            raise ValueError(f"BatchNormalization: size must be a number of channels; found {size}")
+        super().__init__(
+            *(size, decay, eps, np.float32, use_gamma, use_beta, initial_gamma, initial_beta),
+            axis=(0, 1, 2) if axis is None else axis,
+            initial_avg_mean=initial_avg_mean,
+            initial_avg_var=initial_avg_var,
+        )
+
+    @property
+    def printable_specs(self):
+        """Yields what ``str`` shows."""
+        yield "size", None if self.avg_mean is None else len(self.avg_mean)
+        yield "decay", self.decay
+        yield "eps", self.eps
+        yield "dtype", np.dtype(np.float32)
+        yield "use_gamma", self.gamma is not None
+        yield "use_beta", self.beta is not None
+
+    def serialize(self, serializer):
+        """Saves or loads parameters, statistics and ``N``; statistics are float32 whatever a file has."""
+        super().serialize(serializer)
+        for name in ("avg_mean", "avg_var"):
+            array = getattr(self, name)
+            if array is not None:  # of the file itself, if there was none before
+                setattr(self, name, self.device.send(array).astype(np.float32, copy=False))
+
+    def forward(self, x, *, add=None, relu=False, finetune=False):
+        """Normalizes, by the statistics of the batch if ``chainer.config.train``.
+
+        Args:
+            x: (..., C) in a storage dtype, for images (N, H, W, C).
+            add: ``None`` or what is added, like ``x``.
+            relu: whether a ReLU follows, after the addition.
+            finetune: in training, whether the running statistics are to become the mean over all batches since
+                :meth:`start_finetuning`.
+
+        Returns:
+            Variable like ``x``.
+        """
+        if self.avg_mean is None:
+            self._initialize_params(x.shape[-1])
+        gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
+        beta = self._get_beta()[0] if self.beta is None else self.beta
+        if not chainer.config.train:
+            return functions.fixed_batch_normalization(
+                x, gamma, beta, self.avg_mean, self.avg_var, self.eps, add=add, relu=relu
+            )
+        running, decay = (self.avg_mean, self.avg_var), self.decay
+        if chainer.config.in_recomputing:  # by F.forget: this batch has been counted
+            running = None, None
+        elif finetune:
+            self.N += 1
+            decay = 1 - 1 / self.N
+        return functions.batch_normalization(
+            *(x, gamma, beta),
+            eps=self.eps,
+            running_mean=running[0],
+            running_var=running[1],
+            decay=decay,
+            add=add,
+            relu=relu,
+        )

@@ -1,0 +1,75 @@
+"""Convolution of NHWC images with filters of its own."""
+
+import chainer
+import chainer.links as L
+
+from mixprec import functions
+from mixprec.functions import checks
+from mixprec.links.storage import ChannelsLast, Rounded
+
+
+class Convolution2D(ChannelsLast, L.Convolution2D):
+    """Two-dimensional convolution of (N, H, W, C), otherwise :class:`chainer.links.Convolution2D`.
+
+    W has the shape (K, C / groups, R, S) and lies in memory as (K, R, S, C / groups), as does its gradient.
+
+    Args:
+        in_channels: number of channels of the input; ``None``: that of the first input, padding among it.
+        out_channels: number of filters.
+        ksize: rows and columns of a filter; a number or a pair.
+        stride: steps of the filter; a number or a pair.
+        pad: rows and columns of zeros on every side; a number or a pair.
+        nobias: whether there is no bias.
+        initialW: initializer of W, an array (K, C / groups, R, S), or a number.
+        initial_bias: initializer of b, an array (K,), or a number.
+        dilate: steps between two elements of a filter; a number or a pair.
+        groups: number of groups of channels.
+        dtype: of W, b and the input: ``"float16"``, ``"bfloat16"`` or ``"float32"``; ``None`` for that of initialW if
+            it has one, or else of ``chainer.config.dtype``, with float16 for ``chainer.mixed16``.
+    """
+
+    def __init__(
+        self,
+        in_channels,
+        out_channels,
+        ksize=None,
+        stride=1,
+        pad=0,
+        nobias=False,
+        initialW=None,
+        initial_bias=None,
+        *,
+        dilate=1,
+        groups=1,
+        dtype=None,
+    ):
+        filters = Rounded(initialW, dtype)
+        bias = Rounded(0 if initial_bias is None else initial_bias, dtype)
+        with chainer.using_config("compute_mode", None):  # Chainer's own NHWC mode gives W another shape
+            super().__init__(
+                in_channels, out_channels, ksize, stride, pad, nobias, filters, bias, dilate=dilate, groups=groups
+            )
+
+    @property
+    def printable_specs(self):
+        """Yields what ``str`` shows."""
+        yield from super().printable_specs
+        yield "dtype", self.W.dtype.name
+
+    def forward(self, x, *, relu=False):
+        """Convolves.
+
+        Args:
+            x: (N, H, W, C) in the dtype of W. C may be padded with zeros up to the next multiple of 8.
+            relu: whether a ReLU follows.
+
+        Returns:
+            Variable (N, OH, OW, K).
+        """
+        if self.W.array is None:
+            checks.images("convolution_2d", "x", x)
+            self._initialize_params(x.shape[3])
+        self.lay_out()
+        return functions.convolution_2d(
+            x, self.W, self.b, self.stride, self.pad, dilate=self.dilate, groups=self.groups, relu=relu
+        )

@@ -1,0 +1,48 @@
+"""Fully connected layer with weights of its own."""
+
+import math
+
+import chainer.links as L
+
+from mixprec import functions
+from mixprec.links.storage import Rounded, StoredInFloat32
+
+
+class Linear(StoredInFloat32, L.Linear):
+    """Fully connected layer, otherwise :class:`chainer.links.Linear`.
+
+    Images (N, H, W, C) are flattened in the order (C, H, W), so that weights are those of a Chainer model.
+
+    Args:
+        in_size: number of elements of a sample; ``None``: those of the first input.
+        out_size: number of outputs; it may also be given alone, in place of ``in_size``.
+        nobias: whether there is no bias.
+        initialW: initializer of W, an array (out_size, in_size), or a number.
+        initial_bias: initializer of b, an array (out_size,), or a number.
+        dtype: as in :class:`~mixprec.links.Convolution2D`.
+    """
+
+    def __init__(self, in_size, out_size=None, nobias=False, initialW=None, initial_bias=None, *, dtype=None):
+        weights = Rounded(initialW, dtype)
+        bias = Rounded(0 if initial_bias is None else initial_bias, dtype)
+        super().__init__(in_size, out_size, nobias, weights, bias)
+
+    @property
+    def printable_specs(self):
+        """Yields what ``str`` shows."""
+        yield from super().printable_specs
+        yield "dtype", self.W.dtype.name
+
+    def forward(self, x, n_batch_axes=1):
+        """Multiplies and adds, see :func:`mixprec.functions.linear`.
+
+        Args:
+            x: (B, C), or (N, H, W, C), or any other shape, in the dtype of W.
+            n_batch_axes: how many of the first axes of ``x`` count the samples.
+
+        Returns:
+            Variable (B, out_size), or with all batch axes (..., out_size).
+        """
+        if self.W.array is None:
+            self._initialize_params(math.prod(x.shape[n_batch_axes:]))
+        return functions.linear(x, self.W, self.b, n_batch_axes)

@@ -1,0 +1,125 @@
+"""Parameters in a storage dtype: how they are initialized, saved and loaded, and in which order filters lie in memory.
+
+A file has Chainer's names, Chainer's order of axes and float32, whatever the parameters are in: a model of these links
+and one of Chainer's own load each other's files.
+"""
+
+import chainer
+import numpy as np
+from chainer import initializers
+
+from mixprec.backends import primitives_of
+from mixprec.functions.checks import storage_dtype
+from mixprec.functions.node import dense
+
+
+class Rounded(chainer.initializer.Initializer):
+    """Draws the values that a parameter would have in float32, and rounds them to a storage dtype.
+
+    Args:
+        initializer: what Chainer's links take: an initializer, an array, a number, or ``None`` for ``LeCunNormal``.
+        dtype: name or dtype; ``None`` for that of the initializer, or else of ``chainer.config.dtype``, with float16
+            for ``chainer.mixed16``.
+    """
+
+    def __init__(self, initializer, dtype):
+        self._initializer = initializers._get_initializer(initializer)
+        if dtype is None:
+            dtype = chainer.get_dtype(getattr(self._initializer, "dtype", None), map_mixed16=np.float16)
+        super().__init__(storage_dtype(dtype))
+
+    def __call__(self, array):
+        device = chainer.backend.get_device_from_array(array)
+        dtype = getattr(self._initializer, "dtype", None) or np.float32
+        values = initializers.generate_array(self._initializer, array.shape, device.xp, dtype=dtype, device=device)
+        array[...] = primitives_of(array).cast(values.astype(np.float32, copy=False), array.dtype)
+
+
+class StoredInFloat32:
+    """A mixin for links whose files are in float32."""
+
+    def serialize(self, serializer):
+        """Saves parameters in float32, or loads what is there and rounds it."""
+        if not isinstance(serializer, chainer.Deserializer):
+            super().serialize(_Saving(serializer))
+            return
+        if self.W.array is None:
+            loaded = serializer("W", None)
+            if loaded is not None:
+                self._initialize_filters(loaded.shape)
+        super().serialize(_Loading(serializer))
+
+    def _initialize_filters(self, shape):
+        self.W.initialize(shape)
+
+
+class ChannelsLast(StoredInFloat32):
+    """A mixin for links with filters W of the shape (K, C, R, S) that lie in memory as (K, R, S, C).
+
+    Chainer and CuPy copy arrays into the order of their axes here and there. Whenever this link is asked for something
+    it looks, and puts another array into the parameter if need be.
+    """
+
+    def lay_out(self):
+        """Makes W lie as (K, R, S, C)."""
+        array = self.W.array
+        if array is not None and not array.transpose(0, 2, 3, 1).flags.c_contiguous:
+            self.W.array = dense(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+    def copy(self, mode="share"):
+        """Copies as :meth:`chainer.Link.copy`."""
+        result = super().copy(mode)
+        result.lay_out()
+        return result
+
+    def device_resident_accept(self, visitor):
+        """Follows :meth:`chainer.Link.to_device`."""
+        super().device_resident_accept(visitor)
+        self.lay_out()
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.lay_out()
+
+    def _initialize_params(self, in_channels):
+        super()._initialize_params(in_channels)
+        self.lay_out()
+
+    def _initialize_filters(self, shape):
+        super()._initialize_filters(shape)
+        self.lay_out()
+
+
+class _Saving(chainer.Serializer):
+    """Saves float16 and bfloat16 arrays as float32."""
+
+    def __init__(self, serializer):
+        self._serializer = serializer
+
+    def __call__(self, key, value):
+        self._serializer(key, _float32(value) if _is_floating(value) else value)
+        return value
+
+
+class _Loading(chainer.Deserializer):
+    """Loads arrays of any storage dtype and order from float32; HDF5 wants C-contiguous targets."""
+
+    def __init__(self, serializer):
+        self._serializer = serializer
+
+    def __call__(self, key, value):
+        if not _is_floating(value) or (value.dtype == np.float32 and value.flags.c_contiguous):
+            return self._serializer(key, value)
+        loaded = self._serializer(key, _float32(value))  # what is not in the file stays as it is
+        if loaded is None:
+            return None
+        value[...] = primitives_of(value).cast(loaded, value.dtype)
+        return value
+
+
+def _is_floating(value):
+    return isinstance(value, chainer.get_array_types()) and value.dtype.kind in "fV"  # V is bfloat16
+
+
+def _float32(array):
+    return primitives_of(array).cast(dense(array), np.dtype(np.float32))
