@@ -28,7 +28,7 @@ class Engines:
 
     def __init__(self, frontend, operation, settings, **where):
         self._limit = settings.workspace
-        self._failures = (frontend.cudnnGraphNotSupportedError, RuntimeError)
+        self._failures = (frontend.cudnnGraphNotSupportedError, RuntimeError, ValueError)
         self._excluded = _excluded_notes(operation, settings)
         self._sizes = {}  # bytes of workspace of the engines that were built
         self._too_large = {}  # those of the engines that need more than the limit

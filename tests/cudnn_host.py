@@ -1,0 +1,53 @@
+"""A stand-in for the device under cuDNN's stand-in, :mod:`fake_cudnn`: the host, with a clock of its own."""
+
+import contextlib
+import types
+
+import numpy as np
+
+
+class HostDevice:
+    """Has the interface of :class:`mixprec.backends.cudnn.device.CupyDevice`.
+
+    Args:
+        took: callable that says how many milliseconds the last call took; by default all calls take 1.
+
+    Attributes:
+        allocated: sizes of all memory that was asked for.
+    """
+
+    name, capability, driver = "NVIDIA Host & Co.", 90, 13000
+
+    def __init__(self, took=lambda: 1.0):
+        self._took = took
+        self._stream, self._capturing = 0, False
+        self.allocated = []
+
+    def current(self):
+        return contextlib.nullcontext()
+
+    def stream(self):
+        return self._stream
+
+    def capturing(self):
+        return self._capturing
+
+    def allocate(self, size):
+        self.allocated.append(size)
+        memory = np.zeros(size, np.uint8)
+        return types.SimpleNamespace(ptr=memory.ctypes.data, memory=memory)
+
+    def times(self, functions):
+        milliseconds = []
+        for function in functions:
+            function()
+            milliseconds.append(self._took())
+        return milliseconds
+
+    @contextlib.contextmanager
+    def on(self, stream, *, capturing=False):
+        """Makes another stream the current one, perhaps one that is capturing a graph."""
+        before = self._stream, self._capturing
+        self._stream, self._capturing = stream, capturing
+        yield
+        self._stream, self._capturing = before

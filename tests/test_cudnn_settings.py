@@ -1,0 +1,109 @@
+"""What the user decides about cuDNN: defaults, refusals, Chainer's own switches, threads."""
+
+import dataclasses
+import os
+import threading
+from pathlib import Path
+
+import chainer
+import pytest
+
+from mixprec.backends.cudnn import settings
+from mixprec.backends.cudnn.settings import Settings, configure, current, default_cache
+
+
+@pytest.fixture(autouse=True)
+def _defaults():
+    before = dataclasses.asdict(current())
+    configure(**dataclasses.asdict(Settings()))
+    yield
+    configure(**before)
+
+
+def test_defaults():
+    assert current() == Settings()
+    assert dataclasses.asdict(current()) == {
+        "autotune": "heuristic",
+        "workspace": 512 * 2**20,
+        "deterministic": False,
+        "tf32": False,
+        "cache": default_cache(),
+    }
+
+
+def test_what_is_not_named_stays():
+    configure(workspace=2**20)
+    configure(tf32=True)
+    assert (current().workspace, current().tf32, current().autotune) == (2**20, True, "heuristic")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"autotune": "fast"}, "autotune: found 'fast', expected one of 'off', 'heuristic', 'measure'"),
+        ({"autotune": True}, "autotune: found True, expected one of 'off', 'heuristic', 'measure'"),
+        ({"workspace": -1}, "workspace: found -1, expected a number of bytes, an int >= 0"),
+        ({"workspace": 1e9}, "workspace: found 1000000000.0, expected a number of bytes, an int >= 0"),
+        ({"workspace": True}, "workspace: found True, expected a number of bytes, an int >= 0"),
+        ({"deterministic": 1}, "deterministic: found 1, expected True or False"),
+        ({"tf32": None}, "tf32: found None, expected True or False"),
+        ({"cache": ""}, "cache: found '', expected the path of a folder, or None"),
+        ({"cache": 3}, "cache: found 3, expected the path of a folder, or None"),
+    ],
+)
+def test_a_refused_value_changes_nothing(change, message):
+    before = current()
+    with pytest.raises(ValueError, match="found") as caught:
+        configure(workspace=1, **change) if "workspace" not in change else configure(tf32=True, **change)
+    assert str(caught.value) == message
+    assert current() is before
+
+
+def test_a_setting_that_is_not_there_is_refused():
+    with pytest.raises(TypeError, match="workspace_mib"):
+        configure(workspace_mib=1)
+
+
+def test_a_path_object_and_its_text_are_the_same_setting():
+    configure(cache=Path("a/b"))
+    first = current()
+    configure(cache="a/b")
+    assert current() == first
+    assert current().cache == os.path.join("a", "b")
+
+
+def test_chainers_own_switches_count_too():
+    configure(autotune="off")
+    with chainer.using_config("autotune", True):
+        assert (current().autotune, current().deterministic) == ("measure", False)
+        with chainer.using_config("cudnn_deterministic", True):
+            assert (current().autotune, current().deterministic) == ("measure", True)
+    assert (current().autotune, current().deterministic) == ("off", False)
+    configure(deterministic=True)
+    with chainer.using_config("cudnn_deterministic", False):
+        assert current().deterministic
+
+
+def test_chainers_switches_are_those_of_the_thread_and_settings_those_of_the_process():
+    seen = []
+    with chainer.using_config("autotune", True):
+        configure(workspace=7)
+        thread = threading.Thread(target=lambda: seen.append(current()))
+        thread.start()
+        thread.join()
+    assert (seen[0].autotune, seen[0].workspace) == ("heuristic", 7)
+
+
+def test_the_cache_folder_follows_xdg(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == str(tmp_path / "mixprec" / "cudnn")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    expected = str(tmp_path / "home" / ".cache" / "mixprec" / "cudnn")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the specification
+    assert default_cache() == expected
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache() == expected
+
+
+def test_the_module_needs_no_cudnn():
+    assert not {"cudnn", "cupy"} & set(vars(settings))
