@@ -188,29 +188,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_statistics(
     }
 }
 
-// Everything that is done once for each channel. Addresses that are 0 are left out.
-struct Finish {
-    float *mean, *invstd, *running_mean, *running_variance;
-    float decay, left, eps;
+// Running statistics of a channel; addresses that are 0 are those of nothing to be moved.
+struct Running {
+    float *mean, *variance;
+    double decay;
 
-    __device__ __forceinline__ Pair operator()(int c, float count, float center, float variance) const {
-        const float inverse = invstd_of(variance, VARIANCE, eps);
-        if (mean) mean[c] = center;
-        if (invstd) invstd[c] = inverse;
-        if (running_mean) {
-            const float unbiased = variance * (count / fmaxf(count - 1.0f, 1.0f));
-            running_mean[c] = decay * running_mean[c] + left * center;
-            running_variance[c] = decay * running_variance[c] + left * unbiased;
-        }
-        return {center, inverse};
+    __device__ __forceinline__ void move(int c, float count, float center, float biased) const {
+        if (!mean) return;
+        const float kept = static_cast<float>(decay), rest = static_cast<float>(1.0 - decay);
+        mean[c] = kept * mean[c] + rest * center;
+        variance[c] = kept * variance[c] + rest * (biased * (count / fmaxf(count - 1.0f, 1.0f)));
     }
 };
-
-__device__ __forceinline__ Finish finish_of(
-    float* mean, float* invstd, float* running_mean, float* running_variance, double decay, double eps) {
-    return {mean, invstd, running_mean, running_variance, static_cast<float>(decay), static_cast<float>(1.0 - decay),
-            static_cast<float>(eps)};
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize(
     const float* partial, long long parts, long long part_rows, long long rows, long long channels, float* mean,
@@ -233,7 +222,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize(
         sums[channels + c] = all.squares + all.mean * all.mean * all.count;
         return;
     }
-    finish_of(mean, invstd, running_mean, running_variance, decay, eps)(c, all.count, all.mean, all.squares / all.count);
+    const float variance = all.squares / all.count;
+    mean[c] = all.mean;
+    invstd[c] = invstd_of(variance, VARIANCE, static_cast<float>(eps));
+    Running{running_mean, running_variance, decay}.move(c, all.count, all.mean, variance);
 }
 
 // From sums and sums of squares; also scale and bias for the prologue of a convolution, if asked for.
@@ -243,9 +235,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize_sums(
     const int c = blockIdx.x * THREADS + threadIdx.x;
     if (c >= channels) return;
     const float count = rows, center = sums[c] / count, rest = sums[channels + c] / count - center * center;
-    const Pair both = finish_of(mean, invstd, running_mean, running_variance, decay, eps)(
-        c, count, center, rest < 0.0f ? 0.0f : rest);
-    if (scale) affine_of(gamma[c], beta[c], both.first, both.second, scale[c], bias[c]);
+    const float variance = rest < 0.0f ? 0.0f : rest;
+    const float inverse = invstd_of(variance, VARIANCE, static_cast<float>(eps));
+    mean[c] = center;
+    invstd[c] = inverse;
+    Running{running_mean, running_variance, decay}.move(c, count, center, variance);
+    if (scale) affine_of(gamma[c], beta[c], center, inverse, scale[c], bias[c]);
+}
+
+// Running statistics from what a forward pass has saved: 1 / invstd^2 is the variance plus eps.
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_move_running(
+    const float* mean, const float* invstd, long long rows, long long channels, float* running_mean,
+    float* running_variance, double decay, double eps) {
+    const int c = blockIdx.x * THREADS + threadIdx.x;
+    if (c >= channels) return;
+    const float rest = 1.0f / (invstd[c] * invstd[c]) - static_cast<float>(eps);
+    Running{running_mean, running_variance, decay}.move(c, rows, mean[c], rest < 0.0f ? 0.0f : rest);
 }
 
 // y = relu(scale * x + bias + add), and eight bits for each group where it was open.

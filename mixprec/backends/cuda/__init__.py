@@ -1,0 +1,45 @@
+"""The primitives on CUDA: plans of cuDNN, and kernels of our own for what it lacks."""
+
+import threading
+
+from mixprec.backends.cuda.bias import Biases
+from mixprec.backends.cuda.dropout import Dropouts
+from mixprec.backends.cuda.linear import Linears
+from mixprec.backends.cuda.loss import Losses
+from mixprec.backends.cuda.pooling import Poolings
+from mixprec.backends.cuda.ways import WithoutCudnn
+from mixprec.backends.cudnn.dnn import Dnn
+from mixprec.backends.cudnn.library import CudnnMissing
+from mixprec.backends.launch import CupyLauncher
+from mixprec.backends.primitives import Primitives
+
+_lock = threading.Lock()
+_by_device = {}
+
+
+class Cuda(Linears, Biases, Poolings, Losses, Dropouts, Primitives):
+    """All of :class:`~mixprec.backends.primitives.Primitives`, on one device and CuPy's current stream.
+
+    Args:
+        launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
+        dnn: :class:`~mixprec.backends.cudnn.dnn.Dnn` of the device.
+    """
+
+
+def primitives_of(device_id):
+    """Returns the :class:`Cuda` of a device, always the same one.
+
+    Without cuDNN it computes everything but convolutions and linear layers, which raise
+    :class:`~mixprec.backends.cudnn.library.CudnnMissing`.
+    """
+    primitives = _by_device.get(device_id)
+    if primitives is None:
+        with _lock:
+            if device_id not in _by_device:
+                try:
+                    dnn = Dnn(device_id)
+                except CudnnMissing as error:
+                    dnn = WithoutCudnn(str(error))
+                _by_device[device_id] = Cuda(CupyLauncher(device_id), dnn)
+        primitives = _by_device[device_id]
+    return primitives

@@ -1,0 +1,65 @@
+"""More channels than there are: zeros, for engines that take only some numbers of channels."""
+
+from mixprec.backends.cuda.base import ceil_div, rows_of
+from mixprec.backends.cuda.ways import Ways, announce
+
+_MULTIPLE = 8  # of channels, which every engine takes
+_ACCESS = 16  # bytes
+
+
+class Channels(Ways):
+    """Adds channels, and takes them away."""
+
+    def _resized(self, array, shape):
+        """Returns an array with more or fewer channels, and filters: zeros where there were none.
+
+        Args:
+            array: (..., C).
+            shape: the new one. Only first and last axis may differ, the first only of filters (K, R, S, C).
+        """
+        if array.shape == shape:
+            return array
+        target = self._empty(shape, array.dtype)
+        (rows, channels), (source_rows, source_channels) = rows_of(target), rows_of(array)
+        width = _MULTIPLE if channels % _MULTIPLE == 0 and self._address(target) % _ACCESS == 0 else 1
+        arguments = [self._address(array), source_rows, source_channels, self._address(target), rows, channels]
+        blocks = ceil_div(target.size, self.launcher.threads * width)
+        self.kernels.launch("convolution", "resize_channels", blocks, arguments, array.dtype, width=width)
+        return target
+
+    def _as_wide_as(self, channels, w, convolution):
+        """Returns a filter with zeros for the channels that only the input of the convolution has."""
+        if w.shape[3] == channels or convolution.groups > 1:
+            return w
+        return self._resized(w, (*w.shape[:3], channels))
+
+    def _padding(self, ask, images, filter_shape, groups):
+        """Returns the shapes with which there is an engine, and announces that.
+
+        Args:
+            ask: function of ``(images, filter_shape)`` that returns an operation.
+            images: tuple of shapes.
+            filter_shape: (K, R, S, C).
+            groups: of the convolution; those of one with several cannot be padded.
+
+        Returns:
+            ``(images, filter_shape)``
+
+        Raises:
+            NoEngine: more channels do not help.
+        """
+        padded = tuple((*shape[:3], _rounded_up(shape[3])) for shape in images)
+        padded_filter = _rounded_up(filter_shape[0]), *filter_shape[1:3], _rounded_up(filter_shape[3])
+        operation = ask(images, filter_shape)
+        if groups > 1 or not self._cudnn().supports(ask(padded, padded_filter)):
+            self._cudnn().plan(operation)  # raises
+        announce(
+            "%s: cuDNN has no engine for these channels; each call copies arrays to multiples of %d, which is slow",
+            operation,
+            _MULTIPLE,
+        )
+        return padded, padded_filter
+
+
+def _rounded_up(channels):
+    return ceil_div(channels, _MULTIPLE) * _MULTIPLE

@@ -1,0 +1,196 @@
+"""Convolutions on CUDA: by cuDNN, with what it does not fuse done before or after by own kernels."""
+
+import functools
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from mixprec.backends.cuda import operations
+from mixprec.backends.cuda.base import ceil_div
+from mixprec.backends.cuda.batch_norm import BatchNorms
+from mixprec.backends.cuda.channels import Channels
+from mixprec.backends.cuda.layout import Layouts
+from mixprec.backends.primitives import Affine
+
+_FLOAT = np.dtype(np.float32)
+
+
+class _Forward(NamedTuple):
+    """A forward pass. Attributes: bias and ReLU, a prologue, statistics: is each wanted, or does cuDNN fuse it?"""
+
+    ending: bool = False
+    prologue: bool = False
+    statistics: bool = False
+
+
+class Convolutions(BatchNorms, Channels, Layouts):
+    """The convolutions of :class:`~mixprec.backends.primitives.Primitives`."""
+
+    def conv_fprop(self, x, w, convolution, b=None, *, relu=False, prologue=None, statistics=False):
+        w = self._as_wide_as(x.shape[3], w, convolution)
+        wanted = _Forward(b is not None or relu, prologue is not None, statistics)
+        key = "conv_fprop", x.shape, w.shape, x.dtype, convolution, None if b is None else b.dtype, relu, wanted
+        arguments = x, w, b, prologue
+        return self._way(key, self._fprop_ways, arguments)(*arguments)
+
+    def conv_dgrad(self, dy, w, convolution, x_shape, *, relu_input=None):
+        w = self._as_wide_as(x_shape[3], w, convolution)
+        key = "conv_dgrad", dy.shape, w.shape, tuple(x_shape), dy.dtype, convolution, relu_input is not None
+        arguments = dy, w, relu_input
+        return self._way(key, self._dgrad_ways, arguments)(*arguments)
+
+    def conv_wgrad(self, x, dy, convolution, w_shape, *, prologue=None):
+        w_shape = tuple(w_shape)
+        as_wide_as_x = w_shape if convolution.groups > 1 else (*w_shape[:3], x.shape[3])
+        key = "conv_wgrad", x.shape, dy.shape, as_wide_as_x, x.dtype, convolution, prologue is not None
+        arguments = x, dy, prologue
+        return self._resized(self._way(key, self._wgrad_ways, arguments)(*arguments), w_shape)
+
+    def conv_batch_norm(self, x, w, convolution, gamma, beta, running, attributes, *, add=None):
+        key = "conv_batch_norm", x.shape, w.shape, x.dtype, convolution, attributes, add is not None
+        way = self._way(key, self._batch_norm_ways, (x, w, gamma, beta, None, add))
+        return way(x, w, gamma, beta, running, add)
+
+    # The ways. The first one, taken without measurement, fuses most.
+
+    def _fprop_ways(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
+        cudnn = self._cudnn()
+        ask = functools.partial(operations.conv_fprop, dtype=dtype, convolution=convolution)
+        ways = []
+        for fused in itertools.product(*((True, False) if part else (False,) for part in wanted)):
+            fused = _Forward(*fused)
+            if fused.ending != wanted.ending and (ways or fused.statistics):
+                continue  # a bias after rounding is the last resort; and nothing may come after statistics
+            operation = ask(
+                x_shape,
+                w_shape,
+                b=b if fused.ending else None,
+                relu=relu and fused.ending,
+                prologue=fused.prologue,
+                statistics=fused.statistics,
+            )
+            if cudnn.supports(operation):
+                function = functools.partial(self._fprop, cudnn.plan(operation), relu, wanted, fused)
+                ways.append(("+".join(["conv", *itertools.compress(_Forward._fields, fused)]), function))
+        if ways:
+            return ways
+        (x_shape,), w_shape = self._padding(
+            lambda images, filters: ask(*images, filters), (x_shape,), w_shape, convolution.groups
+        )
+        function = functools.partial(self._fprop_padded, convolution, x_shape, w_shape, relu, wanted.statistics)
+        return [("padded", function)]
+
+    def _dgrad_ways(self, dy_shape, w_shape, x_shape, dtype, convolution, relu):
+        cudnn = self._cudnn()
+        ask = functools.partial(operations.conv_dgrad, dtype=dtype, convolution=convolution)
+        ways = []
+        for fused in (True, False) if relu else (False,):
+            operation = ask(dy_shape, w_shape, x_shape, relu=fused)
+            if cudnn.supports(operation):
+                function = functools.partial(self._dgrad, cudnn.plan(operation), fused)
+                ways.append(("conv+relu" if fused else "conv", function))
+        if ways:
+            return ways
+        images, w_shape = self._padding(
+            lambda images, filters: ask(images[0], filters, images[1]), (dy_shape, x_shape), w_shape, convolution.groups
+        )
+        return [("padded", functools.partial(self._dgrad_padded, convolution, x_shape, *images, w_shape))]
+
+    def _wgrad_ways(self, x_shape, dy_shape, w_shape, dtype, convolution, prologue):
+        cudnn = self._cudnn()
+        ask = functools.partial(operations.conv_wgrad, dtype=dtype, convolution=convolution)
+        ways = []
+        for fused in (True, False) if prologue else (False,):
+            operation = ask(x_shape, dy_shape, w_shape, prologue=fused)
+            if cudnn.supports(operation):
+                function = functools.partial(self._wgrad, cudnn.plan(operation), fused)
+                ways.append(("conv+prologue" if fused else "conv", function))
+        if ways:
+            return ways
+        images, padded = self._padding(
+            lambda images, filters: ask(*images, filters), (x_shape, dy_shape), w_shape, convolution.groups
+        )
+        return [("padded", functools.partial(self._wgrad_padded, convolution, w_shape, *images, padded))]
+
+    def _batch_norm_ways(self, x_shape, w_shape, dtype, convolution, attributes, add):
+        ways = [("separate", functools.partial(self._conv_batch_norm, convolution, attributes, False))]
+        if self._cudnn().supports(operations.conv_fprop(x_shape, w_shape, dtype, convolution, statistics=True)):
+            ways.append(("statistics", functools.partial(self._conv_batch_norm, convolution, attributes, True)))
+        return ways
+
+    # What they do
+
+    def _fprop(self, plan, relu, wanted, fused, x, w, b, prologue):
+        if wanted.prologue and not fused.prologue:
+            x = self._scale_bias(x, *prologue, relu=True)
+        inputs = [x, w]
+        if fused.prologue:
+            inputs += prologue
+        if fused.ending and b is not None:
+            inputs.append(b)
+        y = self._empty(plan.operation.outputs[0].shape, x.dtype)
+        outputs = [self._address(y)]
+        sums = None
+        if fused.statistics:
+            channels = y.shape[3]
+            sums = self._empty((2, channels), _FLOAT)
+            outputs += [self._address(sums), self._address(sums) + channels * _FLOAT.itemsize]
+        plan.run(*map(self._address, inputs), *outputs)
+        if wanted.ending and not fused.ending:
+            y = self._scale_bias(y, None, None if b is None else self.cast(b, _FLOAT), relu)
+        if not wanted.statistics:
+            return y
+        return y, self._sums(y) if sums is None else sums
+
+    def _dgrad(self, plan, relu_fused, dy, w, relu_input):
+        dx = self._empty(plan.operation.outputs[0].shape, dy.dtype)
+        inputs = [dy, w, relu_input] if relu_fused else [dy, w]
+        plan.run(*map(self._address, inputs), self._address(dx))
+        return dx if relu_input is None or relu_fused else self._closed(dx, relu_input)
+
+    def _wgrad(self, plan, prologue_fused, x, dy, prologue):
+        if prologue is not None and not prologue_fused:
+            x = self._scale_bias(x, *prologue, relu=True)
+        dw = self._empty(plan.operation.outputs[0].shape, x.dtype)
+        inputs = [x, dy, *prologue] if prologue_fused else [x, dy]
+        plan.run(*map(self._address, inputs), self._address(dw))
+        return dw
+
+    def _conv_batch_norm(self, convolution, attributes, with_statistics, x, w, gamma, beta, running, add):
+        z, sums = self.conv_fprop(x, w, convolution, statistics=with_statistics), None
+        if with_statistics:
+            z, sums = z
+        return z, *self.batch_norm(z, gamma, beta, running, attributes, add=add, sums=sums)
+
+    def _fprop_padded(self, convolution, x_shape, w_shape, relu, statistics, x, w, b, prologue):
+        channels = len(w)
+        x, w, prologue = self._resized(x, x_shape), self._resized(w, w_shape), self._affine_as(prologue, x_shape[3])
+        b = None if b is None else self._resized(b, w_shape[:1])
+        found = self.conv_fprop(x, w, convolution, b, relu=relu, prologue=prologue, statistics=statistics)
+        if not statistics:
+            return self._resized(found, (*found.shape[:3], channels))
+        y, sums = found
+        return self._resized(y, (*y.shape[:3], channels)), self._resized(sums, (2, channels))
+
+    def _dgrad_padded(self, convolution, shape, dy_shape, x_shape, w_shape, dy, w, relu_input):
+        dy, w = self._resized(dy, dy_shape), self._resized(w, w_shape)
+        dx = self._resized(self.conv_dgrad(dy, w, convolution, x_shape), shape)
+        return dx if relu_input is None else self._closed(dx, relu_input)
+
+    def _wgrad_padded(self, convolution, shape, x_shape, dy_shape, w_shape, x, dy, prologue):
+        x, dy, prologue = self._resized(x, x_shape), self._resized(dy, dy_shape), self._affine_as(prologue, x_shape[3])
+        return self._resized(self.conv_wgrad(x, dy, convolution, w_shape, prologue=prologue), shape)
+
+    def _affine_as(self, affine, channels):
+        return None if affine is None else Affine(*(self._resized(values, (channels,)) for values in affine))
+
+    def _closed(self, gradient, relu_input):
+        """Returns a gradient with zeros where the input of a ReLU was not above 0, written over the old one."""
+        addresses = [self._address(gradient), self._address(relu_input)]
+        size = math.prod(gradient.shape)
+        width = 1 if size % 8 or any(address % 16 for address in addresses) else 8
+        blocks = ceil_div(size, self.launcher.threads * width)
+        self.kernels.launch("convolution", "relu_backward", blocks, [*addresses, size], gradient.dtype, width=width)
+        return gradient

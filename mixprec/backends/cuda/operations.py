@@ -1,0 +1,108 @@
+"""What the primitives ask of cuDNN."""
+
+import math
+
+from mixprec.backends.cudnn.operation import Operation, Tensor
+
+_FLOAT = "float32"
+
+
+def conv_fprop(x_shape, w_shape, dtype, convolution, *, b=None, relu=False, prologue=False, statistics=False):
+    """Returns the :class:`~mixprec.backends.cudnn.operation.Operation` of a convolution.
+
+    Args:
+        x_shape: (N, H, W, C).
+        w_shape: (K, R, S, C / groups).
+        dtype: the storage dtype, of NumPy.
+        convolution: :class:`~mixprec.backends.geometry.Convolution`.
+        b: dtype of a bias, or ``None``.
+        relu: whether a ReLU follows.
+        prologue: whether scale, bias and ReLU come first.
+        statistics: whether the sums of channels and their squares are wanted.
+    """
+    (n, height, width, c), (k, r, s, _) = x_shape, w_shape
+    y_shape = n, *convolution.out_size((height, width), (r, s)), k
+    inputs = [Tensor("x", x_shape, dtype.name), Tensor("w", w_shape, dtype.name), *_prologue(c, prologue)]
+    if b is not None:
+        inputs.append(Tensor("b", (k,), b.name))
+    outputs = [Tensor("y", y_shape, dtype.name)]
+    if statistics:
+        outputs += [Tensor("sum", (k,), _FLOAT), Tensor("square_sum", (k,), _FLOAT)]
+    return _operation("conv_fprop", inputs, outputs, **_geometry(convolution), relu=relu)
+
+
+def conv_dgrad(dy_shape, w_shape, x_shape, dtype, convolution, *, relu=False):
+    """Returns the operation of a convolution's gradient with respect to its input; ``relu``: that was behind a ReLU."""
+    inputs = [Tensor("dy", dy_shape, dtype.name), Tensor("w", w_shape, dtype.name)]
+    if relu:
+        inputs.append(Tensor("relu_input", x_shape, dtype.name))
+    return _operation("conv_dgrad", inputs, [Tensor("dx", x_shape, dtype.name)], **_geometry(convolution))
+
+
+def conv_wgrad(x_shape, dy_shape, w_shape, dtype, convolution, *, prologue=False):
+    """Returns the operation of a convolution's gradient with respect to its filter."""
+    inputs = [Tensor("x", x_shape, dtype.name), Tensor("dy", dy_shape, dtype.name), *_prologue(x_shape[3], prologue)]
+    return _operation("conv_wgrad", inputs, [Tensor("dw", w_shape, dtype.name)], **_geometry(convolution))
+
+
+def batch_norm(shape, dtype, attributes, *, add):
+    """Returns the operation of a batch normalization in training; with an addition and a ReLU it makes a mask.
+
+    Args:
+        shape: (..., C).
+        dtype: the storage dtype, of NumPy.
+        attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
+        add: whether something is added.
+    """
+    shape = _image(shape)
+    inputs = [Tensor("x", shape, dtype.name), *_channels(shape, "gamma", "beta", "running_mean", "running_var")]
+    if add:
+        inputs.append(Tensor("add", shape, dtype.name))
+    outputs = [
+        Tensor("y", shape, dtype.name),
+        *_channels(shape, "mean", "invstd", "next_mean", "next_var"),
+    ]
+    if add and attributes.relu:
+        outputs.append(Tensor("mask", shape, "boolean"))
+    numbers = {"eps": float(attributes.eps), "momentum": 1.0 - attributes.decay}
+    return _operation("batch_norm", inputs, outputs, relu=attributes.relu, **numbers)
+
+
+def batch_norm_backward(shape, dtype, *, recompute=False, mask=False):
+    """Returns the operation of a batch normalization's gradients.
+
+    Args:
+        shape: (..., C).
+        dtype: the storage dtype, of NumPy.
+        recompute: whether there was a ReLU without an addition.
+        mask: whether there was a ReLU after an addition.
+    """
+    shape = _image(shape)
+    inputs = [Tensor("dy", shape, dtype.name), Tensor("x", shape, dtype.name)]
+    inputs += _channels(shape, "gamma", "mean", "invstd", *(["beta"] if recompute else []))
+    outputs = [Tensor("dx", shape, dtype.name), *_channels(shape, "dgamma", "dbeta")]
+    if mask:
+        inputs.append(Tensor("mask", shape, "boolean"))
+        outputs.append(Tensor("dadd", shape, dtype.name))
+    return _operation("batch_norm_backward", inputs, outputs)
+
+
+def _operation(kind, inputs, outputs, **attributes):
+    return Operation(kind, tuple(inputs), tuple(outputs), tuple(sorted(attributes.items())))
+
+
+def _geometry(convolution):
+    return {name: getattr(convolution, name) for name in ("stride", "pad", "dilation", "groups")}
+
+
+def _prologue(channels, wanted):
+    return [Tensor(name, (channels,), _FLOAT) for name in ("scale", "bias")] if wanted else []
+
+
+def _channels(shape, *names):
+    return [Tensor(name, shape[-1:], _FLOAT) for name in names]
+
+
+def _image(shape):
+    """Returns a shape (..., C) with four axes."""
+    return tuple(shape) if len(shape) == 4 else (math.prod(shape[:-1]), 1, 1, shape[-1])

@@ -1,0 +1,81 @@
+"""Several ways to compute the same, and the choice between them."""
+
+import logging
+
+import chainer
+
+from mixprec.backends.cuda.base import Base
+from mixprec.backends.cudnn import settings
+from mixprec.backends.cudnn.library import CudnnMissing
+
+_logger = logging.getLogger("mixprec")
+_announced = set()
+
+
+class WithoutCudnn:
+    """In place of :class:`~mixprec.backends.cudnn.dnn.Dnn` where there is none: supports nothing, and says why.
+
+    Args:
+        reason: one line with what is missing and what to do.
+    """
+
+    def __init__(self, reason):
+        self._reason = reason
+
+    def supports(self, operation):
+        """Returns ``False``."""
+        return False
+
+    def plan(self, operation):
+        """Raises :class:`~mixprec.backends.cudnn.library.CudnnMissing`."""
+        raise CudnnMissing(f"{operation} is computed by cuDNN: {self._reason}")
+
+    def choose(self, key, candidates):
+        """Returns the name of the first."""
+        return candidates[0][0]
+
+
+_NEVER = WithoutCudnn("chainer.config.use_cudnn is 'never'; set it to 'auto'")
+
+
+class Ways(Base):
+    """Finds the ways to compute something once for each key, and the one to take."""
+
+    def __init__(self, launcher, dnn):
+        super().__init__(launcher, dnn)
+        self._ways = {}
+
+    def _cudnn(self):
+        """Returns the device's :class:`~mixprec.backends.cudnn.dnn.Dnn`, or what stands in for it."""
+        return _NEVER if chainer.config.use_cudnn == "never" else self.dnn
+
+    def _way(self, key, find, arguments):
+        """Returns the way to take.
+
+        Args:
+            key: what is to be computed: everything that ``find`` and the speed depend on.
+            find: called with the elements of ``key`` but the first, if the key is new; returns pairs of name and
+                function, the one to take without measuring first.
+            arguments: with which each function may be called, to measure it, any number of times.
+        """
+        where = settings.current(), chainer.config.use_cudnn, key
+        way = self._ways.get(where)
+        if way is None:
+            ways = find(*key[1:])
+            candidates = [(name, lambda function=function: function(*arguments)) for name, function in ways]
+            way = self._ways[where] = dict(ways)[self._cudnn().choose(_text(key), candidates)]
+        return way
+
+    def _address_or_0(self, array):
+        return 0 if array is None else self._address(array)
+
+
+def announce(message, *arguments):
+    """Says something once for each combination of arguments."""
+    if (message, arguments) not in _announced:
+        _announced.add((message, arguments))
+        _logger.warning(message, *arguments)
+
+
+def _text(key):
+    return " ".join(map(str, key))
