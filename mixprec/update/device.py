@@ -108,8 +108,8 @@ class DeviceBatch:
         Args:
             factors: for each entry what its gradient was multiplied by: ``None``, a number, or a float32 or float64
                 array of shape () on the device. ``None`` for 1 everywhere.
-            restores: ``[(array, its copy)]``, C-contiguous and on the device, from before the step: :meth:`update` copies
-                them back if the step is skipped.
+            restores: ``[(array, its copy)]``, C-contiguous and on the device, from before the step: :meth:`update`
+                copies them back if the step is skipped.
 
         Returns:
             Whether the step is to be skipped: a boolean array of shape () on the device, the same one in every step,
