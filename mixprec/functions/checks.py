@@ -75,7 +75,8 @@ def images(function, argument, x, channels=None, *, padded=False):
 def bias(function, b, channels, x):
     """A bias must be (channels,) in the dtype of ``x`` or float32."""
     if b.dtype not in (x.dtype, np.float32):
-        raise TypeError(f"{function}: b must be {x.dtype} or float32; found {b.dtype}")
+        expected = "float32" if x.dtype == np.float32 else f"{x.dtype} or float32"
+        raise TypeError(f"{function}: b must be {expected}; found {b.dtype}")
     if b.shape != (channels,):
         raise ValueError(f"{function}: b must have shape ({channels},); found {b.shape}")
 
