@@ -1,4 +1,4 @@
-"""What the tests of primitives share, on NumPy, on the host's stand-in for CUDA and on a GPU: shapes, data, error bounds.
+"""What the tests of primitives share, on NumPy, on the host's stand-in for CUDA, on a GPU: shapes, data, error bounds.
 
 The bound of a result is that of one rounding to its dtype, and of what happened before in float32:
 ``n * 2**-24 * sum of |products|`` for a sum of n products.
@@ -69,7 +69,8 @@ def assert_close(found, expected, dtype, accumulated=0.0):
         right = np.abs(found - expected) <= bound
     right |= found == expected  # inf
     right |= np.isnan(found) & np.isnan(expected)
-    right |= (found == np.sign(expected) * np.inf) & (np.abs(expected) + accumulated >= largest * (1 + eps_of(dtype)))
+    overflows = np.abs(expected) + accumulated >= largest * (1 + eps_of(dtype))
+    right |= overflows & (found == np.copysign(np.inf, expected))
     if not right.all():
         place = tuple(map(int, np.argwhere(~right)[0]))
         raise AssertionError(

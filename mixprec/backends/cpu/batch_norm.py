@@ -15,6 +15,7 @@ class BatchNorms:
 
     @_quiet
     def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm`."""
         count = _count(x)
         mean, variance = _moments(x) if sums is None else _moments_of_sums(sums, count)
         affine, saved = _finish(mean, variance, count, gamma, beta, running, attributes)
@@ -23,10 +24,12 @@ class BatchNorms:
 
     @_quiet
     def batch_norm_affine(self, sums, count, gamma, beta, running, attributes):
+        """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_affine`."""
         return _finish(*_moments_of_sums(sums, count), count, gamma, beta, running, attributes)
 
     @_quiet
     def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False):
+        """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_backward`."""
         affine = _affine(gamma, beta, saved.mean, saved.invstd)
         g, dgamma, dbeta = _reduce(dy, x, saved.mean, affine, attributes.relu, add, saved.mask)
         dgamma *= saved.invstd
@@ -39,11 +42,13 @@ class BatchNorms:
 
     @_quiet
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_inference`."""
         affine = _affine(gamma, beta, mean, _invstd(variance, attributes))
         return _apply(x, affine, attributes.relu, add, keep_mask=False)[0]
 
     @_quiet
     def batch_norm_inference_backward(self, dy, x, gamma, beta, mean, variance, attributes, *, y=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_inference_backward`."""
         invstd = _invstd(variance, attributes)
         affine = _affine(gamma, beta, mean, invstd)
         mask = _positive(y) if y is not None and attributes.relu else None

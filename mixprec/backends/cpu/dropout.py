@@ -43,15 +43,18 @@ class Dropouts:
     """The dropout of :class:`~mixprec.backends.primitives.Primitives`."""
 
     def new_random_state(self, seed):
+        """See :meth:`~mixprec.backends.primitives.Primitives.new_random_state`."""
         return np.array([seed, 0], np.uint64)
 
     def dropout_key(self, state):
+        """See :meth:`~mixprec.backends.primitives.Primitives.dropout_key`."""
         key = state.copy()
         state[1] += np.uint64(1)
         return key
 
     @np.errstate(over="ignore", invalid="ignore")
     def dropout(self, x, ratio, key):
+        """See :meth:`~mixprec.backends.primitives.Primitives.dropout`."""
         y = np.empty(x.shape, x.dtype)
         flat_x, flat_y = x.reshape(-1), y.reshape(-1)
         seed, sequence = map(int, key)

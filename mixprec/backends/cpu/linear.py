@@ -13,6 +13,7 @@ class Linears:
 
     @_quiet
     def linear(self, x, w, b=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.linear`."""
         y = widen(x) @ widen(w).T
         if b is not None:
             y += widen(b)
@@ -20,14 +21,17 @@ class Linears:
 
     @_quiet
     def linear_dgrad(self, dy, w):
+        """See :meth:`~mixprec.backends.primitives.Primitives.linear_dgrad`."""
         return narrow(widen(dy) @ widen(w), dy.dtype)
 
     @_quiet
     def linear_wgrad(self, x, dy):
+        """See :meth:`~mixprec.backends.primitives.Primitives.linear_wgrad`."""
         return narrow(widen(dy).T @ widen(x), dy.dtype)
 
     @_quiet
     def bias_grad(self, dy, dtype):
+        """See :meth:`~mixprec.backends.primitives.Primitives.bias_grad`."""
         rows = Rows(dy.shape)
         flat, scratch = dy.reshape(-1), rows.scratch()
         total = np.zeros(rows.channels)
@@ -37,6 +41,7 @@ class Linears:
 
     @_quiet
     def add_bias(self, x, b):
+        """See :meth:`~mixprec.backends.primitives.Primitives.add_bias`."""
         rows = Rows(x.shape)
         y = np.empty(x.shape, x.dtype)
         flat_x, flat_y = x.reshape(-1), y.reshape(-1)

@@ -12,6 +12,7 @@ class Losses:
 
     @_quiet
     def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1):
+        """See :meth:`~mixprec.backends.primitives.Primitives.softmax_cross_entropy`."""
         x = widen(x)
         largest = np.maximum.reduce(x, axis=1, keepdims=True)
         shifted = x - largest  # at most 0: exponentials do not overflow
@@ -31,6 +32,7 @@ class Losses:
     def softmax_cross_entropy_backward(
         self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1
     ):
+        """See :meth:`~mixprec.backends.primitives.Primitives.softmax_cross_entropy_backward`."""
         classes = x.shape[1]
         counted = t != ignore_label
         labels = np.where(counted, t, 0)
@@ -49,6 +51,7 @@ class Losses:
 
     @_quiet
     def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.mean_of_counted`."""
         if count is None:
             count = max(np.count_nonzero(t != ignore_label), 1)
         factor = np.array(1 / count, np.float32)

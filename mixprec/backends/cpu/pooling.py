@@ -1,67 +1,98 @@
-"""Poolings on NumPy: one pass over the output for each position of the window, whatever the number of images."""
+"""Poolings on NumPy: one pass over the output for each position in the window, for some images at a time."""
+
+import math
 
 import numpy as np
 
 from mixprec.backends.cpu.columns import taps_of
-from mixprec.backends.cpu.storage import narrow, widen
+from mixprec.backends.cpu.storage import BLOCK, narrow, narrow_to, widen
 from mixprec.backends.geometry import Convolution
+
+_quiet = np.errstate(over="ignore", invalid="ignore")
 
 
 class Poolings:
     """The poolings of :class:`~mixprec.backends.primitives.Primitives`."""
 
     def max_pool(self, x, pooling):
-        keys = _sortable(x)
+        """See :meth:`~mixprec.backends.primitives.Primitives.max_pool`."""
         out_size = pooling.out_size(x.shape[1:3])
-        shape = (x.shape[0], *out_size, x.shape[3])
-        best = np.full(shape, np.iinfo(keys.dtype).min, keys.dtype)  # below every key
-        where = np.zeros(shape, np.uint8)
-        for index, inputs, outputs in _positions(pooling, x.shape[1:3], out_size):
-            candidates, leaders = keys[inputs], best[outputs]
-            index_if_larger = np.multiply(np.greater(candidates, leaders), np.uint8(index), dtype=np.uint8)
-            np.maximum(leaders, candidates, out=leaders)
-            # Indices rise, and so the last one to be larger is the largest one.
-            np.maximum(where[outputs], index_if_larger, out=where[outputs])
-        return _from_sortable(best, x.dtype), where
+        y = np.empty((x.shape[0], *out_size, x.shape[3]), x.dtype)
+        where = np.zeros(y.shape, np.uint8)
+        for images in _parts(x.shape):
+            keys, best, place = _sortable(x[images]), _lowest(y[images]), where[images]
+            for index, inputs, outputs in _positions(pooling, x.shape[1:3], out_size):
+                candidates, leaders = keys[inputs], best[outputs]
+                ahead = np.greater(candidates, leaders).view(np.uint8)
+                np.multiply(ahead, np.uint8(index), out=ahead)
+                # Indices rise: the last one to be ahead is the largest of all.
+                np.maximum(place[outputs], ahead, out=place[outputs])
+                np.maximum(leaders, candidates, out=leaders)
+            _from_sortable(best, y.dtype)
+        return y, where
 
-    @np.errstate(over="ignore", invalid="ignore")
+    @_quiet
     def max_pool_backward(self, dy, where, pooling, x_shape):
-        dy32 = widen(dy)
-        dx = np.zeros(x_shape, np.float32)
-        for index, inputs, outputs in _positions(pooling, x_shape[1:3], dy.shape[1:3]):
-            dx[inputs] += np.where(where[outputs] == index, dy32[outputs], np.float32(0))
-        return narrow(dx, dy.dtype)
+        """See :meth:`~mixprec.backends.primitives.Primitives.max_pool_backward`."""
+        dx = np.empty(x_shape, dy.dtype)
+        for images in _parts(x_shape):
+            gradient, place, sums = widen(dy[images]).view(np.int32), where[images], _zeros(dx[images])
+            for index, inputs, outputs in _positions(pooling, x_shape[1:3], dy.shape[1:3]):
+                chosen = np.equal(place[outputs], np.uint8(index))
+                kept = np.negative(chosen.view(np.int8), dtype=np.int32)  # all bits or none
+                np.bitwise_and(kept, gradient[outputs], out=kept)
+                sums[inputs] += kept.view(np.float32)
+            _store(sums, dx[images])
+        return dx
 
-    @np.errstate(over="ignore", invalid="ignore")
+    @_quiet
     def average_pool(self, x, pooling):
-        x32 = widen(x)
+        """See :meth:`~mixprec.backends.primitives.Primitives.average_pool`."""
         out_size = pooling.out_size(x.shape[1:3])
-        y = np.zeros((x.shape[0], *out_size, x.shape[3]), np.float32)
-        for _, inputs, outputs in _positions(pooling, x.shape[1:3], out_size):
-            y[outputs] += x32[inputs]
-        y /= np.float32(pooling.window[0] * pooling.window[1])
-        return narrow(y, x.dtype)
+        y = np.empty((x.shape[0], *out_size, x.shape[3]), x.dtype)
+        for images in _parts(x.shape):
+            block, sums = widen(x[images]), _zeros(y[images])
+            for _, inputs, outputs in _positions(pooling, x.shape[1:3], out_size):
+                sums[outputs] += block[inputs]
+            sums /= np.float32(math.prod(pooling.window))
+            _store(sums, y[images])
+        return y
 
-    @np.errstate(over="ignore", invalid="ignore")
+    @_quiet
     def average_pool_backward(self, dy, pooling, x_shape):
-        dy32 = widen(dy) / np.float32(pooling.window[0] * pooling.window[1])
-        dx = np.zeros(x_shape, np.float32)
-        for _, inputs, outputs in _positions(pooling, x_shape[1:3], dy.shape[1:3]):
-            dx[inputs] += dy32[outputs]
-        return narrow(dx, dy.dtype)
+        """See :meth:`~mixprec.backends.primitives.Primitives.average_pool_backward`."""
+        dx = np.empty(x_shape, dy.dtype)
+        for images in _parts(x_shape):
+            gradient, sums = widen(dy[images]) / np.float32(math.prod(pooling.window)), _zeros(dx[images])
+            for _, inputs, outputs in _positions(pooling, x_shape[1:3], dy.shape[1:3]):
+                sums[inputs] += gradient[outputs]
+            _store(sums, dx[images])
+        return dx
 
-    @np.errstate(over="ignore", invalid="ignore")
+    @_quiet
     def global_average_pool(self, x):
-        images, height, width, channels = x.shape
-        sums = np.add.reduce(widen(x).reshape(images, height * width, channels), axis=1)
-        sums /= np.float32(height * width)
-        return narrow(sums, x.dtype)
+        """See :meth:`~mixprec.backends.primitives.Primitives.global_average_pool`."""
+        count, height, width, channels = x.shape
+        mean = np.empty((count, channels), np.float32)
+        for images in _parts(x.shape):
+            pixels = widen(x[images]).reshape(-1, height * width, channels)
+            np.add.reduce(pixels, axis=1, out=mean[images])
+        mean /= np.float32(height * width)
+        return narrow(mean, x.dtype)
 
-    @np.errstate(over="ignore", invalid="ignore")
+    @_quiet
     def global_average_pool_backward(self, dy, x_shape):
+        """See :meth:`~mixprec.backends.primitives.Primitives.global_average_pool_backward`."""
         size = x_shape[1] * x_shape[2]
         dx = narrow(widen(dy) / np.float32(size), dy.dtype)
         return np.repeat(dx, size, axis=0).reshape(x_shape)
+
+
+def _parts(shape):
+    """Yields slices of images: as many as stay in the cache, at least one."""
+    images = max(BLOCK // max(math.prod(shape[1:]), 1), 1)
+    for start in range(0, shape[0], images):
+        yield slice(start, start + images)
 
 
 def _positions(pooling, size, out_size):
@@ -69,6 +100,19 @@ def _positions(pooling, size, out_size):
     moves = Convolution(pooling.stride, pooling.pad)
     for (row, column), outputs, inputs in taps_of(size, out_size, pooling.window, moves):
         yield row * pooling.window[1] + column, inputs, outputs
+
+
+def _zeros(target):
+    """Returns zeros to add up in what is to be rounded into ``target``: that itself if it is float32."""
+    if target.dtype != np.float32:
+        return np.zeros(target.shape, np.float32)
+    target[...] = 0
+    return target
+
+
+def _store(sums, target):
+    if sums is not target:
+        narrow_to(sums, target)
 
 
 # Integers in the order of floating-point numbers of the same width; both zeros are 0, and all NaN are the largest.
@@ -88,17 +132,22 @@ def _sortable(x):
     return keys
 
 
+def _lowest(y):
+    """Returns the memory of ``y`` as integers below those of all numbers."""
+    keys = y.view(f"i{y.dtype.itemsize}")
+    keys[...] = np.iinfo(keys.dtype).min
+    return keys
+
+
 def _from_sortable(keys, dtype):
-    bits = keys.dtype
-    empty = keys == np.iinfo(bits).min  # a window outside the input
-    sign = np.right_shift(keys, 8 * bits.itemsize - 1)
+    """Makes the numbers of their integers, in place; -inf where there was none, in a window outside the input."""
+    bits = np.iinfo(keys.dtype)
+    np.maximum(keys, -_bits_of_infinity(dtype), out=keys)
+    sign = np.right_shift(keys, bits.bits - 1)
     np.bitwise_xor(keys, sign, out=keys)
     np.subtract(keys, sign, out=keys)
-    np.bitwise_and(sign, np.iinfo(bits).min, out=sign)
+    np.bitwise_and(sign, bits.min, out=sign)
     np.bitwise_or(keys, sign, out=keys)
-    if empty.any():
-        keys.view(dtype)[empty] = -np.inf
-    return keys.view(dtype)
 
 
 def _bits_of_infinity(dtype):

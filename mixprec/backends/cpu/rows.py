@@ -10,6 +10,8 @@ import numpy as np
 
 from mixprec.backends.cpu.storage import BLOCK, narrow_to, widen_to
 
+_LONGEST = 4096  # rows whose sum is taken in float32
+
 
 class Rows:
     """Walks over arrays of one shape.
@@ -25,7 +27,7 @@ class Rows:
     def __init__(self, shape):
         self.channels = shape[-1]
         self.count = math.prod(shape[:-1])
-        self._rows = max(min(BLOCK // max(self.channels, 1), self.count), 1)
+        self._rows = max(min(BLOCK // max(self.channels, 1), _LONGEST, self.count), 1)
         self._ones = np.ones(self._rows, np.float32)
 
     def blocks(self):
