@@ -1,11 +1,13 @@
-"""Skips the tests of the device where there is none, and takes the clock out of property tests."""
+"""Skips the tests of the device where there is none, takes the clock out of property tests, resets cuDNN's settings."""
 
+import dataclasses
 import os
 
 import hypothesis
 import pytest
 
 from mixprec import environment
+from mixprec.backends.cudnn import settings as cudnn
 
 hypothesis.settings.register_profile(
     "mixprec",
@@ -23,3 +25,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _cudnn_settings():
+    """A training run in a test leaves its settings behind; and no test keeps choices in the user's folder."""
+    cudnn.configure(**dataclasses.asdict(cudnn.Settings(cache=None)))

@@ -93,11 +93,17 @@ def test_defaults_are_those_of_the_design(write):
             "decay_norm_and_bias": False,
         },
         "update": {"batched": True},
+        "cudnn": {"autotune": "measure", "workspace_mib": 512, "deterministic": False, "tf32": False},
         "schedule": {"kind": "cosine", "warmup_epochs": 0.0},
         "training": {"batch_size": 32, "epochs": 90, "seed": 0, "device": "auto"},
         "snapshot": {"every": "1 epoch", "keep": 3},
         "log": {"every": "1 epoch", "gradient_histogram": None},
     }
+
+
+def test_off_is_text_with_and_without_quotes(write):
+    for text in ("off", "'off'"):
+        assert load(write("c.yaml", merged()), [f"cudnn.autotune={text}"]).cudnn.autotune == "off"
 
 
 def test_no_interval_is_no_trigger(write):
@@ -177,19 +183,19 @@ def test_the_script_names_the_architectures(write):
         (
             "model:\n  arch: a\noptimiser: {lr: 1}\n",
             "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, optimizer, update, "
-            "schedule, training, snapshot, log, base; did you mean 'optimizer'?",
+            "cudnn, schedule, training, snapshot, log, base; did you mean 'optimizer'?",
         ),
         ("training:\n  epochs: 1\n  epochs: 2\n", "c.yaml:3: duplicate key 'epochs'; it is already on line 2"),
         ("log: {}\nmodel: {}\nlog: {}\n", "c.yaml:3: duplicate key 'log'; it is already on line 1"),
         (
             "mode: static\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
-            "update, schedule, training, snapshot, log, base; did you mean 'loss_scale.mode'?",
+            "update, cudnn, schedule, training, snapshot, log, base; did you mean 'loss_scale.mode'?",
         ),
         (
             "mode: {arch: a}\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
-            "update, schedule, training, snapshot, log, base; did you mean 'model'?",
+            "update, cudnn, schedule, training, snapshot, log, base; did you mean 'model'?",
         ),
         ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
         ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every, gradient_histogram"),
@@ -248,6 +254,10 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
             "'optimizer.trust_coefficient' is 0; allowed: a number > 0, or null",
         ),
         ("update.batched=1", "'update.batched' is 1; allowed: true or false"),
+        ("cudnn.autotune=false", "'cudnn.autotune' is false; allowed: off, heuristic, measure"),
+        ("cudnn.workspace_mib=-1", "'cudnn.workspace_mib' is -1; allowed: an integer >= 0"),
+        ("cudnn.workspace_mib=0.5", "'cudnn.workspace_mib' is 0.5; allowed: an integer >= 0"),
+        ("cudnn.tf32=off", "'cudnn.tf32' is 'off'; allowed: true or false"),
         ("optimizer.weight_decay=-1e-4", "'optimizer.weight_decay' is -0.0001; allowed: a number >= 0"),
         ("model.classes=true", "'model.classes' is true; allowed: an integer >= 2"),
         ("model.classes=1", "'model.classes' is 1; allowed: an integer >= 2"),
@@ -309,6 +319,8 @@ def test_a_bad_override_is_one_line_that_says_what_is_allowed(write, override, m
         ("data.workers=1", "data.threads"),
         ("optimizer.eta=1", "optimizer.trust_coefficient"),
         ("update.fused=true", "update.batched"),
+        ("cudnn.max_workspace_size=1", "cudnn.workspace_mib"),
+        ("cudnn.allow_tf32=true", "cudnn.tf32"),
     ],
 )
 def test_an_unknown_key_gets_the_nearest_name(write, override, near):
@@ -539,6 +551,12 @@ def _configs(draw):
             "decay_norm_and_bias": draw(st.booleans()),
         },
         "update": {"batched": draw(st.booleans())},
+        "cudnn": {
+            "autotune": draw(st.sampled_from(["off", "heuristic", "measure"])),
+            "workspace_mib": draw(st.integers(0, 10**30)),
+            "deterministic": draw(st.booleans()),
+            "tf32": draw(st.booleans()),
+        },
         "schedule": {
             "kind": draw(st.sampled_from(["constant", "cosine"])),
             "warmup_epochs": draw(st.floats(0, epochs, exclude_max=True)),

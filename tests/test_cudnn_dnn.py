@@ -31,12 +31,9 @@ TEXT = (
 
 
 @pytest.fixture(autouse=True)
-def _settings(tmp_path):
-    before = dataclasses.asdict(settings.current())
-    settings.configure(**dataclasses.asdict(settings.Settings(cache=tmp_path)))
+def _choices_in(tmp_path):
+    settings.configure(cache=tmp_path)
     fake_cudnn.executed.clear()
-    yield
-    settings.configure(**before)
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ import pytest
 
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.settings import Settings, configure, current, default_cache
+from mixprec.config import load
+from mixprec.training.trainer import build_model
 
 
 @pytest.fixture(autouse=True)
 def _defaults():
-    before = dataclasses.asdict(current())
     configure(**dataclasses.asdict(Settings()))
-    yield
-    configure(**before)
 
 
 def test_defaults():
@@ -103,6 +102,26 @@ def test_the_cache_folder_follows_xdg(monkeypatch, tmp_path):
     assert default_cache() == expected
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_cache() == expected
+
+
+def test_the_section_of_a_config_holds_before_the_model_runs(tmp_path):
+    (tmp_path / "c.yaml").write_text(
+        "model: {arch: a, classes: 2}\ndata: {train: t, val: v}\noptimizer: {lr: 1}\n"
+        "training: {batch_size: 1, epochs: 1}\n"
+        "cudnn: {autotune: off, workspace_mib: 64, deterministic: true, tf32: true}\n"
+    )
+    seen = []
+
+    class Network(chainer.Chain):
+        def __init__(self, classes):
+            super().__init__()
+            seen.append(current())
+
+    config = load(tmp_path / "c.yaml")
+    build_model(config, Network, "@numpy")
+    assert seen == [Settings("off", 64 * 2**20, True, True)]
+    build_model(load(tmp_path / "c.yaml", ["cudnn.autotune=measure"]), Network, "@numpy")
+    assert seen[1].autotune == "measure"
 
 
 def test_the_module_needs_no_cudnn():

@@ -11,6 +11,7 @@ from chainer.optimizer_hooks import WeightDecay
 from chainer.training import extensions, triggers
 
 import mixprec
+from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.data.batch import to_nchw
 from mixprec.data.dali import DaliIterator
 from mixprec.training import snapshots
@@ -36,7 +37,7 @@ _COLUMNS = (
 
 
 def build_model(config, network, device):
-    """Seeds the random generators, builds the classifier, and converts it.
+    """Seeds the random generators, tells cuDNN what the config says, builds the classifier, and converts it.
 
     Args:
         config: :class:`mixprec.config.Config`.
@@ -50,6 +51,8 @@ def build_model(config, network, device):
     device.use()
     for xp in {np, device.xp}:
         xp.random.seed(config.training.seed)
+    wanted = dataclasses.asdict(config.cudnn)
+    cudnn_settings.configure(workspace=wanted.pop("workspace_mib") * 2**20, **wanted)
     model = L.Classifier(network(config.model.classes))
     report = mixprec.convert(model, compute=config.precision.compute)
     model.to_device(device)
