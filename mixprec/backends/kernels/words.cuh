@@ -5,7 +5,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr int WARP = 32;
+#define WARP 32
 
 enum Dtype { FLOAT16, BFLOAT16, FLOAT32 };
 

@@ -1,0 +1,13 @@
+"""Biases on a CUDA device."""
+
+from mixprec.backends.cuda.columns import Columns
+
+
+class Biases(Columns):
+    """What :class:`~mixprec.backends.primitives.Primitives` does with biases."""
+
+    def bias_grad(self, dy, dtype):
+        return self._sum_rows(dy, dtype)
+
+    def add_bias(self, x, b):
+        return self._add_row(x, b)

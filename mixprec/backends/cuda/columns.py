@@ -1,0 +1,97 @@
+"""Launches on arrays of rows that are as wide as a tensor has channels."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mixprec.backends.cuda.base import Base, ceil_div, rows_of
+from mixprec.backends.cuda.kernels import width_of
+
+_FILE = "columns"
+_LANES = 32  # vectors of a row beside each other in a block, at most: 512 bytes
+_SUMMED_ROWS = 32  # of a thread, before it is worth another launch to have more threads
+_SUMMING_BLOCKS = 512  # enough for a large GPU, and few enough for one block to add up what they give
+_WRITTEN_ROWS = 8  # of a thread
+
+
+class _Blocks(NamedTuple):
+    """How the columns of an array are distributed.
+
+    Attributes:
+        width: number of columns of a thread.
+        vectors: number of groups of as many columns.
+        lanes: number of threads of a block beside each other in a row, a power of two.
+        tiles: number of blocks beside each other.
+        step: number of rows that a block has at a time.
+    """
+
+    width: int
+    vectors: int
+    lanes: int
+    tiles: int
+    step: int
+
+
+class Columns(Base):
+    """Sums of columns, and rows that are combined with all others."""
+
+    def _sum_columns(self, x, dtype, segments=1, divisor=1):
+        """Returns the sums of each column over segments of rows, all of them equally long but for the last.
+
+        They are accumulated in float32, in an order that depends on nothing but shape and alignment.
+
+        Args:
+            x: (..., C) in a storage dtype.
+            dtype: of the result.
+            segments: number of segments.
+            divisor: of the sums, a number.
+
+        Returns:
+            (segments, C).
+        """
+        rows, channels = rows_of(x)
+        sums = self._empty((segments, channels), dtype)
+        blocks = self._blocks(channels, x, sums)
+        arguments = [self._address(x), self._address(sums), rows, blocks.vectors, blocks.lanes, blocks.tiles]
+        arguments += [ceil_div(rows, max(segments, 1)), float(divisor)]
+        count = segments * blocks.tiles
+        self.kernels.launch(_FILE, "sum_columns", count, arguments, x.dtype, blocks.width, sums.dtype)
+        return sums
+
+    def _sum_rows(self, x, dtype):
+        """Returns the sum of all rows of ``x`` (..., C), (C,) in ``dtype``, in one launch or, of many rows, two."""
+        rows, channels = rows_of(x)
+        blocks = self._blocks(channels, x)
+        parts = min(ceil_div(rows, blocks.step * _SUMMED_ROWS), _SUMMING_BLOCKS // max(blocks.tiles, 1))
+        if parts > 1:
+            x = self._sum_columns(x, np.float32, parts)
+        return self._sum_columns(x, dtype).reshape(channels)
+
+    def _add_row(self, x, b):
+        """Returns ``x + b``, for x (..., C) and b (C,) of any storage dtype."""
+        rows, channels = rows_of(x)
+        y = self._empty(x.shape, x.dtype)
+        blocks = self._blocks(channels, x, y, b)
+        arguments = [self._address(x), self._address(b), self._address(y), rows, blocks.vectors, blocks.lanes]
+        arguments += [blocks.tiles, blocks.step * _WRITTEN_ROWS]
+        count = ceil_div(rows, blocks.step * _WRITTEN_ROWS) * blocks.tiles
+        self.kernels.launch(_FILE, "add_row", count, arguments, x.dtype, blocks.width, b.dtype)
+        return y
+
+    def _repeat_rows(self, x, rows, divisor, shape):
+        """Returns each row of ``x`` (M, C), divided, ``rows`` times, as an array of a shape (..., C)."""
+        sources, channels = x.shape
+        y = self._empty(shape, x.dtype)
+        blocks = self._blocks(channels, x, y)
+        of_row = ceil_div(rows, blocks.step * _WRITTEN_ROWS)
+        arguments = [self._address(x), self._address(y), rows, blocks.vectors, blocks.lanes, blocks.tiles]
+        arguments += [blocks.step * _WRITTEN_ROWS, of_row, float(divisor)]
+        self.kernels.launch(_FILE, "repeat_rows", sources * of_row * blocks.tiles, arguments, x.dtype, blocks.width)
+        return y
+
+    def _blocks(self, channels, *arrays):
+        """Returns the :class:`_Blocks` for arrays; what is in another dtype than the first one may be wider."""
+        width = width_of(channels, [arrays[0].dtype], map(self._address, arrays))
+        vectors = channels // width
+        lanes = min(_LANES, 1 << max(vectors - 1, 0).bit_length())
+        return _Blocks(width, vectors, lanes, ceil_div(vectors, lanes), self.launcher.threads // lanes)

@@ -1,0 +1,66 @@
+"""Softmax cross entropy on a CUDA device: one launch each."""
+
+import numpy as np
+
+from mixprec.backends.cuda.base import Base, ceil_div
+from mixprec.backends.cuda.kernels import width_of
+
+_FILE = "loss"
+_WARP = 32
+
+
+class Losses(Base):
+    """The losses of :class:`~mixprec.backends.primitives.Primitives`.
+
+    A label that is neither a class nor to be ignored gives a loss of NaN.
+    """
+
+    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1):
+        rows, classes = x.shape
+        losses, log_z = self._empty((rows,), np.float32), self._empty((rows,), np.float32)
+        width, lanes = self._lanes(x)
+        arguments = [
+            *map(self._address, (x, t)),
+            self._address_or_0(class_weight),
+            *map(self._address, (losses, log_z)),
+        ]
+        arguments += [rows, classes, lanes, ignore_label, float(smoothing)]
+        self._launch_rows("softmax_cross_entropy", arguments, x, width, lanes)
+        return losses, log_z
+
+    def softmax_cross_entropy_backward(
+        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1
+    ):
+        rows, classes = x.shape
+        dx = self._empty(x.shape, x.dtype)
+        width, lanes = self._lanes(x, dx)
+        arguments = [*map(self._address, (dlosses, x, t)), self._address_or_0(class_weight)]
+        arguments += [*map(self._address, (log_z, dx)), int(dlosses.ndim > 0), rows, classes, lanes, ignore_label]
+        self._launch_rows("softmax_cross_entropy_backward", [*arguments, float(smoothing)], x, width, lanes)
+        return dx
+
+    def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
+        mean, factor = self._empty((), np.float32), self._empty((), np.float32)
+        arguments = [
+            *map(self._address, (losses, t, mean, factor)),
+            losses.size,
+            ignore_label,
+            -1.0 if count is None else float(count),
+        ]
+        self.kernels.launch(_FILE, "mean_of_counted", 1, arguments, np.dtype(np.float32))
+        return mean, factor
+
+    def _lanes(self, *arrays):
+        """Returns how many classes a thread has at a time, and how many threads a row."""
+        classes = arrays[0].shape[1]
+        width = width_of(classes, [arrays[0].dtype], map(self._address, arrays))
+        vectors = max(classes // width, 1)
+        lanes = 1 << (vectors - 1).bit_length()
+        return width, self.launcher.threads if lanes > 2 * _WARP else min(lanes, _WARP)
+
+    def _launch_rows(self, name, arguments, x, width, lanes):
+        blocks = ceil_div(x.shape[0], self.launcher.threads // lanes)
+        self.kernels.launch(_FILE, name, blocks, arguments, x.dtype, width)
+
+    def _address_or_0(self, array):
+        return 0 if array is None else self._address(array)

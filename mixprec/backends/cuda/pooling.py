@@ -1,0 +1,52 @@
+"""Poolings on a CUDA device: one launch each."""
+
+import numpy as np
+
+from mixprec.backends.cuda.base import ceil_div
+from mixprec.backends.cuda.columns import Columns
+from mixprec.backends.cuda.kernels import width_of
+
+_FILE = "pooling"
+
+
+class Poolings(Columns):
+    """The poolings of :class:`~mixprec.backends.primitives.Primitives`."""
+
+    def max_pool(self, x, pooling):
+        shape = (x.shape[0], *pooling.out_size(x.shape[1:3]), x.shape[3])
+        y, where = self._empty(shape, x.dtype), self._empty(shape, np.uint8)
+        self._pool("max_pool", [x, y, where], pooling, x.shape, shape, shape)
+        return y, where
+
+    def max_pool_backward(self, dy, where, pooling, x_shape):
+        dx = self._empty(x_shape, dy.dtype)
+        self._pool("max_pool_backward", [dy, where, dx], pooling, x_shape, dy.shape, x_shape)
+        return dx
+
+    def average_pool(self, x, pooling):
+        shape = (x.shape[0], *pooling.out_size(x.shape[1:3]), x.shape[3])
+        y = self._empty(shape, x.dtype)
+        self._pool("average_pool", [x, y], pooling, x.shape, shape, shape)
+        return y
+
+    def average_pool_backward(self, dy, pooling, x_shape):
+        dx = self._empty(x_shape, dy.dtype)
+        self._pool("average_pool_backward", [dy, dx], pooling, x_shape, dy.shape, x_shape)
+        return dx
+
+    def global_average_pool(self, x):
+        images, height, width, _ = x.shape
+        return self._sum_columns(x, x.dtype, images, height * width)
+
+    def global_average_pool_backward(self, dy, x_shape):
+        size = x_shape[1] * x_shape[2]
+        return self._repeat_rows(dy, size, size, x_shape)
+
+    def _pool(self, name, arrays, pooling, in_shape, out_shape, written):
+        """Launches a kernel whose threads have the places of an array of shape ``written``."""
+        images, height, width, channels = written
+        vector = width_of(channels, [arrays[0].dtype], map(self._address, arrays))
+        of_image = ceil_div(height * width * (channels // vector), self.launcher.threads)
+        arguments = [*map(self._address, arrays), of_image, channels, *in_shape[1:3], *out_shape[1:3]]
+        arguments += [*pooling.window, *pooling.stride, *pooling.pad]
+        self.kernels.launch(_FILE, name, images * of_image, arguments, arrays[0].dtype, vector)

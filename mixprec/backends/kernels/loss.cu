@@ -1,0 +1,147 @@
+// Softmax cross entropy of logits (rows, classes). A row has `lanes` threads: a power of two up to a warp, or a block.
+// They read it twice, the second time from a cache.
+
+struct Sum {
+    template <class T>
+    __device__ __forceinline__ T operator()(T a, T b) const { return a + b; }
+};
+
+struct Largest {
+    __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+// Combines the values of the `lanes` threads of a row, in an order that does not depend on anything else. All threads of
+// the block come here, and those of the row get the result.
+template <class T, class Combine>
+__device__ __forceinline__ T combined(T value, int lanes, Combine combine) {
+    for (int distance = min(lanes, WARP) / 2; distance; distance /= 2) {
+        value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    }
+    if (lanes <= WARP) return value;
+    __shared__ T of_warps[THREADS / WARP];
+    __syncthreads();  // former values may still be read
+    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = value;
+    __syncthreads();
+    value = of_warps[0];
+#pragma unroll
+    for (int warp = 1; warp < THREADS / WARP; ++warp) value = combine(value, of_warps[warp]);
+    return value;
+}
+
+// Calls visit(number of the class, logit) for the part of a row that a thread has.
+template <class Visit>
+__device__ __forceinline__ void for_each_class(u64 x, long long row, int classes, int lanes, Visit visit) {
+    for (int c = threadIdx.x % lanes * WIDTH; c < classes; c += lanes * WIDTH) {
+        float logits[WIDTH];
+        load(x, row * classes + c, logits);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) visit(c + k, logits[k]);
+    }
+}
+
+__device__ __forceinline__ float weight_of(const float* class_weight, int c) {
+    return class_weight ? class_weight[c] : 1.0f;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
+    u64 x, const int* t, const float* class_weight, float* losses, float* log_z, long long rows, long long classes_,
+    long long lanes_, long long ignore_label, double smoothing) {
+    const int classes = classes_, lanes = lanes_;
+    const long long row = static_cast<long long>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
+    const int own = row < rows ? classes : 0;  // the others only come to where all threads of a warp have to
+    const int label = row < rows ? t[row] : 0;
+    float largest = __uint_as_float(0xff800000);  // -inf
+    for_each_class(x, row, own, lanes, [&](int, float logit) { largest = fmaxf(largest, logit); });
+    largest = combined(largest, lanes, Largest());
+    // All relative to the largest logit: nothing overflows, and all terms of a sum have one sign.
+    float exponentials = 0, weights = 0, distances = 0, of_label = 0;
+    for_each_class(x, row, own, lanes, [&](int c, float logit) {
+        exponentials += expf(logit - largest);
+        if (c == label) of_label = largest - logit;
+        if (smoothing) {
+            const float weight = weight_of(class_weight, c);
+            weights += weight;
+            distances += weight * (largest - logit);
+        }
+    });
+    exponentials = combined(exponentials, lanes, Sum());
+    of_label = combined(of_label, lanes, Sum());
+    if (smoothing) {
+        weights = combined(weights, lanes, Sum());
+        distances = combined(distances, lanes, Sum());
+    }
+    if (row >= rows || threadIdx.x % lanes) return;
+    const float log_sum = logf(exponentials);
+    float loss = 0;
+    if (label != ignore_label) {
+        // What is not a class has no loss, but must not look as if it had one.
+        const bool known = 0 <= label && label < classes;
+        loss = known ? weight_of(class_weight, label) * (of_label + log_sum) : __uint_as_float(0x7fffffff);
+        if (smoothing) {
+            loss = static_cast<float>(1 - smoothing) * loss +
+                   static_cast<float>(smoothing / classes) * (distances + log_sum * weights);
+        }
+    }
+    losses[row] = loss;
+    log_z[row] = largest + log_sum;
+}
+
+// dlosses of all rows, or of one that stands for all: dlosses_step is 1 or 0.
+extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy_backward(
+    const float* dlosses, u64 x, const int* t, const float* class_weight, const float* log_z, u64 dx,
+    long long dlosses_step, long long rows, long long classes_, long long lanes_, long long ignore_label,
+    double smoothing) {
+    const int classes = classes_, lanes = lanes_;
+    const long long row = static_cast<long long>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
+    const bool exists = row < rows;
+    const int label = exists ? t[row] : 0;
+    float weights = 0;
+    if (smoothing && class_weight) {
+        if (exists) {
+            for (int c = threadIdx.x % lanes; c < classes; c += lanes) weights += class_weight[c];
+        }
+        weights = combined(weights, lanes, Sum());
+    } else if (smoothing) {
+        weights = classes;
+    }
+    if (!exists) return;
+    const bool known = 0 <= label && label < classes;
+    const float of_label = static_cast<float>(1 - smoothing) * (known ? weight_of(class_weight, label) : 0.0f);
+    const float of_all = static_cast<float>(smoothing / classes);
+    const float factor = of_label + of_all * weights;
+    const float dloss = dlosses[row * dlosses_step], log_sum = log_z[row];
+    for (int c = threadIdx.x % lanes * WIDTH; c < classes; c += lanes * WIDTH) {
+        float value[WIDTH] = {};
+        if (label != ignore_label) {
+            load(x, row * classes + c, value);
+#pragma unroll
+            for (int k = 0; k < WIDTH; ++k) {
+                // The derivative of -sum(q * log(p)) is p * sum(q) - q.
+                float derivative = expf(value[k] - log_sum) * factor;
+                if (smoothing) derivative -= of_all * weight_of(class_weight, c + k);
+                if (c + k == label) derivative -= of_label;
+                value[k] = derivative * dloss;
+            }
+        }
+        store(dx, row * classes + c, value);
+    }
+}
+
+// The mean over rows with a label that counts, by one block. count is negative if it is to be found.
+extern "C" __global__ void __launch_bounds__(THREADS) mean_of_counted(
+    const float* losses, const int* t, float* mean, float* factor, long long rows, long long ignore_label,
+    double count) {
+    double sum = 0;
+    long long counted = 0;
+#pragma unroll 4
+    for (long long row = threadIdx.x; row < rows; row += THREADS) {
+        sum += losses[row];
+        counted += t[row] != ignore_label;
+    }
+    sum = combined(sum, THREADS, Sum());
+    counted = combined(counted, THREADS, Sum());
+    if (threadIdx.x) return;
+    if (count < 0) count = max(counted, 1ll);
+    *factor = static_cast<float>(1 / count);
+    *mean = static_cast<float>(sum) * *factor;
+}
