@@ -23,4 +23,4 @@ class Layouts:
     def to_nchw(self, x, dtype, channels=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.to_nchw`."""
         kept = x.shape[3] if channels is None else min(channels, x.shape[3])
-        return np.ascontiguousarray(self.cast(x, dtype)[..., :kept].transpose(0, 3, 1, 2))
+        return self.cast(x, dtype)[..., :kept].transpose(0, 3, 1, 2).copy()

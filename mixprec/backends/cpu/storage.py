@@ -67,7 +67,7 @@ def narrow_to(x, out):
     """Rounds a float32 array into a C-contiguous array of the same shape and any storage dtype."""
     with np.errstate(over="ignore", invalid="ignore"):
         if out.dtype != np.float16:
-            np.copyto(out, x, casting="same_kind" if out.dtype == x.dtype else "unsafe")
+            np.copyto(out, x, casting="unsafe")
             return
         for source, target in _blocks(x, out):
             _SCRATCH.rounding(source, target)
