@@ -12,7 +12,7 @@ extern "C" __global__ void spin(long long cycles) {
     while (clock64() - start < cycles) {}
 }
 """
-_SPIN_CYCLES = 4_000_000  # 2-4 milliseconds
+_SPIN_CYCLES = 2_000_000  # 1-2 milliseconds
 
 
 class CupyDevice:
