@@ -40,17 +40,8 @@ class StoredInFloat32:
 
     def serialize(self, serializer):
         """Saves parameters in float32, or loads what is there and rounds it."""
-        if not isinstance(serializer, chainer.Deserializer):
-            super().serialize(_Saving(serializer))
-            return
-        if self.W.array is None:
-            loaded = serializer("W", None)
-            if loaded is not None:
-                self._initialize_filters(loaded.shape)
-        super().serialize(_Loading(serializer))
-
-    def _initialize_filters(self, shape):
-        self.W.initialize(shape)
+        loads = isinstance(serializer, chainer.Deserializer)
+        super().serialize(_Loading(serializer) if loads else _Saving(serializer))
 
 
 class ChannelsLast(StoredInFloat32):
@@ -85,8 +76,9 @@ class ChannelsLast(StoredInFloat32):
         super()._initialize_params(in_channels)
         self.lay_out()
 
-    def _initialize_filters(self, shape):
-        super()._initialize_filters(shape)
+    def serialize(self, serializer):
+        """Saves or loads parameters; what is initialized by that is laid out."""
+        super().serialize(serializer)
         self.lay_out()
 
 
