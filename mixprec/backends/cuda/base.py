@@ -33,6 +33,10 @@ class Base:
         """Returns the address of the first element of a C-contiguous array."""
         return self.launcher.address(array)
 
+    def _address_or_0(self, array):
+        """As :meth:`_address`, and 0 for ``None``."""
+        return 0 if array is None else self._address(array)
+
 
 def ceil_div(a, b):
     """Returns ``a / b`` for two ints, rounded up."""

@@ -1,4 +1,4 @@
-"""Batch normalization on CUDA: by cuDNN where it has an engine, otherwise - or where that is faster - by own kernels."""
+"""Batch normalization on CUDA: by cuDNN where it has an engine, by own kernels otherwise, or where these are faster."""
 
 import functools
 import math

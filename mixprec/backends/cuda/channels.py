@@ -1,10 +1,10 @@
 """More channels than there are: zeros, for engines that take only some numbers of channels."""
 
 from mixprec.backends.cuda.base import ceil_div, rows_of
+from mixprec.backends.cuda.kernels import width_of
 from mixprec.backends.cuda.ways import Ways, announce
 
 _MULTIPLE = 8  # of channels, which every engine takes
-_ACCESS = 16  # bytes
 
 
 class Channels(Ways):
@@ -21,7 +21,7 @@ class Channels(Ways):
             return array
         target = self._empty(shape, array.dtype)
         (rows, channels), (source_rows, source_channels) = rows_of(target), rows_of(array)
-        width = _MULTIPLE if channels % _MULTIPLE == 0 and self._address(target) % _ACCESS == 0 else 1
+        width = width_of(channels, [target.dtype], [self._address(target)])
         arguments = [self._address(array), source_rows, source_channels, self._address(target), rows, channels]
         blocks = ceil_div(target.size, self.launcher.threads * width)
         self.kernels.launch("convolution", "resize_channels", blocks, arguments, array.dtype, width=width)

@@ -61,6 +61,3 @@ class Losses(Base):
     def _launch_rows(self, name, arguments, x, width, lanes):
         blocks = ceil_div(x.shape[0], self.launcher.threads // lanes)
         self.kernels.launch(_FILE, name, blocks, arguments, x.dtype, width)
-
-    def _address_or_0(self, array):
-        return 0 if array is None else self._address(array)

@@ -66,9 +66,6 @@ class Ways(Base):
             way = self._ways[where] = dict(ways)[self._cudnn().choose(_text(key), candidates)]
         return way
 
-    def _address_or_0(self, array):
-        return 0 if array is None else self._address(array)
-
 
 def announce(message, *arguments):
     """Says something once for each combination of arguments."""

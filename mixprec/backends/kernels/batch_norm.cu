@@ -9,6 +9,7 @@
 constexpr int GROUP = 8;
 constexpr int COMBINED = 8;  // channels that a block combines the parts of: 32 bytes of floats
 constexpr int ROWS = 2;  // that a thread reads before it writes the first of them
+constexpr int MIN_BLOCKS = 2;  // at a time; for more the compiler spills registers
 
 // Where scale and bias of y = scale * x + bias come from: gamma, beta, mean, and this; or they are gamma and beta.
 enum Spread { INVSTD, VARIANCE, AFFINE };
@@ -323,7 +324,7 @@ struct Gate {
 };
 
 // The sums of dy and of dy * (x - mean).
-extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_sums(
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) batch_norm_backward_sums(
     u64 dy, u64 x, u64 opened, long long opening, long long rows, long long channels,
     long long lanes, long long part_rows, const float* gamma, const float* beta, const float* mean, const float* spread,
     long long kind, double eps, float* partial) {
@@ -387,7 +388,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_finali
 }
 
 // dx, and the gradient of what was added: dy where the ReLU was open.
-extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_apply(
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) batch_norm_backward_apply(
     u64 dy, u64 x, u64 opened, long long opening, u64 dx, u64 dadd,
     long long rows, long long channels, long long lanes, long long part_rows, const float* gamma, const float* beta,
     const float* mean, const float* spread, long long kind, double eps, const float* slope, const float* offset) {
