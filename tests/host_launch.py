@@ -71,6 +71,8 @@ class HostLauncher:
 
     def orders(self, arrays):
         contiguous = [array.flags.c_contiguous for array in arrays]
+        if all(contiguous):
+            return ()
         return contiguous, [array.strides for array, is_so in zip(arrays, contiguous, strict=True) if not is_so]
 
     def empty(self, shape, dtype):

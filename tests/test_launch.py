@@ -173,6 +173,7 @@ def test_arrays_of_another_device_than_the_current_one(cupy):
     assert launcher.addresses([]) == []
     turned = arrays[0].T
     assert launcher.orders([arrays[0], turned, arrays[1]]) == ([True, False, True], [turned.strides])
+    assert launcher.orders(arrays) == launcher.orders([]) == ()
     assert launcher.orders([*arrays, np.ones(2)]) is None
     assert launcher.addresses([*arrays, np.ones(2)]) is None
     arrays[1].id = 0

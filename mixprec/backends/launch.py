@@ -89,10 +89,12 @@ class CupyLauncher:
         """Returns what is the same for arrays of the same shapes and dtypes that lie in memory in the same way.
 
         Returns:
-            ``(contiguous, strides)``: for each array whether it is C-contiguous, and the strides of those that are not;
-            or ``None`` if one is of NumPy.
+            ``()`` if all are C-contiguous, otherwise ``(contiguous, strides)``: for each array whether it is, and the
+            strides of those that are not; ``None`` if one is not of CuPy.
         """
         try:
+            if all(map(_CONTIGUOUS, arrays)):
+                return ()
             contiguous = list(map(_CONTIGUOUS, arrays))
         except AttributeError:
             return None

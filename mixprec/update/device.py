@@ -205,14 +205,17 @@ class DeviceBatch:
         gradients = list(map(_GRAD, table.params))
         if not all(map(operator.is_, map(_GRAD_VAR, table.params), itertools.repeat(None))):  # of a backward pass
             gradients = [param.grad for param in table.params]
-        chosen = list(map(operator.is_not, gradients, itertools.repeat(None)))
+        present = [gradient for gradient in gradients if gradient is not None]
+        chosen = None  # all
+        if len(present) < len(gradients):
+            chosen = [gradient is not None for gradient in gradients]
         if not table.look() or chosen != self._chosen:
-            self._chosen, self._expected = chosen, self._looks(list(itertools.compress(table.arrays, chosen)))
-        present = list(itertools.compress(gradients, chosen))
+            arrays = table.arrays if chosen is None else list(itertools.compress(table.arrays, chosen))
+            self._chosen, self._expected = chosen, self._looks(arrays)
         addresses = self._launcher.addresses(present)
         if addresses is None or self._looks(present) != self._expected:
             return self._gradients_one_by_one(gradients)
-        if len(present) < len(gradients):
+        if chosen is not None:
             found = iter(addresses)
             addresses = [next(found) if is_there else 0 for is_there in chosen]
         return gradients, addresses, []

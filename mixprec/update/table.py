@@ -141,7 +141,7 @@ class Table:
             return [], [], []
         now, before = map(list, zip(*restores, strict=True))
         addresses = self._launcher.addresses(now), self._launcher.addresses(before)
-        if None in addresses or not all(self._launcher.orders(now + before)[0]):
+        if None in addresses or self._launcher.orders(now + before) != ():
             raise ValueError("arrays that a skipped step restores must be C-contiguous and on the device of the batch")
         return *addresses, list(map(_NBYTES, now))
 
