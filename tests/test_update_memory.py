@@ -21,6 +21,7 @@ from update_twin import HOOKS, Twin, exactly, run
 from update_twin import RULES as DEVICE_RULES
 
 import mixprec
+from mixprec.backends.launch import CupyLauncher
 from mixprec.optimizer import batched as batched_module
 from mixprec.update.memory import axes, flat, in_order_of, is_dense, same_order, shaped
 
@@ -472,6 +473,64 @@ def test_a_state_in_another_order_is_an_error_on_a_device(launcher):
     rule.state["v"] = with_gaps(rule.state["v"])
     with pytest.raises(ValueError, match="p0: a state of its rule is not dense in memory"):
         both.batch.check()
+
+
+def test_arrays_of_cupy():
+    """Their flags and strides, without a GPU: on the host's memory, which nobody looks at."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    memory = np.zeros(4 * 3 * 3 * 3, F16)
+    owner = cupy.cuda.UnownedMemory(memory.ctypes.data, memory.nbytes, memory, 0)
+    pointer = cupy.cuda.MemoryPointer(owner, 0)
+
+    def filters(rows, columns):
+        return cupy.ndarray((4, rows, columns, 3), F16, pointer).transpose(0, 3, 1, 2)
+
+    three, one, plain = filters(3, 3), filters(1, 1), cupy.ndarray((4, 3, 3, 3), F16, pointer)
+    launcher = CupyLauncher(0)
+    assert launcher.orders([one, plain]) == ()
+    assert launcher.orders([three, plain, three]) == ([False, True, False], [three.strides] * 2)
+    assert is_dense(three)
+    assert not is_dense(plain[:, :2])
+    assert not same_order(three, plain)
+    assert same_order(one, cupy.ndarray((4, 3, 1, 1), F16, pointer))
+    for array in (three, one, plain, cupy.ndarray((), F16, pointer), cupy.ndarray((0, 3), F16, pointer)):
+        flattened = flat(array)
+        assert flattened.shape == (array.size,)
+        assert flattened.data.ptr == pointer.ptr
+        again = shaped(flattened, array)
+        assert again.data.ptr == pointer.ptr
+        assert again.shape == array.shape
+        assert same_order(again, array)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path):
+    """The kernels, and copies of gradients in C order, beside Chainer; a file into arrays that are not C-contiguous."""
+    import cupy
+
+    def send(value):
+        value = cupy.asarray(value)
+        return cupy.ascontiguousarray(value.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) if value.ndim == 4 else value
+
+    shapes = [((64, 61, 3, 3), F16), ((96, 95, 1, 1), F32), ((5, 4, 1, 3), F32), (31, F16)]
+    both = Twin(
+        CupyLauncher(0), send, cupy.asnumpy, [(name, *each) for name in ("MomentumSGD", "AdaDelta") for each in shapes]
+    )
+    run(both, exactly)
+    both.send = cupy.asarray
+    run(both, exactly)
+    model = link_of({"w": send(_values((4, 3, 3, 3), F16, 0))})
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.Adam(), 1.0).setup(model)
+    for seed in range(2):
+        model.w.grad = send(_values(model.w.shape, F16, seed))
+        optimizer.update()
+    before = {name: cupy.asnumpy(array) for name, array in _everything(optimizer).items()}
+    _save("npz", tmp_path, optimizer)
+    for array in _everything(optimizer).values():
+        array[...] = 0
+    _load("npz", tmp_path, optimizer)
+    for name, array in _everything(optimizer).items():
+        assert_same_bits(cupy.asnumpy(array), before[name], name)
 
 
 @pytest.mark.parametrize("zero_gradients", [True, False])
