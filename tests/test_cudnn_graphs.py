@@ -296,6 +296,17 @@ def test_strides_say_that_channels_lie_innermost():
     assert dy.dim[:2] == [2, 4]
 
 
+def test_stand_in_computes_on_addresses_too():
+    """As the backend gives them."""
+    x, w, convolution = CONVOLUTIONS["3x3"]
+    operation = operations.conv_fprop(x, w, convolution, "bfloat16")
+    arrays = {**random_inputs(operation), "y": buffer_of(operation.outputs[0])}
+    expected = run(operation, x=arrays["x"], w=arrays["w"])["y"]
+    pack = {uid: arrays[tensor.name].ctypes.data for uid, tensor in enumerate(operation.tensors, start=1)}
+    fake_cudnn.execute(graph_of(operation), pack)
+    np.testing.assert_array_equal(arrays["y"], expected)
+
+
 REFUSED = {
     "10 channels": operations.batch_norm((2, 3, 3, 10), "float16"),
     "6 channels": operations.batch_norm_backward((2, 3, 3, 6), "float32"),

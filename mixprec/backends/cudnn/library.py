@@ -39,11 +39,6 @@ def load():
     return cudnn
 
 
-def version(cudnn):
-    """Returns the versions of cuDNN and frontend as one string, as plans and measurements depend on both."""
-    return f"cuDNN {cudnn.backend_version_string()}, frontend {cudnn.__version__}"
-
-
 def data_type(cudnn, name):
     """Returns a dtype of :class:`~mixprec.backends.cudnn.operation.Tensor` as cuDNN's."""
     return getattr(cudnn.data_type, _DATA_TYPES[name])
