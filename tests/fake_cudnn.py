@@ -2,7 +2,8 @@
 
 Only what mixprec uses, with the names and the order of calls of frontend 1.28. Formulas are those of cuDNN's
 documentation (docs.nvidia.com/cudnn/operations). Everything is computed in float64; then each tensor, also one between
-two nodes, is rounded to its declared dtype. Boolean tensors are packed, eight elements a byte, low bit first.
+two nodes, is rounded to its declared dtype. Boolean tensors are packed, eight elements a byte, low bit first; of cuDNN
+that is a guess.
 
 What cuDNN 9.28 has no engine for is refused in the same call as there, see :mod:`fake_cudnn_limits`. There are three
 plans to each graph, see ``PLANS``; they all compute the same.
@@ -14,11 +15,10 @@ import collections
 import ctypes
 import enum
 import math
-import threading
 
 import ml_dtypes
 import numpy as np
-from fake_cudnn_limits import cudnnGraphNotSupportedError, refuse
+from fake_cudnn_limits import cudnnGraphNotSupportedError, needs_tensor_cores, refuse
 from fake_cudnn_nodes import NODES
 
 __version__ = "1.28.0"
@@ -57,10 +57,10 @@ def backend_version_string():
 
 
 class Handle:
-    """What :func:`create_handle` returns. It remembers its thread, as handles are not to be shared."""
+    """What :func:`create_handle` returns."""
 
     def __init__(self):
-        self.thread, self.stream, self.alive = threading.get_ident(), 0, True
+        self.stream, self.alive = 0, True
 
 
 def create_handle():
@@ -236,7 +236,7 @@ class pygraph:
         self._step(3, "create_execution_plans")
         assert all(isinstance(mode, heur_mode) for mode in heuristics)
         refuse(self)
-        self.plans = PLANS
+        self.plans = PLANS[:2] if needs_tensor_cores(self) else PLANS
 
     def create_execution_plan(self, engine_id, knobs):
         assert self.stage >= 2, "create_execution_plan() before build_operation_graph()"
@@ -310,9 +310,7 @@ class pygraph:
     def execute_plan_at_index(self, pack, workspace, index, handle=None):
         assert index in self.built, f"plan {index} was not built"
         assert workspace or not self.plans[index].workspace, "no workspace was given"
-        if handle is not None:
-            assert handle.alive
-            assert handle.thread == threading.get_ident(), "a handle was used by two threads"
+        assert handle is None or handle.alive
         missing = [tensor.name for tensor in self.operands if tensor.uid not in pack]
         assert not missing, f"no buffers for {missing}"
         values = {id(tensor): _read(tensor, pack[tensor.uid]) for tensor in self.inputs}

@@ -18,6 +18,11 @@ def refuse(graph):
             raise cudnnGraphNotSupportedError(f"no engine for {' -> '.join(kinds)} in {storage}: {rule}")
 
 
+def needs_tensor_cores(graph):
+    """Whether cuDNN has no engine without them: for a convolution of what another node gives."""
+    return any(node.kind == "conv_fprop" and node.inputs["image"].is_virtual for node in graph.nodes)
+
+
 def _channels(nodes, kinds, storage):
     return any(
         node.inputs["input"].dim[1] % (4 if storage == "FLOAT" else 8)

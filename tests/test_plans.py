@@ -10,14 +10,12 @@ import os
 import deviceless_cudnn
 import fake_cudnn
 import pytest
-from fake_cudnn_limits import cudnnGraphNotSupportedError
 from plan_cases import NETWORKS, operations_of
 from plan_variants import variants
 
 from mixprec.backends.cudnn import library
 from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.errors import NoEngine
-from mixprec.backends.cudnn.graphs import describe
 from mixprec.backends.cudnn.settings import Settings
 
 try:
@@ -82,39 +80,30 @@ def test_network(builder, network, batch, dtype, gpu):
     assert not missing, "\n".join(missing)
 
 
-def refused_by_stand_in(operation):
-    graph = fake_cudnn.pygraph(
-        io_data_type=library.data_type(fake_cudnn, operation.inputs[0].dtype),
-        intermediate_data_type=fake_cudnn.data_type.FLOAT,
-        compute_data_type=fake_cudnn.data_type.FLOAT,
-    )
-    describe(fake_cudnn, graph, operation)
+def refused_by_stand_in(operation, settings):
     try:
-        graph.build([fake_cudnn.heur_mode.A])
-    except cudnnGraphNotSupportedError:
+        engines = Engines(fake_cudnn, operation, settings, sm_version=90)
+    except NoEngine:
         return True
-    return False
+    return next(engines.usable(), None) is None
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_stand_in_refuses_what_cudnn_refuses_on_an_h200(builder, dtype):
-    """In float32 with TF32, which the stand-in knows nothing of."""
-    operations = variants(dtype)
-    settings = Settings(autotune="off", tf32=dtype == "float32")
-    results = builder(operations.values(), "H200", settings)
+def assert_as_stand_in(builder, operations, gpu, settings):
+    results = builder(operations.values(), gpu, settings)
     refused = {name for name, (engine, _) in zip(operations, results, strict=True) if engine is None}
-    assert refused == {name for name, operation in operations.items() if refused_by_stand_in(operation)}
+    assert refused == {name for name, operation in operations.items() if refused_by_stand_in(operation, settings)}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_stand_in_refuses_what_cudnn_refuses_on_an_h200(builder, dtype):
+    assert_as_stand_in(builder, variants(dtype), "H200", Settings(autotune="off"))
 
 
 @pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
-def test_float32_without_tf32(builder, gpu):
-    """Only what ends in a Tensor core by its nature has no engine: a prologue."""
-    operations = {name: op for name, op in variants("float32").items() if "prologue" not in name and "sums" not in name}
-    results = builder(operations.values(), gpu, Settings(autotune="off"))
-    missing = {name for name, (engine, _) in zip(operations, results, strict=True) if engine is None}
-    refused = {name for name, operation in operations.items() if refused_by_stand_in(operation)}
-    assert missing == refused
-    assert "fprop 3x3" not in missing
+@pytest.mark.parametrize("tf32", [True, False], ids=["tf32", "float32"])
+def test_float32(builder, gpu, tf32):
+    """All convolutions have engines that round nothing to TF32, but for the one with a prologue."""
+    assert_as_stand_in(builder, variants("float32"), gpu, Settings(autotune="off", tf32=tf32))
 
 
 @pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)

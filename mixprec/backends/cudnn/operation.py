@@ -34,8 +34,13 @@ class Operation:
     ======================  =============================================  =========================================
 
     What is in brackets is there or not, and decides on the graph: ``scale`` and ``bias`` are a prologue with ReLU,
-    ``sum`` and ``square_sum`` the sums of each channel of y, ``beta`` the recomputation of a ReLU without an addition,
-    ``mask`` (boolean, shape of x) where the ReLU after an addition was open, ``dadd`` the gradient after that mask.
+    ``sum`` and ``square_sum`` the sums of each channel of y, ``add`` an addition before the ReLU, ``beta`` the
+    recomputation of a ReLU without an addition, ``mask`` (boolean, shape of x) where the ReLU after an addition was
+    open, ``dadd`` the gradient after that mask.
+
+    A boolean takes a bit, it seems: since 9.25 cuDNN has another type for booleans that take a byte,
+    ``CUDNN_DATA_BYTE_BOOLEAN``. That and the order of the bits have not been seen on a device.
+    For some of these there is no engine: what cuDNN 9.28 refuses is in ``tests/fake_cudnn_limits.py``.
 
     Attributes:
         kind: one of the table.
