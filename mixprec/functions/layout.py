@@ -51,9 +51,11 @@ def cast(x, dtype):
 
 
 class _Layout(Node):
-    """Args:
-    dtype: name or dtype, or ``None``.
-    channels: number or ``None``.
+    """A node between the two layouts.
+
+    Args:
+        dtype: name or dtype of the result, or ``None`` for that of the input.
+        channels: number of channels of the result, or ``None`` for as many as the input has.
     """
 
     def __init__(self, dtype, channels):

@@ -52,8 +52,10 @@ def _pooling(ksize, stride, pad, cover_all):
 
 
 class _Pooling(Node):
-    """Args:
-    pooling: :class:`~mixprec.backends.geometry.Pooling`.
+    """A node with windows.
+
+    Args:
+        pooling: :class:`~mixprec.backends.geometry.Pooling`.
     """
 
     def __init__(self, pooling):
