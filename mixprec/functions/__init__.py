@@ -5,9 +5,9 @@ The names below compute with the primitives of :mod:`mixprec.backends`: on (N, H
 """
 
 from mixprec.functions.batch_normalization import batch_normalization, fixed_batch_normalization
-from mixprec.functions.convolution import (
+from mixprec.functions.convolution import convolution_2d
+from mixprec.functions.convolution_batch_normalization import (
     batch_normalization_relu_convolution_2d,
-    convolution_2d,
     convolution_batch_normalization,
 )
 from mixprec.functions.deconvolution import deconvolution_2d

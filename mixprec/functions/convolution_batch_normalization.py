@@ -1,0 +1,204 @@
+"""Convolution of images (N, H, W, C) together with the batch normalization before or after it."""
+
+import chainer
+import numpy as np
+
+from mixprec.backends.geometry import BatchNorm
+from mixprec.functions import checks
+from mixprec.functions.convolution import FilterNode, convolution_of
+from mixprec.functions.node import dense
+
+
+def convolution_batch_normalization(
+    x,
+    W,
+    gamma,
+    beta,
+    stride=1,
+    pad=0,
+    *,
+    dilate=1,
+    groups=1,
+    eps=2e-5,
+    running_mean=None,
+    running_var=None,
+    decay=0.9,
+    add=None,
+    relu=False,
+):
+    """Convolves without a bias and normalizes the result, as one node: for training.
+
+    It computes what :func:`~mixprec.functions.convolution_2d` and :func:`~mixprec.functions.batch_normalization` would; a device may take
+    the statistics from inside the convolution.
+
+    Args:
+        x: (N, H, W, C) in a storage dtype.
+        W: filters as in :func:`~mixprec.functions.convolution_2d`.
+        gamma: (K,) float32.
+        beta: (K,) float32.
+        stride: as in :func:`~mixprec.functions.convolution_2d`.
+        pad: as in :func:`~mixprec.functions.convolution_2d`.
+        dilate: as in :func:`~mixprec.functions.convolution_2d`.
+        groups: as in :func:`~mixprec.functions.convolution_2d`.
+        eps: as in :func:`~mixprec.functions.batch_normalization`.
+        running_mean: as in :func:`~mixprec.functions.batch_normalization`.
+        running_var: as in :func:`~mixprec.functions.batch_normalization`.
+        decay: as in :func:`~mixprec.functions.batch_normalization`.
+        add: as in :func:`~mixprec.functions.batch_normalization`.
+        relu: as in :func:`~mixprec.functions.batch_normalization`.
+
+    Returns:
+        Variable (N, OH, OW, K).
+    """
+    running = checks.running_statistics(ConvolutionBatchNormalization.name, running_mean, running_var)
+    node = ConvolutionBatchNormalization(
+        convolution_of(stride, pad, dilate, groups), BatchNorm(eps, decay, relu), running
+    )
+    return node.apply((x, W, gamma, beta) if add is None else (x, W, gamma, beta, add))[0]
+
+
+def batch_normalization_relu_convolution_2d(
+    x,
+    sums,
+    gamma,
+    beta,
+    W,
+    stride=1,
+    pad=0,
+    *,
+    dilate=1,
+    groups=1,
+    eps=2e-5,
+    running_mean=None,
+    running_var=None,
+    decay=0.9,
+    statistics=False,
+):
+    """Convolves ``relu(batch_normalization(x))``, which is never written to memory: for training.
+
+    Args:
+        x: (N, H, W, C) in a storage dtype, from :func:`~mixprec.functions.convolution_2d` with ``statistics``.
+        sums: (2, C) float32, from the same call.
+        gamma: (C,) float32.
+        beta: (C,) float32.
+        W: filters as in :func:`~mixprec.functions.convolution_2d`.
+        stride: as in :func:`~mixprec.functions.convolution_2d`.
+        pad: as in :func:`~mixprec.functions.convolution_2d`; the zeros are around the activations.
+        dilate: as in :func:`~mixprec.functions.convolution_2d`.
+        groups: as in :func:`~mixprec.functions.convolution_2d`.
+        eps: as in :func:`~mixprec.functions.batch_normalization`.
+        running_mean: as in :func:`~mixprec.functions.batch_normalization`.
+        running_var: as in :func:`~mixprec.functions.batch_normalization`.
+        decay: as in :func:`~mixprec.functions.batch_normalization`.
+        statistics: as in :func:`~mixprec.functions.convolution_2d`.
+
+    Returns:
+        As :func:`~mixprec.functions.convolution_2d`.
+    """
+    running = checks.running_statistics(BatchNormalizationReLUConvolution2D.name, running_mean, running_var)
+    node = BatchNormalizationReLUConvolution2D(
+        convolution_of(stride, pad, dilate, groups),
+        BatchNorm(eps, decay, relu=True),
+        running,
+        chainer.as_array(sums),
+        statistics,
+    )
+    (y,) = node.apply((x, gamma, beta, W))
+    return (y, node.sums) if statistics else y
+
+
+class ConvolutionBatchNormalization(FilterNode):
+    """See :func:`convolution_batch_normalization`; inputs x, W, gamma, beta and perhaps what is added."""
+
+    name = "convolution_batch_normalization"
+
+    def __init__(self, convolution, attributes, running):
+        super().__init__(convolution)
+        self._attributes = attributes
+        self._running = running
+
+    def check(self, x, W, gamma, beta, add=None):
+        self.check_convolved(x, W)
+        checks.normalization(self.name, gamma, beta, self._running, len(W))
+        if add is not None:
+            checks.same_dtype(self.name, "add", add, "x", x)
+            expected = (len(x), *self.convolution.out_size(x.shape[1:3], W.shape[2:]), len(W))
+            if add.shape != expected:
+                raise ValueError(f"{self.name}: add must have the shape of the result, {expected}; found {add.shape}")
+
+    def compute(self, primitives, x, W, gamma, beta, add=None):
+        self.retain_inputs((0, 1, 2, 3))
+        self._z, y, self._saved = primitives.conv_batch_norm(
+            self.dense("x", x),
+            self.filters(W),
+            self.convolution,
+            gamma,
+            beta,
+            self._running,
+            self._attributes,
+            add=None if add is None else self.dense("add", add),
+        )
+        return (y,)
+
+    def gradients(self, primitives, indexes, dy):
+        x, W, gamma, beta = self.retained()
+        dz, dgamma, dbeta, dadd = primitives.batch_norm_backward(
+            dy, self._z, gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 5
+        )
+        return (
+            primitives.conv_dgrad(dz, self.filters(W), self.convolution, x.shape) if 0 in indexes else None,
+            self.wgrad(primitives, dense(x), dz, W) if 1 in indexes else None,
+            dgamma,
+            dbeta,
+            dadd,
+        )[: len(self.inputs)]
+
+
+class BatchNormalizationReLUConvolution2D(FilterNode):
+    """See :func:`batch_normalization_relu_convolution_2d`; inputs x, gamma, beta, W.
+
+    Attributes:
+        sums: of the output, with ``statistics``.
+    """
+
+    name = "batch_normalization_relu_convolution_2d"
+    sums = None
+
+    def __init__(self, convolution, attributes, running, in_sums, statistics):
+        super().__init__(convolution)
+        self._attributes = attributes
+        self._running = running
+        self._in_sums = in_sums
+        self._statistics = statistics
+
+    def check(self, x, gamma, beta, W):
+        self.check_convolved(x, W)
+        checks.normalization(self.name, gamma, beta, self._running, x.shape[3])
+        if self._in_sums.shape != (2, x.shape[3]) or self._in_sums.dtype != np.float32:
+            raise ValueError(
+                f"{self.name}: sums must be (2, {x.shape[3]}) float32, from convolution_2d(..., statistics=True); "
+                f"found {self._in_sums.shape} {self._in_sums.dtype}"
+            )
+
+    def compute(self, primitives, x, gamma, beta, W):
+        self.retain_inputs((0, 1, 2, 3))
+        self._affine, self._saved = primitives.batch_norm_affine(
+            self._in_sums, x.size // x.shape[3], gamma, beta, self._running, self._attributes
+        )
+        found = primitives.conv_fprop(
+            self.dense("x", x), self.filters(W), self.convolution, prologue=self._affine, statistics=self._statistics
+        )
+        if not self._statistics:
+            return (found,)
+        y, self.sums = found
+        return (y,)
+
+    def gradients(self, primitives, indexes, dy):
+        x, gamma, beta, W = self.retained()
+        x = dense(x)
+        dw = self.wgrad(primitives, x, dy, W, prologue=self._affine) if 3 in indexes else None
+        if indexes == (3,):
+            return None, None, None, dw
+        dh = primitives.conv_dgrad(dy, self.filters(W), self.convolution, x.shape)
+        dx, dgamma, dbeta, _ = primitives.batch_norm_backward(dh, x, gamma, beta, self._saved, self._attributes)
+        return dx, dgamma, dbeta, dw
