@@ -28,8 +28,8 @@ def convolution_batch_normalization(
 ):
     """Convolves without a bias and normalizes the result, as one node: for training.
 
-    It computes what :func:`~mixprec.functions.convolution_2d` and :func:`~mixprec.functions.batch_normalization` would; a device may take
-    the statistics from inside the convolution.
+    It computes what :func:`~mixprec.functions.convolution_2d` and :func:`~mixprec.functions.batch_normalization` would;
+    a device may take the statistics from inside the convolution.
 
     Args:
         x: (N, H, W, C) in a storage dtype.
