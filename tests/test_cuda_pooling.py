@@ -94,6 +94,16 @@ def test_channels_of_many_blocks(device, dtype):
     assert_close(found, exact(x).mean((1, 2)), dtype, accumulated(50, np.abs(exact(x)).mean((1, 2))))
 
 
+def test_means_of_many_pixels(device):
+    """A thread reads and writes several rows."""
+    rng = np.random.default_rng(0)
+    x = arrays(rng, (2, 60, 61, 40), np.float16, mean=1)
+    found = receive(device.global_average_pool(send(x)))
+    assert_close(found, exact(x).mean((1, 2)), x.dtype, accumulated(60 * 61 // 8, np.abs(exact(x)).mean((1, 2))))
+    dx = device.global_average_pool_backward(send(found), x.shape)
+    assert_same(dx, PRIMITIVES.global_average_pool_backward(found, x.shape))
+
+
 def test_each_is_one_launch(device):
     x = send(np.ones((3, 6, 6, 16), np.float16))
     y, where = device.max_pool(x, RESNET)

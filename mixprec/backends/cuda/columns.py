@@ -11,7 +11,8 @@ _FILE = "columns"
 _LANES = 32  # vectors of a row beside each other in a block, at most: 512 bytes
 _SUMMED_ROWS = 32  # of a thread, before it is worth another launch to have more threads
 _SUMMING_BLOCKS = 512  # enough for a large GPU, and few enough for one block to add up what they give
-_WRITTEN_ROWS = 8  # of a thread
+_WRITTEN_ROWS = 8  # of a thread, at most
+_WRITING_BLOCKS = 1024  # that there should be before a thread has more rows than one
 
 
 class _Blocks(NamedTuple):
@@ -30,6 +31,10 @@ class _Blocks(NamedTuple):
     lanes: int
     tiles: int
     step: int
+
+    def rows_to_write(self, rows):
+        """Returns how many rows a block should have of so many that are written."""
+        return self.step * max(1, min(_WRITTEN_ROWS, rows * self.tiles // (self.step * _WRITING_BLOCKS)))
 
 
 class Columns(Base):
@@ -72,9 +77,10 @@ class Columns(Base):
         rows, channels = rows_of(x)
         y = self._empty(x.shape, x.dtype)
         blocks = self._blocks(channels, x, y, b)
+        of_block = blocks.rows_to_write(rows)
         arguments = [self._address(x), self._address(b), self._address(y), rows, blocks.vectors, blocks.lanes]
-        arguments += [blocks.tiles, blocks.step * _WRITTEN_ROWS]
-        count = ceil_div(rows, blocks.step * _WRITTEN_ROWS) * blocks.tiles
+        arguments += [blocks.tiles, of_block]
+        count = ceil_div(rows, of_block) * blocks.tiles
         self.kernels.launch(_FILE, "add_row", count, arguments, x.dtype, blocks.width, b.dtype)
         return y
 
@@ -83,9 +89,10 @@ class Columns(Base):
         sources, channels = x.shape
         y = self._empty(shape, x.dtype)
         blocks = self._blocks(channels, x, y)
-        of_row = ceil_div(rows, blocks.step * _WRITTEN_ROWS)
+        of_block = blocks.rows_to_write(sources * rows)
+        of_row = ceil_div(rows, of_block)
         arguments = [self._address(x), self._address(y), rows, blocks.vectors, blocks.lanes, blocks.tiles]
-        arguments += [blocks.step * _WRITTEN_ROWS, of_row, float(divisor)]
+        arguments += [of_block, of_row, float(divisor)]
         self.kernels.launch(_FILE, "repeat_rows", sources * of_row * blocks.tiles, arguments, x.dtype, blocks.width)
         return y
 

@@ -12,7 +12,7 @@ class Dropouts(Base):
     """The dropout of :class:`~mixprec.backends.primitives.Primitives`; the state moves on the device."""
 
     def new_random_state(self, seed):
-        state = self.launcher.full((2,), seed, np.uint64)
+        state = self.launcher.full((2,), np.uint64(seed), np.uint64)
         self.launcher.zero(state[1:])
         return state
 
