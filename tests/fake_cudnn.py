@@ -28,7 +28,9 @@ data_type = enum.Enum("data_type", "NOT_SET HALF BFLOAT16 FLOAT BOOLEAN")
 heur_mode = enum.Enum("heur_mode", "A B FALLBACK")
 build_plan_policy = enum.Enum("build_plan_policy", "HEURISTICS_CHOICE ALL")
 scalar_type = enum.Enum("scalar_type", "COMPILE_TIME_CONST RUNTIME_PARAM")
-numerical_note = enum.Enum("numerical_note", "TENSOR_CORE DOWN_CONVERT_INPUTS NONDETERMINISTIC WINOGRAD FFT")
+numerical_note = enum.Enum(
+    "numerical_note", "TENSOR_CORE DOWN_CONVERT_INPUTS REDUCED_PRECISION_REDUCTION FFT NONDETERMINISTIC WINOGRAD"
+)
 behavior_note = enum.Enum("behavior_note", "RUNTIME_COMPILATION SUPPORTS_CUDA_GRAPH_NATIVE_API")
 
 _DTYPES = {

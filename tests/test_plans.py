@@ -41,17 +41,24 @@ def build(operation, gpu, settings):
     return name, engines.why_none()
 
 
+def build_with_float16_sums(operation, gpu, settings):
+    """Builds the first engine that is allowed and adds up in less than float32; returns its name or ``None``."""
+    engines = Engines(_cudnn, operation, settings, **deviceless_cudnn.arguments_for(_cudnn, gpu))
+    engines.graph.select_numeric_notes([_cudnn.numerical_note.REDUCED_PRECISION_REDUCTION])
+    return next(engines.usable(), None)
+
+
 class Builder:
     """Builds in parallel, each plan once."""
 
     def __init__(self, pool):
-        self._pool = pool
+        self.pool = pool
         self.results = {}
 
     def __call__(self, operations, gpu, settings):
         """Returns (name of the engine, or None; the reason if so) for each operation."""
         todo = [operation for operation in operations if (operation, gpu, settings) not in self.results]
-        built = self._pool.map(build, todo, [gpu] * len(todo), [settings] * len(todo), chunksize=2)
+        built = self.pool.map(build, todo, [gpu] * len(todo), [settings] * len(todo), chunksize=2)
         self.results.update(zip([(operation, gpu, settings) for operation in todo], built, strict=True))
         return [self.results[operation, gpu, settings] for operation in operations]
 
@@ -116,3 +123,11 @@ def test_deterministic(builder, gpu):
     results = builder(supported, gpu, Settings(autotune="off", deterministic=True))
     missing = [str(op) for op, (name, _) in zip(supported, results, strict=True) if name is None]
     assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
+def test_sums_are_float32(builder, gpu):
+    """cuDNN lists engines for gradients of float16 whose parts of a sum are added in float16."""
+    gradients = [op for name, op in variants("float16").items() if name in ("dgrad 3x3", "wgrad 3x3", "wgrad 1x1")]
+    for operation in gradients:
+        assert builder.pool.submit(build_with_float16_sums, operation, gpu, Settings(autotune="off")).result() is None

@@ -45,9 +45,9 @@ class Engines:
             self.graph.build_operation_graph()
             modes = [getattr(frontend.heur_mode, mode) for mode in _MODES[settings.autotune]]
             self.graph.create_execution_plans(modes)
-            if self._excluded:
-                # Only now: filters apply to engines that have been listed.
-                self.graph.deselect_numeric_notes([getattr(frontend.numerical_note, note) for note in self._excluded])
+            # Only now: filters apply to engines that have been listed. All sums are float32, whatever is stored.
+            unwanted = ("REDUCED_PRECISION_REDUCTION", *self._excluded)
+            self.graph.deselect_numeric_notes([getattr(frontend.numerical_note, note) for note in unwanted])
             self.graph.check_support()
         except self._failures as error:
             self._reason = _one_line(error)
