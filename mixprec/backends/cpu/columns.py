@@ -76,20 +76,16 @@ def taps_of(size, out_size, filter_size, convolution):
         ``((r, s), outputs, inputs)``: the element, and two indices of the same extent for arrays (N, OH, OW, ...) and
         (N, H, W, ...).
     """
-    vertical, horizontal = (
-        [_reach(*arguments, position) for position in range(arguments[2])]
-        for arguments in zip(
-            size, out_size, filter_size, convolution.stride, convolution.pad, convolution.dilation, strict=True
-        )
-    )
-    for r, (out_rows, in_rows) in enumerate(vertical):
-        for s, (out_columns, in_columns) in enumerate(horizontal):
+    (sh, sw), (ph, pw), (dh, dw) = convolution.stride, convolution.pad, convolution.dilation
+    for r in range(filter_size[0]):
+        out_rows, in_rows = _reach(size[0], out_size[0], sh, r * dh - ph)
+        for s in range(filter_size[1]):
+            out_columns, in_columns = _reach(size[1], out_size[1], sw, s * dw - pw)
             yield (r, s), (slice(None), out_rows, out_columns), (slice(None), in_rows, in_columns)
 
 
-def _reach(size, out_size, _, stride, pad, dilation, position):
-    """Returns the slice of outputs for which an element of the filter lies inside the input, and that of inputs."""
-    offset = position * dilation - pad  # output i meets input i * stride + offset
+def _reach(size, out_size, stride, offset):
+    """Returns the slice of outputs i for which an input i * stride + offset exists, and the slice of those inputs."""
     first = max(0, -(offset // stride))
     count = max(0, min(out_size, (size - 1 - offset) // stride + 1) - first)
     start = first * stride + offset
