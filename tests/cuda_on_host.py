@@ -5,15 +5,15 @@ import types
 
 import chainer
 import fake_cudnn
+import kernels_on_host
 import numpy as np
 from cudnn_host import HostDevice
-from device_stand_in import array
 from host_launch import HostLauncher
 
 from mixprec.backends.cuda import Cuda
-from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.dnn import Dnn
-from mixprec.backends.primitives import Affine, Saved
+
+ENGINES = ("cudnn", "kernels")
 
 
 class HostCuda(Cuda):
@@ -21,49 +21,76 @@ class HostCuda(Cuda):
 
     Args:
         folder: where compiled kernels go, and stay.
-        took: callable that says how many milliseconds a call took that is measured.
+        node_cost: milliseconds that a node of cuDNN's graphs takes when it is measured; a kernel of ours takes 1.
     """
 
-    def __init__(self, folder, took=lambda: 1.0):
-        dnn = Dnn(0, frontend=fake_cudnn, device=HostDevice(took))
-        super().__init__(HostLauncher(folder), dnn)
+    def __init__(self, folder, node_cost=1.0):
+        super().__init__(HostLauncher(folder), Dnn(0, frontend=fake_cudnn, device=HostDevice(self._took)))
+        self._node_cost = node_cost
+        self._counted = 0, 0
+
+    def _took(self):
+        kernels, plans = self._counted
+        self._counted = len(self.launcher.launches), len(fake_cudnn.executed)
+        nodes = sum(len(kinds) for kinds, _ in fake_cudnn.executed[plans:])
+        return self._counted[0] - kernels + self._node_cost * nodes
 
     @contextlib.contextmanager
     def counting(self):
-        """Yields what will hold the numbers of launches within: ``kernels`` of our own, and ``plans`` of cuDNN."""
-        found = types.SimpleNamespace(kernels=None, plans=None)
-        before = len(self.launcher.launches), len(fake_cudnn.executed)
+        """Yields what will hold the launches within: the number of ``kernels`` of our own, the ``plans`` of cuDNN."""
+        found = types.SimpleNamespace()
+        kernels, plans = len(self.launcher.launches), len(fake_cudnn.executed)
         yield found
-        found.kernels, found.plans = len(self.launcher.launches) - before[0], len(fake_cudnn.executed) - before[1]
+        found.kernels = len(self.launcher.launches) - kernels
+        found.plans = ["+".join(nodes) for nodes, _ in fake_cudnn.executed[plans:]]
 
 
-def send(value):
-    """Moves arrays of NumPy to the device, also those in tuples; everything else stays."""
-    if isinstance(value, np.ndarray):
-        return array(value)
-    if isinstance(value, (Affine, Saved)):
-        return type(value)(*map(send, value))
-    return tuple(map(send, value)) if isinstance(value, tuple) else value
+def kernels_folder(tmp_path_factory):
+    """Returns the folder of compiled kernels: those of one module of tests serve the others."""
+    folder = tmp_path_factory.getbasetemp() / "cuda_on_host"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def engine(name):
+    """For a while, batch normalization is that of cuDNN, where that has one, or all own kernels."""
+    return chainer.using_config("use_cudnn", {"cudnn": "auto", "kernels": "never"}[name])
+
+
+def send(value, misaligned=False):
+    """Copies arrays to the stand-in device, also those in tuples; ``None`` stays."""
+    if value is None:
+        return None
+    if isinstance(value, tuple):
+        copies = [send(part, misaligned) for part in value]
+        return type(value)(*copies) if hasattr(value, "_fields") else tuple(copies)
+    return kernels_on_host.send(value, misaligned)
 
 
 def receive(value):
-    """Moves arrays of the device to NumPy, also those in tuples; everything else stays."""
-    if isinstance(value, (Affine, Saved)):
-        return type(value)(*map(receive, value))
+    """Returns results as arrays of NumPy, also those in tuples; ``None`` stays."""
+    if value is None:
+        return None
     if isinstance(value, tuple):
-        return tuple(map(receive, value))
-    return np.asarray(value) if isinstance(value, np.ndarray) else value
+        parts = [receive(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return kernels_on_host.receive(value)
 
 
-@contextlib.contextmanager
-def configured(**changes):
-    """Other settings of cuDNN for a while; nothing is kept on disk unless asked for."""
-    before = settings.current()
-    settings.configure(**{"cache": None, **changes})
-    yield
-    settings.configure(**{name: getattr(before, name) for name in before.__dataclass_fields__})
+def same(found, expected):
+    """Asserts that results are equal, but for what NaN are made of and the sign of 0."""
+    found = receive(found)
+    assert type(found) is type(expected)
+    if isinstance(expected, tuple):
+        for one, other in zip(found, expected, strict=True):
+            same_or_none(one, other)
+    else:
+        same_or_none(found, expected)
 
 
-def without_cudnn():
-    """For a while, Chainer is told not to use cuDNN: batch normalization then is all own kernels."""
-    return chainer.using_config("use_cudnn", "never")
+def same_or_none(found, expected):
+    if expected is None or found is None:
+        assert found is expected
+        return
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(found, expected)
