@@ -73,6 +73,14 @@ def test_which_elements_stay(size, seed, sequence, ratio, dtype):
         assert (y[i] != 0) == (philox_of_one(counter, key)[i % 4] >= int(ratio * 2**32))
 
 
+def test_a_number_that_is_the_ratio_stays():
+    word = philox_of_one((1, 0, 7, 0), (5, 0))[2]
+    x = np.ones(8, np.float32)
+    for threshold, stays in ((word, True), (word + 1, False)):
+        y = PRIMITIVES.dropout(x, threshold / 2**32, np.array([5, 7], np.uint64))
+        assert (y[6] != 0) == stays
+
+
 @given(dtype=storage_dtypes, ratio=st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.75, 0.999]), seed=seeds)
 @settings(max_examples=40)
 def test_what_stays_is_divided(dtype, ratio, seed):

@@ -82,7 +82,7 @@ def _moments(x):
         if centre is None:
             centre = rows.sum(block) / np.float32(size)
         deviation = deviations[: block.size]
-        np.subtract(block, rows.repeat(centre)[: block.size], out=deviation)
+        np.subtract(rows.matrix(block), centre, out=rows.matrix(deviation))
         shift = rows.sum(deviation).astype(np.float64) / size
         np.multiply(deviation, deviation, out=deviation)
         block_mean = centre + shift

@@ -47,8 +47,12 @@ class Rows:
 
     def sum(self, block):
         """Returns the sum (C,) of the rows of a flat float32 block, float32."""
-        block = block.reshape(-1, self.channels)
+        block = self.matrix(block)
         return self._ones[: len(block)] @ block
+
+    def matrix(self, block):
+        """Returns a view (rows, C) of a flat block."""
+        return block.reshape(-1, self.channels)
 
 
 def read(array, part, scratch):
