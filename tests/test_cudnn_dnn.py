@@ -159,7 +159,7 @@ def test_a_graph_is_made_for_the_device(dnn, graphs):
 
 
 def test_threads_that_ask_at_the_same_time_build_one_plan(dnn, graphs):
-    barrier, plans = threading.Barrier(4), []
+    barrier, plans = threading.Barrier(4, timeout=30), []
 
     def ask():
         barrier.wait()
@@ -505,7 +505,7 @@ def test_a_handle_is_made_when_something_is_built_and_serves_its_thread(dnn, han
 
 def test_threads_at_work_have_handles_of_their_own(dnn, handles):
     """The stand-in refuses a handle of another thread."""
-    barrier = threading.Barrier(3)
+    barrier = threading.Barrier(3, timeout=30)
 
     def work():
         run(dnn, CONV)

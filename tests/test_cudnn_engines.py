@@ -63,6 +63,13 @@ def on_tensor_cores(cudnn, operation):
     return set(engines.usable())
 
 
+def python_filters(cudnn, operation):
+    """Returns whether there are engines in Python, and which filters each run looks at."""
+    engines = Engines(cudnn, operation, Settings("measure"), **deviceless_cudnn.arguments_for(cudnn, "H200"))
+    graph = engines.graph
+    return [plan for plan in graph.plans if graph._engine_for(plan) is not None], graph._note_filters
+
+
 def signatures(cudnn):
     """Binds the arguments of the calls that need a device."""
     inspect.signature(cudnn.set_stream).bind(handle=None, stream=0)
@@ -115,6 +122,10 @@ def test_float32_without_tf32_has_all_engines_but_those_of_tensor_cores(found, d
     assert cores
     assert found["float32"][0]
     assert set(found["float32"][0]) == set(found["tf32"][0]) - cores
+
+
+def test_a_run_looks_at_no_filters(driver):
+    assert in_a_process(python_filters, conv("float32"), driver=driver) == ([], [])
 
 
 def test_what_cudnn_refuses_is_one_line(found):
