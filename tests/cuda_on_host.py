@@ -13,6 +13,7 @@ from host_launch import HostLauncher
 from mixprec.backends.cuda import Cuda
 from mixprec.backends.cudnn.dnn import Dnn
 
+kernels_folder = kernels_on_host.kernels_folder
 ENGINES = ("cudnn", "kernels")
 
 
@@ -43,13 +44,6 @@ class HostCuda(Cuda):
         yield found
         found.kernels = len(self.launcher.launches) - kernels
         found.plans = ["+".join(nodes) for nodes, _ in fake_cudnn.executed[plans:]]
-
-
-def kernels_folder(tmp_path_factory):
-    """Returns the folder of compiled kernels: those of one module of tests serve the others."""
-    folder = tmp_path_factory.getbasetemp() / "cuda_on_host"
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 def engine(name):

@@ -5,7 +5,7 @@ import pytest
 from host_launch import HostLauncher
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels_on_host import OwnKernels, assert_same, receive, send
+from kernels_on_host import OwnKernels, assert_same, kernels_folder, receive, send
 from primitive_cases import FLOAT32, accumulated, arrays, assert_close, channel_counts, exact, seeds, storage_dtypes
 
 from mixprec.backends.cpu import PRIMITIVES
@@ -17,7 +17,7 @@ shapes = st.tuples(st.integers(1, 200), channel_counts) | st.tuples(
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory):
-    return OwnKernels(HostLauncher(tmp_path_factory.mktemp("kernels")))
+    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
 
 
 @settings(max_examples=50)

@@ -5,7 +5,7 @@ import pytest
 from host_launch import HostLauncher
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels_on_host import OwnKernels, assert_same, odd_values, receive, send
+from kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, receive, send
 from primitive_cases import storage_dtypes
 
 from mixprec.backends.cpu import PRIMITIVES
@@ -15,7 +15,7 @@ words = st.integers(0, 2**64 - 1)
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory):
-    return OwnKernels(HostLauncher(tmp_path_factory.mktemp("kernels")))
+    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
 
 
 @settings(max_examples=60)

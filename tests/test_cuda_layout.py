@@ -7,7 +7,7 @@ import pytest
 from host_launch import HostLauncher
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels_on_host import OwnKernels, assert_same, odd_values, send
+from kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, send
 from primitive_cases import BFLOAT16, FLOAT16, FLOAT32, STORAGE, arrays, seeds, storage_dtypes
 
 from mixprec.backends.cpu import PRIMITIVES
@@ -24,7 +24,7 @@ wanted = st.sampled_from([None, 1, 3, 4, 8, 9, 16, 72, 80])
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory):
-    return OwnKernels(HostLauncher(tmp_path_factory.mktemp("kernels")))
+    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
 
 
 @pytest.mark.parametrize(("dtype", "other"), list(itertools.permutations(STORAGE, 2)), ids=str)

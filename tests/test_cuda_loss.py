@@ -5,7 +5,7 @@ import pytest
 from host_launch import HostLauncher
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels_on_host import OwnKernels, receive, send
+from kernels_on_host import OwnKernels, kernels_folder, receive, send
 from primitive_cases import FLOAT16, FLOAT32, STORAGE, accumulated, arrays, assert_close, exact, seeds, storage_dtypes
 from test_primitives_loss import bounds, labels, softmax_cross_entropy
 
@@ -15,7 +15,7 @@ classes = st.sampled_from([1, 2, 3, 8, 10, 21, 33, 64, 100, 136, 520, 1000])
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory):
-    return OwnKernels(HostLauncher(tmp_path_factory.mktemp("kernels")))
+    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
 
 
 @settings(max_examples=80)

@@ -5,7 +5,7 @@ import pytest
 from host_launch import HostLauncher
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels_on_host import OwnKernels, assert_same, odd_values, receive, send
+from kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, receive, send
 from primitive_cases import STORAGE, accumulated, arrays, assert_close, exact, poolings, seeds, storage_dtypes
 
 from mixprec.backends.cpu import PRIMITIVES
@@ -16,7 +16,7 @@ RESNET = Pooling((3, 3), (2, 2), (1, 1))
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory):
-    return OwnKernels(HostLauncher(tmp_path_factory.mktemp("kernels")))
+    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
 
 
 @settings(max_examples=40)
