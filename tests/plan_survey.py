@@ -1,4 +1,4 @@
-"""Writes a Markdown table of what cuDNN has for each variant on three GPUs, for docs: no GPU needed, 15 minutes.
+"""Writes a Markdown table of what cuDNN has for each variant on three GPUs, for docs. No GPU is needed.
 
     PYTHONPATH=. python tests/plan_survey.py > table.md
 
