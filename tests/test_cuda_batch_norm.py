@@ -1,5 +1,6 @@
 """Batch normalization on CUDA by either engine, run on the host: beside FP64, and NumPy's where both are equal."""
 
+import fake_cudnn_limits
 import numpy as np
 import pytest
 from cuda_on_host import ENGINES, HostCuda, engine, kernels_folder, receive, same, send
@@ -432,6 +433,17 @@ def test_a_mask_is_read_by_the_engine_that_made_it(cuda, by):
     before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
     wrong = exact(receive(dadd)) != masked(dy, before, attributes)
     assert not wrong[np.abs(before) > bound].any()
+
+
+def test_a_mask_that_cudnn_could_not_read_is_not_made_by_it(tmp_path_factory, monkeypatch):
+    monkeypatch.setitem(
+        fake_cudnn_limits._RULES, "a test", lambda nodes, kinds, storage: kinds == ["scale", "batchnorm_backward"]
+    )
+    cuda = HostCuda(kernels_folder(tmp_path_factory))
+    x = send(np.ones((2, 3, 3, 16), np.float16))
+    parameters = send(tuple(np.ones((2, 16), np.float32)))
+    y, saved = cuda.batch_norm(x, *parameters, None, BatchNorm(relu=True), add=x)
+    cuda.batch_norm_backward(y, x, *parameters, saved, BatchNorm(relu=True), add=True)
 
 
 def test_running_variance_if_cudnns_is_biased(cuda, monkeypatch):

@@ -130,6 +130,7 @@ def test_everything_around_a_convolution(
     statistics = statistics and not relu
     x, w, dy = drawn(case, dtype, seed)
     rng = np.random.default_rng(seed + 1)
+    x[rng.random(shape) < 0.3] = 0  # where a ReLU is closed
     b = None if of_bias is None else arrays(rng, len(w), FLOAT32 if of_bias == "float32" else dtype)
     affine = Affine(*arrays(rng, (2, shape[3]), FLOAT32)) if prologue else None
     z = activated(x, affine) if prologue else x
@@ -242,6 +243,14 @@ def test_what_cudnn_does_not_fuse_is_done_by_kernels(cuda, dtype, prologue, stat
     assert found.kernels == kernels
     (found_plan,) = found.plans
     assert sorted(found_plan.split("+")) == sorted(plan.split("+"))
+
+
+def test_statistics_are_those_of_what_has_a_bias(fresh, monkeypatch):
+    """If cuDNN fuses statistics, but no bias."""
+    refuse(monkeypatch, lambda kinds, nodes: "bias" in kinds)
+    x, w, _ = drawn((THREE, X, W), FLOAT16, 0)
+    y, sums = receive(fresh.conv_fprop(*send((x, w)), THREE, send(np.full(W[0], 5, np.float16)), statistics=True))
+    assert_close(sums[0], exact(y).sum((0, 1, 2)), FLOAT32, accumulated(100, np.abs(exact(y)).sum((0, 1, 2))))
 
 
 def test_the_gradient_of_a_prologue_and_of_strides_before_a_relu(cuda):
@@ -375,8 +384,8 @@ def test_without_cudnn_convolutions_say_what_is_missing(tmp_path_factory, announ
     with chainer.using_config("use_cudnn", "never"), pytest.raises(CudnnMissing, match=message):
         cuda.conv_fprop(x, w, THREE)
     cuda.conv_fprop(x, w, THREE)
+    cuda = HostCuda(kernels_folder(tmp_path_factory))
     cuda.dnn = WithoutCudnn("nvidia-cudnn-cu13 is missing: pip install it")
-    cuda._ways.clear()
     for name, call in {
         "conv_fprop": lambda: cuda.conv_fprop(x, w, THREE),
         "conv_dgrad": lambda: cuda.conv_dgrad(dy, w, THREE, x.shape),

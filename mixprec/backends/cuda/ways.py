@@ -1,5 +1,6 @@
 """Several ways to compute the same, and the choice between them."""
 
+import functools
 import logging
 
 import chainer
@@ -43,7 +44,8 @@ class Ways(Base):
 
     def __init__(self, launcher, dnn):
         super().__init__(launcher, dnn)
-        self._ways = {}
+        self._ways = {}  # dicts of ways by what else they depend on: settings, and whether cuDNN is allowed
+        self._last = None, None, None  # these, of the last call
 
     def _cudnn(self):
         """Returns the device's :class:`~mixprec.backends.cudnn.dnn.Dnn`, or what stands in for it."""
@@ -58,12 +60,16 @@ class Ways(Base):
                 function, the one to take without measuring first.
             arguments: with which each function may be called, to measure it, any number of times.
         """
-        where = settings.current(), chainer.config.use_cudnn, key
-        way = self._ways.get(where)
+        now, allowed, ways = self._last
+        if now is not settings.current() or allowed != chainer.config.use_cudnn:
+            now, allowed = settings.current(), chainer.config.use_cudnn
+            ways = self._ways.setdefault((now, allowed), {})
+            self._last = now, allowed, ways
+        way = ways.get(key)
         if way is None:
-            ways = find(*key[1:])
-            candidates = [(name, lambda function=function: function(*arguments)) for name, function in ways]
-            way = self._ways[where] = dict(ways)[self._cudnn().choose(_text(key), candidates)]
+            found = find(*key[1:])
+            candidates = [(name, functools.partial(function, *arguments)) for name, function in found]
+            way = ways[key] = dict(found)[self._cudnn().choose(" ".join(map(str, key)), candidates)]
         return way
 
 
@@ -72,7 +78,3 @@ def announce(message, *arguments):
     if (message, arguments) not in _announced:
         _announced.add((message, arguments))
         _logger.warning(message, *arguments)
-
-
-def _text(key):
-    return " ".join(map(str, key))

@@ -108,16 +108,14 @@ struct Normalization {
 struct Moments {
     float count, mean, squares;
 
-    // Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance", (2.1).
-    __device__ __forceinline__ void merge(const Moments& other) {
+    // Chan, Golub and LeVeque 1983, doi:10.1080/00031305.1983.10483115.
+    __device__ __forceinline__ void operator+=(const Moments& other) {
         if (other.count == 0.0f) return;
         const float all = count + other.count, share = other.count / all, distance = other.mean - mean;
         squares += other.squares + distance * distance * (count * share);
         mean += distance * share;
         count = all;
     }
-
-    __device__ __forceinline__ void operator+=(const Moments& other) { merge(other); }
 };
 
 struct Pair {
@@ -149,7 +147,8 @@ __device__ __forceinline__ void reduce_columns(T (&values)[N], int lanes) {
 
 // Forward
 
-// Every thread takes its sums about its first element: no cancellation, as that is one of the elements summed up.
+// Every thread takes its sums about its first element. As that is one of the elements, the difference below is at least
+// the `count`th part of `squares`: little cancels.
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_statistics(
     u64 x, long long rows, long long channels, long long lanes, long long part_rows, float* partial) {
     const Tile tile(rows, channels, lanes, part_rows);
@@ -171,8 +170,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_statistics(
         const float count = (tile.end - tile.begin + tile.step - 1) / tile.step;
 #pragma unroll
         for (int k = 0; k < GROUP; ++k) {
-            const float distance = sum[k] / count, rest = squares[k] - sum[k] * distance;
-            moments[k] = {count, first[k] + distance, rest < 0.0f ? 0.0f : rest};
+            const float distance = sum[k] / count;
+            moments[k] = {count, first[k] + distance, squares[k] - sum[k] * distance};
         }
     }
     reduce_columns(moments, lanes);
@@ -212,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize(
         for (long long part = threadIdx.x / COMBINED; part < parts; part += THREADS / COMBINED) {
             const float* of = partial + part * 2 * channels + c;
             const float count = min(part_rows, rows - part * part_rows);
-            moments[0].merge({count, of[0], of[channels]});
+            moments[0] += {count, of[0], of[channels]};
         }
     }
     reduce_columns(moments, COMBINED);
@@ -256,9 +255,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_move_running(
 
 // y = relu(scale * x + bias + add), and eight bits for each group where it was open.
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_apply(
-    u64 x, u64 add, u64 y, u64 mask, long long rows, long long channels, long long lanes,
-    long long part_rows, const float* gamma, const float* beta, const float* mean, const float* spread, long long kind,
-    double eps, long long relu) {
+    u64 x, u64 add, u64 y, u64 mask, long long rows, long long channels, long long lanes, long long part_rows,
+    const float* gamma, const float* beta, const float* mean, const float* spread, long long kind, double eps,
+    long long relu) {
     const Tile tile(rows, channels, lanes, part_rows);
     if (!tile.count) return;
     const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
@@ -325,9 +324,9 @@ struct Gate {
 
 // The sums of dy and of dy * (x - mean).
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) batch_norm_backward_sums(
-    u64 dy, u64 x, u64 opened, long long opening, long long rows, long long channels,
-    long long lanes, long long part_rows, const float* gamma, const float* beta, const float* mean, const float* spread,
-    long long kind, double eps, float* partial) {
+    u64 dy, u64 x, u64 opened, long long opening, long long rows, long long channels, long long lanes,
+    long long part_rows, const float* gamma, const float* beta, const float* mean, const float* spread, long long kind,
+    double eps, float* partial) {
     const Tile tile(rows, channels, lanes, part_rows);
     const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
     Pair sums[GROUP] = {};
@@ -389,9 +388,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_finali
 
 // dx, and the gradient of what was added: dy where the ReLU was open.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) batch_norm_backward_apply(
-    u64 dy, u64 x, u64 opened, long long opening, u64 dx, u64 dadd,
-    long long rows, long long channels, long long lanes, long long part_rows, const float* gamma, const float* beta,
-    const float* mean, const float* spread, long long kind, double eps, const float* slope, const float* offset) {
+    u64 dy, u64 x, u64 opened, long long opening, u64 dx, u64 dadd, long long rows, long long channels, long long lanes,
+    long long part_rows, const float* gamma, const float* beta, const float* mean, const float* spread, long long kind,
+    double eps, const float* slope, const float* offset) {
     const Tile tile(rows, channels, lanes, part_rows);
     if (!tile.count) return;
     const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
