@@ -197,3 +197,40 @@ def poolings(draw, average=False):
         draw(st.integers(max(size - 2 * pad, 1), 12)) for size, pad in zip(window, pooling.pad, strict=True)
     )
     return pooling, (draw(st.integers(1, 3)), height, width, draw(channel_counts))
+
+
+# Loss
+
+
+def labels(rng, count, number, ignore_label):
+    """Returns (count,) int32 labels of ``number`` classes, some of which are to be ignored."""
+    t = rng.integers(0, number, count).astype(np.int32)
+    t[rng.random(count) < 0.2] = ignore_label
+    return t
+
+
+def softmax_cross_entropy(x, t, class_weight, smoothing, ignore_label):
+    """Returns ``(losses, log_z, gradients of each row's loss)`` in FP64."""
+    x = exact(x)
+    count = x.shape[1]
+    largest = x.max(1, keepdims=True)
+    log_z = np.log(np.exp(x - largest).sum(1, keepdims=True)) + largest
+    target = np.full(x.shape, smoothing / count)
+    counted = t != ignore_label
+    target[np.arange(len(t))[counted], t[counted]] += 1 - smoothing
+    target *= 1 if class_weight is None else exact(class_weight)
+    losses = np.where(counted, (target * (log_z - x)).sum(1), 0)
+    gradient = np.where(counted[:, None], np.exp(x - log_z) * target.sum(1, keepdims=True) - target, 0)
+    return losses, log_z[:, 0], gradient
+
+
+def softmax_cross_entropy_bounds(x, class_weight, log_z):
+    """Returns error bounds of the losses of rows, log_z, and the elements of the gradient."""
+    weight = 1 if class_weight is None else exact(class_weight).max()
+    count = x.shape[1]
+    largest = np.abs(exact(x)).max(1) + np.abs(log_z)
+    return (
+        accumulated(count + 4, 2 * weight * largest + weight),
+        accumulated(count + 4, 1 + largest),
+        weight * accumulated(count + 8, 1 + largest)[:, None],
+    )

@@ -6,46 +6,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from primitive_cases import FLOAT16, FLOAT32, STORAGE, accumulated, arrays, assert_close, exact, seeds, storage_dtypes
+from primitive_cases import (
+    FLOAT16,
+    FLOAT32,
+    STORAGE,
+    arrays,
+    assert_close,
+    exact,
+    labels,
+    seeds,
+    softmax_cross_entropy,
+    softmax_cross_entropy_bounds,
+    storage_dtypes,
+)
 
 from mixprec.backends.cpu import PRIMITIVES
 
 rows = st.sampled_from([1, 2, 5, 33])
 classes = st.sampled_from([1, 2, 3, 10, 17, 100, 1000])
 smoothings = st.sampled_from([0.0, 0.1, 0.5])
-
-
-def softmax_cross_entropy(x, t, class_weight, smoothing, ignore_label):
-    """Returns ``(losses, log_z, gradients of each row's loss)`` in FP64."""
-    x = exact(x)
-    count = x.shape[1]
-    largest = x.max(1, keepdims=True)
-    log_z = np.log(np.exp(x - largest).sum(1, keepdims=True)) + largest
-    target = np.full(x.shape, smoothing / count)
-    counted = t != ignore_label
-    target[np.arange(len(t))[counted], t[counted]] += 1 - smoothing
-    target *= 1 if class_weight is None else exact(class_weight)
-    losses = np.where(counted, (target * (log_z - x)).sum(1), 0)
-    gradient = np.where(counted[:, None], np.exp(x - log_z) * target.sum(1, keepdims=True) - target, 0)
-    return losses, log_z[:, 0], gradient
-
-
-def bounds(x, class_weight, log_z):
-    """Error bounds of the losses of rows, log_z, and the elements of the gradient."""
-    weight = 1 if class_weight is None else exact(class_weight).max()
-    count = x.shape[1]
-    largest = np.abs(exact(x)).max(1) + np.abs(log_z)
-    return (
-        accumulated(count + 4, 2 * weight * largest + weight),
-        accumulated(count + 4, 1 + largest),
-        weight * accumulated(count + 8, 1 + largest)[:, None],
-    )
-
-
-def labels(rng, count, number, ignore_label):
-    t = rng.integers(0, number, count).astype(np.int32)
-    t[rng.random(count) < 0.2] = ignore_label
-    return t
 
 
 # --- the reference
@@ -113,7 +92,7 @@ def test_softmax_cross_entropy(count, number, dtype, weighted, smoothing, ignore
     losses, log_z = PRIMITIVES.softmax_cross_entropy(x, t, **options)
 
     expected, expected_log_z, gradient = softmax_cross_entropy(x, t, **options)
-    loss_bound, log_z_bound, gradient_bound = bounds(x, class_weight, expected_log_z)
+    loss_bound, log_z_bound, gradient_bound = softmax_cross_entropy_bounds(x, class_weight, expected_log_z)
     assert_close(losses, expected, FLOAT32, loss_bound)
     assert_close(log_z, expected_log_z, FLOAT32, log_z_bound)
     assert (losses[t == ignore_label] == 0).all()
