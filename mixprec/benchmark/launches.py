@@ -1,0 +1,68 @@
+"""How many launches a forward and backward pass of a network needs, counted on a stand-in for the device."""
+
+import collections
+import dataclasses
+
+import chainer
+import numpy as np
+
+from mixprec import functions
+from mixprec.backends import recording
+from mixprec.benchmark import resnet
+
+NETWORKS = {"resnet18": resnet.resnet18, "resnet50": resnet.resnet50, "resnext50": resnet.resnext50}
+BOUND = 300  # for ResNet-50
+OTHERS = "of Chainer: "
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """All launches of a forward and backward pass.
+
+    Attributes:
+        launches: number of them by primitive, and by function where Chainer computes by itself, such as the sums of
+            gradients where a network branches.
+        reads: number of values that the host would have waited for.
+    """
+
+    launches: dict
+    reads: int
+
+    @property
+    def total(self):
+        """Number of all launches."""
+        return sum(self.launches.values())
+
+
+def count(name, *, batch=32, size=224):
+    """Counts launches of a network of :mod:`mixprec.benchmark.resnet` in float16, from images (N, 3, size, size) on.
+
+    The batch is as a loader hands it over, float32 and NCHW. Nothing is computed; memory for all arrays has to be
+    there, but is not touched.
+
+    Args:
+        name: one of :data:`NETWORKS`.
+        batch: images in a batch.
+        size: height and width of an image in pixels.
+
+    Returns:
+        Counts
+    """
+    recording.install()
+    network = recording.send(NETWORKS[name](1000, "float16"))
+    x = np.empty((batch, 3, size, size), np.float32).view(recording.Array)
+    t = np.zeros(batch, np.int32).view(recording.Array)
+    network.cleargrads()
+    with recording.recording() as notes:
+        images = functions.to_nhwc(chainer.Variable(x, requires_grad=False), "float16", channels=4)
+        functions.softmax_cross_entropy(network(images), t).backward()
+    launches = collections.Counter(
+        note.primitive or OTHERS + note.name for note in notes if note.kind not in ("read", "upload")
+    )
+    return Counts(dict(launches), sum(note.kind == "read" for note in notes))
+
+
+def table(counts):
+    """Returns counts as an aligned text table."""
+    lines = [f"  {name:34}{launches:8}" for name, launches in counts.launches.items()]
+    return "\n".join([*lines, f"  {'all':34}{counts.total:8}", f"  {'values read by the host':34}{counts.reads:8}"])
