@@ -2,9 +2,11 @@
 
 python scripts/benchmark.py step [--arch resnet8] [--batch 64] [--size 32] [--steps 5] [--json FILE]
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--json FILE]
+python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--gpu-batch 32] [--json FILE]
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -12,7 +14,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ lies beside scripts/
 
 from mixprec import files
-from mixprec.benchmark import step, update, update_gpu
+from mixprec.benchmark import launches, primitives, primitives_gpu, step, update, update_gpu
 from models import MODELS
 
 
@@ -39,25 +41,52 @@ def _update(arch, repeats):
     return update.as_json(rows, update_gpu.as_json(*gpu), arch=arch, repeats=repeats)
 
 
-def _add_command(commands, function, name, arch, text):
+def _primitives(batch, size, repeats, gpu_batch):
+    rows = primitives.measure(MODELS["resnet50"], batch=batch, size=size, repeats=repeats)
+    print(f"ResNet-50, batch {batch}, {size}x{size} pixels, forward and backward pass on NumPy")
+    print(primitives.table(rows))
+    counts = launches.count("resnet50", batch=gpu_batch)
+    print(
+        f"\nlaunches of ResNet-50 by mixprec.links in float16, counted without a GPU; at most {launches.BOUND} wanted"
+    )
+    print(launches.table(counts))
+    gpu = primitives_gpu.measure(batch=gpu_batch, repeats=repeats)
+    print(f"\nprimitives of ResNet-50 in float16, batch {gpu_batch}, 224x224 pixels")
+    print(primitives_gpu.table(*gpu))
+    record = primitives.as_json(rows, batch=batch, size=size, repeats=repeats, gpu_batch=gpu_batch)
+    return {**record, "launches": dataclasses.asdict(counts), "gpu": primitives_gpu.as_json(*gpu)}
+
+
+def _add_command(commands, function, name, text):
     command = commands.add_parser(name, help=text)
     command.set_defaults(function=function)
-    command.add_argument("--arch", choices=sorted(MODELS), default=arch, metavar="NAME")
     command.add_argument("--json", metavar="FILE", help="write the numbers there, too")
     return command
+
+
+def _add_arch(command, default):
+    command.add_argument("--arch", choices=sorted(MODELS), default=default, metavar="NAME")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     text = "one training step on the CPU: float32, float16, plain mixed16"
-    command = _add_command(commands, _step, "step", "resnet8", text)
+    command = _add_command(commands, _step, "step", text)
+    _add_arch(command, "resnet8")
     command.add_argument("--batch", type=_positive, default=64, help="images in a batch")
     command.add_argument("--size", type=_positive, default=32, help="height and width of an image in pixels")
     command.add_argument("--steps", type=_positive, default=5, help="timed steps")
     text = "the optimizer's step alone: plain Chainer, mixprec, torch"
-    command = _add_command(commands, _update, "update", "resnet50", text)
+    command = _add_command(commands, _update, "update", text)
+    _add_arch(command, "resnet50")
     command.add_argument("--repeats", type=_positive, default=7, help="timed turns")
+    text = "forward and backward pass of ResNet-50: NCHW and NHWC on the CPU, launches, each primitive on a GPU"
+    command = _add_command(commands, _primitives, "primitives", text)
+    command.add_argument("--batch", type=_positive, default=8, help="images in a batch on the CPU")
+    command.add_argument("--size", type=_positive, default=64, help="height and width of an image on the CPU in pixels")
+    command.add_argument("--repeats", type=_positive, default=5, help="timed turns")
+    command.add_argument("--gpu-batch", type=_positive, default=32, help="images in a batch on the GPU")
     settings = vars(parser.parse_args())
 
     del settings["command"]

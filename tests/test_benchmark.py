@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mixprec import environment
-from mixprec.benchmark import contestants, update, update_gpu
+from mixprec.benchmark import contestants, gpu, update, update_gpu
 from models import MODELS
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "benchmark.py"
@@ -80,14 +80,14 @@ def test_the_floor_of_a_gpu_is_the_time_of_its_bytes():
 
 
 class StubDevice:
-    """A GPU on the host, where every launch takes a millisecond."""
+    """A GPU on the host, where each of 20 steps takes a millisecond."""
 
     xp = types.SimpleNamespace(
         zeros=np.zeros,
         empty_like=np.empty_like,
         cuda=types.SimpleNamespace(
             Event=lambda: types.SimpleNamespace(record=lambda: None, synchronize=lambda: None),
-            get_elapsed_time=lambda start, stop: float(update_gpu._STEPS),
+            get_elapsed_time=lambda start, stop: 20.0,
         ),
     )
 
@@ -101,7 +101,7 @@ def stub_gpu(monkeypatch):
     others = chainer.get_device
     monkeypatch.setattr(chainer, "get_device", lambda name: StubDevice() if name == "@cupy:0" else others(name))
     monkeypatch.setattr(chainer.Link, "to_device", lambda link, device: link)
-    monkeypatch.setattr(update_gpu, "_COPIED", 10**6)
+    monkeypatch.setattr(gpu, "_COPIED", 10**6)
 
 
 @pytest.mark.usefixtures("stub_gpu")
@@ -135,6 +135,7 @@ BAD = [
     ("step", "--steps", "x"),
     ("update", "--repeats", "0"),
     ("update", "--arch", "resnet9"),
+    ("primitives", "--gpu-batch", "0"),
 ]
 
 

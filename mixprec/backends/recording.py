@@ -17,6 +17,7 @@ from mixprec.backends.primitives import Primitives
 
 _READERS = ("__bool__", "__float__", "__int__", "__index__", "__complex__", "item", "tolist", "tobytes")
 _notes = None
+_calls = None
 _primitive = ""
 
 
@@ -35,6 +36,43 @@ class Note(NamedTuple):
     name: str
     arguments: tuple
     primitive: str
+
+
+class Spec(NamedTuple):
+    """What stands for an array in a :class:`Call`.
+
+    Attributes:
+        shape: of the array.
+        dtype: name of its dtype.
+    """
+
+    shape: tuple
+    dtype: str
+
+
+class Call(NamedTuple):
+    """A call of a primitive, as values: two calls that do the same on other arrays are equal.
+
+    Attributes:
+        name: of the primitive.
+        arguments: its arguments, a :class:`Spec` in the place of each array.
+        keywords: its keyword arguments, likewise, as sorted pairs of name and value.
+    """
+
+    name: str
+    arguments: tuple
+    keywords: tuple
+
+
+@contextlib.contextmanager
+def calls():
+    """Collects the calls of primitives inside of the block in the list that it gives, of :class:`Call`."""
+    global _calls
+    outer, _calls = _calls, []
+    try:
+        yield _calls
+    finally:
+        _calls = outer
 
 
 @contextlib.contextmanager
@@ -209,6 +247,8 @@ def _named(name, primitive):
     @functools.wraps(primitive)
     def call(*arguments, **keywords):
         global _primitive
+        if _calls is not None and not _primitive:
+            _calls.append(Call(name, _specs(arguments), tuple(sorted((k, _specs(v)) for k, v in keywords.items()))))
         outer, _primitive = _primitive, _primitive or name
         try:
             return primitive(*arguments, **keywords)
@@ -216,3 +256,13 @@ def _named(name, primitive):
             _primitive = outer
 
     return call
+
+
+def _specs(value):
+    """Puts a :class:`Spec` in the place of arrays, also those in tuples."""
+    if isinstance(value, np.ndarray):
+        return Spec(value.shape, value.dtype.name)
+    if isinstance(value, tuple):
+        parts = map(_specs, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value

@@ -48,21 +48,38 @@ def count(name, *, batch=32, size=224):
     Returns:
         Counts
     """
-    recording.install()
-    network = recording.send(NETWORKS[name](1000, "float16"))
-    x = np.empty((batch, 3, size, size), np.float32).view(recording.Array)
-    t = np.zeros(batch, np.int32).view(recording.Array)
-    network.cleargrads()
+    network, x, t = _stand_ins(name, batch, size, "float16")
     with recording.recording() as notes:
-        images = functions.to_nhwc(chainer.Variable(x, requires_grad=False), "float16", channels=4)
-        functions.softmax_cross_entropy(network(images), t).backward()
+        _step(network, x, t)
     launches = collections.Counter(
         note.primitive or OTHERS + note.name for note in notes if note.kind not in ("read", "upload")
     )
     return Counts(dict(launches), sum(note.kind == "read" for note in notes))
 
 
+def calls(name, *, batch=32, size=224, dtype="float16"):
+    """Returns the calls of primitives, :class:`~mixprec.backends.recording.Call`, that :func:`count` would count."""
+    network, x, t = _stand_ins(name, batch, size, dtype)
+    with recording.calls() as found:
+        _step(network, x, t)
+    return found
+
+
 def table(counts):
     """Returns counts as an aligned text table."""
     lines = [f"  {name:34}{launches:8}" for name, launches in counts.launches.items()]
     return "\n".join([*lines, f"  {'all':34}{counts.total:8}", f"  {'values read by the host':34}{counts.reads:8}"])
+
+
+def _stand_ins(name, batch, size, dtype):
+    recording.install()
+    x = np.empty((batch, 3, size, size), np.float32).view(recording.Array)
+    t = np.zeros(batch, np.int32).view(recording.Array)
+    return recording.send(NETWORKS[name](1000, dtype)), x, t
+
+
+def _step(network, x, t):
+    network.cleargrads()
+    dtype = network.fc.W.dtype
+    images = functions.to_nhwc(chainer.Variable(x, requires_grad=False), dtype, channels=4)
+    functions.softmax_cross_entropy(network(images), t).backward()

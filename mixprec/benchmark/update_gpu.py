@@ -7,7 +7,7 @@ import chainer
 from chainer import optimizers
 
 from mixprec import environment
-from mixprec.benchmark import contestants
+from mixprec.benchmark import contestants, gpu
 
 # Bytes that a step with a WeightDecay hook reads and writes for an element: the gradient twice, as it is checked before
 # anything is written; master and state; the float16 parameter, which the user may have written to.
@@ -16,8 +16,6 @@ _BYTES = {
     "Adam": {"float16": 20 + 14, "float32": 20 + 12},
 }
 _TORCH = {"MomentumSGD": ("SGD", {"momentum": 0.9}), "Adam": ("Adam", {})}
-_COPIED = 2**30
-_STEPS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +56,7 @@ def measure(network, *, classes=1000, repeats=7):
         return [], {"missing": reason.removeprefix("CPU: ")}
     device = chainer.get_device(specifier)
     device.use()
-    bandwidth = _bandwidth(device, repeats)
+    bandwidth = gpu.bandwidth(device, repeats)
     shapes = [param.shape for param in network(classes).params()]
     rows = [row for name in _BYTES for row in _compare(name, shapes, device, bandwidth, repeats)]
     return rows, {"device": reason, "copy_gigabytes_per_second": bandwidth / 1e9}
@@ -115,36 +113,9 @@ def _compare(name, shapes, device, bandwidth, repeats):
         compared[title] = contestants.with_torch(
             torch, torch_name, shapes, True, f"cuda:{device.device.id}", fused=True, **options
         )
-    times = contestants.take_turns(compared, repeats, lambda step: _seconds(device, step))
+    times = contestants.take_turns(compared, repeats, lambda step: gpu.seconds(device, step))
     least = floor(name, shapes, bandwidth)
     return [_row(name, who, seconds, least) for who, seconds in times.items()] + missing
-
-
-def _seconds(device, step, steps=_STEPS):
-    """Seconds that a step takes on the device, gaps in which it waits for the host included.
-
-    torch and CuPy both use the legacy default stream, so that one pair of events is good for either.
-    """
-    event = device.xp.cuda.Event
-    start, stop = event(), event()
-    start.record()
-    for _ in range(steps):
-        step()
-    stop.record()
-    stop.synchronize()
-    return device.xp.cuda.get_elapsed_time(start, stop) / 1e3 / steps
-
-
-def _bandwidth(device, repeats):
-    """Bytes read and written in a second by a copy on the device."""
-    source = device.xp.zeros(_COPIED, dtype="uint8")
-    target = device.xp.empty_like(source)
-
-    def copy():
-        target[...] = source
-
-    times = contestants.take_turns({"copy": copy}, repeats, lambda step: _seconds(device, step))
-    return 2 * _COPIED / statistics.median(times["copy"])
 
 
 def _row(part, name, seconds, least):

@@ -31,6 +31,10 @@ class WithoutCudnn:
         """Raises :class:`~mixprec.backends.cudnn.library.CudnnMissing`."""
         raise CudnnMissing(f"{operation} is computed by cuDNN: {self._reason}")
 
+    def plans(self):
+        """Returns an empty list."""
+        return []
+
     def choose(self, key, candidates):
         """Returns the name of the first."""
         return candidates[0][0]

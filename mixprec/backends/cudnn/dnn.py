@@ -98,6 +98,10 @@ class Dnn:
                 name = self._chosen[key, now] = self._measured(key, candidates, now)
         return name
 
+    def plans(self):
+        """Returns all plans that were built, in a list."""
+        return [plan for plan in self._plans.values() if type(plan) is not str]
+
     def _build(self, operation, now):
         if self._device.capturing():
             raise CaptureError(

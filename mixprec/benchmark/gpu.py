@@ -1,0 +1,44 @@
+"""What measurements on a GPU have in common."""
+
+import statistics
+
+from mixprec.benchmark import contestants
+
+_COPIED = 2**30
+_MULTIPLIED = 8192
+
+
+def seconds(device, step, steps=20):
+    """Returns the seconds that a step takes on the device, gaps in which it waits for the host included.
+
+    torch and CuPy both use the legacy default stream, so that one pair of events is good for either.
+    """
+    event = device.xp.cuda.Event
+    start, stop = event(), event()
+    start.record()
+    for _ in range(steps):
+        step()
+    stop.record()
+    stop.synchronize()
+    return device.xp.cuda.get_elapsed_time(start, stop) / 1e3 / steps
+
+
+def bandwidth(device, repeats):
+    """Returns the bytes that a copy on the device reads and writes in a second."""
+    source = device.xp.zeros(_COPIED, dtype="uint8")
+    target = device.xp.empty_like(source)
+
+    def copy():
+        target[...] = source
+
+    times = contestants.take_turns({"copy": copy}, repeats, lambda step: seconds(device, step))
+    return 2 * _COPIED / statistics.median(times["copy"])
+
+
+def flops(device, repeats):
+    """Returns the floating-point operations in a second of a large product of float16 matrices, by cuBLAS."""
+    a, b = (device.xp.ones((_MULTIPLIED, _MULTIPLIED), "float16") for _ in range(2))
+    times = contestants.take_turns(
+        {"product": lambda: device.xp.matmul(a, b)}, repeats, lambda step: seconds(device, step)
+    )
+    return 2 * _MULTIPLIED**3 / statistics.median(times["product"])
