@@ -502,7 +502,7 @@ def test_arrays_that_do_not_fit_are_errors(launcher):
     rule, master = both.entries[0].rule, both.entries[0].master
     right = master.array
     for array_, message in [
-        (array(np.zeros((5, 4), np.float32)).T, "p0: its array has its axes in another order in memory than its master"),
+        (array(np.zeros((5, 4), np.float32)).T, "p0: its array has its axes in another order in memory than its mast"),
         (np.zeros((4, 5), np.float32), "p0: its master is not on the device"),
         (array(np.zeros((4, 5), np.float64)), "p0: its master has dtype float64; it must be float32"),
     ]:

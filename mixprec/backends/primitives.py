@@ -93,6 +93,10 @@ class Primitives(abc.ABC):
             prologue: as in :meth:`conv_fprop`.
         """
 
+    @abc.abstractmethod
+    def relu_backward(self, dy, y):
+        """Returns ``dy`` where ``y``, a ReLU's output or input, is above 0, and 0 elsewhere; both of one shape."""
+
     def deconv_fprop(self, x, w, convolution, y_shape, b=None):
         """Transposed convolution: what :meth:`conv_dgrad` computes, with a bias.
 

@@ -1,13 +1,8 @@
 """Convolution of images (N, H, W, C)."""
 
-import chainer
-import numpy as np
-
 from mixprec.backends.geometry import Convolution
 from mixprec.functions import checks
 from mixprec.functions.node import Node, dense, pair
-
-_INTEGERS = {2: np.int16, 4: np.int32}  # by size of an element
 
 
 def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=False, statistics=False):
@@ -121,16 +116,9 @@ class Convolution2D(FilterNode):
         x, W = self.retained()
         if self._relu:
             (y,) = self.get_retained_outputs()
-            dy = _where_positive(y.array, dy)
+            dy = primitives.relu_backward(dy, y.array)
         return (
             primitives.conv_dgrad(dy, self.filters(W), self.convolution, x.shape) if 0 in indexes else None,
             self.wgrad(primitives, dense(x), dy, W) if 1 in indexes else None,
             primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None,
         )[: len(self.inputs)]
-
-
-def _where_positive(y, dy):
-    """Returns ``dy`` where ``y`` is positive, and 0 elsewhere, bit by bit: the same for all storage dtypes."""
-    xp = chainer.backend.get_array_module(y)
-    bits = _INTEGERS[y.dtype.itemsize]
-    return xp.where(y.view(bits) > 0, dy.view(bits), bits(0)).view(dy.dtype)

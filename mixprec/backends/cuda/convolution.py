@@ -56,6 +56,9 @@ class Convolutions(BatchNorms, Channels, Layouts):
 
     # The ways. The first one, taken without measurement, fuses most.
 
+    def relu_backward(self, dy, y):
+        return self._close(dy, y, self._empty(dy.shape, dy.dtype))
+
     def _fprop_ways(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
         cudnn = self._cudnn()
         ask = functools.partial(operations.conv_fprop, dtype=dtype, convolution=convolution)
@@ -150,7 +153,7 @@ class Convolutions(BatchNorms, Channels, Layouts):
         dx = self._empty(plan.operation.outputs[0].shape, dy.dtype)
         inputs = [dy, w, relu_input] if relu_fused else [dy, w]
         plan.run(*map(self._address, inputs), self._address(dx))
-        return dx if relu_input is None or relu_fused else self._closed(dx, relu_input)
+        return dx if relu_input is None or relu_fused else self._close(dx, relu_input, dx)
 
     def _wgrad(self, plan, prologue_fused, x, dy, prologue):
         if prologue is not None and not prologue_fused:
@@ -179,7 +182,7 @@ class Convolutions(BatchNorms, Channels, Layouts):
     def _dgrad_padded(self, convolution, shape, dy_shape, x_shape, w_shape, dy, w, relu_input):
         dy, w = self._resized(dy, dy_shape), self._resized(w, w_shape)
         dx = self._resized(self.conv_dgrad(dy, w, convolution, x_shape), shape)
-        return dx if relu_input is None else self._closed(dx, relu_input)
+        return dx if relu_input is None else self._close(dx, relu_input, dx)
 
     def _wgrad_padded(self, convolution, shape, x_shape, dy_shape, w_shape, x, dy, prologue):
         x, dy, prologue = self._resized(x, x_shape), self._resized(dy, dy_shape), self._affine_as(prologue, x_shape[3])
@@ -188,11 +191,11 @@ class Convolutions(BatchNorms, Channels, Layouts):
     def _affine_as(self, affine, channels):
         return None if affine is None else Affine(*(self._resized(values, (channels,)) for values in affine))
 
-    def _closed(self, gradient, relu_input):
-        """Returns a gradient with zeros where the input of a ReLU was not above 0, written over the old one."""
-        addresses = [self._address(gradient), self._address(relu_input)]
+    def _close(self, gradient, y, result):
+        """Writes a gradient to ``result``, with zeros where ``y`` is not above 0, and returns that."""
+        addresses = [self._address(array) for array in (gradient, y, result)]
         size = math.prod(gradient.shape)
         width = width_of(size, [gradient.dtype], addresses)
         blocks = ceil_div(size, self.launcher.threads * width)
         self.kernels.launch("convolution", "relu_backward", blocks, [*addresses, size], gradient.dtype, width=width)
-        return gradient
+        return result

@@ -17,8 +17,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) resize_channels(
     store(target, i, value);
 }
 
-// A gradient in place: zeros where the input of the ReLU was not above 0.
-extern "C" __global__ void __launch_bounds__(THREADS) relu_backward(u64 gradient, u64 input, long long size) {
+// A gradient with zeros where the input or output of the ReLU was not above 0; may be written over itself.
+extern "C" __global__ void __launch_bounds__(THREADS) relu_backward(
+    u64 gradient, u64 input, u64 result, long long size) {
     const long long i = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) * WIDTH;
     if (i >= size) return;
     float value[WIDTH], x[WIDTH];
@@ -26,5 +27,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) relu_backward(u64 gradient
     load(gradient, i, value);
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) value[k] = x[k] > 0.0f ? value[k] : 0.0f;
-    store(gradient, i, value);
+    store(result, i, value);
 }
