@@ -54,10 +54,10 @@ class Convolutions(BatchNorms, Channels, Layouts):
         way = self._way(key, self._batch_norm_ways, (x, w, gamma, beta, None, add))
         return way(x, w, gamma, beta, running, add)
 
-    # The ways. The first one, taken without measurement, fuses most.
-
     def relu_backward(self, dy, y):
         return self._close(dy, y, self._empty(dy.shape, dy.dtype))
+
+    # The ways. The first one, taken without measurement, fuses most.
 
     def _fprop_ways(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
         cudnn = self._cudnn()
