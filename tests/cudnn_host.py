@@ -49,5 +49,7 @@ class HostDevice:
         """Makes another stream the current one, perhaps one that is capturing a graph."""
         before = self._stream, self._capturing
         self._stream, self._capturing = stream, capturing
-        yield
-        self._stream, self._capturing = before
+        try:
+            yield
+        finally:
+            self._stream, self._capturing = before
