@@ -76,6 +76,21 @@ def test_functions_of_chainer_are_seen():
     assert notes
 
 
+def test_dropout_with_its_random_state():
+    functions.reset_dropout()
+    x = recording.array(np.ones((4, 8), np.float16))
+    with recording.recording() as notes:
+        functions.dropout(x)
+    functions.reset_dropout()
+    # Once the state, its counter of 0; then a key and a launch for each dropout.
+    assert [(note.kind, note.name) for note in notes] == [
+        ("array", "fill"),
+        ("array", "fill"),
+        ("kernel", "next_key"),
+        ("kernel", "dropout"),
+    ]
+
+
 def test_resnet50_needs_no_more_than_300_launches_and_no_conversion_in_its_trunk():
     counts = launches.count("resnet50", batch=2, size=64)
     assert counts.total <= launches.BOUND

@@ -166,7 +166,6 @@ class Launcher:
     """In place of :class:`~mixprec.backends.launch.CupyLauncher`."""
 
     threads = 256
-    chunk = 8192
 
     def compile(self, source, names):
         """Returns the names by themselves."""
@@ -175,10 +174,6 @@ class Launcher:
     def launch(self, kernel, blocks, arguments):
         """Notes a launch."""
         _note("kernel", kernel, blocks, *arguments)
-
-    def holds(self, value):
-        """Whether it is an :class:`Array`."""
-        return isinstance(value, Array)
 
     def address(self, value):
         """Returns the address of the first element."""
@@ -192,6 +187,10 @@ class Launcher:
         """Returns a new array, and notes that it is filled."""
         _note("array", "fill")
         return np.full(shape, value, dtype).view(Array)
+
+    def zero(self, value):
+        """Fills an array with zeros, and notes that."""
+        value.fill(0)
 
 
 class Dnn:
