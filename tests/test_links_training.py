@@ -150,7 +150,7 @@ def test_a_first_step_that_overflows_leaves_everything_as_it_was():
 
 
 def test_bfloat16_forward_and_backward():
-    """On a CPU, too; its masters are the business of the optimizer."""
+    """On a CPU, too."""
     _, reference = _pair()
     network = Network(dtype="bfloat16")
     network.copyparams(reference)
@@ -166,6 +166,13 @@ def test_bfloat16_forward_and_backward():
         error = np.abs(found[name].astype(np.float32) - gradient).max()
         # What comes before a normalization has a gradient near 0, for its mean is taken away.
         assert error <= 0.1 * max(np.abs(gradient).max(), 0.1), name
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_bfloat16_has_no_masters_yet_and_is_refused(batched):
+    network = Network(dtype="bfloat16")
+    with pytest.raises(TypeError, match=r"W \(8, 3, 3, 3\) is bfloat16, .* no FP32 masters of that yet"):
+        mixprec.MixedPrecisionOptimizer(optimizers.SGD(), batched=batched).setup(network)
 
 
 def test_lazy_parameters_are_initialized_in_the_first_step():

@@ -77,6 +77,11 @@ class Masters(chainer.Link):
             return param
         array = _master_array(param)
         if held is None:
+            if param.dtype.name == "bfloat16":  # it would be updated without a master, and small steps be lost
+                raise TypeError(
+                    f"{param.name} {param.shape} is bfloat16, and MixedPrecisionOptimizer has no FP32 masters of "
+                    "that yet: use float16 or float32"
+                )
             master = chainer.Parameter(array, name=param.name)
             master.cleargrad()
             master.no_decay = self._excluded(param)
