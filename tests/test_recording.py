@@ -2,11 +2,16 @@
 
 import chainer
 import chainer.functions as F
+import fake_cudnn
 import numpy as np
 import pytest
+from plan_variants import variants
 
 from mixprec import backends, functions
 from mixprec.backends import recording
+from mixprec.backends.cudnn.engines import Engines
+from mixprec.backends.cudnn.errors import NoEngine
+from mixprec.backends.cudnn.settings import Settings
 from mixprec.backends.geometry import BatchNorm
 from mixprec.benchmark import launches
 
@@ -38,6 +43,23 @@ def test_cudnn_is_asked_for_operations_with_addresses():
     assert places["x"] == x.ctypes.data
     assert places["y"] == y.ctypes.data
     assert places["mean"] == saved.mean.ctypes.data
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_it_supports_what_the_other_stand_in_for_cudnn_does(dtype):
+    """Which tests/test_plans.py compares with cuDNN. Scale and bias of a prologue are always float32 here."""
+    asked = {name: operation for name, operation in variants(dtype).items() if not name.startswith("prologue")}
+    supported = {name for name, operation in asked.items() if recording.Dnn().supports(operation)}
+    assert supported == {name for name, operation in asked.items() if _has_engine(operation)}
+    assert supported < set(asked)
+
+
+def _has_engine(operation):
+    try:
+        engines = Engines(fake_cudnn, operation, Settings(autotune="off"), sm_version=90)
+    except NoEngine:
+        return False
+    return next(engines.usable(), None) is not None
 
 
 @pytest.mark.parametrize(

@@ -197,9 +197,17 @@ class Dnn:
     """In place of :class:`~mixprec.backends.cudnn.dnn.Dnn`: supports what cuDNN 9 does on an H200."""
 
     def supports(self, operation):
-        """Whether there is an engine; for batch normalization only if C is a multiple of 8."""
-        x = operation.inputs[0]
-        return not operation.kind.startswith("batch_norm") or x.shape[-1] % 8 == 0
+        """Whether there is an engine."""
+        x, has = operation.inputs[0], operation.has
+        if operation.kind.startswith("batch_norm"):
+            adds_only = "add" in has and not operation.attribute("relu")
+            return x.shape[-1] % (4 if x.dtype == "float32" else 8) == 0 and not adds_only
+        if "scale" in has:
+            return operation.kind == "conv_fprop" and x.dtype != "float32" and "sum" not in has
+        if "sum" in has:
+            k, r, s, c = operation.inputs[1].shape
+            return x.dtype == "float16" and max(r, s) <= 5 and k % 8 == c % 8 == 0
+        return True
 
     def plan(self, operation):
         """Returns an object whose ``run`` notes the operation."""
