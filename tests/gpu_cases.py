@@ -68,7 +68,7 @@ LARGE_BATCH_NORMS = {
 }
 
 
-def every_primitive(p, put, dtype, size=(2, 6, 5, 16), filters=24):
+def every_primitive(p, put, dtype, size, filters):
     """Calls every primitive, some of them in several ways.
 
     Args:
