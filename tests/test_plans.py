@@ -62,6 +62,10 @@ class Builder:
         self.results.update(zip([(operation, gpu, settings) for operation in todo], built, strict=True))
         return [self.results[operation, gpu, settings] for operation in operations]
 
+    def pytest_terminal_summary(self, terminalreporter):
+        built = sum(name is not None for name, _ in self.results.values())
+        terminalreporter.write_line(f"{built} plans of cuDNN were built")
+
 
 @pytest.fixture(scope="module")
 def builder(request, tmp_path_factory):
@@ -70,9 +74,8 @@ def builder(request, tmp_path_factory):
     workers = len(os.sched_getaffinity(0))
     with concurrent.futures.ProcessPoolExecutor(workers, context, start_worker, (driver,)) as pool:
         found = Builder(pool)
+        request.config.pluginmanager.register(found)
         yield found
-    built = sum(name is not None for name, _ in found.results.values())
-    request.config.pluginmanager.getplugin("terminalreporter").write_line(f" {built} plans were built")
 
 
 @pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
