@@ -5,6 +5,7 @@ import numpy as np
 
 from mixprec.optimizer import gradients
 from mixprec.optimizer.scaled_loss import ZERO
+from mixprec.update.copies import BFLOAT16
 
 _WORST = 5
 
@@ -95,7 +96,8 @@ class _Count:
         if isinstance(value, chainer.Variable):
             value = value.array
         if isinstance(value, chainer.get_array_types()):
-            return cls.of(value) if np.issubdtype(value.dtype, np.floating) else cls()
+            floating = np.issubdtype(value.dtype, np.floating) or value.dtype == BFLOAT16
+            return cls.of(value) if floating else cls()
         items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
         parts = [cls.of_all(item) for item in items]
         return cls(*(sum(getattr(part, name) for part in parts) for name in ("inf", "nan", "size")))

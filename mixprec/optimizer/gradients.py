@@ -1,4 +1,4 @@
-"""From the gradients of the model, scaled and in FP16, to those of the masters: unscaled, in FP32, and checked."""
+"""From the gradients of the model, scaled and in 16 bits, to those of the masters: unscaled, in FP32, and checked."""
 
 import numpy as np
 from chainer import get_array_types

@@ -9,10 +9,11 @@ from chainer import backend
 
 from mixprec.backends.reading import known
 from mixprec.optimizer.structure import Structure
+from mixprec.update.copies import is_copy, written
 from mixprec.update.memory import in_order_of, same_order
 from mixprec.update.no_decay import NoDecay
 
-# Attributes of a parameter: the Masters it belongs to; its id and the array of its master, if it is in FP16.
+# Attributes of a parameter: the Masters it belongs to; its id and the array of its master, if it is a rounded copy.
 OWNER = "_mixprec_masters"
 _ARRAY = "_mixprec_master_array"
 
@@ -27,8 +28,8 @@ class Masters(chainer.Link):
 
     ``params`` and ``namedparams`` walk the live model, so that parameters that are initialized late, added after
     ``setup`` or shared need no bookkeeping. In place of a parameter they yield its master, a separate
-    :class:`chainer.Parameter` with the same update rule and a gradient of its own. The master of an FP16 parameter is
-    an FP32 copy; any other parameter shares its array with its master.
+    :class:`chainer.Parameter` with the same update rule and a gradient of its own. The master of a parameter in FP16 or
+    BF16 has an FP32 array of its own; any other parameter shares its array with its master.
 
     Args:
         model: the user's model.
@@ -64,7 +65,7 @@ class Masters(chainer.Link):
             setattr(param, OWNER, self)
         for param, master, no_decay in state["_masters"]:
             master.no_decay = no_decay
-            if param.dtype == np.float16:
+            if is_copy(param.dtype):
                 setattr(param, _ARRAY, (id(param), master.array))
 
     def of(self, param):
@@ -77,11 +78,6 @@ class Masters(chainer.Link):
             return param
         array = _master_array(param)
         if held is None:
-            if param.dtype.name == "bfloat16":  # it would be updated without a master, and small steps be lost
-                raise TypeError(
-                    f"{param.name} {param.shape} is bfloat16, and MixedPrecisionOptimizer has no FP32 masters of "
-                    "that yet: use float16 or float32"
-                )
             master = chainer.Parameter(array, name=param.name)
             master.cleargrad()
             master.no_decay = self._excluded(param)
@@ -233,7 +229,7 @@ def _master_array(param):
 
     So a parameter keeps its FP32 bits when it gets another optimizer, and several optimizers see each other's updates.
     """
-    if param.dtype != np.float16:
+    if not is_copy(param.dtype):
         param.__dict__.pop(_ARRAY, None)
         return param.array
     owner, array = param.__dict__.get(_ARRAY, (None, None))
@@ -249,10 +245,10 @@ def _master_array(param):
 
 
 def _round_to_model(updated):
-    """Rounds masters into FP16 parameters, in place, given ``[(name, parameter, master)]``."""
+    """Rounds masters into FP16 and BF16 parameters, in place, given ``[(name, parameter, master)]``."""
     with np.errstate(over="ignore"):  # beyond 65,504 FP16 has inf, and the next gradients will tell
         for _, param, master in updated:
-            own = param.__dict__[_ARRAY][1] if param.dtype == np.float16 else param.array
+            own = param.__dict__[_ARRAY][1] if is_copy(param.dtype) else param.array
             if master.array is not own:  # a rule has put another one in its place
                 own[...] = master.array
                 master.array = own
@@ -261,13 +257,12 @@ def _round_to_model(updated):
 
 
 def _follow(name, param, master):
-    """Takes over what somebody wrote into an FP16 parameter since it was last rounded from its master."""
-    if param.dtype != np.float16:
+    """Takes over what somebody wrote into an FP16 or BF16 parameter since it was last rounded from its master."""
+    if not is_copy(param.dtype):
         return
     if master.array.shape != param.shape:
         raise ValueError(f"{name} had shape {master.array.shape} and has {param.shape} now: call setup() again")
-    with np.errstate(over="ignore"):
-        written = param.array.view(np.int16) != master.array.astype(np.float16).view(np.int16)
-    if known(written) and not written.any():
+    where = written(param.array, master.array)
+    if known(where) and not where.any():
         return
-    master.array[...] = master.xp.where(written, param.array.astype(np.float32), master.array)
+    master.array[...] = master.xp.where(where, param.array.astype(np.float32), master.array)

@@ -1,16 +1,16 @@
-"""Files of models: what stands for an FP16 parameter in them is its FP32 master."""
+"""Files of models: what stands for an FP16 or BF16 parameter in them is its FP32 master."""
 
 import functools
 
 import chainer
-import numpy as np
 
 from mixprec.optimizer import statistics
 from mixprec.optimizer.masters import OWNER
+from mixprec.update.copies import is_copy
 
 
 def install():
-    """Makes links save and load the FP32 master in place of an FP16 parameter, once.
+    """Makes links save and load the FP32 master in place of an FP16 or BF16 parameter, once.
 
     A file of a wrapped model then looks like one of plain FP32 Chainer, under the same names, and either loads into
     the other without a loss.
@@ -24,7 +24,7 @@ def install():
         def through_master(name, value):
             param = self.__dict__[name] if name in self._params else None
             masters = getattr(param, OWNER, None)
-            if masters is None or param.dtype != np.float16:
+            if masters is None or not is_copy(param.dtype):
                 return serializer(name, value)
             if param.array is None:
                 return _initialize(param, masters, serializer(name, None))
@@ -48,7 +48,7 @@ def install():
 
 
 def _initialize(param, masters, loaded):
-    """Initializes a parameter from a file; its master keeps the bits that do not fit into FP16."""
+    """Initializes a parameter from a file; its master keeps the bits that do not fit into it."""
     if loaded is not None:
         param.initialize(loaded.shape)
         master = masters.of(param)

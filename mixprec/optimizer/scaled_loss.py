@@ -25,8 +25,10 @@ import chainer
 import numpy as np
 from chainer import _backprop, function_node
 
+from mixprec import functions
 from mixprec.backends.reading import known
 from mixprec.optimizer.masters import OWNER
+from mixprec.update.copies import BFLOAT16
 
 _pass = threading.local()
 
@@ -87,7 +89,7 @@ class ScaledLoss(chainer.Variable):
 
 
 def scaled(loss, factor):
-    """Returns ``loss * factor`` for ``backward``; a float16 loss becomes float32, in which all factors have room.
+    """Returns ``loss * factor`` for ``backward``; one in 16 bits becomes float32, in which all factors have room.
 
     Args:
         loss: variable.
@@ -100,6 +102,8 @@ def scaled(loss, factor):
         raise ValueError("the loss is scaled already")
     if loss.dtype == "float16":
         loss = chainer.functions.cast(loss, "float32")
+    elif loss.dtype == BFLOAT16:  # which Chainer does not cast
+        loss = functions.cast(loss, "float32")
     result = loss * factor.astype(loss.dtype)
     result.__class__ = ScaledLoss  # the variable that Chainer's graph already knows, with another backward()
     result.factor = factor

@@ -5,6 +5,8 @@ import contextlib
 import chainer
 import numpy as np
 
+from mixprec.update.copies import is_copy
+
 
 @contextlib.contextmanager
 def complete_states(masters, serializer):
@@ -35,5 +37,5 @@ def complete_states(masters, serializer):
             rule.enabled = True
     for _, rule in rules:
         for name, value in (rule.state or {}).items():
-            if getattr(value, "dtype", None) == np.float16:  # from an FP16 run of plain Chainer
+            if is_copy(getattr(value, "dtype", None)):  # from an FP16 run of plain Chainer
                 rule.state[name] = value.astype(np.float32)

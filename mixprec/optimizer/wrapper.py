@@ -26,7 +26,7 @@ _REPLACED = {
 
 
 class MixedPrecisionOptimizer:
-    """Wraps a Chainer optimizer for a model with FP16 parameters.
+    """Wraps a Chainer optimizer for a model with FP16 or BF16 parameters.
 
     The wrapped optimizer works on FP32 masters of the model's parameters. One step is, in this order: backward on the
     scaled loss; gradients unscaled into FP32; a check that all are finite; hooks; a check of what hooks did; update of

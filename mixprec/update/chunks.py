@@ -3,13 +3,19 @@
 A chunk is a part of one large parameter, worked on where it is, or many small ones, copied side by side and back.
 """
 
+import itertools
+import operator
+from typing import NamedTuple
+
 import numpy as np
 
 from mixprec.backends import half
+from mixprec.update.copies import BFLOAT16, written
 from mixprec.update.memory import flat, shaped
 
 SIZE = 1 << 15  # elements of a chunk: beyond it the cost of a call no longer counts
 LARGE = 1 << 13  # a parameter of so many elements has chunks of its own
+_DTYPE_OF_PARAM = operator.attrgetter("param.dtype")
 
 
 class Scratch:
@@ -80,18 +86,16 @@ class Part(_Chunk):
 
 
 class Pack(_Chunk):
-    """Small parameters of one group, side by side, those with a float16 copy first.
+    """Small parameters of one group, side by side.
 
     The states of their rules become views of the pack's. Masters are copied in and out, as others may hold them.
 
     Args:
-        entries: :class:`~mixprec.update.entries.Entry` of each.
+        entries: :class:`~mixprec.update.entries.Entry` of each, those of one dtype one behind the other.
     """
 
     def __init__(self, entries):
-        self._copies = sum(entry.has_copy for entry in entries)
         masters = [entry.master.array for entry in entries]
-        params = [entry.param.array for entry in entries[: self._copies]]
         self._sizes = [array.size for array in masters]
         self.master = np.concatenate(list(map(flat, masters)))
         self._to_masters = _memory(masters, self.master)
@@ -101,19 +105,18 @@ class Pack(_Chunk):
             for entry, view in zip(entries, _views(state, masters), strict=True):
                 view[...] = entry.rule.state[name]
                 entry.rule.state[name] = view
-        copied = sum(self._sizes[: self._copies])
-        self._parts = [slice(copied), slice(copied, None)]
-        if self._copies:
-            self._copy = _Copy(np.concatenate(list(map(flat, params))))
-            self._to_params = _memory(params, self._copy.array)
+        self._sections = list(_sections(entries))
 
     def follow(self):
         """Takes the masters in, and over what was written into the parameters since they were last rounded."""
         _gather(self._to_masters)
-        if self._copies:
-            _gather(self._to_params)
-            if self._copy.reaches(self.master[self._parts[0]]):
-                _scatter(self._to_masters)
+        changed = False
+        for section in self._sections:
+            if section.copy is not None:
+                _gather(section.to_params)
+                changed |= section.copy.reaches(self.master[section.part])
+        if changed:
+            _scatter(self._to_masters)
 
     def load(self, gradients, inverses):
         """Takes the gradients of the parameters and what to multiply each of them by, or one float for all."""
@@ -121,23 +124,53 @@ class Pack(_Chunk):
             with np.errstate(over="ignore"):  # that of a scale below what the dtype can divide by
                 inverses = np.repeat(np.array(inverses, self.master.dtype), self._sizes)
         self._sources = []
-        for gradients_of_part, part in zip(
-            (gradients[: self._copies], gradients[self._copies :]), self._parts, strict=True
-        ):
-            source = np.concatenate(gradients_of_part, axis=None) if gradients_of_part else None
-            if source is not None and source.size:
-                self._sources.append((source, inverses if isinstance(inverses, float) else inverses[part], part))
+        for section in self._sections:
+            source = _side_by_side(gradients[section.members], self.master.dtype)
+            if source.size:
+                inverse = inverses if isinstance(inverses, float) else inverses[section.part]
+                self._sources.append((source, inverse, section.part))
 
     def store(self, rounding):
         """Copies the masters back, and rounds them into the parameters."""
         _scatter(self._to_masters)
-        if self._copies:
-            self._copy.round(self.master[self._parts[0]], rounding)
-            _scatter(self._to_params)
+        for section in self._sections:
+            if section.copy is not None:
+                section.copy.round(self.master[section.part], rounding)
+                _scatter(section.to_params)
+
+
+class _Section(NamedTuple):
+    """The parameters of one dtype in a :class:`Pack`.
+
+    Attributes:
+        members: slice of its parameters.
+        part: slice of its memory.
+        copy: :class:`_Copy` of that part, ``None`` if the masters are the parameters.
+        to_params: pairs of buffers, the memory of each parameter and its part of that of ``copy``.
+    """
+
+    members: slice
+    part: slice
+    copy: object
+    to_params: list
+
+
+def _sections(entries):
+    first = start = 0
+    for _, members in itertools.groupby(entries, _DTYPE_OF_PARAM):
+        members = list(members)
+        last, stop = first + len(members), start + sum(entry.param.size for entry in members)
+        copy, to_params = None, []
+        if members[0].has_copy:
+            params = [entry.param.array for entry in members]
+            copy = _Copy(np.concatenate(list(map(flat, params))))
+            to_params = _memory(params, copy.array)
+        yield _Section(slice(first, last), slice(start, stop), copy, to_params)
+        first, start = last, stop
 
 
 class _Copy:
-    """The float16 copy of masters that the model computes with, and its shadow, which tells if somebody wrote to it."""
+    """The rounded copy of masters that the model computes with, and its shadow, which tells if somebody wrote to it."""
 
     def __init__(self, copy):
         self.array = copy
@@ -148,21 +181,22 @@ class _Copy:
         if self.array.tobytes() == self._shadow.tobytes():  # the quickest way to compare, in spite of two copies
             return False
         self._shadow[...] = self.array
-        with np.errstate(over="ignore"):
-            written = self.array.view(np.int16) != master.astype(np.float16).view(np.int16)
-        np.copyto(master, self.array, where=written)
+        np.copyto(master, self.array, where=written(self.array, master))
         return True
 
     def round(self, master, rounding):
         """Rounds ``master`` into the copy."""
-        rounding(master, self.array)
+        if self.array.dtype == BFLOAT16:
+            self.array[...] = master
+        else:
+            rounding(master, self.array)
         np.copyto(self._shadow, self.array)
 
 
 def chunks_of(entries):
     """Returns ``[(chunk, its entries)]`` for entries of one group."""
     chunks, small, filled = [], [], 0
-    for entry in sorted(entries, key=lambda entry: not entry.has_copy):
+    for entry in sorted(entries, key=lambda entry: entry.param.dtype.name):
         size = entry.master.array.size
         if size >= LARGE:
             chunks += [(Part(entry, slice(start, start + SIZE)), [entry]) for start in range(0, size, SIZE)]
@@ -179,16 +213,19 @@ def chunks_of(entries):
 
 def _unscale(source, inverse, out):
     """Writes ``source * inverse`` to ``out``; the inverse is a float or an array."""
-    if source.dtype != np.float16:
-        np.multiply(source, inverse, out=out)
-    elif isinstance(inverse, float) and inverse <= half.LARGEST_FACTOR:
+    if source.dtype == np.float16 and isinstance(inverse, float) and inverse <= half.LARGEST_FACTOR:
         half.widen(source, out, inverse)
-    else:
+    elif source.dtype.itemsize < out.dtype.itemsize:
         np.copyto(out, source)
         np.multiply(out, inverse, out=out)
+    else:
+        np.multiply(source, inverse, out=out)
 
 
 def _is_finite(source, inverse, out):
+    if source.dtype == BFLOAT16:  # NumPy looks at these one by one
+        np.copyto(out, source)
+        source = out
     is_half = source.dtype == np.float16
     finite = half.is_finite(source) if is_half else bool(np.isfinite(source).all())
     largest = inverse if isinstance(inverse, float) else inverse.max()
@@ -210,7 +247,19 @@ def _views(memory, arrays):
 
 def _memory(arrays, memory):
     """Returns ``[(memory of an array, its part of the common memory)]`` as buffers: quicker to copy than arrays are."""
-    return [(flat(array).data, flat(view).data) for array, view in zip(arrays, _views(memory, arrays), strict=True)]
+    return [(_buffer(array), _buffer(view)) for array, view in zip(arrays, _views(memory, arrays), strict=True)]
+
+
+def _buffer(array):
+    return flat(array).view(np.uint8).data  # of bfloat16 there are none
+
+
+def _side_by_side(arrays, dtype):
+    """Returns the elements of arrays in one of one dimension: in a dtype that holds all, or in ``dtype``."""
+    try:
+        return np.concatenate(arrays, axis=None)
+    except TypeError:  # float16 and bfloat16 have none in common
+        return np.concatenate(arrays, axis=None, dtype=dtype)
 
 
 def _scatter(pairs):

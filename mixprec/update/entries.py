@@ -33,8 +33,8 @@ class Entry:
 
     Attributes:
         name: as in ``namedparams`` of the model.
-        param: the parameter of the model, float16 or float32.
-        master: its master, float32; its array is that of ``param`` if ``param`` is float32.
+        param: the parameter of the model.
+        master: its master, float32 if ``param`` is float16 or bfloat16; else its array is that of ``param``.
         rule: Chainer's update rule, with its state; ``None`` if the parameter is not updated, only checked.
         expression: what the rule does to an element; ``None`` without a rule.
         hooks: the :class:`FoldedHook` to run, in their order.

@@ -33,7 +33,7 @@ class HostBatch:
         self._groups = [_Group(members, scratch[members[0][1].master.dtype]) for members in groups.values()]
 
     def follow(self):
-        """Takes over into the masters what was written into float16 parameters since the last step."""
+        """Takes over into the masters what was written into rounded copies since the last step."""
         for group in self._groups:
             for chunk, _ in group.chunks:
                 chunk.follow()

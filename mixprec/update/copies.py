@@ -1,0 +1,23 @@
+"""The rounded copies of FP32 masters that a model computes with."""
+
+import ml_dtypes
+import numpy as np
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_DTYPES = (np.dtype(np.float16), BFLOAT16)
+
+
+def is_copy(dtype):
+    """Whether a parameter in this dtype is the copy of an FP32 master: float16 and bfloat16, but no wider one."""
+    return dtype in _DTYPES
+
+
+def written(copy, master):
+    """Returns which elements of a copy somebody has written: their bits are not those of the rounded master.
+
+    Args:
+        copy: array in one of the dtypes of copies.
+        master: float32 array of the same shape.
+    """
+    with np.errstate(over="ignore"):
+        return copy.view(np.int16) != master.astype(copy.dtype).view(np.int16)
