@@ -1,5 +1,6 @@
-"""The README's Python runs as printed, and its commands exist."""
+"""The Python of README and docs/primitives.md runs as printed, and what they name exists."""
 
+import itertools
 import pathlib
 import re
 import subprocess
@@ -9,14 +10,15 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PRIMITIVES = (ROOT / "docs/primitives.md").read_text()
+BLOCKS = [re.findall(r"```python\n(.*?)```", page, re.DOTALL) for page in (README, PRIMITIVES)]
 
 
 def test_there_is_python_to_run():
-    assert BLOCKS
+    assert all(BLOCKS)
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+@pytest.mark.parametrize("block", itertools.chain(*BLOCKS), ids=itertools.count())
 def test_python_runs_as_printed(block, tmp_path):
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300
@@ -27,6 +29,12 @@ def test_python_runs_as_printed(block, tmp_path):
 def test_every_file_it_names_exists():
     for name in re.findall(r"\]\(([\w./-]+)\)", README) + re.findall(r"\b(?:configs|docs|scripts)/[\w.-]+\w", README):
         assert (ROOT / name).exists(), name
+
+
+def test_every_file_that_the_primitives_name_exists():
+    folders = "benchmark|benchmarks|backends|models|scripts|tests"
+    for name in re.findall(rf"(?<![\w/-])((?:mixprec/)?(?:{folders})/[\w./]+\.\w+)", PRIMITIVES):
+        assert (ROOT / name).exists() or (ROOT / "mixprec" / name).exists(), name
 
 
 def test_every_make_target_it_names_exists():
