@@ -18,7 +18,7 @@ def test_there_is_python_to_run():
     assert all(BLOCKS)
 
 
-@pytest.mark.parametrize("block", itertools.chain(*BLOCKS), ids=itertools.count())
+@pytest.mark.parametrize("block", list(itertools.chain(*BLOCKS)), ids=itertools.count())
 def test_python_runs_as_printed(block, tmp_path):
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300
