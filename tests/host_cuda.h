@@ -1,6 +1,8 @@
 // CUDA's execution model for g++, enough to run the kernels of mixprec: one thread of the operating system,
-// one fibre for each CUDA thread of a block, blocks one after the other. Every second launch takes blocks and threads in
-// the reverse order, as nothing may depend on it.
+// one fibre for each CUDA thread of a block, blocks one after the other. Nothing may depend on the order of blocks and
+// threads: it is drawn anew for each launch, and that of threads again for each stretch between two barriers, always the
+// same for the same launches. Shared memory is full of NaN when a block begins. A thread that leaves while others wait
+// for it, and an access of several words that is not aligned, end the launch with an error.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
@@ -20,7 +22,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__ static  // there is one block at a time
+#define __shared__ static  // there is one block at a time; host_launch.py has each variable poisoned
 
 using std::isfinite;
 using std::max;
@@ -44,11 +46,36 @@ static void (*body)(void*);
 static void* argument;
 static Barrier block_barrier, warp_barriers[64];
 static uint64_t exchanged[1024];
+static volatile unsigned progress;  // how often a thread has ended, or a barrier has been passed
+static std::vector<void*> poisoned;  // variables in shared memory, of this block
+static const char* error;  // the first of a launch
 
 static void entry() {
     body(argument);
     fibres[current].done = true;
+    progress = progress + 1;
     _longjmp(scheduler, 1);
+}
+
+// All bits set: NaN in every floating dtype.
+static void poison(void* variable, size_t size) {
+    if (std::find(poisoned.begin(), poisoned.end(), variable) != poisoned.end()) return;
+    poisoned.push_back(variable);
+    std::memset(variable, 0xFF, size);
+}
+
+static void shuffle(std::vector<unsigned>& order) {
+    static uint32_t state = 1;  // xorshift: Marsaglia 2003, doi:10.18637/jss.v008.i14
+    for (unsigned left = order.size(); left > 1; left--) {
+        state ^= state << 13, state ^= state >> 17, state ^= state << 5;
+        std::swap(order[left - 1], order[state % left]);
+    }
+}
+
+static std::vector<unsigned> numbers(unsigned count) {
+    std::vector<unsigned> all(count);
+    for (unsigned i = 0; i < count; i++) all[i] = i;
+    return all;
 }
 
 static void yield() {
@@ -64,6 +91,7 @@ static int wait(Barrier& barrier, unsigned count, int flag = 0) {
         barrier.result = barrier.any;
         barrier.arrived = barrier.any = 0;
         barrier.generation++;
+        progress = progress + 1;
     } else {
         while (barrier.generation == generation) yield();
     }
@@ -72,7 +100,7 @@ static int wait(Barrier& barrier, unsigned count, int flag = 0) {
 
 static void wait_for_warp() { wait(warp_barriers[current / WARP_SIZE], WARP_SIZE); }
 
-static void run_block(unsigned threads, bool backwards) {
+static void run_block(unsigned threads) {
     if (fibres.size() < threads) fibres.resize(threads);
     for (unsigned t = 0; t < threads; t++) {
         Fibre& fibre = fibres[t];
@@ -83,12 +111,19 @@ static void run_block(unsigned threads, bool backwards) {
         fibre.context.uc_stack.ss_size = fibre.stack.size();
         makecontext(&fibre.context, entry, 0);
     }
+    poisoned.clear();
+    block_barrier = Barrier();
+    std::fill(std::begin(warp_barriers), std::end(warp_barriers), Barrier());
+    static std::vector<unsigned> order;
+    order = numbers(threads);
     static volatile bool any;
-    static volatile unsigned turn;
+    static volatile unsigned turn, before;
     do {
         any = false;
+        before = progress;
+        shuffle(order);
         for (turn = 0; turn < threads; turn = turn + 1) {
-            current = threadIdx.x = backwards ? threads - 1 - turn : turn;
+            current = threadIdx.x = order[turn];
             Fibre& fibre = fibres[current];
             if (fibre.done) continue;
             any = true;
@@ -97,6 +132,10 @@ static void run_block(unsigned threads, bool backwards) {
                 fibre.started = true;
                 setcontext(&fibre.context);
             }
+        }
+        if (any && before == progress) {
+            if (!error) error = "threads wait at a barrier to which others never come";
+            return;
         }
     } while (any);
 }
@@ -117,11 +156,11 @@ void launch(unsigned blocks, unsigned threads, Body run) {
     blockDim.x = threads;
     body = [](void* arguments) { (*static_cast<Body*>(arguments))(); };
     argument = &run;
-    static bool backwards = false;
-    backwards = !backwards;
-    for (unsigned b = 0; b < blocks; b++) {
-        blockIdx.x = backwards ? blocks - 1 - b : b;
-        run_block(threads, backwards);
+    std::vector<unsigned> order = numbers(blocks);
+    shuffle(order);
+    for (unsigned block : order) {
+        blockIdx.x = block;
+        run_block(threads);
     }
 }
 
@@ -131,9 +170,12 @@ void call(void (*kernel)(Types...), unsigned blocks, unsigned threads, const Val
     launch(blocks, threads, [&] { kernel(as<Types>(values[Places])...); });
 }
 
+// Returns what went wrong, or null.
 template <class... Types>
-void call(void (*kernel)(Types...), unsigned blocks, unsigned threads, const Value* values) {
+const char* call(void (*kernel)(Types...), unsigned blocks, unsigned threads, const Value* values) {
+    error = nullptr;
     call(kernel, blocks, threads, values, std::index_sequence_for<Types...>());
+    return error;
 }
 }  // namespace host
 
@@ -165,19 +207,20 @@ static inline void sincospif(float x, float* sine, float* cosine) {
 
 // The accesses of a thread, of which words.cuh has another set for a GPU.
 template <class T, int N>
-struct alignas(N * sizeof(T)) Vector { T of[N]; };
+static inline void check_alignment(unsigned long long address) {
+    if (address % (N * sizeof(T)) && !host::error) host::error = "an access of several words is not aligned";
+}
 
 template <class T, int N>
 static inline void load_all(unsigned long long address, T* x) {
-    const Vector<T, N> all = *reinterpret_cast<const Vector<T, N>*>(address);
-    for (int k = 0; k < N; k++) x[k] = all.of[k];
+    check_alignment<T, N>(address);
+    std::memcpy(x, reinterpret_cast<const void*>(address), N * sizeof(T));
 }
 
 template <class T, int N>
 static inline void store_all(unsigned long long address, const T* x) {
-    Vector<T, N> all;
-    for (int k = 0; k < N; k++) all.of[k] = x[k];
-    *reinterpret_cast<Vector<T, N>*>(address) = all;
+    check_alignment<T, N>(address);
+    std::memcpy(reinterpret_cast<void*>(address), x, N * sizeof(T));
 }
 
 static inline void load_four(unsigned long long address, float* x) { load_all<float, 4>(address, x); }

@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -11,6 +12,7 @@ import pytest
 from device_stand_in import DeviceArray
 
 _HEADER = pathlib.Path(__file__).with_name("host_cuda.h")
+_SHARED = re.compile(r"__shared__ ([^;]*?(\w+)(?:\[[^;]*\])?);")
 
 
 class HostLauncher:
@@ -34,11 +36,12 @@ class HostLauncher:
 
     def compile(self, source, names):
         wrappers = (
-            f'extern "C" void run_{name}(unsigned blocks, const host::Value* values) '
-            f"{{ host::call({name}, blocks, THREADS, values); }}"
+            f'extern "C" const char* run_{name}(unsigned blocks, const host::Value* values) '
+            f"{{ return host::call({name}, blocks, THREADS, values); }}"
             for name in names
         )
-        text = "\n".join([_HEADER.read_text(), source, *wrappers, ""])
+        poisoned = _SHARED.sub(r"__shared__ \1; host::poison(&\2, sizeof(\2));", source)
+        text = "\n".join([_HEADER.read_text(), poisoned, *wrappers, ""])
         digest = hashlib.sha256(" ".join([text, *self._flags]).encode()).hexdigest()[:16]
         library = self._folder / f"{digest}.so"
         if not library.exists():
@@ -48,7 +51,10 @@ class HostLauncher:
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
         loaded = ctypes.CDLL(str(library))
-        return {name: loaded[f"run_{name}"] for name in names}
+        kernels = {name: loaded[f"run_{name}"] for name in names}
+        for kernel in kernels.values():
+            kernel.restype = ctypes.c_char_p
+        return kernels
 
     def launch(self, kernel, blocks, arguments):
         values = np.zeros(len(arguments), np.int64)
@@ -57,7 +63,8 @@ class HostLauncher:
                 values.view(np.float64)[place] = value
             else:
                 values[place] = value
-        kernel(blocks, values.ctypes.data_as(ctypes.c_void_p))
+        error = kernel(blocks, values.ctypes.data_as(ctypes.c_void_p))
+        assert error is None, error.decode()
         self.launches.append(blocks)
 
     def holds(self, array):
