@@ -106,7 +106,7 @@ def run_on_gpu(dnn, operation, seed=0):
     random = np.random.RandomState(seed)
     inputs = {t.name: cupy.asarray(random.uniform(0.5, 1, t.shape).astype(t.dtype)) for t in operation.inputs}
     outputs = {t.name: cupy.zeros(t.shape, t.dtype) for t in operation.outputs}
-    dnn.run(operation, {name: array.data.ptr for name, array in {**inputs, **outputs}.items()})
+    dnn.plan(operation).run(*(array.data.ptr for array in (*inputs.values(), *outputs.values())))
     return {name: array.get() for name, array in outputs.items()}
 
 

@@ -62,19 +62,6 @@ class Dnn:
             return False
         return True
 
-    def run(self, operation, addresses):
-        """Computes an operation on the current stream; the device has to be the current one.
-
-        Args:
-            operation: :class:`~mixprec.backends.cudnn.operation.Operation`.
-            addresses: dict of the addresses of inputs and outputs by name.
-
-        Raises:
-            NoEngine: there is no engine for it.
-            CaptureError: the stream is capturing a CUDA graph, and something is to be built, measured or allocated.
-        """
-        self.plan(operation).run(*(addresses[tensor.name] for tensor in operation.tensors))
-
     def choose(self, key, candidates):
         """Chooses between whole implementations of the same.
 
