@@ -25,8 +25,9 @@ from primitive_cases import (
 )
 from test_primitives_convolution import activated, bounds, chainers, convolutions, drawn
 
+from mixprec.backends import announcements
 from mixprec.backends.cpu import PRIMITIVES
-from mixprec.backends.cuda import operations, ways
+from mixprec.backends.cuda import operations
 from mixprec.backends.cuda.ways import WithoutCudnn
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
@@ -52,7 +53,7 @@ def fresh(tmp_path_factory):
 @pytest.fixture
 def announced(monkeypatch, caplog):
     """What is announced, as if nothing had been announced before."""
-    monkeypatch.setattr(ways, "_announced", set())
+    monkeypatch.setattr(announcements, "_said", set())
     caplog.set_level(logging.WARNING, "mixprec")
     return caplog
 

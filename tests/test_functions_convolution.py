@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from nhwc import BFLOAT16, DTYPES, EPS, EPS32, assert_rounded, channels_last, normal, run, to_nchw, wide
 
 from mixprec import functions as F
-from mixprec.backends import cpu
-from mixprec.functions import node
+from mixprec.backends import announcements, cpu
 
 CONVOLUTIONS = {
     "n": st.integers(1, 3),
@@ -118,7 +117,7 @@ def test_zeros_in_padded_channels_change_nothing():
 
 
 def test_filters_in_chainers_order_are_copied_which_is_announced_once(caplog, monkeypatch):
-    monkeypatch.setattr(node, "_announced", set())
+    monkeypatch.setattr(announcements, "_said", set())
     x, W = normal(0, 2, 6, 6, 3), normal(1, 8, 3, 3, 3)
     with caplog.at_level(logging.WARNING, "mixprec"):
         y, (_, dW), dy = run(F.convolution_2d, (x, W))
@@ -133,7 +132,7 @@ def test_filters_in_chainers_order_are_copied_which_is_announced_once(caplog, mo
 
 
 def test_a_transposed_view_as_input(caplog, monkeypatch):
-    monkeypatch.setattr(node, "_announced", set())
+    monkeypatch.setattr(announcements, "_said", set())
     x, W = normal(0, 2, 3, 6, 6), channels_last(normal(1, 8, 3, 3, 3))
     with caplog.at_level(logging.WARNING, "mixprec"):
         y, (dx, dW), dy = run(lambda x, W: F.convolution_2d(CF.transpose(x, (0, 2, 3, 1)), W), (x, W))

@@ -1,13 +1,9 @@
-"""What all function nodes here share: gradients of arrays, no double backprop, what is slow is announced."""
-
-import logging
+"""What all function nodes here share: gradients of arrays, no double backprop, copies that are announced."""
 
 import chainer
 
 from mixprec.backends import primitives_of
-
-_logger = logging.getLogger("mixprec")
-_announced = set()
+from mixprec.backends.announcements import announce
 
 
 class Node(chainer.FunctionNode):
@@ -85,7 +81,7 @@ class Node(chainer.FunctionNode):
     def dense(self, argument, array):
         """Returns an input C-contiguous; if that takes a copy, this is announced once."""
         if not array.flags.c_contiguous:
-            announce(f"{self.name}: {argument} is not C-contiguous, and is copied in every step")
+            announce("%s: %s is not C-contiguous, and is copied in every step", self.name, argument)
         return dense(array)
 
 
@@ -94,13 +90,6 @@ def dense(array):
     if array.flags.c_contiguous:
         return array
     return chainer.backend.get_array_module(array).ascontiguousarray(array)
-
-
-def announce(message):
-    """Logs what is slower than it could be, each message once."""
-    if message not in _announced:
-        _announced.add(message)
-        _logger.warning(message)
 
 
 def pair(value):

@@ -1,16 +1,12 @@
 """Several ways to compute the same, and the choice between them."""
 
 import functools
-import logging
 
 import chainer
 
 from mixprec.backends.cuda.base import Base
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.library import CudnnMissing
-
-_logger = logging.getLogger("mixprec")
-_announced = set()
 
 
 class WithoutCudnn:
@@ -75,10 +71,3 @@ class Ways(Base):
             candidates = [(name, functools.partial(function, *arguments)) for name, function in found]
             way = ways[key] = dict(found)[self._cudnn().choose(" ".join(map(str, key)), candidates)]
         return way
-
-
-def announce(message, *arguments):
-    """Says something once for each combination of arguments."""
-    if (message, arguments) not in _announced:
-        _announced.add((message, arguments))
-        _logger.warning(message, *arguments)
