@@ -63,6 +63,7 @@ def _memory(tensor, buffer):
     extent = _extent(tensor)
     size = math.ceil(extent / 8) if tensor.dtype == np.bool_ else extent * tensor.dtype.itemsize
     if isinstance(buffer, int):
+        assert buffer % 16 == 0, f"{tensor.name}: the address is not a multiple of 16"  # the frontend has told cuDNN so
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(buffer))
     assert buffer.flags.c_contiguous, f"{tensor.name}: the array is not contiguous"
     if tensor.dtype != np.bool_:

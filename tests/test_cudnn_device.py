@@ -24,7 +24,12 @@ class FakeCupy:
         self.clock = 0.0
         self.stream = types.SimpleNamespace(ptr=5, is_capturing=lambda: False)
         properties = {"name": b"NVIDIA H200", "major": 9, "minor": 0}
-        runtime = types.SimpleNamespace(getDeviceProperties=lambda number: properties, driverGetVersion=lambda: 13000)
+        runtime = types.SimpleNamespace(
+            getDeviceProperties=lambda number: properties,
+            driverGetVersion=lambda: 13000,
+            memcpyDeviceToDevice=3,
+            memcpyAsync=lambda *arguments: self.log.append(arguments),
+        )
         self.cuda = types.SimpleNamespace(
             Device=lambda number: contextlib.nullcontext(number),
             runtime=runtime,
@@ -71,6 +76,11 @@ def test_a_device_says_what_measurements_depend_on(cupy):
     device = CupyDevice(0)
     assert (device.name, device.capability, device.driver) == ("NVIDIA H200", 90, 13000)
     assert (device.stream(), device.capturing(), device.allocate(7).size) == (5, False, 7)
+
+
+def test_bytes_are_copied_on_the_current_stream(cupy):
+    CupyDevice(0).copy(512, 514, 30)
+    assert cupy.log == [(512, 514, 30, 3, 5)]
 
 
 def test_functions_are_timed_behind_a_kernel_that_keeps_the_device_busy(cupy):

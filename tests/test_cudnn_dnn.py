@@ -13,7 +13,7 @@ import pytest
 from cudnn_host import HostDevice
 from operations import batch_norm, conv_fprop
 
-from mixprec.backends.cudnn import settings
+from mixprec.backends.cudnn import plans, settings
 from mixprec.backends.cudnn.dnn import Dnn
 from mixprec.backends.cudnn.errors import CaptureError, NoEngine
 from mixprec.backends.cudnn.handles import Handles
@@ -105,6 +105,50 @@ def test_what_runs_is_the_engine_of_the_plan(dnn):
     run(dnn, CONV)
     assert (dnn.plan(CONV).engine, dnn.plan(CONV).workspace) == ("eng0_k0=0", 2**20)
     assert fake_cudnn.executed == [(("conv_fprop",), 0)]
+
+
+def test_arrays_that_are_not_aligned_are_copied(dnn, caplog):
+    """Running statistics among them, which are input and output."""
+    operation = batch_norm(X, "float16")
+    expected = run(dnn, operation)
+    found = {}
+    for name, array in arrays(operation).items():
+        memory = np.empty(array.nbytes + 4, np.uint8)
+        found[name] = memory[4:].view(array.dtype).reshape(array.shape)
+        found[name][...] = array
+    assert all(address % 16 for address in addresses(found).values())
+    places = addresses(found)
+    for moved, running in (("next_mean", "running_mean"), ("next_var", "running_var")):
+        places[moved] = places[running]
+    dnn.plan(operation).run(*places.values())
+    for name in ("y", "mean", "invstd"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    for moved, running in (("next_mean", "running_mean"), ("next_var", "running_var")):
+        np.testing.assert_array_equal(found[running], expected[moved])
+    dnn.plan(operation).run(*places.values())
+    (message,) = caplog.messages
+    assert message.endswith(
+        "cuDNN wants arrays to begin at multiples of 16 bytes; x, gamma, beta, running_mean, running_var, y, mean, "
+        "invstd, next_mean, next_var is copied in each run"
+    )
+
+
+def test_work_is_on_the_plans_device(device, monkeypatch):
+    """Whichever is the current one, of which the current stream would be another."""
+    monkeypatch.setattr(device, "current", lambda: device.on(7))
+    dnn = Dnn(0, frontend=fake_cudnn, device=device)
+    seen = []
+    execute = fake_cudnn.pygraph.execute_plan_at_index
+
+    def recorded(self, pack, workspace, index, handle):
+        seen.append(handle.stream)
+        execute(self, pack, workspace, index, handle)
+
+    monkeypatch.setattr(fake_cudnn.pygraph, "execute_plan_at_index", recorded)
+    run(dnn, CONV)
+    settings.configure(autotune="measure")
+    run(dnn, CONV)
+    assert set(seen) == {7}
 
 
 # The cache of plans
@@ -264,6 +308,34 @@ def test_no_engine_that_builds_says_why(dnn, monkeypatch):
     assert refusal(dnn, CONV).endswith(": kernel 2")
 
 
+FAULT = "[cudnn_frontend] Error: CUDNN_STATUS_ALLOC_FAILED"
+
+
+@pytest.mark.parametrize("method", ["create_execution_plans", "build_plan_at_index"])
+def test_a_fault_is_not_the_lack_of_an_engine(dnn, monkeypatch, method):
+    def failing(self, argument):
+        raise RuntimeError(FAULT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fake_cudnn.pygraph, method, failing)
+        with pytest.raises(RuntimeError) as caught:
+            dnn.supports(CONV)
+    assert str(caught.value) == f"cuDNN cannot build {TEXT}: {FAULT}"
+    assert dnn.supports(CONV)  # it is not remembered
+
+
+def test_a_fault_of_one_engine_leaves_the_others(dnn, monkeypatch):
+    build = fake_cudnn.pygraph.build_plan_at_index
+
+    def failing(self, index):
+        if index == 0:
+            raise RuntimeError(FAULT)
+        build(self, index)
+
+    monkeypatch.setattr(fake_cudnn.pygraph, "build_plan_at_index", failing)
+    assert dnn.plan(CONV).engine == "eng1_k0=0"
+
+
 # Measuring
 
 
@@ -392,11 +464,43 @@ def test_nothing_is_measured_or_kept_without_being_asked(dnn, device, monkeypatc
 
 
 def test_not_more_engines_are_measured_than_the_limit(dnn, monkeypatch):
-    plans = [fake_cudnn.Plan(number, 0, set(), set()) for number in range(60)]
-    monkeypatch.setattr(fake_cudnn, "PLANS", plans)
+    monkeypatch.setattr(fake_cudnn, "PLANS", [fake_cudnn.Plan(number, 0, set(), set()) for number in range(60)])
     settings.configure(autotune="measure")
     run(dnn, CONV)
     assert {index for _, index in fake_cudnn.executed} == set(range(24))
+
+
+def test_engines_that_take_long_to_build_are_fewer(dnn, monkeypatch):
+    clock = itertools.count(step=2.0)
+    monkeypatch.setattr(plans.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(fake_cudnn, "PLANS", [fake_cudnn.Plan(number, 0, set(), set()) for number in range(60)])
+    settings.configure(autotune="measure")
+    run(dnn, CONV)
+    assert {index for _, index in fake_cudnn.executed} == {0, 1}
+
+
+def test_engines_for_which_there_is_no_memory_are_not_measured(device, monkeypatch):
+    allocate = device.allocate
+
+    def scarce(size):
+        if size > 2**12:
+            raise MemoryError("out of memory")
+        return allocate(size)
+
+    monkeypatch.setattr(device, "allocate", scarce)
+    settings.configure(autotune="measure")
+    run(Dnn(0, frontend=fake_cudnn, device=device), CONV)
+    assert {index for _, index in fake_cudnn.executed} == {1, 2}
+
+
+def test_no_memory_at_all_is_an_error(dnn, device, monkeypatch):
+    def none(size):
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(device, "allocate", none)
+    settings.configure(autotune="measure")
+    with pytest.raises(MemoryError):
+        run(dnn, CONV)
 
 
 def test_an_engine_that_two_heuristics_name_is_measured_once(dnn, monkeypatch):
@@ -643,3 +747,16 @@ def test_a_workspace_that_a_graph_holds_stays(device, monkeypatch):
             assert spaces.address(stream, 200) == 200
             assert spaces.address(stream, 100) == 200
         assert alive == left
+
+
+@pytest.mark.parametrize(("stream", "count"), [(2, 2), (5, 1)])
+def test_streams_of_threads_have_workspaces_of_their_own(device, stream, count):
+    """The address of cudaStreamPerThread is the same in all threads, and the stream is not."""
+    spaces, found, both = Workspaces(device), set(), threading.Barrier(2)
+
+    def ask():
+        found.add(spaces.address(stream, 100))
+        both.wait()
+
+    in_threads([ask, ask])
+    assert len(found) == count

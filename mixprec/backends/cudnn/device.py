@@ -58,6 +58,12 @@ class CupyDevice:
         with self._device:
             return self._cuda.alloc(size)
 
+    def copy(self, target, source, size):
+        """Copies bytes between addresses on the device, on the current stream."""
+        runtime = self._cuda.runtime
+        with self._device:
+            runtime.memcpyAsync(target, source, size, runtime.memcpyDeviceToDevice, self.stream())
+
     def times(self, functions):
         """Calls functions one after the other and returns what each of them took on the device, in milliseconds."""
         with self._device:

@@ -41,6 +41,7 @@ class Dnn:
 
         Raises:
             NoEngine: there is no engine for it.
+            RuntimeError: something went wrong that another attempt may not meet, such as a lack of memory.
             CaptureError: it is not built yet, and the current stream is capturing a CUDA graph.
         """
         key = operation, settings.current()
@@ -90,15 +91,15 @@ class Dnn:
         return [plan for plan in self._plans.values() if type(plan) is not str]
 
     def _build(self, operation, now):
-        if self._device.capturing():
-            raise CaptureError(
-                f"cuDNN: {operation} is not built yet, and cannot be while a CUDA graph captures: run the step eagerly "
-                "first"
-            )
-        where = {"handle": self._executor.handles.on(self._device.stream()), "sm_version": self._device.capability}
         try:
             with self._device.current():
-                engines = Engines(self._frontend, operation, now, **where)
+                if self._device.capturing():
+                    raise CaptureError(
+                        f"cuDNN: {operation} is not built yet, and cannot be while a CUDA graph captures: run the step "
+                        "eagerly first"
+                    )
+                handle = self._executor.handles.on(self._device.stream())
+                engines = Engines(self._frontend, operation, now, handle=handle, sm_version=self._device.capability)
                 return Plan(operation, now, engines, self._executor, self._choices_in(now.cache))
         except NoEngine as error:
             version = self._frontend.backend_version_string()

@@ -1,9 +1,14 @@
 """The engines that cuDNN has for an operation."""
 
+import re
+
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.graphs import describe
 from mixprec.backends.cudnn.library import data_type
 
+# In the text of an error: it says nothing about engines. cuDNN could not load a library or get memory, or the GPU has
+# failed before.
+_FAULT = re.compile("CUDNN_STATUS_(?!NOT_SUPPORTED|BAD_PARAM)|CUDA_ERROR|cudaError")
 _MODES = {"off": ("A", "FALLBACK"), "heuristic": ("B", "FALLBACK"), "measure": ("A", "B", "FALLBACK")}
 
 
@@ -24,15 +29,19 @@ class Engines:
 
     Raises:
         NoEngine: cuDNN has none, whatever the workspace.
+        RuntimeError: cuDNN could not even look.
     """
 
     def __init__(self, frontend, operation, settings, **where):
         self._limit = settings.workspace
+        self._operation = operation
+        self._unsupported = frontend.cudnnGraphNotSupportedError
         self._failures = (frontend.cudnnGraphNotSupportedError, RuntimeError, ValueError)
         self._excluded = _excluded_notes(operation, settings)
         self._sizes = {}  # bytes of workspace of the engines that were built
         self._too_large = {}  # those of the engines that need more than the limit
         self._reason = "none is offered"
+        self._fault = None  # an error that says nothing about an engine
         self.graph = frontend.pygraph(
             io_data_type=data_type(frontend, operation.inputs[0].dtype),
             intermediate_data_type=frontend.data_type.FLOAT,
@@ -53,8 +62,8 @@ class Engines:
             getattr(self.graph, "_note_filters", []).clear()
             self.graph.check_support()
         except self._failures as error:
-            self._reason = _one_line(error)
-            raise NoEngine(self.why_none()) from error
+            self._note(error)
+            raise self.none() from error
         self._indices = {}
         for index in range(self.graph.get_execution_plan_count()):
             self._indices.setdefault(self.graph.get_plan_name_at_index(index), index)
@@ -78,7 +87,7 @@ class Engines:
             self.graph.build_plan_at_index(index)
             size = self.graph.get_workspace_size_plan_at_index(index)
         except self._failures as error:
-            self._reason = _one_line(error)
+            self._note(error)
             return False
         if size > self._limit:
             self._too_large[name] = size
@@ -90,6 +99,12 @@ class Engines:
         """Yields the names of engines that can be used, in the order of cuDNN's heuristics, building one at a time."""
         return filter(self.build, self._indices)
 
+    def none(self):
+        """Returns what to raise when no engine can be used: NoEngine; RuntimeError if that may not be so for good."""
+        if self._fault is None:
+            return NoEngine(self.why_none())
+        return RuntimeError(f"cuDNN cannot build {self._operation}: {self._fault}")
+
     def why_none(self):
         """Returns the reason why no engine can be used, or why the last one that failed did."""
         if self._too_large:
@@ -100,6 +115,11 @@ class Engines:
             )
         without = f", without those that have the notes {' and '.join(self._excluded)}" if self._excluded else ""
         return self._reason + without
+
+    def _note(self, error):
+        self._reason = _one_line(error)
+        if not isinstance(error, self._unsupported) and _FAULT.search(str(error)):
+            self._fault = self._reason
 
 
 def _excluded_notes(operation, settings):

@@ -1,6 +1,10 @@
 """Temporary memory of engines."""
 
+import threading
+
 from mixprec.backends.cudnn.errors import CaptureError
+
+_PER_THREAD = 2  # cudaStreamPerThread: the address of as many streams as there are threads
 
 
 class Workspaces:
@@ -26,7 +30,8 @@ class Workspaces:
         """
         if not size:
             return 0
-        buffer = self._buffers.get(stream)
+        key = (stream, threading.get_ident()) if stream == _PER_THREAD else stream
+        buffer = self._buffers.get(key)
         capturing = self._device.capturing()
         if buffer is None or buffer.size < size:
             if capturing:
@@ -35,7 +40,7 @@ class Workspaces:
                     f"{0 if buffer is None else buffer.size} bytes are there; none can be made while a CUDA graph "
                     "captures: run the step eagerly first, on the same stream"
                 )
-            buffer = self._buffers[stream] = _Buffer(self._device.allocate(size), size)
+            buffer = self._buffers[key] = _Buffer(self._device.allocate(size), size)
         if capturing and not buffer.captured:
             # The graph holds the address for good: the buffer stays, also after a larger one has taken its place.
             buffer.captured = True
