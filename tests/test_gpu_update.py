@@ -8,6 +8,7 @@ from update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rule
 
 import mixprec
 from mixprec.backends.launch import CupyLauncher
+from mixprec.update.copies import BFLOAT16
 from mixprec.update.device import Scaling
 
 pytestmark = pytest.mark.gpu
@@ -17,6 +18,7 @@ EXACT = ("SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "AdaGrad", 
 EXACT += ("RMSprop, eps inside", "SMORMS3", "LARS, not adapted")
 
 
+DTYPES = (np.float16, BFLOAT16, np.float32)
 SPIN = """
 extern "C" __global__ void spin(long long clocks) {
     for (const long long start = clock64(); clock64() - start < clocks;) {}
@@ -47,7 +49,7 @@ def twin(params, hooks=(), rule_hooks=(), send=None):
 
 @pytest.mark.parametrize("hooks", ["none", "lasso and hard clipping"])
 def test_rules_are_chainers_bit_for_bit(hooks):
-    params = [(name, size, dtype) for name in EXACT for size in SIZES for dtype in (np.float16, np.float32)]
+    params = [(name, size, dtype) for name in EXACT for size in SIZES for dtype in DTYPES]
     run(twin(params, HOOKS[hooks]), exactly)
 
 
@@ -61,7 +63,7 @@ def test_all_rules_with_hooks_are_chainers(hooks):
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "LARS", "LAMB"])
 def test_parameters_of_many_blocks(name):
-    both = twin([(name, size, dtype) for size in (1, 3_000_017, 64) for dtype in (np.float16, np.float32)])
+    both = twin([(name, size, dtype) for size in (1, 3_000_017, 64) for dtype in DTYPES])
     run(both, closely, steps=4, skipped={1})
 
 
@@ -73,13 +75,12 @@ def test_arrays_that_are_not_aligned():
         view[...] = cupy.asarray(value)
         return view
 
-    run(
-        twin([("MomentumSGD", size, dtype) for size in SIZES for dtype in (np.float16, np.float32)], send=send), exactly
-    )
+    run(twin([("MomentumSGD", size, dtype) for size in SIZES for dtype in DTYPES], send=send), exactly)
 
 
-def test_what_is_written_into_a_copy_reaches_its_master():
-    both = twin([("MomentumSGD", size, np.float16) for size in SIZES], [optimizer_hooks.WeightDecay(0.1)])
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_what_is_written_into_a_copy_reaches_its_master(dtype):
+    both = twin([("MomentumSGD", size, dtype) for size in SIZES], [optimizer_hooks.WeightDecay(0.1)])
     for step in range(3):
         for entry in both.entries:
             entry.param.array[::3] = step + 0.5
@@ -162,7 +163,7 @@ def test_a_graph_of_a_step_is_a_step():
     """Captured once, also what is uploaded, and launched three times."""
     import cupy
 
-    both = twin([(name, 4099, dtype) for name in ("MomentumSGD", "Adam") for dtype in (np.float16, np.float32)])
+    both = twin([(name, 4099, dtype) for name in ("MomentumSGD", "Adam") for dtype in DTYPES])
     gradients = both.gradients()
     cupy.cuda.Device().synchronize()
     stream = cupy.cuda.Stream(non_blocking=True)

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from update_pair import RULES, Pair, new_optimizer, rate_of
 
+from mixprec.update.copies import BFLOAT16 as BF16
+
 F16, F32, F64 = np.float16, np.float32, np.float64
 
 # A chunk has 32,768 elements, and from 8,192 on a parameter has chunks of its own.
@@ -20,6 +22,10 @@ MANY = {
     "half_scalar": ((), F16),
     "half_empty": ((0, 3), F16),
     "half_tensor": ((4, 3, 2, 5), F16),
+    **{f"brain{size}": ((size,), BF16) for size in (1, 31, 8191, 8192)},
+    "brain_chunks": ((3, 11000), BF16),
+    "brain_scalar": ((), BF16),
+    "brain_empty": ((0, 2), BF16),
     "single7": ((7,), F32),
     "single8192": ((2, 4096), F32),
     "single_scalar": ((), F32),
@@ -31,19 +37,22 @@ MANY = {
     "own_rate_empty": ((0,), F16),
     "late_rate": ((8200,), F16),
     "disabled": ((5, 5), F16),
+    "disabled_brain": ((5, 3), BF16),
     "disabled_large": ((8192,), F16),
     "no_rule": ((5,), F16),
     "never": ((6,), F16),
+    "never_brain": ((6,), BF16),
     "seldom": ((8193,), F16),
 }
 FEW = {"a": ((3, 4), F16), "b": ((4,), F16), "c": ((5,), F32), "d": ((2, 3), F64), "large": ((8199,), F16)}
+FEW_BRAIN = {name: (shape, BF16 if dtype == F16 else dtype) for name, (shape, dtype) in FEW.items()}
 
 
 def _with_odd_ones(side):
     rate = rate_of(side.optimizer)
     for name in ("own_rate", "own_rate_empty"):
         setattr(side.rule(name).hyperparam, rate, 0.051)
-    for name in ("disabled", "disabled_large"):
+    for name in ("disabled", "disabled_brain", "disabled_large"):
         side.rule(name).enabled = False
     side.param("no_rule").update_rule = None
 
@@ -74,22 +83,29 @@ def test_every_rule_is_chainers(name):
     pair = Pair(lambda: new_optimizer(name), MANY)
     pair.do(_with_odd_ones)
     if name not in ("LARS", "LAMB"):
-        assert pair.wrapped.optimizer.report().batched == len(MANY) - 3
+        assert pair.wrapped.optimizer.report().batched == len(MANY) - 4
     spoiled = {0: "half_chunks", 1: "half7", 24: "single8192", 25: "half_scalar", 26: "disabled", 49: "double8195"}
+    spoiled |= {8: "brain_chunks", 9: "brain31"}
     for step in range(50):
         pair.do(_schedule, step)
-        missing = {"never", *([] if step % 7 == 5 else ["seldom"]), f"half{(1, 7, 31)[step % 3]}"}
+        missing = {
+            "never",
+            "never_brain",
+            *([] if step % 7 == 5 else ["seldom"]),
+            f"half{(1, 7, 31)[step % 3]}",
+            f"brain{(1, 31)[step % 2]}",
+        }
         spoil = (spoiled[step], (np.inf, -np.inf, np.nan)[step % 3]) if step in spoiled else None
         pair.step(_scale(pair.random, MANY, step), missing=missing - {spoiled.get(step)}, spoil=spoil)
         if step % 10 == 9 or step in (0, 1, 2, 24, 26):
             pair.assert_same()
-    assert pair.applied == 44
+    assert pair.applied == 42
 
 
 def _zoo():
     params, rules = {}, {}
     for place, name in enumerate(RULES):
-        for number, (shape, dtype) in enumerate([((7,), F16), ((3, 2), F32), ((5,), F64), ((1,), F16)]):
+        for number, (shape, dtype) in enumerate([((7,), F16), ((3, 2), F32), ((5,), F64), ((1,), BF16)]):
             params[f"p{place}_{number}"] = shape, dtype
             rules[f"p{place}_{number}"] = name
     params["large"], rules["large"] = ((8195,), F16), "Adam"
@@ -414,11 +430,11 @@ EVENTS = {
 }
 
 
-@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize(("few", "looks"), [(FEW, False), (FEW, True), (FEW_BRAIN, True)], ids=["", "looks", "brain"])
 @pytest.mark.parametrize(("event", "name"), [(event, name) for event, names in EVENTS.items() for name in names])
-def test_the_middle_of_a_run(event, name, looks):
+def test_the_middle_of_a_run(event, name, few, looks):
     """Something every third step, with skips before and after it; also if others have looked at the model meanwhile."""
-    pair = Pair(lambda: new_optimizer(name), {**FEW, "extra": ((3, 4), F16)})
+    pair = Pair(lambda: new_optimizer(name), {**few, "extra": few["a"]})
     runs = [iter(event(side) or ()) for side in pair.sides]
     for step in range(20):
         if step % 3 == 2:
@@ -439,7 +455,7 @@ def test_the_middle_of_a_run(event, name, looks):
 
 _SHAPES = st.sampled_from([(), (1,), (0, 2), (7,), (3, 5), (1023,), (1025,), (8191,), (8192,), (32769,)])
 _PARAMS = st.lists(
-    st.tuples(_SHAPES, st.sampled_from([F16, F16, F32, F64]), st.sampled_from(list(RULES)), st.booleans()),
+    st.tuples(_SHAPES, st.sampled_from([F16, BF16, F32, F64]), st.sampled_from(list(RULES)), st.booleans()),
     min_size=1,
     max_size=8,
 )

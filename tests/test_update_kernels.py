@@ -11,12 +11,13 @@ import chainer
 import numpy as np
 import pytest
 from chainer import optimizer_hooks
-from device_stand_in import DeviceArray, array
+from device_stand_in import array
 from host_launch import HostLauncher
 from scipy import stats
 from update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run
 
 import mixprec
+from mixprec.update.copies import BFLOAT16
 from mixprec.update.device import DeviceBatch, Scaling
 from mixprec.update.source import source_of
 
@@ -198,7 +199,7 @@ def test_gradients_are_not_kept_alive(launcher):
     assert gradient() is None
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32])
 def test_arrays_that_are_not_aligned(compiled, dtype):
     """Views into other arrays. An access that is not aligned to its size, an error on a GPU, ends the process here."""
     flags = ("-ffp-contract=off", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
@@ -214,8 +215,9 @@ def test_arrays_that_are_not_aligned(compiled, dtype):
     run(both, exactly, steps=3, skipped={1})
 
 
-def test_gradients_that_are_not_contiguous(launcher):
-    both = twin(launcher, [("SGD", (6, 5), np.float16)])
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+def test_gradients_that_are_not_contiguous(launcher, dtype):
+    both = twin(launcher, [("SGD", (6, 5), dtype)])
     gradient = both.gradients()[0]
     expected, _ = both.expect([gradient], 1)
     turned = array(np.ascontiguousarray(gradient.T)).T
@@ -230,7 +232,7 @@ def test_gradients_that_are_not_contiguous(launcher):
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_zero_gradients_also_if_skipped(launcher, skip):
-    both = twin(launcher, [("SGD", size, dtype) for size in SIZES for dtype in (np.float16, np.float32)])
+    both = twin(launcher, [("SGD", size, dtype) for size in SIZES for dtype in (np.float16, BFLOAT16, np.float32)])
     both.set_gradients(both.gradients(missing={2}))
     before = both.masters()
     both.batch.check()
@@ -241,12 +243,13 @@ def test_zero_gradients_also_if_skipped(launcher, skip):
         assert changed == (not skip and place != 2)
 
 
-def test_what_is_written_into_a_copy_reaches_its_master(launcher):
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+def test_what_is_written_into_a_copy_reaches_its_master(launcher, dtype):
     hooks = [optimizer_hooks.WeightDecay(0.1)]
-    both = twin(launcher, [("MomentumSGD", size, np.float16) for size in SIZES], hooks)
+    both = twin(launcher, [("MomentumSGD", size, dtype) for size in SIZES], hooks)
     for step in range(3):
         for entry in both.entries:
-            entry.param.array[::3] = np.float16(step + 0.5)
+            entry.param.array[::3] = step + 0.5
         gradients = both.gradients()
         both.set_gradients(gradients)
         expected = both.expect(gradients, 1)
@@ -255,53 +258,20 @@ def test_what_is_written_into_a_copy_reaches_its_master(launcher):
         exactly(both, expected, None)
 
 
-def test_an_inf_in_a_copy_is_seen_by_hooks(launcher):
-    both = twin(launcher, [("SGD", 9, np.float16)], [optimizer_hooks.WeightDecay(0.1)])
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+def test_an_inf_in_a_copy_is_seen_by_hooks(launcher, dtype):
+    both = twin(launcher, [("SGD", 9, dtype)], [optimizer_hooks.WeightDecay(0.1)])
     both.entries[0].param.array[4] = np.inf
     both.set_gradients(both.gradients())
     assert receive(both.batch.check())
 
 
-def test_bfloat16_copies_and_gradients(launcher):
-    """Raw bits, as NumPy has no such type: the upper half of a float32, rounded to nearest, ties to even."""
-
-    class Bits(DeviceArray):
-        dtype = property(lambda self: BFloat16)
-
-    class BFloat16:
-        def __repr__(self):
-            return "bfloat16"
-
-    BFloat16 = BFloat16()
-
-    def bits_of(value):
-        bits = value.astype(np.float32).view(np.uint32).astype(np.uint64)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-    def values_of(bits):
-        return (bits.astype(np.uint32) << 16).view(np.float32)
-
-    both = twin(launcher, [("MomentumSGD", size, np.float32) for size in SIZES])
-    entries, gradients = [], []
-    for entry in both.entries:
-        gradient = bits_of(both.random.normal(size=entry.master.shape))
-        param = parameter(bits_of(receive(entry.master.array)).view(Bits), gradient.view(Bits))
-        gradients.append(values_of(gradient))
-        entries.append(dataclasses.replace(entry, param=param))
-    expected, _ = both.expect(gradients, 1)
-    batch = DeviceBatch(entries, launcher)
-    assert not receive(batch.check())
-    batch.update()
-    for entry, master in zip(entries, expected, strict=True):
-        np.testing.assert_array_equal(receive(entry.master.array), master)
-        np.testing.assert_array_equal(np.asarray(entry.param._data[0]).view(np.uint16), bits_of(master))
-
-
 @pytest.mark.parametrize("size", [1, 4099])
-def test_a_master_is_looked_at_where_its_copy_does_not_tell(launcher, size):
+@pytest.mark.parametrize(("dtype", "value"), [(np.float16, 1e6), (BFLOAT16, 3.4e38)])
+def test_a_master_is_looked_at_where_its_copy_does_not_tell(launcher, dtype, value, size):
     """Beyond 65,504 a float16 copy is inf and its master is not, which is what takes part."""
-    both = twin(launcher, [("SGD", size, np.float16)], [optimizer_hooks.WeightDecay(0.5)])
-    both.entries[0].master.array[size - 1] = 1e6
+    both = twin(launcher, [("SGD", size, dtype)], [optimizer_hooks.WeightDecay(0.5)])
+    both.entries[0].master.array[size - 1] = value
     both.entries[0].param.array[size - 1] = np.inf
     gradients = both.gradients()
     both.set_gradients(gradients)

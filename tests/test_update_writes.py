@@ -10,7 +10,9 @@ from chainer import optimizer_hooks, optimizers, serializers
 from update_pair import add, assert_same_bits, link_of
 
 import mixprec
+from mixprec.update.copies import BFLOAT16
 
+HALVES = pytest.mark.parametrize("half", [np.dtype(np.float16), BFLOAT16], ids=str)
 # In a pack with others, in a chunk of its own, in three of them.
 SHAPES = [(7,), (3, 5), (8192,), (257, 260)]
 BATCHED = pytest.mark.parametrize("batched", [True, False])
@@ -77,13 +79,15 @@ def _npz(optimizer, values, where, tmp_path):
 
 
 @BATCHED
+@HALVES
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("elements", ["all", "first", "last"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("write", [_elements, _view, _copydata, _another_array, _npz])
-def test_a_write_reaches_the_master(write, shape, elements, skip, batched, tmp_path):
-    """All elements, or one and no other, which keep what they have beyond FP16; also if the next step is skipped."""
-    optimizer = _optimizer({"w": _values(shape), "x": _values((3,)), "y": _values((8200,))}, batched=batched)
+def test_a_write_reaches_the_master(write, shape, elements, skip, half, batched, tmp_path):
+    """All elements, or one and no other, which keep what they have beyond 16 bits; also if the next step is skipped."""
+    arrays = {"w": _values(shape, dtype=half), "x": _values((3,)), "y": _values((8200,), dtype=half)}
+    optimizer = _optimizer(arrays, batched=batched)
     for seed in (1, 2):
         _step(optimizer, seed)
     _freeze(optimizer)
@@ -92,7 +96,7 @@ def test_a_write_reaches_the_master(write, shape, elements, skip, batched, tmp_p
     assert not np.array_equal(master, array)
     where = np.zeros(shape, bool)
     where.reshape(-1)[{"all": slice(None), "first": 0, "last": -1}[elements]] = True
-    written = _values(shape, 9)
+    written = _values(shape, 9, half)
     write(optimizer, written, where, tmp_path)
     _step(optimizer, 3, bad="/y" if skip else None)
     if write is not _npz:  # whoever writes the value that is there does not write
@@ -100,16 +104,18 @@ def test_a_write_reaches_the_master(write, shape, elements, skip, batched, tmp_p
     expected = np.where(where, written, master).astype(np.float32)
     assert_same_bits(_master_array(optimizer.target.w), expected, "the master, before anybody asks for it")
     assert_same_bits(optimizer.master(optimizer.target.w).array, expected, "the master")
-    assert_same_bits(optimizer.target.w.array, expected.astype(np.float16), "the parameter")
+    assert_same_bits(optimizer.target.w.array, expected.astype(half), "the parameter")
     _step(optimizer, 4)
     assert_same_bits(optimizer.master(optimizer.target.w).array, expected, "the master, a step later")
 
 
 @BATCHED
+@HALVES
 @pytest.mark.parametrize("value", [0.0, -0.0, 65504, np.inf, np.nan, 2.0**-24])
-def test_any_value_may_be_written(value, batched):
+def test_any_value_may_be_written(value, half, batched):
     """Zeros of both signs, and what is not finite; a NaN stays one."""
-    optimizer = _optimizer({"w": _values((9,)), "x": _values((8192,)), "y": _values((3,))}, batched=batched)
+    arrays = {"w": _values((9,), dtype=half), "x": _values((8192,), dtype=half), "y": _values((3,))}
+    optimizer = _optimizer(arrays, batched=batched)
     _step(optimizer)
     written = optimizer.target.w, optimizer.target.x
     for param in written:
@@ -117,15 +123,17 @@ def test_any_value_may_be_written(value, batched):
     _step(optimizer, bad="/y")
     for param in written:
         master = optimizer.master(param).array
-        np.testing.assert_array_equal(master[5], np.float32(value))
-        assert np.signbit(master[5]) == np.signbit(np.float32(value))
+        expected = np.array(value, half).astype(np.float32)
+        np.testing.assert_array_equal(master[5], expected)
+        assert np.signbit(master[5]) == np.signbit(expected)
         assert np.count_nonzero(master != param.array) > 2
 
 
 @BATCHED
-def test_a_write_of_the_value_that_is_there_changes_nothing(batched):
+@HALVES
+def test_a_write_of_the_value_that_is_there_changes_nothing(half, batched):
     """The master keeps its bits."""
-    optimizer = _optimizer({"w": _values((9,)), "x": _values((8192,))}, batched=batched)
+    optimizer = _optimizer({"w": _values((9,), dtype=half), "x": _values((8192,), dtype=half)}, batched=batched)
     _step(optimizer)
     _freeze(optimizer)
     before = {name: optimizer.master(param).array.copy() for name, param in optimizer.target.namedparams()}
@@ -138,9 +146,11 @@ def test_a_write_of_the_value_that_is_there_changes_nothing(batched):
 
 @pytest.mark.parametrize("hooks", [(), [optimizer_hooks.GradientClipping(1.0)], [optimizer_hooks.WeightDecay(0.1)]])
 @pytest.mark.parametrize("rule", ["enabled", "disabled", "none", "unknown hook"])
-def test_writes_whoever_updates_the_parameter(rule, hooks):
+@HALVES
+def test_writes_whoever_updates_the_parameter(half, rule, hooks):
     """The batch, Chainer, or nobody."""
-    optimizer = _optimizer({"w": _values((9,)), "x": _values((8192,)), "z": _values((4,))}, hooks=hooks)
+    arrays = {"w": _values((9,), dtype=half), "x": _values((8192,), dtype=half), "z": _values((4,))}
+    optimizer = _optimizer(arrays, hooks=hooks)
     for param in (optimizer.target.w, optimizer.target.x):
         if rule == "disabled":
             param.update_rule.enabled = False
@@ -192,7 +202,7 @@ def test_a_write_into_an_fp32_parameter_is_a_write_into_its_master():
 
 @BATCHED
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32])
 def test_another_array_of_the_same_shape(shape, dtype, batched):
     """It is the parameter from now on, and is updated in place; the old one is left alone."""
     optimizer = _optimizer({"w": _values(shape, dtype=dtype), "x": _values((3,))}, batched=batched)
@@ -201,7 +211,7 @@ def test_another_array_of_the_same_shape(shape, dtype, batched):
     before, master = old.copy(), optimizer.master(optimizer.target.w).array.copy()
     optimizer.target.w.array = new = _values(shape, 5, dtype)
     expected = new.astype(np.float32)
-    if dtype == np.float16:
+    if dtype != np.float32:
         np.copyto(expected, master, where=new == before)
     momentum = np.asarray(optimizer.target.w.update_rule.state["v"]).copy()
     _step(optimizer, 2)
@@ -337,7 +347,7 @@ ODD = [_transposed, _strided, _reversed, _broadcast, _read_only]
 
 @BATCHED
 @pytest.mark.parametrize("shape", [(4, 6), (257, 260)])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32])
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("hooks", [(), [optimizer_hooks.WeightDecay(0.1)], [optimizer_hooks.GradientClipping(0.1)]])
 def test_gradients_in_odd_layouts(odd, shape, dtype, hooks, batched):
@@ -366,13 +376,24 @@ def test_gradients_in_odd_layouts(odd, shape, dtype, hooks, batched):
 @BATCHED
 @pytest.mark.parametrize("size", [6, 8192])
 @pytest.mark.parametrize(
-    ("param", "gradient"), [(np.float16, np.float32), (np.float32, np.float64), (np.float16, "f8")]
+    ("param", "gradient"),
+    [
+        (np.float16, np.float32),
+        (np.float32, np.float64),
+        (np.float16, "f8"),
+        (np.float16, BFLOAT16),
+        (BFLOAT16, np.float16),
+        (BFLOAT16, np.float32),
+        (BFLOAT16, "f8"),
+    ],
 )
 def test_a_gradient_in_another_float_dtype(param, gradient, size, batched):
     """Chainer's setter refuses it, users' backward passes may leave it; no bit is lost before FP32."""
-    optimizer = _optimizer({"w": np.zeros(size, param), "x": _values((3,))}, optimizers.SGD(lr=1.0), batched=batched)
+    arrays = {"w": np.zeros(size, param), "x": _values((3,), dtype=param)}
+    optimizer = _optimizer(arrays, optimizers.SGD(lr=1.0), batched=batched)
+    optimizer.target.x.grad = optimizer.target.x.array.copy()
     values = _values((size,), 1, gradient)
-    optimizer.target.cleargrads()
+    optimizer.target.w.cleargrad()
     optimizer.target.w._grad = values
     optimizer.target.w._grad_valid = True
     optimizer.update()
@@ -381,7 +402,7 @@ def test_a_gradient_in_another_float_dtype(param, gradient, size, batched):
 
 @BATCHED
 @pytest.mark.parametrize("odd", [_transposed, _strided, _reversed])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32])
 @pytest.mark.parametrize("shape", [(4, 6), (257, 260)])
 def test_parameters_in_odd_layouts(odd, dtype, shape, batched):
     """They are updated in place, to the same bits; those with gaps or backwards one by one."""

@@ -1,6 +1,6 @@
 """A wrapped optimizer beside one of plain Chainer, for comparisons bit for bit.
 
-The plain one has an FP32 parameter for every FP16 one, and the others as they are. It gets the same gradients,
+The plain one has an FP32 parameter for every FP16 or BF16 one, and the others as they are. It gets the same gradients,
 unscaled, and no call of ``update()`` in a step that overflows. Nothing of this package is in its way.
 """
 
@@ -9,6 +9,7 @@ import numpy as np
 from chainer import optimizers
 
 import mixprec
+from mixprec.update.copies import is_copy
 
 # Hyperparameters that are no short binary fractions, so that every rounding counts.
 _ADAM = {"alpha": 0.013, "beta1": 0.87, "beta2": 0.983, "eps": 3e-7}
@@ -106,7 +107,7 @@ class Side:
     def add(self, name, shape, dtype=np.float16, rule=True):
         """Gives the model another parameter, of FP32 on the plain side; ``shape`` may be ``None``."""
         array = None if shape is None else initial(shape, dtype)
-        if not self.wrapped and dtype == np.float16:
+        if not self.wrapped and is_copy(dtype):
             dtype = np.float32
             array = None if array is None else array.astype(dtype)
         param = add(self.link, name, array, dtype)
@@ -219,7 +220,7 @@ class Pair:
 
 
 def initial(shape, dtype):
-    """The first values of a parameter: the same for the same shape, and exact in every dtype."""
+    """The first values of a parameter: the same for the same shape, and no more of them than a float16 holds."""
     size = int(np.prod(shape))
     return np.asarray(_NOISE[size % 97 :][:size].reshape(shape).astype(np.float16).astype(dtype))
 

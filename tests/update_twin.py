@@ -6,6 +6,7 @@ from chainer import optimizer_hooks, optimizers
 from chainer_rules import OPTIMIZERS
 from device_stand_in import DeviceArray
 
+from mixprec.update.copies import BFLOAT16
 from mixprec.update.device import DeviceBatch
 from mixprec.update.entries import Entry, FoldedHook
 from mixprec.update.hooks import fold_of
@@ -63,8 +64,6 @@ class Twin:
                 setattr(self.link, f"p{place}", chainer.Parameter(array.copy()))
             master = chainer.Parameter(send(array))
             param = master if dtype == np.float32 else chainer.Parameter(send(array.astype(dtype)))
-            if dtype == np.float16:  # otherwise the copy would look as if somebody had written it
-                master.array[...] = send(array)
             rule = None
             if name:
                 rule = self.optimizers[name].create_update_rule()
@@ -126,7 +125,7 @@ class Twin:
         for param, entry, gradient, master, state in states:
             if entry.param is not entry.master:
                 copy = self.receive(entry.param.array)
-                written = copy.view(np.int16) != master.astype(np.float16).view(np.int16)
+                written = copy.view(np.int16) != master.astype(copy.dtype).view(np.int16)
                 master[written] = copy[written]
             param.array[...] = master
             param.grad = None if gradient is None else gradient.astype(np.float32) * np.float32(inverse)
@@ -153,6 +152,7 @@ def of_all_rules():
     for place, name in enumerate(RULES):
         params.append((name, SIZES[place % 4], np.float16))
         params.append((name, SIZES[(place + 1) % 4], np.float32))
+        params.append((name, SIZES[(place + 2) % 4], BFLOAT16))
     return params
 
 
@@ -183,7 +183,7 @@ def run(both, check_masters, steps=STEPS, skipped=SKIPPED):
         else:
             for entry, master, copy in zip(both.entries, both.masters(), both.copies(), strict=True):
                 if entry.param is not entry.master:
-                    assert copy.tobytes() == master.astype(np.float16).tobytes(), entry.name
+                    assert copy.tobytes() == master.astype(copy.dtype).tobytes(), entry.name
             check_masters(both, expected, masters_before)
     assert both.batch.settle() == steps - len(skipped)
 
