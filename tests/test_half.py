@@ -1,5 +1,8 @@
 """Float16 to float32 and back in blocks: the same bits as NumPy's own casts."""
 
+import contextlib
+import ctypes
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -220,6 +223,32 @@ def test_is_finite_of_a_block(bad, at):
 def test_the_guard_looks_at_the_processor():
     """NumPy computes with subnormal numbers here; what a library with -ffast-math would do to them is known as 0."""
     assert not half._flushes_subnormals()
+
+
+@contextlib.contextmanager
+def _flushing(bits):
+    """Sets bits of MXCSR, an x86 processor's control register: the last word of C's floating-point environment."""
+    libm = ctypes.CDLL("libm.so.6")
+    before, inside = (ctypes.c_uint32 * 8)(), (ctypes.c_uint32 * 8)()
+    libm.fegetenv(before)
+    inside[:] = before[:]
+    inside[7] |= bits
+    libm.fesetenv(inside)
+    try:
+        yield
+    finally:
+        libm.fesetenv(before)
+
+
+@pytest.mark.parametrize("bits", [0x8000, 0x0040, 0x8040], ids=["makes 0", "takes for 0", "both"])
+def test_a_processor_that_flushes_float32_does_so_with_no_float16(bits):
+    out = np.empty(len(FINITE), np.float32)
+    with _flushing(bits):
+        assert half._flushes_subnormals()
+        widen(FINITE, out)
+        rounded = _round(out)
+    np.testing.assert_array_equal(out, FINITE.astype(np.float32))
+    np.testing.assert_array_equal(rounded.view(np.uint16), FINITE.view(np.uint16))
 
 
 def test_a_processor_that_flushes_gets_numpys_own_casts(monkeypatch):

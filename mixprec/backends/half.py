@@ -12,7 +12,7 @@ _SIGN_AND_MAGNITUDE = np.int32(-0x70000001)  # float32 without the three highest
 _BIAS = np.float32(2.0**112)  # between the exponents of float16 and float32: 127 - 15
 LARGEST_FACTOR = 2.0**15  # that widen() can multiply by
 _FEW = 1024  # so many elements NumPy converts in less time than the calls take here
-_SUBNORMAL = np.float32(2.0**-140)
+_SMALL, _FRACTION = np.float32(2.0**-120), np.float32(2.0**-20)
 _LARGEST = np.float32(65520.0)  # from here on float16 has only inf
 _INF16, _MINUS_INF16 = 0x7C00, 0xFC00
 
@@ -86,5 +86,8 @@ class Rounding:
 
 
 def _flushes_subnormals():
-    """Whether the processor takes subnormal float32 numbers for 0, as libraries built with -ffast-math make it do."""
-    return _SUBNORMAL * _BIAS == 0
+    """Whether the processor takes subnormal float32 numbers for 0, or makes them 0.
+
+    Libraries built with -ffast-math switch both on, others one of the two.
+    """
+    return _SMALL * _FRACTION * _BIAS == 0
