@@ -158,7 +158,7 @@ def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
         (
             _loss(class_weight=chainer.Variable(np.ones(3, "f"))),
             TypeError,
-            "softmax_cross_entropy: class_weight must be an array, as it gets no gradient; found a variable",
+            "softmax_cross_entropy: class_weight must be an array, it gets no gradient; found Variable",
         ),
     ],
 )

@@ -207,6 +207,6 @@ def test_relu_after_a_convolution():
 
 def test_an_input_that_is_no_image_is_refused_before_parameters_are_made():
     link = L.Convolution2D(None, 8, 3)
-    with pytest.raises(ValueError, match=r"convolution_2d: x must be \(N, H, W, C\); found shape \(2, 6\)"):
+    with pytest.raises(ValueError, match=r"Convolution2D: x must be \(N, H, W, C\); found shape \(2, 6\)"):
         link(normal(0, 2, 6))
     assert link.W.array is None

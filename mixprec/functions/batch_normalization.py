@@ -1,5 +1,6 @@
 """Batch normalization over all axes but the last, with an addition and a ReLU after it."""
 
+import math
 import warnings
 
 import chainer
@@ -73,6 +74,24 @@ def fixed_batch_normalization(x, gamma, beta, mean, var, eps=2e-5, *, add=None, 
     return node.apply((x, gamma, beta) if add is None else (x, gamma, beta, add))[0]
 
 
+def check_batch(function, shape):
+    """A batch (..., C) must have elements to take statistics from; a single one in each channel is worth a warning.
+
+    Raises:
+        ValueError: it has none.
+    """
+    count = math.prod(shape[:-1])
+    if count == 0:
+        raise ValueError(f"{function}: an empty batch has no statistics; found shape {shape}")
+    if count == 1:
+        warnings.warn(
+            f"{function}: x {shape} has one element in each channel, which is its own mean: the result is beta. "
+            f"Is chainer.config.train on by mistake?",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 class _Normalization(Node):
     """Inputs x, gamma, beta and perhaps what is added.
 
@@ -94,7 +113,7 @@ class _Normalization(Node):
         checks.dtype(self.name, "x", x)
         if x.ndim < 2:
             raise ValueError(f"{self.name}: x must be (..., C); found shape {x.shape}")
-        if x.ndim == 4 and x.shape[1] == len(gamma) != x.shape[3]:
+        if x.ndim == 4 and (x.shape[1],) == gamma.shape != x.shape[3:]:
             checks.images(self.name, "x", x, len(gamma))
         checks.normalization(self.name, gamma, beta, self._statistics, x.shape[-1])
         if add is not None:
@@ -118,13 +137,7 @@ class BatchNormalization(_Normalization):
             )
 
     def compute(self, primitives, x, gamma, beta, add=None):
-        if x.size == x.shape[-1]:
-            warnings.warn(
-                f"{self.name}: x {x.shape} has one element in each channel, which is its own mean: the result is beta. "
-                f"Is chainer.config.train on by mistake?",
-                UserWarning,
-                stacklevel=2,
-            )
+        check_batch(self.name, x.shape)
         self.retain_inputs((0, 1, 2))
         y, self._saved = primitives.batch_norm(
             self.dense("x", x),
@@ -153,6 +166,8 @@ class FixedBatchNormalization(_Normalization):
         self.retain_inputs((0, 1, 2))
         if add is not None and self._attributes.relu:
             self.retain_outputs((0,))
+        if chainer.config.enable_backprop:  # running statistics may move before the backward pass
+            self._statistics = tuple(array.copy() for array in self._statistics)
         y = primitives.batch_norm_inference(
             self.dense("x", x),
             gamma,

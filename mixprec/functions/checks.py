@@ -3,6 +3,8 @@
 Each raises TypeError or ValueError with one line: function, argument, what it should be, and what was found.
 """
 
+import operator
+
 import chainer
 import ml_dtypes
 import numpy as np
@@ -23,6 +25,30 @@ def storage_dtype(value):
     if found not in _STORAGE_DTYPES:
         raise ValueError(f"dtype must be {_NAMES}; found {value}")
     return found
+
+
+def whole(function, argument, value, least):
+    """Returns an argument as an int, which must be a whole number and not too small."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = least - 1
+    if found < least:
+        raise ValueError(f"{function}: {argument} must be a whole number, {least} or more; found {value!r}")
+    return found
+
+
+def pair(function, argument, value, least):
+    """Returns ``(vertical, horizontal)`` of a pair, or of one number for both: whole numbers and not too small."""
+    try:
+        vertical, horizontal = map(operator.index, value if hasattr(value, "__len__") else (value, value))
+    except (TypeError, ValueError):
+        vertical = horizontal = least - 1
+    if min(vertical, horizontal) < least:
+        raise ValueError(
+            f"{function}: {argument} must be a whole number, {least} or more, or a pair of them; found {value!r}"
+        )
+    return vertical, horizontal
 
 
 def dtype(function, argument, array):

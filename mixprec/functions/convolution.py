@@ -1,8 +1,9 @@
 """Convolution of images (N, H, W, C)."""
 
 from mixprec.backends.geometry import Convolution
+from mixprec.backends.reading import known
 from mixprec.functions import checks
-from mixprec.functions.node import Node, dense, pair
+from mixprec.functions.node import Node, dense
 
 
 def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=False, statistics=False):
@@ -30,14 +31,20 @@ def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=Fa
     """
     if relu and statistics:
         raise ValueError("convolution_2d: statistics are those before a ReLU: relu and statistics exclude each other")
-    node = Convolution2D(convolution_of(stride, pad, dilate, groups), relu=relu, statistics=statistics)
+    convolution = convolution_of(Convolution2D.name, stride, pad, dilate, groups)
+    node = Convolution2D(convolution, relu=relu, statistics=statistics)
     (y,) = node.apply((x, W) if b is None else (x, W, b))
     return (y, node.sums) if statistics else y
 
 
-def convolution_of(stride, pad, dilate, groups):
-    """Returns the :class:`~mixprec.backends.geometry.Convolution` of Chainer's arguments."""
-    return Convolution(pair(stride), pair(pad), pair(dilate), int(groups))
+def convolution_of(function, stride, pad, dilate, groups):
+    """Returns the :class:`~mixprec.backends.geometry.Convolution` of Chainer's arguments; the name is for messages."""
+    return Convolution(
+        checks.pair(function, "stride", stride, 1),
+        checks.pair(function, "pad", pad, 0),
+        checks.pair(function, "dilate", dilate, 1),
+        checks.whole(function, "groups", groups, 1),
+    )
 
 
 class FilterNode(Node):
@@ -70,6 +77,20 @@ class FilterNode(Node):
             raise ValueError(
                 f"{self.name}: x {x.shape} with pad {self.convolution.pad} is smaller than the filters, W {W.shape}"
             )
+
+    def images(self, x, W):
+        """Returns x C-contiguous. Channels beyond those of the filter must be zeros; on a device nobody looks.
+
+        Raises:
+            ValueError: they are not.
+        """
+        channels = W.shape[1] * self.convolution.groups
+        surplus = x[..., channels:]
+        if surplus.size and known(x) and surplus.any():
+            raise ValueError(
+                f"{self.name}: x must be (N, H, W, {channels}), with zeros alone beyond; found shape {x.shape}"
+            )
+        return self.dense("x", x)
 
     def filters(self, W):
         """Returns filters (K, C / groups, R, S) as (K, R, S, C / groups), C-contiguous."""
@@ -104,7 +125,7 @@ class Convolution2D(FilterNode):
     def compute(self, primitives, x, W, b=None):
         self.retain_inputs((0, 1))
         self._bias_dtype = None if b is None else b.dtype
-        x, w = self.dense("x", x), self.filters(W)
+        x, w = self.images(x, W), self.filters(W)
         if self._statistics:
             y, self.sums = primitives.conv_fprop(x, w, self.convolution, b, statistics=True)
             return (y,)

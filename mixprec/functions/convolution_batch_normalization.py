@@ -5,6 +5,7 @@ import numpy as np
 
 from mixprec.backends.geometry import BatchNorm
 from mixprec.functions import checks
+from mixprec.functions.batch_normalization import check_batch
 from mixprec.functions.convolution import FilterNode, convolution_of
 from mixprec.functions.node import dense
 
@@ -52,7 +53,9 @@ def convolution_batch_normalization(
     """
     running = checks.running_statistics(ConvolutionBatchNormalization.name, running_mean, running_var)
     node = ConvolutionBatchNormalization(
-        convolution_of(stride, pad, dilate, groups), BatchNorm(eps, decay, relu), running
+        convolution_of(ConvolutionBatchNormalization.name, stride, pad, dilate, groups),
+        BatchNorm(eps, decay, relu),
+        running,
     )
     return node.apply((x, W, gamma, beta) if add is None else (x, W, gamma, beta, add))[0]
 
@@ -97,7 +100,7 @@ def batch_normalization_relu_convolution_2d(
     """
     running = checks.running_statistics(BatchNormalizationReLUConvolution2D.name, running_mean, running_var)
     node = BatchNormalizationReLUConvolution2D(
-        convolution_of(stride, pad, dilate, groups),
+        convolution_of(BatchNormalizationReLUConvolution2D.name, stride, pad, dilate, groups),
         BatchNorm(eps, decay, relu=True),
         running,
         chainer.as_array(sums),
@@ -122,14 +125,18 @@ class ConvolutionBatchNormalization(FilterNode):
         checks.normalization(self.name, gamma, beta, self._running, len(W))
         if add is not None:
             checks.same_dtype(self.name, "add", add, "x", x)
-            expected = (len(x), *self.convolution.out_size(x.shape[1:3], W.shape[2:]), len(W))
+            expected = self._out_shape(x, W)
             if add.shape != expected:
                 raise ValueError(f"{self.name}: add must have the shape of the result, {expected}; found {add.shape}")
 
+    def _out_shape(self, x, W):
+        return (len(x), *self.convolution.out_size(x.shape[1:3], W.shape[2:]), len(W))
+
     def compute(self, primitives, x, W, gamma, beta, add=None):
+        check_batch(self.name, self._out_shape(x, W))
         self.retain_inputs((0, 1, 2, 3))
         self._z, y, self._saved = primitives.conv_batch_norm(
-            self.dense("x", x),
+            self.images(x, W),
             self.filters(W),
             self.convolution,
             gamma,
@@ -181,6 +188,7 @@ class BatchNormalizationReLUConvolution2D(FilterNode):
             )
 
     def compute(self, primitives, x, gamma, beta, W):
+        check_batch(self.name, x.shape)
         self.retain_inputs((0, 1, 2, 3))
         self._affine, self._saved = primitives.batch_norm_affine(
             self._in_sums, x.size // x.shape[3], gamma, beta, self._running, self._attributes

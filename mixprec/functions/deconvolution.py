@@ -2,7 +2,7 @@
 
 from mixprec.functions import checks
 from mixprec.functions.convolution import FilterNode, convolution_of
-from mixprec.functions.node import dense, pair
+from mixprec.functions.node import dense
 
 
 def deconvolution_2d(x, W, b=None, stride=1, pad=0, outsize=None, *, dilate=1, groups=1):
@@ -26,7 +26,9 @@ def deconvolution_2d(x, W, b=None, stride=1, pad=0, outsize=None, *, dilate=1, g
         TypeError: a dtype does not fit.
         ValueError: a shape does not fit.
     """
-    node = Deconvolution2D(convolution_of(stride, pad, dilate, groups), None if outsize is None else pair(outsize))
+    name = Deconvolution2D.name
+    convolution = convolution_of(name, stride, pad, dilate, groups)
+    node = Deconvolution2D(convolution, None if outsize is None else checks.pair(name, "outsize", outsize, 1))
     return node.apply((x, W) if b is None else (x, W, b))[0]
 
 

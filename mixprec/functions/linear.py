@@ -34,9 +34,9 @@ def linear(x, W, b=None, n_batch_axes=1):
     if x.ndim == 4 and n_batch_axes == 1 and x.shape[1:3] != (1, 1):
         x = to_nchw(x)
     if x.ndim != 2:
-        x = F.reshape(x, (math.prod(batch), -1))
+        x = F.reshape(x, (math.prod(batch), math.prod(x.shape[n_batch_axes:])))
     (y,) = Linear().apply((x, W) if b is None else (x, W, b))
-    return y if n_batch_axes == 1 else F.reshape(y, (*batch, -1))
+    return y if n_batch_axes == 1 else F.reshape(y, (*batch, y.shape[1]))
 
 
 class Linear(Node):

@@ -36,7 +36,14 @@ class Node(chainer.FunctionNode):
         """
 
     def forward(self, inputs):
-        """Returns the outputs of :meth:`compute`."""
+        """Returns the outputs of :meth:`compute`.
+
+        Raises:
+            RuntimeError: a static graph of Chainer is being recorded. It repeats functions of variables, and would
+                leave out :meth:`gradients`, which is one of arrays.
+        """
+        if chainer.config.schedule_func is not None:
+            raise RuntimeError(f"{self.name} of mixprec cannot be repeated by chainer.static_graph: do without it")
         return self.compute(primitives_of(inputs[0]), *inputs)
 
     def compute(self, primitives, *arrays):
@@ -90,11 +97,3 @@ def dense(array):
     if array.flags.c_contiguous:
         return array
     return chainer.backend.get_array_module(array).ascontiguousarray(array)
-
-
-def pair(value):
-    """Returns ``(vertical, horizontal)`` of a pair, or of one number for both."""
-    if hasattr(value, "__getitem__"):
-        vertical, horizontal = value
-        return int(vertical), int(horizontal)
-    return int(value), int(value)

@@ -2,7 +2,7 @@
 
 from mixprec.backends.geometry import Pooling
 from mixprec.functions import checks
-from mixprec.functions.node import Node, pair
+from mixprec.functions.node import Node
 
 _LARGEST_WINDOW = 255  # elements: where the maximum was is one byte
 
@@ -24,7 +24,7 @@ def max_pooling_2d(x, ksize, stride=None, pad=0, cover_all=True):
         TypeError: x is not in a storage dtype.
         ValueError: a shape does not fit.
     """
-    return MaxPooling2D(_pooling(ksize, stride, pad, cover_all)).apply((x,))[0]
+    return MaxPooling2D(_pooling(MaxPooling2D.name, ksize, stride, pad, cover_all)).apply((x,))[0]
 
 
 def average_pooling_2d(x, ksize, stride=None, pad=0):
@@ -39,7 +39,7 @@ def average_pooling_2d(x, ksize, stride=None, pad=0):
     Returns:
         Variable (N, OH, OW, C).
     """
-    return AveragePooling2D(_pooling(ksize, stride, pad, cover_all=False)).apply((x,))[0]
+    return AveragePooling2D(_pooling(AveragePooling2D.name, ksize, stride, pad, cover_all=False)).apply((x,))[0]
 
 
 def global_average_pooling_2d(x):
@@ -47,8 +47,10 @@ def global_average_pooling_2d(x):
     return GlobalAveragePooling2D().apply((x,))[0]
 
 
-def _pooling(ksize, stride, pad, cover_all):
-    return Pooling(pair(ksize), pair(ksize if stride is None else stride), pair(pad), cover_all)
+def _pooling(function, ksize, stride, pad, cover_all):
+    window = checks.pair(function, "ksize", ksize, 1)
+    step = window if stride is None else checks.pair(function, "stride", stride, 1)
+    return Pooling(window, step, checks.pair(function, "pad", pad, 0), cover_all)
 
 
 class _Pooling(Node):

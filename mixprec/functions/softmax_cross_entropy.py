@@ -45,8 +45,10 @@ class SoftmaxCrossEntropy(Node):
             raise ValueError(f"{self.name}: reduce must be 'mean' or 'no'; found {reduce!r}")
         if not 0 <= smoothing < 1:
             raise ValueError(f"{self.name}: smoothing must be from 0 to below 1; found {smoothing}")
-        if isinstance(class_weight, chainer.Variable):
-            raise TypeError(f"{self.name}: class_weight must be an array, as it gets no gradient; found a variable")
+        if class_weight is not None and not isinstance(class_weight, chainer.get_array_types()):
+            raise TypeError(
+                f"{self.name}: class_weight must be an array, it gets no gradient; found {type(class_weight).__name__}"
+            )
         self._normalize = normalize
         self._mean = reduce == "mean"
         self._options = {"class_weight": class_weight, "ignore_label": ignore_label, "smoothing": smoothing}

@@ -4,7 +4,6 @@ import chainer
 import chainer.links as L
 
 from mixprec import functions
-from mixprec.functions import checks
 from mixprec.links.storage import ChannelsLast, Rounded
 
 
@@ -66,10 +65,7 @@ class Convolution2D(ChannelsLast, L.Convolution2D):
         Returns:
             Variable (N, OH, OW, K).
         """
-        if self.W.array is None:
-            checks.images("convolution_2d", "x", x)
-            self._initialize_params(x.shape[3])
-        self.lay_out()
+        self.prepare(x)
         return functions.convolution_2d(
             x, self.W, self.b, self.stride, self.pad, dilate=self.dilate, groups=self.groups, relu=relu
         )

@@ -3,7 +3,6 @@
 import chainer.links as L
 
 from mixprec import functions
-from mixprec.functions import checks
 from mixprec.links.storage import ChannelsLast, Rounded
 
 
@@ -61,10 +60,7 @@ class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
         Returns:
             Variable (N, OH, OW, out_channels).
         """
-        if self.W.array is None:
-            checks.images("deconvolution_2d", "x", x)
-            self._initialize_params(x.shape[3])
-        self.lay_out()
+        self.prepare(x)
         outsize = None if self.outsize[0] is None else self.outsize
         return functions.deconvolution_2d(
             x, self.W, self.b, self.stride, self.pad, outsize, dilate=self.dilate, groups=self.groups

@@ -9,8 +9,10 @@ import numpy as np
 from chainer import initializers
 
 from mixprec.backends import primitives_of
-from mixprec.functions.checks import storage_dtype
+from mixprec.functions import checks
 from mixprec.functions.node import dense
+
+_FLOATS = np.dtype(np.float16), checks.BFLOAT16, np.dtype(np.float32)
 
 
 class Rounded(chainer.initializer.Initializer):
@@ -26,7 +28,7 @@ class Rounded(chainer.initializer.Initializer):
         self._initializer = initializers._get_initializer(initializer)
         if dtype is None:
             dtype = chainer.get_dtype(getattr(self._initializer, "dtype", None), map_mixed16=np.float16)
-        super().__init__(storage_dtype(dtype))
+        super().__init__(checks.storage_dtype(dtype))
 
     def __call__(self, array):
         device = chainer.backend.get_device_from_array(array)
@@ -56,6 +58,18 @@ class ChannelsLast(StoredInFloat32):
         array = self.W.array
         if array is not None and not array.transpose(0, 2, 3, 1).flags.c_contiguous:
             self.W.array = dense(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+    def __call__(self, x, *args, **kwargs):
+        """Calls hooks and forward; hooks of Chainer would initialize W for ``x.shape[1]`` channels."""
+        self.prepare(x)
+        return super().__call__(x, *args, **kwargs)
+
+    def prepare(self, x):
+        """Makes W fit for an input (N, H, W, C): initialized and laid out."""
+        if self.W.array is None:
+            checks.images(type(self).__name__, "x", x)
+            self._initialize_params(x.shape[3])
+        self.lay_out()
 
     def copy(self, mode="share"):
         """Copies as :meth:`chainer.Link.copy`."""
@@ -110,7 +124,7 @@ class _Loading(chainer.Deserializer):
 
 
 def _is_floating(value):
-    return isinstance(value, chainer.get_array_types()) and value.dtype.kind in "fV"  # V is bfloat16
+    return isinstance(value, chainer.get_array_types()) and value.dtype in _FLOATS
 
 
 def _float32(array):
