@@ -63,6 +63,12 @@ __device__ __forceinline__ void store_group(u64 address, long long i, const Tile
 // What is per channel, float32; a value instead if there is no array.
 __device__ __forceinline__ void load_channels(
     const float* values, const Tile& tile, float (&x)[GROUP], float missing = 0.0f) {
+    const u64 address = reinterpret_cast<u64>(values + tile.channel);
+    if (WIDTH > 1 && values && address % 16 == 0) {  // element by element a warp would go through its lines eight times
+        load_four(address, x);
+        load_four(address + 16, x + 4);
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < GROUP; ++k) x[k] = values && k < tile.count ? values[tile.channel + k] : missing;
 }
