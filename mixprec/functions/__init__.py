@@ -11,7 +11,7 @@ from mixprec.functions.convolution_batch_normalization import (
     convolution_batch_normalization,
 )
 from mixprec.functions.deconvolution import deconvolution_2d
-from mixprec.functions.dropout import dropout, reset_dropout
+from mixprec.functions.dropout import dropout, reset_dropout, serialize_dropout
 from mixprec.functions.layout import cast, to_nchw, to_nhwc
 from mixprec.functions.linear import linear
 from mixprec.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
@@ -31,6 +31,7 @@ __all__ = [
     "linear",
     "max_pooling_2d",
     "reset_dropout",
+    "serialize_dropout",
     "softmax_cross_entropy",
     "to_nchw",
     "to_nhwc",

@@ -9,7 +9,9 @@ from mixprec.backends import primitives_of
 from mixprec.functions import checks
 from mixprec.functions.node import Node
 
-_states = {}  # by the primitives of a device
+# By the primitives of a device. An array stays where it is for good: a graph that was captured goes on using it.
+_states = {}
+_forgotten = set()  # primitives whose next dropout draws a new seed
 
 
 def dropout(x, ratio=0.5):
@@ -37,17 +39,68 @@ def dropout(x, ratio=0.5):
 
 
 def reset_dropout():
-    """Forgets the random states: the next dropout on each device draws a new seed from ``np.random``."""
-    _states.clear()
+    """Forgets the random states: the next dropout on each device draws a new seed from ``np.random``.
+
+    A graph that was captured before goes on with the old one until then, as nobody draws in it.
+    """
+    _forgotten.update(_states)
 
 
-os.register_at_fork(after_in_child=reset_dropout)  # a process that shared them would repeat the zeros of its parent
+def serialize_dropout(serializer, devices):
+    """Saves or loads the random states of devices, so that a resumed run goes on with the zeros it would have had.
+
+    The file knows devices by their order, and loads on others, too. :class:`~mixprec.MixedPrecisionOptimizer` calls
+    this for the devices of its model, as does a trainer's snapshot of it.
+
+    Args:
+        serializer: of Chainer's. A state that does not exist is not saved; one that is not in a file stays as it is.
+        devices: of Chainer's, in the same order when saving and when loading.
+    """
+    for place, device in enumerate(devices):
+        name = f"dropout_state{place}"
+        if isinstance(serializer, chainer.Deserializer):
+            state = _loaded(serializer, name)
+            if state is not None:
+                _put(_primitives(device), device.send(np.array(state, np.uint64)))
+        elif _states.keys() - _forgotten:  # otherwise cuDNN would be loaded for a run that does not use it
+            primitives = _primitives(device)
+            if primitives in _states and primitives not in _forgotten:
+                serializer(name, _states[primitives].copy())  # it moves on, and a file may be written in a thread
+
+
+def _loaded(serializer, name):
+    try:
+        return serializer(name, None)
+    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
+        return None
+
+
+def _primitives(device):
+    return primitives_of(device.send(np.empty(0, np.uint64)))
 
 
 def _state(primitives):
-    if primitives not in _states:
-        _states[primitives] = primitives.new_random_state(np.random.randint(0, 2**63 - 1, dtype=np.int64))
+    if primitives not in _states or primitives in _forgotten:
+        _put(primitives, primitives.new_random_state(np.random.randint(0, 2**63 - 1, dtype=np.int64)))
     return _states[primitives]
+
+
+def _put(primitives, state):
+    if primitives in _states:
+        with chainer.using_device(chainer.backend.get_device_from_array(state)):
+            _states[primitives][...] = state
+    else:
+        _states[primitives] = state
+    _forgotten.discard(primitives)
+
+
+def _leave_to_the_parent():
+    """A process that shared the states would repeat the zeros of its parent; what is on a GPU it cannot even reach."""
+    _states.clear()
+    _forgotten.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 class Dropout(Node):

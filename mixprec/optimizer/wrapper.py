@@ -5,6 +5,7 @@ import warnings
 import chainer
 import numpy as np
 
+from mixprec import functions
 from mixprec.loss_scale import DynamicLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.batched import Batched
@@ -243,7 +244,7 @@ class MixedPrecisionOptimizer:
         self._patience.check(self._masters, self._statistics, lossfun, args, kwds)
 
     def serialize(self, serializer):
-        """Saves or loads optimizer state, counters and loss scale, in Chainer's manner.
+        """Saves or loads optimizer state, counters, loss scale and the random state of dropout, in Chainer's manner.
 
         The masters are in the model's file, under the model's own names. A file without a loss scale, such as one of
         plain Chainer, is loaded with a warning, and the loss scale starts afresh.
@@ -266,6 +267,7 @@ class MixedPrecisionOptimizer:
                 f"the snapshot has no loss scale: it starts afresh at {self.loss_scale:g}, and skipped at 0",
                 stacklevel=2,
             )
+        functions.serialize_dropout(own, dict.fromkeys(param.device for param in self.target.params()))
         if isinstance(serializer, chainer.Deserializer):
             self._factor = None
             self._patience.look_next_time()
