@@ -11,6 +11,7 @@ import math
 import re
 from unittest import mock
 
+import fake_cudnn
 import numpy as np
 import pytest
 from cuda_on_host import ENGINES, engine
@@ -115,6 +116,7 @@ def test_a_mask_has_a_bit_for_each_element(side, shape, dtype):
         y, *_, mask = side.receive(outputs)
         found.append(mask)
     written = found[0] == found[1]
+    assert written.any(), "cuDNN writes no mask"
     size = written.nonzero()[0].max() + 1
     assert size <= x.size * batch_norm.CUDNN_MASK_DTYPE.itemsize, f"cuDNN writes {size} bytes for {x.size} elements"
     assert _packing(found[0], size, exact(y) > 0) == "a bit each, low bit first, NHWC"
@@ -449,6 +451,23 @@ def test_inference_and_statistics_of_a_convolution_by_own_kernels(side, case, dt
     np.testing.assert_array_equal(side.receive(affine.bias), beta - mean * (gamma * invstd))
 
 
+@both_sides
+def test_running_statistics_from_what_is_saved_by_own_kernels(side):
+    """As it would be if cuDNN's running variance were biased."""
+    rng = np.random.default_rng(0)
+    attributes, rows, channels = BatchNorm(eps=1e-3, decay=0.75), 6, 300
+    mean, running_mean = arrays(rng, (2, channels), FLOAT32)
+    variance, running_variance = np.exp(arrays(rng, (2, channels), FLOAT32))
+    invstd = (1 / np.sqrt(exact(variance) + attributes.eps)).astype(np.float32)
+    sent, running = side.send((mean, invstd)), side.send((running_mean, running_variance))
+    addresses = [*map(side.cuda._address, sent), rows, channels, *map(side.cuda._address, running)]
+    side.cuda._run_channels("batch_norm_move_running", addresses, attributes, channels)
+    found = side.receive(running)
+    np.testing.assert_allclose(found[0], 0.75 * exact(running_mean) + 0.25 * exact(mean), atol=1e-6)
+    expected = 0.75 * exact(running_variance) + 0.25 * exact(variance) * rows / (rows - 1)
+    np.testing.assert_allclose(found[1], expected, rtol=2e-6, atol=attributes.eps * 2**-20)
+
+
 @on_devices(["small"], [list(RESNET50)[2]])
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
 def test_convolution_and_batch_normalization(side, case, dtype):
@@ -696,7 +715,13 @@ def test_casts_and_layouts_by_own_kernels(side, source, target, misaligned):
         values = values.astype(source)
     found = side.receive(side.cuda.cast(side.send(values, misaligned), target))
     same(found, PRIMITIVES.cast(values, target))
-    for shape, channels in [((2, 3, 9, 7), 4), ((2, 3, 9, 7), 8), ((1, 17, 5, 3), None), ((3, 72, 11, 6), 80)]:
+    for shape, channels in [
+        ((2, 3, 9, 7), None),
+        ((2, 3, 9, 7), 4),
+        ((2, 3, 9, 7), 8),
+        ((1, 17, 5, 3), None),
+        ((3, 72, 11, 6), 80),
+    ]:
         x = arrays(rng, shape, source)
         y = side.receive(side.cuda.to_nhwc(side.send(x, misaligned), target, channels))
         same(y, PRIMITIVES.to_nhwc(x, target, channels))
@@ -787,8 +812,10 @@ def check_measured(side, cuda):
 
 @both_sides
 @pytest.mark.parametrize("limit", [0, 1 << 12])
-def test_a_limit_to_the_workspace_is_kept_or_said_to_be_too_low(side, limit):
+def test_a_limit_to_the_workspace_is_kept_or_said_to_be_too_low(side, limit, monkeypatch):
+    """The stand-in's engines that need none are taken away."""
     side.need_cudnn()
+    monkeypatch.setattr(fake_cudnn, "PLANS", fake_cudnn.PLANS[:2])
     cudnn.configure(workspace=limit)
     x, w, dy = side.send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
     affine = side.send(Affine(*np.ones((2, X[3]), np.float32)))
@@ -873,6 +900,7 @@ def test_a_graph_of_a_step_repeats_its_bits(side, dtype):
 @both_sides
 def test_a_first_use_in_a_capture_is_an_error(side):
     side.need_cudnn()
+    cudnn.configure(deterministic=True)
     x, w, _ = side.send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
     cuda = side.fresh()
     with pytest.raises(CaptureError, match=r"while a CUDA graph captures.*run the step eagerly first"):
