@@ -57,6 +57,21 @@ def test_steps_too_small_for_bfloat16_add_up_in_the_master(batched):
 
 
 @BATCHED
+@pytest.mark.parametrize("size", [6, 8195])
+def test_gradients_are_unscaled_in_float32(size, batched):
+    """Below 2^-126 bfloat16 loses bits that float32 still has; above 2^127 neither has room for more."""
+    gradient = np.full(size, 1.0078125 * 2.0**-126, BFLOAT16)
+    optimizer = _optimizer(link_of({"w": np.zeros(size, BFLOAT16)}), 64.0, optimizers.SGD(lr=1.0), batched)
+    for factor, expected in ((64.0, -1.0078125 * 2.0**-132), (0.5, -1.0078125 * 2.0**-132)):
+        optimizer.target.w.grad = gradient
+        optimizer.target.w._loss_scale = factor
+        optimizer.update()
+        np.testing.assert_array_equal(optimizer.master(optimizer.target.w).array, np.float32(expected))
+        gradient = np.full(size, 2.0**127, BFLOAT16)
+    assert optimizer.skipped == 1
+
+
+@BATCHED
 def test_a_first_step_that_overflows_leaves_everything_as_it_was(batched):
     np.random.seed(0)
     optimizer = _optimizer(Net(), "dynamic", optimizers.Adam(), batched)
