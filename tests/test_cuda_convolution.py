@@ -398,14 +398,3 @@ def test_without_cudnn_convolutions_say_what_is_missing(tmp_path_factory, announ
     parameters = send(tuple(np.ones((2, 12), np.float32)))
     y, saved = cuda.batch_norm(dy, *parameters, None, BatchNorm())
     cuda.batch_norm_backward(y, dy, *parameters, saved, BatchNorm())
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 3, 8), (3, 5), (1,)])
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
-def test_relu_backward_is_one_launch_and_the_same(cuda, dtype, shape):
-    rng = np.random.default_rng(0)
-    dy, y = arrays(rng, shape, dtype), np.maximum(arrays(rng, shape, dtype), 0)
-    with cuda.counting() as found:
-        dx = cuda.relu_backward(*send((dy, y)))
-    assert (found.kernels, found.plans) == (1, [])
-    same(dx, PRIMITIVES.relu_backward(dy, y))

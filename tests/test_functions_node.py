@@ -11,6 +11,9 @@ from chainer import computational_graph, function_hooks, gradient_check
 from nhwc import DTYPES, channels_last, normal, run
 
 from mixprec import functions as F
+from mixprec.backends import cpu
+from mixprec.backends.cpu import PRIMITIVES
+from mixprec.backends.primitives import Primitives
 from mixprec.functions import casting
 from mixprec.functions.node import Node
 from mixprec.functions.pooling import GlobalAveragePooling2D
@@ -43,6 +46,7 @@ FUNCTIONS = {
     "average_pooling_2d": (lambda x: F.average_pooling_2d(x, 2), [IMAGES]),
     "global_average_pooling_2d": (F.global_average_pooling_2d, [IMAGES]),
     "linear": (F.linear, [(3, 5), (4, 5), (4,)]),
+    "relu": (F.relu, [(3, 5)]),
     "softmax_cross_entropy": (lambda x: F.softmax_cross_entropy(x, np.array([1, 0, 4], np.int32)), [(3, 5)]),
     "dropout": (F.dropout, [(3, 5)]),
     "to_nhwc": (F.to_nhwc, [IMAGES]),
@@ -172,3 +176,40 @@ def test_checks_can_be_switched_off(monkeypatch):
     monkeypatch.setattr(GlobalAveragePooling2D, "check", pytest.fail)
     with chainer.using_config("type_check", False):
         F.global_average_pooling_2d(normal(0, *IMAGES))
+
+
+class _Dense(type(PRIMITIVES)):
+    """Those of NumPy, on arrays that a device could take."""
+
+    def __getattribute__(self, name):
+        method = super().__getattribute__(name)
+        if not hasattr(Primitives, name):
+            return method
+
+        def call(*arguments, **keywords):
+            nested = [*arguments, *keywords.values()]
+            flat = [part for value in nested for part in (value if type(value) is tuple else (value,))]
+            for array in flat:
+                assert not isinstance(array, np.ndarray) or array.flags.c_contiguous, name
+            return method(*arguments, **keywords)
+
+        return call
+
+
+@every_function
+def test_primitives_get_contiguous_arrays_only(name, monkeypatch):
+    function, arrays = _case(name)
+    expected, expected_gradients, dy = run(function, arrays)
+    monkeypatch.setattr(cpu, "PRIMITIVES", _Dense())
+    strided = [np.repeat(array, 2, axis=0)[::2] for array in arrays]
+    if name != "dropout":
+        found, gradients, _ = run(function, strided, dy)
+        np.testing.assert_array_equal(found, expected)
+        for gradient, other in zip(gradients, expected_gradients, strict=True):
+            np.testing.assert_array_equal(gradient, other)
+
+
+def test_running_statistics_that_cannot_be_moved_in_place_are_an_error():
+    strided = np.ones(16, np.float32)[::2]
+    with pytest.raises(ValueError, match="batch_normalization: running_var is moved in place and must be contiguous"):
+        F.batch_normalization(normal(0, *IMAGES), ONES, ONES, running_mean=ONES.copy(), running_var=strided)

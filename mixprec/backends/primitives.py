@@ -93,10 +93,6 @@ class Primitives(abc.ABC):
             prologue: as in :meth:`conv_fprop`.
         """
 
-    @abc.abstractmethod
-    def relu_backward(self, dy, y):
-        """Returns ``dy`` where ``y``, a ReLU's output or input, is above 0, and 0 elsewhere; both of one shape."""
-
     def deconv_fprop(self, x, w, convolution, y_shape, b=None):
         """Transposed convolution: what :meth:`conv_dgrad` computes, with a bias.
 
@@ -115,6 +111,16 @@ class Primitives(abc.ABC):
         """
         y = self.conv_dgrad(x, w, convolution, y_shape)
         return y if b is None else self.add_bias(y, b)
+
+    # ReLU
+
+    @abc.abstractmethod
+    def relu(self, x):
+        """Returns ``max(x, 0)``, like ``x``, any shape; NaN stays NaN."""
+
+    @abc.abstractmethod
+    def relu_backward(self, dy, y):
+        """Returns ``dy`` where ``y``, a ReLU's output or input, is above 0, and 0 elsewhere; both of one shape."""
 
     # Batch normalization (Ioffe and Szegedy 2015, arXiv:1502.03167), over all axes but the last
 

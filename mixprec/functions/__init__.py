@@ -15,6 +15,7 @@ from mixprec.functions.dropout import dropout, reset_dropout, serialize_dropout
 from mixprec.functions.layout import cast, to_nchw, to_nhwc
 from mixprec.functions.linear import linear
 from mixprec.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
+from mixprec.functions.relu import relu
 from mixprec.functions.softmax_cross_entropy import softmax_cross_entropy
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "global_average_pooling_2d",
     "linear",
     "max_pooling_2d",
+    "relu",
     "reset_dropout",
     "serialize_dropout",
     "softmax_cross_entropy",

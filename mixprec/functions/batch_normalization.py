@@ -69,7 +69,7 @@ def fixed_batch_normalization(x, gamma, beta, mean, var, eps=2e-5, *, add=None, 
     Returns:
         Variable like ``x``.
     """
-    statistics = chainer.as_array(mean), chainer.as_array(var)
+    statistics = dense(chainer.as_array(mean)), dense(chainer.as_array(var))
     node = FixedBatchNormalization(BatchNorm(eps, relu=relu), statistics)
     return node.apply((x, gamma, beta) if add is None else (x, gamma, beta, add))[0]
 

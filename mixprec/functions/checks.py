@@ -124,9 +124,15 @@ def normalization(function, gamma, beta, statistics, channels):
 
 
 def running_statistics(function, mean, variance):
-    """Returns ``None`` or a pair of arrays; they must be given together."""
+    """Returns ``None`` or a pair of arrays; they must be given together, and be contiguous."""
     if mean is None and variance is None:
         return None
     if mean is None or variance is None:
         raise ValueError(f"{function}: running_mean and running_var go together; found only one of them")
-    return chainer.as_array(mean), chainer.as_array(variance)
+    running = chainer.as_array(mean), chainer.as_array(variance)
+    for name, array in zip(("running_mean", "running_var"), running, strict=True):
+        if not array.flags.c_contiguous:
+            raise ValueError(
+                f"{function}: {name} is moved in place and must be contiguous; found strides {array.strides}"
+            )
+    return running

@@ -44,7 +44,7 @@ class Node(chainer.FunctionNode):
         """
         if chainer.config.schedule_func is not None:
             raise RuntimeError(f"{self.name} of mixprec cannot be repeated by chainer.static_graph: do without it")
-        return self.compute(primitives_of(inputs[0]), *inputs)
+        return self.compute(primitives_of(inputs[0]), *map(_vector, inputs))
 
     def compute(self, primitives, *arrays):
         """Returns a tuple of output arrays.
@@ -83,13 +83,18 @@ class Node(chainer.FunctionNode):
 
     def retained(self):
         """Returns the arrays of the inputs that were retained."""
-        return [variable.array for variable in self.get_retained_inputs()]
+        return [_vector(variable.array) for variable in self.get_retained_inputs()]
 
     def dense(self, argument, array):
         """Returns an input C-contiguous; if that takes a copy, this is announced once."""
         if not array.flags.c_contiguous:
             announce("%s: %s is not C-contiguous, and is copied in every step", self.name, argument)
         return dense(array)
+
+
+def _vector(array):
+    """Returns an array of one axis C-contiguous, which costs next to nothing; others as they are."""
+    return dense(array) if array.ndim == 1 else array
 
 
 def dense(array):

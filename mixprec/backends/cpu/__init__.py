@@ -10,10 +10,11 @@ from mixprec.backends.cpu.layout import Layouts
 from mixprec.backends.cpu.linear import Linears
 from mixprec.backends.cpu.loss import Losses
 from mixprec.backends.cpu.pooling import Poolings
+from mixprec.backends.cpu.relu import ReLUs
 from mixprec.backends.primitives import Primitives
 
 
-class Cpu(Convolutions, BatchNorms, Poolings, Linears, Losses, Dropouts, Layouts, Primitives):
+class Cpu(Convolutions, BatchNorms, ReLUs, Poolings, Linears, Losses, Dropouts, Layouts, Primitives):
     """All of :class:`~mixprec.backends.primitives.Primitives`."""
 
 

@@ -81,13 +81,6 @@ class Convolutions:
             narrow_to(total.reshape(w_shape), dw)
         return dw
 
-    def relu_backward(self, dy, y):
-        """See :meth:`~mixprec.backends.primitives.Primitives.relu_backward`."""
-        # On bits, as NumPy compares float16 one by one. Positive numbers are ordered as their bits are, NaN above them.
-        integers = np.dtype(f"i{y.itemsize}")
-        bits, infinity = y.view(integers), np.array(np.inf, y.dtype).view(integers)
-        return np.where((bits > 0) & (bits <= infinity), dy.view(integers), integers.type(0)).view(dy.dtype)
-
 
 def _is_depthwise(w_shape, groups):
     """Whether each channel has a filter of its own: products of matrices would be too many and too small."""

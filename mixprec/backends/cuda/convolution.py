@@ -54,6 +54,9 @@ class Convolutions(BatchNorms, Channels, Layouts):
         way = self._way(key, self._batch_norm_ways, (x, w, gamma, beta, None, add))
         return way(x, w, gamma, beta, running, add)
 
+    def relu(self, x):
+        return self._scale_bias(x, None, None, relu=True)
+
     def relu_backward(self, dy, y):
         return self._close(dy, y, self._empty(dy.shape, dy.dtype))
 

@@ -1,0 +1,38 @@
+"""ReLU where nothing else can take it along."""
+
+from mixprec.functions import checks
+from mixprec.functions.node import Node, dense
+
+
+def relu(x):
+    """Computes ``max(x, 0)``, as :func:`chainer.functions.relu`, which does not know bfloat16.
+
+    Convolutions and batch normalizations have it as an argument, at no cost.
+
+    Args:
+        x: any shape, in a storage dtype.
+
+    Returns:
+        Variable like ``x``.
+
+    Raises:
+        TypeError: x is not in a storage dtype.
+    """
+    return ReLU().apply((x,))[0]
+
+
+class ReLU(Node):
+    """See :func:`relu`."""
+
+    name = "relu"
+
+    def check(self, x):
+        checks.dtype(self.name, "x", x)
+
+    def compute(self, primitives, x):
+        self.retain_outputs((0,))
+        return (primitives.relu(self.dense("x", x)),)
+
+    def gradients(self, primitives, indexes, dy):
+        (y,) = self.get_retained_outputs()
+        return (primitives.relu_backward(dy, dense(y.array)),)
