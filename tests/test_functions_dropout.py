@@ -183,6 +183,8 @@ def test_a_reset_state_draws_a_new_seed_into_the_same_array():
     np.random.seed(0)
     F.reset_dropout()
     np.testing.assert_array_equal(F.dropout(X).array, first)
+    F.dropout(X)
+    assert state[1] == 2  # a seed is drawn once
     assert MODULE._states[cpu.PRIMITIVES] is state
 
 
@@ -206,8 +208,30 @@ def test_states_of_several_devices_are_known_by_their_order(start_process, monke
     assert {name: state.tolist()[1] for name, state in saved.items()} == {"dropout_state0": 1, "dropout_state1": 2}
     assert saved["dropout_state0"][0] != saved["dropout_state1"][0]
     expected = F.dropout(there).array, F.dropout(X).array
+    F.reset_dropout()
+    F.dropout(there)
+    assert _saved(CPU, Other()).keys() == {"dropout_state1"}
 
     start_process(seed=7)
     F.serialize_dropout(serializers.NpzDeserializer(saved), [Other(), CPU])  # the run has changed places
     np.testing.assert_array_equal(F.dropout(X).array, expected[0])
     np.testing.assert_array_equal(F.dropout(there).array, expected[1])
+
+
+@pytest.mark.gpu
+def test_the_state_of_a_gpu_goes_into_a_file_and_back_in_place(start_process):
+    import cupy
+
+    device = chainer.get_device("@cupy:0")
+    x = cupy.asarray(X)
+    F.dropout(x)
+    saved = _saved(device)
+    expected = F.dropout(x).array
+    (state,) = MODULE._states.values()
+    F.serialize_dropout(serializers.NpzDeserializer(saved), [device])
+    np.testing.assert_array_equal(cupy.asnumpy(F.dropout(x).array), cupy.asnumpy(expected))
+    assert next(iter(MODULE._states.values())) is state
+
+    start_process(seed=7)
+    F.serialize_dropout(serializers.NpzDeserializer(saved), [CPU])
+    np.testing.assert_array_equal(F.dropout(X).array, cupy.asnumpy(expected))

@@ -135,15 +135,17 @@ def launcher(tmp_path_factory, monkeypatch):
     return launcher
 
 
-@pytest.mark.parametrize("inner", [lambda: optimizers.MomentumSGD(lr=0.1), lambda: optimizers.Adam()])
-@BATCHED
-def test_on_a_device_it_is_the_run_on_the_host(inner, batched, launcher):
-    """Bit for bit, with dtypes mixed, an overflow and a write into a parameter."""
+def _copies(arrays):
+    return {name: array.copy() for name, array in arrays.items()}
+
+
+def _beside_the_host(send, place, receive, inner, batched):
+    """Runs on a device and on the host: bit for bit, with dtypes mixed, overflows and writes into a parameter."""
     shapes = {"w": ((3, 5), BFLOAT16), "b": ((7,), BFLOAT16), "large": ((8195,), BFLOAT16)}
     shapes |= {"half": ((5,), np.float16), "single": ((4,), np.float32)}
     random = np.random.RandomState(0)
     arrays = {name: random.normal(size=shape).astype(dtype) for name, (shape, dtype) in shapes.items()}
-    models = link_of(arrays), device_stand_in.send(link_of(_copies(arrays)))
+    models = link_of(arrays), send(link_of(_copies(arrays)))
     host, device = (_optimizer(model, "dynamic", inner(), batched) for model in models)
     for optimizer in (host, device):
         optimizer.add_hook(optimizer_hooks.WeightDecay(0.01))
@@ -151,19 +153,33 @@ def test_on_a_device_it_is_the_run_on_the_host(inner, batched, launcher):
         gradients = {name: random.normal(size=shape).astype(dtype) for name, (shape, dtype) in shapes.items()}
         if step in (0, 3):
             gradients["b"][2] = np.nan
-        for optimizer, place in ((host, np.array), (device, device_stand_in.array)):
+        for optimizer, to in ((host, np.array), (device, place)):
             for name, param in optimizer.target.namedparams():
-                param.grad = place(gradients[name[1:]])
+                param.grad = to(gradients[name[1:]])
             if step in (2, 3):
                 optimizer.target.w.array[step - 1] = 0.3 * step
             optimizer.update()
     assert device.t == host.t == 3
-    assert bool(launcher.launches) == batched
     for name, param in device.target.namedparams():
         expected = getattr(host.target, name[1:])
-        assert_same_bits(param.array, expected.array, name)
-        assert_same_bits(device.master(param).array, host.master(expected).array, f"{name}, master")
+        assert_same_bits(receive(param.array), expected.array, name)
+        assert_same_bits(receive(device.master(param).array), host.master(expected).array, f"{name}, master")
 
 
-def _copies(arrays):
-    return {name: array.copy() for name, array in arrays.items()}
+@pytest.mark.parametrize("inner", [lambda: optimizers.MomentumSGD(lr=0.1), lambda: optimizers.Adam()])
+@BATCHED
+def test_on_a_device_it_is_the_run_on_the_host(inner, batched, launcher):
+    _beside_the_host(device_stand_in.send, device_stand_in.array, np.asarray, inner, batched)
+    assert bool(launcher.launches) == batched
+
+
+@pytest.mark.gpu
+@BATCHED
+def test_on_a_gpu_it_is_the_run_on_the_host(batched):
+    import cupy
+
+    def send(link):
+        link.to_device("@cupy:0")
+        return link
+
+    _beside_the_host(send, cupy.asarray, cupy.asnumpy, lambda: optimizers.MomentumSGD(lr=0.1), batched)

@@ -56,16 +56,16 @@ def serialize_dropout(serializer, devices):
         serializer: of Chainer's. A state that does not exist is not saved; one that is not in a file stays as it is.
         devices: of Chainer's, in the same order when saving and when loading.
     """
+    known = _states.keys() - _forgotten
     for place, device in enumerate(devices):
         name = f"dropout_state{place}"
         if isinstance(serializer, chainer.Deserializer):
             state = _loaded(serializer, name)
             if state is not None:
                 _put(_primitives(device), device.send(np.array(state, np.uint64)))
-        elif _states.keys() - _forgotten:  # otherwise cuDNN would be loaded for a run that does not use it
-            primitives = _primitives(device)
-            if primitives in _states and primitives not in _forgotten:
-                serializer(name, _states[primitives].copy())  # it moves on, and a file may be written in a thread
+        # Nobody asks for primitives if there is no dropout: that would load cuDNN for a run that does not use it.
+        elif known and (primitives := _primitives(device)) in known:
+            serializer(name, _states[primitives].copy())  # it moves on, and a file may be written in a thread
 
 
 def _loaded(serializer, name):
