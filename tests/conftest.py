@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 
 import hypothesis
 import pytest
@@ -31,3 +32,10 @@ def pytest_collection_modifyitems(items):
 def _cudnn_settings():
     """A training run in a test leaves its settings behind; and no test keeps choices in the user's folder."""
     cudnn.configure(**dataclasses.asdict(cudnn.Settings(cache=None)))
+
+
+@pytest.fixture(autouse=True)
+def _no_dropout_yet():
+    """Random states of dropout outlive a test, and are then in the files of every optimizer."""
+    if "mixprec.functions.dropout" in sys.modules:
+        sys.modules["mixprec.functions.dropout"].reset_dropout()

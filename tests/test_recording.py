@@ -14,6 +14,7 @@ from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.settings import Settings
 from mixprec.backends.geometry import BatchNorm
 from mixprec.benchmark import launches
+from mixprec.functions import widening
 
 
 @pytest.fixture(autouse=True)
@@ -90,12 +91,13 @@ def test_what_a_device_would_launch_or_hand_over_is_noted(do, expected):
     assert [note.kind for note in notes] == expected
 
 
-def test_functions_of_chainer_are_seen():
-    x = chainer.Variable(recording.array(np.ones((2, 3), np.float32)))
+def test_functions_of_chainer_are_seen_as_on_a_device():
+    widening.install()  # what convert() does to float16 on NumPy
+    x = chainer.Variable(recording.array(np.ones((2, 3), np.float16)))
     with recording.recording() as notes:
-        y = F.relu(x)
+        y = F.add(x, x)
     assert type(y.array) is recording.Array
-    assert notes
+    assert [note.name for note in notes] == ["add"]
 
 
 def test_dropout_with_its_random_state():

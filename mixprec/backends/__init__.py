@@ -26,6 +26,11 @@ def primitives_of(array):
     raise TypeError(f"mixprec computes with arrays of NumPy and CuPy; found {type(array).__module__}")
 
 
+def is_of_numpy(array):
+    """Whether NumPy computes with an array: one of its own that is not registered for other primitives."""
+    return isinstance(array, np.ndarray) and type(array) not in _OTHERS
+
+
 def register(array_type, primitives):
     """Makes :func:`primitives_of` return ``primitives`` for arrays of exactly this type."""
     _OTHERS[array_type] = primitives

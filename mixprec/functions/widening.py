@@ -15,6 +15,8 @@ import numpy as np
 from chainer.functions.connection import convolution_2d, convolution_nd
 from chainer.functions.normalization import batch_normalization as bn
 
+from mixprec.backends import is_of_numpy
+
 # The packages of chainer.functions that do arithmetic. Losses are not among them: they are in float32 all
 # the way (mixprec.functions.casting), and array manipulation does not round.
 _ARITHMETIC = ("activation", "connection", "math", "normalization", "pooling")
@@ -72,7 +74,7 @@ def _widening(forward, like):
 
 
 def _should_widen(inputs, like):
-    halves = [x.dtype == np.float16 for x in inputs if isinstance(x, np.ndarray) and x.dtype.kind == "f"]
+    halves = [x.dtype == np.float16 for x in inputs if is_of_numpy(x) and x.dtype.kind == "f"]
     return any(halves) if like is not None else bool(halves) and all(halves)
 
 
