@@ -14,6 +14,7 @@ import mixprec
 from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.data.batch import to_nchw
 from mixprec.data.dali import DaliIterator
+from mixprec.functions import reset_dropout
 from mixprec.training import snapshots
 from mixprec.training.console import Lines, ProgressBar
 from mixprec.training.evaluation import Evaluator
@@ -51,6 +52,7 @@ def build_model(config, network, device):
     device.use()
     for xp in {np, device.xp}:
         xp.random.seed(config.training.seed)
+    reset_dropout()  # whose state is drawn from np.random once in a process
     wanted = dataclasses.asdict(config.cudnn)
     cudnn_settings.configure(workspace=wanted.pop("workspace_mib") * 2**20, **wanted)
     model = L.Classifier(network(config.model.classes))
