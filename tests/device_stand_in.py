@@ -7,6 +7,8 @@ seen from here is a plain ``np.asarray`` of a stand-in, which CuPy refuses.
 
 import numpy as np
 
+from mixprec.backends import recording
+
 _LOOKS = {np.array_equal, np.allclose, np.nonzero, np.flatnonzero, np.argwhere, np.unique, np.array_repr, np.array_str}
 
 
@@ -49,14 +51,7 @@ def _on_device(value):
 
 def send(link):
     """Moves the parameters and persistent arrays of a link to the stand-in device, in place of ``to_device``."""
-    for part in link.links():
-        for name in part._persistent:
-            if isinstance(part.__dict__[name], np.ndarray):
-                part.__dict__[name] = part.__dict__[name].view(DeviceArray)
-    for param in link.params(include_uninit=False):
-        param.array = param.array.view(DeviceArray)
-        param.cleargrad()
-    return link
+    return recording.send(link, DeviceArray)
 
 
 def array(value):

@@ -91,14 +91,20 @@ def array(value):
     return np.array(value).view(Array)
 
 
-def send(link):
-    """Moves the parameters and persistent arrays of a link to the device, in place of ``to_device``; returns it."""
+def send(link, array_type=None):
+    """Moves parameters and persistent arrays of a link to the device, in place of ``to_device``; returns the link.
+
+    Args:
+        link: any :class:`chainer.Link` on NumPy.
+        array_type: what its arrays become, a subclass of NumPy's; ``None`` for :class:`Array`.
+    """
+    array_type = array_type or Array
     for part in link.links():
         for name in part._persistent:
             if isinstance(part.__dict__[name], np.ndarray):
-                part.__dict__[name] = part.__dict__[name].view(Array)
+                part.__dict__[name] = part.__dict__[name].view(array_type)
     for param in link.params(include_uninit=False):
-        param.array = param.array.view(Array)
+        param.array = param.array.view(array_type)
         param.cleargrad()
     return link
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mixprec.backends.cpu.relu import is_positive
 from mixprec.backends.cpu.rows import Rows, read, target, write
 from mixprec.backends.primitives import Affine, Saved
 
@@ -19,7 +20,7 @@ class BatchNorms:
         count = _count(x)
         mean, variance = _moments(x) if sums is None else _moments_of_sums(sums, count)
         affine, saved = _finish(mean, variance, count, gamma, beta, running, attributes)
-        y, mask = _apply(x, affine, attributes.relu, add, keep_mask=True)
+        y, mask = apply_affine(x, affine, attributes.relu, add, keep_mask=True)
         return y, saved._replace(mask=mask)
 
     @_quiet
@@ -44,14 +45,14 @@ class BatchNorms:
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_inference`."""
         affine = _affine(gamma, beta, mean, _invstd(variance, attributes))
-        return _apply(x, affine, attributes.relu, add, keep_mask=False)[0]
+        return apply_affine(x, affine, attributes.relu, add)[0]
 
     @_quiet
     def batch_norm_inference_backward(self, dy, x, gamma, beta, mean, variance, attributes, *, y=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_inference_backward`."""
         invstd = _invstd(variance, attributes)
         affine = _affine(gamma, beta, mean, invstd)
-        mask = _positive(y) if y is not None and attributes.relu else None
+        mask = is_positive(y) if y is not None and attributes.relu else None
         g, dgamma, dbeta = _reduce(dy, x, mean, affine, attributes.relu, y is not None, mask)
         dgamma *= invstd
         dx = _scaled(g, affine.scale)
@@ -126,7 +127,7 @@ def _affine(gamma, beta, mean, invstd):
 # backward pass, in the same steps: scale * x, then + bias, each rounded to float32.
 
 
-def _apply(x, affine, relu, add, keep_mask):
+def apply_affine(x, affine, relu, add=None, keep_mask=False):
     """Returns ``relu(scale * x + bias + add)``, and, if wanted, where the ReLU after an addition was open."""
     rows = Rows(x.shape)
     y = np.empty(x.shape, x.dtype)
@@ -214,7 +215,3 @@ def _scaled(g, scale):
         np.multiply(block, scale[: block.size], out=out)
         write(flat_dx, part, out)
     return dx
-
-
-def _positive(y):
-    return y.astype(np.float32, copy=False) > 0

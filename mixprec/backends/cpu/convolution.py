@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from mixprec.backends.cpu.batch_norm import apply_affine
 from mixprec.backends.cpu.columns import columns_of, is_pointwise, parts_of, taps_of, windows_of
-from mixprec.backends.cpu.storage import BLOCK, narrow_to, widen
+from mixprec.backends.cpu.storage import narrow_to, widen
 
 _SUMMED = 256  # rows whose sums are taken in float32
 
@@ -15,7 +16,7 @@ class Convolutions:
     def conv_fprop(self, x, w, convolution, b=None, *, relu=False, prologue=None, statistics=False):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`."""
         if prologue is not None:
-            x = _activated(x, prologue)
+            x = apply_affine(x, prologue, relu=True)[0]
         (k, r, s, c), groups = w.shape, convolution.groups
         y = np.empty((len(x), *convolution.out_size(x.shape[1:3], (r, s)), k), x.dtype)
         sums = np.zeros((2, k))
@@ -65,7 +66,7 @@ class Convolutions:
     def conv_wgrad(self, x, dy, convolution, w_shape, *, prologue=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_wgrad`."""
         if prologue is not None:
-            x = _activated(x, prologue)
+            x = apply_affine(x, prologue, relu=True)[0]
         (k, r, s, c), groups = w_shape, convolution.groups
         total = None
         for part, windows in windows_of(x[..., : c * groups], (r, s), convolution, k):
@@ -129,20 +130,6 @@ def _store(wide, target):
         rounded = np.empty(target.shape, target.dtype)
         narrow_to(wide, rounded)
         target[...] = rounded
-
-
-def _activated(x, affine):
-    """Returns ``relu(scale * x + bias)`` in the dtype of ``x``."""
-    y = np.empty(x.shape, x.dtype)
-    source, target = x.reshape(-1, x.shape[-1]), y.reshape(-1, x.shape[-1])
-    rows = max(1, BLOCK // x.shape[-1])
-    for start in range(0, len(source), rows):
-        part = slice(start, start + rows)
-        wide = widen(source[part]) * affine.scale
-        wide += affine.bias
-        np.maximum(wide, 0, out=wide)
-        narrow_to(wide, target[part])
-    return y
 
 
 def _add_sums(y, sums):

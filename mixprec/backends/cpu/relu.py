@@ -14,9 +14,14 @@ class ReLUs:
 
     def relu_backward(self, dy, y):
         """See :meth:`~mixprec.backends.primitives.Primitives.relu_backward`."""
-        bits = _bits(y)
-        is_open = (bits > 0) & (bits <= _infinity(y.dtype))
-        return np.where(is_open, _bits(dy), bits.dtype.type(0)).view(dy.dtype)
+        bits = _bits(dy)
+        return np.where(is_positive(y), bits, bits.dtype.type(0)).view(dy.dtype)
+
+
+def is_positive(array):
+    """Returns where an array of any storage dtype is above 0, as booleans."""
+    bits = _bits(array)
+    return (bits > 0) & (bits <= _infinity(array.dtype))
 
 
 def _bits(array):
