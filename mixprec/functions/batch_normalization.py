@@ -100,6 +100,8 @@ class _Normalization(Node):
         statistics: ``None`` or ``(mean, variance)``.
     """
 
+    images = (0, 3)  # x, and what is added
+
     def __init__(self, attributes, statistics):
         self._attributes = attributes
         self._statistics = statistics
@@ -180,7 +182,7 @@ class FixedBatchNormalization(_Normalization):
 
     def gradients(self, primitives, indexes, dy):
         x, gamma, beta = self.retained()
-        outputs = self.get_retained_outputs()
+        added_before_relu = len(self.inputs) == 4 and self._attributes.relu
         dx, dgamma, dbeta, dadd = primitives.batch_norm_inference_backward(
             dy,
             dense(x),
@@ -188,7 +190,7 @@ class FixedBatchNormalization(_Normalization):
             beta,
             *self._statistics,
             self._attributes,
-            y=outputs[0].array if outputs else None,
+            y=self.retained_output() if added_before_relu else None,
         )
         # Without a ReLU nothing has to be known of an addition: its gradient is that of the result.
-        return (dx, dgamma, dbeta, dadd if outputs else dy)[: len(self.inputs)]
+        return (dx, dgamma, dbeta, dadd if added_before_relu else dy)[: len(self.inputs)]

@@ -54,6 +54,8 @@ class FilterNode(Node):
         convolution: :class:`~mixprec.backends.geometry.Convolution`.
     """
 
+    images = (0,)
+
     def __init__(self, convolution):
         self.convolution = convolution
 
@@ -136,8 +138,7 @@ class Convolution2D(FilterNode):
     def gradients(self, primitives, indexes, dy):
         x, W = self.retained()
         if self._relu:
-            (y,) = self.get_retained_outputs()
-            dy = primitives.relu_backward(dy, y.array)
+            dy = primitives.relu_backward(dy, self.retained_output())
         return (
             primitives.conv_dgrad(dy, self.filters(W), self.convolution, x.shape) if 0 in indexes else None,
             self.wgrad(primitives, dense(x), dy, W) if 1 in indexes else None,

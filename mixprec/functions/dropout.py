@@ -107,6 +107,7 @@ class Dropout(Node):
     """See :func:`dropout`."""
 
     name = "dropout"
+    images = (0,)
 
     def __init__(self, ratio):
         self._ratio = ratio

@@ -90,6 +90,8 @@ class ToNCHW(_Layout):
     """See :func:`to_nchw`."""
 
     name = "to_nchw"
+    images = (0,)
+    makes_images = False
 
     def check(self, x):
         checks.dtype(self.name, "x", x)
@@ -109,6 +111,7 @@ class Cast(Node):
     """See :func:`cast`."""
 
     name = "cast"
+    images = (0,)
 
     def __init__(self, dtype):
         self._dtype = dtype

@@ -13,20 +13,30 @@ class Node(chainer.FunctionNode):
     :meth:`retained` outlives the forward pass, and nothing does under ``chainer.no_backprop_mode()``, as Chainer then
     lets go of the node.
 
+    Images are (N, H, W, C). With :attr:`channels_first` they come and go as (N, C, H, W), as in Chainer, while their
+    memory stays in the order of (N, H, W, C), and so do their gradients: that is how :mod:`mixprec.rewrite` uses nodes.
+
     Attributes:
         name: of the function, for messages and as the label of the node in a graph.
+        images: which inputs are images, if they have four axes.
+        makes_images: whether an output of four axes is images.
+        channels_first: whether images have the shape (N, C, H, W) for everybody else.
     """
 
     name = ""
+    images = ()
+    makes_images = True
+    channels_first = False
 
     @property
     def label(self):
         """The name of the function."""
         return self.name
 
-    def check_type_forward(self, in_types):
-        """Calls :meth:`check`; Chainer does not call this if ``chainer.config.type_check`` is off."""
-        self.check(*in_types)
+    def _check_data_type_forward(self, in_data):
+        # Chainer does not call this if chainer.config.type_check is off. Its own, which this replaces, would describe
+        # all inputs for a language of type expressions first.
+        self.check(*self._inputs(in_data))
 
     def check(self, *arrays):
         """Raises TypeError or ValueError, in one line, if arguments do not fit.
@@ -44,7 +54,15 @@ class Node(chainer.FunctionNode):
         """
         if chainer.config.schedule_func is not None:
             raise RuntimeError(f"{self.name} of mixprec cannot be repeated by chainer.static_graph: do without it")
-        return self.compute(primitives_of(inputs[0]), *map(_vector, inputs))
+        outputs = self.compute(primitives_of(inputs[0]), *map(_vector, self._inputs(inputs)))
+        if self.channels_first and self.makes_images:
+            return tuple(map(as_nchw, outputs))
+        return outputs
+
+    def _inputs(self, arrays):
+        if not self.channels_first:
+            return arrays
+        return [as_nhwc(array) if place in self.images else array for place, array in enumerate(arrays)]
 
     def compute(self, primitives, *arrays):
         """Returns a tuple of output arrays.
@@ -67,8 +85,19 @@ class Node(chainer.FunctionNode):
                 f"or use chainer.functions"
             )
         (dy,) = grad_outputs
-        dy = dense(dy.array)
-        gradients = self.gradients(primitives_of(dy), target_input_indexes, dy)
+        dy, primitives = dy.array, primitives_of(dy.array)
+        if self.channels_first and self.makes_images and dy.ndim == 4:
+            gradient = as_nhwc(dy)
+            if not gradient.flags.c_contiguous:
+                gradient = primitives.to_nhwc(dense(dy), dy.dtype)
+        else:
+            gradient = dense(dy)
+        gradients = self.gradients(primitives, target_input_indexes, gradient)
+        if self.channels_first:
+            gradients = [
+                as_nchw(each) if place in self.images and each is not None else each
+                for place, each in enumerate(gradients)
+            ]
         return tuple(None if each is None else chainer.Variable(each, requires_grad=False) for each in gradients)
 
     def gradients(self, primitives, indexes, dy):
@@ -83,13 +112,32 @@ class Node(chainer.FunctionNode):
 
     def retained(self):
         """Returns the arrays of the inputs that were retained."""
-        return [_vector(variable.array) for variable in self.get_retained_inputs()]
+        arrays = [variable.array for variable in self.get_retained_inputs()]
+        if self.channels_first:
+            places = self._input_indexes_to_retain
+            arrays = [as_nhwc(x) if at in self.images else x for at, x in zip(places, arrays, strict=True)]
+        return [_vector(array) for array in arrays]
+
+    def retained_output(self):
+        """Returns the array of the only output, which was retained."""
+        (output,) = self.get_retained_outputs()
+        return as_nhwc(output.array) if self.channels_first and self.makes_images else output.array
 
     def dense(self, argument, array):
         """Returns an input C-contiguous; if that takes a copy, this is announced once."""
         if not array.flags.c_contiguous:
             announce("%s: %s is not C-contiguous, and is copied in every step", self.name, argument)
         return dense(array)
+
+
+def as_nhwc(array):
+    """Returns a view (N, H, W, C) of an array (N, C, H, W); arrays with another number of axes as they are."""
+    return array.transpose(0, 2, 3, 1) if array.ndim == 4 else array
+
+
+def as_nchw(array):
+    """Returns a view (N, C, H, W) of an array (N, H, W, C); arrays with another number of axes as they are."""
+    return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
 
 
 def _vector(array):

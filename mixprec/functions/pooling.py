@@ -2,7 +2,7 @@
 
 from mixprec.backends.geometry import Pooling
 from mixprec.functions import checks
-from mixprec.functions.node import Node
+from mixprec.functions.node import Node, dense
 
 _LARGEST_WINDOW = 255  # elements: where the maximum was is one byte
 
@@ -60,6 +60,8 @@ class _Pooling(Node):
         pooling: :class:`~mixprec.backends.geometry.Pooling`.
     """
 
+    images = (0,)
+
     def __init__(self, pooling):
         self._pooling = pooling
 
@@ -108,16 +110,26 @@ class AveragePooling2D(_Pooling):
 
 
 class GlobalAveragePooling2D(Node):
-    """See :func:`global_average_pooling_2d`."""
+    """See :func:`global_average_pooling_2d`.
+
+    Args:
+        keepdims: whether the result is (N, 1, 1, C).
+    """
 
     name = "global_average_pooling_2d"
+    images = (0,)
+
+    def __init__(self, keepdims=False):
+        self._keepdims = keepdims
 
     def check(self, x):
         checks.images(self.name, "x", x)
 
     def compute(self, primitives, x):
         self._x_shape = x.shape
-        return (primitives.global_average_pool(self.dense("x", x)),)
+        y = primitives.global_average_pool(self.dense("x", x))
+        return (y[:, None, None] if self._keepdims else y,)
 
     def gradients(self, primitives, indexes, dy):
-        return (primitives.global_average_pool_backward(dy, self._x_shape),)
+        dy = dy[:, 0, 0] if self._keepdims else dy
+        return (primitives.global_average_pool_backward(dense(dy), self._x_shape),)

@@ -25,6 +25,7 @@ class ReLU(Node):
     """See :func:`relu`."""
 
     name = "relu"
+    images = (0,)
 
     def check(self, x):
         checks.dtype(self.name, "x", x)
@@ -34,5 +35,4 @@ class ReLU(Node):
         return (primitives.relu(self.dense("x", x)),)
 
     def gradients(self, primitives, indexes, dy):
-        (y,) = self.get_retained_outputs()
-        return (primitives.relu_backward(dy, dense(y.array)),)
+        return (primitives.relu_backward(dy, dense(self.retained_output())),)
