@@ -3,7 +3,7 @@
 import numpy as np
 from primitive_cases import FLOAT32, arrays, labels
 
-from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
+from mixprec.backends.geometry import BatchNorm, Convolution, LocalResponseNorm, Pooling
 from mixprec.backends.primitives import Affine
 
 _SAME, _HALVING = Convolution(pad=(1, 1)), Convolution((2, 2), (1, 1))
@@ -153,6 +153,11 @@ def every_primitive(p, put, dtype, size, filters):
     yield "average_pool_backward", lambda: (p.average_pool_backward(of_mean, of_means, size),)
     yield "global_average_pool", lambda: (p.global_average_pool(x),)
     yield "global_average_pool_backward", lambda: (p.global_average_pool_backward(of_image, size),)
+
+    of_window = LocalResponseNorm(beta=0.6)
+    yield "local_response_norm", lambda: (p.local_response_norm(x, LocalResponseNorm()),)
+    yield "local_response_norm, another power", lambda: (p.local_response_norm(x, of_window),)
+    yield "local_response_norm_backward", lambda: (p.local_response_norm_backward(dx, x, of_window),)
 
     yield "linear", lambda: (p.linear(rows, matrix, b),)
     yield "linear_dgrad", lambda: (p.linear_dgrad(outputs, matrix),)

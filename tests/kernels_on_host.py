@@ -6,11 +6,12 @@ from device_stand_in import DeviceArray
 from mixprec.backends.cuda.bias import Biases
 from mixprec.backends.cuda.dropout import Dropouts
 from mixprec.backends.cuda.layout import Layouts
+from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
 from mixprec.backends.cuda.loss import Losses
 from mixprec.backends.cuda.pooling import Poolings
 
 
-class OwnKernels(Poolings, Losses, Dropouts, Layouts, Biases):
+class OwnKernels(Poolings, LocalResponseNorms, Losses, Dropouts, Layouts, Biases):
     """Everything that needs no cuDNN.
 
     Args:

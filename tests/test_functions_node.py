@@ -45,6 +45,7 @@ FUNCTIONS = {
     "max_pooling_2d": (lambda x: F.max_pooling_2d(x, 2), [IMAGES]),
     "average_pooling_2d": (lambda x: F.average_pooling_2d(x, 2), [IMAGES]),
     "global_average_pooling_2d": (F.global_average_pooling_2d, [IMAGES]),
+    "local_response_normalization": (lambda x: F.local_response_normalization(x, 3, 1, 0.5), [IMAGES]),
     "linear": (F.linear, [(3, 5), (4, 5), (4,)]),
     "relu": (F.relu, [(3, 5)]),
     "softmax_cross_entropy": (lambda x: F.softmax_cross_entropy(x, np.array([1, 0, 4], np.int32)), [(3, 5)]),

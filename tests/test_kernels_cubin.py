@@ -29,7 +29,7 @@ def _sources(file, whole):
 
 
 def test_there_are_kernels():
-    assert {"pooling", "columns", "loss", "dropout", "layout"} <= set(FILES)
+    assert {"pooling", "columns", "loss", "dropout", "layout", "local_response_norm"} <= set(FILES)
     for file in FILES:
         assert len(kernels.names_in(file)) == text_of("mixprec.backends", f"{file}.cu").count("__global__")
 

@@ -1,4 +1,4 @@
-"""The attributes of convolutions and poolings."""
+"""The attributes of convolutions, poolings and normalizations."""
 
 from dataclasses import dataclass
 
@@ -66,3 +66,24 @@ class BatchNorm:
     eps: float = 2e-5
     decay: float = 0.9
     relu: bool = False
+
+
+@dataclass(frozen=True)
+class LocalResponseNorm:
+    """The attributes of a local response normalization: ``x / (k + alpha * (sum of squares in the window)) ** beta``.
+
+    Attributes:
+        n: channels of the window, which reaches ``n // 2`` to each side of its own channel.
+        k: what is added to the sum.
+        alpha: factor of the sum; it is not divided by ``n``.
+        beta: the exponent.
+    """
+
+    n: int = 5
+    k: float = 2.0
+    alpha: float = 1e-4
+    beta: float = 0.75
+
+    def reach(self, channels):
+        """Returns how many channels the window reaches to each side at most, of so many that there are."""
+        return min(self.n // 2, max(channels - 1, 0))

@@ -248,6 +248,37 @@ class Primitives(abc.ABC):
     def global_average_pool_backward(self, dy, x_shape):
         """Returns dx (N, H, W, C) = ``x_shape`` for ``dy`` (N, C)."""
 
+    # Local response normalization (Krizhevsky et al. 2012, "ImageNet classification with deep convolutional neural
+    # networks", section 3.3)
+
+    @abc.abstractmethod
+    def local_response_norm(self, x, attributes):
+        """Returns ``x / (k + alpha * s) ** beta``, s the sum of the squares of the channels around.
+
+        The window of channel i is from ``i - n // 2`` to ``i + n // 2``, cut at the first and the last channel: an even
+        n gives n + 1 channels. Squares and sums beyond float32 are inf, and give 0. NaN or inf spoil no other row.
+
+        Args:
+            x: (..., C).
+            attributes: :class:`~mixprec.backends.geometry.LocalResponseNorm`.
+
+        Returns:
+            y like ``x``. Nothing is saved for the backward pass but ``x``.
+        """
+
+    @abc.abstractmethod
+    def local_response_norm_backward(self, dy, x, attributes):
+        """Returns the gradient of :meth:`local_response_norm`, like ``x``.
+
+        With ``u = k + alpha * s`` it is ``dy_i * u_i**-beta - 2 * alpha * beta * x_i * t_i``, t the sum over the same
+        window of ``dy_j * x_j * u_j**(-beta - 1)``.
+
+        Args:
+            dy: like ``x``.
+            x: the input of the forward pass.
+            attributes: :class:`~mixprec.backends.geometry.LocalResponseNorm`.
+        """
+
     # Linear
 
     @abc.abstractmethod

@@ -14,6 +14,7 @@ from mixprec.functions.deconvolution import deconvolution_2d
 from mixprec.functions.dropout import dropout, reset_dropout, serialize_dropout
 from mixprec.functions.layout import cast, to_nchw, to_nhwc
 from mixprec.functions.linear import linear
+from mixprec.functions.local_response_normalization import local_response_normalization
 from mixprec.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
 from mixprec.functions.relu import relu
 from mixprec.functions.softmax_cross_entropy import softmax_cross_entropy
@@ -30,6 +31,7 @@ __all__ = [
     "fixed_batch_normalization",
     "global_average_pooling_2d",
     "linear",
+    "local_response_normalization",
     "max_pooling_2d",
     "relu",
     "reset_dropout",

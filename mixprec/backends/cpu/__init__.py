@@ -8,13 +8,16 @@ from mixprec.backends.cpu.convolution import Convolutions
 from mixprec.backends.cpu.dropout import Dropouts
 from mixprec.backends.cpu.layout import Layouts
 from mixprec.backends.cpu.linear import Linears
+from mixprec.backends.cpu.local_response_norm import LocalResponseNorms
 from mixprec.backends.cpu.loss import Losses
 from mixprec.backends.cpu.pooling import Poolings
 from mixprec.backends.cpu.relu import ReLUs
 from mixprec.backends.primitives import Primitives
 
 
-class Cpu(Convolutions, BatchNorms, ReLUs, Poolings, Linears, Losses, Dropouts, Layouts, Primitives):
+class Cpu(
+    Convolutions, BatchNorms, ReLUs, Poolings, LocalResponseNorms, Linears, Losses, Dropouts, Layouts, Primitives
+):
     """All of :class:`~mixprec.backends.primitives.Primitives`."""
 
 

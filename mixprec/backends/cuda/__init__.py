@@ -5,6 +5,7 @@ import threading
 from mixprec.backends.cuda.bias import Biases
 from mixprec.backends.cuda.dropout import Dropouts
 from mixprec.backends.cuda.linear import Linears
+from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
 from mixprec.backends.cuda.loss import Losses
 from mixprec.backends.cuda.pooling import Poolings
 from mixprec.backends.cuda.ways import WithoutCudnn
@@ -17,7 +18,7 @@ _lock = threading.Lock()
 _by_device = {}
 
 
-class Cuda(Linears, Biases, Poolings, Losses, Dropouts, Primitives):
+class Cuda(Linears, Biases, Poolings, LocalResponseNorms, Losses, Dropouts, Primitives):
     """All of :class:`~mixprec.backends.primitives.Primitives`, on one device and CuPy's current stream.
 
     Args:

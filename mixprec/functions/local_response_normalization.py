@@ -1,0 +1,69 @@
+"""Local response normalization across channels (Krizhevsky et al. 2012)."""
+
+import math
+import numbers
+
+from mixprec.backends.geometry import LocalResponseNorm
+from mixprec.functions import checks
+from mixprec.functions.node import Node, dense
+
+
+def local_response_normalization(x, n=5, k=2, alpha=1e-4, beta=0.75):
+    """Divides by a power of the squares around, as :func:`chainer.functions.local_response_normalization`, in NHWC.
+
+    ``y_i = x_i / (k + alpha * (sum of x_j**2 for j from i - n // 2 to i + n // 2)) ** beta``, the sum cut at the first
+    and the last channel: Krizhevsky et al. 2012, "ImageNet classification with deep convolutional neural networks",
+    section 3.3. An even n means n + 1 channels, as in Chainer's manual and on its CPU; on a GPU Chainer takes n.
+
+    Args:
+        x: (..., C) with two axes or more, in a storage dtype.
+        n: channels of the window, 1 or more.
+        k: what is added to the sum.
+        alpha: factor of the sum; it is not divided by ``n``.
+        beta: the exponent.
+
+    Returns:
+        Variable like ``x``. Where ``k + alpha * sum`` is not above 0 it is not finite.
+
+    Raises:
+        TypeError: x is not in a storage dtype.
+        ValueError: x has one axis, or another argument is out of range.
+    """
+    name = LocalResponseNormalization.name
+    attributes = LocalResponseNorm(
+        checks.whole(name, "n", n, 1), _number("k", k), _number("alpha", alpha), _number("beta", beta)
+    )
+    return LocalResponseNormalization(attributes).apply((x,))[0]
+
+
+def _number(argument, value):
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise ValueError(f"local_response_normalization: {argument} must be a finite number; found {value!r}")
+    return float(value)
+
+
+class LocalResponseNormalization(Node):
+    """See :func:`local_response_normalization`.
+
+    Args:
+        attributes: :class:`~mixprec.backends.geometry.LocalResponseNorm`.
+    """
+
+    name = "local_response_normalization"
+    images = (0,)
+
+    def __init__(self, attributes):
+        self._attributes = attributes
+
+    def check(self, x):
+        checks.dtype(self.name, "x", x)
+        if x.ndim < 2:
+            raise ValueError(f"{self.name}: x must be (..., C) with two axes or more; found shape {x.shape}")
+
+    def compute(self, primitives, x):
+        self.retain_inputs((0,))
+        return (primitives.local_response_norm(self.dense("x", x), self._attributes),)
+
+    def gradients(self, primitives, indexes, dy):
+        (x,) = self.retained()
+        return (primitives.local_response_norm_backward(dy, dense(x), self._attributes),)
