@@ -20,6 +20,7 @@ _HOMES = {
     "LARS": "mixprec.update.rules.lars",
     "LAMB": "mixprec.update.rules.lamb",
     "convert": "mixprec.rewrite",
+    "revert": "mixprec.rewrite",
 }
 
 __all__ = sorted(_HOMES)

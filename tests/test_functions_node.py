@@ -14,10 +14,11 @@ from mixprec import functions as F
 from mixprec.backends import cpu
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.primitives import Primitives
-from mixprec.functions import casting
 from mixprec.functions.node import Node
 from mixprec.functions.pooling import GlobalAveragePooling2D
-from mixprec.policy import Policy
+from mixprec.rewrite import dispatch
+from mixprec.rewrite.scope import Scope, calling
+from mixprec.rewrite.state import Conversion
 
 IMAGES, VECTORS = (2, 5, 4, 8), (8,)
 ONES = np.ones(8, np.float32)
@@ -146,10 +147,10 @@ def test_nodes_are_labelled_in_graphs_and_timed_by_hooks(name):
 def test_a_policy_for_chainers_functions_leaves_these_alone(name):
     function, arrays = _case(name)
     expected, _, dy = run(function, arrays)
-    casting.install()
+    dispatch.install()
     if name == "dropout":
         return
-    with casting.scope(Policy("float16")):
+    with calling(Scope(Conversion("float16", "nhwc", fuse=True, strict=False))):
         found, gradients, _ = run(function, arrays, dy)
     np.testing.assert_array_equal(found, expected, strict=True)
     assert [gradient.dtype for gradient in gradients] == [array.dtype for array in arrays]

@@ -5,6 +5,7 @@ The names below compute with the primitives of :mod:`mixprec.backends`: on (N, H
 """
 
 from mixprec.functions.batch_normalization import batch_normalization, fixed_batch_normalization
+from mixprec.functions.concatenation import concat
 from mixprec.functions.convolution import convolution_2d
 from mixprec.functions.convolution_batch_normalization import (
     batch_normalization_relu_convolution_2d,
@@ -24,6 +25,7 @@ __all__ = [
     "batch_normalization",
     "batch_normalization_relu_convolution_2d",
     "cast",
+    "concat",
     "convolution_2d",
     "convolution_batch_normalization",
     "deconvolution_2d",

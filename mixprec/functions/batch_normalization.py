@@ -100,7 +100,7 @@ class _Normalization(Node):
         statistics: ``None`` or ``(mean, variance)``.
     """
 
-    images = (0, 3)  # x, and what is added
+    image_inputs = (0, 3)  # x, and what is added
 
     def __init__(self, attributes, statistics):
         self._attributes = attributes

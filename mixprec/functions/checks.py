@@ -11,7 +11,7 @@ import numpy as np
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _STORAGE = {dtype.name: dtype for dtype in (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))}
-_STORAGE_DTYPES = frozenset(_STORAGE.values())
+STORAGE_DTYPES = frozenset(_STORAGE.values())
 _NAMES = "float16, bfloat16 or float32"
 
 
@@ -22,7 +22,7 @@ def storage_dtype(value):
         ValueError: it is not float16, bfloat16 or float32.
     """
     found = _STORAGE.get(value) if isinstance(value, str) else np.dtype(value)
-    if found not in _STORAGE_DTYPES:
+    if found not in STORAGE_DTYPES:
         raise ValueError(f"dtype must be {_NAMES}; found {value}")
     return found
 
@@ -53,7 +53,7 @@ def pair(function, argument, value, least):
 
 def dtype(function, argument, array):
     """An array must be in a storage dtype."""
-    if array.dtype not in _STORAGE_DTYPES:
+    if array.dtype not in STORAGE_DTYPES:
         raise TypeError(f"{function}: {argument} must be {_NAMES}; found {array.dtype}")
 
 

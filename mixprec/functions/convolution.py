@@ -54,7 +54,7 @@ class FilterNode(Node):
         convolution: :class:`~mixprec.backends.geometry.Convolution`.
     """
 
-    images = (0,)
+    image_inputs = (0,)
 
     def __init__(self, convolution):
         self.convolution = convolution

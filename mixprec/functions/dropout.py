@@ -107,7 +107,7 @@ class Dropout(Node):
     """See :func:`dropout`."""
 
     name = "dropout"
-    images = (0,)
+    image_inputs = (0,)
 
     def __init__(self, ratio):
         self._ratio = ratio

@@ -90,7 +90,7 @@ class ToNCHW(_Layout):
     """See :func:`to_nchw`."""
 
     name = "to_nchw"
-    images = (0,)
+    image_inputs = (0,)
     makes_images = False
 
     def check(self, x):
@@ -111,7 +111,7 @@ class Cast(Node):
     """See :func:`cast`."""
 
     name = "cast"
-    images = (0,)
+    image_inputs = (0,)
 
     def __init__(self, dtype):
         self._dtype = dtype

@@ -50,7 +50,7 @@ class LocalResponseNormalization(Node):
     """
 
     name = "local_response_normalization"
-    images = (0,)
+    image_inputs = (0,)
 
     def __init__(self, attributes):
         self._attributes = attributes

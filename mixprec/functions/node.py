@@ -18,13 +18,13 @@ class Node(chainer.FunctionNode):
 
     Attributes:
         name: of the function, for messages and as the label of the node in a graph.
-        images: which inputs are images, if they have four axes.
+        image_inputs: which inputs are images, if they have four axes.
         makes_images: whether an output of four axes is images.
         channels_first: whether images have the shape (N, C, H, W) for everybody else.
     """
 
     name = ""
-    images = ()
+    image_inputs = ()
     makes_images = True
     channels_first = False
 
@@ -62,7 +62,7 @@ class Node(chainer.FunctionNode):
     def _inputs(self, arrays):
         if not self.channels_first:
             return arrays
-        return [as_nhwc(array) if place in self.images else array for place, array in enumerate(arrays)]
+        return [as_nhwc(array) if place in self.image_inputs else array for place, array in enumerate(arrays)]
 
     def compute(self, primitives, *arrays):
         """Returns a tuple of output arrays.
@@ -95,7 +95,7 @@ class Node(chainer.FunctionNode):
         gradients = self.gradients(primitives, target_input_indexes, gradient)
         if self.channels_first:
             gradients = [
-                as_nchw(each) if place in self.images and each is not None else each
+                as_nchw(each) if place in self.image_inputs and each is not None else each
                 for place, each in enumerate(gradients)
             ]
         return tuple(None if each is None else chainer.Variable(each, requires_grad=False) for each in gradients)
@@ -115,7 +115,7 @@ class Node(chainer.FunctionNode):
         arrays = [variable.array for variable in self.get_retained_inputs()]
         if self.channels_first:
             places = self._input_indexes_to_retain
-            arrays = [as_nhwc(x) if at in self.images else x for at, x in zip(places, arrays, strict=True)]
+            arrays = [as_nhwc(x) if at in self.image_inputs else x for at, x in zip(places, arrays, strict=True)]
         return [_vector(array) for array in arrays]
 
     def retained_output(self):

@@ -4,7 +4,7 @@ from mixprec.backends.geometry import Pooling
 from mixprec.functions import checks
 from mixprec.functions.node import Node, dense
 
-_LARGEST_WINDOW = 255  # elements: where the maximum was is one byte
+LARGEST_WINDOW = 255  # elements: where the maximum was is one byte
 
 
 def max_pooling_2d(x, ksize, stride=None, pad=0, cover_all=True):
@@ -60,7 +60,7 @@ class _Pooling(Node):
         pooling: :class:`~mixprec.backends.geometry.Pooling`.
     """
 
-    images = (0,)
+    image_inputs = (0,)
 
     def __init__(self, pooling):
         self._pooling = pooling
@@ -82,9 +82,9 @@ class MaxPooling2D(_Pooling):
     def check(self, x):
         super().check(x)
         rows, columns = self._pooling.window
-        if rows * columns > _LARGEST_WINDOW:
+        if rows * columns > LARGEST_WINDOW:
             raise ValueError(
-                f"{self.name}: a window must have at most {_LARGEST_WINDOW} elements; found {self._pooling.window}"
+                f"{self.name}: a window must have at most {LARGEST_WINDOW} elements; found {self._pooling.window}"
             )
 
     def compute(self, primitives, x):
@@ -117,7 +117,7 @@ class GlobalAveragePooling2D(Node):
     """
 
     name = "global_average_pooling_2d"
-    images = (0,)
+    image_inputs = (0,)
 
     def __init__(self, keepdims=False):
         self._keepdims = keepdims

@@ -25,7 +25,7 @@ class ReLU(Node):
     """See :func:`relu`."""
 
     name = "relu"
-    images = (0,)
+    image_inputs = (0,)
 
     def check(self, x):
         checks.dtype(self.name, "x", x)

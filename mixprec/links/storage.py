@@ -42,8 +42,12 @@ class StoredInFloat32:
 
     def serialize(self, serializer):
         """Saves parameters in float32, or loads what is there and rounds it."""
-        loads = isinstance(serializer, chainer.Deserializer)
-        super().serialize(_Loading(serializer) if loads else _Saving(serializer))
+        super().serialize(in_float32(serializer))
+
+
+def in_float32(serializer):
+    """Returns a serializer that saves float16 and bfloat16 arrays as float32, and loads them from that."""
+    return _Loading(serializer) if isinstance(serializer, chainer.Deserializer) else _Saving(serializer)
 
 
 class ChannelsLast(StoredInFloat32):

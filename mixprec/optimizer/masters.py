@@ -9,13 +9,12 @@ from chainer import backend
 
 from mixprec.backends.reading import known
 from mixprec.optimizer.structure import Structure
-from mixprec.update.copies import is_copy, written
+from mixprec.update.copies import MASTER, is_copy, written
 from mixprec.update.memory import in_order_of, same_order
 from mixprec.update.no_decay import NoDecay
 
-# Attributes of a parameter: the Masters it belongs to; its id and the array of its master, if it is a rounded copy.
+# Attribute of a parameter: the Masters it belongs to.
 OWNER = "_mixprec_masters"
-_ARRAY = "_mixprec_master_array"
 
 _NO_DECAY = NoDecay()
 _NO_LINKS = (
@@ -46,9 +45,9 @@ class Masters(chainer.Link):
         self._masters = {}  # id(parameter) -> (parameter, master); the parameter is held so that its id stays its own
         self._fixed = None
         for param in model.params(include_uninit=False):
-            _, array = param.__dict__.get(_ARRAY, (None, param.array))
+            _, array = param.__dict__.get(MASTER, (None, param.array))
             if array.shape != param.shape:
-                delattr(param, _ARRAY)
+                delattr(param, MASTER)
 
     def __getstate__(self):
         # A parameter does not take its attributes with it.
@@ -66,7 +65,7 @@ class Masters(chainer.Link):
         for param, master, no_decay in state["_masters"]:
             master.no_decay = no_decay
             if is_copy(param.dtype):
-                setattr(param, _ARRAY, (id(param), master.array))
+                setattr(param, MASTER, (id(param), master.array))
 
     def of(self, param):
         """Returns the master of a parameter of the model; an uninitialized parameter has none but itself."""
@@ -230,9 +229,9 @@ def _master_array(param):
     So a parameter keeps its FP32 bits when it gets another optimizer, and several optimizers see each other's updates.
     """
     if not is_copy(param.dtype):
-        param.__dict__.pop(_ARRAY, None)
+        param.__dict__.pop(MASTER, None)
         return param.array
-    owner, array = param.__dict__.get(_ARRAY, (None, None))
+    owner, array = param.__dict__.get(MASTER, (None, None))
     if owner != id(param):  # none yet, or that of the parameter this one was copied from
         array = param.array.astype(np.float32)
     elif backend.get_device_from_array(array) != param.device:
@@ -240,7 +239,7 @@ def _master_array(param):
     # Another array behind the parameter may lie there otherwise, and what goes to a GPU becomes C-contiguous.
     if array.shape == param.shape and not same_order(array, param.array):
         array = in_order_of(array, param.array)
-    setattr(param, _ARRAY, (id(param), array))
+    setattr(param, MASTER, (id(param), array))
     return array
 
 
@@ -248,7 +247,7 @@ def _round_to_model(updated):
     """Rounds masters into FP16 and BF16 parameters, in place, given ``[(name, parameter, master)]``."""
     with np.errstate(over="ignore"):  # beyond 65,504 FP16 has inf, and the next gradients will tell
         for _, param, master in updated:
-            own = param.__dict__[_ARRAY][1] if is_copy(param.dtype) else param.array
+            own = param.__dict__[MASTER][1] if is_copy(param.dtype) else param.array
             if master.array is not own:  # a rule has put another one in its place
                 own[...] = master.array
                 master.array = own

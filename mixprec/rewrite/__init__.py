@@ -1,5 +1,5 @@
 """Rewrites a user's model for mixed precision."""
 
-from mixprec.rewrite.convert import convert
+from mixprec.rewrite.convert import convert, revert
 
-__all__ = ["convert"]
+__all__ = ["convert", "revert"]

@@ -1,138 +1,157 @@
-"""``mixprec.convert``: the cast of a model to mixed precision, in place."""
-
-import functools
+"""``mixprec.convert`` and ``mixprec.revert``: a model for mixed precision, in place, and back."""
 
 import chainer
-import chainer.links as L
-from chainer import initializers
 
-from mixprec.functions import casting, widening
-from mixprec.policy import Policy
-from mixprec.rewrite.report import LinkReport, Report
+from mixprec.functions import widening
+from mixprec.rewrite import calls, dispatch, files, parameters
+from mixprec.rewrite import example as _example
+from mixprec.rewrite.report import Report, dtype_names
+from mixprec.rewrite.state import Conversion, LinkState, set_state, state_of
 
-# Links whose parameters are multiplied with activations. All others keep float32 parameters: normalizations because
-# their statistics need it, unknown links because nothing is known about them; both still work on float16 activations.
-_COMPUTE_LINKS = (
-    L.Bilinear,
-    L.Convolution2D,
-    L.ConvolutionND,
-    L.Deconvolution2D,
-    L.DeconvolutionND,
-    L.DepthwiseConvolution2D,
-    L.DilatedConvolution2D,
-    L.EmbedID,
-    L.Linear,
-    L.LocalConvolution2D,
-)
-
-_POLICY = "_mixprec_policy"
+_CALLS = 2  # the first one is watched, the second one shows what is fused
+_OURS = "mixprec."
 
 
-def convert(model, *, compute="float16"):
-    """Makes ``model`` compute in mixed precision, in place.
+def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=True, strict=False):
+    """Makes ``model`` compute in mixed precision, in NHWC and with fused batch normalizations, in place.
 
     Weights of convolution, deconvolution, linear and embedding links become ``compute``; all other parameters and every
     running statistic stay float32. While the model (or any part of it) runs forward, inputs are cast once, losses and
-    normalizations are computed in float32 (:mod:`mixprec.functions.casting`), and float16 results leave it as float32.
-    Names of parameters, arrays' layouts and the model's class do not change. Converting again changes nothing, and
-    converting with another ``compute`` casts back. A model that is unpickled in another process has to be converted
-    there once more.
+    normalizations are computed in float32, images lie in memory as (N, H, W, C) while their shape stays (N, C, H, W),
+    and a ReLU, or an addition and a ReLU, is computed together with the batch normalization before it. Results leave
+    the model in float32, in the order of their axes. ``docs/convert.md`` explains how.
+
+    Names of parameters, the model's class, and what a snapshot contains do not change. Converting again changes
+    nothing; with other arguments it changes what they say. A model that is unpickled in another process has to be
+    converted there once more. Links of :mod:`mixprec.links` are left as they are.
 
     Args:
         model: any :class:`chainer.Link`; parameters may be uninitialized.
-        compute: dtype name of activations and weights, ``"float16"`` or ``"float32"``.
+        example: what the model is called on twice to see what it does, without a trace in its statistics, attributes
+            and NumPy's random numbers: an array or variable, a tuple of positional arguments, or a dict of keyword
+            arguments, on the device of the model. For a classifier an array alone goes to its predictor. ``None``:
+            the first calls in training show that.
+        compute: dtype name of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``.
+        layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice.
+        fuse: whether batch normalizations are fused; only with ``"nhwc"``.
+        strict: whether anything that stays as it was is an error: at once with an example, otherwise at the end of the
+            first call in training.
 
     Returns:
         Report: what was done to each link; ``print`` it.
 
     Raises:
         TypeError: ``model`` is not a link.
-        ValueError: ``compute`` is not one of the two.
+        ValueError: an argument is not one of those above, the example lies on another device, or something stayed as
+            it was with ``strict``; the model is then as it was before. So it is after an exception of its own, which
+            comes through.
     """
     if not isinstance(model, chainer.Link):
         raise TypeError(f"model must be a chainer.Link; found {type(model).__name__}")
-    policy = Policy(compute)
-    casting.install()
-    widening.install()
-    links = []
-    for name, link in model.namedlinks():
-        own = [link.__dict__[attribute] for attribute in sorted(link._params)]
-        before = _dtype_names(own)
-        if isinstance(link, _COMPUTE_LINKS):
-            dtype, reason = policy.compute, "multiplied with activations"
-        else:
-            dtype, reason = "float32", "statistics, or a link that mixprec does not know"
-        for param in own:
-            _cast_parameter(param, dtype)
-        setattr(link, _POLICY, policy)
-        _scope_calls_of(type(link))
-        if own:
-            size = sum(param.size for param in own if param.array is not None)
-            links.append(LinkReport(name, type(link).__name__, before, _dtype_names(own), reason, size))
-    return Report.of(policy.compute, links, model.params())
+    conversion = Conversion(compute, layout, fuse, strict)
+    if example is not None:
+        _example.check(model, example)
+    _install(model)
+    backup = _Backup(model)
+    try:
+        report = _convert_links(model, conversion)
+        if example is not None:
+            _look(model, example)
+        _refuse(report, strict)
+    except BaseException:
+        backup.restore()
+        raise
+    return report
 
 
-def _dtype_names(params):
-    return ", ".join(sorted({_dtype_name(param) for param in params}))
+def revert(model):
+    """Makes a converted model a plain one again, in place: dtypes, memory order, and how it computes.
 
+    Weights that were rounded stay so, unless a :class:`~mixprec.MixedPrecisionOptimizer` has their float32 masters.
 
-def _dtype_name(param):
-    if param.array is None and getattr(param.initializer, "dtype", None) is None:
-        return chainer.get_dtype(None, map_mixed16="float32").name
-    return param.dtype.name
+    Args:
+        model: any :class:`chainer.Link`; nothing happens to links that are not converted.
 
-
-def _cast_parameter(param, dtype):
-    if _dtype_name(param) not in ("float16", "float32") or _dtype_name(param) == dtype:
-        return
-    param.cleargrad()
-    if param.array is not None:
-        param.array = param.array.astype(dtype)
-    else:
-        param.initializer = _RoundedInitializer(param.initializer, dtype)
-
-
-class _RoundedInitializer(chainer.initializer.Initializer):
-    """Draws the values that an uninitialized parameter would have had, and rounds them to ``dtype``."""
-
-    def __init__(self, initializer, dtype):
-        super().__init__(dtype)
-        self._initializer = initializer
-
-    def __call__(self, array):
-        device = chainer.backend.get_device_from_array(array)
-        array[...] = initializers.generate_array(self._initializer, array.shape, device.xp, device=device)
-
-
-def _scope_calls_of(cls):
-    """Makes a call of a converted link of this class run under its policy.
-
-    The ``__call__`` that the class inherits, usually :meth:`chainer.Link.__call__`, is wrapped where it is defined:
-    replacing the class of each link instead would change what users see of their model and what pickle finds.
+    Raises:
+        TypeError: ``model`` is not a link.
     """
-    owner = next(base for base in cls.__mro__ if "__call__" in base.__dict__)
-    original = owner.__dict__["__call__"]
-    if hasattr(original, "runs_in_scope"):
-        return
-
-    @functools.wraps(original)
-    def call(self, *args, **kwargs):
-        policy = self.__dict__.get(_POLICY)
-        if policy is None or casting.current() is not None:
-            return original(self, *args, **kwargs)
-        with casting.scope(policy):
-            return _to_float32(original(self, *args, **kwargs))
-
-    call.runs_in_scope = True
-    owner.__call__ = call
+    if not isinstance(model, chainer.Link):
+        raise TypeError(f"model must be a chainer.Link; found {type(model).__name__}")
+    for link in model.links():
+        state = state_of(link)
+        if state is not None:
+            parameters.revert(link, state.before)
+            set_state(link, None)
 
 
-def _to_float32(result):
-    """Casts the float16 variables in a (possibly nested) result of a model to float32."""
-    if type(result) in (tuple, list):
-        return type(result)(_to_float32(item) for item in result)
-    if isinstance(result, dict):
-        return {key: _to_float32(item) for key, item in result.items()}
-    if isinstance(result, chainer.Variable):
-        return casting.cast(result, "float32")
-    return result
+def _install(model):
+    dispatch.install()
+    widening.install()
+    files.install()
+    for link in model.links():
+        calls.install(type(link))
+
+
+def _convert_links(model, conversion):
+    rows, done = [], set()
+    bytes_before = parameters.nbytes(model.links())
+    for name, link in model.namedlinks():
+        if id(link) in done:  # at two places in the model
+            continue
+        done.add(id(link))
+        before = dtype_names(link)
+        if type(link).__module__.startswith(_OURS):
+            state, why = None, "a link of mixprec"
+        else:
+            state = LinkState(conversion, name, _before(link))
+            dtype, why = parameters.dtype_of(link, conversion.compute)
+            parameters.convert(link, dtype, conversion.layout == "nhwc", state.before)
+            set_state(link, state)
+        if link._params:
+            rows.append((name, link, state, before, why))
+    return Report(conversion, rows, bytes_before)
+
+
+def _before(link):
+    earlier = state_of(link)
+    known = {} if earlier is None else earlier.before
+    return {
+        name: known.get(name) or (parameters.dtype_name(param), param.initializer)
+        for name, param in parameters.own(link).items()
+    }
+
+
+def _look(model, arguments):
+    with _example.without_trace(model):
+        for _ in range(_CALLS):
+            try:
+                _example.call(model, arguments)
+            except Exception as error:
+                note = f"while mixprec.convert called {type(model).__name__} on example {_example.describe(arguments)}"
+                if hasattr(error, "add_note"):
+                    error.add_note(note)
+                raise
+
+
+def _refuse(report, strict):
+    left = report.unconverted
+    if strict and left:
+        raise ValueError(f"convert(strict=True): not converted: {'; '.join(left)}")
+
+
+class _Backup:
+    """What a conversion changes in a model, so that one that fails changes nothing."""
+
+    def __init__(self, model):
+        self._links = [(link, dict(link.__dict__)) for link in model.links()]
+        self._params = [(param, param.array, param.grad_var, param.initializer) for param in model.params()]
+
+    def restore(self):
+        for link, attributes in self._links:
+            link.__dict__.clear()
+            link.__dict__.update(attributes)
+        for param, array, gradient, initializer in self._params:
+            if param.array is not array:
+                param.array = array
+                param.grad_var = gradient
+            param.initializer = initializer

@@ -4,6 +4,10 @@ import collections
 import dataclasses
 import json
 
+from mixprec.rewrite import fusion, parameters
+
+_NOT_TRACED = "not known before the model's first call in training mode: give convert an example, or print this later"
+
 
 @dataclasses.dataclass(frozen=True)
 class LinkReport:
@@ -14,7 +18,8 @@ class LinkReport:
         kind: class name of the link.
         before: dtype names of its parameters before the conversion.
         after: dtype names of its parameters after the conversion.
-        reason: why the dtype is what it is.
+        why: why the dtype is what it is.
+        fused: what a batch normalization is fused with, or why it is not; otherwise empty.
         size: number of elements of its initialized parameters.
     """
 
@@ -22,41 +27,161 @@ class LinkReport:
     kind: str
     before: str
     after: str
-    reason: str
+    why: str
+    fused: str
     size: int
 
 
-@dataclasses.dataclass(frozen=True)
 class Report:
     """The conversion of one model; ``print(report)`` shows an aligned table.
 
-    Attributes:
-        compute: dtype name of activations and of convolution and linear weights.
-        links: a :class:`LinkReport` for each link that owns parameters.
-        parameters: number of parameter elements by dtype name after the conversion (initialized ones).
+    What depends on the model's functions - fusion, conversions, memory - is known after its first two calls in training
+    mode. With an example :func:`mixprec.convert` makes them; without one the report fills up while training goes on.
+
+    Args:
+        conversion: :class:`~mixprec.rewrite.state.Conversion`.
+        rows: list of ``(name, link, state, before, why)``, state being ``None`` for a link that was left alone.
+        bytes_before: size of parameters and statistics before the conversion.
     """
 
-    compute: str
-    links: tuple
-    parameters: dict
+    def __init__(self, conversion, rows, bytes_before):
+        self._conversion = conversion
+        self._rows = rows
+        self._bytes_before = bytes_before
 
-    @classmethod
-    def of(cls, compute, links, params):
-        """Builds the report of ``links`` (:class:`LinkReport`) and the model's ``params`` after the conversion."""
+    @property
+    def compute(self):
+        """Dtype name of activations and of what they are multiplied with."""
+        return self._conversion.compute
+
+    @property
+    def layout(self):
+        """``"nhwc"`` or ``"nchw"``."""
+        return self._conversion.layout
+
+    @property
+    def traced(self):
+        """Whether a call of the model has been looked at."""
+        return self._conversion.findings is not None
+
+    @property
+    def links(self):
+        """Tuple of :class:`LinkReport`, one for each link that owns parameters."""
+        return tuple(
+            LinkReport(
+                name,
+                type(link).__name__,
+                before,
+                dtype_names(link),
+                why,
+                _fused(state),
+                sum(param.size for param in parameters.own(link).values() if param.array is not None),
+            )
+            for name, link, state, before, why in self._rows
+        )
+
+    @property
+    def parameters(self):
+        """Number of elements of the initialized parameters by dtype name."""
         counts = collections.Counter()
-        for param in params:
-            if param.array is not None:
-                counts[param.dtype.name] += param.size
-        return cls(compute, tuple(links), dict(sorted(counts.items())))
+        for param in self._params():
+            counts[param.dtype.name] += param.size
+        return dict(sorted(counts.items()))
+
+    @property
+    def parameter_bytes(self):
+        """``(before, after)``: memory of parameters and statistics."""
+        return self._bytes_before, parameters.nbytes(link for _, link, *_ in self._rows)
+
+    @property
+    def activation_bytes(self):
+        """``(before, after)``: memory of what a step keeps for its backward pass, ``None`` if that is not known.
+
+        Before is what the graph of plain Chainer would keep of the same batch in float32.
+        """
+        findings = self._conversion.findings
+        return None if findings is None else (findings.bytes_before, findings.bytes_after)
+
+    @property
+    def conversions(self):
+        """List of :class:`~mixprec.rewrite.trace.LayoutConversion` of a forward pass, ``None`` if not known."""
+        return None if self._conversion.findings is None else list(self._conversion.findings.conversions)
+
+    @property
+    def fused(self):
+        """Number of batch normalizations in a step by what they are fused with, ``None`` if that is not known."""
+        if self._conversion.findings is None:
+            return None
+        counts = dict.fromkeys((fusion.RELU, fusion.ADD_RELU, ""), 0)
+        for (_, fused), count in self._conversion.findings.normalizations.items():
+            counts[fused] += count
+        return counts
+
+    @property
+    def unconverted(self):
+        """Names of links and functions that stayed as they were, each with the reason."""
+        found = {(name, type(link).__name__): why for name, link, _, _, why in self._rows if why == parameters.UNKNOWN}
+        if self._conversion.findings is not None:
+            found |= self._conversion.findings.left
+        return [f"{link or '/'} ({what}): {why}" for (link, what), why in found.items()]
 
     def to_json(self):
         """Returns the report as a JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        return json.dumps(
+            {
+                "compute": self.compute,
+                "layout": self.layout,
+                "links": [dataclasses.asdict(link) for link in self.links],
+                "fused": self.fused,
+                "conversions": None if not self.traced else [dataclasses.asdict(each) for each in self.conversions],
+                "unconverted": self.unconverted,
+                "parameters": self.parameters,
+                "parameter_bytes": self.parameter_bytes,
+                "activation_bytes": self.activation_bytes,
+            },
+            indent=2,
+        )
 
     def __str__(self):
-        rows = [("link", "class", "before", "after", "why")]
-        rows += [(link.name, link.kind, link.before, link.after, link.reason) for link in self.links]
+        rows = [("link", "class", "before", "after", "why", "fused with, or why not")]
+        rows += [(link.name or "/", link.kind, link.before, link.after, link.why, link.fused) for link in self.links]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*table, "", *(f"{title + ':':22}{text}" for title, text in self._totals())])
+
+    def _totals(self):
+        yield "compute", f"{self.compute}, {self.layout.upper()}"
         counts = ", ".join(f"{count:,} in {dtype}" for dtype, count in self.parameters.items())
-        return "\n".join([*lines, f"compute {self.compute}; parameters: {counts or 'none initialized yet'}"])
+        yield "parameters", counts or "none initialized yet"
+        yield "parameter memory", _change(*self.parameter_bytes)
+        if not self.traced:
+            yield "functions", _NOT_TRACED
+            return
+        yield "kept for backward", _change(*self.activation_bytes)
+        fused = self.fused
+        yield (
+            "batch normalizations",
+            f"{fused[fusion.RELU]} with ReLU, {fused[fusion.ADD_RELU]} with add and ReLU, {fused['']} alone",
+        )
+        where = [f"{each.direction} at {each.link or '/'} for {each.function}" for each in self.conversions]
+        yield "layout conversions", f"{len(where)} a step" + "".join(f"\n{'':22}{line}" for line in where)
+        left = self.unconverted
+        yield "as it was", f"\n{'':22}".join(left) if left else "nothing"
+
+    def _params(self):
+        unique = {id(param): param for _, link, *_ in self._rows for param in parameters.own(link).values()}
+        return [param for param in unique.values() if param.array is not None]
+
+
+def dtype_names(link):
+    """Returns the dtype names of the parameters of a link itself."""
+    return ", ".join(sorted({parameters.dtype_name(param) for param in parameters.own(link).values()}))
+
+
+def _fused(state):
+    sites = [] if state is None else [site for (train, _), site in sorted(state.sites.items()) if train]
+    return "; ".join(dict.fromkeys(site.fused or site.why for site in sites))
+
+
+def _change(before, after):
+    return f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB after"

@@ -7,6 +7,16 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _DTYPES = (np.dtype(np.float16), BFLOAT16)
 
 
+# Attribute of a parameter that is a copy: its id, which tells copies of the parameter apart, and its master's array.
+MASTER = "_mixprec_master_array"
+
+
+def master_of(param):
+    """Returns the float32 array of the master of a parameter, or ``None`` if it has none of its own."""
+    owner, array = param.__dict__.get(MASTER, (None, None))
+    return array if owner == id(param) and is_copy(param.dtype) and array.shape == param.shape else None
+
+
 def is_copy(dtype):
     """Whether a parameter in this dtype is the copy of an FP32 master: float16 and bfloat16, but no wider one."""
     return dtype in _DTYPES

@@ -104,12 +104,12 @@ class _Windows:
 
     def sums(self, block):
         """Returns a view (rows, C) of the sums of the elements around each; :meth:`elements` stays as it is."""
-        size = block.size // self._channels * self._step - self._reach
-        sums, middle = self._sums[:size], self._reach
-        np.copyto(sums, self._padded[middle : middle + size])
-        for distance in range(1, self._reach + 1):
-            for start in (middle - distance, middle + distance):
-                np.add(sums, self._padded[start : start + size], out=sums)
+        reach = self._reach
+        size = block.size // self._channels * self._step - reach
+        sums = self._sums[:size]
+        np.copyto(sums, self._padded[reach : reach + size])
+        for start in (*reversed(range(reach)), *range(reach + 1, 2 * reach + 1)):
+            np.add(sums, self._padded[start : start + size], out=sums)
         return self._matrix(self._sums, block)
 
     def _matrix(self, padded, block):

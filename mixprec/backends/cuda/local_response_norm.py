@@ -16,7 +16,7 @@ class LocalResponseNorms(Base):
 
     def local_response_norm_backward(self, dy, x, attributes):
         dx = self._empty(x.shape, x.dtype)
-        slope = float(2 * attributes.alpha * attributes.beta)
+        slope = float(-2 * attributes.alpha * attributes.beta)
         self._launch_norm("local_response_norm_backward", [dy, x, dx], attributes, slope)
         return dx
 

@@ -1,0 +1,59 @@
+"""Concatenation of images along their channels."""
+
+import itertools
+
+import chainer
+
+from mixprec.functions import checks
+from mixprec.functions.node import Node, dense
+
+
+def concat(xs):
+    """Returns (..., C1), (..., C2), ... as (..., C1 + C2 + ...).
+
+    Args:
+        xs: variables or arrays in one storage dtype, equal in all axes but the last.
+
+    Returns:
+        Variable.
+
+    Raises:
+        TypeError: dtypes differ, or are none of the storage dtypes.
+        ValueError: shapes do not fit, or there is nothing to concatenate.
+    """
+    if not xs:
+        raise ValueError("concat: there must be at least one array")
+    return Concatenation(len(xs)).apply(tuple(xs))[0]
+
+
+class Concatenation(Node):
+    """See :func:`concat`.
+
+    Args:
+        count: of the inputs.
+    """
+
+    name = "concat"
+
+    def __init__(self, count):
+        self.image_inputs = range(count)
+
+    def check(self, *xs):
+        for number, x in enumerate(xs):
+            checks.dtype(self.name, f"xs[{number}]", x)
+            checks.same_dtype(self.name, f"xs[{number}]", x, "xs[0]", xs[0])
+            if x.shape[:-1] != xs[0].shape[:-1]:
+                raise ValueError(
+                    f"{self.name}: xs[{number}] must be like xs[0], {xs[0].shape}, in all axes but the last; "
+                    f"found {x.shape}"
+                )
+
+    def compute(self, primitives, *xs):
+        self._ends = [0, *itertools.accumulate(x.shape[-1] for x in xs)]
+        return (chainer.backend.get_array_module(*xs).concatenate(xs, axis=-1),)
+
+    def gradients(self, primitives, indexes, dy):
+        return tuple(
+            dense(dy[..., self._ends[place] : self._ends[place + 1]]) if place in indexes else None
+            for place in range(len(self.inputs))
+        )

@@ -1,0 +1,68 @@
+"""Images (N, C, H, W) in the memory order of (N, H, W, C), as "channels last" elsewhere: to it, and back.
+
+Whoever does not know of it sees the usual axes, and right values.
+"""
+
+import chainer
+
+from mixprec.functions import checks
+from mixprec.functions.layout import Cast, ToNCHW, ToNHWC
+from mixprec.functions.node import as_nhwc
+
+TO_NHWC = (0, 2, 3, 1)  # axes for a transposition
+TO_NCHW = (0, 3, 1, 2)
+
+
+def array_of(x):
+    """Returns the array of a variable, or the array itself."""
+    return x.array if isinstance(x, chainer.Variable) else x
+
+
+def in_storage_dtype(*xs):
+    """Whether all arrays or variables are in float16, bfloat16 or float32."""
+    return all(x.dtype in checks.STORAGE_DTYPES for x in xs)
+
+
+def is_channels_last(x):
+    """Whether an array or variable has four axes, and its memory the order of (N, H, W, C)."""
+    return x.ndim == 4 and as_nhwc(array_of(x)).flags.c_contiguous
+
+
+def run(node, *inputs):
+    """Applies a node of :mod:`mixprec.functions` to images (N, C, H, W); returns its only output."""
+    node.channels_first = True
+    return node.apply(inputs)[0]
+
+
+def run_in_order_of(x, node, *inputs):
+    """Applies an elementwise node of one output, which gets the memory order of ``x``."""
+    node.channels_first = is_channels_last(x)
+    return node.apply(inputs)[0]
+
+
+def channels_last(x, dtype=None, channels=None):
+    """Returns images in the memory order of (N, H, W, C); itself, if they are so.
+
+    Args:
+        x: variable or array (N, C, H, W) in a storage dtype.
+        dtype: of the result; ``None`` for that of ``x``.
+        channels: zeros are appended up to so many channels, if the order has to be changed; ``None`` for none.
+    """
+    dtype = x.dtype if dtype is None else checks.storage_dtype(dtype)
+    if is_channels_last(x):
+        return x if x.dtype == dtype else run(Cast(dtype), x)
+    return run(ToNHWC(dtype, channels), x)
+
+
+def channels_first(x, dtype=None):
+    """Returns images in the memory order of (N, C, H, W); other arrays and orders as they are, but for the dtype."""
+    dtype = x.dtype if dtype is None else checks.storage_dtype(dtype)
+    if is_channels_last(x) and not array_of(x).flags.c_contiguous:
+        return run(ToNCHW(dtype, None), x)
+    return x if x.dtype == dtype else cast(x, dtype)
+
+
+def cast(x, dtype):
+    """Returns a variable or array in a storage dtype, in its memory order; itself, if it has it."""
+    dtype = checks.storage_dtype(dtype)
+    return x if x.dtype == dtype else run_in_order_of(x, Cast(dtype), x)

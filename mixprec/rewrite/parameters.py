@@ -1,0 +1,133 @@
+"""Dtypes and memory order of the parameters and statistics of a link, to those of a conversion and back."""
+
+import chainer
+import chainer.links as L
+import numpy as np
+
+from mixprec.backends import primitives_of
+from mixprec.functions import checks
+from mixprec.functions.node import dense
+from mixprec.links.storage import Rounded
+from mixprec.rewrite.layers import lay_out
+from mixprec.update.copies import master_of, written
+
+_FILTERS = (L.Convolution2D, L.Deconvolution2D)
+# Links whose parameters are multiplied with activations. All others keep float32 parameters.
+_MULTIPLIED = (
+    *_FILTERS,
+    L.Bilinear,
+    L.ConvolutionND,
+    L.DeconvolutionND,
+    L.DepthwiseConvolution2D,
+    L.DilatedConvolution2D,
+    L.EmbedID,
+    L.Linear,
+    L.LocalConvolution2D,
+)
+_NORMALIZATIONS = (
+    L.BatchNormalization,
+    L.BatchRenormalization,
+    L.DecorrelatedBatchNormalization,
+    L.GroupNormalization,
+    L.LayerNormalization,
+)
+_OTHERS = (L.Bias, L.PReLU, L.Scale, L.Swish)
+# Chainer's other functions do not know bfloat16.
+_IN_BFLOAT16 = (*_FILTERS, L.Linear)
+
+_CASTABLE = ("float16", "bfloat16", "float32")
+
+
+def dtype_of(link, compute):
+    """Returns the dtype name that the parameters of a link should have, and why, in a few words."""
+    if isinstance(link, _MULTIPLIED) and (compute != "bfloat16" or isinstance(link, _IN_BFLOAT16)):
+        return compute, "multiplied with activations"
+    if isinstance(link, _NORMALIZATIONS):
+        return "float32", "statistics"
+    if isinstance(link, _MULTIPLIED):
+        return "float32", "Chainer's function does not know bfloat16"
+    if isinstance(link, _OTHERS):
+        return "float32", "per channel"
+    return "float32", UNKNOWN
+
+
+UNKNOWN = "not a link that mixprec knows"
+
+
+def own(link):
+    """Returns ``{name: parameter}`` of a link itself."""
+    return {name: link.__dict__[name] for name in sorted(link._params)}
+
+
+def convert(link, dtype, nhwc, before):
+    """Casts the parameters of a link, lays out filters, and gives float16 statistics float32.
+
+    Args:
+        link: a link.
+        dtype: name of the dtype.
+        nhwc: whether filters get the memory order (K, R, S, C).
+        before: ``{name: (dtype name, initializer)}`` of its parameters before any conversion.
+    """
+    for name, param in own(link).items():
+        _cast(param, dtype, *before[name])
+    if isinstance(link, _FILTERS) and link.W.array is not None and link.W.array.ndim == 4:
+        if nhwc:
+            lay_out(link.W)
+        else:
+            link.W.array = dense(link.W.array)
+    for name in link._persistent:
+        value = link.__dict__.get(name)
+        if isinstance(value, chainer.get_array_types()) and value.dtype == np.float16:
+            link.__dict__[name] = value.astype(np.float32)
+    if getattr(link, "_highprec_dtype", None) == np.float16:  # of a batch normalization that has no size yet
+        link._highprec_dtype = np.dtype(np.float32)
+
+
+def revert(link, before):
+    """Gives the parameters of a link the dtypes, initializers and memory order from before, see :func:`convert`."""
+    for name, param in own(link).items():
+        if name in before:
+            _cast(param, before[name][0], *before[name])
+        if param.array is not None:
+            param.array = dense(param.array)
+
+
+def _cast(param, dtype, dtype_before, initializer):
+    if dtype_before not in _CASTABLE:  # integers, float64
+        return
+    param.initializer = initializer if dtype == dtype_before else Rounded(initializer, dtype)
+    if param.array is not None and param.dtype != checks.storage_dtype(dtype):
+        param.cleargrad()
+        param.array = _widened(param) if dtype == "float32" else _rounded(param.array, dtype)
+
+
+def nbytes(links):
+    """Returns the size in bytes of the parameters and statistics of links, each counted once."""
+    arrays = {}
+    for link in links:
+        values = [param.array for param in own(link).values()] + [link.__dict__.get(name) for name in link._persistent]
+        arrays.update({id(value): value for value in values if isinstance(value, chainer.get_array_types())})
+    return sum(array.nbytes for array in arrays.values())
+
+
+def dtype_name(param):
+    """Returns the name of the dtype that a parameter has, or will have once it is initialized."""
+    if param.array is None and getattr(param.initializer, "dtype", None) is None:
+        return chainer.get_dtype(None, map_mixed16="float32").name
+    return np.dtype(param.dtype).name
+
+
+def _widened(param):
+    master = master_of(param)
+    if master is None:
+        return param.array.astype(np.float32)
+    xp = chainer.backend.get_array_module(master)
+    return xp.where(written(param.array, master), param.array.astype(np.float32), master)
+
+
+def _rounded(array, dtype):
+    order = checks.storage_dtype(dtype)
+    if array.ndim == 4 and not array.flags.c_contiguous and array.transpose(0, 2, 3, 1).flags.c_contiguous:
+        view = array.transpose(0, 2, 3, 1)
+        return primitives_of(view).cast(view, order).transpose(0, 3, 1, 2)
+    return primitives_of(array).cast(dense(array), order)

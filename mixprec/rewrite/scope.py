@@ -1,0 +1,107 @@
+"""A call of a converted model: what is in force while it runs forward, in this thread."""
+
+import contextlib
+import threading
+
+import chainer
+
+from mixprec.rewrite.fusion import Site, settle
+from mixprec.rewrite.memory_order import cast, channels_last, is_channels_last
+
+_active = threading.local()
+
+
+class Scope:
+    """One call of a converted model from outside.
+
+    Args:
+        conversion: :class:`~mixprec.rewrite.state.Conversion`.
+        trace: :class:`~mixprec.rewrite.trace.Trace` that looks on, or ``None``.
+
+    Attributes:
+        compute: dtype name of activations.
+        nhwc: whether images are kept in the memory order of (N, H, W, C).
+        link: :class:`~mixprec.rewrite.state.LinkState` of the innermost link that is being called, or ``None``.
+        deferred: weak references to the variables that were deferred in this call.
+        watched: :class:`~mixprec.rewrite.fusion.Watched` by the id of their variable.
+    """
+
+    def __init__(self, conversion, trace=None):
+        self.conversion = conversion
+        self.trace = trace
+        self.compute = conversion.compute
+        self.nhwc = conversion.layout == "nhwc"
+        self.link = None
+        self.deferred = []
+        self.watched = {}
+        self._turns = {}
+        self._leaves = {}
+
+    def cast(self, x, dtype):
+        """Returns a variable or array in a dtype; what comes from outside of the model is cast once in a call."""
+        if x.dtype == dtype:
+            return x
+        if not self.nhwc:
+            return self._once(x, dtype, lambda: chainer.functions.cast(x, dtype))  # can be differentiated twice
+        return self._once(x, dtype, lambda: cast(x, dtype))
+
+    def images(self, x, dtype=None, channels=None):
+        """Returns images in the memory order of (N, H, W, C); those from outside of the model are converted once."""
+        if is_channels_last(x) and dtype in (None, x.dtype):
+            return x
+        return self._once(x, (dtype, channels), lambda: channels_last(x, dtype, channels))
+
+    def _once(self, x, key, convert):
+        if isinstance(x, chainer.Variable) and (x.creator_node is not None or not chainer.config.enable_backprop):
+            return convert()
+        held = self._leaves.get((id(x), key))
+        if held is None:
+            held = self._leaves[id(x), key] = x, convert()  # x is held so that its id stays its own
+        return held[1]
+
+    def joined(self, function):
+        """Returns a function that Chainer may repeat after this call, as ``F.forget`` does, as a part of it."""
+        link = self.link
+
+        def run(*args):
+            if current() is not None:
+                return function(*args)
+            again = Scope(self.conversion)
+            again.link = link
+            with calling(again):
+                return function(*args)
+
+        return run
+
+    def site(self):
+        """Returns the :class:`~mixprec.rewrite.fusion.Site` of a batch normalization that is being applied.
+
+        Returns:
+            ``None`` if it is not to be deferred: outside of a link, or if hooks look at functions.
+        """
+        state = self.link
+        if state is None or not self.conversion.fuse or chainer.get_function_hooks():
+            return None
+        turn = self._turns[id(state)] = self._turns.get(id(state), -1) + 1
+        key = bool(chainer.config.train), turn
+        site = state.sites.get(key)
+        if site is None:
+            site = state.sites[key] = Site()
+        return site
+
+
+def current():
+    """The :class:`Scope` of the call of a converted model that is under way in this thread, or ``None``."""
+    return getattr(_active, "scope", None)
+
+
+@contextlib.contextmanager
+def calling(scope):
+    """Makes a scope the current one for the block; what was deferred in it is settled at its end."""
+    outer = current()
+    _active.scope = scope
+    try:
+        yield
+        settle(scope)
+    finally:
+        _active.scope = outer

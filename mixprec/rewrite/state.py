@@ -1,0 +1,61 @@
+"""What a converted link knows of its conversion. It goes wherever the link goes: into copies, pickles and processes."""
+
+from mixprec.policy import Policy
+
+_NAME = "_mixprec_conversion"
+
+
+class Conversion:
+    """One call of :func:`mixprec.convert`; all links of the model share it.
+
+    Args:
+        compute: dtype name of activations and of what they are multiplied with.
+        layout: ``"nhwc"`` or ``"nchw"``.
+        fuse: whether batch normalizations wait for an addition and a ReLU.
+        strict: whether the first call of the model raises if something stayed as it was.
+
+    Attributes:
+        traced: how many calls in training mode have been looked at, see :mod:`mixprec.rewrite.trace`.
+        findings: :class:`~mixprec.rewrite.trace.Findings` of the last of them, or ``None``.
+    """
+
+    def __init__(self, compute, layout, fuse, strict):
+        self.compute = Policy(compute).compute
+        self.layout = layout
+        self.fuse = fuse
+        self.strict = strict
+        self.traced = 0
+        self.findings = None
+
+
+class LinkState:
+    """One converted link.
+
+    Args:
+        conversion: :class:`Conversion`.
+        name: path of the link in the model, ``/layer1/0/conv1``.
+        before: ``{name: (dtype name, initializer)}`` of its own parameters before any conversion.
+
+    Attributes:
+        sites: :class:`~mixprec.rewrite.fusion.Site` by ``(chainer.config.train, turn)``, turn counting the batch
+            normalizations that are applied directly in this link during one call of the model.
+    """
+
+    def __init__(self, conversion, name, before):
+        self.conversion = conversion
+        self.name = name
+        self.before = before
+        self.sites = {}
+
+
+def state_of(link):
+    """Returns the :class:`LinkState` of a link, or ``None`` if it is not converted."""
+    return link.__dict__.get(_NAME)
+
+
+def set_state(link, state):
+    """Makes a link a converted one, or a plain one with ``None``."""
+    if state is None:
+        link.__dict__.pop(_NAME, None)
+    else:
+        link.__dict__[_NAME] = state

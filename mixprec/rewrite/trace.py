@@ -1,0 +1,217 @@
+"""Looks at a call of a converted model: what was converted, what was fused, what stayed as it was, what is kept.
+
+The first call in training mode shows what the model does one function at a time, the second what is fused of it.
+"""
+
+import collections
+import contextlib
+import dataclasses
+
+import chainer
+import numpy as np
+
+from mixprec.functions.layout import ToNCHW, ToNHWC
+from mixprec.rewrite.fusion import is_waiting
+from mixprec.rewrite.memory_order import array_of, is_channels_last
+
+_CALLS = 2
+_TO_NHWC, _TO_NCHW = "to NHWC", "to NCHW"
+# Functions that return views, in whatever order.
+_VIEWS = {
+    *("BroadcastTo", "ExpandDims", "GetItem", "Reshape", "Rollaxis", "SplitAxis", "Squeeze", "Swapaxes", "Transpose"),
+}
+# What plain Chainer keeps for the backward pass, where another node has taken its place: which inputs, which outputs,
+# and how many float32 arrays like the output beside. Its other nodes say by themselves what they keep.
+_KEPT = {
+    "Convolution2DFunction": ((0,), (), 0),
+    "Deconvolution2DFunction": ((0,), (), 0),
+    "LinearFunction": ((0,), (), 0),
+    "BatchNormalization": ((0,), (), 0),
+    "FixedBatchNormalization": ((0,), (), 0),
+    "ReLU": ((), (0,), 0),
+    "MaxPoolingND": ((), (), 1),
+    "AveragePooling2D": ((), (), 0),
+    "AveragePoolingND": ((), (), 0),
+    "Concat": ((), (), 0),
+    "Dropout": ((), (), 1),
+    "LocalResponseNormalization": ((0,), (), 2),
+    "SoftmaxCrossEntropy": ((0,), (), 0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutConversion:
+    """One conversion between the two memory orders in a forward pass; the backward pass has its mirror image.
+
+    Attributes:
+        direction: ``"to NHWC"`` or ``"to NCHW"``.
+        link: name of the link in which it is.
+        function: name of the function that wants it, or ``"result"``.
+    """
+
+    direction: str
+    link: str
+    function: str
+
+
+@dataclasses.dataclass
+class Findings:
+    """What a call has shown.
+
+    Attributes:
+        conversions: list of :class:`LayoutConversion`.
+        left: why a function stayed as it was, by ``(name of the link, name of the function)``.
+        normalizations: number of batch normalizations by ``(name of the link, what they are fused with)``, the latter
+            being ``"ReLU"``, ``"add + ReLU"`` or ``""``.
+        bytes_before: what the graph of plain Chainer in float32 would keep for the backward pass, without parameters.
+        bytes_after: what the graph keeps.
+    """
+
+    conversions: list
+    left: dict
+    normalizations: dict
+    bytes_before: int
+    bytes_after: int
+
+
+@contextlib.contextmanager
+def tracing(conversion):
+    """Yields a :class:`Trace` for a call that is to be looked at, or ``None``, and keeps what it finds."""
+    if conversion.traced >= _CALLS or not (chainer.config.train and chainer.config.enable_backprop):
+        yield None
+        return
+    before = conversion.findings
+    trace = Trace(first=before is None)
+    yield trace
+    conversion.traced += 1
+    conversion.findings = trace.findings(trace.bytes_before if before is None else before.bytes_before)
+
+
+class Trace:
+    """Notes what happens in one call.
+
+    Args:
+        first: whether nothing is fused in it.
+
+    Attributes:
+        bytes_before: see :class:`Findings`, if this is the first call.
+        results: what the model returned.
+    """
+
+    def __init__(self, first):
+        self.bytes_before = 0
+        self._first = first
+        self.results = []
+        self._conversions = []
+        self._unclaimed = []
+        self._left = {}
+        self._normalizations = collections.Counter()
+        self._counted = {}  # what is kept, by id, so that nothing is counted twice
+
+    def note(self, scope, node, cls, inputs, outputs):
+        """Notes a function that the model applied.
+
+        Args:
+            scope: :class:`~mixprec.rewrite.scope.Scope`.
+            node: what was applied or replaced.
+            cls: its class, or that of the old-style function that it stands for.
+            inputs: of the function.
+            outputs: of what was applied.
+        """
+        self._claim(cls.__name__)
+        if self._first:
+            self._keep(node, cls.__name__, inputs, outputs)
+        place = _link_of(scope), cls.__name__
+        if not cls.__module__.startswith("chainer."):
+            self._left[place] = "not a function of Chainer: computes in NCHW and float32"
+        elif scope.nhwc and _leaves_nhwc(cls, inputs, outputs):
+            self._left[place] = "not known in NHWC: its result is NCHW"
+
+    def note_ours(self, scope, cls):
+        """Notes a function of mixprec that was applied in the course of another one."""
+        if cls in (ToNHWC, ToNCHW):
+            self._unclaimed.append((_TO_NHWC if cls is ToNHWC else _TO_NCHW, _link_of(scope)))
+
+    def note_normalization(self, link, fused):
+        """Notes a batch normalization that was computed, and with what."""
+        self._normalizations[link, fused] += 1
+
+    def _claim(self, function):
+        self._conversions += [LayoutConversion(direction, link, function) for direction, link in self._unclaimed]
+        self._unclaimed.clear()
+
+    def _keep(self, node, name, inputs, outputs):
+        if name in _KEPT and node.inputs is None:
+            places, out_places, beside = _KEPT[name]
+        else:
+            places, out_places = node._input_indexes_to_retain or (), node._output_indexes_to_retain or ()
+            beside = 0
+        kept = [inputs[place] for place in places] + [outputs[place] for place in out_places]
+        for x in kept:
+            if not isinstance(x, chainer.Parameter):
+                key = x.node if isinstance(x, chainer.Variable) else x
+                if id(key) not in self._counted:
+                    self._counted[id(key)] = key
+                    self.bytes_before += _bytes_in_float32(x)
+        self.bytes_before += beside * _bytes_in_float32(outputs[0])
+
+    def findings(self, bytes_before):
+        """Returns the :class:`Findings`."""
+        self._claim("result")
+        return Findings(
+            self._conversions, self._left, dict(self._normalizations), bytes_before, bytes_kept(self.results)
+        )
+
+
+def _link_of(scope):
+    return "" if scope.link is None else scope.link.name
+
+
+def _bytes_in_float32(x):
+    return x.size * (4 if x.dtype.kind in "fV" else x.dtype.itemsize)
+
+
+def _leaves_nhwc(cls, inputs, outputs):
+    if cls.__name__ in _VIEWS:
+        return False
+    if any(map(is_waiting, (*inputs, *outputs))):
+        return False
+    came = any(is_channels_last(x) and not array_of(x).flags.c_contiguous for x in inputs)
+    return came and any(y.ndim == 4 and not is_channels_last(y) for y in outputs)
+
+
+def bytes_kept(results):
+    """Returns how much memory the graph behind variables keeps for the backward pass, without parameters."""
+    arrays, seen = {}, set()
+    nodes = [v.creator_node for v in _variables(results) if v.creator_node is not None]
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        retained = [x.data for x in node.inputs if not isinstance(x.get_variable_or_none(), chainer.Parameter)]
+        retained += node._retained_output_data or ()
+        for value in vars(node).values():
+            retained += value if isinstance(value, (tuple, list)) else [value]
+        for array in retained:
+            if isinstance(array, chainer.get_array_types()):
+                root = _root(array)
+                arrays[id(root)] = root
+        nodes += [x.creator_node for x in node.inputs if x.creator_node is not None]
+    return sum(array.nbytes for array in arrays.values())
+
+
+def _root(array):
+    while isinstance(getattr(array, "base", None), (np.ndarray, *chainer.get_array_types())):
+        array = array.base
+    return array
+
+
+def _variables(result):
+    if isinstance(result, chainer.Variable):
+        return [result]
+    if isinstance(result, dict):
+        result = result.values()
+    elif not isinstance(result, (tuple, list)):
+        return []
+    return [variable for item in result for variable in _variables(item)]
