@@ -105,11 +105,11 @@ def test_activations_are_fp16_and_losses_metrics_and_outputs_fp32():
     mixprec.convert(model)
     with Spy():
         model(*_data())
-    assert seen["Convolution2DFunction"] == {("float16", "float16")}
-    assert seen["LinearFunction"] == {("float16", "float16")}
-    assert seen["BatchNormalization"] == {("float16", "float32")}
-    assert seen["ReLU"] == {("float16",)}
-    assert seen["SoftmaxCrossEntropy"] == {("float32", "int32")}
+    assert seen["convolution_2d"] == {("float16", "float16")}
+    assert seen["linear"] == {("float16", "float16")}
+    assert seen["batch_normalization"] == {("float16", "float32")}
+    assert seen["relu"] == {("float16",)}
+    assert seen["softmax_cross_entropy"] == {("float16", "int32")}  # widens by itself
     assert model.loss.dtype == model.accuracy.dtype == np.float32
     assert model.predictor(_data()[0]).dtype == np.float32
 
@@ -199,7 +199,7 @@ def test_report_lists_every_link_with_parameters():
     assert sum(report.parameters.values()) == 25_557_032
     assert report.parameters["float32"] == 2 * 26_560  # scale and shift of 53 batch normalizations
     lines = str(report).splitlines()
-    assert lines[0].split() == ["link", "class", "before", "after", "why"]
+    assert lines[0].split() == "link class before after why fused with, or why not".split()
     assert any(line.split()[:4] == ["/conv1", "Convolution2D", "float32", "float16"] for line in lines)
     assert json.loads(report.to_json())["compute"] == "float16"
 
@@ -207,7 +207,7 @@ def test_report_lists_every_link_with_parameters():
 def test_wrong_arguments():
     with pytest.raises(TypeError, match=r"model must be a chainer\.Link; found function"):
         mixprec.convert(lambda x: x)
-    with pytest.raises(ValueError, match="compute must be one of float16, float32; found 'fp16'"):
+    with pytest.raises(ValueError, match="compute must be one of float16, bfloat16, float32; found 'fp16'"):
         mixprec.convert(L.Linear(2, 2), compute="fp16")
 
 

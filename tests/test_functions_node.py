@@ -50,6 +50,7 @@ FUNCTIONS = {
     "linear": (F.linear, [(3, 5), (4, 5), (4,)]),
     "relu": (F.relu, [(3, 5)]),
     "softmax_cross_entropy": (lambda x: F.softmax_cross_entropy(x, np.array([1, 0, 4], np.int32)), [(3, 5)]),
+    "concat": (lambda *xs: F.concat(xs), [IMAGES, IMAGES]),
     "dropout": (F.dropout, [(3, 5)]),
     "to_nhwc": (F.to_nhwc, [IMAGES]),
     "to_nchw": (F.to_nchw, [IMAGES]),

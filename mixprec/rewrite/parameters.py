@@ -96,7 +96,9 @@ def _cast(param, dtype, dtype_before, initializer):
     if dtype_before not in _CASTABLE:  # integers, float64
         return
     param.initializer = initializer if dtype == dtype_before else Rounded(initializer, dtype)
-    if param.array is not None and param.dtype != checks.storage_dtype(dtype):
+    if param.array is None:
+        param.cleargrad()  # or else it is initialized, too, in the dtype from before
+    elif param.dtype != checks.storage_dtype(dtype):
         param.cleargrad()
         param.array = _widened(param) if dtype == "float32" else _rounded(param.array, dtype)
 
@@ -126,8 +128,7 @@ def _widened(param):
 
 
 def _rounded(array, dtype):
-    order = checks.storage_dtype(dtype)
-    if array.ndim == 4 and not array.flags.c_contiguous and array.transpose(0, 2, 3, 1).flags.c_contiguous:
-        view = array.transpose(0, 2, 3, 1)
-        return primitives_of(view).cast(view, order).transpose(0, 3, 1, 2)
-    return primitives_of(array).cast(dense(array), order)
+    if dtype == "bfloat16":  # which CuPy cannot cast to
+        return primitives_of(array).cast(dense(array), checks.BFLOAT16)
+    with np.errstate(over="ignore"):
+        return array.astype(dtype)
