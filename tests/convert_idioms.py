@@ -1,0 +1,419 @@
+"""The zoo: one residual block, written in the many ways that people write it, and what they do to its parts."""
+
+import functools
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from chainer.functions import relu
+from convert_cases import case, images
+
+IMAGES = images(4, 3, 8, 8)
+WIDTH = 6
+
+
+class Block(chainer.Chain):
+    """The parts: a stem, two convolutions with normalizations, a projection with its own, a head."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.stem = L.Convolution2D(3, WIDTH, 3, pad=1, nobias=True)
+            self.conv1 = L.Convolution2D(WIDTH, WIDTH, 3, pad=1, nobias=True)
+            self.bn1 = L.BatchNormalization(WIDTH)
+            self.conv2 = L.Convolution2D(WIDTH, WIDTH, 3, pad=1, nobias=True)
+            self.bn2 = L.BatchNormalization(WIDTH)
+            self.conv3 = L.Convolution2D(WIDTH, WIDTH, 1, nobias=True)
+            self.bn3 = L.BatchNormalization(WIDTH)
+            self.fc = L.Linear(WIDTH, 5)
+        self.calls = 0
+        self.register_persistent("calls")
+
+    def forward(self, x):
+        h = self.block(self.stem(x))
+        return self.fc(F.average(h, axis=(2, 3)))
+
+
+def block(inputs=IMAGES, loss=None, **options):
+    """Registers a function of (model, x) as a case of its own: the block between stem and head."""
+
+    def register(function):
+        kind = type(function.__name__, (Block,), {"block": function})
+        case(function.__name__, inputs, loss, **options)(kind)
+        return function
+
+    return register
+
+
+def forward(inputs=IMAGES, loss=None, **options):
+    """Registers a function as the whole forward of the block's parts."""
+
+    def register(function):
+        kind = type(function.__name__, (Block,), {"forward": function})
+        case(function.__name__, inputs, loss, **options)(kind)
+        return function
+
+    return register
+
+
+@block()
+def sum_with_plus(self, x):
+    return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + x)
+
+
+@block()
+def sum_in_place(self, x):
+    h = relu(self.bn1(self.conv1(x)))
+    h = self.bn2(self.conv2(h))
+    h += x
+    return relu(h)
+
+
+@block()
+def sum_in_place_of_the_shortcut(self, x):
+    h = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+    shortcut = self.bn3(self.conv3(x))
+    shortcut += h
+    return F.relu(shortcut)
+
+
+@block()
+def shortcut_comes_first(self, x):
+    h = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+    h = x + h
+    h = F.relu(h)
+    return h
+
+
+@block()
+def sum_by_name(self, x):
+    activation = functools.partial(F.relu)
+    h = activation(self.bn1(self.conv1(x)))
+    return F.relu(F.add(self.bn2(self.conv2(h)), x))
+
+
+@block()
+def sum_of_three(self, x):
+    return F.relu(F.add(self.bn1(self.conv1(x)), self.bn2(self.conv2(x)), self.bn3(self.conv3(x))))
+
+
+@block()
+def sum_of_three_in_turn(self, x):
+    return F.relu(self.bn1(self.conv1(x)) + self.bn2(self.conv2(x)) + x)
+
+
+@block()
+def both_have_their_own(self, x):
+    h = F.relu(self.bn1(self.conv1(x)))
+    return F.relu(self.bn2(self.conv2(h)) + self.bn3(self.conv3(x)))
+
+
+@block()
+def sum_with_itself(self, x):
+    h = self.bn1(self.conv1(x))
+    return F.relu(h + h)
+
+
+@block()
+def sum_after_relu(self, x):
+    h1 = self.conv1(x)
+    h2 = self.bn1(h1)
+    h3 = F.relu(h2)
+    return x + h3
+
+
+@block()
+def relu_of_a_sum_used_twice(self, x):
+    h = self.bn1(self.conv1(x)) + x
+    return F.relu(h) + h
+
+
+@block()
+def identity_after_sum(self, x):
+    """As in ResNet version 2: nothing follows the sum."""
+    h = self.conv1(F.relu(self.bn1(x)))
+    h = self.conv2(F.relu(self.bn2(h)))
+    return h + x
+
+
+@block()
+def relu_of_relu(self, x):
+    return F.relu(F.relu(self.bn1(self.conv1(x))))
+
+
+@block()
+def normalized_twice(self, x):
+    self.bn2.eps = 0.5  # else gamma of the first would have no influence, and its gradient no true digits
+    return F.relu(self.bn2(self.bn1(self.conv1(x))))
+
+
+@block()
+def sum_with_a_number(self, x):
+    return F.relu(self.bn1(self.conv1(x)) + 0.25) * 2 - 1
+
+
+@block()
+def difference(self, x):
+    h = F.relu(x - self.bn1(self.conv1(x)))
+    return F.relu(self.bn2(self.conv2(h)) - x) - self.bn3(h)
+
+
+@block()
+def minus_and_times(self, x):
+    h = -self.bn1(self.conv1(x))
+    h = F.relu(self.bn2(self.conv2(h)) * x)
+    return F.maximum(h, self.bn3(x)) / 2
+
+
+@block()
+def sum_with_an_array(self, x):
+    h = self.bn1(self.conv1(x))
+    noise = self.xp.linspace(-1, 1, h.size).reshape(h.shape).astype(h.dtype)
+    return F.relu(h + noise)
+
+
+@block()
+def sum_that_broadcasts(self, x):
+    h = self.bn1(self.conv1(x))
+    offset = self.xp.linspace(-1, 1, WIDTH).astype(h.dtype)[None, :, None, None]
+    h = F.relu(h + offset)
+    h = F.relu(F.mean(x, axis=1, keepdims=True) + self.bn2(self.conv2(h)))
+    return F.relu(F.bias(self.bn3(self.conv3(h)), offset[0, :, 0, 0], axis=1))
+
+
+@block()
+def not_a_relu(self, x):
+    h = F.leaky_relu(self.bn1(self.conv1(x)), slope=0.1)
+    h = F.clipped_relu(self.bn2(self.conv2(h)), z=1.5)
+    return F.relu6(self.bn3(self.conv3(h)) + x)
+
+
+@block()
+def used_twice(self, x):
+    h = self.bn1(self.conv1(x))
+    return F.relu(h) + F.sigmoid(h)
+
+
+@block()
+def read_twice_by_relu(self, x):
+    h = self.bn1(self.conv1(x))
+    return F.relu(h) * F.relu(h)
+
+
+@block()
+def concat_with_its_own_relu(self, x):
+    h = self.bn1(self.conv1(x))
+    return F.concat([F.relu(h), h], axis=1)[:, 2 : 2 + WIDTH]
+
+
+@block(kept=("h",))
+def kept(self, x):
+    self.h = self.bn1(self.conv1(x))
+    return F.relu(self.h)
+
+
+@block(kept=("before", "between"))
+def kept_before_a_sum(self, x):
+    self.before = self.bn1(self.conv1(x))
+    self.between = self.before + x
+    return F.relu(self.between)
+
+
+@block()
+def kept_in_a_list(self, x):
+    history = [self.bn1(self.conv1(x))]
+    history.append(F.relu(history[-1]))
+    history.append(self.bn2(self.conv2(history[-1])))
+    history.append(F.relu(history[-1] + history[0]))
+    return sum(history[1:], history[0])
+
+
+@block()
+def read_by_array(self, x):
+    h = self.bn1(self.conv1(x))
+    mean = h.array.mean(axis=(0, 2, 3))
+    assert mean.shape == (WIDTH,)
+    h = F.relu(h)
+    return h * float(1 + np.abs(mean).sum())
+
+
+@block()
+def read_after_relu(self, x):
+    h = self.bn1(self.conv1(x))
+    y = F.relu(h)
+    return y * float((h.array > 0).mean()) + float(h.data[0, -1, 0, 1])
+
+
+@block()
+def asked_for_its_shape(self, x):
+    h = self.bn1(self.conv1(x))
+    n, c, height, width = h.shape
+    assert (h.ndim, h.size, len(h)) == (4, n * c * height * width, n)
+    h = F.relu(h + x)
+    assert h.dtype.kind == "f"
+    return F.reshape(h, (n, c, height // 2, 2, width))[:, :, :, 0, :]
+
+
+@block()
+def unchained(self, x):
+    h = self.bn1(self.conv1(x))
+    h.unchain_backward()
+    return F.relu(h) + self.bn2(self.conv2(x))
+
+
+@block()
+def one_bn_in_two_places(self, x):
+    h = F.relu(self.bn1(self.conv1(x)))
+    return F.relu(self.bn1(self.conv2(h)) + x)
+
+
+@block()
+def one_bn_in_two_ways(self, x):
+    """With a ReLU after it in one place, without in the other."""
+    h = F.relu(self.bn1(self.conv1(x)))
+    return F.sigmoid(self.bn1(self.conv2(h)))
+
+
+@block()
+def one_convolution_in_two_places(self, x):
+    for _ in range(2):
+        x = F.relu(self.bn1(self.conv1(x)) + x)
+    return x
+
+
+@block()
+def forgotten(self, x):
+    h = F.forget(lambda h: F.relu(self.bn1(self.conv1(h))), x)
+    return F.forget(lambda a, b: F.relu(self.bn2(self.conv2(a)) + b), h, x)
+
+
+@block()
+def called_without_backprop(self, x):
+    with chainer.no_backprop_mode():
+        target = F.relu(self.bn1(self.conv1(x)))
+    h = F.relu(self.bn1(self.conv1(x)))
+    return h * (target + 1)
+
+
+@block()
+def in_evaluation_mode_inside(self, x):
+    """A frozen normalization: its statistics do not move."""
+    with chainer.using_config("train", False):
+        h = F.relu(self.bn1(self.conv1(x)))
+    return F.relu(self.bn2(self.conv2(h)) + x)
+
+
+@block()
+def functions_of_normalization(self, x):
+    """Without a link: gamma and beta are somebody else's parameters, and other axes are reduced."""
+    h = F.batch_normalization(self.conv1(x), self.bn1.gamma, self.bn1.beta)
+    h = F.relu(h)
+    size = h.shape[1:]
+    ones, zeros = self.xp.ones(size, h.dtype), self.xp.zeros(size, h.dtype)
+    return F.relu(F.batch_normalization(h, ones, zeros, axis=0) + x)
+
+
+@block()
+def finetuning(self, x):
+    return F.relu(self.bn1(self.conv1(x), finetune=True))
+
+
+@forward()
+def data_dependent(self, x):
+    """Which layers are called, and how often, depends on numbers on the way."""
+    h = F.relu(self.bn1(self.conv1(self.stem(x))))
+    if float(F.mean(h).array) > float(F.mean(F.absolute(x)).array) * 0.5:
+        h = F.relu(self.bn2(self.conv2(h)) + h)
+    else:
+        h = self.bn2(self.conv2(h))
+    for _ in range(1 + int(h.array[0, 0, 0, 0] > 0)):
+        h = F.relu(self.bn3(self.conv3(h)) + h)
+    return self.fc(F.max(h, axis=(2, 3)))
+
+
+@forward()
+def changes_its_mind(self, x):
+    """From the third call on a ReLU follows where there was none, and the other way round."""
+    self.calls += 1
+    h = self.bn1(self.conv1(self.stem(x)))
+    k = F.relu(self.bn2(self.conv2(h))) if self.calls % 3 else self.bn2(self.conv2(h))
+    h = h + k if self.calls % 2 else F.relu(h + k)
+    return self.fc(F.max(h, axis=(2, 3)))
+
+
+@forward(inputs=lambda random: {"images": IMAGES(random), "extra": {"scale": np.float32(2), "mask": IMAGES(random)[:, 0]}})
+def keyword_arguments(self, *, images, extra, flag=True):
+    h = F.relu(self.bn1(self.conv1(self.stem(images))))
+    if flag:
+        h = h * float(extra["scale"])
+    h = h * F.broadcast_to(extra["mask"][:, None], h.shape)
+    return {"logits": self.fc(F.average(h, axis=(2, 3)))}
+
+
+@forward(inputs=lambda random: (IMAGES(random), IMAGES(random)))
+def siamese(self, x1, x2, margin=1.0):
+    return [self.fc(F.average(F.relu(self.bn1(self.conv1(self.stem(x)))), axis=(2, 3))) * margin for x in (x1, x2)]
+
+
+@forward()
+def several_outputs(self, x):
+    """One of them is a normalization's, one a ReLU's that would be fused, one a number."""
+    h1 = self.bn1(self.conv1(self.stem(x)))
+    h2 = F.relu(h1)
+    h3 = self.bn2(self.conv2(h2))
+    h4 = F.relu(self.bn3(self.conv3(h2)))
+    return {"features": (h2, [h3, h4]), "logits": self.fc(F.average(h4, axis=(2, 3))), "count": h4.size}
+
+
+@forward()
+def a_normalization_is_the_output(self, x):
+    return F.relu(self.bn1(self.conv1(self.stem(x)))), self.bn2(self.conv2(self.stem(x)))
+
+
+@forward()
+def a_sum_is_the_output(self, x):
+    h = self.stem(x)
+    return self.bn1(self.conv1(h)) + h
+
+
+@forward()
+def nothing_is_pooled(self, x):
+    """The head is linear on flattened images: its weights know the order (C, H, W)."""
+    h = F.relu(self.bn1(self.conv1(self.stem(x))))
+    a = F.flatten(h[0])
+    b = F.reshape(h, (len(h), -1))
+    return self.fc(b[:, 5 : 5 + WIDTH]), a[::7]
+
+
+@forward()
+def one_channel_images(self, x):
+    """Arrays whose two layouts are the same bytes."""
+    h = F.relu(self.bn1(self.conv1(self.stem(x))))
+    one = F.mean(h, axis=1, keepdims=True)
+    point = F.average_pooling_2d(h, 8)
+    return F.leaky_relu(one) * 2, self.fc(point) + F.sum(F.squeeze(point, (2, 3)))
+
+
+@case("sequential", IMAGES)
+def sequential():
+    body = chainer.Sequential(
+        L.Convolution2D(None, WIDTH, 3, pad=1, nobias=True), L.BatchNormalization(WIDTH), F.relu, lambda x: x * 2
+    )
+    pool = chainer.Sequential(lambda x: F.max_pooling_2d(x, 2))
+    return chainer.Sequential(body.repeat(2), pool, L.Convolution2D(WIDTH, 4, 1), F.flatten, F.leaky_relu)
+
+
+@case("chain_list", IMAGES)
+def chain_list():
+    class Net(chainer.ChainList):
+        """Layers are told apart by their class."""
+
+        def forward(self, x):
+            for layer in self:
+                x = layer(x)
+                if isinstance(layer, L.BatchNormalization):
+                    x = F.relu(x)
+            return x
+
+    return Net(L.Convolution2D(3, 6, 3), L.BatchNormalization(6), L.Convolution2D(6, 6, 3), L.BatchNormalization(6))

@@ -1,0 +1,228 @@
+"""Runs a model of the zoo plain and converted, in float32, float16 and float64, and measures how far they are apart."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+
+import chainer
+import numpy as np
+from chainer.functions.noise.dropout import Dropout
+from convert_cases import variables_in
+from convert_models import CASES
+
+from mixprec import functions as mixprec_functions
+
+TRAINING, EVALUATION = True, False
+PLAN = (TRAINING, TRAINING, TRAINING, EVALUATION)  # the first call of a converted model is watched, later ones are fused
+LARGE_PLAN = (TRAINING, TRAINING, EVALUATION)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """What some calls, one after the other, give in float64.
+
+    Attributes:
+        plan: of each call, whether it is in training mode.
+        seeds: of the inputs of each call.
+        expected: what :func:`run` returns for each call.
+        statistics: what :func:`statistics` returns after the last one.
+    """
+
+    plan: tuple
+    seeds: tuple
+    expected: tuple
+    statistics: dict
+
+
+@functools.cache
+def weights(name):
+    """The initial parameters of a case, as the first call of the plain model makes them.
+
+    Normalizations are moved away from gamma = 1 and beta = 0, where some gradients are 0 by symmetry. Those of a large
+    model are far from it: with beta = 3 or -3 few ReLUs are near their corner, and with small gammas at their ends
+    blocks are near the identity. Otherwise float32 has no digits left in the gradients of a deep ResNet, whoever
+    computes them (docs/primitives.md, "Why two runs part").
+    """
+    np.random.seed(0)
+    model = CASES[name].build()
+    run(model, name, 0, backprop=False)
+    random = np.random.RandomState(1)
+    found = {}
+    for path, param in sorted(model.namedparams()):
+        found[path] = param.array.copy()
+        if path.endswith("/gamma"):
+            found[path] *= random.uniform(0.5, 1.5, param.shape).astype(np.float32)
+        if path.endswith("/beta"):
+            found[path] += random.uniform(-0.5, 0.5, param.shape).astype(np.float32)
+            if CASES[name].large:
+                found[path] += random.choice(np.float32([-3, 3]), param.shape)
+        if CASES[name].large and path.endswith("/bn3/gamma"):
+            found[path] *= np.float32(0.25)
+    return found
+
+
+def new(name, dtype=np.float32):
+    """Returns a plain model of a case with its :func:`weights`, to be computed in float32 or float64."""
+    np.random.seed(0)
+    model = CASES[name].build()
+    for path, param in model.namedparams():
+        param.array = weights(name)[path].astype(dtype)
+    for link in model.links():
+        for statistic in link._persistent:
+            value = getattr(link, statistic)
+            if isinstance(value, np.ndarray) and value.dtype == np.float32:
+                setattr(link, statistic, value.astype(dtype))
+        if hasattr(link, "_highprec_dtype"):
+            link._highprec_dtype = np.dtype(dtype)
+    return model
+
+
+def call(model, inputs):
+    """Calls a model with what a case's ``inputs`` returned."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def run(model, name, seed, *, train=True, backprop=True, loss_scale=None, dtype=np.float32):
+    """Calls a model once, as in training: returns everything that comes out, by name, in float64.
+
+    ``output/0``, ``loss``, ``kept/h``, ``gradient/conv/W``, ``input/0`` (a gradient). A parameter without a gradient is
+    not among them.
+    """
+    case = CASES[name]
+    inputs, given = _as_variables(case.inputs(np.random.RandomState(seed)), dtype)
+    np.random.seed(seed)
+    mixprec_functions.reset_dropout()
+    model.cleargrads()
+    with contextlib.ExitStack() as stack:
+        double = dtype == np.float64
+        # F.resize_images and F.bilinear can compute in float64, but check for float32.
+        config = {"train": train, "enable_backprop": backprop, "dtype": np.dtype(dtype), "type_check": not double}
+        for key, value in config.items():
+            stack.enter_context(chainer.using_config(key, value))
+        result = call(model, inputs)
+        loss = case.loss(model, result)
+        if backprop:
+            loss.backward(loss_scale=loss_scale)
+    found = {f"output/{i}": output.array for i, output in enumerate(variables_in(result))}
+    found |= {f"kept/{kept}": getattr(model, kept).array for kept in case.kept}
+    found["loss"] = loss.array
+    if backprop:
+        gradients = {f"input/{i}": x.grad for i, x in enumerate(given)}
+        gradients |= {f"gradient{path}": param.grad for path, param in model.namedparams()}
+        found |= {path: grad.astype(np.float64) / (loss_scale or 1) for path, grad in gradients.items() if grad is not None}
+    return {path: np.array(array, np.float64) for path, array in found.items()}
+
+
+def _as_variables(inputs, dtype):
+    given = []
+
+    def convert(value):
+        if isinstance(value, dict):
+            return {key: convert(item) for key, item in value.items()}
+        if isinstance(value, (tuple, list)):
+            return type(value)(convert(item) for item in value)
+        if isinstance(value, np.ndarray) and value.dtype == np.float32:
+            given.append(chainer.Variable(value.astype(dtype)))
+            return given[-1]
+        return value
+
+    return convert(inputs), given
+
+
+def statistics(model):
+    """Everything a model keeps beside parameters, by name, in float64."""
+    return {
+        f"{path}/{name}": np.array(getattr(link, name), np.float64)
+        for path, link in model.namedlinks()
+        for name in sorted(link._persistent)
+    }
+
+
+@contextlib.contextmanager
+def the_zeros_of_mixprec():
+    """Chainer's dropout drops what mixprec's drops for the same state, whose order is that of (N, H, W, C)."""
+
+    def forward(self, inputs):
+        (x,) = inputs
+        if self.mask is None:
+            axes = (0, 2, 3, 1) if x.ndim == 4 else tuple(range(x.ndim))
+            ones = np.ones([x.shape[axis] for axis in axes], np.float32)
+            mask = mixprec_functions.dropout(ones, self.dropout_ratio).array
+            self.mask = mask.transpose(np.argsort(axes)).astype(x.dtype)
+        return (x * self.mask,)
+
+    original = Dropout.forward_cpu
+    Dropout.forward_cpu = forward
+    try:
+        yield
+    finally:
+        Dropout.forward_cpu = original
+
+
+@functools.cache
+def reference(name):
+    """Returns the :class:`Reference` of a case, for inputs where rounding decides nothing.
+
+    A ReLU or a maximum whose inputs are as good as equal may go either way in float32, and moves gradients by far more
+    than rounding does. Such inputs show in float64, too: if all weights are changed by a few millionths, up and down,
+    a gradient jumps. The next seed is tried then, unless the model is large: there is always one.
+    """
+    model = new(name, np.float64)
+    large = CASES[name].large
+    plan = LARGE_PLAN if large else PLAN
+    seeds, expected = [], []
+    for train in plan:
+        for seed in itertools.count(max(seeds, default=0) + 1):
+            assert seed < 100, "no inputs without a jump"
+            trial = model if large else _copy(name, model)
+            found = run_plain(trial, name, seed, train=train, dtype=np.float64)
+            if large or not any(_jumps(name, model, found, seed, train, amount) for amount in (3e-6, -3e-6)):
+                break
+        model = trial
+        seeds.append(seed)
+        expected.append(found)
+    return Reference(plan, tuple(seeds), tuple(expected), statistics(model))
+
+
+def run_plain(model, name, seed, **how):
+    """:func:`run` of a plain model, with the zeros that a converted one would have."""
+    with the_zeros_of_mixprec():
+        return run(model, name, seed, **how)
+
+
+def _jumps(name, model, found, seed, train, amount):
+    twin = _copy(name, model)
+    random = np.random.RandomState(seed)
+    for _, param in sorted(twin.namedparams()):
+        param.array *= 1 + amount * random.normal(size=param.shape)
+    moved = run_plain(twin, name, seed, train=train, dtype=np.float64)
+    return moved.keys() != found.keys() or max(distances(moved, found).values()) > 3e-4
+
+
+def _copy(name, model):
+    # Not deepcopy: a Sequential with a lambda refuses it.
+    twin = new(name, np.float64)
+    twin.copyparams(model)
+    return twin
+
+
+def distances(found, expected):
+    """Relative error of each array: the norm of the difference over the norm of what is expected.
+
+    The gradient of a bias before a normalization is 0 but for rounding, though: an array that is below a millionth of
+    the largest one of its link is measured by that one.
+    """
+    assert found.keys() == expected.keys()
+    norms = {name: np.linalg.norm(array) for name, array in expected.items()}
+    largest = {}
+    for name, norm in norms.items():
+        link = name.rpartition("/")[0]
+        largest[link] = max(norm, largest.get(link, 0.0))
+    errors = {}
+    for name, norm in norms.items():
+        scale = max(norm, largest[name.rpartition("/")[0]] if norm < 1e-6 * largest[name.rpartition("/")[0]] else 0.0)
+        errors[name] = float(np.linalg.norm(found[name] - expected[name]) / (scale or 1.0))
+    return errors
