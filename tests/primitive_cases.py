@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from mixprec.backends.geometry import BatchNorm, Pooling
+from mixprec.backends.geometry import BatchNorm, LocalResponseNorm, Pooling
 
 FLOAT16, BFLOAT16, FLOAT32 = map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32))
 STORAGE = (FLOAT16, BFLOAT16, FLOAT32)
@@ -197,6 +197,36 @@ def poolings(draw, average=False):
         draw(st.integers(max(size - 2 * pad, 1), 12)) for size, pad in zip(window, pooling.pad, strict=True)
     )
     return pooling, (draw(st.integers(1, 3)), height, width, draw(channel_counts))
+
+
+# Local response normalization
+
+local_response_norms = st.builds(
+    LocalResponseNorm,
+    n=st.integers(1, 9) | st.sampled_from([17, 64, 1000]),
+    k=st.sampled_from([1.0, 2.0, 0.1]),
+    alpha=st.sampled_from([1e-4, 0.02, 1.0]),
+    beta=st.sampled_from([0.75, 0.75, 0.5, 1.0, 0.3, 0.0]),
+)
+
+
+def local_response_norm(x, dy, attributes):
+    """Returns ``((y, bound), (dx, bound))`` in FP64, the bounds for float32, in which powers are right to 4 ulp."""
+    x, dy = exact(x), exact(dy)
+    channels = np.arange(x.shape[-1])
+    around = (np.abs(channels[:, None] - channels) <= attributes.n // 2).astype(np.float64)
+    count = min(attributes.n // 2 * 2 + 1, len(channels))
+    base = attributes.k + attributes.alpha * (x**2 @ around)
+    base_error = (count + 5) * EPS32
+    factor = base**-attributes.beta
+    factor_error = attributes.beta * (base_error + np.abs(np.log(base)) * EPS32) + 10 * EPS32
+    y = x * factor
+
+    direct, term, slope = dy * factor, dy * y / base, 2 * attributes.alpha * attributes.beta * x
+    indirect, magnitude = slope * (term @ around), np.abs(slope) * (np.abs(term) @ around)
+    error = np.abs(slope) * (np.abs(term) * (factor_error + base_error + 4 * EPS32) @ around)
+    dx_bound = np.abs(direct) * (factor_error + 2 * EPS32) + error + accumulated(count + 4, magnitude)
+    return (y, np.abs(y) * (factor_error + EPS32)), (direct - indirect, dx_bound)
 
 
 # Loss

@@ -35,6 +35,7 @@ from primitive_cases import (
     exact,
     given_moments,
     labels,
+    local_response_norm,
     softmax_cross_entropy,
     softmax_cross_entropy_bounds,
     tiny_of,
@@ -46,7 +47,7 @@ from mixprec.backends.cuda import batch_norm, operations
 from mixprec.backends.cudnn import plans
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import CaptureError, NoEngine
-from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
+from mixprec.backends.geometry import BatchNorm, Convolution, LocalResponseNorm, Pooling
 from mixprec.backends.primitives import Affine, Primitives
 
 THREE = Convolution((1, 1), (1, 1))
@@ -641,6 +642,32 @@ def test_pooling_of_large_images(side, case, dtype):
 
 
 # --- what else is done by kernels
+
+LOCAL_RESPONSE_NORMS = {
+    "images": (LocalResponseNorm(), (2, 5, 3, 64)),
+    "another power": (LocalResponseNorm(alpha=0.5, beta=0.4), (2, 5, 3, 64)),
+    "channels no multiple of 8": (LocalResponseNorm(alpha=0.5), (3, 7, 5, 13)),
+    "a window of three groups": (LocalResponseNorm(n=30, alpha=0.5), (3, 7, 48)),
+    "one channel": (LocalResponseNorm(alpha=0.5), (300, 1)),
+    "rows of many blocks": (LocalResponseNorm(n=40, alpha=0.5), (2, 4104)),
+}
+LARGE_LOCAL_RESPONSE_NORMS = {
+    "GoogLeNet": (LocalResponseNorm(), (32, 56, 56, 192)),
+    "AlexNet": (LocalResponseNorm(), (32, 55, 55, 96)),
+}
+
+
+@on_devices(LOCAL_RESPONSE_NORMS, LARGE_LOCAL_RESPONSE_NORMS)
+@dtypes
+@pytest.mark.parametrize("misaligned", [False, True])
+def test_local_response_norm_by_own_kernels(side, case, dtype, misaligned):
+    attributes, shape = {**LOCAL_RESPONSE_NORMS, **LARGE_LOCAL_RESPONSE_NORMS}[case]
+    x, dy = arrays(np.random.default_rng(0), (2, *shape), dtype, 3)
+    sent_x, sent_dy = side.send(x, misaligned), side.send(dy, misaligned)
+    y = side.receive(side.cuda.local_response_norm(sent_x, attributes))
+    dx = side.receive(side.cuda.local_response_norm_backward(sent_dy, sent_x, attributes))
+    for found, (expected, bound) in zip((y, dx), local_response_norm(x, dy, attributes), strict=True):
+        assert_close(found, expected, dtype, bound)
 
 
 @both_sides
