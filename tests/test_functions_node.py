@@ -16,6 +16,7 @@ from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.primitives import Primitives
 from mixprec.functions.node import Node
 from mixprec.functions.pooling import GlobalAveragePooling2D
+from mixprec.policy import Policy
 from mixprec.rewrite import dispatch
 from mixprec.rewrite.scope import Scope, calling
 from mixprec.rewrite.state import Conversion
@@ -151,7 +152,7 @@ def test_a_policy_for_chainers_functions_leaves_these_alone(name):
     dispatch.install()
     if name == "dropout":
         return
-    with calling(Scope(Conversion("float16", "nhwc", fuse=True, strict=False))):
+    with calling(Scope(Conversion(Policy()))):
         found, gradients, _ = run(function, arrays, dy)
     np.testing.assert_array_equal(found, expected, strict=True)
     assert [gradient.dtype for gradient in gradients] == [array.dtype for array in arrays]

@@ -3,6 +3,7 @@
 import chainer
 
 from mixprec.functions import widening
+from mixprec.policy import Policy
 from mixprec.rewrite import calls, dispatch, files, parameters
 from mixprec.rewrite import example as _example
 from mixprec.rewrite.report import Report, dtype_names
@@ -48,7 +49,7 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=True,
     """
     if not isinstance(model, chainer.Link):
         raise TypeError(f"model must be a chainer.Link; found {type(model).__name__}")
-    conversion = Conversion(compute, layout, fuse, strict)
+    conversion = Conversion(Policy(compute, layout, fuse))
     if example is not None:
         _example.check(model, example)
     _install(model)
@@ -104,8 +105,8 @@ def _convert_links(model, conversion):
             state, why = None, "a link of mixprec"
         else:
             state = LinkState(conversion, name, _before(link))
-            dtype, why = parameters.dtype_of(link, conversion.compute)
-            parameters.convert(link, dtype, conversion.layout == "nhwc", state.before)
+            dtype, why = parameters.dtype_of(link, conversion.policy.compute)
+            parameters.convert(link, dtype, conversion.policy.layout == "nhwc", state.before)
             set_state(link, state)
         if link._params:
             rows.append((name, link, state, before, why))

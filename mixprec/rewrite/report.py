@@ -52,12 +52,12 @@ class Report:
     @property
     def compute(self):
         """Dtype name of activations and of what they are multiplied with."""
-        return self._conversion.compute
+        return self._conversion.policy.compute
 
     @property
     def layout(self):
         """``"nhwc"`` or ``"nchw"``."""
-        return self._conversion.layout
+        return self._conversion.policy.layout
 
     @property
     def traced(self):

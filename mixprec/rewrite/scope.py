@@ -29,8 +29,8 @@ class Scope:
     def __init__(self, conversion, trace=None):
         self.conversion = conversion
         self.trace = trace
-        self.compute = conversion.compute
-        self.nhwc = conversion.layout == "nhwc"
+        self.compute = conversion.policy.compute
+        self.nhwc = conversion.policy.layout == "nhwc"
         self.link = None
         self.deferred = []
         self.watched = {}
@@ -80,7 +80,7 @@ class Scope:
             ``None`` if it is not to be deferred: outside of a link, or if hooks look at functions.
         """
         state = self.link
-        if state is None or not self.conversion.fuse or chainer.get_function_hooks():
+        if state is None or not self.conversion.policy.fuse or chainer.get_function_hooks():
             return None
         turn = self._turns[id(state)] = self._turns.get(id(state), -1) + 1
         key = bool(chainer.config.train), turn

@@ -1,7 +1,5 @@
 """What a converted link knows of its conversion. It goes wherever the link goes: into copies, pickles and processes."""
 
-from mixprec.policy import Policy
-
 _NAME = "_mixprec_conversion"
 
 
@@ -9,21 +7,15 @@ class Conversion:
     """One call of :func:`mixprec.convert`; all links of the model share it.
 
     Args:
-        compute: dtype name of activations and of what they are multiplied with.
-        layout: ``"nhwc"`` or ``"nchw"``.
-        fuse: whether batch normalizations wait for an addition and a ReLU.
-        strict: whether the first call of the model raises if something stayed as it was.
+        policy: :class:`~mixprec.policy.Policy`.
 
     Attributes:
         traced: how many calls in training mode have been looked at, see :mod:`mixprec.rewrite.trace`.
         findings: :class:`~mixprec.rewrite.trace.Findings` of the last of them, or ``None``.
     """
 
-    def __init__(self, compute, layout, fuse, strict):
-        self.compute = Policy(compute).compute
-        self.layout = layout
-        self.fuse = fuse
-        self.strict = strict
+    def __init__(self, policy):
+        self.policy = policy
         self.traced = 0
         self.findings = None
 
