@@ -29,10 +29,10 @@ class Policy:
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}; found {self.layout!r}")
         if self.layout == "nchw" and self.fuse:
-            raise ValueError(
-                "fuse=True needs layout='nhwc': Chainer's own functions cannot be fused; found layout='nchw'"
-            )
+            raise ValueError("fuse=True needs layout='nhwc', as Chainer's own functions cannot be fused; found 'nchw'")
         if self.layout == "nchw" and self.compute == "bfloat16":
-            raise ValueError("compute='bfloat16' needs layout='nhwc': Chainer's own functions refuse it")
+            raise ValueError(
+                "compute='bfloat16' needs layout='nhwc', as Chainer's own functions refuse it; found 'nchw'"
+            )
         if self.compute not in COMPUTE_DTYPES:
             raise ValueError(f"compute must be one of {', '.join(COMPUTE_DTYPES)}; found {self.compute!r}")

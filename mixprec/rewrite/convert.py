@@ -8,6 +8,7 @@ from mixprec.rewrite import calls, dispatch, files, parameters
 from mixprec.rewrite import example as _example
 from mixprec.rewrite.report import Report, dtype_names
 from mixprec.rewrite.state import Conversion, LinkState, set_state, state_of
+from mixprec.rewrite.trace import refuse
 
 _CALLS = 2  # the first one is watched, the second one shows what is fused
 _OURS = "mixprec."
@@ -49,16 +50,17 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=True,
     """
     if not isinstance(model, chainer.Link):
         raise TypeError(f"model must be a chainer.Link; found {type(model).__name__}")
-    conversion = Conversion(Policy(compute, layout, fuse))
+    conversion = Conversion(Policy(compute, layout, fuse), strict)
     if example is not None:
         _example.check(model, example)
     _install(model)
     backup = _Backup(model)
     try:
         report = _convert_links(model, conversion)
+        if strict:
+            refuse(report.unknown_links)
         if example is not None:
             _look(model, example)
-        _refuse(report, strict)
     except BaseException:
         backup.restore()
         raise
@@ -132,12 +134,6 @@ def _look(model, arguments):
                 if hasattr(error, "add_note"):
                     error.add_note(note)
                 raise
-
-
-def _refuse(report, strict):
-    left = report.unconverted
-    if strict and left:
-        raise ValueError(f"convert(strict=True): not converted: {'; '.join(left)}")
 
 
 class _Backup:

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import json
 
-from mixprec.rewrite import fusion, parameters
+from mixprec.rewrite import fusion, parameters, trace
 
 _NOT_TRACED = "not known before the model's first call in training mode: give convert an example, or print this later"
 
@@ -118,12 +118,15 @@ class Report:
         return counts
 
     @property
+    def unknown_links(self):
+        """``{(name, class name): why}`` of links whose parameters stayed as they were."""
+        return {(name, type(link).__name__): why for name, link, _, _, why in self._rows if why == parameters.UNKNOWN}
+
+    @property
     def unconverted(self):
-        """Names of links and functions that stayed as they were, each with the reason."""
-        found = {(name, type(link).__name__): why for name, link, _, _, why in self._rows if why == parameters.UNKNOWN}
-        if self._conversion.findings is not None:
-            found |= self._conversion.findings.left
-        return [f"{link or '/'} ({what}): {why}" for (link, what), why in found.items()]
+        """Links and functions that stayed as they were, each as a text with the reason."""
+        findings = self._conversion.findings
+        return trace.lines_of(self.unknown_links | ({} if findings is None else findings.left))
 
     def to_json(self):
         """Returns the report as a JSON text."""

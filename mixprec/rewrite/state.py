@@ -8,14 +8,16 @@ class Conversion:
 
     Args:
         policy: :class:`~mixprec.policy.Policy`.
+        strict: whether a call that is looked at raises if a function stayed as it was.
 
     Attributes:
         traced: how many calls in training mode have been looked at, see :mod:`mixprec.rewrite.trace`.
         findings: :class:`~mixprec.rewrite.trace.Findings` of the last of them, or ``None``.
     """
 
-    def __init__(self, policy):
+    def __init__(self, policy, strict=False):
         self.policy = policy
+        self.strict = strict
         self.traced = 0
         self.findings = None
 

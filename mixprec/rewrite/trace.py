@@ -60,7 +60,7 @@ class Findings:
 
     Attributes:
         conversions: list of :class:`LayoutConversion`.
-        left: why a function stayed as it was, by ``(name of the link, name of the function)``.
+        left: ``{(name of the link, name of the function): why it stayed as it was}``.
         normalizations: number of batch normalizations by ``(name of the link, what they are fused with)``, the latter
             being ``"ReLU"``, ``"add + ReLU"`` or ``""``.
         bytes_before: what the graph of plain Chainer in float32 would keep for the backward pass, without parameters.
@@ -85,6 +85,19 @@ def tracing(conversion):
     yield trace
     conversion.traced += 1
     conversion.findings = trace.findings(trace.bytes_before if before is None else before.bytes_before)
+    if conversion.strict:
+        refuse(conversion.findings.left)
+
+
+def refuse(left):
+    """Raises ValueError if anything stayed as it was; ``left`` is that of :class:`Findings`."""
+    if left:
+        raise ValueError(f"convert(strict=True): not converted: {'; '.join(lines_of(left))}")
+
+
+def lines_of(left):
+    """Returns what stayed as it was as a list of texts."""
+    return [f"{link or '/'} ({what}): {why}" for (link, what), why in left.items()]
 
 
 class Trace:
