@@ -60,7 +60,7 @@ def refusal(path, overrides=(), **keywords):
 def test_defaults_are_those_of_the_design(write):
     config = load(write("c.yaml", merged()))
     assert dataclasses.asdict(config) == {
-        "model": {"arch": "resnet50", "classes": 10},
+        "model": {"arch": "resnet50", "classes": 10, "layout": "nhwc", "fuse": True},
         "precision": {"compute": "float16"},
         "loss_scale": {
             "mode": "dynamic",
@@ -263,7 +263,10 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("model.classes=1", "'model.classes' is 1; allowed: an integer >= 2"),
         ("model.classes=10.0", "'model.classes' is 10.0; allowed: an integer >= 2"),
         ("model.arch=50", "'model.arch' is 50; allowed: text"),
-        ("precision.compute=float64", "'precision.compute' is 'float64'; allowed: float16, float32; did you mean "),
+        (
+            "precision.compute=float64",
+            "'precision.compute' is 'float64'; allowed: float16, bfloat16, float32; did you mean ",
+        ),
         ("loss_scale.mode=null", "'loss_scale.mode' is null; allowed: dynamic, static, none"),
         ("loss_scale.init=1000", "'loss_scale.init' is 1000; allowed: a number that is a power of two"),
         ("loss_scale.init=-2", "'loss_scale.init' is -2; allowed: a number that is a power of two"),
@@ -356,6 +359,18 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             [],
             "c.yaml:13: impossible combination: 'loss_scale.floor' is 131072.0 (c.yaml:13), "
             "'loss_scale.init' is 65536.0 (default), ",
+        ),
+        (
+            {},
+            ["model.layout=nchw"],
+            "--set: impossible combination: 'model.layout' is 'nchw' (--set), 'model.fuse' is true (default); "
+            "allowed: model.fuse only with model.layout nhwc",
+        ),
+        (
+            {},
+            ["model.layout=nchw", "model.fuse=false", "precision.compute=bfloat16"],
+            "--set: impossible combination: 'precision.compute' is 'bfloat16' (--set), 'model.layout' is 'nchw' (--set); "
+            "allowed: precision.compute bfloat16 only with model.layout nhwc",
         ),
         ({}, ["loss_scale.init=33554432"], "--set: impossible combination: 'loss_scale.floor' is "),
         (

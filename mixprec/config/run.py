@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mixprec.config.declaration import Limit, key
 from mixprec.config.limits import INTERVAL, NOT_NEGATIVE, at_least, matching
+from mixprec.policy import LAYOUTS
 
 _FOLDER = Limit("that is not empty", lambda value: value != "")
 
@@ -19,6 +20,16 @@ class Model:
 
     arch: str = key("Name of the network, one of those the script knows.", aliases=("architecture", "network"))
     classes: int = key("Number of classes; it must be the number of class folders.", limit=at_least(2))
+    layout: str = key(
+        "How images lie in memory in the network: nhwc, which Tensor cores want, with functions of mixprec; nchw with "
+        "Chainer's own.",
+        "nhwc",
+        choices=LAYOUTS,
+        aliases=("memory_format",),
+    )
+    fuse: bool = key(
+        "Compute a batch normalization together with the addition and the ReLU after it. Only with layout nhwc.", True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,16 @@ class Config:
             lambda config: _scale_in_range(config.loss_scale),
         ),
         Rule(
+            ("model.layout", "model.fuse"),
+            "model.fuse only with model.layout nhwc",
+            lambda config: config.model.layout == "nhwc" or not config.model.fuse,
+        ),
+        Rule(
+            ("precision.compute", "model.layout"),
+            "precision.compute bfloat16 only with model.layout nhwc",
+            lambda config: config.precision.compute != "bfloat16" or config.model.layout == "nhwc",
+        ),
+        Rule(
             ("data.size", "data.resize"),
             "data.size <= data.resize",
             lambda config: config.data.size <= config.data.resize,

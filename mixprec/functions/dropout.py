@@ -1,5 +1,6 @@
 """Dropout (Srivastava et al. 2014), the same on every backend for the same random state."""
 
+import contextlib
 import os
 
 import chainer
@@ -44,6 +45,19 @@ def reset_dropout():
     A graph that was captured before goes on with the old one until then, as nobody draws in it.
     """
     _forgotten.update(_states)
+
+
+@contextlib.contextmanager
+def keeping_dropout():
+    """After the block the random states are what they were before it."""
+    before = {primitives: state.copy() for primitives, state in _states.items()}
+    forgotten = set(_forgotten)
+    try:
+        yield
+    finally:
+        for primitives, state in before.items():
+            _put(primitives, state)
+        _forgotten.update(forgotten, _states.keys() - before.keys())
 
 
 def serialize_dropout(serializer, devices):

@@ -46,7 +46,7 @@ def _from_outside(state, function, args, kwargs):
         with calling(scope):
             result = outwards(function(*args, **kwargs), scope)
         if trace is not None:
-            trace.results = result
+            trace.arguments, trace.results = [*args, *kwargs.values()], result
         return result
 
 

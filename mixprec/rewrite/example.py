@@ -7,6 +7,8 @@ import chainer.links as L
 import numpy as np
 from chainer import initializers
 
+from mixprec.functions.dropout import keeping_dropout
+
 
 def check(model, example):
     """Raises ValueError if an example does not lie on the device of the model."""
@@ -50,7 +52,8 @@ def without_trace(model):
     uninitialized = [param for param in model.params() if param.array is None]
     random = np.random.get_state()
     try:
-        yield
+        with keeping_dropout():
+            yield
     finally:
         for link, before in zip(links, attributes, strict=True):
             _reset(link, before)

@@ -160,7 +160,7 @@ class Report:
         if not self.traced:
             yield "functions", _NOT_TRACED
             return
-        yield "kept for backward", _change(*self.activation_bytes)
+        yield "kept for backward", f"{_change(*self.activation_bytes)}, with {self._conversion.findings.batch}"
         fused = self.fused
         yield (
             "batch normalizations",

@@ -59,6 +59,7 @@ class Findings:
     """What a call has shown.
 
     Attributes:
+        batch: shapes and dtypes of the arguments.
         conversions: list of :class:`LayoutConversion`.
         left: ``{(name of the link, name of the function): why it stayed as it was}``.
         normalizations: number of batch normalizations by ``(name of the link, what they are fused with)``, the latter
@@ -67,6 +68,7 @@ class Findings:
         bytes_after: what the graph keeps.
     """
 
+    batch: str
     conversions: list
     left: dict
     normalizations: dict
@@ -108,12 +110,14 @@ class Trace:
 
     Attributes:
         bytes_before: see :class:`Findings`, if this is the first call.
+        arguments: what the model was called with.
         results: what the model returned.
     """
 
     def __init__(self, first):
         self.bytes_before = 0
         self._first = first
+        self.arguments = []
         self.results = []
         self._conversions = []
         self._unclaimed = []
@@ -171,8 +175,9 @@ class Trace:
     def findings(self, bytes_before):
         """Returns the :class:`Findings`."""
         self._claim("result")
+        batch = ", ".join(f"{x.shape} {x.dtype}" for x in self.arguments if hasattr(x, "shape"))
         return Findings(
-            self._conversions, self._left, dict(self._normalizations), bytes_before, bytes_kept(self.results)
+            batch, self._conversions, self._left, dict(self._normalizations), bytes_before, bytes_kept(self.results)
         )
 
 

@@ -24,6 +24,7 @@ from mixprec.training.plots import Plots
 from mixprec.training.schedule import Schedule
 from mixprec.training.updater import Throughput, TimedUpdater
 
+_EXAMPLE = 2  # images on which the network is looked at, on the CPU
 _COLUMNS = (
     "epoch",
     "main/loss",
@@ -56,7 +57,13 @@ def build_model(config, network, device):
     wanted = dataclasses.asdict(config.cudnn)
     cudnn_settings.configure(workspace=wanted.pop("workspace_mib") * 2**20, **wanted)
     model = L.Classifier(network(config.model.classes))
-    report = mixprec.convert(model, compute=config.precision.compute)
+    report = mixprec.convert(
+        model,
+        np.zeros((_EXAMPLE, 3, config.data.size, config.data.size), np.float32),
+        compute=config.precision.compute,
+        layout=config.model.layout,
+        fuse=config.model.fuse,
+    )
     model.to_device(device)
     return model, report
 
@@ -169,7 +176,7 @@ def _iterator(config, images, *, train):
         size=data.size,
         mean=data.mean,
         std=data.std,
-        dtype=config.precision.compute,
+        dtype="float16" if config.precision.compute == "float16" else "float32",
         seed=config.training.seed,
         threads=data.threads,
         **geometry,
