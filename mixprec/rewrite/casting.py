@@ -45,6 +45,7 @@ _FLOAT32 = {
     "Log2",
     "LogSoftmax",
     "LogSumExp",
+    "Mean",
     "PowVarConst",
     "PowVarVar",
     "Prod",

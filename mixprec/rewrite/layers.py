@@ -12,6 +12,7 @@ from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunction
 from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.loss.softmax_cross_entropy import SoftmaxCrossEntropy
+from chainer.functions.math.average import Mean
 from chainer.functions.noise.dropout import Dropout
 from chainer.functions.normalization.batch_normalization import BatchNormalization, FixedBatchNormalization
 from chainer.functions.normalization.local_response_normalization import LocalResponseNormalization
@@ -137,7 +138,7 @@ def _normalized(scope, node, inputs):
 
 def _local_response_normalization(scope, node, inputs):
     (x,) = inputs
-    if not (is_channels_last(x) and in_storage_dtype(x)):
+    if not (is_channels_last(x) and in_storage_dtype(x)) or node.n < 1:
         return None
     return (run(OurLocalResponseNormalization(LocalResponseNorm(node.n, node.k, node.alpha, node.beta)), x),)
 
@@ -171,6 +172,13 @@ def _pool(scope, inputs, cls, window, stride, pad, cover_all):
     return (run(cls(Pooling(window, stride, pad, bool(cover_all))), scope.images(x)),)
 
 
+def _mean(scope, node, inputs):
+    (x,) = inputs
+    if x.ndim != 4 or not in_storage_dtype(x) or node.axis is None or {axis % 4 for axis in node.axis} != {2, 3}:
+        return None
+    return (run(pooling.GlobalAveragePooling2D(node.keepdims), scope.images(x)),)
+
+
 def _dropout(scope, node, inputs):
     (x,) = inputs
     if node.mask is not None or node.return_mask or not in_storage_dtype(x):
@@ -198,5 +206,6 @@ RULES = {
     LinearFunction: _linear,
     LocalResponseNormalization: _local_response_normalization,
     MaxPoolingND: _max_pooling,
+    Mean: _mean,
     SoftmaxCrossEntropy: _softmax_cross_entropy,
 }
