@@ -27,7 +27,7 @@ def install(cls):
         if state is None:
             return original(self, *args, **kwargs)
         scope = current()
-        if scope is None:
+        if scope is None or scope.conversion is not state.conversion:
             return _from_outside(state, functools.partial(original, self), args, kwargs)
         outer, scope.link = scope.link, state
         try:

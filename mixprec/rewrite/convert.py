@@ -2,10 +2,9 @@
 
 import chainer
 
-from mixprec.functions import widening
 from mixprec.policy import Policy
-from mixprec.rewrite import calls, dispatch, files, parameters
-from mixprec.rewrite import example as _example
+from mixprec.rewrite import parameters, trial
+from mixprec.rewrite.install import install
 from mixprec.rewrite.report import Report, dtype_names
 from mixprec.rewrite.state import Conversion, LinkState, set_state, state_of
 from mixprec.rewrite.trace import refuse
@@ -24,8 +23,7 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=True,
     the model in float32, in the order of their axes. ``docs/convert.md`` explains how.
 
     Names of parameters, the model's class, and what a snapshot contains do not change. Converting again changes
-    nothing; with other arguments it changes what they say. A model that is unpickled in another process has to be
-    converted there once more. Links of :mod:`mixprec.links` are left as they are.
+    nothing; with other arguments it changes what they say. Links of :mod:`mixprec.links` are left as they are.
 
     Args:
         model: any :class:`chainer.Link`; parameters may be uninitialized.
@@ -52,8 +50,9 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=True,
         raise TypeError(f"model must be a chainer.Link; found {type(model).__name__}")
     conversion = Conversion(Policy(compute, layout, fuse), strict)
     if example is not None:
-        _example.check(model, example)
-    _install(model)
+        trial.check(model, example)
+    for link in model.links():
+        install(type(link))
     backup = _Backup(model)
     try:
         report = _convert_links(model, conversion)
@@ -87,14 +86,6 @@ def revert(model):
             set_state(link, None)
 
 
-def _install(model):
-    dispatch.install()
-    widening.install()
-    files.install()
-    for link in model.links():
-        calls.install(type(link))
-
-
 def _convert_links(model, conversion):
     rows, done = [], set()
     bytes_before = parameters.nbytes(model.links())
@@ -106,7 +97,7 @@ def _convert_links(model, conversion):
         if type(link).__module__.startswith(_OURS):
             state, why = None, "a link of mixprec"
         else:
-            state = LinkState(conversion, name, _before(link))
+            state = LinkState(conversion, name, type(link), _before(link))
             dtype, why = parameters.dtype_of(link, conversion.policy.compute)
             parameters.convert(link, dtype, conversion.policy.layout == "nhwc", state.before)
             set_state(link, state)
@@ -125,12 +116,12 @@ def _before(link):
 
 
 def _look(model, arguments):
-    with _example.without_trace(model):
+    with trial.without_trace(model):
         for _ in range(_CALLS):
             try:
-                _example.call(model, arguments)
+                trial.call(model, arguments)
             except Exception as error:
-                note = f"while mixprec.convert called {type(model).__name__} on example {_example.describe(arguments)}"
+                note = f"while mixprec.convert called {type(model).__name__} on example {trial.describe(arguments)}"
                 if hasattr(error, "add_note"):
                     error.add_note(note)
                 raise

@@ -28,6 +28,7 @@ class LinkState:
     Args:
         conversion: :class:`Conversion`.
         name: path of the link in the model, ``/layer1/0/conv1``.
+        kind: class of the link.
         before: ``{name: (dtype name, initializer)}`` of its own parameters before any conversion.
 
     Attributes:
@@ -35,11 +36,19 @@ class LinkState:
             normalizations that are applied directly in this link during one call of the model.
     """
 
-    def __init__(self, conversion, name, before):
+    def __init__(self, conversion, name, kind, before):
         self.conversion = conversion
         self.name = name
+        self.kind = kind
         self.before = before
         self.sites = {}
+
+    def __setstate__(self, state):
+        # A model that is unpickled in another process computes there as it did here.
+        from mixprec.rewrite.install import install
+
+        self.__dict__.update(state)
+        install(self.kind)
 
 
 def state_of(link):

@@ -1,0 +1,12 @@
+"""What a process needs once for converted models to run in it."""
+
+from mixprec.functions import widening
+from mixprec.rewrite import calls, dispatch, files
+
+
+def install(link_class):
+    """Makes Chainer look for conversions: when functions are applied, and links of a class are called and saved."""
+    dispatch.install()
+    widening.install()
+    files.install()
+    calls.install(link_class)
