@@ -3,6 +3,7 @@
 python scripts/benchmark.py step [--arch resnet8] [--batch 64] [--size 32] [--steps 5] [--json FILE]
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--json FILE]
 python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--gpu-batch 32] [--json FILE]
+python scripts/benchmark.py host [--arch resnet50] [--repeats 15] [--profile] [--json FILE]
 """
 
 import argparse
@@ -14,7 +15,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ lies beside scripts/
 
 from mixprec import files
-from mixprec.benchmark import launches, primitives, primitives_gpu, step, update, update_gpu
+from mixprec.benchmark import host, launches, primitives, primitives_gpu, step, update, update_gpu
 from models import MODELS
 
 
@@ -57,6 +58,15 @@ def _primitives(batch, size, repeats, gpu_batch):
     return {**record, "launches": dataclasses.asdict(counts), "gpu": primitives_gpu.as_json(*gpu)}
 
 
+def _host(arch, repeats, profile):
+    rows, profiles = host.measure(arch, MODELS[arch], repeats=repeats, profile=profile)
+    print(f"{arch}, Python of a step with kernels that compute nothing")
+    print(host.table(rows))
+    for (part, name), text in profiles.items():
+        print(f"\n{name}, {part}\n{text}")
+    return host.as_json(rows, arch=arch, repeats=repeats)
+
+
 def _add_command(commands, function, name, text):
     command = commands.add_parser(name, help=text)
     command.set_defaults(function=function)
@@ -64,8 +74,8 @@ def _add_command(commands, function, name, text):
     return command
 
 
-def _add_arch(command, default):
-    command.add_argument("--arch", choices=sorted(MODELS), default=default, metavar="NAME")
+def _add_arch(command, default, choices=MODELS):
+    command.add_argument("--arch", choices=sorted(choices), default=default, metavar="NAME")
 
 
 def main():
@@ -87,6 +97,11 @@ def main():
     command.add_argument("--size", type=_positive, default=64, help="height and width of an image on the CPU in pixels")
     command.add_argument("--repeats", type=_positive, default=5, help="timed turns")
     command.add_argument("--gpu-batch", type=_positive, default=32, help="images in a batch on the GPU")
+    text = "the Python of a training step: plain Chainer, converted, by hand, with kernels that compute nothing"
+    command = _add_command(commands, _host, "host", text)
+    _add_arch(command, "resnet50", [name for name in MODELS if not name.startswith("resnext")])  # no groups
+    command.add_argument("--repeats", type=_positive, default=15, help="timed turns of ten steps")
+    command.add_argument("--profile", action="store_true", help="print in which functions the time is spent")
     settings = vars(parser.parse_args())
 
     del settings["command"]
