@@ -117,6 +117,9 @@ def test_the_section_of_a_config_holds_before_the_model_runs(tmp_path):
             super().__init__()
             seen.append(current())
 
+        def forward(self, x):
+            return x
+
     config = load(tmp_path / "c.yaml")
     build_model(config, Network, "@numpy")
     assert seen == [Settings("off", 64 * 2**20, True, True)]

@@ -29,9 +29,9 @@ class Net(chainer.Chain):
         return self.last(self.bn(self.first(x)))
 
 
-def _optimizer(inner=None, loss_scale=8, net=Net):
+def _optimizer(inner=None, loss_scale=8, net=Net, **options):
     model = net()
-    mixprec.convert(model)
+    mixprec.convert(model, **options)
     return mixprec.MixedPrecisionOptimizer(inner or optimizers.SGD(lr=0.1), loss_scale).setup(model)
 
 
@@ -278,7 +278,8 @@ def test_zerograds_instead_of_cleargrads():
 @pytest.mark.parametrize("error", [StopIteration, None])
 def test_a_loss_function_that_cannot_be_called_again(error):
     """Promise 9: the overflow is the news, not what the second look at the batch met; with gradients inside, too."""
-    optimizer = _optimizer(loss_scale=mixprec.DynamicLossScale(patience=1))
+    twice = {"layout": "nchw", "fuse": False}  # can be differentiated twice
+    optimizer = _optimizer(loss_scale=mixprec.DynamicLossScale(patience=1), **twice)
     batches = iter([BAD])
 
     def lossfun():

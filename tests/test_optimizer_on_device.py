@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from chainer import optimizer_hooks, optimizers, serializers
 from chainer_rules import OPTIMIZERS
-from device_runs import Net, assert_same_run, batch_of, new_optimizer, run_step, state_of, stay_on_host
+from device_runs import CHAINERS, Net, assert_same_run, batch_of, new_optimizer, run_step, state_of, stay_on_host
 from device_stand_in import DeviceArray
 from host_launch import HostLauncher
 
@@ -101,7 +101,7 @@ def test_hooks_with_norms(hook, reads):
 def test_two_launches_whatever_the_number_of_parameters(layers, launcher):
     """And one upload, for the addresses of the gradients."""
     model = chainer.Sequential(*(L.Linear(3, 3) for _ in range(layers)))
-    mixprec.convert(model)
+    mixprec.convert(model, **CHAINERS)
     device_stand_in.send(model)
     optimizer = mixprec.MixedPrecisionOptimizer(optimizers.Adam()).setup(model)
     optimizer.add_hook(optimizer_hooks.WeightDecay(0.01))
@@ -132,7 +132,7 @@ def test_statistics_of_a_skipped_step_come_back_without_a_launch(launcher, monke
     monkeypatch.setattr(statistics, "_undo_array", None)
     model = chainer.Sequential(L.Linear(6, 5), Counting(5), Counting(5))
     model[2].avg_mean = model[1].avg_mean
-    mixprec.convert(model)
+    mixprec.convert(model, **CHAINERS)
     device_stand_in.send(model)
     model[2].avg_mean = model[1].avg_mean
     optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 8).setup(model)
@@ -167,7 +167,7 @@ def test_without_a_dynamic_scale(loss_scale, launcher):
     def run(place, array):
         np.random.seed(0)
         model = Net()
-        mixprec.convert(model)
+        mixprec.convert(model, **CHAINERS)
         optimizer = mixprec.MixedPrecisionOptimizer(optimizers.Adam(), loss_scale).setup(place(model))
         _run(optimizer, range(6), array)
         return optimizer
@@ -198,7 +198,7 @@ def test_zero_gradients(launcher):
     def run(place, array, **wishes):
         np.random.seed(0)
         model = chainer.Sequential(L.Linear(6, 5), L.Linear(5, 2))
-        mixprec.convert(model)
+        mixprec.convert(model, **CHAINERS)
         place(model)
         optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(), 8, **wishes).setup(model)
         for step in range(4):
@@ -347,7 +347,7 @@ def test_a_parameter_that_is_initialized_late(launcher):
     def run(place, array):
         np.random.seed(0)
         model = chainer.Sequential(L.Linear(6, 5), L.Linear(None, 2))
-        mixprec.convert(model)
+        mixprec.convert(model, **CHAINERS)
         optimizer = mixprec.MixedPrecisionOptimizer(optimizers.Adam(), 8).setup(place(model))
         optimizer.update(lambda x: F.sum(model[0](x)), batch_of(1, array))
         model[1].W.initialize((2, 5))
