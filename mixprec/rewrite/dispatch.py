@@ -8,7 +8,7 @@ import functools
 
 from chainer import function, function_node
 
-from mixprec.rewrite import casting, fusion, layers, pointwise
+from mixprec.rewrite import casting, layers, pointwise
 from mixprec.rewrite.casting import chainer_apply
 from mixprec.rewrite.scope import current
 
@@ -56,7 +56,7 @@ def _apply(self, inputs):
     if outputs is None:
         outputs = casting.rule_of(cls)(scope, self, inputs)
     if scope.watched:
-        fusion.watch(scope, cls.__name__, inputs, outputs)
+        scope.watched.look(cls.__name__, inputs, outputs)
     if scope.trace is not None:
         scope.trace.note(scope, self, cls, inputs, outputs)
     return outputs

@@ -7,10 +7,11 @@ graph makes it compute all that it stands for, as one node. From then on it is a
 What is computed together is never known for its own: the input of the ReLU has no array and no gradient. So the first
 call of a batch normalization is watched, and only if its result went into one ReLU, or into one addition and that into
 one ReLU, and was dropped after that, later ones are deferred. Should another call do something else, results are still
-right, since a deferred variable can be computed for its own even then, and its batch normalization is not deferred any
-more.
+right, since a deferred variable can be computed for its own even then, and takes its place in the graph; its batch
+normalization is not deferred any more.
 """
 
+import copy
 import weakref
 
 import chainer
@@ -18,26 +19,7 @@ import chainer
 from mixprec.backends.announcements import announce
 from mixprec.functions.relu import ReLU
 from mixprec.rewrite.memory_order import channels_last, is_channels_last, run_in_order_of
-
-RELU = "ReLU"
-ADD_RELU = "add + ReLU"
-
-
-class Site:
-    """A batch normalization at one place in a model, in training or not.
-
-    Attributes:
-        fused: :data:`RELU` or :data:`ADD_RELU`, ``False`` if nothing can be, ``None`` as long as nobody knows.
-        why: why nothing can be.
-    """
-
-    def __init__(self):
-        self.fused = None
-        self.why = ""
-
-    def give_up(self, why):
-        """Ends the fusion at this place."""
-        self.fused, self.why = False, why
+from mixprec.rewrite.watching import ADD_RELU, RELU
 
 
 class Normalization:
@@ -47,27 +29,39 @@ class Normalization:
         x: variable, the input.
         rest: other inputs of the node, before what is added.
         build: function that makes the node of ``(relu, count)``; ``count`` says whether running statistics move.
-        site: :class:`Site`, or ``None``.
+        statistics: the running statistics that it reads or moves, arrays.
+        moves: whether it moves them.
+        site: :class:`~mixprec.rewrite.watching.Site`, or ``None``.
         scope: :class:`~mixprec.rewrite.scope.Scope`.
+
+    Attributes:
+        counted: whether it has been computed.
+        fused: ``None``, or weak references to the :class:`Deferred` whose ReLU it was computed with, and to the node
+            of the result.
     """
 
-    def __init__(self, x, rest, build, site, scope):
+    def __init__(self, x, rest, build, statistics, moves, site, scope):
         self.x = x
+        self.statistics = statistics
+        self.moves = moves
         self.site = site
+        self.fused = None
         self.trace = scope.trace
         self.link = "" if scope.link is None else scope.link.name
         self.backprop = chainer.config.enable_backprop
         self.counted = False
         self._rest = rest
         self._build = build
+        self._pending = scope.pending
 
     def compute(self, add=None, relu=False):
         """Applies the node, and returns its output. Running statistics move when it is done first."""
         node = self._build(relu, not self.counted)
-        if self.trace is not None:
+        if self.trace is not None and not self.counted:
             fused = ADD_RELU if add is not None else RELU if relu else ""
             self.trace.note_normalization(self.link, fused)
         self.counted = True
+        self._pending.pop(id(self), None)
         node.channels_first = is_channels_last(self.x)
         inputs = (self.x, *self._rest)
         return node.apply(inputs if add is None else (*inputs, add))[0]
@@ -84,12 +78,17 @@ class Deferred(chainer.Variable):
 
     def __init__(self, normalization, source=None, add=None):
         # Not those of Chainer's constructor, which wants an array: _data and _node come when they are asked for.
-        self.__dict__.update(_device=None, _grad_valid=True, _grad_var=None, _loss_scale=None)
-        self.normalization = normalization
-        self.source = source
-        self.add = add
         inputs = (normalization.x, *normalization._rest) if add is None else (source, add)
-        self._requires_grad = any(getattr(each, "requires_grad", False) for each in inputs)
+        self.__dict__.update(
+            normalization=normalization,
+            source=source,
+            add=add,
+            _device=None,
+            _grad_valid=True,
+            _grad_var=None,
+            _loss_scale=None,
+            _requires_grad=any(getattr(each, "requires_grad", False) for each in inputs),
+        )
 
     @property
     def shape(self):
@@ -111,15 +110,33 @@ class Deferred(chainer.Variable):
         """See :attr:`shape`."""
         return self.normalization.x.size
 
+    @property
+    def device(self):
+        """See :attr:`shape`."""
+        return self.normalization.x.device
+
+    def __len__(self):
+        return len(self.normalization.x)
+
+    @property
+    def _has_chainerx_array(self):
+        # chainer.grad asks this of what it differentiates by, before it looks at the graph.
+        compute(self, "its value is asked for")
+        return False
+
     def __getattr__(self, name):
         if name in ("_data", "_node"):
             compute(self, "its value is asked for")
             return self.__dict__[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _copy_to(self, target):
+    def __setattr__(self, name, value):
+        compute(self, "an attribute of it is set")
+        setattr(self, name, value)
+
+    def __copy__(self):
         compute(self, "it is copied")
-        return super()._copy_to(target)
+        return copy.copy(self)
 
 
 def is_waiting(x):
@@ -136,23 +153,26 @@ def compute(deferred, why):
     """
     backprop = deferred.normalization.backprop
     if chainer.config.enable_backprop == backprop:
-        result = _compute(deferred, why)
+        _compute(deferred, why)
     else:
         with chainer.using_config("enable_backprop", backprop):
-            result = _compute(deferred, why)
-    # It becomes what nobody has seen yet.
-    deferred.__class__ = chainer.Variable
-    deferred.__dict__.clear()
-    deferred.__dict__.update(result.__dict__)
-    deferred._node._variable = weakref.ref(deferred)
+            _compute(deferred, why)
 
 
 def _compute(deferred, why):
-    if deferred.source is None:
-        return _alone(deferred.normalization, why)
-    if deferred.add is not None:
-        return _plain(deferred.source, why) + deferred.add
-    return _relu(deferred.source)
+    normalization, source, add, fused = deferred.normalization, deferred.source, deferred.add, None
+    if source is not None and add is None:
+        result = _relu(source)
+    else:
+        fused, normalization.fused = normalization.fused, None
+        result = _alone(normalization, why) if source is None else _plain(source, why) + _plain(add, "it is added")
+    # It becomes what nobody has seen yet.
+    object.__setattr__(deferred, "__class__", chainer.Variable)
+    deferred.__dict__.clear()
+    deferred.__dict__.update(result.__dict__)
+    deferred._node._variable = weakref.ref(deferred)
+    if fused is not None:
+        _split(deferred, *(reference() for reference in fused))
 
 
 def _plain(variable, why):
@@ -175,20 +195,67 @@ def _alone(normalization, why):
 def _relu(source):
     """Returns the ReLU of a variable that was deferred when it was taken."""
     normalization = source.normalization if is_waiting(source) else None
-    if normalization is None or normalization.counted:
-        return _relu_alone(_plain(source, "its ReLU is taken twice"))
-    if source.add is None:
-        return normalization.compute(relu=True)
-    if not is_waiting(source.source):
-        return _relu_alone(_plain(source, ""))
+    if normalization is None:
+        return _relu_alone(source)
     add = source.add
-    if add.ndim == 4:
-        add = channels_last(add)
-    return normalization.compute(add=add, relu=True)
+    if add is not None:
+        add = _plain(add, "it is added")
+        if add.ndim == 4:
+            add = channels_last(add)
+    if normalization.counted:
+        return _relu_alone(_plain(source, "its ReLU is taken twice"))
+    result = normalization.compute(add=add, relu=True)
+    normalization.fused = weakref.ref(source), weakref.ref(result.node)
+    return result
 
 
 def _relu_alone(x):
     return run_in_order_of(x, ReLU(), x)
+
+
+def _split(variable, source, y):
+    """Puts what was computed too late into the graph, as if it had been computed on the way to the ReLU.
+
+    Gradients then go through it, and end at it if it is unchained.
+
+    Args:
+        variable: batch normalization alone, or a sum with it.
+        source: what the ReLU was taken of: ``variable``, a sum with it, or ``None`` for a sum that nobody holds.
+        y: node of the ReLU's result; ``None`` if nobody holds it.
+    """
+    node = None if y is None else y.creator_node
+    if node is None:
+        return
+    if source is None:
+        source = variable + node.inputs[3].get_variable()
+    result = _relu_alone(_plain(source, "it is added"))
+    relu = result.creator_node
+    _rank_after(node.rank, relu)
+    relu.outputs = (weakref.ref(y),)
+    y.creator_node = relu
+    if y.data is None:
+        y.data = result.array
+
+
+def _rank_after(rank, node):
+    """Moves the ranks of new nodes between those of an old one and of its consumers, which Chainer goes back by."""
+    span = node.rank - rank + 1
+    nodes = [node]
+    while nodes:
+        each = nodes.pop()
+        if each.rank > rank:
+            nodes += [x.creator_node for x in each.inputs if x.creator_node is not None]
+            each.rank = rank + (each.rank - rank) / span
+
+
+def can_relu(x):
+    """Whether a ReLU of a variable can wait: of a batch normalization, or of a sum with one, that waits."""
+    return is_waiting(x) and (x.source is None or x.add is not None) and _is_as_before(x)
+
+
+def _is_as_before(x):
+    """Whether what is applied to a deferred variable now can be computed as what it stands for."""
+    return chainer.config.enable_backprop == x.normalization.backprop and not chainer.get_function_hooks()
 
 
 def relu(scope, x):
@@ -206,6 +273,7 @@ def can_add(x, other):
         and other is not x
         and other.shape == x.shape
         and other.dtype == x.dtype
+        and _is_as_before(x)
     )
 
 
@@ -214,7 +282,7 @@ def add(scope, x, other):
     return _register(scope, Deferred(x.normalization, x, other))
 
 
-def normalization(scope, x, rest, build):
+def normalization(scope, x, rest, build, statistics, moves):
     """Returns the result of a batch normalization: deferred, or computed and watched, as far as it is known.
 
     Args:
@@ -222,54 +290,38 @@ def normalization(scope, x, rest, build):
         x: variable in a storage dtype.
         rest: see :class:`Normalization`.
         build: see :class:`Normalization`.
+        statistics: see :class:`Normalization`.
+        moves: see :class:`Normalization`.
     """
+    for earlier in list(scope.pending.values()):
+        if (moves or earlier.moves) and any(a is b for a in statistics for b in earlier.statistics):
+            _finish(scope, earlier)
     site = scope.site()
-    waiting = Normalization(x, rest, build, site, scope)
+    waiting = Normalization(x, rest, build, statistics, moves, site, scope)
     if site is not None and site.fused:
+        scope.pending[id(waiting)] = waiting
         return _register(scope, Deferred(waiting))
     result = waiting.compute()
     if site is not None and site.fused is None:
-        scope.watched[id(result)] = Watched(result, site)
+        scope.watched.add(result, site)
     return result
+
+
+def _finish(scope, normalization):
+    """Computes a batch normalization whose running statistics are wanted, together with what waits for it."""
+    for deferred in [reference() for reference in reversed(scope.deferred)]:
+        if is_waiting(deferred) and deferred.normalization is normalization:
+            compute(deferred, "its running statistics are used before its result")
+        if normalization.counted:
+            return
+    normalization.site.give_up("it is not used")
+    with chainer.no_backprop_mode():
+        normalization.compute()
 
 
 def _register(scope, deferred):
     scope.deferred.append(weakref.ref(deferred))
     return deferred
-
-
-class Watched:
-    """The result of a batch normalization that is seen for the first time, or of an addition to one.
-
-    Args:
-        variable: it.
-        site: :class:`Site`; ``None`` for the result of an addition.
-    """
-
-    def __init__(self, variable, site=None):
-        self.variable = weakref.ref(variable)
-        self.site = site
-        self.consumers = []  # (name of a function node, the Watched of its output or None)
-
-
-def watch(scope, name, inputs, outputs):
-    """Notes who takes what is watched.
-
-    Args:
-        scope: :class:`~mixprec.rewrite.scope.Scope`.
-        name: of the class of a function node.
-        inputs: its inputs.
-        outputs: its outputs.
-    """
-    found = [(scope.watched.get(id(x)), x) for x in inputs]
-    taken = [watched for watched, x in found if watched is not None and watched.variable() is x]
-    if not taken:
-        return
-    result = None
-    if name == "Add" and inputs[0].shape == inputs[1].shape and inputs[0].dtype == inputs[1].dtype:
-        result = scope.watched[id(outputs[0])] = Watched(outputs[0])
-    for place, each in enumerate(taken):
-        each.consumers.append((name, result if place == 0 else None))
 
 
 def settle(scope):
@@ -279,34 +331,8 @@ def settle(scope):
         if deferred is not None and is_waiting(deferred):
             compute(deferred, "it is kept, or a result of the model")
     scope.deferred.clear()
-    for watched in scope.watched.values():
-        if watched.site is not None and watched.site.fused is None:
-            _decide(watched)
-    scope.watched.clear()
-
-
-def _decide(watched):
-    site, consumers = watched.site, watched.consumers
-    if watched.variable() is not None:
-        site.give_up("it is kept, or a result of the model")
-    elif len(consumers) != 1:
-        names = ", ".join(name for name, _ in consumers)
-        site.give_up(f"it is used by {len(consumers)}: {names}" if consumers else "it is not used")
-    elif consumers[0][0] == "ReLU":
-        site.fused = RELU
-    elif consumers[0][0] != "Add":
-        site.give_up(f"{consumers[0][0]} follows")
-    else:
-        _decide_on_sum(site, consumers[0][1])
-
-
-def _decide_on_sum(site, total):
-    if total is None:
-        site.give_up("it is added to another one, or broadcast")
-    elif total.variable() is not None:
-        site.give_up("a sum with it is kept, or a result of the model")
-    elif [name for name, _ in total.consumers] == ["ReLU"]:
-        site.fused = ADD_RELU
-    else:
-        names = ", ".join(name for name, _ in total.consumers) or "nothing"
-        site.give_up(f"an addition follows, and then {names}")
+    for normalization in list(scope.pending.values()):
+        if normalization.moves:
+            _finish(scope, normalization)
+    scope.pending.clear()
+    scope.watched.decide()

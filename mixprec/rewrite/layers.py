@@ -108,7 +108,7 @@ def _batch_normalization(scope, node, inputs):
     def build(relu, count):
         return OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, None)
 
-    return (fusion.normalization(scope, x, rest, build),)
+    return (fusion.normalization(scope, x, rest, build, running or (), True),)
 
 
 def _fixed_batch_normalization(scope, node, inputs):
@@ -123,7 +123,7 @@ def _fixed_batch_normalization(scope, node, inputs):
     def build(relu, count):
         return OurFixedBatchNormalization(BatchNorm(eps, relu=relu), statistics)
 
-    return (fusion.normalization(scope, x, rest, build),)
+    return (fusion.normalization(scope, x, rest, build, statistics, False),)
 
 
 def _normalized(scope, node, inputs):

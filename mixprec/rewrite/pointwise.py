@@ -36,7 +36,7 @@ _ELEMENTWISE = {
 
 def _relu(scope, node, inputs):
     (x,) = inputs
-    if fusion.is_waiting(x):
+    if fusion.can_relu(x):
         return (fusion.relu(scope, x),)
     if not in_storage_dtype(x):
         return None

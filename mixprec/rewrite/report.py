@@ -4,7 +4,8 @@ import collections
 import dataclasses
 import json
 
-from mixprec.rewrite import fusion, parameters, trace
+from mixprec.rewrite import parameters, trace
+from mixprec.rewrite.watching import ADD_RELU, RELU
 
 _NOT_TRACED = "not known before the model's first call in training mode: give convert an example, or print this later"
 
@@ -112,7 +113,7 @@ class Report:
         """Number of batch normalizations in a step by what they are fused with, ``None`` if that is not known."""
         if self._conversion.findings is None:
             return None
-        counts = dict.fromkeys((fusion.RELU, fusion.ADD_RELU, ""), 0)
+        counts = dict.fromkeys((RELU, ADD_RELU, ""), 0)
         for (_, fused), count in self._conversion.findings.normalizations.items():
             counts[fused] += count
         return counts
@@ -164,7 +165,7 @@ class Report:
         fused = self.fused
         yield (
             "batch normalizations",
-            f"{fused[fusion.RELU]} with ReLU, {fused[fusion.ADD_RELU]} with add and ReLU, {fused['']} alone",
+            f"{fused[RELU]} with ReLU, {fused[ADD_RELU]} with add and ReLU, {fused['']} alone",
         )
         where = [f"{each.direction} at {each.link or '/'} for {each.function}" for each in self.conversions]
         yield "layout conversions", f"{len(where)} a step" + "".join(f"\n{'':22}{line}" for line in where)

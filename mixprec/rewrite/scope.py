@@ -5,8 +5,9 @@ import threading
 
 import chainer
 
-from mixprec.rewrite.fusion import Site, settle
+from mixprec.rewrite.fusion import settle
 from mixprec.rewrite.memory_order import cast, channels_last, is_channels_last
+from mixprec.rewrite.watching import Site, Watched
 
 _active = threading.local()
 
@@ -23,7 +24,8 @@ class Scope:
         nhwc: whether images are kept in the memory order of (N, H, W, C).
         link: :class:`~mixprec.rewrite.state.LinkState` of the innermost link that is being called, or ``None``.
         deferred: weak references to the variables that were deferred in this call.
-        watched: :class:`~mixprec.rewrite.fusion.Watched` by the id of their variable.
+        pending: :class:`~mixprec.rewrite.fusion.Normalization` that have not been computed, by their id.
+        watched: :class:`~mixprec.rewrite.watching.Watched`.
     """
 
     def __init__(self, conversion, trace=None):
@@ -33,7 +35,8 @@ class Scope:
         self.nhwc = conversion.policy.layout == "nhwc"
         self.link = None
         self.deferred = []
-        self.watched = {}
+        self.pending = {}
+        self.watched = Watched()
         self._turns = {}
         self._leaves = {}
 
@@ -74,7 +77,7 @@ class Scope:
         return run
 
     def site(self):
-        """Returns the :class:`~mixprec.rewrite.fusion.Site` of a batch normalization that is being applied.
+        """Returns the :class:`~mixprec.rewrite.watching.Site` of a batch normalization that is being applied.
 
         Returns:
             ``None`` if it is not to be deferred: outside of a link, or if hooks look at functions.

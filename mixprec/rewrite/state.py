@@ -32,7 +32,7 @@ class LinkState:
         before: ``{name: (dtype name, initializer)}`` of its own parameters before any conversion.
 
     Attributes:
-        sites: :class:`~mixprec.rewrite.fusion.Site` by ``(chainer.config.train, turn)``, turn counting the batch
+        sites: :class:`~mixprec.rewrite.watching.Site` by ``(chainer.config.train, turn)``, turn counting the batch
             normalizations that are applied directly in this link during one call of the model.
     """
 
