@@ -23,6 +23,7 @@ class Case:
             arguments or a dict of keyword arguments. Floating arrays are float32.
         loss: scalar variable of ``(model, result of the call)``.
         kept: attributes of the model that hold variables after a call.
+        method: name of the method that is called.
         large: so many ReLUs and maxima that some are decided by rounding, whatever the inputs.
     """
 
@@ -30,6 +31,7 @@ class Case:
     inputs: Callable
     loss: Callable
     kept: tuple = ()
+    method: str = "__call__"
     large: bool = False
 
 

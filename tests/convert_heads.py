@@ -174,6 +174,17 @@ class VAELoss(chainer.Chain):
         return self.loss
 
 
+@case("vae_by_methods", lambda random: random.uniform(0, 1, (4, 1, 8, 8)).astype(np.float32), own, method="get_loss")
+class VAEByMethods(VAE):
+    """Nobody calls the model itself, only its methods, as the updater of examples/vae did."""
+
+    def get_loss(self, x):
+        mu, ln_var = self.encode(x)
+        h = self.decode(F.gaussian(mu, ln_var), sigmoid=False)
+        self.loss = F.bernoulli_nll(getattr(x, "array", x), h) / len(x) + F.gaussian_kl_divergence(mu, ln_var)
+        return h
+
+
 class Generator(chainer.Chain):
     """As examples/dcgan."""
 

@@ -1,11 +1,13 @@
 """The zoo: one residual block, written in the many ways that people write it, and what they do to its parts."""
 
+import collections
 import functools
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from chainer import link_hooks
 from chainer.functions import relu
 from convert_cases import case, images
 
@@ -283,6 +285,65 @@ def one_convolution_in_two_places(self, x):
 
 
 @block()
+def one_bn_whose_results_swap(self, x):
+    """Running statistics move in the order of the calls, whatever order their results are used in."""
+    h1 = self.bn1(self.conv1(x))
+    h2 = self.bn1(self.conv2(x) + 1)
+    h2 = F.relu(h2)
+    return h2 * F.relu(h1)
+
+
+@block()
+def result_is_dropped(self, x):
+    """Statistics move although nobody uses the result, from the second call on."""
+    h = self.bn1(self.conv1(x))
+    k = self.bn2(self.conv2(x))
+    self.calls += 1
+    if self.calls > 1:
+        return F.relu(k)
+    return F.relu(h) + F.relu(k)
+
+
+@block()
+def statistics_are_read_between(self, x):
+    h = self.bn1(self.conv1(x))
+    mean = float(abs(self.bn1.avg_mean).sum())
+    return F.relu(h) * (1 + mean)
+
+
+@block()
+def target_without_backprop(self, x):
+    """A ReLU outside of the graph, of a normalization inside of it."""
+    h = self.bn1(self.conv1(x))
+    with chainer.no_backprop_mode():
+        target = F.relu(h)
+    return F.relu(self.bn2(self.conv2(x))) * target
+
+
+@block()
+def only_the_normalization_without_backprop(self, x):
+    with chainer.no_backprop_mode():
+        h = self.bn1(self.conv1(x))
+    return F.relu(h) * F.relu(self.bn2(self.conv2(x)))
+
+
+@block()
+def sum_without_backprop(self, x):
+    h = self.bn1(self.conv1(x))
+    with chainer.no_backprop_mode():
+        h = h + x
+    return F.relu(h) * F.relu(self.bn2(self.conv2(x)))
+
+
+@block()
+def detached(self, x):
+    """A copy of a result that no gradient goes through."""
+    h = self.bn1(self.conv1(x))
+    constant = chainer.Variable(F.relu(h).array)
+    return constant + F.relu(self.bn2(self.conv2(x)))
+
+
+@block()
 def forgotten(self, x):
     h = F.forget(lambda h: F.relu(self.bn1(self.conv1(h))), x)
     return F.forget(lambda a, b: F.relu(self.bn2(self.conv2(a)) + b), h, x)
@@ -357,6 +418,44 @@ def siamese(self, x1, x2, margin=1.0):
 
 
 @forward()
+def siamese_side_by_side(self, x):
+    """Both images go through each layer before the next one, and come out in the other order."""
+    a, b = x, x[::-1] * 2
+    a, b = self.stem(a), self.stem(b)
+    a, b = self.bn1(self.conv1(a)), self.bn1(self.conv1(b))
+    b, a = F.relu(b), F.relu(a)
+    return self.fc(F.average(b * a, axis=(2, 3)))
+
+
+@forward()
+def adversarial(self, x):
+    """A backward pass inside of the forward one: the loss on inputs that were moved along its gradient."""
+
+    def logits(x):
+        return self.fc(F.average(F.relu(self.bn1(self.conv1(self.stem(x)))), axis=(2, 3)))
+
+    x = chainer.as_variable(x)
+    moved = chainer.Variable(x.array)
+    with chainer.force_backprop_mode():
+        loss = F.sum(logits(moved) ** 2)
+        (gradient,) = chainer.grad([loss], [moved])
+    moved = x + 0.5 * gradient.array / abs(gradient.array).max()
+    return logits(x), logits(moved)
+
+
+@forward(inputs=lambda random: random.normal(size=(4, 8, 8, 3)).astype(np.float32).transpose(0, 3, 1, 2))
+def images_in_another_order(self, x):
+    """A loader delivers (N, H, W, C), and the user transposes."""
+    return self.fc(F.average(F.relu(self.bn1(self.conv1(self.stem(x)))), axis=(2, 3)))
+
+
+@forward(inputs=lambda random: random.randint(0, 256, (4, 3, 8, 8)).astype(np.uint8))
+def bytes_are_images(self, x):
+    x = F.cast(x, chainer.config.dtype) / 127.5 - 1
+    return self.fc(F.average(F.relu(self.bn1(self.conv1(self.stem(x)))), axis=(2, 3)))
+
+
+@forward()
 def several_outputs(self, x):
     """One of them is a normalization's, one a ReLU's that would be fused, one a number."""
     h1 = self.bn1(self.conv1(self.stem(x)))
@@ -364,6 +463,15 @@ def several_outputs(self, x):
     h3 = self.bn2(self.conv2(h2))
     h4 = F.relu(self.bn3(self.conv3(h2)))
     return {"features": (h2, [h3, h4]), "logits": self.fc(F.average(h4, axis=(2, 3))), "count": h4.size}
+
+
+Both = collections.namedtuple("Both", ["features", "logits"])
+
+
+@forward()
+def named_outputs(self, x):
+    h = F.relu(self.bn1(self.conv1(self.stem(x))))
+    return Both(features=h, logits=self.fc(F.average(h, axis=(2, 3))))
 
 
 @forward()
@@ -402,6 +510,68 @@ def sequential():
     )
     pool = chainer.Sequential(lambda x: F.max_pooling_2d(x, 2))
     return chainer.Sequential(body.repeat(2), pool, L.Convolution2D(WIDTH, 4, 1), F.flatten, F.leaky_relu)
+
+
+@case("tied", IMAGES)
+class Tied(Block):
+    """An autoencoder with the same filters both ways, and one link under two names."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.again = self.conv1
+            self.other = L.Convolution2D(WIDTH, WIDTH, 3, pad=1, nobias=True)
+            self.other.W = self.conv2.W
+
+    def forward(self, x):
+        h = F.relu(self.bn1(self.again(F.relu(self.conv1(self.stem(x))))))
+        h = F.relu(self.bn2(self.other(self.conv2(h))))
+        flipped = F.transpose(self.conv3.W, (1, 0, 2, 3))
+        h = F.convolution_2d(F.relu(self.conv3(h)), flipped)
+        return F.deconvolution_2d(h, self.stem.W, pad=1)
+
+
+@case("spectral_normalization", IMAGES)
+def spectral_normalization():
+    """A hook that gives a link other weights while it is called."""
+    net = chainer.Sequential(L.Convolution2D(3, 6, 3), L.BatchNormalization(6), F.relu, L.Convolution2D(6, 4, 3))
+    for convolution in (net[0], net[3]):
+        convolution.add_hook(link_hooks.SpectralNormalization())
+    return net
+
+
+@case("weight_standardization", IMAGES)
+def weight_standardization():
+    net = chainer.Sequential(L.Convolution2D(3, 6, 3), L.BatchNormalization(6), F.relu, L.Convolution2D(6, 4, 3))
+    net[0].add_hook(link_hooks.WeightStandardization())
+    return net
+
+
+@case("convolutional_lstm", images(3, 2, 3, 6, 6))
+class ConvolutionalLSTM(chainer.Chain):
+    """Images as a state, which goes on from one call to the next."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.inputs = L.Convolution2D(3, 16, 3, pad=1, nobias=True)
+            self.bn = L.BatchNormalization(16)
+            self.states = L.Convolution2D(4, 16, 3, pad=1)
+        self.c = self.h = None
+
+    def forward(self, xs):
+        for state in (self.c, self.h):
+            if state is not None:
+                state.unchain_backward()
+        for x in xs:
+            gates = self.bn(self.inputs(x))
+            if self.h is not None:
+                gates += self.states(self.h)
+            a, i, f, o = F.split_axis(gates, 4, axis=1)
+            new = F.sigmoid(i) * F.tanh(a)
+            self.c = new if self.c is None else new + F.sigmoid(f) * self.c
+            self.h = F.sigmoid(o) * F.tanh(self.c)
+        return self.h
 
 
 @case("chain_list", IMAGES)

@@ -265,6 +265,11 @@ def normalization_of_pixels(self, h):
     return F.relu(self.norm(h))
 
 
+@middle(prepare=lambda self: self.add_link("norm", L.BatchNormalization((8, 16, 16))))
+def normalization_over_the_batch(self, h):
+    return F.relu(self.norm(h) + h)
+
+
 @middle(prepare=lambda self: self.add_link("norm", L.BatchNormalization(8, use_gamma=False, use_beta=False)))
 def normalization_without_parameters(self, h):
     return F.relu(self.norm(h) - 0.1)
