@@ -1,6 +1,10 @@
 """What all function nodes here share: gradients of arrays, no double backprop, copies that are announced."""
 
+import weakref
+
 import chainer
+import numpy as np
+from chainer import utils
 
 from mixprec.backends import primitives_of
 from mixprec.backends.announcements import announce
@@ -27,6 +31,49 @@ class Node(chainer.FunctionNode):
     image_inputs = ()
     makes_images = True
     channels_first = False
+
+    def apply(self, inputs):
+        """Computes output variables and grows the graph, as :meth:`chainer.FunctionNode.apply` does.
+
+        Chainer's own, which looks for ChainerX, for memory layouts and for each type of array again and again, takes
+        twice the time; it is asked if hooks or a debug mode want to take part.
+        """
+        config = chainer.config
+        if chainer.get_function_hooks() or self._n_local_function_hooks or config.debug or config.schedule_func:
+            return super().apply(inputs)
+        variables = [x if isinstance(x, chainer.Variable) else chainer.as_variable(x) for x in inputs]
+        arrays = tuple([x.raw_array for x in variables])
+        kind = type(arrays[0])
+        if any(type(array) is not kind for array in arrays):
+            utils._check_arrays_forward_compatible(arrays, self.label)
+        if config.type_check:
+            self._check_data_type_forward(arrays)
+        if kind is np.ndarray:
+            outputs = self.forward(arrays)
+        else:
+            with chainer.using_device(chainer.backend.get_device_from_array(*arrays)):
+                outputs = self.forward(arrays)
+        needed = any(x.requires_grad for x in variables)
+        results = tuple([_variable(y, needed) for y in outputs])
+        self._output_count = len(outputs)
+        if config.enable_backprop:
+            self._join_graph(variables, outputs, results)
+        return results
+
+    def _join_graph(self, variables, outputs, results):
+        self._input_layouts, self._output_layouts = (None,) * len(variables), (None,) * len(results)
+        self.rank = max([x.rank for x in variables])
+        for y in results:
+            y.creator_node = self
+        self.inputs = tuple([x.node for x in variables])
+        self.outputs = tuple([weakref.ref(y.node) for y in results])
+        for place in self._input_indexes_to_retain or ():
+            variables[place].retain_data()
+        if self._output_indexes_to_retain is not None:
+            for place in self._output_indexes_to_retain:
+                results[place].retain_data()
+            self._retained_output_data = tuple([outputs[place] for place in self._output_indexes_to_retain])
+        self.lazy_grad_sum = chainer.config.lazy_grad_sum
 
     @property
     def label(self):
@@ -98,7 +145,7 @@ class Node(chainer.FunctionNode):
                 as_nchw(each) if place in self.image_inputs and each is not None else each
                 for place, each in enumerate(gradients)
             ]
-        return tuple(None if each is None else chainer.Variable(each, requires_grad=False) for each in gradients)
+        return tuple([None if each is None else _variable(each, False) for each in gradients])
 
     def gradients(self, primitives, indexes, dy):
         """Returns a gradient for each input, ``None`` where there is none, or where nobody has asked for it.
@@ -112,22 +159,25 @@ class Node(chainer.FunctionNode):
 
     def retained(self):
         """Returns the arrays of the inputs that were retained."""
-        arrays = [variable.array for variable in self.get_retained_inputs()]
+        arrays = [(place, self.inputs[place].data) for place in self._input_indexes_to_retain]
         if self.channels_first:
-            places = self._input_indexes_to_retain
-            arrays = [as_nhwc(x) if at in self.image_inputs else x for at, x in zip(places, arrays, strict=True)]
-        return [_vector(array) for array in arrays]
+            return [as_nhwc(x) if place in self.image_inputs else _vector(x) for place, x in arrays]
+        return [_vector(x) for _, x in arrays]
 
     def retained_output(self):
         """Returns the array of the only output, which was retained."""
-        (output,) = self.get_retained_outputs()
-        return as_nhwc(output.array) if self.channels_first and self.makes_images else output.array
+        (output,) = self._retained_output_data
+        return as_nhwc(output) if self.channels_first and self.makes_images else output
 
     def dense(self, argument, array):
         """Returns an input C-contiguous; if that takes a copy, this is announced once."""
         if not array.flags.c_contiguous:
             announce("%s: %s is not C-contiguous, and is copied in every step", self.name, argument)
         return dense(array)
+
+
+def _variable(array, requires_grad):
+    return chainer.Variable._init_unchecked(array, requires_grad=requires_grad, is_chainerx_array=False)
 
 
 def as_nhwc(array):

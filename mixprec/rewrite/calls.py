@@ -4,8 +4,9 @@ import functools
 
 import chainer
 
+from mixprec.rewrite.active import current
 from mixprec.rewrite.memory_order import channels_first, in_storage_dtype
-from mixprec.rewrite.scope import Scope, calling, current
+from mixprec.rewrite.scope import Scope, calling
 from mixprec.rewrite.state import state_of
 from mixprec.rewrite.trace import tracing
 
@@ -44,7 +45,8 @@ def _from_outside(state, function, args, kwargs):
         scope = Scope(state.conversion, trace)
         scope.link = state
         with calling(scope):
-            result = outwards(function(*args, **kwargs), scope)
+            inside = function(*args, **kwargs)  # held until the end, as a result is something that is kept
+            result = outwards(inside, scope)
         if trace is not None:
             trace.arguments, trace.results = [*args, *kwargs.values()], result
         return result

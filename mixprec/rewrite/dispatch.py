@@ -9,8 +9,8 @@ import functools
 from chainer import function, function_node
 
 from mixprec.rewrite import casting, layers, pointwise
+from mixprec.rewrite.active import current
 from mixprec.rewrite.casting import chainer_apply
-from mixprec.rewrite.scope import current
 
 _OURS = "mixprec."
 
@@ -45,12 +45,9 @@ def _apply(self, inputs):
     if scope is None:
         return chainer_apply(self, inputs)
     cls = type(self.function) if isinstance(self, function.FunctionAdapter) else type(self)
-    ours, rule = _rule(cls, scope.nhwc)
-    if ours:
-        if scope.trace is not None:
-            scope.trace.note_ours(scope, cls)
+    rule, outputs = _rule(cls, scope.nhwc), None
+    if rule is _ours:
         return chainer_apply(self, inputs)
-    outputs = None
     if rule is not None and (self._n_local_function_hooks == 0 or rule is pointwise.fence):
         outputs = rule(scope, self, inputs)
     if outputs is None:
@@ -64,14 +61,18 @@ def _apply(self, inputs):
 
 @functools.cache
 def _rule(cls, nhwc):
-    """Returns whether a class is one of mixprec, and the rule that comes before the one for dtypes, or ``None``."""
+    """Returns the rule for a class that comes before the one for dtypes, or ``None``."""
     if cls.__module__.startswith(_OURS):
-        return True, None
+        return _ours
     if not cls.__module__.startswith("chainer."):
-        return False, pointwise.fence
+        return pointwise.fence
     rule = pointwise.RULES_IN_ANY_ORDER.get(cls)
     if nhwc and rule is None:
         rule = layers.RULES.get(cls) or pointwise.RULES.get(cls)
         if rule is None and pointwise.is_elementwise(cls):
             rule = pointwise.elementwise
-    return False, rule
+    return rule
+
+
+def _ours():
+    """Stands for functions of mixprec, which come here only if hooks look at functions."""

@@ -8,6 +8,7 @@ import chainer
 from mixprec.functions import checks
 from mixprec.functions.layout import Cast, ToNCHW, ToNHWC
 from mixprec.functions.node import as_nhwc
+from mixprec.rewrite.active import current
 
 TO_NHWC = (0, 2, 3, 1)  # axes for a transposition
 TO_NCHW = (0, 3, 1, 2)
@@ -51,6 +52,7 @@ def channels_last(x, dtype=None, channels=None):
     dtype = x.dtype if dtype is None else checks.storage_dtype(dtype)
     if is_channels_last(x):
         return x if x.dtype == dtype else run(Cast(dtype), x)
+    _note("to NHWC")
     return run(ToNHWC(dtype, channels), x)
 
 
@@ -58,8 +60,15 @@ def channels_first(x, dtype=None):
     """Returns images in the memory order of (N, C, H, W); other arrays and orders as they are, but for the dtype."""
     dtype = x.dtype if dtype is None else checks.storage_dtype(dtype)
     if is_channels_last(x) and not array_of(x).flags.c_contiguous:
+        _note("to NCHW")
         return run(ToNCHW(dtype, None), x)
     return x if x.dtype == dtype else cast(x, dtype)
+
+
+def _note(direction):
+    scope = current()
+    if scope is not None and scope.trace is not None:
+        scope.trace.note_conversion(scope, direction)
 
 
 def cast(x, dtype):

@@ -1,15 +1,13 @@
 """A call of a converted model: what is in force while it runs forward, in this thread."""
 
 import contextlib
-import threading
 
 import chainer
 
+from mixprec.rewrite.active import current, entering
 from mixprec.rewrite.fusion import settle
 from mixprec.rewrite.memory_order import cast, channels_last, is_channels_last
 from mixprec.rewrite.watching import Site, Watched
-
-_active = threading.local()
 
 
 class Scope:
@@ -93,18 +91,9 @@ class Scope:
         return site
 
 
-def current():
-    """The :class:`Scope` of the call of a converted model that is under way in this thread, or ``None``."""
-    return getattr(_active, "scope", None)
-
-
 @contextlib.contextmanager
 def calling(scope):
     """Makes a scope the current one for the block; what was deferred in it is settled at its end."""
-    outer = current()
-    _active.scope = scope
-    try:
+    with entering(scope):
         yield
         settle(scope)
-    finally:
-        _active.scope = outer

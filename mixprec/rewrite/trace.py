@@ -10,12 +10,10 @@ import dataclasses
 import chainer
 import numpy as np
 
-from mixprec.functions.layout import ToNCHW, ToNHWC
 from mixprec.rewrite.fusion import is_waiting
 from mixprec.rewrite.memory_order import array_of, is_channels_last
 
 _CALLS = 2
-_TO_NHWC, _TO_NCHW = "to NHWC", "to NCHW"
 # Functions that return views, in whatever order.
 _VIEWS = {
     *("BroadcastTo", "ExpandDims", "GetItem", "Reshape", "Rollaxis", "SplitAxis", "Squeeze", "Swapaxes", "Transpose"),
@@ -144,10 +142,9 @@ class Trace:
         elif scope.nhwc and _leaves_nhwc(cls, inputs, outputs):
             self._left[place] = "not known in NHWC: its result is NCHW"
 
-    def note_ours(self, scope, cls):
-        """Notes a function of mixprec that was applied in the course of another one."""
-        if cls in (ToNHWC, ToNCHW):
-            self._unclaimed.append((_TO_NHWC if cls is ToNHWC else _TO_NCHW, _link_of(scope)))
+    def note_conversion(self, scope, direction):
+        """Notes a conversion between the memory orders in the course of another function."""
+        self._unclaimed.append((direction, _link_of(scope)))
 
     def note_normalization(self, link, fused):
         """Notes a batch normalization that was computed, and with what."""
