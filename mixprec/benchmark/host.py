@@ -47,7 +47,7 @@ class Row:
         name: who does it.
         milliseconds: median CPU time of a step.
         spread: half of the distance between the quickest and the slowest turn, in milliseconds.
-        ratio: time over that of plain Chainer in the same part.
+        ratio: median of its time over that of plain Chainer in the same turn: a busy machine slows both.
         bound: what the ratio should not exceed, or ``None``.
         kernels: number of calls that compute, replaced in the step.
     """
@@ -85,8 +85,7 @@ def measure(arch, network, *, repeats=15, profile=False):
         for part in (BACKWARD, UPDATE):
             turns = {name: functools.partial(_in, process, _turn, part) for name, process in processes.items()}
             times = contestants.take_turns(turns, repeats, lambda turn: turn())
-            base = statistics.median(times[PLAIN])
-            rows += [_row(part, name, seconds, base, counts[name][part]) for name, seconds in times.items()]
+            rows += [_row(part, name, seconds, times[PLAIN], counts[name][part]) for name, seconds in times.items()]
             if profile:
                 profiles |= {(part, name): _in(processes[name], _profile, part) for name in (PLAIN, CONVERTED)}
     return rows, profiles
@@ -124,10 +123,11 @@ def narrow(model, channels=_CHANNELS):
     return model
 
 
-def _row(part, name, seconds, base, kernels):
+def _row(part, name, seconds, plain, kernels):
     median, spread = statistics.median(seconds), (max(seconds) - min(seconds)) / 2
+    ratio = statistics.median(own / other for own, other in zip(seconds, plain, strict=True))
     bound = BOUND if name == CONVERTED else None
-    return Row(part, name, median * 1e3, spread * 1e3, median / base, bound, kernels)
+    return Row(part, name, median * 1e3, spread * 1e3, ratio, bound, kernels)
 
 
 def _process():
