@@ -42,8 +42,7 @@ def install(cls):
 
 def _from_outside(state, function, args, kwargs):
     with tracing(state.conversion) as trace:
-        scope = Scope(state.conversion, trace)
-        scope.link = state
+        scope = Scope(state.conversion, state, trace)
         with calling(scope):
             inside = function(*args, **kwargs)  # held until the end, as a result is something that is kept
             result = outwards(inside, scope)

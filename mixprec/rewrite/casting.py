@@ -11,13 +11,14 @@ Each node that is applied looks up its rule by its class:
 ====================  ==============================================================================================
 
 The lists follow those of ``torch.autocast``. The casts are ordinary nodes of the graph, so that gradients come back in
-the dtype of what they belong to. Chainer's functions know nothing of bfloat16: they compute in float32, and results are
-rounded to bfloat16 where they would have been in bfloat16.
+the dtype of what they belong to. Chainer's functions know nothing of bfloat16, and some refuse float16: they compute in
+float32, and results are rounded to where they would have been.
 """
 
 import functools
 
 from chainer import function_node
+from chainer.utils import type_check
 
 from mixprec.functions import checks
 from mixprec.rewrite.memory_order import array_of
@@ -65,6 +66,8 @@ _FLOAT32_INSIDE = {
 _AS_IT_IS = {"BatchNormalization", "Cast", "FixedBatchNormalization"}
 _FLOAT32_PACKAGES = ("chainer.functions.loss.", "chainer.functions.evaluation.")
 
+_refusing = set()  # classes that do not take float16
+
 chainer_apply = function_node.FunctionNode.apply
 
 
@@ -94,7 +97,7 @@ def in_float32(scope, node, inputs):
 
 
 def _in_compute(scope, node, inputs):
-    return _round_to_bfloat16(scope, node, _cast(scope, inputs, scope.compute))
+    return _or_rounded(scope, node, _cast(scope, inputs, scope.compute))
 
 
 def _float32_inside(scope, node, inputs):
@@ -105,7 +108,7 @@ def _float32_inside(scope, node, inputs):
 def _in_widest(scope, node, inputs):
     if len({x.dtype for x in inputs if is_floating(x)}) > 1:
         inputs = _cast(scope, inputs, "float32")
-    return _round_to_bfloat16(scope, node, inputs)
+    return _or_rounded(scope, node, inputs)
 
 
 def _as_it_is(scope, node, inputs):
@@ -116,12 +119,20 @@ def _as_it_is(scope, node, inputs):
     return _float32_inside(scope, node, inputs)
 
 
-def _round_to_bfloat16(scope, node, inputs):
-    """Applies a node; bfloat16 inputs and outputs are float32 for it."""
-    if all(x.dtype != checks.BFLOAT16 for x in inputs):
+def _or_rounded(scope, node, inputs):
+    """Applies a node; if it refuses 16-bit inputs, in float32, and rounds the outputs to their dtype."""
+    narrow = next((x.dtype for x in inputs if is_floating(x) and x.dtype != "float32"), None)
+    if narrow is None:
         return chainer_apply(node, inputs)
-    outputs = in_float32(scope, node, inputs)
-    return tuple(scope.cast(y, checks.BFLOAT16) if array_of(y).dtype == "float32" else y for y in outputs)
+    if narrow != checks.BFLOAT16 and type(node) not in _refusing:
+        try:
+            return chainer_apply(node, inputs)
+        except type_check.InvalidType:
+            wide = in_float32(scope, node, inputs)  # raises again, if dtypes are not what is wrong
+            _refusing.add(type(node))
+    else:
+        wide = in_float32(scope, node, inputs)
+    return tuple(scope.cast(y, narrow) if array_of(y).dtype == "float32" else y for y in wide)
 
 
 def _cast(scope, inputs, dtype):

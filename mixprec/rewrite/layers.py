@@ -33,7 +33,15 @@ from mixprec.functions.node import dense
 from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
 from mixprec.rewrite import fusion
 from mixprec.rewrite.casting import chainer_apply
-from mixprec.rewrite.memory_order import TO_NHWC, array_of, in_storage_dtype, is_channels_last, run, run_in_order_of
+from mixprec.rewrite.memory_order import (
+    TO_NHWC,
+    array_of,
+    in_storage_dtype,
+    is_channels_last,
+    is_dense,
+    run,
+    run_in_order_of,
+)
 
 _STEM = 3  # channels of an image; a Tensor core wants a multiple of 8, or 4 of the first layer
 
@@ -181,7 +189,7 @@ def _mean(scope, node, inputs):
 
 def _dropout(scope, node, inputs):
     (x,) = inputs
-    if node.mask is not None or node.return_mask or not in_storage_dtype(x):
+    if node.mask is not None or node.return_mask or not (in_storage_dtype(x) and is_dense(x)):
         return None
     return (run_in_order_of(x, OurDropout(node.dropout_ratio), x),)
 

@@ -29,6 +29,11 @@ def is_channels_last(x):
     return x.ndim == 4 and as_nhwc(array_of(x)).flags.c_contiguous
 
 
+def is_dense(x):
+    """Whether an array or variable lies in the order of its axes, or of (N, H, W, C)."""
+    return array_of(x).flags.c_contiguous or is_channels_last(x)
+
+
 def run(node, *inputs):
     """Applies a node of :mod:`mixprec.functions` to images (N, C, H, W); returns its only output."""
     node.channels_first = True
@@ -74,4 +79,8 @@ def _note(direction):
 def cast(x, dtype):
     """Returns a variable or array in a storage dtype, in its memory order; itself, if it has it."""
     dtype = checks.storage_dtype(dtype)
-    return x if x.dtype == dtype else run_in_order_of(x, Cast(dtype), x)
+    if x.dtype == dtype:
+        return x
+    if checks.BFLOAT16 not in (x.dtype, dtype) and not is_dense(x):
+        return chainer.functions.cast(x, dtype)  # of parts, in the order they have
+    return run_in_order_of(x, Cast(dtype), x)

@@ -21,12 +21,13 @@ from mixprec.rewrite.memory_order import (
     channels_first,
     in_storage_dtype,
     is_channels_last,
+    is_dense,
     run,
     run_in_order_of,
 )
 
 # Elementwise functions of Chainer that run on views (N, H, W, C) of images: on CUDA their outputs would lie in the
-# order of their axes. What is computed by operators of NumPy and CuPy keeps the order by itself.
+# order of their axes.
 _ELEMENTWISE = {
     *("ClippedReLU", "ELU", "HardSigmoid", "LeakyReLU", "Sigmoid", "Softplus", "Tanh"),
     *("Absolute", "Div", "DivFromConstant", "PowConstVar", "PowVarConst", "PowVarVar"),
@@ -34,11 +35,15 @@ _ELEMENTWISE = {
 }
 
 
+# Operators of NumPy and CuPy, which keep the order by themselves if all images have it, and the same shape.
+_OPERATORS = {"AddConstant", "Mul", "MulConstant", "MultiAdd", "Neg", "Sub", "SubFromConstant"}
+
+
 def _relu(scope, node, inputs):
     (x,) = inputs
     if fusion.can_relu(x):
         return (fusion.relu(scope, x),)
-    if not in_storage_dtype(x):
+    if not (in_storage_dtype(x) and is_dense(x)):
         return None
     return (run_in_order_of(x, OurReLU(), x),)
 
@@ -81,6 +86,8 @@ def elementwise(scope, node, inputs):
         return None
     if all(array_of(x).flags.c_contiguous for x in inputs):
         return None
+    if type(node).__name__ in _OPERATORS and all(is_channels_last(x) and x.shape == inputs[0].shape for x in inputs):
+        return None
     views = tuple(_view(x, TO_NHWC) if x.ndim == 4 else x for x in inputs)
     outputs = casting.rule_of(type(node))(scope, node, views)
     return tuple(_view(y, TO_NCHW) for y in outputs)
@@ -101,7 +108,7 @@ def _plain(scope, x):
 
 def is_elementwise(cls):
     """Whether a class of Chainer's function nodes is one of :func:`elementwise`."""
-    return cls.__name__ in _ELEMENTWISE
+    return cls.__name__ in _ELEMENTWISE or cls.__name__ in _OPERATORS
 
 
 RULES = {Add: _add, Concat: _concat, ReLU: _relu, Reshape: _reshape}

@@ -5,9 +5,11 @@ import contextlib
 import chainer
 
 from mixprec.rewrite.active import current, entering
-from mixprec.rewrite.fusion import settle
+from mixprec.rewrite.fusion import move_statistics, settle
 from mixprec.rewrite.memory_order import cast, channels_last, is_channels_last
 from mixprec.rewrite.watching import Site, Watched
+
+_WITH_CHILDREN = (chainer.Chain, chainer.ChainList)
 
 
 class Scope:
@@ -15,6 +17,7 @@ class Scope:
 
     Args:
         conversion: :class:`~mixprec.rewrite.state.Conversion`.
+        root: :class:`~mixprec.rewrite.state.LinkState` of the link that is called, or ``None``.
         trace: :class:`~mixprec.rewrite.trace.Trace` that looks on, or ``None``.
 
     Attributes:
@@ -26,12 +29,12 @@ class Scope:
         watched: :class:`~mixprec.rewrite.watching.Watched`.
     """
 
-    def __init__(self, conversion, trace=None):
+    def __init__(self, conversion, root=None, trace=None):
         self.conversion = conversion
         self.trace = trace
         self.compute = conversion.policy.compute
         self.nhwc = conversion.policy.layout == "nhwc"
-        self.link = None
+        self.root = self.link = root
         self.deferred = []
         self.pending = {}
         self.watched = Watched()
@@ -78,10 +81,13 @@ class Scope:
         """Returns the :class:`~mixprec.rewrite.watching.Site` of a batch normalization that is being applied.
 
         Returns:
-            ``None`` if it is not to be deferred: outside of a link, or if hooks look at functions.
+            ``None`` if it is not to be deferred: outside of a link, in a link that is called alone, or if hooks look
+            at functions.
         """
         state = self.link
         if state is None or not self.conversion.policy.fuse or chainer.get_function_hooks():
+            return None
+        if state is self.root and not issubclass(state.kind, _WITH_CHILDREN):
             return None
         turn = self._turns[id(state)] = self._turns.get(id(state), -1) + 1
         key = bool(chainer.config.train), turn
@@ -93,7 +99,15 @@ class Scope:
 
 @contextlib.contextmanager
 def calling(scope):
-    """Makes a scope the current one for the block; what was deferred in it is settled at its end."""
+    """Makes a scope the current one for the block; what was deferred in it is settled at its end.
+
+    After an exception running statistics have moved as far as the model has come.
+    """
     with entering(scope):
-        yield
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(Exception):  # for want of memory, say: the user's own exception counts
+                move_statistics(scope)
+            raise
         settle(scope)
