@@ -16,18 +16,8 @@ from mixprec.rewrite.memory_order import array_of, is_channels_last
 _CALLS = 2
 # Functions that return views, in whatever order.
 _VIEWS = {
-    *(
-        "Broadcast",
-        "BroadcastTo",
-        "ExpandDims",
-        "GetItem",
-        "Reshape",
-        "Rollaxis",
-        "SplitAxis",
-        "Squeeze",
-        "Swapaxes",
-        "Transpose",
-    ),
+    *("Broadcast", "BroadcastTo", "ExpandDims", "GetItem", "Reshape", "Rollaxis", "SplitAxis", "Squeeze", "Swapaxes"),
+    "Transpose",
 }
 # What plain Chainer keeps for the backward pass, where another node has taken its place: which inputs, which outputs,
 # and how many float32 arrays like the output beside. Its other nodes say by themselves what they keep.
