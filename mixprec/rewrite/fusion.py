@@ -21,6 +21,8 @@ from mixprec.functions.relu import ReLU
 from mixprec.rewrite.memory_order import channels_last, is_channels_last, run_in_order_of
 from mixprec.rewrite.watching import ADD_RELU, RELU
 
+_UNUSED = "it is not used"
+
 
 class Normalization:
     """A batch normalization that has not been computed.
@@ -114,6 +116,11 @@ class Deferred(chainer.Variable):
     def device(self):
         """See :attr:`shape`."""
         return self.normalization.x.device
+
+    @property
+    def xp(self):
+        """See :attr:`shape`."""
+        return self.normalization.x.xp
 
     def __len__(self):
         return len(self.normalization.x)
@@ -314,7 +321,7 @@ def _finish(scope, normalization):
             compute(deferred, "its running statistics are used before its result")
         if normalization.counted:
             return
-    normalization.site.give_up("it is not used")
+    normalization.site.give_up(_UNUSED)
     with chainer.no_backprop_mode():
         normalization.compute()
 
@@ -331,8 +338,16 @@ def settle(scope):
         if deferred is not None and is_waiting(deferred):
             compute(deferred, "it is kept, or a result of the model")
     scope.deferred.clear()
-    for normalization in list(scope.pending.values()):
-        if normalization.moves:
-            _finish(scope, normalization)
-    scope.pending.clear()
+    for normalization in scope.pending.values():
+        normalization.site.give_up(_UNUSED)
+    move_statistics(scope)
     scope.watched.decide()
+
+
+def move_statistics(scope):
+    """Moves the running statistics of batch normalizations that nobody has computed."""
+    with chainer.no_backprop_mode():
+        for normalization in list(scope.pending.values()):
+            if normalization.moves:
+                normalization.compute()
+    scope.pending.clear()
