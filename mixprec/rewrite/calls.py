@@ -1,5 +1,6 @@
 """Calls of converted links: the outermost one runs under a scope, the others say where the model is."""
 
+import copy
 import functools
 
 import chainer
@@ -55,8 +56,12 @@ def outwards(result, scope):
     """Returns a (possibly nested) result of a model with its variables in float32 and in the order of their axes."""
     if type(result) in (tuple, list):
         return type(result)(outwards(item, scope) for item in result)
+    if isinstance(result, tuple) and hasattr(result, "_make"):  # a named tuple
+        return result._make(outwards(item, scope) for item in result)
     if isinstance(result, dict):
-        return {key: outwards(item, scope) for key, item in result.items()}
+        outside = copy.copy(result)  # of its class, such as OrderedDict
+        outside.update((key, outwards(item, scope)) for key, item in result.items())
+        return outside
     if not isinstance(result, chainer.Variable) or not in_storage_dtype(result):
         return result
     if scope.nhwc:

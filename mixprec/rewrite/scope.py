@@ -56,7 +56,8 @@ class Scope:
         return self._once(x, (dtype, channels), lambda: channels_last(x, dtype, channels))
 
     def _once(self, x, key, convert):
-        if isinstance(x, chainer.Variable) and (x.creator_node is not None or not chainer.config.enable_backprop):
+        # Without backprop somebody may fill the same buffer again and again.
+        if not chainer.config.enable_backprop or (isinstance(x, chainer.Variable) and x.creator_node is not None):
             return convert()
         held = self._leaves.get((id(x), key))
         if held is None:
