@@ -159,7 +159,7 @@ FUSED = [
 
 @pytest.mark.parametrize(("function", "expected"), FUSED, ids=[function.__name__ for function, _ in FUSED])
 def test_what_is_fused(function, expected):
-    model, report = beside(function)
+    model, report = beside(function, example=images(0))
     assert {name: found for name, found in fusions(model).items() if found} == expected
     found = [each for sites in expected.values() for each in sites]
     alone = len([each for each in found if each not in (RELU, ADD_RELU)])
@@ -229,7 +229,7 @@ NOT_FUSED = {
 @pytest.mark.parametrize("name", NOT_FUSED)
 def test_what_is_not_fused_and_why(name, announced):
     function, why = NOT_FUSED[name]
-    model, report = beside(function)
+    model, report = beside(function, example=images(0))
     assert fusions(model)["/bn1"] == [why]
     assert report.fused[RELU] == report.fused[ADD_RELU] == 0
     assert why in str(report)

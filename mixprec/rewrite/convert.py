@@ -9,7 +9,6 @@ from mixprec.rewrite.report import Report, dtype_names
 from mixprec.rewrite.state import Conversion, LinkState, set_state, state_of
 from mixprec.rewrite.trace import refuse
 
-_CALLS = 2  # the first one is watched, the second one shows what is fused
 _OURS = "mixprec."
 
 
@@ -27,10 +26,10 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=True,
 
     Args:
         model: any :class:`chainer.Link`; parameters may be uninitialized.
-        example: what the model is called on twice to see what it does, without a trace in its statistics, attributes
-            and NumPy's random numbers: an array or variable, a tuple of positional arguments, or a dict of keyword
-            arguments, on the device of the model. For a classifier an array alone goes to its predictor. ``None``:
-            the first calls in training show that.
+        example: what the model is called on, three times, to see what it does, without a trace in its statistics,
+            attributes and NumPy's random numbers: an array or variable, a tuple of positional arguments, or a dict of
+            keyword arguments, on the device of the model. For a classifier an array alone goes to its predictor.
+            ``None``: the first calls in training show that.
         compute: dtype name of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``.
         layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice.
         fuse: whether batch normalizations are fused; only with ``"nhwc"``.
@@ -59,7 +58,7 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=True,
         if strict:
             refuse(report.unknown_links)
         if example is not None:
-            _look(model, example)
+            _look(model, conversion, example)
     except BaseException:
         backup.restore()
         raise
@@ -115,16 +114,19 @@ def _before(link):
     }
 
 
-def _look(model, arguments):
+def _look(model, conversion, arguments):
+    """Calls the model: batch normalizations are watched in training, fused in training, and watched in evaluation."""
     with trial.without_trace(model):
-        for _ in range(_CALLS):
-            try:
-                trial.call(model, arguments)
-            except Exception as error:
-                note = f"while mixprec.convert called {type(model).__name__} on example {trial.describe(arguments)}"
-                if hasattr(error, "add_note"):
-                    error.add_note(note)
-                raise
+        try:
+            for train, conversion.watching in ((True, True), (True, False), (False, True)):
+                trial.call(model, arguments, train=train)
+        except Exception as error:
+            note = f"while mixprec.convert called {type(model).__name__} on example {trial.describe(arguments)}"
+            if hasattr(error, "add_note"):
+                error.add_note(note)
+            raise
+        finally:
+            conversion.watching = False
 
 
 class _Backup:

@@ -4,11 +4,11 @@ A batch normalization in a converted model returns a variable that does not comp
 it is *deferred*. Adding to it, and a ReLU of it, is deferred as well; whatever else wants its array or its place in the
 graph makes it compute all that it stands for, as one node. From then on it is a plain variable.
 
-What is computed together is never known for its own: the input of the ReLU has no array and no gradient. So the first
-call of a batch normalization is watched, and only if its result went into one ReLU, or into one addition and that into
-one ReLU, and was dropped after that, later ones are deferred. Should another call do something else, results are still
-right, since a deferred variable can be computed for its own even then, and takes its place in the graph; its batch
-normalization is not deferred any more.
+What is computed together is never known for its own: the input of the ReLU has no array and no gradient. Should
+somebody want it after all, it is computed a second time and takes its place in the graph, so that results and gradients
+are right; its batch normalization is not deferred any more, and neither is one that had to be computed alone. On an
+example for :func:`mixprec.convert` this is found out without computing twice: there batch normalizations are computed
+alone, and watched, first.
 """
 
 import copy
@@ -211,6 +211,7 @@ def _relu(source):
             add = channels_last(add)
     if normalization.counted:
         return _relu_alone(_plain(source, "its ReLU is taken twice"))
+    normalization.site.fused = RELU if add is None else ADD_RELU
     result = normalization.compute(add=add, relu=True)
     normalization.fused = weakref.ref(source), weakref.ref(result.node)
     return result
@@ -275,7 +276,7 @@ def can_add(x, other):
     return (
         is_waiting(x)
         and x.source is None
-        and x.normalization.site.fused == ADD_RELU
+        and x.normalization.site.fused in (None, ADD_RELU)
         and isinstance(other, chainer.Variable)
         and other is not x
         and other.shape == x.shape
@@ -305,11 +306,12 @@ def normalization(scope, x, rest, build, statistics, moves):
             _finish(scope, earlier)
     site = scope.site()
     waiting = Normalization(x, rest, build, statistics, moves, site, scope)
-    if site is not None and site.fused:
+    watched = scope.conversion.watching and site is not None and site.fused is None
+    if site is not None and site.fused is not False and not watched:
         scope.pending[id(waiting)] = waiting
         return _register(scope, Deferred(waiting))
     result = waiting.compute()
-    if site is not None and site.fused is None:
+    if watched:
         scope.watched.add(result, site)
     return result
 

@@ -54,6 +54,9 @@ def _add(scope, node, inputs):
         return (fusion.add(scope, x, other),)
     if fusion.can_add(other, x):
         return (fusion.add(scope, other, x),)
+    for each in inputs:
+        if fusion.is_waiting(each):
+            fusion.compute(each, "it is added to another one, or broadcast")
     alike = x.ndim == other.ndim == 4 and x.shape == other.shape and in_storage_dtype(x, other)
     if alike and is_channels_last(x) != is_channels_last(other):
         inputs = tuple(scope.images(each) for each in inputs)
@@ -113,3 +116,4 @@ def is_elementwise(cls):
 
 RULES = {Add: _add, Concat: _concat, ReLU: _relu, Reshape: _reshape}
 RULES_IN_ANY_ORDER = {Forget: _forget}
+TAKING_DEFERRED = (_add, _relu)

@@ -11,6 +11,7 @@ class Conversion:
         strict: whether a call that is looked at raises if a function stayed as it was.
 
     Attributes:
+        watching: whether batch normalizations that are not known are watched, and not deferred.
         traced: how many calls in training mode have been looked at, see :mod:`mixprec.rewrite.trace`.
         findings: :class:`~mixprec.rewrite.trace.Findings` of the last of them, or ``None``.
     """
@@ -18,6 +19,7 @@ class Conversion:
     def __init__(self, policy, strict=False):
         self.policy = policy
         self.strict = strict
+        self.watching = False
         self.traced = 0
         self.findings = None
 

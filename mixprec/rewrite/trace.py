@@ -1,11 +1,12 @@
 """Looks at a call of a converted model: what was converted, what was fused, what stayed as it was, what is kept.
 
-The first call in training mode shows what the model does one function at a time, the second what is fused of it.
+That is done with the first two calls in training mode. In the second one it is known what is fused.
 """
 
 import collections
 import contextlib
 import dataclasses
+import weakref
 
 import chainer
 import numpy as np
@@ -81,11 +82,10 @@ def tracing(conversion):
     if conversion.traced >= _CALLS or not (chainer.config.train and chainer.config.enable_backprop):
         yield None
         return
-    before = conversion.findings
-    trace = Trace(first=before is None)
+    trace = Trace()
     yield trace
     conversion.traced += 1
-    conversion.findings = trace.findings(trace.bytes_before if before is None else before.bytes_before)
+    conversion.findings = trace.findings()
     if conversion.strict:
         refuse(conversion.findings.left)
 
@@ -104,25 +104,20 @@ def lines_of(left):
 class Trace:
     """Notes what happens in one call.
 
-    Args:
-        first: whether nothing is fused in it.
-
     Attributes:
-        bytes_before: see :class:`Findings`, if this is the first call.
         arguments: what the model was called with.
         results: what the model returned.
     """
 
-    def __init__(self, first):
-        self.bytes_before = 0
-        self._first = first
+    def __init__(self):
         self.arguments = []
         self.results = []
         self._conversions = []
         self._unclaimed = []
         self._left = {}
         self._normalizations = collections.Counter()
-        self._counted = {}  # what is kept, by id, so that nothing is counted twice
+        self._bytes_before = 0
+        self._counted = {}  # weak references to what is kept, by id, so that nothing is counted twice
 
     def note(self, scope, node, cls, inputs, outputs):
         """Notes a function that the model applied.
@@ -135,8 +130,7 @@ class Trace:
             outputs: of what was applied.
         """
         self._claim(cls.__name__)
-        if self._first:
-            self._keep(node, cls.__name__, inputs, outputs)
+        self._keep(node, cls.__name__, inputs, outputs)
         place = _link_of(scope), cls.__name__
         if not cls.__module__.startswith("chainer."):
             self._left[place] = "not a function of Chainer: computes in NCHW and float32"
@@ -163,19 +157,22 @@ class Trace:
             beside = 0
         kept = [inputs[place] for place in places] + [outputs[place] for place in out_places]
         for x in kept:
-            if not isinstance(x, chainer.Parameter):
-                key = x.node if isinstance(x, chainer.Variable) else x
-                if id(key) not in self._counted:
-                    self._counted[id(key)] = key
-                    self.bytes_before += _bytes_in_float32(x)
-        self.bytes_before += beside * _bytes_in_float32(outputs[0])
+            known = self._counted.get(id(x))
+            if not isinstance(x, chainer.Parameter) and (known is None or known() is not x):
+                self._counted[id(x)] = weakref.ref(x)  # a deferred variable that is held would count as kept
+                self._bytes_before += _bytes_in_float32(x)
+        self._bytes_before += beside * _bytes_in_float32(outputs[0])
 
-    def findings(self, bytes_before):
+    def findings(self):
         """Returns the :class:`Findings`."""
         self._claim("result")
-        batch = ", ".join(f"{x.shape} {x.dtype}" for x in self.arguments if hasattr(x, "shape"))
         return Findings(
-            batch, self._conversions, self._left, dict(self._normalizations), bytes_before, bytes_kept(self.results)
+            ", ".join(f"{x.shape} {x.dtype}" for x in self.arguments if hasattr(x, "shape")),
+            self._conversions,
+            self._left,
+            dict(self._normalizations),
+            self._bytes_before,
+            bytes_kept(self.results),
         )
 
 

@@ -21,15 +21,16 @@ def check(model, example):
             )
 
 
-def call(model, example):
-    """Calls the model in training mode, whatever the configuration says.
+def call(model, example, *, train):
+    """Calls the model in training or evaluation mode, whatever the configuration says.
 
     Args:
         model: a link.
         example: an array or variable, a tuple of positional arguments, or a dict of keyword arguments. A classifier
             needs no labels: of an array alone its predictor is called.
+        train: whether in training mode, with a graph; otherwise in evaluation mode, without.
     """
-    with chainer.using_config("train", True), chainer.force_backprop_mode():
+    with chainer.using_config("train", train), chainer.using_config("enable_backprop", train):
         if isinstance(example, dict):
             return model(**example)
         if isinstance(example, tuple):

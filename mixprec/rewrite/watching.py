@@ -1,4 +1,4 @@
-"""What follows a batch normalization: its result is watched in one call, so that it can be deferred in later ones."""
+"""What follows a batch normalization: its result is watched in a call on an example, and deferred after it, or not."""
 
 import weakref
 
