@@ -107,11 +107,8 @@ def _convert_links(model, conversion):
 
 def _before(link):
     earlier = state_of(link)
-    known = {} if earlier is None else earlier.before
-    return {
-        name: known.get(name) or (parameters.dtype_name(param), param.initializer)
-        for name, param in parameters.own(link).items()
-    }
+    found = {name: (parameters.dtype_name(each), each.initializer) for name, each in parameters.own(link).items()}
+    return found | parameters.half_statistics(link) | ({} if earlier is None else earlier.before)
 
 
 def _look(model, conversion, arguments):

@@ -50,6 +50,8 @@ def _convolution(scope, node, inputs):
     x, W, *b = inputs
     if node.cover_all or not _are_images_and_filters(inputs):
         return None
+    if x.shape[1] != W.shape[1] * node.groups and not is_channels_last(x):
+        return None  # Chainer's own error
     ours = Convolution2D(_convolution_of(node), relu=False, statistics=False)
     padded = _STEM + 1 if x.shape[1] == W.shape[1] == _STEM else None
     return (run(ours, scope.images(x, scope.compute, padded), _filters(scope, W), *_biases(scope, b)),)

@@ -35,6 +35,8 @@ _OTHERS = (L.Bias, L.PReLU, L.Scale, L.Swish)
 # Chainer's other functions do not know bfloat16.
 _IN_BFLOAT16 = (*_FILTERS, L.Linear)
 
+_STATISTICS_DTYPE = "_highprec_dtype"  # attribute of Chainer's batch normalizations
+
 _CASTABLE = ("float16", "bfloat16", "float32")
 
 
@@ -66,7 +68,8 @@ def convert(link, dtype, nhwc, before):
         link: a link.
         dtype: name of the dtype.
         nhwc: whether filters get the memory order (K, R, S, C).
-        before: ``{name: (dtype name, initializer)}`` of its parameters before any conversion.
+        before: ``{name: (dtype name, initializer)}`` of its parameters and :func:`half_statistics` before any
+            conversion.
     """
     for name, param in own(link).items():
         _cast(param, dtype, *before[name])
@@ -75,12 +78,24 @@ def convert(link, dtype, nhwc, before):
             lay_out(link.W)
         else:
             link.W.array = dense(link.W.array)
-    for name in link._persistent:
+    _cast_statistics(link, before, np.float32)
+
+
+def half_statistics(link):
+    """Returns ``{name: ("float16", None)}`` of the statistics of a link that are in float16, or will be."""
+    names = [name for name in link._persistent if getattr(link.__dict__.get(name), "dtype", None) == np.float16]
+    if getattr(link, _STATISTICS_DTYPE, None) == np.float16:
+        names += [_STATISTICS_DTYPE, "avg_mean", "avg_var"]  # a batch normalization makes them when it gets its size
+    return dict.fromkeys(names, ("float16", None))
+
+
+def _cast_statistics(link, before, dtype):
+    for name in before.keys() & {_STATISTICS_DTYPE, *link._persistent}:
         value = link.__dict__.get(name)
-        if isinstance(value, chainer.get_array_types()) and value.dtype == np.float16:
-            link.__dict__[name] = value.astype(np.float32)
-    if getattr(link, "_highprec_dtype", None) == np.float16:  # of a batch normalization that has no size yet
-        link._highprec_dtype = np.dtype(np.float32)
+        if name == _STATISTICS_DTYPE:
+            setattr(link, name, np.dtype(dtype))
+        elif isinstance(value, chainer.get_array_types()):
+            link.__dict__[name] = value.astype(dtype, copy=False)
 
 
 def revert(link, before):
@@ -88,14 +103,18 @@ def revert(link, before):
     for name, param in own(link).items():
         if name in before:
             _cast(param, before[name][0], *before[name])
+            param.initializer = before[name][1]
         if param.array is not None:
             param.array = dense(param.array)
+    _cast_statistics(link, before, np.float16)
 
 
 def _cast(param, dtype, dtype_before, initializer):
     if dtype_before not in _CASTABLE:  # integers, float64
         return
-    param.initializer = initializer if dtype == dtype_before else Rounded(initializer, dtype)
+    # Without a dtype of its own an initializer follows chainer.config.dtype, which may be another one by then.
+    keep = dtype == dtype_before and (param.array is not None or getattr(initializer, "dtype", None) is not None)
+    param.initializer = initializer if keep else Rounded(initializer, dtype)
     if param.array is None:
         param.cleargrad()  # or else it is initialized, too, in the dtype from before
     elif param.dtype != checks.storage_dtype(dtype):
@@ -115,7 +134,7 @@ def nbytes(links):
 def dtype_name(param):
     """Returns the name of the dtype that a parameter has, or will have once it is initialized."""
     if param.array is None and getattr(param.initializer, "dtype", None) is None:
-        return chainer.get_dtype(None, map_mixed16="float32").name
+        return chainer.get_dtype(None, map_mixed16="float16").name
     return np.dtype(param.dtype).name
 
 

@@ -31,7 +31,8 @@ class LinkState:
         conversion: :class:`Conversion`.
         name: path of the link in the model, ``/layer1/0/conv1``.
         kind: class of the link.
-        before: ``{name: (dtype name, initializer)}`` of its own parameters before any conversion.
+        before: ``{name: (dtype name, initializer)}`` of its own parameters, and of statistics in float16, before any
+            conversion.
 
     Attributes:
         sites: :class:`~mixprec.rewrite.watching.Site` by ``(chainer.config.train, turn)``, turn counting the batch

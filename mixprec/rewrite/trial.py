@@ -1,6 +1,7 @@
 """Calls a model once on an example, and leaves no trace of that in the model."""
 
 import contextlib
+import copy
 
 import chainer
 import chainer.links as L
@@ -49,6 +50,7 @@ def without_trace(model):
     """
     links = list({id(link): link for link in model.links()}.values())
     attributes = [dict(link.__dict__) for link in links]
+    contents = [(value, copy.copy(value)) for link in links for value in _containers(link)]
     statistics = [(array, array.copy()) for link in links for array in _persistent_arrays(link)]
     uninitialized = [param for param in model.params() if param.array is None]
     random = np.random.get_state()
@@ -58,6 +60,8 @@ def without_trace(model):
     finally:
         for link, before in zip(links, attributes, strict=True):
             _reset(link, before)
+        for value, before in contents:
+            _refill(value, before)
         for array, values in statistics:
             array[...] = values
         if all(param.array is None for param in uninitialized):
@@ -86,6 +90,19 @@ def _start_again(array, name, initial):
     initializer = initializers._get_initializer({"avg_var": 1}.get(name, 0) if initial is None else initial)
     device = chainer.backend.get_device_from_array(array)
     array[...] = initializers.generate_array(initializer, array.shape, device.xp, dtype=array.dtype, device=device)
+
+
+def _containers(link):
+    """Returns lists, dicts and sets in attributes of the user's own; Chainer's have names with an underscore."""
+    return [value for name, value in vars(link).items() if name[0] != "_" and isinstance(value, (list, dict, set))]
+
+
+def _refill(container, before):
+    container.clear()
+    if isinstance(container, list):
+        container.extend(before)
+    else:
+        container.update(before)
 
 
 def _persistent_arrays(link):
