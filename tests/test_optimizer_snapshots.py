@@ -460,3 +460,20 @@ def test_a_copy_with_lazy_parameters_loads_them_without_losing_bits(duplicate, s
     copied = duplicate(_optimizer(lazy=True, seed=1))
     storage.load(copied, ORDERS[1])
     _assert_same(_state(copied), _state(interrupted))
+
+
+@pytest.mark.parametrize("compute", ["float16", "float32"])
+def test_filters_in_nhwc_order_are_loaded(tmp_path, compute):
+    """FP32 filters of a converted model are not C-contiguous, and have no master of their own."""
+
+    def wrapped():
+        model = L.Convolution2D(3, 4, 3)
+        mixprec.convert(model, compute=compute)
+        return mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD()).setup(model)
+
+    saved, loaded = wrapped(), wrapped()
+    serializers.save_npz(tmp_path / "model.npz", saved.target)
+    serializers.load_npz(tmp_path / "model.npz", loaded.target)
+    np.testing.assert_array_equal(loaded.target.W.array, saved.target.W.array)
+    with np.load(tmp_path / "model.npz") as file:
+        np.testing.assert_array_equal(file["W"], saved.target.W.array.astype(np.float32), strict=True)

@@ -329,7 +329,7 @@ class Batches(chainer.dataset.Iterator):
         self.count += 1
         self.previous_epoch_detail, self.epoch_detail = self.epoch_detail, self.count / 3
         self.epoch, self.is_new_epoch = self.count // 3, self.count % 3 == 0
-        return np.ones((2, 4, 4, 3), np.float16), np.array([0, 1], np.int32)
+        return np.ones((2, 8, 8, 3), np.float16), np.array([0, 1], np.int32)
 
     next = __next__
 
@@ -341,7 +341,7 @@ class Batches(chainer.dataset.Iterator):
 def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, monkeypatch, capsys, every):
     sections = {
         "model": configs.schema.Model(arch="linear", classes=2),
-        "data": configs.schema.Data(train="t", val="v"),
+        "data": configs.schema.Data(train="t", val="v", size=8),
         "optimizer": configs.schema.Optimizer(lr=0.1),
         "training": configs.schema.Training(batch_size=2, epochs=2),
         "log": configs.schema.Log(gradient_histogram=every),
@@ -358,7 +358,7 @@ def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, mon
 
     monkeypatch.setattr(mixprec.MixedPrecisionOptimizer, "unscaled_gradients", watched)
     monkeypatch.setattr(trainers, "_iterator", lambda config, images, train: Batches(train))
-    model, _ = trainers.build_model(config, lambda classes: L.Linear(48, classes), "@numpy")
+    model, _ = trainers.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
     out = tmp_path / "out"
     trainers.build_trainer(config, model, range(6), range(6), "@numpy", str(out)).run()
     log = json.loads((out / "log").read_text())

@@ -39,12 +39,31 @@ def install():
             param.array[...] = master.array
             return param.array
 
-        original(self, through_master)
         if isinstance(serializer, chainer.Deserializer):
+            original(self, _Loading(through_master))
             statistics.loaded(self)
+        else:
+            original(self, _Saving(through_master))
 
     serialize.saves_masters = True
     chainer.Link.serialize = serialize
+
+
+class _Saving(chainer.Serializer):
+    """A function in the shape of a serializer: a link may ask whether it is saved or loaded."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def __call__(self, key, value):
+        return self._function(key, value)
+
+
+class _Loading(chainer.Deserializer):
+    """The same for loading."""
+
+    __init__ = _Saving.__init__
+    __call__ = _Saving.__call__
 
 
 def _initialize(param, masters, loaded):
