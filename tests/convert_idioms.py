@@ -365,7 +365,7 @@ def in_evaluation_mode_inside(self, x):
     return F.relu(self.bn2(self.conv2(h)) + x)
 
 
-@block()
+@block(inputs=images(16, 3, 8, 8))
 def functions_of_normalization(self, x):
     """Without a link: gamma and beta are somebody else's parameters, and other axes are reduced."""
     h = F.batch_normalization(self.conv1(x), self.bn1.gamma, self.bn1.beta)
@@ -403,7 +403,9 @@ def changes_its_mind(self, x):
     return self.fc(F.max(h, axis=(2, 3)))
 
 
-@forward(inputs=lambda random: {"images": IMAGES(random), "extra": {"scale": np.float32(2), "mask": IMAGES(random)[:, 0]}})
+@forward(
+    inputs=lambda random: {"images": IMAGES(random), "extra": {"scale": np.float32(2), "mask": IMAGES(random)[:, 0]}}
+)
 def keyword_arguments(self, *, images, extra, flag=True):
     h = F.relu(self.bn1(self.conv1(self.stem(images))))
     if flag:

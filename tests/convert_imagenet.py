@@ -90,7 +90,9 @@ def inception_bn():
             super().__init__()
             with self.init_scope():
                 self.a = ConvBN(in_channels, 4, 1)
-                self.b = chainer.Sequential(ConvBN(in_channels, 4, 1), ConvBN(4, 6, (1, 3), (0, 1)), ConvBN(6, 6, (3, 1), (1, 0)))
+                self.b = chainer.Sequential(
+                    ConvBN(in_channels, 4, 1), ConvBN(4, 6, (1, 3), (0, 1)), ConvBN(6, 6, (3, 1), (1, 0))
+                )
                 self.c = ConvBN(in_channels, 5, 1)
 
         def forward(self, x):

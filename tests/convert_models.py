@@ -90,7 +90,10 @@ def _without_normalization(build, inputs):
 # 64 pixels and 8 images: with less, the statistics of the last stage are those of a handful of pixels.
 for _depth in (18, 34, 50, 101, 152):
     case(f"resnet{_depth}", images(8, 3, 64, 64), large=True)(
-        _tame(functools.partial(models.MODELS[f"resnet{_depth}"], 10), ["/bn2" if _depth < 50 else "/bn3", "/downsample/1"])
+        _tame(
+            functools.partial(models.MODELS[f"resnet{_depth}"], 10),
+            ["/bn2" if _depth < 50 else "/bn3", "/downsample/1"],
+        )
     )
 
 case("chainer_resnet50", _asking(["res3", "fc6"], 8, 3, 64, 64), large=True)(
@@ -102,6 +105,4 @@ for _name, _links, _layers in (
     ("chainer_googlenet", L.GoogLeNet, ["loss3_fc", "loss2_fc2", "loss1_fc2"]),
 ):
     _inputs = _asking(_layers, 1, 3, 224, 224)
-    case(_name, _inputs, large=True)(
-        _without_normalization(functools.partial(_links, pretrained_model=None), _inputs)
-    )
+    case(_name, _inputs, large=True)(_without_normalization(functools.partial(_links, pretrained_model=None), _inputs))

@@ -8,14 +8,19 @@ import itertools
 import chainer
 import chainer.links as L
 import numpy as np
+from chainer import FunctionNode
 from chainer.functions.noise.dropout import Dropout
 from convert_cases import variables_in
 from convert_models import CASES
 
+import mixprec
 from mixprec import functions as mixprec_functions
 
+SMALL = {name: case for name, case in CASES.items() if not case.large}
+LARGE = {name: case for name, case in CASES.items() if case.large}
+# What has running statistics that are read between a normalization and its ReLU is not right if they are fused.
+NOT_FUSED = {name: SMALL.pop(name) for name in ("statistics_are_read_between",)}
 TRAINING, EVALUATION = True, False
-# The first call of a converted model is watched in each mode, later ones are fused.
 PLAN = (EVALUATION, TRAINING, TRAINING, EVALUATION, TRAINING)
 LARGE_PLAN = (TRAINING, EVALUATION)  # with an example
 
@@ -38,16 +43,16 @@ class Reference:
 
 
 @functools.cache
-def weights(name):
+def weights(case):
     """The initial parameters of a case, as the first call of the plain model makes them.
 
     Normalizations are moved away from gamma = 1 and beta = 0, where some gradients are 0 by symmetry.
     """
     np.random.seed(0)
-    model = CASES[name].build()
-    run(model, name, 0, backprop=False)
+    model = case.build()
+    run(model, case, 0, backprop=False)
     found = {path: param.array.copy() for path, param in model.namedparams()}
-    if CASES[name].large:
+    if case.large:
         return found
     random = np.random.RandomState(1)
     for path in sorted(found):
@@ -58,15 +63,15 @@ def weights(name):
     return found
 
 
-def new(name, dtype=np.float32):
+def new(case, dtype=np.float32):
     """Returns a plain model of a case with its :func:`weights`, to be computed in float32 or float64."""
     np.random.seed(0)
-    model = CASES[name].build()
+    model = case.build()
     for path, link in model.namedlinks():
         if isinstance(link, L.BatchNormalization) and link.avg_mean is None:
-            link._initialize_params(weights(name)[f"{path}/gamma"].shape)
+            link._initialize_params(weights(case)[f"{path}/gamma"].shape)
     for path, param in model.namedparams():
-        param.array = weights(name)[path].astype(dtype)
+        param.array = weights(case)[path].astype(dtype)
     for link in model.links():
         for statistic in link._persistent:
             value = getattr(link, statistic)
@@ -77,29 +82,15 @@ def new(name, dtype=np.float32):
     return model
 
 
-def run(model, name, seed, *, train=True, backprop=True, loss_scale=None, dtype=np.float32):
+def run(model, case, seed, *, train=True, backprop=True, loss_scale=None, dtype=np.float32):
     """Calls a model once, as in training: returns everything that comes out, by name, in float64.
 
     ``output/0``, ``loss``, ``kept/h``, ``gradient/conv/W``, ``input/0`` (a gradient). A parameter without a gradient is
     not among them.
     """
-    case = CASES[name]
-    inputs, given = _as_variables(case.inputs(np.random.RandomState(seed)), dtype)
-    np.random.seed(seed)
-    mixprec_functions.reset_dropout()
     model.cleargrads()
-    with contextlib.ExitStack() as stack:
-        double = dtype == np.float64
-        # F.resize_images and F.bilinear can compute in float64, but check for float32.
-        config = {"train": train, "enable_backprop": backprop, "dtype": np.dtype(dtype), "type_check": not double}
-        for key, value in config.items():
-            stack.enter_context(chainer.using_config(key, value))
-        function = getattr(model, case.method)
-        if isinstance(inputs, dict):
-            result = function(**inputs)
-        else:
-            result = function(*inputs) if isinstance(inputs, (tuple, list)) else function(inputs)
-        loss = case.loss(model, result)
+    with configured(train, backprop, dtype):
+        given, result, loss = forward(model, case, seed, dtype)
         if backprop:
             loss.backward(loss_scale=loss_scale)
     found = {f"output/{i}": output.array for i, output in enumerate(variables_in(result))}
@@ -108,8 +99,37 @@ def run(model, name, seed, *, train=True, backprop=True, loss_scale=None, dtype=
     if backprop:
         gradients = {f"input/{i}": x.grad for i, x in enumerate(given)}
         gradients |= {f"gradient{path}": param.grad for path, param in model.namedparams()}
-        found |= {path: grad.astype(np.float64) / (loss_scale or 1) for path, grad in gradients.items() if grad is not None}
+        for path, grad in gradients.items():
+            if grad is not None:
+                found[path] = grad.astype(np.float64) / (loss_scale or 1)
     return {path: np.array(array, np.float64) for path, array in found.items()}
+
+
+@contextlib.contextmanager
+def configured(train, backprop, dtype):
+    """The configuration in which a model of ``dtype`` is called."""
+    # F.resize_images and F.bilinear can compute in float64, but check for float32.
+    config = {"train": train, "enable_backprop": backprop, "dtype": np.dtype(dtype), "type_check": dtype == np.float32}
+    with contextlib.ExitStack() as stack:
+        for key, value in config.items():
+            stack.enter_context(chainer.using_config(key, value))
+        yield
+
+
+def forward(model, case, seed, dtype=np.float32):
+    """Calls a model; returns its floating inputs as variables, the result and the loss.
+
+    The seed is that of the inputs and of ``np.random``, for dropout and the like.
+    """
+    inputs, given = _as_variables(case.inputs(np.random.RandomState(seed)), dtype)
+    np.random.seed(seed)
+    mixprec_functions.reset_dropout()
+    method = getattr(model, case.method)
+    if isinstance(inputs, dict):
+        result = method(**inputs)
+    else:
+        result = method(*inputs) if isinstance(inputs, (tuple, list)) else method(inputs)
+    return given, result, case.loss(model, result)
 
 
 def _as_variables(inputs, dtype):
@@ -126,6 +146,14 @@ def _as_variables(inputs, dtype):
         return value
 
     return convert(inputs), given
+
+
+def converted(case, example=False, **how):
+    """The model of a case, converted; ``example``: looked at right away, not in its first call."""
+    model = new(case)
+    inputs = case.inputs(np.random.RandomState(0)) if example else None
+    mixprec.convert(model, tuple(inputs) if isinstance(inputs, list) else inputs, **how)
+    return model
 
 
 def statistics(model):
@@ -158,50 +186,70 @@ def the_zeros_of_mixprec():
         Dropout.forward_cpu = original
 
 
+@contextlib.contextmanager
+def rounding(dtype):
+    """Everything that functions compute in float64, forward and backward, is rounded to a smaller dtype."""
+    apply = FunctionNode.apply
+
+    def rounded(self, inputs):
+        outputs = apply(self, inputs)
+        for y in outputs:
+            # A warning comes with asking a broadcast array whether it is writeable.
+            if y.dtype == np.float64 and 0 not in y.array.strides and y.array.flags.writeable:
+                y.array[...] = y.array.astype(dtype)
+        return outputs
+
+    FunctionNode.apply = rounded
+    try:
+        yield
+    finally:
+        FunctionNode.apply = apply
+
+
 @functools.cache
-def reference(name):
+def reference(case):
     """Returns the :class:`Reference` of a case, for inputs where rounding decides nothing.
 
     A ReLU or a maximum whose inputs are as good as equal may go either way in float32, and moves gradients by far more
     than rounding does. Such inputs show in float64, too: if all weights are changed by a few millionths, up and down,
     a gradient jumps. The next seed is tried then, unless the model is large: there is always one.
     """
-    large = CASES[name].large
+    large = case.large
     seeds, expected = [], []
     plan = LARGE_PLAN if large else PLAN
-    runs = _runs(name, plan, seeds)
+    runs = _runs(case, plan, seeds)
     if large and not statistics(runs[0]):
         plan = (TRAINING,)
     for train in plan:
         for seed in itertools.count(max(seeds, default=0) + 1):
             assert seed < 100, "no inputs without a jump"
-            found, *moved = (run_plain(model, name, seed, train=train, dtype=np.float64) for model in runs)
+            found, *moved = (run_plain(model, case, seed, train=train, dtype=np.float64) for model in runs)
             if not any(_jumps(found, other) for other in moved):
                 break
-            runs = _runs(name, plan, seeds)
+            runs = _runs(case, plan, seeds)
         seeds.append(seed)
         expected.append(found)
     return Reference(plan, tuple(seeds), tuple(expected), statistics(runs[0]))
 
 
-def _runs(name, plan, seeds):
+def _runs(case, plan, seeds):
     """Models in float64 after the calls of the seeds; of small ones also two with weights that are moved a bit."""
-    runs = [new(name, np.float64) for _ in range(1 if CASES[name].large else 3)]
+    runs = [new(case, np.float64) for _ in range(1 if case.large else 3)]
     for amount, model in zip((3e-6, -3e-6), runs[1:], strict=False):
         random = np.random.RandomState(1)
         for path, param in sorted(model.namedparams()):
             # From the weights, not in place: a parameter may have two names.
-            param.array = weights(name)[path] * (1 + amount * random.normal(size=param.shape))
+            param.array = weights(case)[path] * (1 + amount * random.normal(size=param.shape))
     for train, seed in zip(plan, seeds, strict=False):
         for model in runs:
-            run_plain(model, name, seed, train=train, dtype=np.float64)
+            run_plain(model, case, seed, train=train, dtype=np.float64)
     return runs
 
 
-def run_plain(model, name, seed, **how):
+def run_plain(model, case, seed, **how):
     """:func:`run` of a plain model, with the zeros that a converted one would have."""
     with the_zeros_of_mixprec():
-        return run(model, name, seed, **how)
+        return run(model, case, seed, **how)
 
 
 def _jumps(found, moved):

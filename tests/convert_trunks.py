@@ -188,7 +188,7 @@ def crelu(self, h):
 
 @middle()
 def softmax_of_channels(self, h):
-    return h * F.softmax(h, axis=1) + F.log_softmax(h) + F.normalize(h, axis=1)
+    return h * F.softmax(h, axis=1) + F.log_softmax(h) + F.normalize(h + 1, axis=1)
 
 
 @middle()
@@ -234,7 +234,7 @@ def pixels_are_features(self, h):
 
 @middle()
 def where_and_minimum(self, h):
-    h = F.where(h.array > 0.3, h, -h)
+    h = F.where(h.array > 0.3, h, 0.6 - h)
     return F.minimum(h, F.clip(h * 2, -1.0, 1.0)) + F.scale(h, F.sum(h, axis=(0, 2, 3)), axis=1) * 1e-2
 
 
@@ -265,7 +265,7 @@ def normalization_of_pixels(self, h):
     return F.relu(self.norm(h))
 
 
-@middle(prepare=lambda self: self.add_link("norm", L.BatchNormalization((8, 16, 16))))
+@middle(inputs=images(8, 3, 16, 16), prepare=lambda self: self.add_link("norm", L.BatchNormalization((8, 16, 16))))
 def normalization_over_the_batch(self, h):
     return F.relu(self.norm(h) + h)
 

@@ -1,21 +1,29 @@
-"""Every model of the zoo, converted, beside the plain one.
+"""Every model of the zoo, converted, beside the plain one: float32, initial values, names, and what is fused.
 
-The measure, everywhere: of each array the Euclidean norm of the difference over that of what is expected
-(:func:`convert_pairs.distances`), and what is expected is plain Chainer in float64.
+The measure of errors, here and in the files beside this one: of each array the Euclidean norm of the difference over
+that of what is expected (:func:`convert_pairs.distances`), and what is expected is plain Chainer in float64.
 """
 
-import chainer
 import numpy as np
 import pytest
-from chainer import optimizers
-from convert_models import CASES
-from convert_pairs import distances, new, reference, run, run_plain, statistics
+from chainer import serializers
+from convert_pairs import (
+    LARGE,
+    NOT_FUSED,
+    SMALL,
+    converted,
+    distances,
+    forward,
+    new,
+    reference,
+    run,
+    run_plain,
+    statistics,
+    the_zeros_of_mixprec,
+)
 
 import mixprec
 
-EPS16 = 2.0**-11  # half a unit in the last place of a float16, relative
-ALL = pytest.mark.parametrize("name", CASES)
-SMALL = pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.large])
 WAYS = {
     "first call": {},
     "example": {"example": True},
@@ -24,12 +32,23 @@ WAYS = {
 }
 
 
-def converted(name, example=False, **how):
-    """The model of a case, converted; ``example``: looked at right away, not in its first call."""
-    model = new(name)
-    inputs = CASES[name].inputs(np.random.RandomState(0)) if example else None
-    mixprec.convert(model, tuple(inputs) if isinstance(inputs, list) else inputs, **how)
-    return model
+def _check_float32(case, model, plain, run_converted=run):
+    expected = reference(case)
+    for number, (train, seed, exact) in enumerate(zip(expected.plan, expected.seeds, expected.expected, strict=True)):
+        where = f"call {number}, seed {seed}"
+        gradients, results = _split(distances(run_converted(model, case, seed, train=train), exact))
+        of_plain, _ = _split(distances(run_plain(plain, case, seed, train=train), exact))
+        assert max(results.values()) <= 1e-5, (where, results)
+        typical = np.median if case.large else np.max
+        limit = max(1e-5, 4 * typical(list(of_plain.values())))
+        assert limit < 4e-4, "not a fair case: plain float32 is off itself"
+        worst = max(gradients, key=gradients.get)
+        assert typical(list(gradients.values())) <= limit, (where, worst, gradients[worst])
+        assert gradients[worst] < 5e-2, (where, worst, gradients[worst])
+    assert all(error <= 1e-5 for error in distances(statistics(model), expected.statistics).values())
+    # And once more without a graph; plain and converted are in the same state, each within 1e-5 of the truth.
+    found, expected = (run(each, case, 1000, train=False, backprop=False) for each in (model, plain))
+    assert max(distances(found, expected).values()) <= 2e-5
 
 
 def _split(errors):
@@ -37,38 +56,101 @@ def _split(errors):
     return gradients, {key: error for key, error in errors.items() if key not in gradients}
 
 
-def _check_float32(name, model, plain, run_converted=run):
-    expected = reference(name)
-    for number, (train, seed, exact) in enumerate(zip(expected.plan, expected.seeds, expected.expected, strict=True)):
-        errors, results = _split(distances(run_converted(model, name, seed, train=train), exact))
-        plain_errors, _ = _split(distances(run_plain(plain, name, seed, train=train), exact))
-        where = f"call {number}, seed {seed}"
-        for key, error in results.items():
-            assert error <= 1e-5, (where, key)
-        typical = np.median if CASES[name].large else np.max
-        limit = max(1e-5, 4 * typical(list(plain_errors.values())))
-        assert limit < 4e-4, "not a fair case: plain float32 is off itself"
-        assert typical(list(errors.values())) <= limit, (where, max(errors, key=errors.get), max(errors.values()))
-        assert max(errors.values()) < 5e-2, (where, max(errors, key=errors.get))
-    for key, error in distances(statistics(model), expected.statistics).items():
-        assert error <= 1e-5, key
-    # And once more without a graph, plain and converted being in the same state.
-    found, expected = (run(each, name, 1000, train=False, backprop=False) for each in (model, plain))
-    for key, error in distances(found, expected).items():
-        assert error <= 2e-5, key
-
-
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@SMALL
-def test_float32_is_exact_to_1e_5(name, way):
-    """Results are, and gradients where plain Chainer's own are: the bound is 1e-5 or four times plain's error."""
+@pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
+def test_float32_is_exact_to_1e_5(case, way):
+    """Results are, and so are gradients where plain Chainer's own are: their bound is 1e-5, or four times the largest
+    error of plain float32, which is above 1e-5 where contributions cancel."""
     # In NCHW dropout is Chainer's own.
     run_converted = run_plain if way.get("layout") == "nchw" else run
-    _check_float32(name, converted(name, compute="float32", **way), new(name), run_converted)
+    _check_float32(case, converted(case, compute="float32", **way), new(case), run_converted)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.large])
-def test_float32_of_large_models(name):
+@pytest.mark.parametrize("case", NOT_FUSED.values(), ids=NOT_FUSED)
+def test_models_that_are_right_without_fusion(case):
+    _check_float32(case, converted(case, compute="float32", fuse=False), new(case))
+
+
+@pytest.mark.xfail(strict=True, reason="running statistics move with the ReLU, after the model has read them")
+@pytest.mark.parametrize("case", NOT_FUSED.values(), ids=NOT_FUSED)
+def test_models_that_are_wrong_with_fusion(case):
+    _check_float32(case, converted(case, compute="float32"), new(case))
+
+
+@pytest.mark.parametrize("case", LARGE.values(), ids=LARGE)
+def test_float32_of_large_models(case):
     """As above, but for gradients with the median over all arrays: some ReLU or maximum goes the other way, and then
     the arrays next to it are off by up to a percent, in plain float32 as well."""
-    _check_float32(name, converted(name, example=True, compute="float32"), new(name))
+    _check_float32(case, converted(case, example=True, compute="float32"), new(case))
+
+
+@pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
+def test_initial_values_names_and_files_are_those_of_the_plain_model(case, tmp_path):
+    """From the random numbers of the same seed, also where a first call initializes."""
+    plain, model = (_built(case) for _ in range(2))
+    names = [path for path, _ in model.namedparams()]
+    mixprec.convert(model, compute="float32")
+    with the_zeros_of_mixprec():
+        forward(plain, case, 2)
+    forward(model, case, 2)
+    assert [path for path, _ in model.namedparams()] == [path for path, _ in plain.namedparams()] == names
+    expected = dict(plain.namedparams())
+    for path, param in model.namedparams():
+        np.testing.assert_array_equal(param.array, expected[path].array, err_msg=path, strict=True)
+    for number, each in enumerate((plain, model)):
+        serializers.save_npz(tmp_path / f"{number}.npz", each)
+    with np.load(tmp_path / "0.npz") as first, np.load(tmp_path / "1.npz") as second:
+        assert first.files == second.files
+        for key in first.files:
+            assert (first[key].dtype, first[key].shape) == (second[key].dtype, second[key].shape), key
+            # Statistics differ by rounding.
+            np.testing.assert_allclose(second[key], first[key], rtol=1e-4, atol=1e-5)
+
+
+def _built(case):
+    np.random.seed(1)
+    return case.build()
+
+
+# With a ReLU, with an addition and a ReLU, alone.
+FUSED = {
+    "sum_with_plus": (1, 1, 0),
+    "sum_in_place": (1, 1, 0),
+    "sum_in_place_of_the_shortcut": (1, 1, 1),
+    "shortcut_comes_first": (1, 1, 0),
+    "sum_by_name": (1, 1, 0),
+    "both_have_their_own": (1, 1, 1),
+    "sum_of_three": (0, 0, 3),
+    "sum_after_relu": (1, 0, 0),
+    "identity_after_sum": (2, 0, 0),
+    "normalized_twice": (1, 0, 1),
+    "not_a_relu": (0, 0, 3),
+    "used_twice": (0, 0, 1),
+    "read_twice_by_relu": (0, 0, 1),
+    "concat_with_its_own_relu": (0, 0, 1),
+    "kept": (0, 0, 1),
+    "kept_before_a_sum": (0, 0, 1),
+    "relu_of_a_sum_used_twice": (0, 0, 1),
+    "one_bn_in_two_places": (1, 1, 0),
+    "one_bn_in_two_ways": (1, 0, 1),
+    "forgotten": (1, 1, 0),
+    "finetuning": (1, 0, 0),
+    "several_outputs": (2, 0, 1),
+    "a_normalization_is_the_output": (1, 0, 1),
+    "a_sum_is_the_output": (0, 0, 1),
+    "sequential": (2, 0, 0),
+    "chain_list": (2, 0, 0),
+    "inception_bn": (23, 0, 0),
+    "resnet_example": (9, 4, 2),
+    "densenet": (12, 0, 0),
+    "mobilenet_groups": (0, 0, 10),
+    "unet": (5, 0, 0),
+    "user_function_of_a_normalization": (0, 0, 2),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_is_fused(name):
+    model = new(SMALL[name])
+    report = mixprec.convert(model, SMALL[name].inputs(np.random.RandomState(0)), compute="float32")
+    assert tuple(report.fused.values()) == FUSED[name], report
