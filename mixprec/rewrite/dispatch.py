@@ -8,7 +8,7 @@ import functools
 
 from chainer import function, function_node
 
-from mixprec.rewrite import casting, fusion, layers, pointwise
+from mixprec.rewrite import casting, deferred, layers, pointwise
 from mixprec.rewrite.active import current
 from mixprec.rewrite.casting import chainer_apply
 
@@ -50,8 +50,8 @@ def _apply(self, inputs):
         return chainer_apply(self, inputs)
     if rule not in pointwise.TAKING_DEFERRED:
         for x in inputs:
-            if fusion.is_waiting(x):
-                fusion.compute(x, f"{cls.__name__} follows")
+            if deferred.is_waiting(x):
+                deferred.compute(x, f"{cls.__name__} follows")
     if rule is not None and (self._n_local_function_hooks == 0 or rule is pointwise.fence):
         outputs = rule(scope, self, inputs)
     if outputs is None:

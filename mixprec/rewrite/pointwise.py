@@ -13,7 +13,7 @@ from chainer.functions.util.forget import Forget
 
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.relu import ReLU as OurReLU
-from mixprec.rewrite import casting, fusion
+from mixprec.rewrite import casting, deferred, fusion
 from mixprec.rewrite.memory_order import (
     TO_NCHW,
     TO_NHWC,
@@ -55,8 +55,8 @@ def _add(scope, node, inputs):
     if fusion.can_add(other, x):
         return (fusion.add(scope, other, x),)
     for each in inputs:
-        if fusion.is_waiting(each):
-            fusion.compute(each, "it is added to another one, or broadcast")
+        if deferred.is_waiting(each):
+            deferred.compute(each, "it is added to another one, or broadcast")
     alike = x.ndim == other.ndim == 4 and x.shape == other.shape and in_storage_dtype(x, other)
     if alike and is_channels_last(x) != is_channels_last(other):
         inputs = tuple(scope.images(each) for each in inputs)

@@ -25,7 +25,7 @@ class Scope:
         nhwc: whether images are kept in the memory order of (N, H, W, C).
         link: :class:`~mixprec.rewrite.state.LinkState` of the innermost link that is being called, or ``None``.
         deferred: weak references to the variables that were deferred in this call.
-        pending: :class:`~mixprec.rewrite.fusion.Normalization` that have not been computed, by their id.
+        pending: :class:`~mixprec.rewrite.deferred.Normalization` that have not been computed, by their id.
         watched: :class:`~mixprec.rewrite.watching.Watched`.
     """
 

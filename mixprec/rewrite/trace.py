@@ -11,7 +11,7 @@ import weakref
 import chainer
 import numpy as np
 
-from mixprec.rewrite.fusion import is_waiting
+from mixprec.rewrite.deferred import is_waiting
 from mixprec.rewrite.memory_order import array_of, is_channels_last
 
 _CALLS = 2
