@@ -90,12 +90,11 @@ def images(function, argument, x, channels=None, *, padded=False):
     if x.ndim != 4:
         raise ValueError(expected)
     found = x.shape[3]
-    if channels is None or found == channels:
+    if channels is None or found == channels or (padded and channels < found <= -(-channels // 8) * 8):
         return
     if x.shape[1] == channels:
         raise ValueError(f"{expected}, which looks like (N, C, H, W): use to_nhwc()")
-    if not padded or not channels < found <= -(-channels // 8) * 8:
-        raise ValueError(expected)
+    raise ValueError(expected)
 
 
 def bias(function, b, channels, x):
