@@ -95,14 +95,21 @@ def run(model, case, seed, *, train=True, backprop=True, loss_scale=None, dtype=
             loss.backward(loss_scale=loss_scale)
     found = {f"output/{i}": output.array for i, output in enumerate(variables_in(result))}
     found |= {f"kept/{kept}": getattr(model, kept).array for kept in case.kept}
-    found["loss"] = loss.array
+    found = {path: _sample(array) for path, array in (found | {"loss": loss.array}).items()}
     if backprop:
         gradients = {f"input/{i}": x.grad for i, x in enumerate(given)}
         gradients |= {f"gradient{path}": param.grad for path, param in model.namedparams()}
         for path, grad in gradients.items():
             if grad is not None:
-                found[path] = grad.astype(np.float64) / (loss_scale or 1)
-    return {path: np.array(array, np.float64) for path, array in found.items()}
+                found[path] = _sample(grad) / (loss_scale or 1)
+    return found
+
+
+def _sample(array):
+    # Of an array of millions every k-th element is enough, with an odd k, which is no multiple of a row's length.
+    if array.size > 2**20:
+        array = array.ravel()[:: array.size // 2**19 | 1]
+    return np.array(array, np.float64)
 
 
 @contextlib.contextmanager
@@ -186,6 +193,10 @@ def the_zeros_of_mixprec():
         Dropout.forward_cpu = original
 
 
+class NoClearInputs(Exception):
+    """A model has gradients that jump, or amplify errors a hundred times, whatever the inputs."""
+
+
 @contextlib.contextmanager
 def rounding(dtype):
     """Everything that functions compute in float64, forward and backward, is rounded to a smaller dtype."""
@@ -222,7 +233,8 @@ def reference(case):
         plan = (TRAINING,)
     for train in plan:
         for seed in itertools.count(max(seeds, default=0) + 1):
-            assert seed < 100, "no inputs without a jump"
+            if seed > 100:
+                raise NoClearInputs
             found, *moved = (run_plain(model, case, seed, train=train, dtype=np.float64) for model in runs)
             if not any(_jumps(found, other) for other in moved):
                 break
