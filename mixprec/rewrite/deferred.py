@@ -36,8 +36,8 @@ class Normalization:
 
     Attributes:
         counted: whether it has been computed.
-        fused: ``None``, or weak references to the :class:`Deferred` whose ReLU it was computed with, and to the node
-            of the result.
+        fused: ``None``, or what it was computed in together with a ReLU, and weak references to the :class:`Deferred`
+            whose ReLU that was, and to the node of the result.
     """
 
     def __init__(self, x, rest, build, statistics, moves, site, scope):
@@ -169,7 +169,9 @@ def _compute(deferred, why):
     if source is not None and add is None:
         result = _relu(source)
     else:
-        fused, normalization.fused = normalization.fused, None
+        if normalization.fused is not None:
+            node, *references = normalization.fused
+            fused, normalization.fused = (node, *(reference() for reference in references)), None
         result = _alone(normalization, why) if source is None else _plain(source, why) + _plain(add, "it is added")
     # It becomes what nobody has seen yet.
     object.__setattr__(deferred, "__class__", chainer.Variable)
@@ -177,7 +179,7 @@ def _compute(deferred, why):
     deferred.__dict__.update(result.__dict__)
     deferred._node._variable = weakref.ref(deferred)
     if fused is not None:
-        _split(deferred, *(reference() for reference in fused))
+        _split(deferred, *fused)
 
 
 def _plain(variable, why):
@@ -211,7 +213,8 @@ def _relu(source):
         return _relu_alone(_plain(source, "its ReLU is taken twice"))
     normalization.site.fused = RELU if add is None else ADD_RELU
     result = normalization.compute(add=add, relu=True)
-    normalization.fused = weakref.ref(source), weakref.ref(result.node)
+    if result.creator_node is not None:
+        normalization.fused = result.creator_node, weakref.ref(source), weakref.ref(result.node)
     return result
 
 
@@ -219,18 +222,22 @@ def _relu_alone(x):
     return run_in_order_of(x, ReLU(), x)
 
 
-def _split(variable, source, y):
+def _split(variable, node, source, y):
     """Puts what was computed too late into the graph, as if it had been computed on the way to the ReLU.
 
     Gradients then go through it, and end at it if it is unchained.
 
     Args:
         variable: batch normalization alone, or a sum with it.
+        node: what has been computed, the ReLU included.
         source: what the ReLU was taken of: ``variable``, a sum with it, or ``None`` for a sum that nobody holds.
         y: node of the ReLU's result; ``None`` if nobody holds it.
     """
-    node = None if y is None else y.creator_node
-    if node is None:
+    if node.inputs is None:  # by `unchain_backward` of what follows, which would have come by here
+        for each in (variable, source):
+            if each is not None:
+                each.unchain()
+    if y is None or y.creator_node is not node:
         return
     if source is None:
         source = variable + node.inputs[3].get_variable()
