@@ -166,6 +166,17 @@ def test_what_is_fused(function, expected):
     assert report.fused == {RELU: found.count(RELU), ADD_RELU: found.count(ADD_RELU), "": alone}
 
 
+@pytest.mark.parametrize(("function", "expected"), FUSED, ids=[function.__name__ for function, _ in FUSED])
+def test_without_an_example_the_same_is_fused_from_the_first_call_on(function, expected, announced):
+    model, report = beside(function, calls=1)
+    for name, found in fusions(model).items():
+        assert [each in (RELU, ADD_RELU) and each for each in found] == [
+            each in (RELU, ADD_RELU) and each for each in expected.get(name, [])
+        ]
+    assert report.traced
+    assert not announced.records
+
+
 def test_batch_normalization_of_the_model_itself_is_fused():
     model, report = beside(without_a_link)
     assert site(model).fused == RELU
@@ -234,6 +245,14 @@ def test_what_is_not_fused_and_why(name, announced):
     assert report.fused[RELU] == report.fused[ADD_RELU] == 0
     assert why in str(report)
     assert not announced.records
+
+
+@pytest.mark.parametrize("name", NOT_FUSED)
+def test_without_an_example_it_is_found_out_as_well(name):
+    function, _ = NOT_FUSED[name]
+    model, report = beside(function)
+    assert site(model.bn1).fused is False
+    assert site(model.bn1).why in str(report)
 
 
 def test_a_sum_with_an_array_that_is_no_variable_is_not_fused():
@@ -308,9 +327,16 @@ LOOKS = {
 TIMES = ("before the ReLU", "after the ReLU", "after the convolution")
 
 
-def _looked_at(look, time, added):
+WHEN = {
+    "at once": lambda m, x: True,
+    "in the second call": lambda m, x: calls(m) > 1,
+    "after an example": lambda m, x: not np.array_equal(chainer.as_array(x), images(0)),
+}
+
+
+def _looked_at(look, time, added, when="in the second call"):
     def function(m, x):
-        later = calls(m) > 1
+        later = WHEN[when](m, x)
         del m.notes[:]
         x = m.stem(x)
         total = [F.sum(x) * 0.01]
@@ -342,8 +368,10 @@ LATE = {"kept", "kept in a dict", "kept in a closure", "relu"}
 @pytest.mark.parametrize("added", [False, True], ids=[RELU, ADD_RELU])
 @pytest.mark.parametrize("time", TIMES)
 @pytest.mark.parametrize("name", LOOKS)
-def test_whoever_looks_sees_what_plain_chainer_would_show(name, time, added, announced):
-    model, _ = beside(_looked_at(LOOKS[name], time, added))
+@pytest.mark.parametrize("when", WHEN)
+def test_whoever_looks_sees_what_plain_chainer_would_show(when, name, time, added, announced):
+    example = images(0) if when == "after an example" else None
+    model, _ = beside(_looked_at(LOOKS[name], time, added, when), calls=3, example=example)
     assert site(model.bn1).fused is False
     assert site(model.bn1).why
     # What has been fused is computed a second time in the call in which somebody looks, and never again.
@@ -592,12 +620,29 @@ def unchained_by_hand(m, x):
     return y
 
 
+def unchained_behind_the_relu(m, x):
+    """What is before the ReLU is unchained as well."""
+    x = m.stem(x)
+    h = m.bn1(m.conv1(x))
+    y = F.relu(h)
+    y.unchain_backward()
+    return F.relu(m.bn2(m.conv2(y))) + F.sigmoid(h) + x
+
+
+def unchained_behind_the_relu_of_a_sum(m, x):
+    x = m.stem(x)
+    s = m.bn1(m.conv1(x)) + m.bn2.gamma[None, :, None, None] * x
+    y = F.relu(s)
+    y.unchain_backward()
+    return F.relu(m.bn2(m.conv2(y))) + F.sigmoid(s) + x
+
+
 CHANGES = [
     *(used_otherwise_in_every_call, its_own_relu_is_added, relu_of_relu_of_sum, dropped, sum_dropped, relu_dropped),
     *(another_order, sums_in_another_order, no_backprop_for_the_relu, no_backprop_for_the_sum),
     *(no_backprop_for_the_normalization, backprop_for_the_relu_only, evaluation_for_the_relu, forgotten),
     *(forgotten_in_part, frozen_and_not, finetuned, without_gradients, unchained_after_the_convolution),
-    *(unchained_by_hand,),
+    *(unchained_by_hand, unchained_behind_the_relu, unchained_behind_the_relu_of_a_sum),
 ]
 
 
