@@ -88,6 +88,7 @@ def revert(model):
 def _convert_links(model, conversion):
     rows, done = [], set()
     bytes_before = parameters.nbytes(model.links())
+    plain = _plain(model)
     for name, link in model.namedlinks():
         if id(link) in done:  # at two places in the model
             continue
@@ -96,7 +97,7 @@ def _convert_links(model, conversion):
         if type(link).__module__.startswith(_OURS):
             state, why = None, "a link of mixprec"
         else:
-            state = LinkState(conversion, name, type(link), _before(link))
+            state = LinkState(conversion, name, type(link), _before(link, plain))
             dtype, why = parameters.dtype_of(link, conversion.policy.compute)
             parameters.convert(link, dtype, conversion.policy.layout == "nhwc", state.before)
             set_state(link, state)
@@ -105,9 +106,22 @@ def _convert_links(model, conversion):
     return Report(conversion, rows, bytes_before)
 
 
-def _before(link):
+def _plain(model):
+    """Returns ``{id: (dtype name, initializer)}`` of the parameters before any conversion; links may share them."""
+    found = {}
+    for link in model.links():
+        earlier = state_of(link)
+        for name, param in parameters.own(link).items():
+            if earlier is not None and name in earlier.before:
+                found[id(param)] = earlier.before[name]
+            else:
+                found.setdefault(id(param), (parameters.dtype_name(param), param.initializer))
+    return found
+
+
+def _before(link, plain):
     earlier = state_of(link)
-    found = {name: (parameters.dtype_name(each), each.initializer) for name, each in parameters.own(link).items()}
+    found = {name: plain[id(param)] for name, param in parameters.own(link).items()}
     return found | parameters.half_statistics(link) | ({} if earlier is None else earlier.before)
 
 

@@ -50,8 +50,8 @@ def _convolution(scope, node, inputs):
     x, W, *b = inputs
     if node.cover_all or not _are_images_and_filters(inputs):
         return None
-    if x.shape[1] != W.shape[1] * node.groups and not is_channels_last(x):
-        return None  # Chainer's own error
+    if x.shape[1] != W.shape[1] * node.groups and (_is_computed(x) or not is_channels_last(x)):
+        return None  # Chainer's own error; images of a loader may be padded
     ours = Convolution2D(_convolution_of(node), relu=False, statistics=False)
     padded = _STEM + 1 if x.shape[1] == W.shape[1] == _STEM else None
     return (run(ours, scope.images(x, scope.compute, padded), _filters(scope, W), *_biases(scope, b)),)
@@ -63,6 +63,10 @@ def _deconvolution(scope, node, inputs):
         return None
     ours = Deconvolution2D(_convolution_of(node), None if node.outh is None else (node.outh, node.outw))
     return (run(ours, scope.images(x, scope.compute), _filters(scope, W), *_biases(scope, b)),)
+
+
+def _is_computed(x):
+    return isinstance(x, chainer.Variable) and x.creator_node is not None
 
 
 def _are_images_and_filters(inputs):
@@ -143,7 +147,11 @@ def _normalized(scope, node, inputs):
     if axes is None or gamma.ndim != 1 or node.axis not in (None, axes) or not in_storage_dtype(*inputs):
         return None, None
     rest = scope.cast(gamma, "float32"), scope.cast(beta, "float32")
-    return chainer.as_variable(scope.images(x) if x.ndim == 4 else x), rest
+    if x.ndim == 4:
+        x = scope.images(x)
+    if not (isinstance(x, chainer.Variable) or chainer.config.enable_backprop):
+        x = x.copy(order="K")  # somebody may fill the same buffer again before what is deferred is computed
+    return chainer.as_variable(x), rest
 
 
 def _local_response_normalization(scope, node, inputs):

@@ -85,7 +85,7 @@ def _forget(scope, node, inputs):
 
 def elementwise(scope, node, inputs):
     """The rule for functions that compute each element alone; ``None`` if they are not applied to images in NHWC."""
-    if not any(map(is_channels_last, inputs)) or not all(x.ndim == 4 or x.size == 1 for x in inputs):
+    if not any(map(is_channels_last, inputs)) or not all(x.ndim == 4 or (x.size == 1 and x.ndim < 4) for x in inputs):
         return None
     if all(array_of(x).flags.c_contiguous for x in inputs):
         return None

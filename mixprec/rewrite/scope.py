@@ -4,6 +4,7 @@ import contextlib
 
 import chainer
 
+from mixprec.functions import checks
 from mixprec.rewrite.active import current, entering
 from mixprec.rewrite.fusion import move_statistics, settle
 from mixprec.rewrite.memory_order import cast, channels_last, is_channels_last
@@ -45,7 +46,7 @@ class Scope:
         """Returns a variable or array in a dtype; what comes from outside of the model is cast once in a call."""
         if x.dtype == dtype:
             return x
-        if not self.nhwc:
+        if not self.nhwc and x.dtype != checks.BFLOAT16:  # which Chainer's own cast does not know
             return self._once(x, dtype, lambda: chainer.functions.cast(x, dtype))  # can be differentiated twice
         return self._once(x, dtype, lambda: cast(x, dtype))
 
@@ -56,8 +57,9 @@ class Scope:
         return self._once(x, (dtype, channels), lambda: channels_last(x, dtype, channels))
 
     def _once(self, x, key, convert):
-        # Without backprop somebody may fill the same buffer again and again.
-        if not chainer.config.enable_backprop or (isinstance(x, chainer.Variable) and x.creator_node is not None):
+        # Where no gradients will be wanted somebody may fill the same buffer again and again.
+        once = chainer.config.train and chainer.config.enable_backprop
+        if not once or (isinstance(x, chainer.Variable) and x.creator_node is not None):
             return convert()
         held = self._leaves.get((id(x), key))
         if held is None:
@@ -66,12 +68,12 @@ class Scope:
 
     def joined(self, function):
         """Returns a function that Chainer may repeat after this call, as ``F.forget`` does, as a part of it."""
-        link = self.link
+        conversion, link = self.conversion, self.link  # and not this scope, which holds what it has cast
 
         def run(*args):
             if current() is not None:
                 return function(*args)
-            again = Scope(self.conversion)
+            again = Scope(conversion)
             again.link = link
             with calling(again):
                 return function(*args)

@@ -1,0 +1,171 @@
+"""What hardly anybody does to a converted model, and what must be right all the same."""
+
+import weakref
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import ml_dtypes
+import numpy as np
+import pytest
+from chainer.utils import type_check
+
+import mixprec
+from mixprec.rewrite.active import current
+
+
+class Net(chainer.Chain):
+    """Convolutions and batch normalizations, of which ``function(net, x)`` makes a network."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        np.random.seed(0)
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, pad=1)
+            self.bn = L.BatchNormalization(8)
+            self.conv2 = L.Convolution2D(8, 8, 3, pad=1)
+            self.bn2 = L.BatchNormalization(8)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def images(seed=0, channels=3):
+    return np.random.RandomState(seed).normal(size=(2, channels, 6, 6)).astype(np.float32)
+
+
+def residual(net, x):
+    h = F.relu(net.bn(net.conv(x)))
+    return F.relu(net.bn2(net.conv2(h)) + h)
+
+
+def pair(function, **options):
+    """Returns a plain network and a converted one, with the same weights, the latter in float32 unless told."""
+    plain, converted = Net(function), Net(function)
+    mixprec.convert(converted, **{"compute": "float32", **options})
+    return plain, converted
+
+
+# Parameters that several links share.
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+@pytest.mark.parametrize("before", ["nothing", "conv2", "extra"])
+def test_revert_of_parameters_that_two_links_share(compute, before):
+    """The second link found the dtype that the first one had given them."""
+    model = Net(residual)
+    with model.init_scope():
+        model.extra = L.Convolution2D(8, 8, 3, pad=1)
+        model.extra.W = model.conv2.W
+    if before != "nothing":  # a part was converted before the rest
+        mixprec.convert(model[before], compute=compute)
+    mixprec.convert(model, compute=compute)
+    assert model.conv2.W.dtype.name == compute
+    mixprec.revert(model)
+    assert model.conv2.W is model.extra.W
+    assert model.conv2.W.dtype == np.float32
+    assert model.conv2.W.array.flags.c_contiguous
+
+
+def test_revert_of_lazy_parameters_that_two_links_share():
+    model = chainer.Sequential(L.Linear(None, 4), L.Linear(None, 4))
+    model[1].W = model[0].W
+    initializer = model[0].W.initializer
+    mixprec.convert(model)
+    mixprec.revert(model)
+    assert model[0].W.initializer is initializer
+    assert model(np.ones((2, 4), np.float32)).dtype == np.float32
+    assert model[0].W.dtype == np.float32
+
+
+# Buffers that a model fills again and again.
+
+
+def _frames(layer):
+    def forward(net, frames):
+        outputs, buffer = [], np.empty_like(frames[0])
+        for frame in frames:
+            buffer[...] = frame
+            outputs.append(F.relu(layer(net, buffer)))
+        return F.concat(outputs, axis=0)
+
+    return forward
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("order", ["NCHW", "NHWC", "NC"])
+def test_a_buffer_that_is_normalized_without_backprop(train, order):
+    """What was deferred was computed when the buffer held the next frame."""
+    frames = np.random.RandomState(0).normal(size=(3, 4, 6, 6, 8)).astype(np.float32)
+    frames = {
+        "NHWC": frames.transpose(0, 1, 4, 2, 3),
+        "NCHW": np.ascontiguousarray(frames.transpose(0, 1, 4, 2, 3)),
+        "NC": frames[:, :, 0, 0],
+    }[order]
+    plain, converted = pair(_frames(lambda net, x: net.bn(x)))
+    with chainer.using_config("train", train), chainer.no_backprop_mode():
+        expected, found = plain(frames).array, converted(frames).array
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(converted.bn.avg_var, plain.bn.avg_var, rtol=1e-5)
+
+
+def test_a_buffer_in_evaluation_where_nobody_has_said_no_backprop_mode():
+    """The conversion to NHWC of the first frame was taken for all."""
+    frames = np.stack([images(0), images(1)])
+    plain, converted = pair(_frames(lambda net, x: net.conv(x)))
+    with chainer.using_config("train", False):
+        expected, found = plain(frames).array, converted(frames).array
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+# Shapes and dtypes.
+
+
+def test_a_product_with_one_element_of_five_axes():
+    """It was taken for a number, and the result for images."""
+    factor = np.full((1, 1, 1, 1, 1), 2, np.float32)
+    plain, converted = pair(lambda net, x: net.conv(x) * factor)
+    expected = plain(images()).array
+    assert expected.ndim == 5
+    np.testing.assert_allclose(converted(images()).array, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_images_in_nchw():
+    """Chainer's cast and the rule for it called each other without an end."""
+    plain, converted = pair(residual, layout="nchw", fuse=False)
+    x = images().astype(ml_dtypes.bfloat16)
+    found = converted(x)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.array, plain(x.astype(np.float32)).array, rtol=1e-5, atol=1e-5)
+
+
+def test_a_convolution_of_too_many_channels_is_chainers_error_even_if_they_are_zeros():
+    """They were taken for those that a loader pads; on a GPU nobody looks whether they are zeros."""
+
+    def forward(net, x):
+        return F.convolution_2d(net.conv(x) * 0, net.conv2.W[:, :7], pad=1)
+
+    for model in pair(forward):
+        with pytest.raises(type_check.InvalidType):
+            model(images())
+
+
+# What a step holds.
+
+
+def test_forget_does_not_hold_what_the_call_has_cast():
+    """The function that is repeated held the scope of the call, and that all inputs beside their casts."""
+    held = []
+
+    def forward(net, x):
+        held.append(current())
+        return F.forget(lambda h: residual(net, h), x)
+
+    model = Net(forward)
+    mixprec.convert(model)
+    y = model(images())
+    scope = weakref.ref(held.pop())
+    assert scope() is None
+    F.sum(y).backward()
+    assert model.conv.W.grad is not None
