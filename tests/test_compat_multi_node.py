@@ -39,3 +39,35 @@ def test_slave_iterator_reads_the_size_of_the_dataset():
     assert iterator.dataset_size == 7
     assert type(iterator.dataset_size) is int
     assert iterator._order is None
+
+
+def test_gradients_and_parameters_in_another_order_of_axes():
+    """Filters of a converted model: their mean, and what the first process has, went into copies."""
+    code = """
+        import chainer, numpy
+        from chainermn.communicators.naive_communicator import NaiveCommunicator
+
+        class Peers:
+            size = 2
+            def Allreduce(self, of, into):
+                into += 3 * into
+            def Bcast(self, into):
+                into += numpy.arange(into.size).reshape(into.shape)
+
+        MPI.IN_PLACE = None
+        communicator = NaiveCommunicator.__new__(NaiveCommunicator)
+        communicator.mpi_comm = Peers()
+        for dtype in ("float32", "float16"):
+            strided = numpy.arange(6, dtype=dtype).reshape(3, 2).T
+            link = chainer.Link()
+            with link.init_scope():
+                link.W = chainer.Parameter(strided.copy(order="K"))
+            link.W.grad = strided.copy(order="K")
+            array, grad = link.W.array, link.W.grad
+            communicator.multi_node_mean_grad(link)
+            communicator.bcast_data(link)
+            assert link.W.array is array and link.W.grad is grad and not array.flags.c_contiguous
+            print(grad.tolist(), array.tolist())
+    """
+    expected = [[0.0, 4.0, 8.0], [2.0, 6.0, 10.0]], [[0.0, 3.0, 6.0], [4.0, 7.0, 10.0]]
+    assert without_mpi.run(code) == ["{} {}".format(*expected)] * 2

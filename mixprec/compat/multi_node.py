@@ -1,4 +1,4 @@
-"""ChainerMN on NumPy 2, and around a loss scale."""
+"""ChainerMN on NumPy 2, around a loss scale, and with arrays that do not lie in the order of their axes."""
 
 import functools
 
@@ -41,3 +41,45 @@ def gradients_of_the_last_step(module):
         return original(actual_optimizer, communicator, double_buffering, zero_fill)
 
     module.create_multi_node_optimizer = create_multi_node_optimizer
+
+
+@hooks.after_import("chainermn.communicators.mpi_communicator_base")
+def arrays_in_another_order(module):
+    """Without it the mean of a gradient that is not C-contiguous goes into a copy, as does what is broadcast.
+
+    Filters of converted models are not, nor are their gradients: each process would train for itself.
+    """
+    cls = module.MpiCommunicatorBase
+    original = cls._multi_node_mean
+
+    @functools.wraps(original)
+    def _multi_node_mean(self, sendbuf, recvbuf):
+        dense = module.chainer.backend.get_array_module(recvbuf).ascontiguousarray(recvbuf)
+        original(self, sendbuf, dense)
+        if dense is not recvbuf:
+            recvbuf[...] = dense
+
+    cls._multi_node_mean = _multi_node_mean
+    cls.bcast_data = _of_contiguous_arrays(cls.bcast_data)
+
+
+@hooks.after_import("chainermn.communicators.pure_nccl_communicator")
+def memory_that_is_broadcast(module):
+    """Without it processes in which a parameter has its axes in different orders in memory get each other's wrongly."""
+    cls = module.PureNcclCommunicator
+    cls.bcast_data = _of_contiguous_arrays(cls.bcast_data)
+
+
+def _of_contiguous_arrays(bcast_data):
+    @functools.wraps(bcast_data)
+    def run(self, model):
+        initialized = [param for param in model.params() if param.array is not None]
+        strided = [(param, param.array) for param in initialized if not param.array.flags.c_contiguous]
+        for param, array in strided:
+            param.array = param.xp.ascontiguousarray(array)
+        bcast_data(self, model)
+        for param, array in strided:
+            array[...] = param.array
+            param.array = array
+
+    return run
