@@ -3,7 +3,7 @@
 import chainer
 
 from mixprec.functions import checks
-from mixprec.functions.node import Node
+from mixprec.functions.node import Node, dense
 
 
 def to_nhwc(x, dtype=None, channels=None):
@@ -105,6 +105,22 @@ class ToNCHW(_Layout):
     def gradients(self, primitives, indexes, dy):
         dtype, shape = self._x
         return (primitives.to_nhwc(dy, dtype, shape[3]),)
+
+
+class Dense(Node):
+    """A copy of a part of images, without the gaps between its elements."""
+
+    name = "dense"
+    image_inputs = (0,)
+
+    def check(self, x):
+        checks.dtype(self.name, "x", x)
+
+    def compute(self, primitives, x):
+        return (dense(x),)
+
+    def gradients(self, primitives, indexes, dy):
+        return (dy,)
 
 
 class Cast(Node):

@@ -115,7 +115,8 @@ def _as_it_is(scope, node, inputs):
     if all(x.dtype != checks.BFLOAT16 for x in inputs):
         return chainer_apply(node, inputs)
     if hasattr(node, "type"):  # F.cast
-        return (scope.cast(scope.cast(inputs[0], "float32"), node.type),)
+        x = scope.cast(inputs[0], "float32")
+        return (scope.cast(x, node.type),) if node.type in checks.STORAGE_DTYPES else chainer_apply(node, (x,))
     return _float32_inside(scope, node, inputs)
 
 

@@ -6,7 +6,7 @@ Whoever does not know of it sees the usual axes, and right values.
 import chainer
 
 from mixprec.functions import checks
-from mixprec.functions.layout import Cast, ToNCHW, ToNHWC
+from mixprec.functions.layout import Cast, Dense, ToNCHW, ToNHWC
 from mixprec.functions.node import as_nhwc
 from mixprec.rewrite.active import current
 
@@ -27,6 +27,16 @@ def in_storage_dtype(*xs):
 def is_channels_last(x):
     """Whether an array or variable has four axes, and its memory the order of (N, H, W, C)."""
     return x.ndim == 4 and as_nhwc(array_of(x)).flags.c_contiguous
+
+
+def is_part(x):
+    """Whether an array or variable is a part of an image in the memory order of (N, H, W, C), as after a split."""
+    if x.ndim != 4 or is_dense(x):
+        return False
+    array = as_nhwc(array_of(x))
+    strides = [stride for stride, size in zip(array.strides, array.shape, strict=True) if size > 1]
+    dense_channels = x.shape[1] == 1 or strides[-1] == array.itemsize
+    return dense_channels and strides == sorted(strides, reverse=True) and all(stride > 0 for stride in strides)
 
 
 def is_dense(x):
@@ -55,6 +65,8 @@ def channels_last(x, dtype=None, channels=None):
         channels: zeros are appended up to so many channels, if the order has to be changed; ``None`` for none.
     """
     dtype = x.dtype if dtype is None else checks.storage_dtype(dtype)
+    if is_part(x):
+        x = run(Dense(), x)
     if is_channels_last(x):
         return x if x.dtype == dtype else run(Cast(dtype), x)
     _note("to NHWC")
@@ -83,4 +95,6 @@ def cast(x, dtype):
         return x
     if checks.BFLOAT16 not in (x.dtype, dtype) and not is_dense(x):
         return chainer.functions.cast(x, dtype)  # of parts, in the order they have
+    if is_part(x):
+        x = run(Dense(), x)
     return run_in_order_of(x, Cast(dtype), x)

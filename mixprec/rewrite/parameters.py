@@ -9,7 +9,7 @@ from mixprec.functions import checks
 from mixprec.functions.node import dense
 from mixprec.links.storage import Rounded
 from mixprec.rewrite.layers import lay_out
-from mixprec.update.copies import master_of, written
+from mixprec.update.copies import is_copy, keep_master, master_of, written
 
 _FILTERS = (L.Convolution2D, L.Deconvolution2D)
 # Links whose parameters are multiplied with activations. All others keep float32 parameters.
@@ -73,11 +73,12 @@ def convert(link, dtype, nhwc, before):
     """
     for name, param in own(link).items():
         _cast(param, dtype, *before[name])
-    if isinstance(link, _FILTERS) and link.W.array is not None and link.W.array.ndim == 4:
+    W = link.W if isinstance(link, _FILTERS) else None
+    if W is not None and W.array is not None and W.ndim == 4 and W.dtype in checks.STORAGE_DTYPES:
         if nhwc:
-            lay_out(link.W)
+            lay_out(W)
         else:
-            link.W.array = dense(link.W.array)
+            W.array = dense(W.array)
     _cast_statistics(link, before, np.float32)
 
 
@@ -119,7 +120,12 @@ def _cast(param, dtype, dtype_before, initializer):
         param.cleargrad()  # or else it is initialized, too, in the dtype from before
     elif param.dtype != checks.storage_dtype(dtype):
         param.cleargrad()
-        param.array = _widened(param) if dtype == "float32" else _rounded(param.array, dtype)
+        if is_copy(param.dtype):
+            wide = _widened(param)
+        else:
+            wide = param.array
+            keep_master(param)
+        param.array = wide if dtype == "float32" else _rounded(wide, dtype)
 
 
 def nbytes(links):

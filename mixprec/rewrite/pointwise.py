@@ -22,6 +22,7 @@ from mixprec.rewrite.memory_order import (
     in_storage_dtype,
     is_channels_last,
     is_dense,
+    is_part,
     run,
     run_in_order_of,
 )
@@ -66,9 +67,10 @@ def _add(scope, node, inputs):
 def _concat(scope, node, inputs):
     if node.axis != 1 or not in_storage_dtype(*inputs) or len({x.dtype for x in inputs}) > 1:
         return None
-    if not any(map(is_channels_last, inputs)) or any(x.ndim != 4 for x in inputs):
+    if not any(is_channels_last(x) or is_part(x) for x in inputs) or any(x.ndim != 4 for x in inputs):
         return None
-    return (run(Concatenation(len(inputs)), *map(scope.images, inputs)),)
+    images = [x if is_part(x) else scope.images(x) for x in inputs]  # a concatenation copies anyway
+    return (run(Concatenation(len(inputs)), *images),)
 
 
 def _reshape(scope, node, inputs):

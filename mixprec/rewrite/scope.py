@@ -61,6 +61,8 @@ class Scope:
         once = chainer.config.train and chainer.config.enable_backprop
         if not once or (isinstance(x, chainer.Variable) and x.creator_node is not None):
             return convert()
+        if isinstance(x, chainer.Variable) and not x.requires_grad:
+            x = x.array  # links make a variable of an array whenever they are called
         held = self._leaves.get((id(x), key))
         if held is None:
             held = self._leaves[id(x), key] = x, convert()  # x is held so that its id stays its own
