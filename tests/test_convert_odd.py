@@ -169,3 +169,39 @@ def test_forget_does_not_hold_what_the_call_has_cast():
     assert scope() is None
     F.sum(y).backward()
     assert model.conv.W.grad is not None
+
+
+# Optimizers.
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("dtypes", [("float32", "float16"), ("bfloat16", "float16"), ("float16", "bfloat16")])
+def test_masters_keep_their_bits_if_a_run_goes_on_in_another_dtype(dtypes, batched):
+    """They were rounded together with what the model computes with."""
+    model = Net(residual)
+    mixprec.convert(model, compute=dtypes[0])
+    optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0.05), 8, batched=batched).setup(model)
+
+    def step():
+        optimizer.update(lambda x: F.mean(model(x) ** 2), images())
+        return {name: optimizer.master(param).array.copy() for name, param in model.namedparams()}
+
+    before = step()
+    model.conv.b.array[0] = 3  # written by somebody: counts
+    before["/conv/b"][0] = 3
+    mixprec.convert(model, compute=dtypes[1])
+    for name, param in model.namedparams():
+        np.testing.assert_array_equal(optimizer.master(param).array, before[name], err_msg=name)
+        np.testing.assert_array_equal(param.array, before[name].astype(param.dtype), err_msg=name)
+    after = step()
+    assert any((after[name] != before[name]).any() for name in after)
+    mixprec.revert(model)
+    for name, param in model.namedparams():
+        np.testing.assert_array_equal(param.array, after[name], err_msg=name)
+
+
+def test_a_model_without_masters_does_not_keep_what_was_rounded():
+    model = Net(residual)
+    array = weakref.ref(model.conv.W.array)
+    mixprec.convert(model)
+    assert array() is None

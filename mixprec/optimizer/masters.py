@@ -9,12 +9,9 @@ from chainer import backend
 
 from mixprec.backends.reading import known
 from mixprec.optimizer.structure import Structure
-from mixprec.update.copies import MASTER, is_copy, written
+from mixprec.update.copies import MASTER, OWNER, is_copy, written
 from mixprec.update.memory import in_order_of, same_order
 from mixprec.update.no_decay import NoDecay
-
-# Attribute of a parameter: the Masters it belongs to.
-OWNER = "_mixprec_masters"
 
 _NO_DECAY = NoDecay()
 _NO_LINKS = (

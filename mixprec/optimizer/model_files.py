@@ -5,8 +5,7 @@ import functools
 import chainer
 
 from mixprec.optimizer import statistics
-from mixprec.optimizer.masters import OWNER
-from mixprec.update.copies import is_copy
+from mixprec.update.copies import OWNER, is_copy
 
 
 def install():

@@ -27,8 +27,7 @@ from chainer import _backprop, function_node
 
 from mixprec import functions
 from mixprec.backends.reading import known
-from mixprec.optimizer.masters import OWNER
-from mixprec.update.copies import BFLOAT16
+from mixprec.update.copies import BFLOAT16, OWNER
 
 _pass = threading.local()
 
