@@ -785,7 +785,10 @@ def test_an_optimizer_that_is_set_up_before_or_after(compute, batched):
             optimizer.update(lambda x, model=model: F.mean(model(x) ** 2), images(call))
         assert optimizer.skipped == 0
         found.append({name: optimizer.master(param).array for name, param in model.namedparams()})
-    assert_equal(*found)
+    # Before, an optimizer may have seen what the conversion rounds off.
+    eps = {"float16": EPS16, "bfloat16": 8 * EPS16}[compute]
+    for name, expected in found[1].items():
+        assert np.linalg.norm(found[0][name] - expected) <= 16 * eps * np.linalg.norm(expected), name
 
 
 def test_converting_between_steps_keeps_masters_and_states():
