@@ -3,33 +3,30 @@
 import numpy as np
 from convert_cases import Case, images, moment
 from convert_grammar import IMAGES, Net, networks
-from convert_pairs import NoClearInputs, converted, distances, new, reference, run, run_plain, statistics
+from convert_pairs import NoClearInputs, converted, reference, run, statistics
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-KINDS = ("output", "loss", "gradient", "input")
+BOUND = 1e-4  # roundings of some 1e-7 each, which a network that has clear inputs makes larger at most a hundred times
 
 
 @settings(max_examples=60)
 @given(networks(), st.booleans())
 def test_a_random_network_is_exact_in_float32(network, example):
-    """To 1e-5 of the largest array of its kind, or four times the error of plain float32."""
     case = Case(lambda: Net(*network), images(*IMAGES), moment)
     try:
         expected = reference(case)
     except NoClearInputs:
         event("no clear inputs")
         return
-    plain, model = new(case), converted(case, example, compute="float32")
-    names = [path for path, _ in plain.namedparams()]
+    model = converted(case, example, compute="float32")
+    names = [path for path, _ in model.namedparams()]
     for train, seed, exact in zip(expected.plan, expected.seeds, expected.expected, strict=True):
         found = run(model, case, seed, train=train)
-        of_plain = run_plain(plain, case, seed, train=train)
         assert found.keys() == exact.keys()
-        for kind in KINDS:
-            assert _error(kind, found, exact) <= max(1e-5, 4 * _error(kind, of_plain, exact)), (kind, seed)
-    for key, error in distances(statistics(model), expected.statistics).items():
-        assert error <= 1e-5, key
+        for kind in ("output", "loss", "gradient", "input"):
+            assert _error(kind, found, exact) <= BOUND, (kind, seed)
+    assert _error("/", statistics(model), expected.statistics) <= BOUND
     assert [path for path, _ in model.namedparams()] == names
 
 
