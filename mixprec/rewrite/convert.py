@@ -2,6 +2,7 @@
 
 import chainer
 
+from mixprec.backends.announcements import announce
 from mixprec.policy import Policy
 from mixprec.rewrite import parameters, trial
 from mixprec.rewrite.install import install
@@ -135,6 +136,8 @@ def _look(model, conversion, arguments):
             note = f"while mixprec.convert called {type(model).__name__} on example {trial.describe(arguments)}"
             if hasattr(error, "add_note"):
                 error.add_note(note)
+            else:  # Python 3.10
+                announce("%s", note)
             raise
         finally:
             conversion.watching = False
