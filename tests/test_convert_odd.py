@@ -205,3 +205,39 @@ def test_a_model_without_masters_does_not_keep_what_was_rounded():
     array = weakref.ref(model.conv.W.array)
     mixprec.convert(model)
     assert array() is None
+
+
+# What a model does inside, and returns.
+
+
+@pytest.mark.parametrize("example", [False, True])
+def test_a_model_that_differentiates_inside_also_in_evaluation(example):
+    """The example was called without backprop in evaluation, so that a gradient was None there."""
+
+    def forward(net, x):
+        x = chainer.Variable(x)
+        (gradient,) = chainer.grad([F.sum(residual(net, x) ** 2)], [x])
+        return residual(net, x.array - 0.01 * gradient.array)
+
+    plain, converted = pair(forward, example=images() if example else None)
+    for train in (True, False):
+        with chainer.using_config("train", train):
+            np.testing.assert_allclose(converted(images()).array, plain(images()).array, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+def test_arrays_that_a_model_returns_are_float32(compute):
+    """NumPy adds float16 in float16."""
+    counts = np.arange(3)
+
+    def forward(net, x):
+        h = residual(net, x)
+        return h, h.array, {"probabilities": [F.softmax(h).array], "counts": counts, "x": x}
+
+    _, converted = pair(forward, compute=compute)
+    h, array, others = converted(x := images())
+    assert array.dtype == others["probabilities"][0].dtype == np.float32
+    np.testing.assert_array_equal(array, h.array)
+    assert array.flags.c_contiguous
+    assert others["counts"] is counts
+    assert others["x"] is x

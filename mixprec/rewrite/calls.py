@@ -10,6 +10,7 @@ from mixprec.rewrite.memory_order import channels_first, in_storage_dtype
 from mixprec.rewrite.scope import Scope, calling
 from mixprec.rewrite.state import state_of
 from mixprec.rewrite.trace import tracing
+from mixprec.update.copies import is_copy
 
 
 def install(cls):
@@ -53,7 +54,10 @@ def _from_outside(state, function, args, kwargs):
 
 
 def outwards(result, scope):
-    """Returns a (possibly nested) result of a model with its variables in float32 and in the order of their axes."""
+    """Returns a (possibly nested) result of a model with its variables in float32 and in the order of their axes.
+
+    Arrays in 16 bits become float32 as well; those in float32 stay the same objects, whatever their order.
+    """
     if type(result) in (tuple, list):
         return type(result)(outwards(item, scope) for item in result)
     if isinstance(result, tuple) and hasattr(result, "_make"):  # a named tuple
@@ -62,6 +66,8 @@ def outwards(result, scope):
         outside = copy.copy(result)  # of its class, such as OrderedDict
         outside.update((key, outwards(item, scope)) for key, item in result.items())
         return outside
+    if isinstance(result, chainer.get_array_types()) and is_copy(result.dtype):
+        return outwards(chainer.Variable(result, requires_grad=False), scope).array
     if not isinstance(result, chainer.Variable) or not in_storage_dtype(result):
         return result
     if scope.nhwc:

@@ -29,9 +29,10 @@ def call(model, example, *, train):
         model: a link.
         example: an array or variable, a tuple of positional arguments, or a dict of keyword arguments. A classifier
             needs no labels: of an array alone its predictor is called.
-        train: whether in training mode, with a graph; otherwise in evaluation mode, without.
+        train: whether in training mode; otherwise in evaluation mode, with a graph as well, as a model may ask for
+            gradients by itself.
     """
-    with chainer.using_config("train", train), chainer.using_config("enable_backprop", train):
+    with chainer.using_config("train", train), chainer.using_config("enable_backprop", True):
         if isinstance(example, dict):
             return model(**example)
         if isinstance(example, tuple):
