@@ -241,3 +241,21 @@ def test_arrays_that_a_model_returns_are_float32(compute):
     assert array.flags.c_contiguous
     assert others["counts"] is counts
     assert others["x"] is x
+
+
+@pytest.mark.parametrize("which", ["mean", "var"])
+def test_statistics_that_want_a_gradient(which):
+    """That of a variable without a creator was None."""
+    statistics = {"mean": np.full(8, 0.1, np.float32), "var": np.full(8, 0.9, np.float32)}
+    statistics[which] = chainer.Variable(statistics[which])
+
+    def forward(net, x):
+        h = F.fixed_batch_normalization(net.conv(x), net.bn.gamma, net.bn.beta, **statistics)
+        return F.relu(h)
+
+    gradients = []
+    for model in pair(forward):
+        statistics[which].cleargrad()
+        F.sum(model(images()) ** 2).backward()
+        gradients.append(statistics[which].grad)
+    np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-4)

@@ -128,8 +128,7 @@ def _batch_normalization(scope, node, inputs):
 def _fixed_batch_normalization(scope, node, inputs):
     *inputs, mean, var = inputs
     x, rest = _normalized(scope, node, inputs)
-    # No gradient of statistics: Chainer's has one, which only somebody with parameters in their place can want.
-    if x is None or getattr(mean, "creator_node", None) is not None or isinstance(mean, chainer.Parameter):
+    if x is None or any(map(_wants_gradient, (mean, var))):  # Chainer's has gradients of statistics
         return None
     statistics = tuple(dense(array_of(each).astype("float32", copy=False)) for each in (mean, var))
     eps = node.eps
@@ -138,6 +137,10 @@ def _fixed_batch_normalization(scope, node, inputs):
         return OurFixedBatchNormalization(BatchNorm(eps, relu=relu), statistics)
 
     return (fusion.normalization(scope, x, rest, build, statistics, False),)
+
+
+def _wants_gradient(x):
+    return chainer.config.enable_backprop and isinstance(x, chainer.Variable) and x.requires_grad
 
 
 def _normalized(scope, node, inputs):
