@@ -563,3 +563,15 @@ def test_inputs_of_float64_in_a_float32_model():
         return m.conv1(F.cast(F.cast(m.stem(x), "float64") * 2, "float32"))
 
     beside(function)
+
+
+@pytest.mark.parametrize("compute", ["float16", "float32"])
+def test_filters_are_laid_out_as_soon_as_they_have_moved_to_a_device(compute):
+    """CuPy copies into the order of the axes, and raw memory may be sent before anybody calls the link."""
+    link = L.Convolution2D(4, 6, 3)
+    mixprec.convert(link, compute=compute)
+    expected = link.W.array.copy()
+    link.W.array = np.ascontiguousarray(link.W.array)
+    link.to_device("@numpy")
+    assert link.W.array.transpose(0, 2, 3, 1).flags.c_contiguous
+    np.testing.assert_array_equal(link.W.array, expected)

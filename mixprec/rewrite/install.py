@@ -1,7 +1,7 @@
 """What a process needs once for converted models to run in it."""
 
 from mixprec.functions import widening
-from mixprec.rewrite import calls, dispatch, files
+from mixprec.rewrite import calls, devices, dispatch, files
 
 
 def install(link_class):
@@ -9,4 +9,5 @@ def install(link_class):
     dispatch.install()
     widening.install()
     files.install()
+    devices.install()
     calls.install(link_class)

@@ -73,13 +73,18 @@ def convert(link, dtype, nhwc, before):
     """
     for name, param in own(link).items():
         _cast(param, dtype, *before[name])
+    order(link, nhwc)
+    _cast_statistics(link, before, np.float32)
+
+
+def order(link, nhwc):
+    """Gives filters of a link the memory order (K, R, S, C), or that of their axes."""
     W = link.W if isinstance(link, _FILTERS) else None
     if W is not None and W.array is not None and W.ndim == 4 and W.dtype in checks.STORAGE_DTYPES:
         if nhwc:
             lay_out(W)
         else:
             W.array = dense(W.array)
-    _cast_statistics(link, before, np.float32)
 
 
 def half_statistics(link):
