@@ -45,6 +45,8 @@ def _tame(build, ends=()):
             elif hasattr(link, "W"):
                 random.standard_normal(out=link.W.array, dtype=np.float32)
                 link.W.array *= (2 / link.W.array[0].size) ** 0.5
+                if isinstance(link, L.Linear):
+                    link.W.array /= 4  # what is 4 deviations from 0 does not become larger from layer to layer
         return model
 
     return run
@@ -59,7 +61,7 @@ def _choose_channels(link, random, is_end):
 
 
 class _ChooseChannels(chainer.LinkHook):
-    """Gives convolutions biases from what they compute: 4 standard deviations from 0."""
+    """Gives convolutions and linear layers biases from what they compute: 4 standard deviations from 0."""
 
     name = "choose channels"
 
@@ -67,9 +69,13 @@ class _ChooseChannels(chainer.LinkHook):
         link, out = args.link, args.out
         if isinstance(link, L.Convolution2D):
             wanted = np.random.choice([-4, 4], link.b.shape) * out.array.std(axis=(0, 2, 3))
-            shift = (wanted - out.array.mean(axis=(0, 2, 3))).astype(np.float32)
-            link.b.array += shift
-            out.array += shift[:, None, None]
+            shift = wanted - out.array.mean(axis=(0, 2, 3))
+        elif isinstance(link, L.Linear):
+            shift = np.random.choice([-4, 4], link.b.shape) * out.array.std()
+        else:
+            return
+        link.b.array += shift.astype(np.float32)
+        out.array += shift.astype(np.float32).reshape((-1,) + (1,) * (out.ndim - 2))
 
 
 def _asking(layers, *shape):

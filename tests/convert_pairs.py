@@ -22,7 +22,7 @@ LARGE = {name: case for name, case in CASES.items() if case.large}
 NOT_FUSED = {name: SMALL.pop(name) for name in ("statistics_are_read_between",)}
 TRAINING, EVALUATION = True, False
 PLAN = (EVALUATION, TRAINING, TRAINING, EVALUATION, TRAINING)
-LARGE_PLAN = (TRAINING, EVALUATION)  # with an example
+LARGE_PLAN = (TRAINING, EVALUATION)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,18 +32,18 @@ WAYS = {
 }
 
 
-def _check_float32(case, model, plain, run_converted=run):
+def _check_float32(case, model, plain, run_converted=run, share=1.0):
+    """``share``: how many of the gradients, the most exact ones, have to be within the bound."""
     expected = reference(case)
     for number, (train, seed, exact) in enumerate(zip(expected.plan, expected.seeds, expected.expected, strict=True)):
         where = f"call {number}, seed {seed}"
         gradients, results = _split(distances(run_converted(model, case, seed, train=train), exact))
         of_plain, _ = _split(distances(run_plain(plain, case, seed, train=train), exact))
         assert max(results.values()) <= 1e-5, (where, results)
-        typical = np.median if case.large else np.max
-        limit = max(1e-5, 4 * typical(list(of_plain.values())))
+        limit = max(1e-5, 4 * np.quantile(list(of_plain.values()), share))
         assert limit < 4e-4, "not a fair case: plain float32 is off itself"
         worst = max(gradients, key=gradients.get)
-        assert typical(list(gradients.values())) <= limit, (where, worst, gradients[worst])
+        assert np.quantile(list(gradients.values()), share) <= limit, (where, worst, gradients[worst])
         assert gradients[worst] < 5e-2, (where, worst, gradients[worst])
     assert all(error <= 1e-5 for error in distances(statistics(model), expected.statistics).values())
     # And once more without a graph; plain and converted are in the same state, each within 1e-5 of the truth.
@@ -79,9 +79,12 @@ def test_models_that_are_wrong_with_fusion(case):
 
 @pytest.mark.parametrize("case", LARGE.values(), ids=LARGE)
 def test_float32_of_large_models(case):
-    """As above, but for gradients with the median over all arrays: some ReLU or maximum goes the other way, and then
-    the arrays next to it are off by up to a percent, in plain float32 as well."""
-    _check_float32(case, converted(case, example=True, compute="float32"), new(case))
+    """As above, but for half of the gradients, or a quarter without normalizations. Some ReLU or maximum goes the other
+    way among so many, in plain float32 as well; that moves the gradients between it and the images by up to a percent.
+    """
+    plain = new(case)
+    share = 0.5 if statistics(plain) else 0.25
+    _check_float32(case, converted(case, compute="float32"), plain, share=share)
 
 
 @pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
