@@ -4,17 +4,29 @@ import functools
 
 import chainer
 import chainer.links as L
+import convert_blocks
 import convert_heads
 import convert_idioms
 import convert_imagenet
+import convert_mobile
 import convert_trunks
+import convert_user_functions
 import numpy as np
 from chainer import initializers
 from convert_cases import CASES, case, images
 
 import models
 
-__all__ = ["CASES", "convert_heads", "convert_idioms", "convert_imagenet", "convert_trunks"]
+__all__ = [
+    "CASES",
+    "convert_blocks",
+    "convert_heads",
+    "convert_idioms",
+    "convert_imagenet",
+    "convert_mobile",
+    "convert_trunks",
+    "convert_user_functions",
+]
 
 
 def _tame(build, ends=()):

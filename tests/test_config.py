@@ -369,7 +369,8 @@ def test_a_key_like_no_other_gets_no_proposal(write):
         (
             {},
             ["model.layout=nchw", "model.fuse=false", "precision.compute=bfloat16"],
-            "--set: impossible combination: 'precision.compute' is 'bfloat16' (--set), 'model.layout' is 'nchw' (--set); "
+            "--set: impossible combination: 'precision.compute' is 'bfloat16' (--set), "
+            "'model.layout' is 'nchw' (--set); "
             "allowed: precision.compute bfloat16 only with model.layout nhwc",
         ),
         ({}, ["loss_scale.init=33554432"], "--set: impossible combination: 'loss_scale.floor' is "),
