@@ -11,7 +11,20 @@ Gradients of all parameters and inputs are taken together: alone, a small one ma
 import ml_dtypes
 import numpy as np
 import pytest
-from convert_pairs import LARGE, SMALL, converted, distances, new, reference, rounding, run, run_plain, statistics
+from convert_cases import variables_in
+from convert_pairs import (
+    LARGE,
+    SMALL,
+    converted,
+    distances,
+    forward,
+    new,
+    reference,
+    rounding,
+    run,
+    run_plain,
+    statistics,
+)
 
 HALF = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
@@ -61,6 +74,14 @@ def _check(case, compute):
 @pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
 def test_float16(case):
     _check(case, "float16")
+
+
+@pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
+def test_results_are_float32_and_images_in_the_order_of_their_axes(case):
+    _, result, loss = forward(converted(case), case, 1)
+    for variable in [*variables_in(result), loss]:
+        assert variable.dtype == np.float32
+        assert variable.ndim != 4 or variable.array.flags.c_contiguous
 
 
 @pytest.mark.parametrize("name", IN_BFLOAT16)
