@@ -3,6 +3,7 @@
 import collections
 import copy
 import pickle
+import sys
 
 import chainer
 import chainer.functions as F
@@ -917,22 +918,27 @@ def test_a_model_that_is_no_link(model, found):
         mixprec.convert(model)
 
 
+def _assert_noted(error, note):
+    if sys.version_info >= (3, 11):  # before, exceptions have no notes, and it is logged
+        assert error.__notes__ == [note]
+
+
 @pytest.mark.parametrize("lazy", [False, True], ids=["initialized", "lazy"])
 def test_an_example_of_the_wrong_shape(lazy):
     model = net(lazy)
     if lazy:
         model.head[0] = L.Linear(7, 5)  # after some parameters have been initialized
     error = _refused(model, Exception, None, example=images(0, (2, 3, 8, 8) if lazy else (2, 5, 6, 6)))
-    assert error.__notes__ == [
-        f"while mixprec.convert called Net on example {(2, 3, 8, 8) if lazy else (2, 5, 6, 6)} float32"
-    ]
+    _assert_noted(
+        error, f"while mixprec.convert called Net on example {(2, 3, 8, 8) if lazy else (2, 5, 6, 6)} float32"
+    )
     if not lazy:  # Chainer's own words
         assert "in_types[0].shape[1] == in_types[1].shape[1]" in str(error)
     error = _refused(net(), Exception, None, example=(images(0), images(0)))
     assert isinstance(error, TypeError)
-    assert error.__notes__ == ["while mixprec.convert called Net on example (3, 3, 6, 6) float32, (3, 3, 6, 6) float32"]
+    _assert_noted(error, "while mixprec.convert called Net on example (3, 3, 6, 6) float32, (3, 3, 6, 6) float32")
     error = _refused(net(), TypeError, "unexpected keyword argument 'y'", example={"y": images(0)})
-    assert error.__notes__ == ["while mixprec.convert called Net on example (3, 3, 6, 6) float32"]
+    _assert_noted(error, "while mixprec.convert called Net on example (3, 3, 6, 6) float32")
 
 
 def test_a_forward_that_raises():
@@ -942,7 +948,7 @@ def test_a_forward_that_raises():
 
     model = new(function)
     error = _refused(model, KeyError, "mine", example=images(0))
-    assert error.__notes__ == ["while mixprec.convert called Parts on example (3, 3, 6, 6) float32"]
+    _assert_noted(error, "while mixprec.convert called Parts on example (3, 3, 6, 6) float32")
     assert not statistics(model)["/bn1/N"]
 
 

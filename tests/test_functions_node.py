@@ -14,6 +14,7 @@ from mixprec import functions as F
 from mixprec.backends import cpu
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.primitives import Primitives
+from mixprec.functions.layout import Dense
 from mixprec.functions.node import Node
 from mixprec.functions.pooling import GlobalAveragePooling2D
 from mixprec.policy import Policy
@@ -52,6 +53,7 @@ FUNCTIONS = {
     "relu": (F.relu, [(3, 5)]),
     "softmax_cross_entropy": (lambda x: F.softmax_cross_entropy(x, np.array([1, 0, 4], np.int32)), [(3, 5)]),
     "concat": (lambda *xs: F.concat(xs), [IMAGES, IMAGES]),
+    "dense": (lambda x: Dense().apply((x,))[0], [IMAGES]),
     "dropout": (F.dropout, [(3, 5)]),
     "to_nhwc": (F.to_nhwc, [IMAGES]),
     "to_nchw": (F.to_nchw, [IMAGES]),
