@@ -50,6 +50,13 @@ def in_float32(serializer):
     return _Loading(serializer) if isinstance(serializer, chainer.Deserializer) else _Saving(serializer)
 
 
+def lay_out(param):
+    """Gives an initialized parameter of filters (K, C, R, S) the memory order (K, R, S, C)."""
+    view = param.array.transpose(0, 2, 3, 1)
+    if not view.flags.c_contiguous:
+        param.array = dense(view).transpose(0, 3, 1, 2)
+
+
 class ChannelsLast(StoredInFloat32):
     """A mixin for links with filters W of the shape (K, C, R, S) that lie in memory as (K, R, S, C).
 
@@ -59,9 +66,8 @@ class ChannelsLast(StoredInFloat32):
 
     def lay_out(self):
         """Makes W lie as (K, R, S, C)."""
-        array = self.W.array
-        if array is not None and not array.transpose(0, 2, 3, 1).flags.c_contiguous:
-            self.W.array = dense(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+        if self.W.array is not None:
+            lay_out(self.W)
 
     def __call__(self, x, *args, **kwargs):
         """Calls hooks and forward; hooks of Chainer would initialize W for ``x.shape[1]`` channels."""

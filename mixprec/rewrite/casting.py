@@ -21,7 +21,7 @@ from chainer import function_node
 from chainer.utils import type_check
 
 from mixprec.functions import checks
-from mixprec.rewrite.memory_order import array_of
+from mixprec.rewrite.memory_order import in_storage_dtype
 
 _COMPUTE = {
     "BilinearFunction",
@@ -86,11 +86,6 @@ def rule_of(cls):
     return _in_widest
 
 
-def is_floating(x):
-    """Whether a variable or array is in a dtype that rules may change."""
-    return x.dtype in checks.STORAGE_DTYPES
-
-
 def in_float32(scope, node, inputs):
     """Applies a node to inputs that are cast to float32."""
     return chainer_apply(node, _cast(scope, inputs, "float32"))
@@ -102,11 +97,11 @@ def _in_compute(scope, node, inputs):
 
 def _float32_inside(scope, node, inputs):
     outputs = in_float32(scope, node, inputs)
-    return tuple(scope.cast(y, inputs[0].dtype) if is_floating(y) else y for y in outputs)
+    return tuple(scope.cast(y, inputs[0].dtype) if in_storage_dtype(y) else y for y in outputs)
 
 
 def _in_widest(scope, node, inputs):
-    if len({x.dtype for x in inputs if is_floating(x)}) > 1:
+    if len({x.dtype for x in inputs if in_storage_dtype(x)}) > 1:
         inputs = _cast(scope, inputs, "float32")
     return _or_rounded(scope, node, inputs)
 
@@ -122,7 +117,7 @@ def _as_it_is(scope, node, inputs):
 
 def _or_rounded(scope, node, inputs):
     """Applies a node; if it refuses 16-bit inputs, in float32, and rounds the outputs to their dtype."""
-    narrow = next((x.dtype for x in inputs if is_floating(x) and x.dtype != "float32"), None)
+    narrow = next((x.dtype for x in inputs if in_storage_dtype(x) and x.dtype != "float32"), None)
     if narrow is None:
         return chainer_apply(node, inputs)
     if narrow != checks.BFLOAT16 and type(node) not in _refusing:
@@ -133,8 +128,8 @@ def _or_rounded(scope, node, inputs):
             _refusing.add(type(node))
     else:
         wide = in_float32(scope, node, inputs)
-    return tuple(scope.cast(y, narrow) if array_of(y).dtype == "float32" else y for y in wide)
+    return tuple(scope.cast(y, narrow) if y.dtype == "float32" else y for y in wide)
 
 
 def _cast(scope, inputs, dtype):
-    return tuple(scope.cast(x, dtype) if is_floating(x) else x for x in inputs)
+    return tuple(scope.cast(x, dtype) if in_storage_dtype(x) else x for x in inputs)

@@ -1,6 +1,5 @@
 """The command behind ``scripts/convert_report.py``: converts any importable model and prints the report."""
 
-import argparse
 import ast
 import importlib
 import sys
@@ -10,7 +9,9 @@ import chainer
 import numpy as np
 
 from mixprec import files
+from mixprec.command_line import Parser
 from mixprec.policy import COMPUTE_DTYPES, LAYOUTS, Policy
+from mixprec.rewrite import trial
 from mixprec.rewrite.convert import convert
 
 _DTYPES = ("float32", "float16", "float64", "int32", "int64", "int8", "uint8", "bool")
@@ -151,14 +152,8 @@ def load_model(target):
     return found
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        print(f"error: {message} (see --help)", file=sys.stderr)
-        raise SystemExit(2)
-
-
 def _parse(argv):
-    parser = _Parser(description="Prints what mixprec.convert does to a model.", allow_abbrev=False)
+    parser = Parser(description="Prints what mixprec.convert does to a model.", allow_abbrev=False)
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -196,8 +191,8 @@ def _report(arguments):
             fuse=arguments.fuse,
         )
     except Exception as error:
-        called = ", ".join(f"{array.shape} {array.dtype}" for array in example)
-        raise CommandError(f"{type(model).__name__} called on {called}: {_one_line(error)}") from error
+        called = f"{type(model).__name__} called on {trial.describe(example)}"
+        raise CommandError(f"{called}: {_one_line(error)}") from error
 
 
 def _dotted(node):

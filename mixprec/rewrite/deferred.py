@@ -47,7 +47,7 @@ class Normalization:
         self.site = site
         self.fused = None
         self.trace = scope.trace
-        self.link = "" if scope.link is None else scope.link.name
+        self.link = scope.link_name
         self.backprop = chainer.config.enable_backprop
         self.counted = False
         self._rest = rest

@@ -20,22 +20,22 @@ from chainer.functions.pooling.average_pooling_2d import AveragePooling2D
 from chainer.functions.pooling.average_pooling_nd import AveragePoolingND
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
-from mixprec.backends.geometry import BatchNorm, Convolution, LocalResponseNorm, Pooling
-from mixprec.functions import checks, pooling
+from mixprec.backends.geometry import BatchNorm, LocalResponseNorm, Pooling
+from mixprec.functions import pooling
 from mixprec.functions.batch_normalization import BatchNormalization as OurBatchNormalization
 from mixprec.functions.batch_normalization import FixedBatchNormalization as OurFixedBatchNormalization
-from mixprec.functions.convolution import Convolution2D
+from mixprec.functions.convolution import Convolution2D, convolution_of
 from mixprec.functions.deconvolution import Deconvolution2D
 from mixprec.functions.dropout import Dropout as OurDropout
 from mixprec.functions.linear import Linear
 from mixprec.functions.local_response_normalization import LocalResponseNormalization as OurLocalResponseNormalization
 from mixprec.functions.node import dense
 from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
+from mixprec.links.storage import lay_out
 from mixprec.rewrite import fusion
 from mixprec.rewrite.casting import chainer_apply
 from mixprec.rewrite.memory_order import (
     TO_NHWC,
-    array_of,
     in_storage_dtype,
     is_channels_last,
     is_dense,
@@ -74,21 +74,12 @@ def _are_images_and_filters(inputs):
 
 
 def _convolution_of(node):
-    return _geometry(node.sy, node.sx, node.ph, node.pw, node.dy, node.dx, node.groups)
+    return _geometry((node.sy, node.sx), (node.ph, node.pw), (node.dy, node.dx), node.groups)
 
 
 @functools.cache
-def _geometry(sy, sx, ph, pw, dy, dx, groups):
-    name = Convolution2D.name
-    stride, dilation = checks.pair(name, "stride", (sy, sx), 1), checks.pair(name, "dilate", (dy, dx), 1)
-    return Convolution(stride, checks.pair(name, "pad", (ph, pw), 0), dilation, checks.whole(name, "groups", groups, 1))
-
-
-def lay_out(param):
-    """Gives an initialized parameter of filters (K, C, R, S) the memory order (K, R, S, C)."""
-    view = param.array.transpose(0, 2, 3, 1)
-    if not view.flags.c_contiguous:
-        param.array = dense(view).transpose(0, 3, 1, 2)
+def _geometry(stride, pad, dilate, groups):
+    return convolution_of(Convolution2D.name, stride, pad, dilate, groups)
 
 
 def _filters(scope, W):
@@ -130,7 +121,7 @@ def _fixed_batch_normalization(scope, node, inputs):
     x, rest = _normalized(scope, node, inputs)
     if x is None or any(map(_wants_gradient, (mean, var))):  # Chainer's has gradients of statistics
         return None
-    statistics = tuple(dense(array_of(each).astype("float32", copy=False)) for each in (mean, var))
+    statistics = tuple(dense(chainer.as_array(each).astype("float32", copy=False)) for each in (mean, var))
     eps = node.eps
 
     def build(relu, count):

@@ -14,11 +14,6 @@ TO_NHWC = (0, 2, 3, 1)  # axes for a transposition
 TO_NCHW = (0, 3, 1, 2)
 
 
-def array_of(x):
-    """Returns the array of a variable, or the array itself."""
-    return x.array if isinstance(x, chainer.Variable) else x
-
-
 def in_storage_dtype(*xs):
     """Whether all arrays or variables are in float16, bfloat16 or float32."""
     return all(x.dtype in checks.STORAGE_DTYPES for x in xs)
@@ -26,14 +21,14 @@ def in_storage_dtype(*xs):
 
 def is_channels_last(x):
     """Whether an array or variable has four axes, and its memory the order of (N, H, W, C)."""
-    return x.ndim == 4 and as_nhwc(array_of(x)).flags.c_contiguous
+    return x.ndim == 4 and as_nhwc(chainer.as_array(x)).flags.c_contiguous
 
 
 def is_part(x):
     """Whether an array or variable is a part of an image in the memory order of (N, H, W, C), as after a split."""
     if x.ndim != 4 or is_dense(x):
         return False
-    array = as_nhwc(array_of(x))
+    array = as_nhwc(chainer.as_array(x))
     strides = [stride for stride, size in zip(array.strides, array.shape, strict=True) if size > 1]
     dense_channels = x.shape[1] == 1 or strides[-1] == array.itemsize
     return dense_channels and strides == sorted(strides, reverse=True) and all(stride > 0 for stride in strides)
@@ -41,7 +36,7 @@ def is_part(x):
 
 def is_dense(x):
     """Whether an array or variable lies in the order of its axes, or of (N, H, W, C)."""
-    return array_of(x).flags.c_contiguous or is_channels_last(x)
+    return chainer.as_array(x).flags.c_contiguous or is_channels_last(x)
 
 
 def run(node, *inputs):
@@ -76,7 +71,7 @@ def channels_last(x, dtype=None, channels=None):
 def channels_first(x, dtype=None):
     """Returns images in the memory order of (N, C, H, W); other arrays and orders as they are, but for the dtype."""
     dtype = x.dtype if dtype is None else checks.storage_dtype(dtype)
-    if is_channels_last(x) and not array_of(x).flags.c_contiguous:
+    if is_channels_last(x) and not chainer.as_array(x).flags.c_contiguous:
         _note("to NCHW")
         return run(ToNCHW(dtype, None), x)
     return x if x.dtype == dtype else cast(x, dtype)

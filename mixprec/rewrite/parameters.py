@@ -7,8 +7,7 @@ import numpy as np
 from mixprec.backends import primitives_of
 from mixprec.functions import checks
 from mixprec.functions.node import dense
-from mixprec.links.storage import Rounded
-from mixprec.rewrite.layers import lay_out
+from mixprec.links.storage import Rounded, lay_out
 from mixprec.update.copies import is_copy, keep_master, master_of, written
 
 _FILTERS = (L.Convolution2D, L.Deconvolution2D)

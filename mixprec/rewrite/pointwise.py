@@ -4,6 +4,7 @@ Rules are those of :mod:`mixprec.rewrite.layers`: functions of ``(scope, node, i
 ``None``.
 """
 
+import chainer
 from chainer.functions.activation.relu import ReLU
 from chainer.functions.array.concat import Concat
 from chainer.functions.array.reshape import Reshape
@@ -17,7 +18,6 @@ from mixprec.rewrite import casting, deferred, fusion
 from mixprec.rewrite.memory_order import (
     TO_NCHW,
     TO_NHWC,
-    array_of,
     channels_first,
     in_storage_dtype,
     is_channels_last,
@@ -34,8 +34,6 @@ _ELEMENTWISE = {
     *("Absolute", "Div", "DivFromConstant", "PowConstVar", "PowVarConst", "PowVarVar"),
     *("Clip", "Erf", "Exp", "Expm1", "Log", "Log1p", "Maximum", "Minimum", "Sqrt", "Square"),
 }
-
-
 # Operators of NumPy and CuPy, which keep the order by themselves if all images have it, and the same shape.
 _OPERATORS = {"AddConstant", "Mul", "MulConstant", "MultiAdd", "Neg", "Sub", "SubFromConstant"}
 
@@ -89,7 +87,7 @@ def elementwise(scope, node, inputs):
     """The rule for functions that compute each element alone; ``None`` if they are not applied to images in NHWC."""
     if not any(map(is_channels_last, inputs)) or not all(x.ndim == 4 or (x.size == 1 and x.ndim < 4) for x in inputs):
         return None
-    if all(array_of(x).flags.c_contiguous for x in inputs):
+    if all(chainer.as_array(x).flags.c_contiguous for x in inputs):
         return None
     if type(node).__name__ in _OPERATORS and all(is_channels_last(x) and x.shape == inputs[0].shape for x in inputs):
         return None

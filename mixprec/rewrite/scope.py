@@ -42,6 +42,11 @@ class Scope:
         self._turns = {}
         self._leaves = {}
 
+    @property
+    def link_name(self):
+        """The path of :attr:`link`, for messages."""
+        return "" if self.link is None else self.link.name
+
     def cast(self, x, dtype):
         """Returns a variable or array in a dtype; what comes from outside of the model is cast once in a call."""
         if x.dtype == dtype:

@@ -12,7 +12,7 @@ import chainer
 import numpy as np
 
 from mixprec.rewrite.deferred import is_waiting
-from mixprec.rewrite.memory_order import array_of, is_channels_last
+from mixprec.rewrite.memory_order import is_channels_last
 
 _CALLS = 2
 # Functions that return views, in whatever order.
@@ -131,7 +131,7 @@ class Trace:
         """
         self._claim(cls.__name__)
         self._keep(node, cls.__name__, inputs, outputs)
-        place = _link_of(scope), cls.__name__
+        place = scope.link_name, cls.__name__
         if not cls.__module__.startswith("chainer."):
             self._left[place] = "not a function of Chainer: computes in NCHW and float32"
         elif scope.nhwc and _leaves_nhwc(cls, inputs, outputs):
@@ -139,7 +139,7 @@ class Trace:
 
     def note_conversion(self, scope, direction):
         """Notes a conversion between the memory orders in the course of another function."""
-        self._unclaimed.append((direction, _link_of(scope)))
+        self._unclaimed.append((direction, scope.link_name))
 
     def note_normalization(self, link, fused):
         """Notes a batch normalization that was computed, and with what."""
@@ -176,10 +176,6 @@ class Trace:
         )
 
 
-def _link_of(scope):
-    return "" if scope.link is None else scope.link.name
-
-
 def _bytes_in_float32(x):
     return x.size * (4 if x.dtype.kind in "fV" else x.dtype.itemsize)
 
@@ -189,7 +185,7 @@ def _leaves_nhwc(cls, inputs, outputs):
         return False
     if any(map(is_waiting, (*inputs, *outputs))):
         return False
-    came = any(is_channels_last(x) and not array_of(x).flags.c_contiguous for x in inputs)
+    came = any(is_channels_last(x) and not chainer.as_array(x).flags.c_contiguous for x in inputs)
     return came and any(y.ndim == 4 and not is_channels_last(y) for y in outputs)
 
 

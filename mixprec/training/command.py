@@ -1,6 +1,5 @@
 """The training command: from its arguments to a results folder."""
 
-import argparse
 import os
 import sys
 
@@ -9,6 +8,7 @@ from chainer import serializers
 import mixprec
 from mixprec import config as configs
 from mixprec import environment, files
+from mixprec.command_line import Parser
 from mixprec.data.folders import DataError, check_same_classes, scan_folders
 from mixprec.loss_scale import LossScaleExhausted
 from mixprec.training import output, snapshots
@@ -44,14 +44,8 @@ def main(argv, networks):
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        print(f"error: {message} (see --help)", file=sys.stderr)
-        raise SystemExit(2)
-
-
 def _parse(argv):
-    parser = _Parser(description="Trains an image classifier in mixed precision.", allow_abbrev=False)
+    parser = Parser(description="Trains an image classifier in mixed precision.", allow_abbrev=False)
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, see docs/config.md")
     parser.add_argument(
         "--set",
