@@ -26,11 +26,35 @@ def primitives_of(array):
     raise TypeError(f"mixprec computes with arrays of NumPy and CuPy; found {type(array).__module__}")
 
 
+def launcher_of(array):
+    """Returns what launches kernels on the device of an array, or ``None`` if NumPy computes with it."""
+    if type(array) in _OTHERS:
+        return _OTHERS[type(array)].launcher
+    from mixprec.backends import launch
+
+    return launch.launcher_of(array)
+
+
+def graphs_of(array):
+    """Returns what captures work on the device of an array, or ``None`` if NumPy computes with it.
+
+    That is a :class:`~mixprec.backends.graphs.CupyGraphs`, always the same one for a device.
+    """
+    if type(array) in _OTHERS:
+        return _OTHERS[type(array)].graphs
+    from mixprec.backends import graphs
+
+    return graphs.graphs_of(array)
+
+
 def is_of_numpy(array):
     """Whether NumPy computes with an array: one of its own that is not registered for other primitives."""
     return isinstance(array, np.ndarray) and type(array) not in _OTHERS
 
 
 def register(array_type, primitives):
-    """Makes :func:`primitives_of` return ``primitives`` for arrays of exactly this type."""
+    """Makes :func:`primitives_of` return ``primitives`` for arrays of exactly this type.
+
+    Their attributes ``launcher`` and ``graphs`` are what :func:`launcher_of` and :func:`graphs_of` return.
+    """
     _OTHERS[array_type] = primitives

@@ -8,9 +8,13 @@ import functools
 import itertools
 import operator
 from importlib import resources
+from typing import NamedTuple
 
 import chainer
 import numpy as np
+
+from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.notes import take
 
 # Of arrays of CuPy. `flags` would be another object for each of them.
 _CONTIGUOUS, _DEVICE, _ADDRESS = map(operator.attrgetter, ("_c_contiguous", "data.device_id", "data.ptr"))
@@ -29,6 +33,18 @@ def launcher_of(array):
     """Returns what launches kernels on the device of an array, or ``None`` if that is not one of CuPy."""
     device = chainer.backend.get_device_from_array(array)
     return CupyLauncher(device.device.id) if device.xp.__name__ == "cupy" else None
+
+
+class Kernel(NamedTuple):
+    """A compiled kernel.
+
+    Attributes:
+        name: as in its source.
+        function: of CuPy, to be launched.
+    """
+
+    name: str
+    function: object
 
 
 class CupyLauncher:
@@ -50,11 +66,12 @@ class CupyLauncher:
 
         self._cupy = cupy
         self._device = cupy.cuda.Device(device)
+        # Of its own: what CuPy's default pool gives out is an upload that somebody else has asked for.
+        self._pinned = cupy.cuda.PinnedMemoryPool()
         self._staging = []  # (pinned memory, its size, event after the last copy from it)
-        self._captured = []  # pinned memory from which graphs copy
 
     def compile(self, source, names):
-        """Returns the kernels of a CUDA source by their names; the same source is compiled once."""
+        """Returns each :class:`Kernel` of a CUDA source by its name; the same source is compiled once."""
         with self._device:
             return _compile(self._device.id, source, names)
 
@@ -67,8 +84,9 @@ class CupyLauncher:
             arguments: ints (addresses, or ``long long``) and floats (``double``).
         """
         values = tuple(np.float64(value) if isinstance(value, float) else np.int64(value) for value in arguments)
+        take("kernel", kernel.name, blocks, *arguments)
         with self._device:
-            kernel((blocks,), (self.threads,), values)
+            kernel.function((blocks,), (self.threads,), values)
 
     def holds(self, array):
         """Whether ``array`` is an array on the device."""
@@ -123,33 +141,33 @@ class CupyLauncher:
     def upload(self, source, target):
         """Copies without waiting for the device.
 
-        While the current stream is capturing a graph, every launch of the graph will copy what is there now; the host
-        memory for that is kept as long as the launcher.
-
         Args:
             source: NumPy array of bytes, which may change as soon as this returns.
             target: array on the device, at least as long.
+
+        Raises:
+            CaptureError: the current stream is capturing a CUDA graph, every launch of which would copy what is there
+                now.
         """
         size = source.nbytes
         with self._device:
             stream = self._cupy.cuda.get_current_stream()
             if stream.is_capturing():
-                memory, event = self._cupy.cuda.alloc_pinned_memory(size), None
-                self._captured.append(memory)
-            else:
-                memory, event = self._free_staging(size)
+                raise CaptureError(
+                    "what the host knows would be copied while a CUDA graph captures: it would be frozen"
+                )
+            memory, event = self._free_staging(size)
             np.frombuffer(memory, np.uint8, size)[:] = source
             runtime = self._cupy.cuda.runtime
             runtime.memcpyAsync(target.data.ptr, memory.ptr, size, runtime.memcpyHostToDevice, stream.ptr)
-            if event is not None:  # one that a graph records can never be asked whether it is done
-                event.record(stream)
+            event.record(stream)
 
     def _free_staging(self, size):
         """Returns pinned memory from which nothing is still to be copied, and its event."""
         for memory, capacity, event in self._staging:
             if capacity >= size and event.done:
                 return memory, event
-        memory, event = self._cupy.cuda.alloc_pinned_memory(size), self._cupy.cuda.Event(disable_timing=True)
+        memory, event = self._pinned.malloc(size), self._cupy.cuda.Event(disable_timing=True)
         self._staging.append((memory, size, event))
         return memory, event
 
@@ -160,7 +178,7 @@ def _compile(device, source, names):
 
     module = cupy.cuda.Module()
     module.load(binary_of(source))
-    return {name: module.get_function(name) for name in names}
+    return {name: Kernel(name, module.get_function(name)) for name in names}
 
 
 def binary_of(source):

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 
-from mixprec.backends.launch import launcher_of
+from mixprec.backends import launcher_of
 from mixprec.backends.reading import known, read
 from mixprec.loss_scale import DynamicLossScale, NoLossScale
 from mixprec.optimizer import gradients

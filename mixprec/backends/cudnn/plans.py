@@ -9,6 +9,7 @@ import time
 
 from mixprec.backends.cudnn.autotune import fastest
 from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.notes import take
 
 # How many engines are measured. cuDNN lists about 45 for a convolution of float16, those first that it thinks are fast.
 _CANDIDATES = 24
@@ -72,6 +73,7 @@ class Plan:
         if functools.reduce(operator.or_, addresses) % _ALIGNMENT:
             self._run_copies(addresses)
             return
+        take("cudnn", self.operation.kind, self.operation, *addresses)
         if not self._measured:
             self._measure(addresses)
         self._executor.run(self._graph, self._index, dict(zip(self._uids, addresses, strict=True)), self.workspace)
