@@ -1,0 +1,175 @@
+"""CUDA graphs of one device, through CuPy: work is captured once, and then launched as a whole again and again."""
+
+import contextlib
+import functools
+import gc
+
+import chainer
+import numpy as np
+
+from mixprec.backends.launch import CupyLauncher
+from mixprec.backends.notes import take
+
+
+def graphs_of(array):
+    """Returns the :class:`CupyGraphs` of the device of an array, or ``None`` if that is not one of CuPy."""
+    device = chainer.backend.get_device_from_array(array)
+    return _graphs(device.device.id) if device.xp.__name__ == "cupy" else None
+
+
+@functools.cache
+def _graphs(device_id):
+    return CupyGraphs(device_id)
+
+
+class CupyGraphs:
+    """Captures on a stream of its own, with memory of its own.
+
+    All graphs of a device share both. What one has computed on the way may therefore be overwritten by the next, which
+    never runs at the same time; what is to last is held by whoever wants it, and so is never given to another.
+
+    Args:
+        device_id: number of the CUDA device.
+    """
+
+    def __init__(self, device_id):
+        import cupy  # not at the top: mixprec runs without it
+
+        self._cupy = cupy
+        self._device = cupy.cuda.Device(device_id)
+        self._launcher = CupyLauncher(device_id)
+        with self._device:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+            self._before, self._after = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+        # An array that a graph has freed must not be given to others: each launch writes into it.
+        self._pool = cupy.cuda.MemoryPool()
+
+    @property
+    def pool_bytes(self):
+        """Bytes of device memory that graphs have, whether an array holds it or not."""
+        with self._device:
+            return self._pool.total_bytes()
+
+    @contextlib.contextmanager
+    def on_stream(self):
+        """Inside of the block work goes to the stream on which graphs are captured and launched.
+
+        It comes after all that the caller's current stream has been asked before, and what that is asked later comes
+        after it; the host does not wait.
+        """
+        with self._device:
+            outer = self._cupy.cuda.get_current_stream()
+            if outer == self._stream:
+                yield
+                return
+            self._before.record(outer)
+            self._stream.wait_event(self._before)
+            try:
+                with self._stream:
+                    yield
+            finally:
+                self._after.record(self._stream)
+                outer.wait_event(self._after)
+
+    def capture(self, function):
+        """Captures what a function asks of the device; inside of :meth:`on_stream`.
+
+        Nothing of it runs. Garbage is not collected meanwhile, as that might destroy what belongs to other streams.
+
+        Args:
+            function: callable without arguments.
+
+        Returns:
+            ``(graph, result)``: an object whose ``launch()`` runs everything, and what the function has returned.
+
+        Raises:
+            RuntimeError: something cannot be captured; or whatever the function raises.
+        """
+        self._free()
+        collects = gc.isenabled()
+        gc.collect()
+        gc.disable()
+        try:
+            with self._cupy.cuda.using_allocator(self._pool.malloc):
+                self._stream.begin_capture()
+                try:
+                    result = function()
+                except BaseException:
+                    with contextlib.suppress(Exception):  # that the capture is broken is known
+                        self._stream.end_capture()
+                    raise
+                graph = self._stream.end_capture()
+        finally:
+            if collects:
+                gc.enable()
+        graph.upload(self._stream)
+        return Graph(graph, self._stream), result
+
+    @contextlib.contextmanager
+    def watching(self):
+        """Inside of the block new memory is noted, that of this thread."""
+        with _hook(self._cupy.cuda.MemoryHook):
+            yield
+
+    def empty_like(self, array):
+        """Returns a new array on the device, with anything in it, that lies in memory as another one does.
+
+        Args:
+            array: of NumPy or CuPy.
+        """
+        order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+        with self._device:
+            memory = self._cupy.empty([array.shape[axis] for axis in order], array.dtype)
+        return memory.transpose(np.argsort(order).tolist())
+
+    def copy(self, source, target):
+        """Copies an array of NumPy or CuPy into one of :meth:`empty_like`; the host does not wait for the device."""
+        if isinstance(source, np.ndarray):
+            order = sorted(range(target.ndim), key=lambda axis: -target.strides[axis])
+            dense = np.ascontiguousarray(source.transpose(order))
+            if dense.nbytes:
+                self._launcher.upload(dense.reshape(-1).view(np.uint8), target)
+        else:
+            with self._device:
+                target[...] = source
+
+    def sync(self):
+        """Waits until all graphs that were launched are done."""
+        self._stream.synchronize()
+
+    def _free(self):
+        """Gives what nobody uses back to the device: what eager steps have left is what the graph is going to need."""
+        self._stream.synchronize()
+        with self._device:
+            self._cupy.get_default_memory_pool().free_all_blocks()
+
+
+class Graph:
+    """A captured graph.
+
+    Args:
+        graph: :class:`cupy.cuda.Graph`.
+        stream: on which it was captured.
+    """
+
+    def __init__(self, graph, stream):
+        self._graph, self._stream = graph, stream
+
+    def launch(self):
+        """Runs everything once more, with the same addresses and numbers; the host does not wait."""
+        self._graph.launch(self._stream)
+
+
+@functools.cache
+def _hook_class(base):
+    class NewMemory(base):
+        name = "mixprec.NewMemory"
+
+        def malloc_postprocess(self, *, mem_ptr, mem_size, **_):
+            take("memory", "new", mem_ptr, mem_size)
+
+    return NewMemory
+
+
+def _hook(base):
+    return _hook_class(base)()
