@@ -4,6 +4,7 @@ python scripts/benchmark.py step [--arch resnet8] [--batch 64] [--size 32] [--st
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--json FILE]
 python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--gpu-batch 32] [--json FILE]
 python scripts/benchmark.py host [--arch resnet50] [--repeats 15] [--profile] [--json FILE]
+python scripts/benchmark.py capture [--arch resnet50] [--batch 32,64,128,256] [--size 224] [--repeats 15] [--json FILE]
 """
 
 import argparse
@@ -15,8 +16,10 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ lies beside scripts/
 
 from mixprec import files
-from mixprec.benchmark import host, launches, primitives, primitives_gpu, step, update, update_gpu
+from mixprec.benchmark import capture, capture_gpu, host, launches, primitives, primitives_gpu, step, update, update_gpu
 from models import MODELS
+
+WITHOUT_GROUPS = [name for name in MODELS if not name.startswith("resnext")]
 
 
 def _positive(text):
@@ -24,6 +27,10 @@ def _positive(text):
     if number < 1:
         raise argparse.ArgumentTypeError(f"found {number}, expected at least 1")
     return number
+
+
+def _positives(text):
+    return [_positive(part) for part in text.split(",")]
 
 
 def _step(arch, **settings):
@@ -67,6 +74,16 @@ def _host(arch, repeats, profile):
     return host.as_json(rows, arch=arch, repeats=repeats)
 
 
+def _capture(arch, batch, size, repeats):
+    rows = capture.measure(MODELS[arch], repeats=repeats)
+    print(f"{arch}, Python of a training step, converted, with kernels that compute nothing")
+    print(capture.table(rows))
+    gpu = capture_gpu.measure(MODELS[arch], batches=batch, size=size, repeats=repeats)
+    print(f"\n{arch} in float16, a training step with {size}x{size} pixels, eager and as one CUDA graph")
+    print(capture_gpu.table(*gpu))
+    return capture.as_json(rows, capture_gpu.as_json(*gpu), arch=arch, batch=batch, size=size, repeats=repeats)
+
+
 def _add_command(commands, function, name, text):
     command = commands.add_parser(name, help=text)
     command.set_defaults(function=function)
@@ -99,9 +116,15 @@ def main():
     command.add_argument("--gpu-batch", type=_positive, default=32, help="images in a batch on the GPU")
     text = "the Python of a training step: plain Chainer, converted, by hand, with kernels that compute nothing"
     command = _add_command(commands, _host, "host", text)
-    _add_arch(command, "resnet50", [name for name in MODELS if not name.startswith("resnext")])  # no groups
+    _add_arch(command, "resnet50", WITHOUT_GROUPS)
     command.add_argument("--repeats", type=_positive, default=15, help="timed turns of ten steps")
     command.add_argument("--profile", action="store_true", help="print in which functions the time is spent")
+    text = "a training step as one CUDA graph: its Python beside that of an eager one, and on a GPU time and memory"
+    command = _add_command(commands, _capture, "capture", text)
+    _add_arch(command, "resnet50", WITHOUT_GROUPS)
+    command.add_argument("--batch", type=_positives, default=[32, 64, 128, 256], help="images in a batch, with commas")
+    command.add_argument("--size", type=_positive, default=224, help="height and width of an image on a GPU in pixels")
+    command.add_argument("--repeats", type=_positive, default=15, help="timed turns")
     settings = vars(parser.parse_args())
 
     del settings["command"]

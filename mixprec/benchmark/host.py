@@ -5,13 +5,11 @@ on today's NumPy. It trains for some steps, one step is recorded, and then steps
 :mod:`mixprec.benchmark.replay`. The times are those of the CPU, so that other processes do not count.
 """
 
-import concurrent.futures
 import contextlib
 import cProfile
 import dataclasses
 import functools
 import io
-import multiprocessing
 import pstats
 import statistics
 import time
@@ -24,6 +22,7 @@ from chainer import optimizers
 import mixprec
 import mixprec.functions as F
 from mixprec.benchmark import contestants, launches, machine
+from mixprec.benchmark.processes import process, run_in
 from mixprec.benchmark.replay import Tape
 
 BACKWARD, UPDATE = "forward and backward", "forward, backward, update"
@@ -79,15 +78,15 @@ def measure(arch, network, *, repeats=15, profile=False):
     """
     names = [name for name in _BUILDERS if name != BY_HAND or arch in launches.NETWORKS]
     with contextlib.ExitStack() as stack:
-        processes = {name: stack.enter_context(_process()) for name in names}
-        counts = {name: _in(processes[name], _prepare, name, arch, network) for name in names}
+        processes = {name: stack.enter_context(process()) for name in names}
+        counts = {name: run_in(processes[name], _prepare, name, arch, network) for name in names}
         rows, profiles = [], {}
         for part in (BACKWARD, UPDATE):
-            turns = {name: functools.partial(_in, process, _turn, part) for name, process in processes.items()}
+            turns = {name: functools.partial(run_in, own, _turn, part) for name, own in processes.items()}
             times = contestants.take_turns(turns, repeats, lambda turn: turn())
             rows += [_row(part, name, seconds, times[PLAIN], counts[name][part]) for name, seconds in times.items()]
             if profile:
-                profiles |= {(part, name): _in(processes[name], _profile, part) for name in (PLAIN, CONVERTED)}
+                profiles |= {(part, name): run_in(processes[name], _profile, part) for name in (PLAIN, CONVERTED)}
     return rows, profiles
 
 
@@ -128,14 +127,6 @@ def _row(part, name, seconds, plain, kernels):
     ratio = statistics.median(own / other for own, other in zip(seconds, plain, strict=True))
     bound = BOUND if name == CONVERTED else None
     return Row(part, name, median * 1e3, spread * 1e3, ratio, bound, kernels)
-
-
-def _process():
-    return concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
-
-def _in(process, function, *arguments):
-    return process.submit(function, *arguments).result()
 
 
 # What runs in the process of a contestant
