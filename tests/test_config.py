@@ -96,6 +96,7 @@ def test_defaults_are_those_of_the_design(write):
         "cudnn": {"autotune": "measure", "workspace_mib": 512, "deterministic": False, "tf32": False},
         "schedule": {"kind": "cosine", "warmup_epochs": 0.0},
         "training": {"batch_size": 32, "epochs": 90, "seed": 0, "device": "auto"},
+        "capture": {"mode": "off", "warmup": 3, "graphs": 4, "other_shapes": "capture", "evaluation": True},
         "snapshot": {"every": "1 epoch", "keep": 3},
         "log": {"every": "1 epoch", "gradient_histogram": None},
     }
@@ -104,6 +105,25 @@ def test_defaults_are_those_of_the_design(write):
 def test_off_is_text_with_and_without_quotes(write):
     for text in ("off", "'off'"):
         assert load(write("c.yaml", merged()), [f"cudnn.autotune={text}"]).cudnn.autotune == "off"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [("true", "auto"), ("false", "off"), ("off", "off"), ("auto", "auto"), ("required", "required")],
+)
+def test_a_value_in_place_of_the_section_is_its_mode(write, text, mode):
+    config = load(write("c.yaml", merged() + f"capture: {text}\n"))
+    assert config == load(write("d.yaml", merged()), [f"capture={text}"])
+    assert config == load(write("e.yaml", merged(capture={"mode": mode})))
+    assert dataclasses.astuple(config.capture) == (mode, 3, 4, "capture", True)
+
+
+def test_a_value_in_place_of_the_section_leaves_its_other_keys(write):
+    write("lib/a.yaml", merged(capture={"mode": "required", "warmup": 5}))
+    write("c.yaml", "base: lib/a.yaml\ncapture: true\n")
+    assert dataclasses.astuple(load("c.yaml").capture) == ("auto", 5, 4, "capture", True)
+    config = load("c.yaml", ["capture.graphs=1", "capture=false", "capture.warmup=2"])
+    assert dataclasses.astuple(config.capture) == ("off", 2, 1, "capture", True)
 
 
 def test_no_interval_is_no_trigger(write):
@@ -183,22 +203,31 @@ def test_the_script_names_the_architectures(write):
         (
             "model:\n  arch: a\noptimiser: {lr: 1}\n",
             "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, optimizer, update, "
-            "cudnn, schedule, training, snapshot, log, base; did you mean 'optimizer'?",
+            "cudnn, schedule, training, capture, snapshot, log, base; did you mean 'optimizer'?",
         ),
         ("training:\n  epochs: 1\n  epochs: 2\n", "c.yaml:3: duplicate key 'epochs'; it is already on line 2"),
         ("log: {}\nmodel: {}\nlog: {}\n", "c.yaml:3: duplicate key 'log'; it is already on line 1"),
         (
             "mode: static\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
-            "update, cudnn, schedule, training, snapshot, log, base; did you mean 'loss_scale.mode'?",
+            "update, cudnn, schedule, training, capture, snapshot, log, base; did you mean 'loss_scale.mode'?",
         ),
         (
             "mode: {arch: a}\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
-            "update, cudnn, schedule, training, snapshot, log, base; did you mean 'model'?",
+            "update, cudnn, schedule, training, capture, snapshot, log, base; did you mean 'model'?",
         ),
         ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
         ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every, gradient_histogram"),
+        (
+            "capture: 1\n",
+            "c.yaml:1: 'capture' is 1; allowed: true, false, off, auto, required, or a section with the keys mode, "
+            "warmup, graphs, other_shapes, evaluation",
+        ),
+        ("\ncapture:\n", "c.yaml:2: 'capture' is null; allowed: true, false, off, auto, required, or a section "),
+        ("capture: [auto]\n", "c.yaml:1: 'capture' is ['auto']; allowed: true, false, off, auto, required, or a "),
+        ("capture: !mine true\n", "c.yaml:1: 'capture' cannot be read: tag '!mine' is not allowed"),
+        ("log: true\n", "c.yaml:1: 'log' is true; allowed: a section with the keys every, gradient_histogram"),
         ("\n- 1\n", "c.yaml:2: found a list; allowed: sections with keys"),
         ("nonsense\n", "c.yaml:1: found 'nonsense'; allowed: sections with keys"),
         ("model: {}\n? [a]\n: 1\n", "c.yaml:2: found a list or mapping as a key; allowed: a name"),
@@ -292,6 +321,23 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("training.device=cuda", "'training.device' is 'cuda'; allowed: text of the form auto, cpu, gpu or gpu:N"),
         ("training.device=gpu:x", "'training.device' is 'gpu:x'; allowed: "),
         ("training.device=gpu:", "'training.device' is a mapping; allowed: "),
+        ("capture=1", "'capture' is 1; allowed: true, false, off, auto, required"),
+        ("capture=1.0", "'capture' is 1.0; allowed: true, false, off, auto, required"),
+        ("capture=", "'capture' is null; allowed: true, false, off, auto, required"),
+        (
+            "capture=requird",
+            "'capture' is 'requird'; allowed: true, false, off, auto, required; did you mean 'required'?",
+        ),
+        ("capture={mode: auto}", "'capture' is a mapping; allowed: true, false, off, auto, required"),
+        ("capture.mode=true", "'capture.mode' is true; allowed: off, auto, required"),
+        ("capture.warmup=1", "'capture.warmup' is 1; allowed: an integer >= 2"),
+        ("capture.graphs=0", "'capture.graphs' is 0; allowed: an integer >= 1"),
+        (
+            "capture.other_shapes=eagre",
+            "'capture.other_shapes' is 'eagre'; allowed: capture, eager; did you mean 'eager'",
+        ),
+        ("capture.evaluation=auto", "'capture.evaluation' is 'auto'; allowed: true or false"),
+        ("training=true", "unknown key 'training'; allowed: batch_size, epochs, seed, device"),
         ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
         ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
         (
@@ -324,6 +370,8 @@ def test_a_bad_override_is_one_line_that_says_what_is_allowed(write, override, m
         ("update.fused=true", "update.batched"),
         ("cudnn.max_workspace_size=1", "cudnn.workspace_mib"),
         ("cudnn.allow_tf32=true", "cudnn.tf32"),
+        ("capture.max_graphs=2", "capture.graphs"),
+        ("schedule.warmup=5", "schedule.warmup_epochs"),
     ],
 )
 def test_an_unknown_key_gets_the_nearest_name(write, override, near):
@@ -393,6 +441,24 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             ["schedule.warmup_epochs=90"],
             "--set: impossible combination: 'schedule.warmup_epochs' is 90.0 (--set), ",
         ),
+        (
+            {"update": {"batched": False}},
+            ["capture=true"],
+            "--set: impossible combination: 'update.batched' is false (c.yaml:13), 'capture.mode' is 'auto' (--set); "
+            "allowed: capture.mode off if update.batched is false: only the batched update can be captured",
+        ),
+        (
+            {"training": {"device": "cpu"}, "capture": {"mode": "required"}},
+            [],
+            "c.yaml:14: impossible combination: 'training.device' is 'cpu' (c.yaml:12), 'capture.mode' is 'required' "
+            "(c.yaml:14); allowed: capture.mode required only on a GPU, not with training.device cpu",
+        ),
+        (
+            {"model": {"layout": "nchw", "fuse": False}, "capture": {"mode": "required"}},
+            [],
+            "c.yaml:15: impossible combination: 'model.layout' is 'nchw' (c.yaml:4), 'capture.mode' is 'required' "
+            "(c.yaml:15); allowed: capture.mode required only with model.layout nhwc: ",
+        ),
     ],
 )
 def test_an_impossible_combination_names_every_value_and_its_place(write, sections, overrides, message):
@@ -411,6 +477,9 @@ def test_an_impossible_combination_names_every_value_and_its_place(write, sectio
         ["optimizer.name=NesterovAG", "optimizer.momentum=0"],
         ["optimizer.name=LARS", "optimizer.momentum=0", "optimizer.trust_coefficient=1"],
         ["schedule.warmup_epochs=89.5"],
+        ["update.batched=false", "capture=false"],
+        ["capture=true", "training.device=cpu", "model.layout=nchw", "model.fuse=false"],
+        ["capture=required", "capture.warmup=2", "capture.graphs=1"],
         ["training.seed=4294967295", "training.device=gpu:1", "data.crop_area=[1, 1]"],
     ],
 )
@@ -459,7 +528,9 @@ _fragment = st.sampled_from(
         "model",
         "data",
         "optimizer",
+        "capture",
         "lr",
+        "true",
         "base",
         ": ",
         ":",
@@ -533,6 +604,9 @@ def _configs(draw):
     if name in ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "LARS"):
         momentum |= st.floats(0, 1, exclude_max=True)
     epochs = draw(st.integers(1, 10**9))
+    batched = draw(st.booleans())
+    device = draw(st.sampled_from(["auto", "cpu", "gpu", "gpu:7"]))
+    modes = ["off", "auto", "required"] if device != "cpu" else ["off", "auto"]
     return {
         "model": {"arch": draw(_text), "classes": draw(st.integers(2, 10**30))},
         "precision": {"compute": draw(st.sampled_from(["float16", "float32"]))},
@@ -566,7 +640,7 @@ def _configs(draw):
             "weight_decay": draw(st.just(0.0) | _positive),
             "decay_norm_and_bias": draw(st.booleans()),
         },
-        "update": {"batched": draw(st.booleans())},
+        "update": {"batched": batched},
         "cudnn": {
             "autotune": draw(st.sampled_from(["off", "heuristic", "measure"])),
             "workspace_mib": draw(st.integers(0, 10**30)),
@@ -581,7 +655,14 @@ def _configs(draw):
             "batch_size": draw(_count),
             "epochs": epochs,
             "seed": draw(st.integers(0, 2**32 - 1)),
-            "device": draw(st.sampled_from(["auto", "cpu", "gpu", "gpu:7"])),
+            "device": device,
+        },
+        "capture": {
+            "mode": draw(st.sampled_from(modes)) if batched else "off",
+            "warmup": draw(st.integers(2, 10**30)),
+            "graphs": draw(_count),
+            "other_shapes": draw(st.sampled_from(["capture", "eager"])),
+            "evaluation": draw(st.booleans()),
         },
         "snapshot": {"every": draw(_every), "keep": draw(_count)},
         "log": {"every": draw(_every), "gradient_histogram": draw(st.none() | _every)},
@@ -633,8 +714,9 @@ def test_the_header_names_source_overrides_and_version(write):
 
 
 def test_a_dumped_config_is_plain_yaml_for_other_readers(write):
-    """PyYAML on its own reads the same values, as long as no text looks like a number of YAML 1.1."""
-    config = load(write("c.yaml", merged()))
+    """PyYAML on its own reads the same values, also where YAML 1.1 would see a boolean or a date in a text."""
+    config = load(write("c.yaml", merged()), ["cudnn.autotune=off", "data.train=2024-01-01"])
+    assert (config.capture.mode, config.cudnn.autotune) == ("off", "off")
     expected = {
         section: {name: list(value) if isinstance(value, tuple) else value for name, value in keys.items()}
         for section, keys in dataclasses.asdict(config).items()

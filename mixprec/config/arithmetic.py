@@ -1,4 +1,4 @@
-"""Config sections about how is computed: precision, loss scale, optimizer, cuDNN."""
+"""Config sections about how is computed: precision, loss scale, optimizer, cuDNN, CUDA graphs."""
 
 from dataclasses import dataclass
 
@@ -150,3 +150,37 @@ class Cudnn:
         False,
         aliases=("allow_tf32",),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """The whole training step as one CUDA graph; on a CPU steps are eager, and mode required is an error."""
+
+    mode: str = key(
+        "off: every step is eager. auto: steps are captured; if that cannot be, a warning says why and the run goes on "
+        "eagerly. required: it stops with an error then.",
+        "off",
+        choices=("off", "auto", "required"),
+        switch=("off", "auto"),
+    )
+    warmup: int = key(
+        "Number of steps that run eagerly, and are watched, before a step of their shapes is captured.",
+        3,
+        limit=at_least(2),
+        aliases=("warmup_steps", "warmup_iterations"),
+    )
+    graphs: int = key(
+        "Number of graphs that are kept at most, one for each combination of shapes; the one that was used least "
+        "recently goes.",
+        4,
+        limit=at_least(1),
+        aliases=("max_graphs", "cache_size"),
+    )
+    other_shapes: str = key(
+        "What other shapes than the first get, such as those of a smaller last batch: graphs of their own, or eager "
+        "steps.",
+        "capture",
+        choices=("capture", "eager"),
+        aliases=("dynamic", "dynamic_shapes"),
+    )
+    evaluation: bool = key("Graphs for the evaluation, too.", True, aliases=("validation", "evaluate"))

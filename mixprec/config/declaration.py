@@ -47,6 +47,8 @@ class Key:
         limit: :class:`Limit` or ``None``.
         choices: allowed values; empty if any will do.
         aliases: other names that people know it by; only proposals are made from them.
+        switch: ``None``, or the two of its values that ``false`` and ``true`` mean in the place of the whole section,
+            where its other values mean themselves.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Key:
     limit: Limit | None
     choices: tuple[str, ...]
     aliases: tuple[str, ...]
+    switch: tuple[str, str] | None
 
     @property
     def required(self):
@@ -86,10 +89,14 @@ class Key:
             raise ValueError(value)
         return converted
 
+    def convert_switch(self, value):
+        """Returns the key's value that ``value`` means in the place of the section; raises as :meth:`convert` does."""
+        return self.convert(self.switch[value] if isinstance(value, bool) else value)
 
-def key(help, default=dataclasses.MISSING, *, limit=None, choices=(), aliases=()):
+
+def key(help, default=dataclasses.MISSING, *, limit=None, choices=(), aliases=(), switch=None):
     """Declares a key in a section's dataclass; see :class:`Key` for the arguments."""
-    metadata = {"help": help, "limit": limit, "choices": choices, "aliases": aliases}
+    metadata = {"help": help, "limit": limit, "choices": choices, "aliases": aliases, "switch": switch}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -107,6 +114,11 @@ def keys(schema):
         for section, declaration in sections(schema).items()
         for field in dataclasses.fields(declaration)
     }
+
+
+def switch_of(section, known):
+    """Returns the one of the :func:`keys` that a value in the place of the section means, or ``None``."""
+    return next((key for name, key in known.items() if name.startswith(f"{section}.") and key.switch), None)
 
 
 def _without_null(kind):

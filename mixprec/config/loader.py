@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from mixprec.config.declaration import keys, sections
+from mixprec.config.declaration import keys, sections, switch_of
 from mixprec.config.errors import ConfigError, hint, nearest, shown
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import read_file, read_value
@@ -84,11 +84,9 @@ def _file_settings(file, entries, known):
             raise _unknown_section(section, known)
         mapping = section.mapping()
         if mapping is None:
-            raise ConfigError(
-                section.where,
-                f"{section.key!r} is {shown(section.value())}; allowed: a section with the keys "
-                f"{', '.join(_names(section.key, known))}",
-            )
+            keys_of_section = f"a section with the keys {', '.join(_names(section.key, known))}"
+            settings.update(_switched(section, known, [keys_of_section]))
+            continue
         for entry in mapping:
             name = f"{section.key}.{entry.key}"
             if name not in known:
@@ -101,9 +99,24 @@ def _override(override, known):
     name, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(_SET, f"{shown(override)} has no '='; allowed: SECTION.KEY=VALUE")
+    if switch_of(name, known):
+        return _switched(read_value(name, text, _SET), known)
     if name not in known:
         raise _unknown_key(name, _SET, known)
     return {name: _setting(known[name], read_value(name, text, _SET))}
+
+
+def _switched(section, known, others=()):
+    """Returns the setting that a value in the place of a section means; ``others`` may stand there, too, in words."""
+    key, value = switch_of(section.key, known), section.value()
+    if key is not None:
+        try:
+            return {key.name: _Setting(key.convert_switch(value), section.where)}
+        except ValueError:
+            others = (f"true, false, {key.allowed}", *others)
+    near = nearest(value, key.choices) if key is not None and isinstance(value, str) else None
+    message = f"{section.key!r} is {shown(value)}; allowed: {', or '.join(others)}{hint(near)}"
+    raise ConfigError(section.where, message)
 
 
 def _setting(key, entry):

@@ -75,7 +75,9 @@ class Schedule:
         choices=("constant", "cosine"),
         aliases=("name", "type"),
     )
-    warmup_epochs: float = key("Length of the linear rise to lr at the start.", 0.0, limit=NOT_NEGATIVE)
+    warmup_epochs: float = key(
+        "Length of the linear rise to lr at the start.", 0.0, limit=NOT_NEGATIVE, aliases=("warmup",)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

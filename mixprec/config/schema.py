@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Cudnn, LossScale, Optimizer, Precision, Update
+from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Capture, Cudnn, LossScale, Optimizer, Precision, Update
 from mixprec.config.declaration import Rule
 from mixprec.config.run import Data, Log, Model, Schedule, Snapshot, Training
 
@@ -21,6 +21,7 @@ class Config:
     cudnn: Cudnn
     schedule: Schedule
     training: Training
+    capture: Capture
     snapshot: Snapshot
     log: Log
 
@@ -59,6 +60,22 @@ class Config:
             ("schedule.warmup_epochs", "training.epochs"),
             "schedule.warmup_epochs < training.epochs",
             lambda config: config.schedule.warmup_epochs < config.training.epochs,
+        ),
+        Rule(
+            ("update.batched", "capture.mode"),
+            "capture.mode off if update.batched is false: only the batched update can be captured",
+            lambda config: config.update.batched or config.capture.mode == "off",
+        ),
+        Rule(
+            ("model.layout", "capture.mode"),
+            "capture.mode required only with model.layout nhwc: Chainer's own functions call cuBLAS, which cannot be "
+            "captured through CuPy",
+            lambda config: config.model.layout == "nhwc" or config.capture.mode != "required",
+        ),
+        Rule(
+            ("training.device", "capture.mode"),
+            "capture.mode required only on a GPU, not with training.device cpu",
+            lambda config: config.training.device != "cpu" or config.capture.mode != "required",
         ),
     )
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import yaml
 
-from mixprec.config.declaration import keys, sections
+from mixprec.config.declaration import keys, sections, switch_of
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import Dumper
 
@@ -34,7 +34,16 @@ def reference():
     known = keys(Config)
     parts = []
     for section, declaration in sections(Config).items():
-        parts += [f"## `{section}`", "", declaration.__doc__, "", "| Key | Default | Allowed | Meaning |"]
+        parts += [f"## `{section}`", "", declaration.__doc__, ""]
+        switch = switch_of(section, known)
+        if switch is not None:
+            off, on = switch.switch
+            parts += [
+                f"In place of the section, `{section}: true` sets `{switch.name}` to {on}, `false` to {off}, and "
+                f"{', '.join(switch.choices)} to themselves.",
+                "",
+            ]
+        parts.append("| Key | Default | Allowed | Meaning |")
         parts.append("|---|---|---|---|")
         for name, key in known.items():
             if name.startswith(f"{section}."):

@@ -31,9 +31,12 @@ for _name, _pattern, _first, _ in _PLAIN:
 
 
 class Dumper(yaml.SafeDumper):
-    """Quotes exactly the strings that this module would not read as strings; tuples become ``[a, b]``."""
+    """Quotes the strings that this module or YAML 1.1 would not read as strings; tuples become ``[a, b]``."""
 
-    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+    yaml_implicit_resolvers = {  # noqa: RUF012  (PyYAML's own class attribute)
+        first: _Loader.yaml_implicit_resolvers.get(first, []) + yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])
+        for first in {*_Loader.yaml_implicit_resolvers, *yaml.SafeDumper.yaml_implicit_resolvers}
+    }
 
 
 def _represent_str(dumper, text):
