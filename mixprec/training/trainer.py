@@ -1,6 +1,7 @@
 """Builds Chainer's Trainer from a config."""
 
 import dataclasses
+import functools
 import math
 
 import chainer
@@ -19,10 +20,11 @@ from mixprec.training import snapshots
 from mixprec.training.console import Lines, ProgressBar
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.gradient_histogram import GradientHistogram
+from mixprec.training.log_report import LogReport
 from mixprec.training.loss_scale_log import LossScaleLog
 from mixprec.training.plots import Plots
 from mixprec.training.schedule import Schedule
-from mixprec.training.updater import Throughput, TimedUpdater
+from mixprec.training.updater import CapturedUpdater, Throughput, TimedUpdater
 
 _EXAMPLE = 2  # images on which the network is looked at, on the CPU
 _COLUMNS = (
@@ -107,11 +109,23 @@ def build_trainer(config, model, train, val, device, out):
         out: results folder; it need not exist yet.
 
     Returns:
-        chainer.training.Trainer
+        chainer.training.Trainer: its updater is a :class:`~mixprec.training.CapturedUpdater` if the config says so.
+
+    Raises:
+        mixprec.graph_capture.CaptureError: ``capture.mode`` is required, and no step can be captured.
     """
     device = chainer.get_device(device)
     optimizer = build_optimizer(config, model)
-    updater = TimedUpdater(_iterator(config, train, train=True), optimizer, converter=to_nchw, device=device)
+    steps, evaluate = TimedUpdater, None
+    if config.capture.mode != "off":
+        keywords = dataclasses.asdict(config.capture)
+        keywords["required"] = keywords.pop("mode") == "required"
+        if keywords.pop("evaluation"):
+            from mixprec import graph_capture
+
+            evaluate = graph_capture.capture_evaluation(model, **keywords)
+        steps = functools.partial(CapturedUpdater, **keywords)
+    updater = steps(_iterator(config, train, train=True), optimizer, converter=to_nchw, device=device)
     trainer = training.Trainer(updater, (config.training.epochs, "epoch"), out=out)
 
     lr = attribute(config.optimizer.name)
@@ -120,8 +134,10 @@ def build_trainer(config, model, train, val, device, out):
     def at(interval):
         return _EveryAndAtTheEnd(interval, config.training.epochs)
 
-    log = extensions.LogReport(trigger=at(config.log.trigger))
-    trainer.extend(Evaluator(_iterator(config, val, train=False), model, converter=to_nchw, device=device))
+    log = LogReport(trigger=at(config.log.trigger))
+    trainer.extend(
+        Evaluator(_iterator(config, val, train=False), model, converter=to_nchw, device=device, eval_func=evaluate)
+    )
     trainer.extend(
         extensions.observe_value("lr", lambda trainer: getattr(optimizer, lr)),
         name="lr",

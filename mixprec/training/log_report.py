@@ -1,0 +1,80 @@
+"""Chainer's log, without waiting for a GPU in every step."""
+
+import collections
+import copy
+
+from chainer import reporter
+from chainer.training import extensions
+
+from mixprec.backends.reading import Fetched, fetch, known
+
+
+class LogReport(extensions.LogReport):
+    """Chainer's extension of this name; what a GPU has computed is copied to the host in passing, and summed there.
+
+    Chainer adds observed values up on their device, which is about ten small launches a step and value, and waits for
+    the device with each mean. Here each value costs a small copy, which nobody waits for before its sum is wanted: for
+    an entry of the log, or in a snapshot. Order and dtype of the sums are Chainer's, so that the entries are the same,
+    and each can read the other's snapshots.
+    """
+
+    def _init_summary(self):
+        self._summary = DictSummary()
+
+
+class DictSummary(reporter.DictSummary):
+    """Chainer's, with the :class:`Summary` of this module for each name."""
+
+    def __init__(self):
+        self._summaries = collections.defaultdict(Summary)
+
+
+class Summary(reporter.Summary):
+    """Chainer's, summing on the host what may still be on its way there."""
+
+    def __init__(self):
+        super().__init__()
+        self._coming = collections.deque()
+
+    def add(self, value, weight=1):
+        """Adds a number or an array of shape (); returns at once.
+
+        Args:
+            value: a number, or an array on any device; it may be overwritten afterwards.
+            weight: likewise.
+        """
+        self._coming.append((_on_its_way(value), _on_its_way(weight)))
+        while self._coming and all(_is_there(part) for part in self._coming[0]):
+            self._add_first()
+
+    def compute_mean(self):
+        """Returns the mean, as a number that the host knows; waits for what was added."""
+        self._wait()
+        return super().compute_mean()
+
+    def make_statistics(self):
+        """Returns mean and standard deviation likewise."""
+        self._wait()
+        return super().make_statistics()
+
+    def serialize(self, serializer):
+        """Saves or loads the sums; what was added before is waited for."""
+        self._wait()
+        super().serialize(serializer)
+
+    def _wait(self):
+        while self._coming:
+            self._add_first()
+
+    def _add_first(self):
+        value, weight = (part.value if isinstance(part, Fetched) else part for part in self._coming.popleft())
+        super().add(value, weight)
+
+
+def _on_its_way(value):
+    # What the host knows stays a Python number if it is one: it has a say in the dtype of the sum.
+    return copy.copy(value) if known(value) else fetch(value)
+
+
+def _is_there(part):
+    return not isinstance(part, Fetched) or part.done
