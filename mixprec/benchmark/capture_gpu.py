@@ -87,7 +87,7 @@ def table(rows, settings):
         return f"step time, host time of a graph and peak memory need a GPU: {settings['missing']}"
     lines = [
         settings["device"],
-        f"{'':20}{'ms a step':>10}{'+-':>8}{'ratio':>7}{'images/s':>10}{'host ms':>9}"
+        f"{'':22}{'ms a step':>10}{'+-':>8}{'ratio':>7}{'images/s':>10}{'host ms':>9}"
         f"{'peak MB':>9}{'held MB':>9}{'ratio':>7}{'bound':>7}",
     ]
     return "\n".join([*lines, *map(_line, rows)])
@@ -136,7 +136,7 @@ def row_of(batch, name, times, ends, why):
 
 
 def _line(row):
-    name = f"  {f'batch {row.batch}, {row.name}':18}"
+    name = f"  {f'batch {row.batch}, {row.name}':20}"
     if row.milliseconds is None:
         return f"{name}  {row.note}"
     ratio, memory, bound = ("" if each is None else f"{each:.2f}" for each in (row.ratio, row.memory, row.bound))
