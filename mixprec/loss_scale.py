@@ -200,9 +200,12 @@ class DynamicLossScale:
         Returns:
             value (float64), clean, hysteresis_left and overflows_in_row (int32), arrays of shape ().
         """
-        self._value, self._clean, self._hysteresis_left, self._overflows_in_row = map(
-            hold, (self._value, self._clean, self._hysteresis_left, self._overflows_in_row)
-        )
+        self._value, self._clean, self._hysteresis_left, self._overflows_in_row = map(hold, self.arrays)
+        return self.arrays
+
+    @property
+    def arrays(self):
+        """The state: value, clean, hysteresis_left, overflows_in_row."""
         return self._value, self._clean, self._hysteresis_left, self._overflows_in_row
 
     def reset(self):

@@ -117,7 +117,7 @@ class CupyGraphs:
         Args:
             array: of NumPy or CuPy.
         """
-        order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+        order = _order(array)
         with self._device:
             memory = self._cupy.empty([array.shape[axis] for axis in order], array.dtype)
         return memory.transpose(np.argsort(order).tolist())
@@ -125,8 +125,7 @@ class CupyGraphs:
     def copy(self, source, target):
         """Copies an array of NumPy or CuPy into one of :meth:`empty_like`; the host does not wait for the device."""
         if isinstance(source, np.ndarray):
-            order = sorted(range(target.ndim), key=lambda axis: -target.strides[axis])
-            dense = np.ascontiguousarray(source.transpose(order))
+            dense = np.ascontiguousarray(source.transpose(_order(target)))
             if dense.nbytes:
                 self._launcher.upload(dense.reshape(-1).view(np.uint8), target)
         else:
@@ -158,6 +157,11 @@ class Graph:
     def launch(self):
         """Runs everything once more, with the same addresses and numbers; the host does not wait."""
         self._graph.launch(self._stream)
+
+
+def _order(array):
+    """Returns the axes of an array as they lie in memory, the outermost first."""
+    return sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
 
 
 @functools.cache

@@ -10,6 +10,8 @@ import functools
 import chainer
 import numpy as np
 
+_under_way = []  # copies with the memory that they read and write, also if nobody wants the number any more
+
 
 def known(value):
     """Whether the host can look at ``value`` without waiting: a Python or NumPy number, or a NumPy array."""
@@ -53,8 +55,6 @@ class Fetched:
 class _Copied(Fetched):
     """A copy into pinned memory, on CuPy's current stream."""
 
-    _under_way = []  # with the memory that they read and write, also if nobody wants the number any more
-
     def __init__(self, array):
         import cupy
 
@@ -66,7 +66,7 @@ class _Copied(Fetched):
             stream = cupy.cuda.get_current_stream()
             array.data.copy_to_host_async(self._memory.ptr, array.nbytes, stream)
             self._event.record(stream)
-        _Copied._under_way = [each for each in _Copied._under_way if not each.done] + [self]
+        _under_way[:] = [*(copy for copy in _under_way if not copy.done), self]
 
     @property
     def done(self):

@@ -82,6 +82,14 @@ def serialize_dropout(serializer, devices):
             serializer(name, _states[primitives].copy())  # it moves on, and a file may be written in a thread
 
 
+def dropout_state(array):
+    """Returns the random state that the next dropout on the device of an array draws from, or ``None``."""
+    if not _states:  # see serialize_dropout
+        return None
+    primitives = primitives_of(array)
+    return None if primitives in _forgotten else _states.get(primitives)
+
+
 def _loaded(serializer, name):
     try:
         return serializer(name, None)

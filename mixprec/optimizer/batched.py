@@ -21,7 +21,7 @@ from mixprec.update.plan import ONE_BY_ONE, plan
 
 _LOGGER = logging.getLogger("mixprec")
 # What a step of the loss scale on a device knows beside its state.
-_CONSTANTS = ("growth", "backoff", "floor", "cap", "interval", "hysteresis")
+SCALE_CONSTANTS = ("growth", "backoff", "floor", "cap", "interval", "hysteresis")
 _SIZE = operator.attrgetter("size")
 # Update rules that compute with `t` -> the Batched whose device counts their steps.
 _COUNTED_BY = weakref.WeakKeyDictionary()
@@ -59,6 +59,48 @@ class Batched:
         self._look()
         self._changes.gradients = ()
         return self._plan
+
+    @property
+    def batch(self):
+        """What updates the batch, a :class:`DeviceBatch` on a device; another one when the plan has changed."""
+        return self._batch
+
+    @property
+    def changes(self):
+        """What sees changes since the plan was made, another one for each plan."""
+        return self._changes
+
+    def why_not_captured(self):
+        """Returns why a CUDA graph cannot hold a step, or ``None``."""
+        reasons = self.plan.reasons
+        if self._launcher is None:
+            return "the parameters are not on a CUDA device"
+        others = [name for name in reasons if name in self._plan.others]
+        if others:
+            return f"{others[0]} is updated {reasons[others[0]]}"
+        if self._batch is None:
+            return "no parameter is updated"
+        if self._shares_rules:
+            return "another optimizer has the same update rules, whose t it must know at once"
+        return None
+
+    def unchanged(self):
+        """Whether all is as it was when the plan was made; to be asked between steps."""
+        if not self._changes.none():
+            return False
+        self._changes.gradients = ()
+        return True
+
+    def before_launch(self):
+        """To be called before a graph runs a step."""
+        if self._batch.must_settle:
+            self.settle()
+        self._batch.follow_bases()
+
+    def after_launch(self):
+        """To be called when a graph has been asked to run a step."""
+        self._unsettled = True
+        self._changes.expect()
 
     def _look(self):
         if self._changes is None or not self._changes.none():
@@ -133,7 +175,7 @@ class Batched:
         counters = steps.held_by(self._hold)
         scaling = None
         if isinstance(scaler, DynamicLossScale):
-            constants = {name: getattr(scaler, name) for name in _CONSTANTS}
+            constants = {name: getattr(scaler, name) for name in SCALE_CONSTANTS}
             scaling = Scaling(*scaler.held_by(self._hold), **constants)
         self._zeroed = set(map(id, self._params)) if self._zero_gradients and not self._share_gradients() else ()
         self._batch.update(others, scaling, counters, bool(self._zeroed))

@@ -2,6 +2,7 @@
 
 import math
 
+from mixprec.backends.reading import fetch
 from mixprec.loss_scale import LossScaleExhausted
 from mixprec.optimizer import diagnosis
 
@@ -16,13 +17,20 @@ class Patience:
     def __init__(self, scaler):
         self._scaler = scaler
         self._steps = scaler.patience  # as long as these last, patience cannot have run out
+        self._fetched = None
 
     def look_next_time(self):
         """To be called when the counter of the loss scale was loaded."""
         self._steps = None if self._scaler.patience is None else 1
+        self._fetched = None
 
-    def check(self, masters, statistics, lossfun, args, kwds):
-        """Ends a step; the arguments are those of :func:`mixprec.optimizer.diagnosis.describe`.
+    def check(self, masters, statistics, lossfun, args, kwds, *, wait=True):
+        """Ends a step.
+
+        Args:
+            masters, statistics, lossfun, args, kwds: as for :func:`mixprec.optimizer.diagnosis.describe`.
+            wait: whether to wait for the device when patience may have run out. Otherwise the counter is fetched, and
+                looked at in the first step that finds it there.
 
         Raises:
             LossScaleExhausted: the last ``patience`` steps all overflowed.
@@ -32,8 +40,16 @@ class Patience:
         self._steps -= 1
         if self._steps > 0:
             return
-        in_row = self._scaler.overflows_in_row
-        self._steps = max(self._scaler.patience - in_row, 1)
+        if wait:
+            in_row = self._scaler.overflows_in_row
+        else:
+            if self._fetched is None:
+                self._fetched = fetch(self._scaler.arrays[-1])
+            if not self._fetched.done:
+                return
+            in_row = int(self._fetched.value)
+        # Steps below 0 are those since the counter was fetched.
+        self._steps, self._fetched = max(self._scaler.patience - in_row + self._steps, 1), None
         if in_row >= self._scaler.patience:
             where = diagnosis.describe(masters, statistics, lossfun, args, kwds)
             raise LossScaleExhausted(

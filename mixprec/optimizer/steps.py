@@ -85,7 +85,12 @@ class Steps:
         Returns:
             The number of skipped steps (int64), and whether the last one was (bool), arrays of shape ().
         """
-        self._skipped, self._last_skipped = hold(self._skipped), hold(self._last_skipped)
+        self._skipped, self._last_skipped = map(hold, self.arrays)
+        return self.arrays
+
+    @property
+    def arrays(self):
+        """The number of skipped steps, and whether the last one was."""
         return self._skipped, self._last_skipped
 
     def count_later(self, owners):

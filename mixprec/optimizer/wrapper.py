@@ -229,6 +229,11 @@ class MixedPrecisionOptimizer:
             UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``. Nothing has changed.
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
+        self._step(lossfun, args, kwds)
+        self._patience.check(self._masters, self._statistics, lossfun, args, kwds)
+
+    def _step(self, lossfun, args, kwds):
+        """Runs a step; whether patience has run out is another matter."""
         self._check_set_up()
         if lossfun is not None:
             self._backward(lossfun, args, kwds)
@@ -241,7 +246,6 @@ class MixedPrecisionOptimizer:
             raise
         self._factor = None
         self._statistics.forget()
-        self._patience.check(self._masters, self._statistics, lossfun, args, kwds)
 
     def serialize(self, serializer):
         """Saves or loads optimizer state, counters, loss scale and the random state of dropout, in Chainer's manner.

@@ -14,6 +14,7 @@ In general: as many as there are norms to be found one after the other, one more
 them (one, if there are no norms), and one for the update.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import operator
@@ -21,6 +22,7 @@ import operator
 import chainer
 
 from mixprec.backends.reading import read
+from mixprec.update.graph_table import GraphTable
 from mixprec.update.memory import axes, is_dense, same_order
 from mixprec.update.source import Program, points_of, source_of
 from mixprec.update.table import Table
@@ -83,7 +85,8 @@ class DeviceBatch:
         self._kernels = launcher.compile(
             source_of(tuple(programs.values()), launcher.threads, launcher.chunk), _KERNELS
         )
-        self._table = Table(self._entries, [places[key] for key in keys], launcher)
+        self._programs = [places[key] for key in keys]
+        self._table = Table(self._entries, self._programs, launcher)
         self._norms = launcher.full((len(self._entries) * points_of(programs.values()) + 1, 2), 0, "float32")
         self._partial = None  # sums of squares, two for each block
         self._ticket = launcher.full((), 0, "uint32")
@@ -148,7 +151,7 @@ class DeviceBatch:
         """
         if self._step is None:
             raise RuntimeError("check() comes before update()")
-        self._bases = self._bases_now()
+        self.follow_bases()
         state, constants = [None] * 4, [0.0] * 4 + [0] * 2
         if scaling is not None:
             state = [scaling.value, scaling.clean, scaling.hysteresis_left, scaling.overflows_in_row]
@@ -176,6 +179,21 @@ class DeviceBatch:
                 self._launcher.zero(gradient)
         self._step = None
 
+    def graph_table(self):
+        """Returns a table for a step that is going to be captured, one like the last."""
+        return GraphTable(self._entries, self._programs, self._launcher, self._table.restores)
+
+    @contextlib.contextmanager
+    def reading(self, table):
+        """Inside of the block kernels are launched that read another table, from :meth:`graph_table`."""
+        outer = self._table, self._chosen, self._expected
+        self._table, self._chosen = table, ()  # and look at the gradients
+        try:
+            yield
+        finally:
+            self._table, self._chosen, self._expected = outer
+            self._step = None
+
     def settle(self):
         """Counts, in ``t`` of the rules, the steps that were not skipped; reads from the device.
 
@@ -195,6 +213,10 @@ class DeviceBatch:
     def must_settle(self):
         """Whether rules multiply powers by another number from now on: what was applied has to be settled before."""
         return self._bases_now() != self._bases
+
+    def follow_bases(self):
+        """To be called before a graph launches a step: powers are of the hyperparameters as they are now."""
+        self._bases = self._bases_now()
 
     def _bases_now(self):
         return [getattr(rule.hyperparam, base) for rule, _, base in self._powers]

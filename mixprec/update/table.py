@@ -111,7 +111,7 @@ class Table:
         self._moving["grad"], self._moving["factor"] = moving
         self._host_restores["now"], self._host_restores["before"], self._host_restores["bytes"] = copies
         self._values.put(flat, self._host_values)
-        self._launcher.upload(self._host[: self._head if same_rows else self._host.nbytes], self._device)
+        self._send(self._head if same_rows else self._host.nbytes)
         self._flat, self._moving_addresses, self._restore_addresses = flat, moving, copies
         self._arrays = self._all
 
@@ -119,6 +119,10 @@ class Table:
         """Returns the addresses of the parts, as the kernels want them: moving, restores, values, rows, chunks."""
         start = self._launcher.address(self._device)
         return [start + offset for offset in self._offsets]
+
+    def _send(self, size):
+        """Uploads the first bytes of the buffer."""
+        self._launcher.upload(self._host[:size], self._device)
 
     def _init_states(self):
         """Before the first update, so that one that is skipped leaves what Chainer begins with."""

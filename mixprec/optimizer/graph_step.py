@@ -1,0 +1,114 @@
+"""A step of the optimizer in a CUDA graph: what the host does before it is captured, and around each launch."""
+
+import contextlib
+import operator
+
+import chainer
+
+from mixprec.functions.dropout import dropout_state
+from mixprec.loss_scale import DynamicLossScale
+from mixprec.optimizer.batched import SCALE_CONSTANTS
+
+
+class GraphStep:
+    """One captured step of a :class:`~mixprec.MixedPrecisionOptimizer`.
+
+    A graph repeats launches with the addresses and numbers that they had. What moves from step to step is on the device
+    already, but for hyperparameters, which :meth:`before_launch` uploads. Whether everything is still where it was is
+    asked by :meth:`holds`.
+
+    Args:
+        optimizer: the wrapper, set up, with a batch on a device and a step behind it.
+    """
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self._structure = optimizer._masters.structure
+        self._batched = optimizer._batched
+        self._batch = self._batched.batch
+        self._table = self._batch.graph_table()
+
+    @contextlib.contextmanager
+    def capturing(self):
+        """Inside of the block a step is run while a graph captures what it asks of the device."""
+        with self._batch.reading(self._table):
+            yield
+        self._changes, self._links = self._batched.changes, self._structure.links
+        self._arrays, self._values = self._state()
+        params = [param for param in self._structure.params if param.array is not None]
+        for param in params:
+            param.grad = param.grad  # not as the variable that a backward pass leaves
+        self._left = [(param, param.grad, param._loss_scale) for param in params]
+
+    def holds(self):
+        """Whether all that the graph was captured with is still there: parameters, arrays, rules, hooks."""
+        if self._batched.changes is not self._changes or not self._batched.unchanged():
+            return False
+        if self._structure.links is not self._links:
+            return False
+        arrays, values = self._state()
+        return values == self._values and all(map(operator.is_, arrays, self._arrays))
+
+    def before_launch(self):
+        """Uploads hyperparameters that have changed, on the stream of the graph."""
+        self._batched.before_launch()
+        self._table.refresh()
+
+    def after_launch(self):
+        """Leaves everything as an eager step does: a step is outstanding, parameters have the gradients of the graph."""
+        self._batched.after_launch()
+        for param, grad, note in self._left:
+            if param._grad is not grad or param._grad_var is not None:
+                param.grad = grad
+            param._loss_scale = note
+
+    def _state(self):
+        """What has addresses or values in the graph, beside what :class:`~mixprec.optimizer.changes.Changes` sees."""
+        scaler = self._optimizer._scaler
+        arrays, values = [dropout_state(self._batch.applied), *self._optimizer._steps.arrays], []
+        if isinstance(scaler, DynamicLossScale):
+            arrays += scaler.arrays
+            values += [getattr(scaler, name) for name in SCALE_CONSTANTS]
+        for value in _persistent(self._structure.links).values():
+            (arrays if _is_array(value) else values).append(value)
+        return arrays, values
+
+
+def state(optimizer):
+    """Returns every array that a step moves, by a name for messages, in a dict.
+
+    Args:
+        optimizer: the wrapper, set up, with a batch on a device and a step behind it.
+    """
+    arrays = {}
+    for name, param, master in optimizer._masters.all_current():
+        if param.array is not None:
+            arrays[name] = param.array
+            arrays[f"the master of {name}"] = master.array
+            rule = param.update_rule
+            for key, value in (rule.state or {}).items() if rule is not None else ():
+                arrays[f"{key} of {name}"] = value
+    arrays |= {name: value for name, value in _persistent(optimizer._masters.structure.links).items()}
+    batch = optimizer._batched.batch
+    arrays |= {"t": batch.applied, "the random state of dropout": dropout_state(batch.applied)}
+    arrays |= dict(zip(("skipped", "last_step_skipped"), optimizer._steps.arrays, strict=True))
+    if isinstance(optimizer._scaler, DynamicLossScale):
+        names = ("value", "clean", "hysteresis_left", "overflows_in_row")
+        arrays |= {
+            f"{name} of the loss scale": array for name, array in zip(names, optimizer._scaler.arrays, strict=True)
+        }
+    unique = {id(array): (name, array) for name, array in reversed(arrays.items()) if _is_array(array)}
+    return dict(reversed(unique.values()))
+
+
+def _persistent(links):
+    """Returns the persistent values of links by a name for messages."""
+    return {
+        f"{name} of {type(link).__name__} {number}": link.__dict__.get(name)
+        for number, link in enumerate(links)
+        for name in link._persistent
+    }
+
+
+def _is_array(value):
+    return isinstance(value, chainer.get_array_types())
