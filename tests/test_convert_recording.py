@@ -9,6 +9,7 @@ import pytest
 
 import mixprec
 from mixprec.backends import recording
+from mixprec.backends.notes import taking
 from mixprec.benchmark import launches
 from models import MODELS
 
@@ -23,11 +24,10 @@ def _launches(name, images, example):
     t = np.zeros(len(images), np.int32).view(recording.Array)
     for _ in range(2):  # gradients of the first step are new arrays
         model.cleargrads()
-        with recording.recording() as notes:
+        with taking() as notes:
             model(chainer.Variable(images, requires_grad=False), t).backward()
-    counts = collections.Counter(
-        note.primitive or launches.OTHERS + note.name for note in notes if note.kind not in ("read", "upload")
-    )
+    launched = [note for note in notes if note.kind in launches.LAUNCHES]
+    counts = collections.Counter(note.primitive or launches.OTHERS + note.name for note in launched)
     return counts, [note for note in notes if note.kind == "read"]
 
 

@@ -8,11 +8,13 @@ import numpy as np
 
 from mixprec import functions
 from mixprec.backends import recording
+from mixprec.backends.notes import taking
 from mixprec.benchmark import resnet
 
 NETWORKS = {"resnet18": resnet.resnet18, "resnet50": resnet.resnet50, "resnext50": resnet.resnext50}
 BOUND = 300  # for ResNet-50
 OTHERS = "of Chainer: "
+LAUNCHES = ("kernel", "cudnn", "array")  # kinds of notes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +51,9 @@ def count(name, *, batch=32, size=224):
         Counts
     """
     network, x, t = _stand_ins(name, batch, size, "float16")
-    with recording.recording() as notes:
+    with taking() as notes:
         _step(network, x, t)
-    launches = collections.Counter(
-        note.primitive or OTHERS + note.name for note in notes if note.kind not in ("read", "upload")
-    )
+    launches = collections.Counter(note.primitive or OTHERS + note.name for note in notes if note.kind in LAUNCHES)
     return Counts(dict(launches), sum(note.kind == "read" for note in notes))
 
 
@@ -73,8 +73,8 @@ def table(counts):
 
 def _stand_ins(name, batch, size, dtype):
     recording.install()
-    x = np.empty((batch, 3, size, size), np.float32).view(recording.Array)
-    t = np.zeros(batch, np.int32).view(recording.Array)
+    launcher = recording.Launcher()
+    x, t = launcher.empty((batch, 3, size, size), np.float32), launcher.full((batch,), 0, np.int32)
     return recording.send(NETWORKS[name](1000, dtype)), x, t
 
 

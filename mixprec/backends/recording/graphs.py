@@ -1,0 +1,77 @@
+"""Graphs of a device that computes nothing: what was noted while one was captured is noted again by each launch."""
+
+import contextlib
+
+import numpy as np
+
+from mixprec.backends import notes
+
+
+class Graphs:
+    """In place of :class:`~mixprec.backends.graphs.CupyGraphs`.
+
+    Args:
+        launcher: :class:`~mixprec.backends.recording.Launcher` of the device.
+    """
+
+    def __init__(self, launcher):
+        self._launcher = launcher
+        self._memory = launcher.array_type.memory
+
+    @property
+    def pool_bytes(self):
+        """Bytes of device memory that graphs have, whether an array holds it or not."""
+        return self._memory.private.bytes
+
+    @contextlib.contextmanager
+    def on_stream(self):
+        """Does nothing: all is done at once."""
+        yield
+
+    def capture(self, function):
+        """See :meth:`CupyGraphs.capture <mixprec.backends.graphs.CupyGraphs.capture>`."""
+        with self._memory.capturing(), notes.taking() as taken:
+            result = function()
+        return Graph([note for note in taken if note.kind != "memory"]), result
+
+    @contextlib.contextmanager
+    def watching(self):
+        """Does nothing: new memory is always noted."""
+        yield
+
+    def empty_like(self, array):
+        """Returns a new array on the device, with anything in it, that lies in memory as another one does."""
+        memory = self._memory.new(array.shape, array.dtype, np.empty_like(array, subok=False).strides)
+        return memory.view(self._launcher.array_type)
+
+    def copy(self, source, target):
+        """Copies an array of the host or the device into one of :meth:`empty_like`."""
+        if self._launcher.holds(source):
+            target[...] = source
+        else:
+            order = sorted(range(target.ndim), key=lambda axis: -abs(target.strides[axis]))
+            dense = np.ascontiguousarray(source.transpose(order)).reshape(-1)
+            self._launcher.upload(dense.view(np.uint8), target)
+
+    def sync(self):
+        """Does nothing."""
+
+
+class Graph:
+    """What was noted while a step was captured.
+
+    Args:
+        taken: list of :class:`~mixprec.backends.notes.Note`.
+
+    Attributes:
+        notes: the same.
+    """
+
+    def __init__(self, taken):
+        self.notes = taken
+
+    def launch(self):
+        """Takes the notes once more."""
+        for note in self.notes:
+            with notes.asked_by(note.primitive):
+                notes.take(note.kind, note.name, *note.arguments)
