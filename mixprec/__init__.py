@@ -16,9 +16,9 @@ _HOMES = {
     "StaticLossScale": "mixprec.loss_scale",
     "NoLossScale": "mixprec.loss_scale",
     "LossScaleExhausted": "mixprec.loss_scale",
-    "UnscaledBackward": "mixprec.optimizer.gradients",
     "LARS": "mixprec.update.rules.lars",
     "LAMB": "mixprec.update.rules.lamb",
+    "capture": "mixprec.graph_capture",
     "convert": "mixprec.rewrite",
     "revert": "mixprec.rewrite",
 }

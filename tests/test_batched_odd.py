@@ -18,6 +18,7 @@ from host_launch import HostLauncher
 from update_pair import assert_same_bits, link_of
 
 import mixprec
+from mixprec.optimizer import UnscaledBackward
 from mixprec.optimizer import batched as batched_module
 from mixprec.update.plan import plan
 
@@ -187,7 +188,7 @@ def test_mixed_gradients_that_somebody_takes_away_one_by_one(batched):
     for scaled in (True, False):
         loss = F.sum(model.a) + F.sum(model.b)
         (optimizer.scale_loss(loss) if scaled else loss).backward()
-    with pytest.raises(mixprec.UnscaledBackward):
+    with pytest.raises(UnscaledBackward):
         optimizer.update()
     for param in model.params():
         param.grad = None

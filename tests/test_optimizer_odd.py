@@ -11,7 +11,7 @@ from chainer import optimizer_hooks, optimizers, serializers
 from chainer.optimizers.sgd import SGDRule
 
 import mixprec
-from mixprec.optimizer import scaled_loss
+from mixprec.optimizer import UnscaledBackward, scaled_loss
 
 X = np.random.RandomState(0).normal(size=(8, 3)).astype(np.float32)
 BAD = np.full_like(X, np.inf)
@@ -196,7 +196,7 @@ def test_addgrads_carries_the_scale(factor):
     (optimizer.scale_loss(loss) if factor == 8 else loss).backward()
     optimizer.target.addgrads(replica)
     if factor == 1:
-        with pytest.raises(mixprec.UnscaledBackward):
+        with pytest.raises(UnscaledBackward):
             optimizer.update()
         return
     optimizer.update()
@@ -507,7 +507,7 @@ def test_a_written_gradient_over_a_used_one_does_not_add_up_with_a_scaled_one():
     optimizer.update(lambda: _unit(model))
     model.W.grad = np.ones((1, 1), np.float16)
     optimizer.scale_loss(_unit(model)).backward()
-    with pytest.raises(mixprec.UnscaledBackward, match="parts of different loss scales"):
+    with pytest.raises(UnscaledBackward, match="parts of different loss scales"):
         optimizer.update()
 
 
@@ -627,7 +627,7 @@ def test_a_step_that_fails_leaves_no_statistics_behind(failure):
     else:
         optimizer.target.cleargrads()
         _loss(optimizer.target(X)).backward()
-        with pytest.raises(mixprec.UnscaledBackward):
+        with pytest.raises(UnscaledBackward):
             optimizer.update()
     _assert_same(_arrays(optimizer), before)
     _step(optimizer)

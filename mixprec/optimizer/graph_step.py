@@ -30,14 +30,20 @@ class GraphStep:
 
     @contextlib.contextmanager
     def capturing(self):
-        """Inside of the block a step is run while a graph captures what it asks of the device."""
-        with self._batch.reading(self._table):
-            yield
+        """Inside of the block a step is run while a graph captures what it asks of the device.
+
+        If that fails everything is as it was before.
+        """
+        params = [param for param in self._structure.params if param.array is not None]
+        before = [(param, param.grad, param._loss_scale) for param in params]
+        try:
+            with self._batch.reading(self._table):
+                yield
+        except BaseException:
+            _leave(before)
+            raise
         self._changes, self._links = self._batched.changes, self._structure.links
         self._arrays, self._values = self._state()
-        params = [param for param in self._structure.params if param.array is not None]
-        for param in params:
-            param.grad = param.grad  # not as the variable that a backward pass leaves
         self._left = [(param, param.grad, param._loss_scale) for param in params]
 
     def holds(self):
@@ -55,12 +61,9 @@ class GraphStep:
         self._table.refresh()
 
     def after_launch(self):
-        """Leaves everything as an eager step does: a step is outstanding, parameters have the gradients of the graph."""
+        """Leaves all as an eager step does: a step is outstanding, parameters have the gradients of the graph."""
         self._batched.after_launch()
-        for param, grad, note in self._left:
-            if param._grad is not grad or param._grad_var is not None:
-                param.grad = grad
-            param._loss_scale = note
+        _leave(self._left)
 
     def _state(self):
         """What has addresses or values in the graph, beside what :class:`~mixprec.optimizer.changes.Changes` sees."""
@@ -69,9 +72,41 @@ class GraphStep:
         if isinstance(scaler, DynamicLossScale):
             arrays += scaler.arrays
             values += [getattr(scaler, name) for name in SCALE_CONSTANTS]
-        for value in _persistent(self._structure.links).values():
-            (arrays if _is_array(value) else values).append(value)
+        for link in self._structure.links:
+            for name in link._persistent:
+                value = link.__dict__.get(name)
+                (arrays if _is_array(value) else values).append(value)
         return arrays, values
+
+
+def run(optimizer, lossfun, args, kwargs):
+    """Runs a step eagerly, or while a graph captures; :func:`finish` is to be called afterwards, outside of a capture.
+
+    Args:
+        optimizer: the wrapper, set up.
+        lossfun: loss function, called with ``args`` and ``kwargs``.
+        args: tuple.
+        kwargs: dict.
+    """
+    optimizer._step(lossfun, args, kwargs)
+
+
+def finish(optimizer, lossfun, args, kwargs, *, wait):
+    """Ends a step: raises LossScaleExhausted if all steps overflow.
+
+    Args:
+        optimizer: the wrapper.
+        lossfun: the loss function of the step.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        wait: whether the host may wait for the device when patience may have run out.
+    """
+    optimizer._patience.check(optimizer._masters, optimizer._statistics, lossfun, args, kwargs, wait=wait)
+
+
+def why_not(optimizer):
+    """Returns why a graph cannot hold a step, as text, or ``None``."""
+    return optimizer._batched.why_not_captured()
 
 
 def state(optimizer):
@@ -88,7 +123,8 @@ def state(optimizer):
             rule = param.update_rule
             for key, value in (rule.state or {}).items() if rule is not None else ():
                 arrays[f"{key} of {name}"] = value
-    arrays |= {name: value for name, value in _persistent(optimizer._masters.structure.links).items()}
+    for name, link in optimizer.target.namedlinks():
+        arrays |= {f"{key} of {name}": link.__dict__.get(key) for key in link._persistent}
     batch = optimizer._batched.batch
     arrays |= {"t": batch.applied, "the random state of dropout": dropout_state(batch.applied)}
     arrays |= dict(zip(("skipped", "last_step_skipped"), optimizer._steps.arrays, strict=True))
@@ -101,13 +137,12 @@ def state(optimizer):
     return dict(reversed(unique.values()))
 
 
-def _persistent(links):
-    """Returns the persistent values of links by a name for messages."""
-    return {
-        f"{name} of {type(link).__name__} {number}": link.__dict__.get(name)
-        for number, link in enumerate(links)
-        for name in link._persistent
-    }
+def _leave(gradients):
+    """Gives parameters gradients, and the notes on them: ``[(parameter, gradient, note)]``."""
+    for param, gradient, note in gradients:
+        if param._grad is not gradient or param._grad_var is not None:
+            param.grad = gradient
+        param._loss_scale = note
 
 
 def _is_array(value):

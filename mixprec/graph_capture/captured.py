@@ -1,0 +1,155 @@
+"""Work that is done again and again: eagerly at first, then as CUDA graphs, one for each kind of arguments."""
+
+import collections
+
+import chainer
+
+from mixprec.backends import graphs_of
+from mixprec.backends.announcements import announce
+from mixprec.backends.cudnn import settings
+from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.graph_capture.arguments import Arguments
+from mixprec.graph_capture.kind import Kind
+
+OTHER_SHAPES = ("capture", "eager")
+_WAITING = 16  # kinds of arguments without a graph that are remembered
+_CONFIG = ("train", "enable_backprop", "dtype", "use_cudnn", "cudnn_deterministic")
+
+
+class Captured:
+    """Calls work eagerly, or launches a graph of it if there is one for such arguments.
+
+    Args:
+        work: what is done, an object with
+
+            - ``name``: for messages;
+            - ``array()``: any of its arrays, which says on which device it works; ``None`` if there is none yet;
+            - ``run(args, kwargs)``: does it, also while a graph captures; returns variables, arrays and numbers;
+            - ``why_not()``: why it cannot be captured, as text, or ``None``;
+            - ``session()``: what the host does around a graph, with the methods of
+              :class:`~mixprec.optimizer.graph_step.GraphStep`;
+            - ``state()``: dict from names to the arrays that it moves;
+            - ``counts()``: whether the last time has moved them; the host may wait for that;
+            - ``finish(args, kwargs, wait)``: ends each time; whether the host may wait then.
+
+        warmup: number of eager calls for each kind of arguments before a graph is captured, at least 2.
+        graphs: number of graphs that are kept, at least 1; the one that was launched least recently makes room.
+        other_shapes: ``"capture"``, or ``"eager"`` for one graph only, that of the first kind of arguments.
+        required: whether what cannot be captured is an error.
+
+    Attributes:
+        why_not: why nothing is captured any more, as text; ``None`` if it is, or may still be.
+        replays: number of calls that launched a graph.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(self, work, *, warmup=3, graphs=4, other_shapes="capture", required=False):
+        for name, value, least in (("warmup", warmup, 2), ("graphs", graphs, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}; found {value!r}")
+        if other_shapes not in OTHER_SHAPES:
+            raise ValueError(f"other_shapes must be 'capture' or 'eager'; found {other_shapes!r}")
+        self._work = work
+        self._warmup, self._graphs, self._other_shapes = warmup, graphs, other_shapes
+        self._required = required
+        self._kinds = collections.OrderedDict()  # Kind by its key, the one that was called last at the end
+        self._only = None  # the key that has the one graph
+        self.why_not = None
+        self.replays = 0
+
+    def __call__(self, *args, **kwargs):
+        """Does the work once.
+
+        Args:
+            args: arrays or variables of the host or the device, also in tuples, lists and dicts; everything else
+                is a part of what is captured.
+            kwargs: likewise.
+
+        Returns:
+            What the work returns, in new arrays.
+
+        Raises:
+            CaptureError: it cannot be captured, and that is required.
+        """
+        array = self._work.array()
+        graphs = None if array is None else graphs_of(array)
+        if graphs is None and array is not None and self._required:
+            raise CaptureError(f"{self._work.name} cannot be captured, and that is required: it needs a CUDA device")
+        arguments = None
+        if graphs is not None and self.why_not is None and not self._is_hooked():
+            try:
+                arguments = Arguments(args, kwargs)
+            except TypeError as error:
+                self._give_up(str(error))
+        if arguments is None:
+            return self._eager(args, kwargs)
+        with graphs.on_stream():
+            kind = self._kind_of(arguments, graphs)
+            if kind is None:
+                return self._eager(args, kwargs)
+            launches = kind.launches
+            result = kind.call(arguments)
+            self.replays += kind.launches - launches
+            kind.finish()
+        if kind.failure is not None:
+            self._give_up(kind.failure)
+        return result
+
+    def report(self):
+        """Returns what is captured, and why something is not, as text."""
+        lines = [] if self.why_not is None else [f"{self._work.name} is not captured: {self.why_not}"]
+        for kind in self._kinds.values():
+            state = f"{kind.calls} eager calls"
+            if kind.graph is not None:
+                state += f", then a graph that was launched {kind.launches} times"
+            lines.append(f"{kind.shapes}: {state}")
+        return "\n".join(lines) or f"{self._work.name} was not called yet, or is not on a CUDA device"
+
+    def _eager(self, args, kwargs):
+        result = self._work.run(args, kwargs)
+        self._work.finish(args, kwargs, wait=True)
+        return result
+
+    def _kind_of(self, arguments, graphs):
+        """Returns the :class:`Kind` of a call, or ``None`` if there is to be no graph for it."""
+        config = tuple(getattr(chainer.config, name) for name in _CONFIG)
+        key = graphs, arguments.key, config, settings.current()
+        if self._other_shapes == "eager":
+            self._only = self._only or key
+            if key != self._only:
+                return None
+        if key not in self._kinds:
+            self._kinds[key] = Kind(self._work, arguments, graphs, self._warmup)
+        self._kinds.move_to_end(key)
+        self._make_room()
+        return self._kinds[key]
+
+    def _make_room(self):
+        """Forgets what was called least recently, so that the kind that is called now may have a graph."""
+        *others, now = self._kinds.items()
+        with_graph = [key for key, kind in others if kind.graph is not None]
+        without = [key for key, kind in others if kind.graph is None]
+        room = self._graphs - 1 if now[1].wants_graph else self._graphs
+        for key in [*with_graph[: max(0, len(with_graph) - room)], *without[:-_WAITING]]:
+            self._kinds.pop(key).drop()
+
+    def _is_hooked(self):
+        """Whether hooks want to see every function or link: then a call is eager, as a graph would leave them out."""
+        hooks = [*chainer.get_function_hooks().values(), *chainer._get_link_hooks().values()]
+        if hooks:
+            name = type(hooks[0]).__name__
+            if self._required:
+                raise CaptureError(f"{self._work.name} is required to be captured, and a graph would leave out {name}")
+            announce("%s runs eagerly while the hook %s is active", self._work.name, name)
+        return bool(hooks)
+
+    def _give_up(self, reason):
+        for kind in self._kinds.values():
+            kind.drop()
+        self._kinds.clear()
+        self.why_not = reason
+        if self._required:
+            raise CaptureError(f"{self._work.name} cannot be captured, and that is required: {reason}")
+        announce("%s runs eagerly, it cannot be captured: %s", self._work.name, reason)

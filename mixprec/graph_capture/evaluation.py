@@ -1,0 +1,85 @@
+"""An evaluation of a model as work that can be captured."""
+
+import contextlib
+import operator
+
+import chainer
+
+from mixprec.graph_capture.captured import Captured
+
+
+def capture_evaluation(model, *, warmup=3, graphs=4, other_shapes="capture", required=False):
+    """Returns a function that calls a model to evaluate it, on a CUDA device each time by one launch of a CUDA graph.
+
+    ``evaluate(x, t)`` does what ``model(x, t)`` does with ``chainer.config.train`` off and without backprop, and
+    reports what the model reports.
+
+    Args:
+        model: a link.
+        warmup: as for :func:`~mixprec.graph_capture.training_step.capture`, as are all that follow.
+        graphs: likewise.
+        other_shapes: likewise.
+        required: likewise.
+
+    Returns:
+        :class:`~mixprec.graph_capture.captured.Captured`. A call returns the model's result in new arrays.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    return Captured(_Evaluation(model), warmup=warmup, graphs=graphs, other_shapes=other_shapes, required=required)
+
+
+class _Evaluation:
+    name = "the evaluation"
+
+    def __init__(self, model):
+        self._model = model
+
+    def array(self):
+        return next((param.array for param in self._model.params(include_uninit=False)), None)
+
+    def run(self, args, kwargs):
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            return self._model(*args, **kwargs)
+
+    def why_not(self):
+        return None
+
+    def session(self):
+        return _Unchanged(self._model)
+
+    def state(self):
+        return {}
+
+    def counts(self):
+        return True
+
+    def finish(self, args, kwargs, *, wait):
+        pass
+
+
+class _Unchanged:
+    """Looks whether a model still has the arrays that a graph reads."""
+
+    def __init__(self, model):
+        self._model = model
+        self._arrays = self._now()
+
+    @contextlib.contextmanager
+    def capturing(self):
+        yield
+
+    def holds(self):
+        now = self._now()
+        return len(now) == len(self._arrays) and all(map(operator.is_, now, self._arrays))
+
+    def before_launch(self):
+        pass
+
+    def after_launch(self):
+        pass
+
+    def _now(self):
+        values = [link.__dict__.get(name) for link in self._model.links() for name in link._persistent]
+        return [*(param.array for param in self._model.params()), *values]

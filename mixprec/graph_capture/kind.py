@@ -1,0 +1,133 @@
+"""One kind of arguments: eager calls at first, two of them compared, then a graph, compared with an eager call."""
+
+from mixprec.backends.cudnn import settings
+from mixprec.graph_capture.origin import cause_of
+from mixprec.graph_capture.reports import Reports, copied
+from mixprec.graph_capture.verification import Verification
+from mixprec.graph_capture.watch import difference, watching
+
+_MORE_CALLS = (
+    3  # are looked at after the warm-up, if the last of them differ: some things happen in the first ones only
+)
+
+
+class Kind:
+    """Calls of work whose arguments differ in what their arrays hold, and in nothing else.
+
+    Args:
+        work: see :class:`~mixprec.graph_capture.captured.Captured`.
+        arguments: :class:`~mixprec.graph_capture.arguments.Arguments` of the first call.
+        graphs: of the device, :class:`~mixprec.backends.graphs.CupyGraphs`.
+        warmup: number of eager calls, at least 2.
+
+    Attributes:
+        shapes: of the arrays among the arguments, as text.
+        calls: number of eager calls before the graph was captured.
+        launches: number of calls that launched a graph.
+        graph: :class:`~mixprec.backends.graphs.Graph`, or ``None``.
+        failure: why there can be no graph, as text, or ``None``.
+    """
+
+    def __init__(self, work, arguments, graphs, warmup):
+        self._work, self._graphs, self._warmup = work, graphs, warmup
+        self._buffers = arguments.buffers_on(graphs)
+        self.shapes = arguments.shapes
+        self.calls = self.launches = 0
+        self.graph = self.failure = None
+        self._notes = self._difference = None
+
+    @property
+    def wants_graph(self):
+        """Whether there is a graph, or the next call captures one."""
+        return self.graph is not None or (self.calls >= self._warmup and self._difference is None)
+
+    def call(self, arguments):
+        """Does the work once, inside of ``graphs.on_stream()``; returns its result, without what it came from."""
+        self._buffers.fill(arguments)
+        if self.graph is not None and not self._session.holds():
+            self.drop()
+        if self.graph is not None and self._is_verified:
+            return self._launch()
+        return self._capture_and_compare() if self.wants_graph else self._warm_up()
+
+    def finish(self):
+        """Ends a call, see :class:`~mixprec.graph_capture.captured.Captured`."""
+        args, kwargs = self._buffers.arguments()
+        self._work.finish(args, kwargs, wait=False)
+
+    def drop(self):
+        """Forgets the graph; the next calls are eager again, two of them at least."""
+        if self.graph is not None:
+            self._graphs.sync()
+        self.graph = self._session = self._reports = self._result = None
+        self._notes, self.calls = None, self._warmup - 2
+
+    def _run(self):
+        args, kwargs = self._buffers.arguments()
+        return self._work.run(args, kwargs)
+
+    def _warm_up(self):
+        self.calls += 1
+        if self.calls < self._warmup - 1:
+            return self._run()
+        with watching(self._graphs) as notes, Reports(passes_on=True):
+            result = self._run()
+        if self._notes is not None:
+            self._difference = difference(self._notes, notes)
+            if self._difference is not None and self.calls >= self._warmup + _MORE_CALLS:
+                self.failure = self._difference
+        self._notes = notes
+        return result
+
+    def _capture_and_compare(self):
+        self._notes = None
+        self.failure = self._work.why_not()
+        if self.failure is not None:
+            return self._run()
+        verification = Verification(self._work.state(), bitwise=settings.current().deterministic)
+        with Reports() as expected_reports:
+            expected = self._run()
+        if self.graph is None:
+            try:
+                self._capture()
+            except Exception as error:
+                self.failure = cause_of(error)
+        if self.failure is None:
+            verification.turn_back()
+            self._launch_graph()
+            self.failure = verification.difference(
+                [("the result", expected), *expected_reports.values],
+                [("the result", self._result), *self._reports.values],
+            )
+            if self.failure is not None:
+                verification.keep_expected()
+        if self.failure is not None:
+            expected_reports.repeat()
+            return expected
+        self._is_verified = self._work.counts()
+        return self._outcome()
+
+    def _capture(self):
+        session, reports = self._work.session(), Reports()
+
+        def body():
+            with reports:
+                return self._run()
+
+        with session.capturing():
+            graph, self._result = self._graphs.capture(body)
+        self.graph, self._session, self._reports, self._is_verified = graph, session, reports, False
+
+    def _launch(self):
+        self._launch_graph()
+        self.launches += 1
+        return self._outcome()
+
+    def _launch_graph(self):
+        self._session.before_launch()
+        self.graph.launch()
+        self._session.after_launch()
+
+    def _outcome(self):
+        self._reports.repeat()
+        return copied(self._result)

@@ -1,0 +1,52 @@
+"""Which line of the user's code is to be named when something cannot be captured."""
+
+import linecache
+import traceback
+
+import chainer
+
+_LIBRARIES = {"mixprec", "chainer", "cupy", "cupyx", "cupy_backends", "numpy", "contextlib", "functools"}
+# What CuPy says while a stream captures.
+_MEANINGS = {
+    "synchronous API": "the host waits for the device",
+    "D2H transfers": "the host reads from the device",
+    "H2D transfers": "something of the host is copied to the device, and a graph would copy the same again",
+}
+
+
+def line_of(frame):
+    """Returns file, line and text of the innermost line of the user's code that is being run.
+
+    Args:
+        frame: from which on to look outwards.
+
+    Returns:
+        str: ``'model.py:12 "h = float(x.array)"'``; empty if there is no such line.
+    """
+    while frame is not None:
+        if _is_users(frame):
+            return _described(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def cause_of(error):
+    """Returns what an exception says, the function of Chainer's that it came from, and the user's line, in one line."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    lines = [_described(frame.f_code.co_filename, line) for frame, line in frames if _is_users(frame)]
+    nodes = [frame.f_locals.get("self") for frame, _ in frames]
+    names = [type(node).__name__ for node in nodes if isinstance(node, chainer.FunctionNode)]
+    text = " ".join(str(error).split()) or type(error).__name__
+    for cause, meaning in _MEANINGS.items():
+        if cause in text:
+            text = f"{meaning} ({text})"
+    where = ": ".join([*lines[-1:], *names[-1:]])
+    return f"{where}: {text}" if where else text
+
+
+def _is_users(frame):
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
+
+
+def _described(file, line):
+    return f'{file}:{line} "{linecache.getline(file, line).strip()}"'

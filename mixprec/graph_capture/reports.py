@@ -1,0 +1,69 @@
+"""What a step reports: a graph computes the values again, but nobody runs the code that reports them."""
+
+import copy
+
+import chainer
+
+from mixprec.backends.notes import take
+
+
+class Reports(chainer.Reporter):
+    """A reporter that keeps what it is told, for :meth:`repeat`.
+
+    Args:
+        passes_on: whether the reporter that was current before is told as well.
+    """
+
+    def __init__(self, passes_on=False):
+        super().__init__()
+        self._passes_on = passes_on
+        self._told = []
+
+    def __enter__(self):
+        super().__enter__()
+        return self
+
+    def report(self, values, observer=None):
+        """Keeps the values; variables without their graph."""
+        values = {name: _alone(value) for name, value in values.items()}
+        for name, value in values.items():
+            if isinstance(value, (int, float)):  # of the host, so that a graph would repeat it
+                take("report", name, value)
+        self._told.append((values, observer))
+        if self._passes_on:
+            self.__exit__(None, None, None)  # whoever was current before is so for a moment
+            try:
+                chainer.report(values, observer)
+            finally:
+                self.__enter__()
+
+    @property
+    def values(self):
+        """All values by name, in the order in which they were told."""
+        return [(name, value) for values, _ in self._told for name, value in values.items()]
+
+    def repeat(self):
+        """Reports everything to the reporter that is current now, arrays as copies: the next step writes into them."""
+        for values, observer in self._told:
+            chainer.report({name: copied(value) for name, value in values.items()}, observer)
+
+
+def copied(value):
+    """Returns a result of a step with copies in the place of arrays, and variables without a graph."""
+    if isinstance(value, chainer.Variable):
+        return chainer.Variable(value.array.copy(), requires_grad=False)
+    if isinstance(value, chainer.get_array_types()):
+        return value.copy()
+    if type(value) in (tuple, list):
+        return type(value)(map(copied, value))
+    if type(value) is dict:
+        return {name: copied(each) for name, each in value.items()}
+    return value
+
+
+def _alone(value):
+    if not isinstance(value, chainer.Variable):
+        return value
+    value = copy.copy(value)
+    value.unchain()
+    return value

@@ -1,0 +1,88 @@
+"""A training step as work that can be captured."""
+
+import chainer
+
+from mixprec.graph_capture.captured import Captured
+from mixprec.optimizer import MixedPrecisionOptimizer, graph_step
+
+_KNOWN_HOOKS = ("SpectralNormalization", "WeightStandardization")
+
+
+def capture(optimizer, lossfun=None, *, warmup=3, graphs=4, other_shapes="capture", required=False):
+    """Returns a function that runs training steps, on a CUDA device each by one launch of a CUDA graph.
+
+    ``loss = step(x, t)`` does what ``optimizer.update(lossfun, x, t)`` does. On NumPy it is that. On a device the first
+    ``warmup`` calls for arguments of each kind (shapes, dtypes) are eager steps; if the last two of them asked the
+    device for the same, the next one is captured, compared with an eager step, and launched from then on. The graph
+    holds forward pass, loss, backward pass, the check for overflows, the update, the loss scale and the running
+    statistics. ``docs/capture.md`` says what it cannot hold.
+
+    Args:
+        optimizer: :class:`~mixprec.MixedPrecisionOptimizer`, set up.
+        lossfun: as for :meth:`~mixprec.MixedPrecisionOptimizer.update`; ``None`` for the model.
+        warmup: number of eager steps for each kind of arguments, at least 2.
+        graphs: number of graphs that are kept, at least 1; the one that was used least recently makes room.
+        other_shapes: ``"capture"``, or ``"eager"`` for one graph only, that of the first kind of arguments.
+        required: whether what cannot be captured is a ``CaptureError``. Otherwise it is announced once, by a warning of
+            the logger ``"mixprec"``, and steps are eager from then on.
+
+    Returns:
+        :class:`~mixprec.graph_capture.captured.Captured`. A call takes the arguments of ``lossfun``, arrays on the host
+        or the device, and returns the loss, a :class:`chainer.Variable` without a graph.
+
+    Raises:
+        TypeError: ``optimizer`` is not a :class:`~mixprec.MixedPrecisionOptimizer`.
+        ValueError: another argument is out of its range.
+    """
+    if not isinstance(optimizer, MixedPrecisionOptimizer):
+        hint = "; steps with ChainerMN cannot be captured" if hasattr(optimizer, "actual_optimizer") else ""
+        raise TypeError(f"optimizer must be a MixedPrecisionOptimizer; found {type(optimizer).__name__}{hint}")
+    return Captured(
+        _TrainingStep(optimizer, lossfun), warmup=warmup, graphs=graphs, other_shapes=other_shapes, required=required
+    )
+
+
+class _TrainingStep:
+    name = "the training step"
+
+    def __init__(self, optimizer, lossfun):
+        self._optimizer, self._given_lossfun = optimizer, lossfun
+
+    def array(self):
+        if self._optimizer.target is None:
+            raise RuntimeError("the optimizer is not set up: call setup(model)")
+        return next((param.array for param in self._optimizer.target.params(include_uninit=False)), None)
+
+    def run(self, args, kwargs):
+        arrays = []
+
+        def lossfun(*args, **kwargs):
+            loss = self._lossfun(*args, **kwargs)
+            arrays.append(loss.array)  # and not its graph
+            return loss
+
+        graph_step.run(self._optimizer, lossfun, args, kwargs)
+        return chainer.Variable(arrays[0], requires_grad=False)
+
+    def why_not(self):
+        for name, link in self._optimizer.target.namedlinks(skipself=False):
+            for hook in link.local_link_hooks.values():
+                if not type(hook).__module__.startswith("mixprec.") and type(hook).__name__ not in _KNOWN_HOOKS:
+                    return f"a graph would leave out the hook {type(hook).__name__} of {name}"
+        return graph_step.why_not(self._optimizer)
+
+    def session(self):
+        return graph_step.GraphStep(self._optimizer)
+
+    def state(self):
+        return graph_step.state(self._optimizer)
+
+    def counts(self):
+        return not self._optimizer.last_step_skipped
+
+    def finish(self, args, kwargs, *, wait):
+        graph_step.finish(self._optimizer, self._lossfun, args, kwargs, wait=wait)
+
+    @property
+    def _lossfun(self):
+        return self._optimizer.target if self._given_lossfun is None else self._given_lossfun

@@ -1,0 +1,100 @@
+"""Whether the first launch of a graph does what the eager step does, from the same state."""
+
+import chainer
+import numpy as np
+
+from mixprec.backends.reading import read
+
+# In bounds: what a step adds to an array, over the distance of the two results. Some engines of cuDNN add in another
+# order each time, and rules that divide by the size of a gradient make much of little.
+_CHANGE = 0.25
+_VALUE = 2.0**-8  # of losses and reported values, relative: a forward pass is nearly the same bits
+
+
+class Verification:
+    """Runs a step twice from the same state.
+
+    Args:
+        arrays: dict from names to the arrays that the step moves, all of them.
+        bitwise: whether both must be the same bit for bit; otherwise within bounds.
+    """
+
+    def __init__(self, arrays, bitwise):
+        self._arrays, self._bitwise = arrays, bitwise
+        self._before = _copies(arrays)
+
+    def turn_back(self):
+        """After the eager step: keeps what it has left, and goes back to the state before it."""
+        self._expected = _copies(self._arrays)
+        self._put(self._before)
+
+    def keep_expected(self):
+        """Goes on from what the eager step has left."""
+        self._put(self._expected)
+
+    def difference(self, expected_values, values):
+        """Says what differs, after the second step.
+
+        Args:
+            expected_values: ``[(name, array or number)]``, results of the eager step.
+            values: those of the other one.
+
+        Returns:
+            str, or ``None``. The host waits for the device.
+        """
+        names = [name for name, _ in expected_values]
+        if names != [name for name, _ in values]:
+            return "other values are reported"
+        for (name, expected), (_, found) in zip(expected_values, values, strict=True):
+            if not self._same_value(expected, found):
+                return f"{name} is {_number(found)!r} by the graph, and {_number(expected)!r} by an eager step"
+        for name, array in self._arrays.items():
+            if not self._same_array(array, self._expected[name], self._before[name]):
+                return f"{name} is another one after the graph than after an eager step"
+        return None
+
+    def _put(self, values):
+        for name, array in self._arrays.items():
+            array[...] = values[name]
+
+    def _same_value(self, expected, found):
+        if not isinstance(expected, (chainer.Variable, *chainer.get_array_types())):
+            return expected == found
+        expected, found = chainer.as_array(expected), chainer.as_array(found)
+        if self._bitwise or expected.dtype.kind not in "fV":
+            return _same_bits(expected, found)
+        distance, size = _norm(_float32(found) - _float32(expected)), _norm(_float32(expected))
+        return not distance > _VALUE * max(size, 1.0)  # nor if both are NaN
+
+    def _same_array(self, found, expected, before):
+        if self._bitwise or found.dtype.kind not in "fV":
+            return _same_bits(found, expected)
+        if found.dtype.itemsize < 4:  # rounded from a master that is compared
+            return True
+        return not _norm(found - expected) > _CHANGE * _norm(expected - before)
+
+
+def _copies(arrays):
+    return {name: array.copy() for name, array in arrays.items()}
+
+
+def _same_bits(a, b):
+    a, b = (x.reshape(-1).view(f"u{x.dtype.itemsize}") for x in (_dense(a), _dense(b)))
+    return not bool(read((a != b).any()))
+
+
+def _dense(array):
+    return chainer.backend.get_array_module(array).ascontiguousarray(array)
+
+
+def _float32(array):
+    return array.astype(np.float32, copy=False)
+
+
+def _norm(array):
+    return float(read((array.astype(np.float64) ** 2).sum())) ** 0.5
+
+
+def _number(value):
+    value = chainer.as_array(value) if isinstance(value, (chainer.Variable, *chainer.get_array_types())) else value
+    return read(value) if getattr(value, "size", 1) == 1 else value

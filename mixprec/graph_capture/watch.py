@@ -1,0 +1,155 @@
+"""Looking at two steps before one is captured: a graph is right only if both ask the device for the same."""
+
+import bisect
+import contextlib
+import functools
+
+import chainer
+import numpy as np
+
+from mixprec.backends import notes
+from mixprec.graph_capture.origin import line_of
+
+_PLAIN = (bool, int, float, str, bytes, type(None), np.generic)
+_LOWEST_ADDRESS = 2**20  # no smaller number is the address of an array
+
+
+@contextlib.contextmanager
+def watching(graphs):
+    """Collects, in the list that it gives, :class:`~mixprec.backends.notes.Note` of what a step asks of a device.
+
+    Args:
+        graphs: of the device, :class:`~mixprec.backends.graphs.CupyGraphs`.
+    """
+    with notes.taking(line_of) as taken, graphs.watching(), _functions():
+        yield taken
+
+
+@contextlib.contextmanager
+def _functions():
+    """Notes functions of Chainer, with the numbers that they have: CuPy's launches cannot be seen."""
+    node_class = chainer.FunctionNode
+    original = node_class.__dict__["apply"]
+
+    @functools.wraps(original)
+    def apply(self, inputs):
+        if notes.is_taking():
+            numbers = tuple((name, value) for name, value in vars(self).items() if _is_plain(value))
+            notes.take("function", type(self).__name__, *numbers, *filter(None, map(_address_of_leaf, inputs)))
+        return original(self, inputs)
+
+    node_class.apply = apply
+    try:
+        yield
+    finally:
+        node_class.apply = original
+
+
+def _is_plain(value):
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
+
+
+def _address_of_leaf(x):
+    """Returns the address of an input that no function has computed, or ``None``."""
+    array = x
+    if isinstance(x, chainer.Variable):
+        if x.creator_node is not None:
+            return None
+        array = x.array
+    if isinstance(array, np.ndarray):
+        return array.ctypes.data
+    return array.data.ptr if hasattr(array, "data") and hasattr(array.data, "ptr") else None
+
+
+def difference(before, now):
+    """Says what one step asked for and the next one did not.
+
+    Memory that is new in a step may be anywhere, as a graph has its own.
+
+    Args:
+        before: notes of a step, from :func:`watching`.
+        now: of the next one.
+
+    Returns:
+        str: one line that names what it is and the line of the user's code; ``None`` if they are the same.
+    """
+    before, now = _placed(before), _placed(now)
+    for old, new in zip(before, now, strict=False):
+        if (old.kind, old.name, len(old.arguments)) != (new.kind, new.name, len(new.arguments)):
+            return f"{_at(new)}the step asks for {_named(new)} where the one before asked for {_named(old)}"
+        for a, b in zip(old.arguments, new.arguments, strict=True):
+            if a != b and not (a != a and b != b):  # NaN
+                return f"{_at(new)}{_changed(new, a, b)}"
+    if len(before) != len(now):
+        first = max(before, now, key=len)[min(len(before), len(now))]
+        more, less = ("than the one before", "more") if len(now) > len(before) else ("than the one before", "less")
+        return f"{_at(first)}the step asks for {less} {more}, {_named(first)} among it"
+    return None
+
+
+def _changed(note, old, new):
+    if isinstance(new, _InStep) or isinstance(old, _InStep) or _is_address(new):
+        return (
+            f"{_named(note)} uses memory that is kept from one step to the next, and is other memory then: write into "
+            "the array in place"
+        )
+    if isinstance(new, tuple) and len(new) == 2 and isinstance(new[0], str):  # an attribute of a function
+        return f"{new[0]} of {_named(note)} is {new[1]!r}, and was {old[1]!r} one step before: a graph would repeat it"
+    return f"{_named(note)} has the number {new!r}, and had {old!r} one step before: a graph would repeat it"
+
+
+def _is_address(value):
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= _LOWEST_ADDRESS
+
+
+def _named(note):
+    kinds = {"kernel": "the kernel", "cudnn": "cuDNN's", "array": "the array function", "function": "the function"}
+    kinds |= {"report": "the reported", "number": "the number", "read": "a read by", "upload": "an upload by"}
+    return f"{kinds.get(note.kind, note.kind)} {note.name}"
+
+
+def _at(note):
+    return f"{note.line}: " if note.line else ""
+
+
+class _InStep(tuple):
+    """A place in memory that was new in the step: (number of the block by first use, offset)."""
+
+
+def _placed(taken):
+    """Returns notes with :class:`_InStep` for addresses in new memory; without those on memory, and table uploads."""
+    blocks, placed = _Blocks(), []
+    for note in taken:
+        if note.kind == "memory":
+            blocks.add(*note.arguments)
+        elif (note.kind, note.name) != ("upload", "table"):
+            placed.append(note._replace(arguments=tuple(map(blocks.place, note.arguments))))
+    return placed
+
+
+class _Blocks:
+    def __init__(self):
+        self._starts, self._blocks = [], {}  # start -> (end, its number by first use or None)
+        self._used = 0
+
+    def add(self, start, size):
+        place = bisect.bisect_left(self._starts, start)
+        if place and self._blocks[self._starts[place - 1]][0] > start:  # what was there before is gone
+            place -= 1
+        while place < len(self._starts) and self._starts[place] < start + size:
+            del self._blocks[self._starts.pop(place)]
+        bisect.insort(self._starts, start)
+        self._blocks[start] = [start + size, None]
+
+    def place(self, value):
+        if not _is_address(value):
+            return value
+        index = bisect.bisect_right(self._starts, value) - 1
+        if index < 0:
+            return value
+        block = self._blocks[self._starts[index]]
+        if value >= block[0]:
+            return value
+        if block[1] is None:
+            block[1], self._used = self._used, self._used + 1
+        return _InStep((block[1], value - self._starts[index]))
