@@ -13,13 +13,14 @@ first, such as ``host[...] = array``, is not noticed; ``np.asarray`` only inside
 import contextlib
 import ctypes
 import functools
+import math
 import operator
 from unittest import mock
 
 import numpy as np
-from graph_memory import Pool
 
 from mixprec.backends import notes
+from mixprec.backends.recording.memory import Pool
 
 _SYNCHRONOUS = "the current stream is capturing, so synchronous API calls are disallowed"
 _TO_DEVICE = "the current stream is capturing, so H2D transfers are disallowed"
@@ -44,7 +45,21 @@ _METHODS = (
 )
 _METHODS_IN_PLACE = "fill partition put sort"
 
-_eager = Pool()
+
+class NanPool(Pool):
+    """A pool that gives out NaN, and makes NaN of what it gets back."""
+
+    def allocate(self, size):
+        block = super().allocate(size)
+        ctypes.memset(block.address, 0xFF, size)
+        return block
+
+    def take_back(self, address, size):
+        ctypes.memset(address, 0xFF, size)
+        super().take_back(address, size)
+
+
+_eager = NanPool()
 _work = None  # what is being captured
 _watching = False
 
@@ -134,10 +149,11 @@ def new(shape, dtype, strides=None):
         shape, dtype: of it.
         strides: positive, of an array without gaps; ``None`` for C order.
     """
-    dtype = np.dtype(dtype)
-    block = (_eager if _work is None else _work.pool).allocate(int(np.prod(shape)) * dtype.itemsize)
+    shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    block = (_eager if _work is None else _work.pool).allocate(size)
     if _watching:
-        notes.take("memory", "new", block.address, block.size)
+        notes.take("memory", "new", block.address, size)
     return np.ndarray.__new__(GraphArray, shape, dtype, np.asarray(block), 0, strides)
 
 

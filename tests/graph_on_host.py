@@ -12,8 +12,7 @@ import fake_cudnn
 import graph_array
 import numpy as np
 from cudnn_host import HostDevice
-from graph_array import GraphArray
-from graph_memory import Pool
+from graph_array import GraphArray, NanPool
 from host_launch import HostLauncher
 
 from mixprec.backends.cuda import Cuda
@@ -97,12 +96,12 @@ class HostGraphs:
 
     def __init__(self, device):
         self._device = device
-        self._pool = Pool()
+        self._pool = NanPool()
         self.launches = self.copies = 0
 
     @property
     def pool_bytes(self):
-        return self._pool.total
+        return self._pool.bytes
 
     @contextlib.contextmanager
     def on_stream(self):
