@@ -48,6 +48,8 @@ class GraphStep:
 
     def holds(self):
         """Whether all that the graph was captured with is still there: parameters, arrays, rules, hooks."""
+        if self._optimizer._batched is not self._batched:  # setup() of another model
+            return False
         if self._batched.changes is not self._changes or not self._batched.unchanged():
             return False
         if self._structure.links is not self._links:

@@ -1,0 +1,321 @@
+"""The parts of graph capture by themselves: arguments, reports, the comparison of two steps, the verification."""
+
+import re
+
+import chainer
+import numpy as np
+import pytest
+from chainer import reporter
+
+from mixprec.backends.notes import Note, take, taking
+from mixprec.graph_capture.arguments import Arguments
+from mixprec.graph_capture.origin import cause_of, line_of
+from mixprec.graph_capture.reports import Reports, copied
+from mixprec.graph_capture.verification import Verification
+from mixprec.graph_capture.watch import difference
+
+
+class Host:
+    """In place of the graphs of a device."""
+
+    def empty_like(self, array):
+        return np.empty_like(array)
+
+    def copy(self, source, target):
+        target[...] = source
+
+
+# --- arguments
+
+
+X, T = np.ones((2, 3, 4, 4), np.float32), np.zeros(2, np.int32)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ((X[:1], T[:1]), {}),
+        ((X.astype(np.float16), T), {}),
+        ((np.ascontiguousarray(X.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2), T), {}),
+        ((chainer.Variable(X), T), {}),
+        ((X,), {"t": T}),
+        ((X, T, 0.5), {}),
+        ((X, (T,)), {}),
+        (([X, T],), {}),
+        (({"x": X, "t": T},), {}),
+    ],
+    ids=["shape", "dtype", "memory order", "variable", "keyword", "number", "tuple", "list", "dict"],
+)
+def test_another_kind_of_arguments_has_another_key(other):
+    key = Arguments((X, T), {}).key
+    assert Arguments((X + 1, T + 1), {}).key == key
+    assert hash(key) == hash(Arguments((X.copy(), T), {}).key)
+    assert Arguments(*other).key != key
+    assert Arguments(*other).key == Arguments(*other).key
+
+
+def test_numbers_and_switches_are_a_part_of_the_key():
+    assert Arguments((X, 1), {}).key != Arguments((X, 2), {}).key
+    assert Arguments((X, 1), {}).key != Arguments((X, True), {}).key
+    assert Arguments((X, 1), {}).key != Arguments((X, 1.0), {}).key
+    assert Arguments((X,), {"flag": True}).key != Arguments((X,), {"flag": False}).key
+
+
+def test_an_argument_that_cannot_be_compared_is_named():
+    with pytest.raises(TypeError, match="an argument is a set; allowed are arrays, and what is hashable"):
+        Arguments((X, {1}), {})
+
+
+def test_buffers_have_the_arguments_in_their_places():
+    nhwc = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 4, 4, 3).transpose(0, 3, 1, 2)
+    given = (nhwc, [T, {"flag": True, "v": chainer.Variable(X)}]), {"k": (T + 5, "text")}
+    buffers = Arguments(*given).buffers_on(Host())
+    for more in (0, 1):
+        changed = (nhwc + more, [T + more, {"flag": True, "v": chainer.Variable(X + more)}]), {"k": (T + more, "text")}
+        buffers.fill(Arguments(*changed))
+        args, kwargs = buffers.arguments()
+        np.testing.assert_array_equal(args[0], nhwc + more)
+        assert args[0].strides == nhwc.strides
+        np.testing.assert_array_equal(args[1][0], T + more)
+        assert args[1][1]["flag"] is True
+        assert isinstance(args[1][1]["v"], chainer.Variable)
+        np.testing.assert_array_equal(args[1][1]["v"].array, X + more)
+        np.testing.assert_array_equal(kwargs["k"][0], T + more)
+        assert kwargs["k"][1] == "text"
+        assert args[0] is buffers.arguments()[0][0]  # always the same memory
+        assert args[1][1]["v"] is not buffers.arguments()[0][1][1]["v"]  # which joins a graph of its own
+
+
+def test_filling_from_a_buffer_itself_copies_nothing():
+    class Strict(Host):
+        def copy(self, source, target):
+            raise AssertionError("copied")
+
+    buffers = Arguments((X,), {}).buffers_on(Strict())
+    buffers.fill(Arguments(*buffers.arguments()))
+
+
+# --- reports
+
+
+def _observing(function):
+    observer, observation = object(), {}
+    current = chainer.Reporter()
+    current.add_observer("main", observer)
+    with current.scope(observation):
+        function(observer)
+    return observation
+
+
+def test_what_was_told_is_told_again_with_other_arrays():
+    told = chainer.Variable(np.array(1.0, np.float32)) * 2
+
+    def run(observer):
+        with Reports() as reports:
+            chainer.report({"loss": told, "accuracy": np.array(0.5)}, observer)
+            chainer.report({"images": 3})
+        reports.repeat()
+
+    observation = _observing(run)
+    assert list(observation) == ["main/loss", "main/accuracy", "images"]
+    assert observation["main/loss"].array == 2
+    assert observation["main/loss"].creator_node is None
+    assert observation["main/loss"].array is not told.array
+    assert observation["images"] == 3
+
+
+def test_nothing_is_passed_on_unless_wanted():
+    def run(observer, **wish):
+        with Reports(**wish) as reports:
+            chainer.report({"loss": np.array(0.5)}, observer)
+        assert [name for name, _ in reports.values] == ["loss"]
+
+    assert _observing(run) == {}
+    assert _observing(lambda observer: run(observer, passes_on=True)) == {"main/loss": 0.5}
+
+
+def test_without_a_reporter_nothing_is_told():
+    assert not reporter._get_reporters()
+    for wish in ({}, {"passes_on": True}):
+        with Reports(**wish) as reports:
+            chainer.report({"loss": np.array(0.5)}, object())
+        reports.repeat()
+    assert not reporter._get_reporters()
+
+
+def test_numbers_of_the_host_are_noted():
+    with taking() as notes, Reports():
+        chainer.report({"loss": np.array(0.5), "lr": 0.1})
+    assert notes == [Note("report", "lr", (0.1,))]
+
+
+def test_copies_are_other_arrays():
+    x = np.ones(2)
+    found = copied({"a": (chainer.Variable(x), [x]), "b": None})
+    assert found["b"] is None
+    assert found["a"][0].array is not x
+    assert found["a"][1][0] is not x
+    np.testing.assert_array_equal(found["a"][0].array, x)
+
+
+# --- two steps
+
+PLACE = 1 << 40
+
+
+def _notes(*arguments, kind="kernel", name="k", line=""):
+    return [Note(kind, name, arguments, "", line)]
+
+
+def test_the_same_step_twice():
+    step = [Note("memory", "new", (PLACE, 512)), *_notes(3, PLACE, PLACE + 8, 1.5), *_notes(float("nan"))]
+    assert difference(step, step) is None
+
+
+def test_new_memory_may_be_elsewhere():
+    def step(a, b):
+        return [
+            Note("memory", "new", (a, 512)),
+            *_notes(a, a + 511),
+            Note("memory", "new", (b, 1024)),
+            *_notes(a, b + 512, PLACE - 1),
+        ]
+
+    assert difference(step(PLACE, PLACE + 512), step(PLACE + 8192, PLACE + 1024)) is None
+    assert difference(step(PLACE, PLACE + 512), [*step(PLACE, PLACE + 512)[:-1], *_notes(PLACE, PLACE, 5)]) is not None
+
+
+def test_memory_that_was_given_out_again_is_another_block():
+    """Freed in the step and taken by something larger that begins before it."""
+    step = [Note("memory", "new", (PLACE + 512, 512)), *_notes(PLACE + 512)]
+    again = [Note("memory", "new", (PLACE, 2048)), *_notes(PLACE + 512)]
+    other = [Note("memory", "new", (PLACE, 512)), *_notes(PLACE)]
+    last = [Note("memory", "new", (PLACE + 4096, 2048)), *_notes(PLACE + 4096 + 512)]
+    assert difference(step + again, other + last) is None
+    assert difference(step + again, other + other) is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (_notes(0.5), _notes(0.25, line="f:1"), "f:1: the kernel k has the number 0.25, and had 0.5 one step before"),
+        (_notes(PLACE), _notes(PLACE + 512), "the kernel k uses memory that is kept from one step to the next"),
+        (_notes(), _notes(name="other"), "asks for the kernel other where the one before asked for the kernel k"),
+        (_notes(), _notes() + _notes(name="more"), "asks for more than the one before, the kernel more among it"),
+        (_notes() + _notes(name="more"), _notes(), "asks for less than the one before, the kernel more among it"),
+        (
+            _notes(("ratio", 0.5), kind="function", name="Dropout"),
+            _notes(("ratio", 0.4), kind="function", name="Dropout"),
+            "ratio of the function Dropout is 0.4, and was 0.5 one step before: a graph would repeat it",
+        ),
+        (_notes(1, kind="report", name="lr"), _notes(2, kind="report", name="lr"), "the reported lr has the number 2"),
+    ],
+)
+def test_what_differs_is_named(before, now, said):
+    assert said in difference(before, now)
+
+
+def test_kept_memory_is_told_from_new_memory():
+    new = [Note("memory", "new", (PLACE, 512)), *_notes(PLACE)]
+    assert "memory that is kept" in difference(new, _notes(PLACE))
+
+
+def test_an_upload_of_the_table_is_nobodys_business():
+    table = Note("upload", "table", (PLACE, 80))
+    assert difference([table, *_notes(1)], _notes(1)) is None
+    assert difference(_notes(1), [*_notes(1), Note("upload", "array", ())]) is not None
+
+
+# --- the user's line
+
+
+def test_the_line_is_that_of_the_user():
+    with taking(line_of) as notes:
+        take("kernel", "k")  # this one
+    assert re.fullmatch(rf'{re.escape(__file__)}:\d+ "take\("kernel", "k"\)  # this one"', notes[0].line)
+
+
+def test_the_cause_of_an_exception():
+    class Reading(chainer.FunctionNode):
+        def forward(self, inputs):
+            raise RuntimeError("the current stream is capturing, so D2H transfers\nare disallowed")
+
+    with pytest.raises(RuntimeError) as caught:
+        Reading().apply((X,))
+    cause = cause_of(caught.value)
+    assert "Reading: the host reads from the device (the current stream is capturing, so D2H" in cause
+    assert __file__ in cause
+    assert "\n" not in cause
+
+
+# --- verification
+
+
+def _verification(bitwise, dtype=np.float32):
+    weights = np.array([1, 2, 3], dtype)
+    verification = Verification({"weights": weights, "t": np.array(1)}, bitwise)
+    weights += np.array([0.5, 0.25, 1], dtype)
+    verification.turn_back()
+    np.testing.assert_array_equal(weights, [1, 2, 3])
+    return weights, verification
+
+
+@pytest.mark.parametrize("bitwise", [False, True])
+def test_the_same_result_is_right(bitwise):
+    weights, verification = _verification(bitwise)
+    weights += np.array([0.5, 0.25, 1], np.float32)
+    values = [("loss", np.array(0.25, np.float32)), ("images", 3)]
+    assert verification.difference(values, values) is None
+
+
+def test_one_bit_is_wrong_only_if_bits_count():
+    for bitwise in (False, True):
+        weights, verification = _verification(bitwise)
+        weights += np.array([0.5, 0.25, 1], np.float32)
+        weights[0] = np.nextafter(weights[0], np.float32(2))
+        found = verification.difference([], [])
+        assert (found is not None) == bitwise
+        if bitwise:
+            assert found == "weights is another one after the graph than after an eager step"
+            verification.keep_expected()
+            np.testing.assert_array_equal(weights, [1.5, 2.25, 4])
+
+
+@pytest.mark.parametrize("bitwise", [False, True])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_an_overflow_is_the_same_in_both(bitwise, value):
+    weights, verification = _verification(bitwise)
+    weights += np.array([0.5, 0.25, 1], np.float32)
+    values = [("loss", np.array(value, np.float32))]
+    with np.errstate(invalid="ignore"):
+        assert verification.difference(values, values) is None
+
+
+@pytest.mark.parametrize("bitwise", [False, True])
+def test_a_step_that_was_not_done_is_wrong(bitwise):
+    _, verification = _verification(bitwise)
+    assert "weights" in verification.difference([], [])
+
+
+@pytest.mark.parametrize("bitwise", [False, True])
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        ([("loss", np.array(0.5))], [("loss", np.array(0.6))]),
+        ([("loss", np.array(0.5))], []),
+        ([("loss", np.array(0.5))], [("accuracy", np.array(0.5))]),
+        ([("images", 3)], [("images", 4)]),
+        ([("hits", np.array(3))], [("hits", np.array(4))]),
+        ([("loss", np.array(0.5))], [("loss", np.array(np.nan))]),
+    ],
+)
+def test_another_value_is_wrong(bitwise, expected, found):
+    weights, verification = _verification(bitwise)
+    weights += np.array([0.5, 0.25, 1], np.float32)
+    assert verification.difference(expected, found) is not None
+
+
+def test_what_is_rounded_from_a_master_is_not_compared_in_bounds():
+    weights, verification = _verification(False, np.float16)
+    weights += np.array([0.5, 0.25, 1.001], np.float16)
+    assert verification.difference([], []) is None
