@@ -24,7 +24,8 @@ class Changes:
 
     Attributes:
         params: the parameters of the model, uninitialized ones among them.
-        notes: what :mod:`~mixprec.optimizer.scaled_loss` has noted on each of them when :meth:`none` looked last.
+        notes: what :mod:`~mixprec.optimizer.scaled_loss` has noted on each of them when :meth:`none` looked last;
+            nothing after a step, as they hold the loss scale of that step.
         gradients: their gradients at that time, an array or ``None``; nothing after a step.
     """
 
@@ -64,7 +65,7 @@ class Changes:
     def expect(self):
         """Takes the attributes that rules compute with as they are now, after a step."""
         self._kept_before = [values[name] for values, name in self._kept]
-        self.gradients = ()
+        self.notes = self.gradients = ()
 
     def _same_params(self, namedparams):
         """Whether there are the same parameters under the same names, whoever has refreshed the structure meanwhile."""

@@ -9,20 +9,13 @@ from mixprec.backends.recording.arrays import Array
 class Launcher:
     """In place of :class:`~mixprec.backends.launch.CupyLauncher`.
 
-    Args:
-        array_type: class of its arrays, :class:`~mixprec.backends.recording.Array` or one made from it.
-
     Attributes:
-        array_type: the same.
         threads: number of threads of a block.
         chunk: number of elements of a parameter for a block.
     """
 
     threads = 256
     chunk = 8192
-
-    def __init__(self, array_type=Array):
-        self.array_type = array_type
 
     def compile(self, source, names):
         """Returns the names by themselves."""
@@ -33,8 +26,11 @@ class Launcher:
         take("kernel", kernel, blocks, *arguments)
 
     def holds(self, array):
-        """Whether ``array`` is an array on the device."""
-        return isinstance(array, self.array_type)
+        """Whether ``array`` is an array on the device.
+
+        Numbers are, as for Chainer the device is the host, to which ``device.send`` has nothing to copy.
+        """
+        return isinstance(array, Array) or (isinstance(array, np.ndarray) and array.ndim == 0)
 
     def address(self, array):
         """Returns the address of the first element."""
@@ -56,7 +52,7 @@ class Launcher:
     def empty(self, shape, dtype):
         """Returns a new array on the device, with anything in it."""
         shape = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
-        return self.array_type.memory.new(shape, np.dtype(dtype)).view(self.array_type)
+        return Array.memory.new(shape, np.dtype(dtype)).view(Array)
 
     def full(self, shape, value, dtype):
         """Returns a new array on the device, and notes that it is filled."""
@@ -82,7 +78,7 @@ class Launcher:
         Raises:
             RuntimeError: a graph captures.
         """
-        self.array_type.memory.upload("table", target.ctypes.data, source.nbytes)
+        Array.memory.upload("table", target.ctypes.data, source.nbytes)
         _bytes_of(target)[: source.nbytes] = source
 
 

@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 
 from mixprec.backends import notes
+from mixprec.backends.recording.arrays import Array
 
 
 class Graphs:
@@ -16,12 +17,11 @@ class Graphs:
 
     def __init__(self, launcher):
         self._launcher = launcher
-        self._memory = launcher.array_type.memory
 
     @property
     def pool_bytes(self):
         """Bytes of device memory that graphs have, whether an array holds it or not."""
-        return self._memory.private.bytes
+        return Array.memory.private.bytes
 
     @contextlib.contextmanager
     def on_stream(self):
@@ -30,7 +30,7 @@ class Graphs:
 
     def capture(self, function):
         """See :meth:`CupyGraphs.capture <mixprec.backends.graphs.CupyGraphs.capture>`."""
-        with self._memory.capturing(), notes.taking() as taken:
+        with Array.memory.capturing(), notes.taking() as taken:
             result = function()
         return Graph([note for note in taken if note.kind != "memory"]), result
 
@@ -41,12 +41,11 @@ class Graphs:
 
     def empty_like(self, array):
         """Returns a new array on the device, with anything in it, that lies in memory as another one does."""
-        memory = self._memory.new(array.shape, array.dtype, np.empty_like(array, subok=False).strides)
-        return memory.view(self._launcher.array_type)
+        return Array.memory.new(array.shape, array.dtype, np.empty_like(array, subok=False).strides).view(Array)
 
     def copy(self, source, target):
         """Copies an array of the host or the device into one of :meth:`empty_like`."""
-        if self._launcher.holds(source):
+        if isinstance(source, Array):
             target[...] = source
         else:
             order = sorted(range(target.ndim), key=lambda axis: -abs(target.strides[axis]))

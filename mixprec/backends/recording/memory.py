@@ -1,7 +1,8 @@
-"""Memory of a device that computes nothing: addresses that are given out again, as CuPy's memory pool does."""
+"""Memory of a device that computes nothing: addresses that are given out again, as by CuPy's memory pool."""
 
 import contextlib
 import gc
+import heapq
 import math
 
 import numpy as np
@@ -13,18 +14,19 @@ _CAPTURING = "the current stream is capturing, so"  # as in CuPy
 
 
 class Pool:
-    """Blocks whose sizes are multiples of 512 bytes; of those of one size, what came back last goes first.
+    """Blocks whose sizes are multiples of 512 bytes; of the free ones of a size the oldest goes first.
 
-    So the same requests in the same order get the same addresses, once all of their sizes have been seen. The memory is
-    real, and not touched.
+    Which block that is depends only on which are in use, and not, as in CuPy, on the order in which the others came
+    back. So steps that leave the same in use come to have the same addresses, after a few of them. The memory is real,
+    and not touched.
 
     Attributes:
         bytes: all that the pool has, in use or not.
     """
 
     def __init__(self):
-        self._memory = []  # as long as the pool, or one of its blocks, is there
-        self._free = {}  # addresses by size
+        self._memory = []
+        self._free = {}  # by size: heaps of (age, address)
         self.bytes = 0
 
     def allocate(self, size):
@@ -34,30 +36,28 @@ class Pool:
         if not free:
             self._memory.append(np.empty(size + _UNIT, np.uint8))
             start = self._memory[-1].ctypes.data
-            free.append(start + -start % _UNIT)
+            free.append((len(self._memory), start + -start % _UNIT))
             self.bytes += size
-        return Block(self, free.pop(), size)
-
-    def take_back(self, address, size):
-        """Makes a block free."""
-        self._free[size].append(address)
+        return Block(self, free, heapq.heappop(free), size)
 
 
 class Block:
-    """Memory that goes back to its pool when the last array in it is gone.
+    """Memory that is free again when the last array in it is gone.
 
-    Args:
-        pool: :class:`Pool`.
+    Attributes:
         address: of the first byte.
-        size: number of bytes.
     """
 
-    def __init__(self, pool, address, size):
-        self._pool, self.address, self._size = pool, address, size
-        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+    _push = heapq.heappush  # is also there when Python ends
+
+    def __init__(self, pool, free, place, size):
+        self._pool = pool  # whose memory it is
+        self._free, self._place = free, place
+        _, self.address = place
+        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     def __del__(self):
-        self._pool.take_back(self.address, self._size)
+        self._push(self._free, self._place)
 
 
 class Memory:
