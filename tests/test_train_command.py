@@ -100,10 +100,19 @@ def test_a_run_from_config_to_results(run):
         assert (out / name).stat().st_size > 0
     assert not [name for name in os.listdir(out) if name.startswith((".tmp", "tmp"))]
 
-    # the resolved config is complete and runs again; the weights load into the plain network
-    again = run("--config", "out/config.yaml", "--out", "again")
-    assert again.returncode == 0, again.err
+    # the resolved config is complete and runs again, with captured steps, which on a CPU are the same
+    again = run("--config", "out/config.yaml", "--out", "again", "--set", "capture=true")
+    assert (again.returncode, again.err) == (0, process.err)
     assert finished_run.log(run.work / "again") == log
+    for name in ("snapshot_iter_18.npz", "model.npz"):
+        assert finished_run.members(run.work / "again" / name) == finished_run.members(out / name)
+    lines = again.out.splitlines()
+    assert "capture: none, there is no graph on a CPU: steps are eager" in lines
+    assert "capture: 0 of 18 steps were launches of a graph; more in again/capture.txt" in lines
+    assert set(os.listdir(run.work / "again")) == {"capture.txt", *os.listdir(out)}
+    assert yaml.safe_load((run.work / "again" / "config.yaml").read_text())["capture"]["mode"] == "auto"
+
+    # the weights load into the plain network
     plain = MODELS["resnet8"](3)
     serializers.load_npz(out / "model.npz", plain)
     assert plain.conv1.W.dtype == np.float32
@@ -129,6 +138,15 @@ def test_kill_and_resume_give_the_log_and_the_snapshot_of_an_uninterrupted_run(r
     expected, found = finished_run.members(last), finished_run.members(killed / last.name)
     assert found.keys() == expected.keys()
     assert [name for name in expected if found[name] != expected[name]] == []
+
+
+def test_a_capture_that_is_required_needs_a_gpu(run, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    process = run("--config", "small.yaml", "--set", "training.device=auto", "--set", "capture=required")
+    assert (process.returncode, process.out) == (2, "")
+    (line,) = process.err.splitlines()
+    assert line.startswith("error: small.yaml: 'capture.mode' is 'required', which needs a GPU; the device is CPU: ")
+    assert os.listdir(run.work) == ["small.yaml"]
 
 
 def test_resuming_a_finished_run_says_its_result_again(run):
@@ -207,6 +225,7 @@ OWN = ("--set", "data.train=images/train")
         _bad("wrong type", ["--set", "training.epochs=many"], "training.epochs"),
         _bad("bad --set", ["--set", "training.epochs"], "training.epochs"),
         _bad("bad loss scale", ["--set", "loss_scale.init=3"], "loss_scale.init"),
+        _bad("a capture that cannot be", ["--set", "capture=true", "--set", "update.batched=false"], "update.batched"),
         _bad("unknown network", ["--set", "model.arch=resnet9"], "resnet8"),
         _bad("wrong number of classes", ["--set", "model.classes=10"], "model.classes is 10"),
         _bad("no GPU", ["--set", "training.device=gpu:77"], "gpu:77"),

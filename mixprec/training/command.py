@@ -8,10 +8,12 @@ from chainer import serializers
 import mixprec
 from mixprec import config as configs
 from mixprec import environment, files
+from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.command_line import Parser
 from mixprec.data.folders import DataError, check_same_classes, scan_folders
 from mixprec.loss_scale import LossScaleExhausted
 from mixprec.training import output, snapshots
+from mixprec.training.evaluation import Evaluator
 from mixprec.training.trainer import build_model, build_trainer
 
 _BAD_INPUT = (configs.ConfigError, DataError, output.OutputError, snapshots.SnapshotError)
@@ -26,8 +28,8 @@ def main(argv, networks):
             classes and returns a Chainer link.
 
     Returns:
-        int: exit code: 0; 1 if training diverged; 2 for bad input (one line on standard error, nothing left behind);
-        130 after Ctrl-C.
+        int: exit code: 0; 1 if training diverged, or a step cannot be captured and that is required; 2 for bad input
+        (one line on standard error, nothing left behind); 130 after Ctrl-C.
     """
     arguments = _parse(argv)
     try:
@@ -35,7 +37,7 @@ def main(argv, networks):
     except _BAD_INPUT as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except LossScaleExhausted as error:
+    except (LossScaleExhausted, CaptureError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -66,7 +68,7 @@ def _parse(argv):
 
 def _run(arguments, networks):
     config = configs.load(arguments.config, arguments.set, choices={"model.arch": sorted(networks)})
-    device, reason = _device(arguments.config, config.training.device)
+    device, reason = _device(arguments.config, config)
     out = output.choose(arguments.out, arguments.resume, arguments.config)
     output.check(out, arguments.resume)
     train, val = _images(config)
@@ -78,6 +80,8 @@ def _run(arguments, networks):
 
     print(f"device: {device} ({reason})")
     print(f"data: {len(train)} training and {len(val)} validation images in {len(train.classes)} classes")
+    if config.capture.mode != "off":
+        print(f"capture: {_captures(config.capture, device)}")
     resolved = configs.dump(config, source=arguments.config, overrides=arguments.set, version=mixprec.__version__)
     if arguments.dry_run:
         print(f"\n{resolved}\n{report}\n")
@@ -90,8 +94,13 @@ def _run(arguments, networks):
     files.write_text(os.path.join(out, "config.yaml"), resolved)
     files.write_text(os.path.join(out, "environment.txt"), f"{environment.report()}\n")
     files.write_text(os.path.join(out, "conversion.txt"), f"{report}\n")
+    first = trainer.updater.iteration
     trainer.run(show_loop_exception_msg=False)
 
+    if config.capture.mode != "off":
+        report, steps = os.path.join(out, "capture.txt"), trainer.updater.iteration - first
+        files.write_text(report, _captured(trainer))
+        print(f"capture: {trainer.updater.step.replays} of {steps} steps were launches of a graph; more in {report}")
     weights = os.path.join(out, "model.npz")
     _save_weights(weights, trainer.updater.get_optimizer("main"))
     print(f"results, log and plots: {out}; weights in FP32 for plain Chainer: {weights}")
@@ -103,11 +112,26 @@ def _run(arguments, networks):
     print(f"validation accuracy {accuracies[-1]:.4f}")
 
 
-def _device(path, wanted):
+def _device(path, config):
     try:
-        return environment.resolve_device(wanted)
+        device, reason = environment.resolve_device(config.training.device)
     except ValueError as error:
         raise configs.ConfigError(path, f"training.{error}") from error
+    if config.capture.mode == "required" and device == "@numpy":
+        raise configs.ConfigError(path, f"'capture.mode' is 'required', which needs a GPU; the device is {reason}")
+    return device, reason
+
+
+def _captures(settings, device):
+    if device == "@numpy":
+        return "none, there is no graph on a CPU: steps are eager"
+    return f"after {settings.warmup} eager steps each is one CUDA graph; if that cannot be, a warning says why"
+
+
+def _captured(trainer):
+    text = f"training\n{trainer.updater.step.report()}\n"
+    evaluate = trainer.get_extension(Evaluator.default_name).eval_func
+    return text if evaluate is None else f"{text}\nevaluation\n{evaluate.report()}\n"
 
 
 def _images(config):

@@ -12,6 +12,7 @@ from chainer.optimizer_hooks import WeightDecay
 from chainer.training import extensions, triggers
 
 import mixprec
+from mixprec import graph_capture
 from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.data.batch import to_nchw
 from mixprec.data.dali import DaliIterator
@@ -121,8 +122,6 @@ def build_trainer(config, model, train, val, device, out):
         keywords = dataclasses.asdict(config.capture)
         keywords["required"] = keywords.pop("mode") == "required"
         if keywords.pop("evaluation"):
-            from mixprec import graph_capture
-
             evaluate = graph_capture.capture_evaluation(model, **keywords)
         steps = functools.partial(CapturedUpdater, **keywords)
     updater = steps(_iterator(config, train, train=True), optimizer, converter=to_nchw, device=device)

@@ -1,0 +1,448 @@
+"""Training with captured steps: the updater, the evaluation, and the log that nobody waits for."""
+
+import json
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizers, serializers, training
+from chainer.training import extensions
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mixprec
+from mixprec import config as configs
+from mixprec import graph_capture
+from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.reading import Fetched
+from mixprec.training import CapturedUpdater, LogReport, command, log_report
+from mixprec.training import trainer as trainers
+from mixprec.training.evaluation import Evaluator
+from mixprec.training.updater import TimedUpdater
+
+# The log: on NumPy it is Chainer's, byte for byte
+
+_numbers = st.floats(-1e4, 1e4, width=16)
+_values = st.one_of(
+    st.integers(-(10**12), 10**12),
+    _numbers,
+    *(_numbers.map(kind) for kind in (np.float16, np.float32, np.float64)),
+    _numbers.map(lambda value: np.array(value, np.float32)),
+    _numbers.map(lambda value: chainer.Variable(np.array(value, np.float16))),
+    st.just(np.zeros(3, np.float32)),  # is no number: left out
+)
+_observed = _values | st.tuples(_values.filter(lambda value: np.ndim(getattr(value, "array", value)) == 0), st.just(3))
+_observations = st.lists(st.dictionaries(st.sampled_from("abc"), _observed, max_size=3), min_size=1, max_size=8)
+
+
+class Trainer:
+    """What a log asks of a trainer."""
+
+    is_before_training = False
+    elapsed_time = 1.5
+
+    class updater:
+        epoch, iteration = 0, 0
+
+    def __init__(self, out=None):
+        self.out = out
+        self.observation = {}
+
+
+class Every:
+    """A trigger that fires with each third call of a log."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, trainer):
+        self.count += 1
+        return self.count % 3 == 0
+
+
+def _log(kind, observations, target=None, **keywords):
+    """A log of this kind after all observations."""
+    log, trainer = kind(trigger=Every(), log_name=None, **keywords), target or Trainer()
+    for trainer.observation in observations:
+        log(trainer)
+    return log
+
+
+def _saved(target):
+    """What a file holds of it: bytes and dtype by name."""
+    serializer = serializers.DictionarySerializer()
+    target.serialize(serializer)
+    return {name: (array.dtype, array.tobytes()) for name, array in serializer.target.items()}
+
+
+@given(_observations, st.sampled_from([None, ["a", "c"]]))
+def test_entries_and_snapshots_are_those_of_chainer(observations, keys):
+    ours, chainers = (_log(kind, observations, keys=keys) for kind in (LogReport, extensions.LogReport))
+    assert repr(ours.log) == repr(chainers.log)
+    assert _saved(ours) == _saved(chainers)
+
+
+@given(_observations, _observations, st.permutations([LogReport, extensions.LogReport]))
+def test_each_goes_on_from_a_snapshot_of_the_other(before, after, kinds):
+    serializer = serializers.DictionarySerializer()
+    _log(kinds[0], before).serialize(serializer)
+    saved = {name: np.asarray(array) for name, array in serializer.target.items()}
+    logs = []
+    for kind in kinds:
+        log, trainer = kind(trigger=Every(), log_name=None), Trainer()
+        log.serialize(serializers.NpzDeserializer(saved))
+        for trainer.observation in after:
+            log(trainer)
+        logs.append(log)
+    assert repr(logs[0].log) == repr(logs[1].log)
+    assert _saved(logs[0]) == _saved(logs[1])
+
+
+def test_the_file_is_that_of_chainer(tmp_path):
+    observations = [{"main/loss": np.float32(1 / n), "lr": 0.1} for n in range(1, 7)]
+    for kind in (LogReport, extensions.LogReport):
+        out = tmp_path / kind.__module__
+        out.mkdir()
+        log, trainer = kind(trigger=Every()), Trainer(str(out))
+        for trainer.observation in observations:
+            log(trainer)
+    first, second = (path.read_bytes() for path in tmp_path.glob("*/log"))
+    assert first == second
+    assert len(json.loads(first)) == 2
+
+
+def test_a_value_that_is_overwritten_later_counts_as_it_was():
+    log, trainer, value = LogReport(trigger=Every(), log_name=None), Trainer(), np.array(1, np.float32)
+    for value[...] in (1, 2, 4):
+        trainer.observation = {"a": value}
+        log(trainer)
+    assert log.log[0]["a"] == np.float32(7) / 3
+
+
+# The log: what is on a device
+
+
+class Device:
+    """Numbers of a device, as a stand-in: who asks for one that has not been copied waits."""
+
+    def __init__(self, monkeypatch):
+        self.asked, self.waited = [], []
+        self.copied = 0  # so many copies are done, in order
+        monkeypatch.setattr(log_report, "known", lambda value: not isinstance(value, Number))
+        monkeypatch.setattr(log_report, "fetch", self.fetch)
+
+    def fetch(self, number):
+        assert isinstance(number, Number)
+        self.asked.append(number.value)
+        return Copy(self, len(self.asked), number.value)
+
+
+class Copy(Fetched):
+    def __init__(self, device, place, value):
+        self._device, self._place, self._number = device, place, value
+
+    @property
+    def done(self):
+        return self._device.copied >= self._place
+
+    @property
+    def value(self):
+        if not self.done:
+            self._device.waited.append(self._number)
+            self._device.copied = self._place
+        return self._number
+
+
+class Number:
+    """A number that only the device knows: any arithmetic on it would be a launch, any look at it a wait."""
+
+    ndim = 0
+
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.fixture
+def device(monkeypatch):
+    return Device(monkeypatch)
+
+
+def _losses(count):
+    return np.random.RandomState(0).uniform(0, 10, count).astype(np.float32)
+
+
+def test_a_log_waits_only_when_it_writes_an_entry(device):
+    """Then for the copies that are not there, in the order of the steps; sums are Chainer's, in float32."""
+    losses = _losses(7)
+    log, trainer = LogReport(trigger=Every(), log_name=None), Trainer()
+    for count, loss in enumerate(losses, 1):
+        trainer.observation = {"main/loss": Number(loss)}
+        log(trainer)
+        assert len(device.asked) == count
+        assert device.waited == losses[: count // 3 * 3].tolist()
+    assert log.log == _log(extensions.LogReport, [{"main/loss": loss} for loss in losses]).log
+
+
+def test_copies_that_are_there_are_summed_at_once_and_let_go(device):
+    summary = log_report.Summary()
+    for count, loss in enumerate(_losses(9), 1):
+        device.copied = max(0, count - 2)  # the last two are under way
+        summary.add(Number(loss))
+        assert len(summary._coming) == min(count, 2)
+    assert device.waited == []
+
+
+def test_a_later_copy_is_not_added_before_an_earlier_one(device):
+    """Nor is a number of the host. In float32 the order decides: (2^24 + 1) + 1 is 2^24, 2^24 + (1 + 1) is not."""
+    summary, order = log_report.Summary(), [np.float32(2**24), np.float32(1), 1.0]
+    summary.add(Number(order[0]))
+    summary.add(Number(order[1]), weight=1)
+    summary.add(order[2])
+    assert (summary._x, len(summary._coming)) == (0.0, 3)
+    device.copied = 1
+    summary.add(np.float32(1))
+    assert summary._x == 2**24
+    assert len(summary._coming) == 3
+    assert summary.compute_mean() == np.float32(2**24) / 4
+    assert device.waited == [1]
+
+
+def test_weights_may_be_on_the_device_too(device):
+    summary = log_report.DictSummary()
+    summary.add({"a": (Number(np.float32(2)), 3), "b": (Number(np.float32(1)), Number(np.float32(4)))})
+    summary.add({"a": (5.0, 1), "b": (Number(np.float32(6)), 1)})
+    assert summary.compute_mean() == {"a": 11 / 4, "b": 2}
+    assert summary.make_statistics()["b"] == 2
+
+
+def test_a_snapshot_in_the_middle_of_an_interval_holds_the_sums(device):
+    losses = _losses(5)
+    log = _log(LogReport, [{"main/loss": Number(loss)} for loss in losses])
+    assert device.waited == losses[:3].tolist()
+    expected = _log(extensions.LogReport, [{"main/loss": loss} for loss in losses])
+    assert _saved(log) == _saved(expected)
+    assert device.waited == losses.tolist()
+
+
+# The updater
+
+
+class Model(chainer.Chain):
+    """Reports, and takes a batch in any form."""
+
+    def __init__(self):
+        super().__init__(linear=L.Linear(4, 3, initialW=np.linspace(-1, 1, 12, dtype="f").reshape(3, 4)))
+
+    def forward(self, x, t=None):
+        loss = F.softmax_cross_entropy(self.linear(x), np.zeros(len(x), np.int32) if t is None else t)
+        chainer.report({"loss": loss, "images": len(x)}, self)
+        return loss
+
+
+X = np.random.RandomState(0).normal(size=(10, 4)).astype(np.float32)
+T = np.arange(10, dtype=np.int32) % 3
+BATCHES = {
+    "tuples": [(x, t) for x, t in zip(X, T, strict=True)],
+    "dicts": [{"x": x, "t": t} for x, t in zip(X, T, strict=True)],
+    "arrays": list(X),
+}
+
+
+def _updater(kind, data=BATCHES["tuples"], **keywords):
+    model = Model()
+    mixprec.convert(model)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(lr=0.1), 2.0**10).setup(model)
+    if keywords.get("loss_func") == "twice":
+        keywords["loss_func"] = lambda *args, **kwargs: 2 * model(*args, **kwargs)
+    return kind(chainer.iterators.SerialIterator(data, 4, shuffle=False), optimizer, **keywords)
+
+
+def _trainer(updater, out, evaluate=None):
+    """Two epochs of 10 examples in batches of 4, with all that is around the steps."""
+    optimizer = updater.get_optimizer("main")
+    trainer = training.Trainer(updater, (2, "epoch"), out=str(out))
+    test = chainer.iterators.SerialIterator(BATCHES["tuples"], 4, repeat=False, shuffle=False)
+    trainer.extend(Evaluator(test, optimizer.target, eval_func=evaluate and evaluate(optimizer.target)))
+    trainer.extend(extensions.observe_lr())
+    trainer.extend(extensions.ExponentialShift("lr", 0.75), trigger=(1, "iteration"))
+    trainer.extend(LogReport(trigger=(2, "iteration")))
+    trainer.extend(extensions.snapshot(filename="{.updater.iteration}.npz"), trigger=(1, "iteration"))
+    return trainer
+
+
+def _without_times(log):
+    return [{key: value for key, value in entry.items() if key != "elapsed_time"} for entry in log]
+
+
+def _arrays(path):
+    with np.load(path) as file:
+        return {name: file[name].tobytes() for name in file.files if not name.endswith(("_log", "elapsed_time"))}
+
+
+class Step:
+    """In the place of what ``mixprec.capture`` returns: keeps what it was made of and called with."""
+
+    def __init__(self, optimizer, lossfun=None, **keywords):
+        self.made = optimizer, lossfun, keywords
+        self.calls = []
+
+    def __call__(self, *args, **kwargs):
+        self.calls.append((args, kwargs))
+
+
+@pytest.mark.parametrize("form", BATCHES)
+def test_a_step_gets_a_batch_as_the_converter_makes_it(monkeypatch, form):
+    monkeypatch.setattr(mixprec, "capture", Step, raising=False)
+    updater = _updater(CapturedUpdater, BATCHES[form])
+    for _ in range(3):
+        updater.update()
+    assert updater.iteration == 3
+    for (args, kwargs), rows in zip(updater.step.calls, ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]), strict=True):
+        assert (len(args), sorted(kwargs)) == {"tuples": (2, []), "dicts": (0, ["t", "x"]), "arrays": (1, [])}[form]
+        found = [*args, *(kwargs[name] for name in ("x", "t") if name in kwargs)]
+        for array, expected in zip(found, (X[rows], T[rows]), strict=form != "arrays"):
+            np.testing.assert_array_equal(array, expected)
+
+
+def test_the_step_is_made_of_the_optimizer_the_loss_function_and_the_keywords(monkeypatch):
+    monkeypatch.setattr(mixprec, "capture", Step, raising=False)
+    updater = _updater(CapturedUpdater)
+    defaults = {"warmup": 3, "graphs": 4, "other_shapes": "capture", "required": False}
+    assert updater.step.made == (updater.get_optimizer("main"), None, defaults)
+    others = {"warmup": 2, "graphs": 1, "other_shapes": "eager", "required": True}
+    updater = _updater(CapturedUpdater, loss_func=len, device="@numpy", **others)
+    assert updater.step.made == (updater.get_optimizer("main"), len, others)
+    assert updater.device.xp is np
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_an_epoch_ends_where_it_does_for_chainer(monkeypatch, automatic):
+    monkeypatch.setattr(mixprec, "capture", Step, raising=False)
+    epochs = []
+    for kind in (CapturedUpdater, training.StandardUpdater):
+        updater = _updater(kind, auto_new_epoch=automatic)
+        optimizer = updater.get_optimizer("main")
+        epochs.append([])
+        for _ in range(6):
+            updater.update()
+            epochs[-1].append((updater.epoch, updater.is_new_epoch, optimizer.epoch))
+    assert epochs[0] == epochs[1]
+    assert epochs[0][-1][2] == (2 if automatic else 0)
+
+
+@pytest.mark.parametrize("form", BATCHES)
+@pytest.mark.parametrize("loss_func", [None, "twice"])
+def test_a_run_on_the_host_is_the_run_of_the_standard_updater(tmp_path, form, loss_func):
+    """Every snapshot and every entry of the log, with a schedule that changes the rate in every step."""
+    logs = []
+    for kind in (CapturedUpdater, training.StandardUpdater):
+        updater = _updater(kind, BATCHES[form], loss_func=loss_func)
+        evaluate = graph_capture.capture_evaluation if kind is CapturedUpdater else None
+        trainer = _trainer(updater, tmp_path / kind.__name__, evaluate)
+        trainer.run()
+        logs.append(_without_times(trainer.get_extension("LogReport").log))
+    assert logs[0] == logs[1]
+    assert {"main/loss", "main/images", "validation/main/loss", "lr"} <= logs[0][-1].keys()
+    for iteration in range(1, 6):
+        captured, standard = (
+            _arrays(tmp_path / kind / f"{iteration}.npz") for kind in ("CapturedUpdater", "StandardUpdater")
+        )
+        assert captured == standard
+
+
+# The evaluation
+
+
+def test_the_evaluation_calls_another_function_that_reports_for_the_model():
+    """Three images in batches of 2 and 1; the mean is that over images."""
+    calls = []
+
+    class Reporting(chainer.Link):
+        def forward(self, x):
+            raise AssertionError("the model itself is called")
+
+    def evaluate(x):
+        calls.append((len(x), chainer.config.train, chainer.config.enable_backprop))
+        chainer.report({"mean": x.mean()}, model)
+
+    def convert(batch, device):
+        return (np.array(batch, np.float32),)
+
+    model, test = Reporting(), chainer.iterators.SerialIterator([0.0, 0.0, 3.0], 2, repeat=False, shuffle=False)
+    evaluator = Evaluator(test, model, convert, eval_func=evaluate)
+    for _ in range(2):
+        assert evaluator() == {"main/mean": 1}
+    assert calls == 2 * [(2, False, False), (1, False, False)]
+
+
+def test_an_evaluation_waits_once_at_its_end(device):
+    class Reporting(chainer.Link):
+        def forward(self, x):
+            assert device.waited == []
+            chainer.report({"x": Number(x[0])}, self)
+
+    values = _losses(4)
+    test = chainer.iterators.SerialIterator(values, 1, repeat=False, shuffle=False)
+    found = Evaluator(test, Reporting(), converter=lambda batch, device: (np.array(batch),))()
+    assert device.waited == values.tolist()
+    summary = chainer.reporter.Summary()
+    for value in values:
+        summary.add(value)
+    assert found == {"main/x": summary.compute_mean()}
+
+
+# The command
+
+
+def _build(tmp_path, monkeypatch, *overrides):
+    """What a config with these overrides builds: the trainer, and what the evaluation was given to capture."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: {arch: a, classes: 3}\ndata: {train: t, val: v, size: 8}\noptimizer: {lr: 0.1}\n"
+        "training: {batch_size: 2, epochs: 1, device: auto}\n"
+    )
+    config = configs.load(path, overrides)
+    made = []
+    monkeypatch.setattr(mixprec, "capture", Step, raising=False)
+    monkeypatch.setattr(graph_capture, "capture_evaluation", lambda *args, **keywords: made.append((args, keywords)))
+    monkeypatch.setattr(
+        trainers, "_iterator", lambda config, images, train: chainer.iterators.SerialIterator([0], 1, train)
+    )
+    model, _ = trainers.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
+    return trainers.build_trainer(config, model, range(6), range(6), "@numpy", str(tmp_path / "out")), made
+
+
+def test_without_capture_there_are_no_graphs(tmp_path, monkeypatch):
+    trainer, made = _build(tmp_path, monkeypatch)
+    assert type(trainer.updater) is TimedUpdater
+    assert made == []
+    assert type(trainer.get_extension("LogReport")) is LogReport
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keywords"),
+    [
+        (["capture=true"], {"warmup": 3, "graphs": 4, "other_shapes": "capture", "required": False}),
+        (
+            ["capture=required", "capture.warmup=2", "capture.graphs=9", "capture.other_shapes=eager"],
+            {"warmup": 2, "graphs": 9, "other_shapes": "eager", "required": True},
+        ),
+    ],
+)
+@pytest.mark.parametrize("evaluation", [True, False])
+def test_every_key_of_the_config_arrives(tmp_path, monkeypatch, overrides, keywords, evaluation):
+    trainer, made = _build(tmp_path, monkeypatch, *overrides, f"capture.evaluation={str(evaluation).lower()}")
+    optimizer = trainer.updater.get_optimizer("main")
+    assert trainer.updater.step.made == (optimizer, None, keywords)
+    assert made == ([((optimizer.target,), keywords)] if evaluation else [])
+
+
+def test_a_required_capture_that_fails_ends_the_command_with_one_line(monkeypatch, capsys):
+    def fail(arguments, networks):
+        raise CaptureError("model.py:3 reads")
+
+    monkeypatch.setattr(command, "_run", fail)
+    assert command.main(["--config", "c.yaml"], {}) == 1
+    assert capsys.readouterr().err == "error: model.py:3 reads\n"
