@@ -24,8 +24,11 @@ class Pool:
         bytes: all that the pool has, in use or not.
     """
 
+    _push = heapq.heappush  # also there when Python ends
+
     def __init__(self):
         self._memory = []
+        self._ages = {}  # of blocks by address
         self._free = {}  # by size: heaps of (age, address)
         self.bytes = 0
 
@@ -36,28 +39,33 @@ class Pool:
         if not free:
             self._memory.append(np.empty(size + _UNIT, np.uint8))
             start = self._memory[-1].ctypes.data
-            free.append((len(self._memory), start + -start % _UNIT))
+            address = start + -start % _UNIT
+            self._ages[address] = len(self._ages)
             self.bytes += size
-        return Block(self, free, heapq.heappop(free), size)
+            return Block(self, address, size)
+        _, address = heapq.heappop(free)
+        return Block(self, address, size)
+
+    def take_back(self, address, size):
+        """Makes a block free."""
+        self._push(self._free[size], (self._ages[address], address))
 
 
 class Block:
-    """Memory that is free again when the last array in it is gone.
+    """Memory that goes back to its pool when the last array in it is gone.
 
-    Attributes:
+    Args:
+        pool: :class:`Pool`.
         address: of the first byte.
+        size: number of bytes.
     """
 
-    _push = heapq.heappush  # is also there when Python ends
-
-    def __init__(self, pool, free, place, size):
-        self._pool = pool  # whose memory it is
-        self._free, self._place = free, place
-        _, self.address = place
-        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+    def __init__(self, pool, address, size):
+        self._pool, self.address, self.size = pool, address, size
+        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
     def __del__(self):
-        self._push(self._free, self._place)
+        self._pool.take_back(self.address, self.size)
 
 
 class Memory:
