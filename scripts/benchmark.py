@@ -76,7 +76,7 @@ def _host(arch, repeats, profile):
 
 def _capture(arch, batch, size, repeats):
     rows = capture.measure(MODELS[arch], repeats=repeats)
-    print(f"{arch}, Python of a training step, converted, with kernels that compute nothing")
+    print(f"{arch}, converted, Python of a training step, launches left out")
     print(capture.table(rows))
     gpu = capture_gpu.measure(MODELS[arch], batches=batch, size=size, repeats=repeats)
     print(f"\n{arch} in float16, a training step with {size}x{size} pixels, eager and as one CUDA graph")

@@ -11,6 +11,7 @@ import pytest
 
 import mixprec
 from mixprec import environment
+from mixprec.backends import recording
 from mixprec.benchmark import capture, capture_gpu, processes
 from mixprec.benchmark.capture_gpu import CAPTURED, EAGER, Row
 from models import MODELS
@@ -31,14 +32,36 @@ def test_tables_and_the_same_numbers_as_json(tmp_path):
     record = json.loads((tmp_path / "capture.json").read_text())
     assert record["settings"] == {"arch": "resnet8", "batch": [2, 4], "size": 32, "repeats": 1}
     assert {"date", "python", "numpy", "chainer", "mixprec", "commit", "cpu"} <= record.keys()
-    assert [row["name"] for row in record["rows"]] == [capture.EAGER]
+    assert [row["name"] for row in record["rows"]] == [capture.EAGER, capture.CAPTURED]
     for row in record["rows"]:
         assert row["milliseconds"] > 0
-        assert f"  {row['name']:48}{row['milliseconds']:10.2f}{row['spread']:8.2f}" in process.stdout
+        numbers = f"{row['milliseconds']:10.2f}{row['spread']:8.2f}{row['ratio']:8.3f}"
+        assert f"  {row['name']:48}{numbers}\n" in process.stdout
+        assert row["ratio"] == pytest.approx(row["milliseconds"] / record["rows"][0]["milliseconds"])
     if not environment.usable_device_count():
         assert record["gpu"]["rows"] == []
         needs = "step time, host time of a graph and peak memory need a GPU: "
         assert f"{needs}{record['gpu']['missing']}\n" in process.stdout
+
+
+def _launches_of_a_turn():
+    launches, rates = [], set()
+    capture._prepare(capture.CAPTURED, MODELS["resnet8"])
+    recording.Graph.launch = lambda graph: launches.append(graph)
+    upload = recording.Launcher.upload
+
+    def noted(launcher, source, target):
+        rates.add(bytes(source))
+        upload(launcher, source, target)
+
+    recording.Launcher.upload = noted
+    capture._turn()
+    return len(launches), len(rates)
+
+
+def test_each_captured_step_is_a_launch_with_a_learning_rate_of_its_own():
+    with processes.process() as process:
+        assert processes.run_in(process, _launches_of_a_turn) == (10, 10)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +177,12 @@ class StubDevice:
 class StubStep:
     """What ``mixprec.capture`` returns: the fourth call takes memory for a graph."""
 
-    verified = "verified bit for bit"
-
     def __init__(self, pools, optimizer):
         self.pools, self.optimizer, self.calls = pools, optimizer, 0
+
+    @property
+    def replays(self):
+        return max(0, self.calls - 4)
 
     def __call__(self, *arguments):
         self.calls += 1
@@ -211,6 +236,7 @@ def devices(monkeypatch):
     monkeypatch.setattr(mixprec, "capture", capture_step, raising=False)
     monkeypatch.setattr(capture_gpu, "graphs_of", lambda array: made[-1].pools)
     monkeypatch.setattr(capture_gpu, "_STEPS", 2)
+    monkeypatch.setattr(capture_gpu, "_WARM_UP", 5)
     monkeypatch.setattr(capture_gpu, "process", StubProcess)
     monkeypatch.setattr(capture_gpu, "run_in", run_in)
     return made
@@ -226,12 +252,12 @@ def test_rows_of_a_gpu(devices):
         assert (eager.milliseconds, captured.milliseconds, captured.ratio) == (10.0, 10.0, 1.0)
         assert (eager.peak, eager.held, eager.memory, eager.note) == (70 * MB, 70 * MB, 1.0, "")
         assert (captured.peak, captured.held, captured.memory) == (130 * MB, 110 * MB, 130 / 70)
-        assert captured.note == "verified bit for bit"
+        assert captured.note == "verified within bounds"
         assert eager.host_milliseconds > 0
     lines = capture_gpu.table(rows, settings).splitlines()
     assert lines[0] == "GPU 0 of 1: Stub H200"
     assert lines[5].startswith("  batch 256, captured      10.00    0.00   1.00     25600")
-    assert lines[5].endswith("      130      110   1.86   1.10  verified bit for bit")
+    assert lines[5].endswith("      130      110   1.86   1.10  verified within bounds")
     assert json.loads(json.dumps(capture_gpu.as_json(rows, settings)))["rows"][3]["bound"] == 1.1
 
 
@@ -244,6 +270,19 @@ def test_what_cannot_be_captured_is_a_row_with_the_reason(devices, monkeypatch):
     assert rows[0].milliseconds == 10.0
     assert rows[1] == Row(2, CAPTURED, note="RuntimeError: train.py:3 reads a number")
     assert "  batch 2, captured     RuntimeError: train.py:3 reads a number" in capture_gpu.table(rows, settings)
+
+
+def test_what_is_not_launched_as_a_graph_is_not_measured_as_captured(devices, monkeypatch):
+    monkeypatch.setattr(StubStep, "replays", 0)
+    monkeypatch.setattr(StubStep, "report", lambda step: "its shapes change", raising=False)
+    _, row = capture_gpu.measure(MODELS["resnet8"], batches=[2], size=8, repeats=1)[0]
+    assert row == Row(2, CAPTURED, note="RuntimeError: no graph was launched in 5 steps: its shapes change")
+
+
+def test_a_deterministic_graph_is_verified_bit_for_bit(devices, monkeypatch):
+    monkeypatch.setattr(chainer.global_config, "cudnn_deterministic", True)
+    _, row = capture_gpu.measure(MODELS["resnet8"], batches=[2], size=8, repeats=1)[0]
+    assert row.note == "verified bit for bit"
 
 
 def test_why_a_contestant_failed_comes_out_of_its_process():

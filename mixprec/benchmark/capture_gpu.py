@@ -17,13 +17,15 @@ import numpy as np
 import mixprec
 from mixprec import environment
 from mixprec.backends import graphs_of
+from mixprec.backends.cudnn import settings
 from mixprec.benchmark import capture, contestants, gpu
 from mixprec.benchmark.processes import process, run_in
 
 EAGER, CAPTURED = "eager", "captured"
 BOUND, BOUND_AT = 1.1, 256  # memory over that of eager steps which captured ones may take, and in which batch
 _CLASSES = 1000
-_WARM_UP = 6  # of them a graph is made
+_BITWISE, _BOUNDED = "verified bit for bit", "verified within bounds"
+_WARM_UP = 20  # more than it takes to make a graph
 _STEPS = 20  # in one turn
 _LR = 1e-3
 
@@ -81,21 +83,21 @@ def measure(network, *, batches=(32, 64, 128, 256), size=224, repeats=15):
     return rows, {"device": reason}
 
 
-def table(rows, settings):
+def table(rows, found):
     """Returns what :func:`measure` found as an aligned text table, or as the line that says why there is none."""
-    if "missing" in settings:
-        return f"step time, host time of a graph and peak memory need a GPU: {settings['missing']}"
+    if "missing" in found:
+        return f"step time, host time of a graph and peak memory need a GPU: {found['missing']}"
     lines = [
-        settings["device"],
+        found["device"],
         f"{'':22}{'ms a step':>10}{'+-':>8}{'ratio':>7}{'images/s':>10}{'host ms':>9}"
         f"{'peak MB':>9}{'held MB':>9}{'ratio':>7}{'bound':>7}",
     ]
     return "\n".join([*lines, *map(_line, rows)])
 
 
-def as_json(rows, settings):
+def as_json(rows, found):
     """Returns what :func:`measure` found as a dict for JSON."""
-    return {**settings, "rows": [dataclasses.asdict(row) for row in rows]}
+    return {**found, "rows": [dataclasses.asdict(row) for row in rows]}
 
 
 def _compare(network, specifier, batch, size, repeats):
@@ -201,6 +203,8 @@ class Contestant:
         self._step = functools.partial(update, x, t)
         for _ in range(_WARM_UP):
             self._step()
+        if self._captured is not None and not self._captured.replays:
+            raise RuntimeError(f"no graph was launched in {_WARM_UP} steps: {self._captured.report()}")
 
     def turn(self):
         """Returns the seconds of a step, and those until its call returns."""
@@ -208,7 +212,8 @@ class Contestant:
 
     def end(self):
         """Returns the most bytes that memory pools have had, those that they have, and how a graph was verified."""
-        return self._peak.bytes, self._held(), "" if self._captured is None else self._captured.verified
+        verified = "" if self._captured is None else _BITWISE if settings.current().deterministic else _BOUNDED
+        return self._peak.bytes, self._held(), verified
 
     def _host_seconds(self):
         seconds = []
