@@ -6,7 +6,9 @@ import itertools
 
 import chainer
 
+from mixprec.backends import launcher_of
 from mixprec.backends.reading import known, read
+from mixprec.update.saved_arrays import SavedArrays
 
 # What a lazily sized batch normalization starts from, unless its caller gave something else.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
@@ -16,23 +18,48 @@ class Statistics:
     """Guards the persistent values of every link (``avg_mean``, ``avg_var`` and ``N`` of batch normalization).
 
     A forward pass in training mode moves them before anybody knows whether the step will be skipped. A link hook
-    therefore copies those of a link right before its first forward pass of a step, whoever calls the link.
+    therefore copies those of a link right before its first forward pass of a step, whoever calls the link. Where it is
+    known that a step begins, :meth:`save` copies those on a device all at once.
 
     Args:
         structure: :class:`~mixprec.optimizer.structure.Structure` of the model whose statistics to guard.
     """
 
     def __init__(self, structure):
+        self._copies = None
         self.watch(structure)
         self.forget()
 
     def __getstate__(self):
-        return {}  # what has been saved is in the hooks of the links
+        return {"_copies": None}  # what has been saved is in the hooks of the links
 
     def watch(self, structure):
         """Guards the links of another structure; what has been saved of them stays."""
         self._structure = structure
         self._find_links()
+
+    def save(self):
+        """Begins a step: copies the values of all links that are on a device, in one launch."""
+        savers = [saver for saver in self._savers if not saver.saved]
+        if not savers or not _moves_statistics():
+            return
+        held = {}
+        for saver in savers:
+            values = saver.link.__dict__
+            held[saver] = {name: values[name] for name in saver.link._persistent if name in values}
+        found = {id(value): value for values in held.values() for value in values.values() if _is_array(value)}
+        arrays = [array for array in found.values() if not known(array) and array.flags.c_contiguous]
+        if not arrays:
+            return
+        if self._copies is None or not self._copies.are_of(arrays):
+            launcher = launcher_of(arrays[0])
+            if launcher is None or not all(map(launcher.holds, arrays)):
+                return
+            self._copies = SavedArrays(arrays, launcher)
+        self._copies.save()
+        copies = dict(zip(map(id, arrays), self._copies.copies, strict=True))
+        for saver, values in held.items():
+            saver.keep({name: (value, copies.get(id(value))) for name, value in values.items()})
 
     def forget(self):
         """Ends a step: what the next forward pass finds is what is kept. Links that are new are guarded from now on."""
@@ -119,14 +146,18 @@ class _Saver(chainer.LinkHook):
 
     def forward_preprocess(self, args):
         # A link that was copied by Link.copy() shares the hooks of the original.
-        if not self.saved and args.link is self.link and chainer.config.train and chainer.config.enable_backprop:
+        if not self.saved and args.link is self.link and _moves_statistics():
             self.save()
 
     def save(self):
-        self.order = next(self._orders)
         values = self.link.__dict__
+        self.keep({name: (values[name], None) for name in self.link._persistent if name in values})
+
+    def keep(self, values):
+        """Keeps values by their names, with copies; ``None`` for one that is still to be made."""
+        self.order = next(self._orders)
         self.saved = {
-            name: (values[name], self._copy(name, values[name])) for name in self.link._persistent if name in values
+            name: (value, self._copy(name, value) if copy is None else copy) for name, (value, copy) in values.items()
         }
 
     def _copy(self, name, value):
@@ -136,6 +167,10 @@ class _Saver(chainer.LinkHook):
             given = getattr(self.link, f"_initial_{name}", None)
             return _FIRST_VALUES[name] if given is None else given
         return value
+
+
+def _moves_statistics():
+    return chainer.config.train and chainer.config.enable_backprop
 
 
 def _guard(link):

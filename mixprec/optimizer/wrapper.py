@@ -284,6 +284,7 @@ class MixedPrecisionOptimizer:
 
     def _backward(self, lossfun, args, kwds):
         self._factor = None
+        self._statistics.save()
         try:
             # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
             with np.errstate(over="ignore", invalid="ignore"):
