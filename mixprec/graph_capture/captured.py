@@ -97,6 +97,13 @@ class Captured:
             self._give_up(kind.failure)
         return result
 
+    def reset(self):
+        """Forgets all graphs, and why there could be none: after the code of the step, or a number in it, has changed."""
+        for kind in self._kinds.values():
+            kind.drop()
+        self._kinds.clear()
+        self.why_not = self._only = None
+
     def report(self):
         """Returns what is captured, and why something is not, as text."""
         lines = [] if self.why_not is None else [f"{self._work.name} is not captured: {self.why_not}"]
@@ -146,9 +153,7 @@ class Captured:
         return bool(hooks)
 
     def _give_up(self, reason):
-        for kind in self._kinds.values():
-            kind.drop()
-        self._kinds.clear()
+        self.reset()
         self.why_not = reason
         if self._required:
             raise CaptureError(f"{self._work.name} cannot be captured, and that is required: {reason}")
