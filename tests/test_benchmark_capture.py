@@ -7,10 +7,14 @@ import sys
 import types
 
 import chainer
+import graph_array
 import pytest
+from graph_array import GraphArray
+from graph_on_host import GraphCuda
+from kernels_on_host import kernels_folder
 
 import mixprec
-from mixprec import environment
+from mixprec import backends, environment
 from mixprec.backends import recording
 from mixprec.benchmark import capture, capture_gpu, processes
 from mixprec.benchmark.capture_gpu import CAPTURED, EAGER, Row
@@ -205,17 +209,25 @@ class StubProcess:
         self.contestant.clear()
 
 
-@pytest.fixture
-def devices(monkeypatch):
-    """All that the contestants use is here, and in the list that this gives, one device for each of them."""
-    made = []
-    others = chainer.get_device
+def _gpus(monkeypatch, device_class):
+    """Returns a list of those that were asked for so far, each of them new."""
+    made, others = [], chainer.get_device
 
     def get_device(name):
         if name != "@cupy:0":
             return others(name)
-        made.append(StubDevice())
+        made.append(device_class())
         return made[-1]
+
+    monkeypatch.setattr(chainer, "get_device", get_device)
+    monkeypatch.setattr(chainer.global_config, "autotune", False)  # what contestants change
+    return made
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """All that the contestants use is here, and in the list that this gives, one device for each of them."""
+    made = _gpus(monkeypatch, StubDevice)
 
     def run_in(process, function, *arguments):
         monkeypatch.setattr(capture_gpu, "_contestant", process.contestant)
@@ -230,9 +242,7 @@ def devices(monkeypatch):
         return link
 
     monkeypatch.setattr(environment, "resolve_device", lambda wanted: ("@cupy:0", "GPU 0 of 1: Stub H200"))
-    monkeypatch.setattr(chainer, "get_device", get_device)
     monkeypatch.setattr(chainer.Link, "to_device", to_device)
-    monkeypatch.setattr(chainer.global_config, "autotune", False)
     monkeypatch.setattr(mixprec, "capture", capture_step, raising=False)
     monkeypatch.setattr(capture_gpu, "graphs_of", lambda array: made[-1].pools)
     monkeypatch.setattr(capture_gpu, "_STEPS", 2)
@@ -259,6 +269,35 @@ def test_rows_of_a_gpu(devices):
     assert lines[5].startswith("  batch 256, captured      10.00    0.00   1.00     25600")
     assert lines[5].endswith("      130      110   1.86   1.10  verified within bounds")
     assert json.loads(json.dumps(capture_gpu.as_json(rows, settings)))["rows"][3]["bound"] == 1.1
+
+
+class HostDevice(StubDevice):
+    """A GPU whose graphs are computed on the host, which are really captured and launched."""
+
+    def send(self, array):
+        return graph_array.array(array)
+
+
+@pytest.fixture
+def graphs(monkeypatch, tmp_path_factory):
+    cuda = GraphCuda(kernels_folder(tmp_path_factory))
+    monkeypatch.setitem(backends._OTHERS, GraphArray, cuda)
+    _gpus(monkeypatch, HostDevice)
+    monkeypatch.setattr(chainer.Link, "to_device", lambda link, device: graph_array.send(link))
+    monkeypatch.setattr(capture_gpu, "_STEPS", 2)
+    return cuda.graphs
+
+
+@pytest.mark.parametrize("name", [EAGER, CAPTURED])
+def test_a_contestant_trains_on_a_stand_in(graphs, name):
+    contestant = capture_gpu.Contestant(name, MODELS["resnet8"], "@cupy:0", 2, 8)
+    launches = graphs.launches
+    seconds, host_seconds = contestant.turn()
+    assert seconds == 0.01
+    assert host_seconds > 0
+    _, held, note = contestant.end()
+    assert graphs.launches - launches == (4 if name == CAPTURED else 0)
+    assert (held > 0) == (note == "verified within bounds") == (name == CAPTURED)
 
 
 def test_what_cannot_be_captured_is_a_row_with_the_reason(devices, monkeypatch):
