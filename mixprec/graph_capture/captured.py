@@ -98,7 +98,7 @@ class Captured:
         return result
 
     def reset(self):
-        """Forgets all graphs, and why there could be none: after the code of the step, or a number in it, has changed."""
+        """Forgets all graphs, and why there are none; to be called when code or numbers of the work have changed."""
         for kind in self._kinds.values():
             kind.drop()
         self._kinds.clear()
