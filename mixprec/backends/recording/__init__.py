@@ -16,6 +16,7 @@ from mixprec.backends.recording.arrays import Array
 from mixprec.backends.recording.calls import Call, Spec, calls, named
 from mixprec.backends.recording.device import Dnn, Launcher
 from mixprec.backends.recording.graphs import Graph, Graphs
+from mixprec.backends.recording.memory import Memory
 
 __all__ = ["Array", "Call", "Dnn", "Graph", "Graphs", "Launcher", "Spec", "array", "calls", "install", "send"]
 
@@ -48,9 +49,10 @@ def send(link, array_type=None):
 
 
 def install():
-    """Makes :func:`mixprec.backends.primitives_of` know such arrays."""
+    """Makes :func:`mixprec.backends.primitives_of` know such arrays; the device has nothing in its memory yet."""
     from mixprec.backends import cuda
 
+    Array.memory = Memory()
     primitives = cuda.Cuda(Launcher(), Dnn())
     for name, contract in vars(Primitives).items():
         if inspect.isfunction(contract):
