@@ -53,7 +53,7 @@ def _address_of_leaf(x):
     """Returns the address of an input that no function has computed, or ``None``."""
     array = x
     if isinstance(x, chainer.Variable):
-        if x.creator_node is not None:
+        if "_node" not in vars(x) or x.creator_node is not None:  # without one: deferred, and not to be looked at
             return None
         array = x.array
     if isinstance(array, np.ndarray):
