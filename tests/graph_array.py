@@ -320,7 +320,7 @@ def _call(function, arguments, keywords, name=None):
             _read(name)  # a number of Python
             return value
         value = np.asarray(value)
-        if any(np.may_share_memory(value, view) for _, view in originals.values()):
+        if not value.size or any(np.may_share_memory(value, view) for _, view in originals.values()):
             view = value.view(GraphArray)
             view.flags.writeable = True
             return view

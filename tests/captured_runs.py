@@ -1,0 +1,146 @@
+"""Runs of a small converted network on the stand-in device with graphs, captured and eager ones."""
+
+import itertools
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import graph_array
+import numpy as np
+from chainer import optimizer_hooks, optimizers
+from device_runs import state_of
+
+import mixprec
+from mixprec.functions import reset_dropout
+from models import resnet
+
+CLASSES = 10
+POISONED = {9, 14}
+
+
+class Network(chainer.Chain):
+    """A ResNet of BasicBlocks (1, 1, 1, 1), an eighth as wide as usual."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self._dropout = dropout
+        with self.init_scope():
+            self.conv1 = resnet.convolution(3, 8, 7, stride=2)
+            self.bn1 = resnet.batch_normalization(8)
+            widths = (8, 8, 16, 32, 64)
+            self.stages = chainer.Sequential(
+                *(
+                    resnet.BasicBlock(before, channels, 1 if place == 0 else 2)
+                    for place, (before, channels) in enumerate(itertools.pairwise(widths))
+                )
+            )
+            self.fc = L.Linear(64, CLASSES)
+
+    def forward(self, x):
+        h = F.max_pooling_2d(F.relu(self.bn1(self.conv1(x))), 3, stride=2, pad=1, cover_all=False)
+        h = resnet.global_average(self.stages(h))
+        return self.fc(F.dropout(h, self._dropout) if self._dropout else h)
+
+
+def batch(step, size=4, poisoned=POISONED):
+    """Images and labels on the host; those of poisoned steps give gradients that are not finite."""
+    random = np.random.RandomState(step)
+    x = random.normal(size=(size, 3, 16, 16)).astype(np.float32)
+    if step in poisoned:
+        x[0, 0, 0, 0] = np.inf
+    return x, random.randint(0, CLASSES, size).astype(np.int32)
+
+
+def new_rule(name):
+    rule = getattr(mixprec if name in ("LARS", "LAMB") else optimizers, name)()
+    rate = "alpha" if hasattr(rule, "alpha") else "lr"
+    return rule, rate
+
+
+class Run:
+    """A model, its optimizer, and what they have reported.
+
+    Args:
+        capture: arguments for :func:`mixprec.capture`, or ``None`` for an eager run.
+        rule: name of the optimizer.
+        dropout: ratio.
+        compute: dtype.
+        network: class of the network.
+        lossfun: takes the model and arguments; ``None`` for the model itself.
+        wishes: further arguments of the optimizer.
+    """
+
+    def __init__(
+        self, capture=None, rule="MomentumSGD", dropout=0.0, compute="float16", network=Network, lossfun=None, **wishes
+    ):
+        np.random.seed(0)
+        reset_dropout()
+        model = L.Classifier(network(dropout))
+        mixprec.convert(model, np.zeros((2, 3, 16, 16), np.float32), compute=compute)
+        self.model = graph_array.send(model)
+        inner, self._rate = new_rule(rule)
+        scale = mixprec.DynamicLossScale(init=2.0**7, interval=5)
+        self.optimizer = mixprec.MixedPrecisionOptimizer(inner, **{"loss_scale": scale, **wishes}).setup(self.model)
+        self.optimizer.add_hook(optimizer_hooks.WeightDecay(1e-4))
+        self.first_rate = getattr(inner, self._rate)
+        if lossfun is None:
+            self._lossfun = self.model
+        else:
+            self._lossfun = lambda *arguments: lossfun(self.model, *arguments)
+        self.step = None
+        if capture is not None:
+            self.step = mixprec.capture(self.optimizer, None if lossfun is None else self._lossfun, **capture)
+        self.reporter = chainer.Reporter()
+        self.reporter.add_observer("main", self.model)
+        self.observed = []
+        np.random.seed(1)
+        reset_dropout()
+
+    def run(self, steps, size=4, schedule=True, poisoned=POISONED):
+        """Runs steps, each with another learning rate if there is a schedule."""
+        for number in steps:
+            if schedule:
+                setattr(self.optimizer, self._rate, self.first_rate / (1 + number))
+            self.once(*batch(number, size, poisoned))
+        return self
+
+    def once(self, *arguments):
+        """Runs a step."""
+        observation = {}
+        with self.reporter.scope(observation):
+            if self.step is None:
+                losses = []
+
+                def lossfun(*arguments):
+                    losses.append(self._lossfun(*arguments))
+                    return losses[-1]
+
+                self.optimizer.update(lossfun, *map(graph_array.array, arguments))
+                loss = losses[0]
+            else:
+                loss = self.step(*arguments)
+        self.observed.append({**observation, "returned": loss})
+
+    def results(self):
+        """Everything that the steps have left and reported, as arrays of NumPy by name."""
+        found = {
+            f"step {number} {name}": value
+            for number, values in enumerate(self.observed)
+            for name, value in values.items()
+        }
+        found = {name: graph_array.receive(chainer.as_array(value)) for name, value in found.items()}
+        for name, param in self.model.namedparams():
+            found[f"{name} in its dtype"] = graph_array.receive(param.array)
+            if param.grad is not None:
+                found[f"gradient of {name}"] = graph_array.receive(param.grad)
+        found |= {name: np.array(getattr(self.optimizer, name)) for name in ("t", "skipped", "loss_scale")}
+        return {**found, **state_of(self.optimizer)}
+
+
+def assert_same(found, expected):
+    """Asserts that two runs have left the same bits."""
+    found, expected = found.results(), expected.results()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
+        np.testing.assert_array_equal(found[name].view(np.ndarray).tobytes(), value.tobytes(), err_msg=name)
