@@ -43,7 +43,9 @@ class GraphStep:
             _leave(before)
             raise
         self._changes, self._links = self._batched.changes, self._structure.links
-        self._arrays, self._values = self._state()
+        places = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
+        self._owners, self._names = [owner for owner, _ in places], [name for _, name in places]
+        self._held = self._objects()
         self._left = [(param, param.grad, param._loss_scale) for param in params]
 
     def holds(self):
@@ -54,8 +56,8 @@ class GraphStep:
             return False
         if self._structure.links is not self._links:
             return False
-        arrays, values = self._state()
-        return values == self._values and all(map(operator.is_, arrays, self._arrays))
+        now = self._objects()
+        return all(map(operator.is_, now, self._held)) or all(map(_same, now, self._held))
 
     def before_launch(self):
         """Uploads hyperparameters that have changed, on the stream of the graph."""
@@ -67,18 +69,15 @@ class GraphStep:
         self._batched.after_launch()
         _leave(self._left)
 
-    def _state(self):
+    def _objects(self):
         """What has addresses or values in the graph, beside what :class:`~mixprec.optimizer.changes.Changes` sees."""
         scaler = self._optimizer._scaler
-        arrays, values = [dropout_state(self._batch.applied), *self._optimizer._steps.arrays], []
+        objects = list(map(dict.get, self._owners, self._names))  # persistent values of links
+        objects += [dropout_state(self._batch.applied), *self._optimizer._steps.arrays]
         if isinstance(scaler, DynamicLossScale):
-            arrays += scaler.arrays
-            values += [getattr(scaler, name) for name in SCALE_CONSTANTS]
-        for link in self._structure.links:
-            for name in link._persistent:
-                value = link.__dict__.get(name)
-                (arrays if _is_array(value) else values).append(value)
-        return arrays, values
+            objects += scaler.arrays
+            objects += [getattr(scaler, name) for name in SCALE_CONSTANTS]
+        return objects
 
 
 def run(optimizer, lossfun, args, kwargs):
@@ -145,6 +144,10 @@ def _leave(gradients):
         if param._grad is not gradient or param._grad_var is not None:
             param.grad = gradient
         param._loss_scale = note
+
+
+def _same(now, before):
+    return now is before or not (_is_array(now) or _is_array(before) or now != before)
 
 
 def _is_array(value):
