@@ -214,12 +214,14 @@ class DynamicLossScale:
 
     def serialize(self, serializer):
         """Saves or loads the scale and its counters (the settings come from the program)."""
-        self._set(
+        state = (
             float(stored(serializer, "value", self._value)),
             int(stored(serializer, "clean", self._clean)),
             int(stored(serializer, "hysteresis_left", self._hysteresis_left)),
             int(stored(serializer, "overflows_in_row", self._overflows_in_row)),
         )
+        if isinstance(serializer, Deserializer):  # what is saved stays where it is: a graph may hold it
+            self._set(*state)
 
     def _set(self, value, clean, hysteresis_left, overflows_in_row):
         self._value = np.array(value, np.float64)

@@ -86,9 +86,14 @@ class Kind:
         self.failure = self._work.why_not()
         if self.failure is not None:
             return self._run()
-        verification = Verification(self._work.state(), bitwise=settings.current().deterministic)
+        state = self._work.state()
+        verification = Verification(state, bitwise=settings.current().deterministic)
         with Reports() as expected_reports:
             expected = self._run()
+        now = self._work.state()
+        if any(array is not now.get(name) for name, array in state.items()):
+            expected_reports.repeat()  # the state was loaded from a file, and came to the device in this step
+            return expected
         if self.graph is None:
             try:
                 self._capture()

@@ -1,7 +1,7 @@
 """The steps of a run: how many were skipped, and what that means for the counters that Chainer keeps on the host."""
 
 import numpy as np
-from chainer import backend, get_array_types, optimizer_hooks
+from chainer import Deserializer, backend, get_array_types, optimizer_hooks
 from chainer.optimizers import (
     ada_delta,
     ada_grad,
@@ -111,8 +111,10 @@ class Steps:
 
     def serialize(self, serializer):
         """Saves or loads the count and the last outcome; call :meth:`settle` before."""
-        self._skipped = np.array(int(stored(serializer, "skipped", self._skipped)), np.int64)
-        self._last_skipped = np.array(bool(stored(serializer, "last_step_skipped", self._last_skipped)))
+        skipped = int(stored(serializer, "skipped", self._skipped))
+        last_skipped = bool(stored(serializer, "last_step_skipped", self._last_skipped))
+        if isinstance(serializer, Deserializer):  # what is saved stays where it is: a graph may hold it
+            self._skipped, self._last_skipped = np.array(skipped, np.int64), np.array(last_skipped)
 
 
 def counts_only(optimizer):
