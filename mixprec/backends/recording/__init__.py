@@ -2,8 +2,8 @@
 
 Arrays are of NumPy, with anything in them: they know address, shape and dtype. The primitives of such an array are
 those of :mod:`mixprec.backends.cuda`, with a launcher and a cuDNN that only take notes (:mod:`mixprec.backends.notes`);
-what is done to arrays by NumPy's functions, where CuPy would launch a kernel, is noted too. Not seen is a plain
-``np.asarray`` of an array of the device, which CuPy refuses.
+what is done to arrays by NumPy's functions, where CuPy would launch a kernel, is noted too. Outside of
+``Graphs.on_stream()`` a plain ``np.asarray`` of an array of the device is not: it gives one of the host.
 """
 
 import inspect

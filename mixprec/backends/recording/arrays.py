@@ -1,5 +1,6 @@
 """Arrays of a device that computes nothing by itself; what NumPy does to them is noted as launches."""
 
+import contextlib
 import functools
 
 import numpy as np
@@ -16,6 +17,8 @@ _WRITERS = ("fill", "partition", "put", "sort")
 # The same of functions.
 _READING = {np.allclose, np.argwhere, np.array_equal, np.array_equiv, np.flatnonzero, np.nonzero, np.unique}
 _WRITING = {np.copyto, np.fill_diagonal, np.place, np.put, np.put_along_axis, np.putmask}
+# Functions that NumPy runs without asking an array.
+_CONVERSIONS = ("array", "asarray", "ascontiguousarray")
 
 
 class Array(np.ndarray):
@@ -103,6 +106,29 @@ class Array(np.ndarray):
             memory[...] = value
         new.append(memory.view(type(self)))
         return new[-1]
+
+
+@contextlib.contextmanager
+def conversions_stay():
+    """Inside of the block ``np.asarray`` and its like, with which Chainer means ``xp.asarray``, leave arrays here."""
+    originals = {name: getattr(np, name) for name in _CONVERSIONS}
+    for name, original in originals.items():
+        setattr(np, name, _staying(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(np, name, original)
+
+
+def _staying(function):
+    @functools.wraps(function)
+    def convert(value, *arguments, **keywords):
+        if isinstance(value, Array):
+            return value._ask(function.__name__, function, (value, *arguments), keywords)
+        return function(value, *arguments, **keywords)
+
+    return convert
 
 
 def _laid_bare(behind, hosts, value):

@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 
 from mixprec.backends import notes
-from mixprec.backends.recording.arrays import Array
+from mixprec.backends.recording.arrays import Array, conversions_stay
 
 
 class Graphs:
@@ -23,10 +23,15 @@ class Graphs:
         """Bytes of device memory that graphs have, whether an array holds it or not."""
         return Array.memory.private.bytes
 
+    def with_pool(self):
+        """Returns itself: what lies where is not looked at."""
+        return self
+
     @contextlib.contextmanager
     def on_stream(self):
-        """Does nothing: all is done at once."""
-        yield
+        """Inside of the block Chainer's ``xp.asarray`` leaves arrays on the device; all is done at once."""
+        with conversions_stay():
+            yield
 
     def capture(self, function):
         """See :meth:`CupyGraphs.capture <mixprec.backends.graphs.CupyGraphs.capture>`."""
