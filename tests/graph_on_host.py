@@ -4,7 +4,9 @@ Kernels are compiled by g++, graphs of cuDNN are computed by :mod:`fake_cudnn`, 
 :mod:`graph_array`: now, or in each launch of the graph that is being captured.
 """
 
+import collections
 import contextlib
+import copy
 import gc
 import types
 
@@ -97,11 +99,26 @@ class HostGraphs:
     def __init__(self, device):
         self._device = device
         self._pool = NanPool()
-        self.launches = self.copies = 0
+        self._pools = [self._pool]
+        self._counts = collections.Counter()
+
+    @property
+    def launches(self):
+        return self._counts["launches"]
+
+    @property
+    def copies(self):
+        return self._counts["copies"]
 
     @property
     def pool_bytes(self):
-        return self._pool.bytes
+        return sum(pool.bytes for pool in self._pools)
+
+    def with_pool(self):
+        graphs = copy.copy(self)
+        graphs._pool = NanPool()
+        self._pools.append(graphs._pool)
+        return graphs
 
     @contextlib.contextmanager
     def on_stream(self):
@@ -135,7 +152,7 @@ class HostGraphs:
     def copy(self, source, target):
         assert not graph_array.is_capturing()
         target.view(np.ndarray)[...] = source
-        self.copies += 1
+        self._counts["copies"] += 1
 
     def sync(self):
         """There is nothing to wait for."""
@@ -150,4 +167,4 @@ class HostGraph:
     def launch(self):
         assert self._graphs._device.stream() == _STREAM, "outside of on_stream()"
         self._work.run()
-        self._graphs.launches += 1
+        self._graphs._counts["launches"] += 1

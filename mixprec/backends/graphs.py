@@ -1,6 +1,7 @@
 """CUDA graphs of one device, through CuPy: work is captured once, and then launched as a whole again and again."""
 
 import contextlib
+import copy
 import functools
 import gc
 
@@ -25,8 +26,9 @@ def _graphs(device_id):
 class CupyGraphs:
     """Captures on a stream of its own, with memory of its own.
 
-    All graphs of a device share both. What one has computed on the way may therefore be overwritten by the next, which
-    never runs at the same time; what is to last is held by whoever wants it, and so is never given to another.
+    All graphs of a device share the stream, so that no two of them run at the same time, and those from one object the
+    memory: what one of them has left may be overwritten by another, also what somebody still holds. Work whose results
+    are looked at after other work was launched needs memory of its own, :meth:`with_pool`.
 
     Args:
         device_id: number of the CUDA device.
@@ -41,14 +43,20 @@ class CupyGraphs:
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._before, self._after = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
-        # An array that a graph has freed must not be given to others: each launch writes into it.
-        self._pool = cupy.cuda.MemoryPool()
+        self._pools = []
+        self._add_pool()
+
+    def with_pool(self):
+        """Returns another object for the same device and stream, whose graphs have memory of their own."""
+        graphs = copy.copy(self)
+        graphs._add_pool()
+        return graphs
 
     @property
     def pool_bytes(self):
-        """Bytes of device memory that graphs have, whether an array holds it or not."""
+        """Bytes of memory that all graphs on the device have, whether an array holds it or not."""
         with self._device:
-            return self._pool.total_bytes()
+            return sum(pool.total_bytes() for pool in self._pools)
 
     @contextlib.contextmanager
     def on_stream(self):
@@ -135,6 +143,11 @@ class CupyGraphs:
     def sync(self):
         """Waits until all graphs that were launched are done."""
         self._stream.synchronize()
+
+    def _add_pool(self):
+        # What a graph has freed must not be given to eager work: each launch writes into it.
+        self._pool = self._cupy.cuda.MemoryPool()
+        self._pools.append(self._pool)
 
     def _free(self):
         """Gives what nobody uses back to the device: what eager steps have left is what the graph is going to need."""
