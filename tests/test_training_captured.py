@@ -5,19 +5,23 @@ import json
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import graph_array
 import numpy as np
 import pytest
 from chainer import optimizers, serializers, training
 from chainer.training import extensions
+from graph_array import GraphArray
+from graph_on_host import GraphCuda
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels_on_host import kernels_folder
 
 import mixprec
+from mixprec import backends, graph_capture
 from mixprec import config as configs
-from mixprec import graph_capture
 from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.backends.reading import Fetched
-from mixprec.training import CapturedUpdater, LogReport, command, log_report
+from mixprec.training import CapturedUpdater, LogReport, LossScaleLog, command, log_report
 from mixprec.training import trainer as trainers
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.updater import TimedUpdater
@@ -446,3 +450,114 @@ def test_a_required_capture_that_fails_ends_the_command_with_one_line(monkeypatc
     monkeypatch.setattr(command, "_run", fail)
     assert command.main(["--config", "c.yaml"], {}) == 1
     assert capsys.readouterr().err == "error: model.py:3 reads\n"
+
+
+# Graphs, on the stand-in device that has them
+
+
+@pytest.fixture(scope="module")
+def cuda(tmp_path_factory):
+    """The primitives of the stand-in, whose graphs compute on the host."""
+    cuda = GraphCuda(kernels_folder(tmp_path_factory))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(backends._OTHERS, GraphArray, cuda)
+        yield cuda
+
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, pad=1, nobias=True)
+            self.norm = L.BatchNormalization(8)
+            self.linear = L.Linear(8, 3)
+
+    def forward(self, x):
+        return self.linear(F.average_pooling_2d(F.relu(self.norm(self.conv(x))), x.shape[2]))
+
+
+IMAGES = [(np.random.RandomState(place).normal(size=(3, 6, 6)).astype(np.float32), T[place]) for place in range(10)]
+
+
+def _to_device(batch, device=None):
+    return tuple(map(graph_array.array, chainer.dataset.concat_examples(batch)))
+
+
+def _on_device(kind, out, *, converter=_to_device, snapshot=None, **keywords):
+    """A run of 24 steps with overflows, logged and evaluated after each 4th, from its beginning or from a snapshot.
+
+    Returns:
+        ``(trainer, {iteration: (reads by the host so far, steps by a graph, evaluations by a graph)})``
+    """
+    np.random.seed(0)
+    model = L.Classifier(Net())
+    mixprec.convert(model, np.stack([image for image, _ in IMAGES[:2]]))
+    graph_array.send(model)
+    optimizer = mixprec.MixedPrecisionOptimizer(
+        optimizers.MomentumSGD(lr=0.1), mixprec.DynamicLossScale(init=2.0**20, interval=3)
+    ).setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
+    iterator = chainer.iterators.SerialIterator(IMAGES, 4, shuffle=False)
+    updater = kind(iterator, optimizer, converter=converter, **keywords)
+    evaluate = graph_capture.capture_evaluation(model) if kind is CapturedUpdater else None
+    trainer = training.Trainer(updater, (24, "iteration"), out=str(out))
+    test = chainer.iterators.SerialIterator(IMAGES, 4, repeat=False, shuffle=False)
+    trainer.extend(Evaluator(test, model, converter=converter, eval_func=evaluate), trigger=(4, "iteration"))
+    trainer.extend(extensions.observe_lr())
+    trainer.extend(extensions.ExponentialShift("lr", 0.9), trigger=(1, "iteration"))
+    trainer.extend(LossScaleLog(optimizer), trigger=(4, "iteration"))
+    trainer.extend(LogReport(trigger=(4, "iteration")))
+    trainer.extend(extensions.snapshot(filename="{.updater.iteration}.npz"), trigger=(6, "iteration"))
+    seen = {}
+
+    def look(trainer):
+        replays = [each.replays if each else 0 for each in (getattr(updater, "step", None), evaluate)]
+        seen[updater.iteration] = (GraphArray.reads, *replays)
+
+    trainer.extend(look, trigger=(1, "iteration"), priority=1000)  # before all that reads
+    if snapshot is not None:
+        serializers.load_npz(snapshot, trainer)
+        for param in model.params():  # whose device is, for Chainer, that of NumPy
+            state = param.update_rule.state
+            state.update({name: graph_array.array(value) for name, value in state.items()})
+    trainer.run()
+    return trainer, seen
+
+
+@pytest.fixture(scope="module")
+def eager(cuda, tmp_path_factory):
+    """The folder and the log of the run whose steps are all eager."""
+    out = tmp_path_factory.mktemp("eager")
+    trainer, _ = _on_device(TimedUpdater, out)
+    log = _without_times(trainer.get_extension("LogReport").log)
+    assert 0 < log[0]["skipped"] < log[-1]["skipped"] < 12  # overflows, among the captured steps too
+    return out, log
+
+
+def _assert_same_run(trainer, out, eager):
+    assert _without_times(trainer.get_extension("LogReport").log) == eager[1]
+    for path in out.glob("*.npz"):
+        assert _arrays(path) == _arrays(eager[0] / path.name)
+
+
+@pytest.mark.parametrize("converter", [_to_device, lambda batch, device: chainer.dataset.concat_examples(batch)])
+def test_a_run_of_graphs_is_the_eager_run(eager, tmp_path, converter):
+    """Log, snapshots and evaluations, bit for bit; between log, evaluation and snapshot the host reads nothing."""
+    trainer, seen = _on_device(CapturedUpdater, tmp_path, converter=converter)
+    _assert_same_run(trainer, tmp_path, eager)
+    assert len(list(tmp_path.glob("*.npz"))) == 4
+    assert seen[24][1] == trainer.updater.step.replays >= 18
+    assert seen[24][2] >= 5
+    assert trainer.updater.step.why_not is None
+    for iteration in range(6, 24):
+        assert seen[iteration + 1][1] == seen[iteration][1] + 1
+        if iteration % 4 and iteration % 6:
+            assert seen[iteration + 1][0] == seen[iteration][0]
+
+
+@pytest.mark.parametrize("iteration", [6, 12])
+def test_a_resumed_run_of_graphs_is_the_uninterrupted_one(eager, tmp_path, iteration):
+    trainer, seen = _on_device(CapturedUpdater, tmp_path, snapshot=eager[0] / f"{iteration}.npz")
+    _assert_same_run(trainer, tmp_path, eager)
+    assert (min(seen), max(seen)) == (iteration + 1, 24)
+    assert trainer.updater.step.replays > 0
