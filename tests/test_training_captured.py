@@ -19,6 +19,7 @@ from kernels_on_host import kernels_folder
 import mixprec
 from mixprec import backends, graph_capture
 from mixprec import config as configs
+from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.backends.reading import Fetched
 from mixprec.training import CapturedUpdater, LogReport, LossScaleLog, command, log_report
@@ -483,7 +484,7 @@ def _to_device(batch, device=None):
     return tuple(map(graph_array.array, chainer.dataset.concat_examples(batch)))
 
 
-def _on_device(kind, out, *, converter=_to_device, snapshot=None, **keywords):
+def _on_device(kind, out, *, send=graph_array.send, converter=_to_device, snapshot=None, **keywords):
     """A run of 24 steps with overflows, logged and evaluated after each 4th, from its beginning or from a snapshot.
 
     Returns:
@@ -492,7 +493,7 @@ def _on_device(kind, out, *, converter=_to_device, snapshot=None, **keywords):
     np.random.seed(0)
     model = L.Classifier(Net())
     mixprec.convert(model, np.stack([image for image, _ in IMAGES[:2]]))
-    graph_array.send(model)
+    send(model)
     optimizer = mixprec.MixedPrecisionOptimizer(
         optimizers.MomentumSGD(lr=0.1), mixprec.DynamicLossScale(init=2.0**20, interval=3)
     ).setup(model)
@@ -561,3 +562,32 @@ def test_a_resumed_run_of_graphs_is_the_uninterrupted_one(eager, tmp_path, itera
     _assert_same_run(trainer, tmp_path, eager)
     assert (min(seen), max(seen)) == (iteration + 1, 24)
     assert trainer.updater.step.replays > 0
+
+
+@pytest.mark.gpu
+def test_a_run_on_a_gpu_is_the_eager_run(tmp_path):
+    """With engines that give the same bits each time."""
+    cudnn.configure(deterministic=True)
+    logs = []
+    for kind in (TimedUpdater, CapturedUpdater):
+        trainer, _ = _on_device(
+            kind,
+            tmp_path / kind.__name__,
+            send=lambda model: model.to_device("@cupy:0"),
+            converter=lambda batch, device: chainer.dataset.concat_examples(batch, chainer.get_device("@cupy:0")),
+        )
+        logs.append(_without_times(trainer.get_extension("LogReport").log))
+    assert logs[0] == logs[1]
+    assert trainer.updater.step.replays >= 18, trainer.updater.step.report()
+    for path in (tmp_path / "TimedUpdater").glob("*.npz"):
+        assert _arrays(path) == _arrays(tmp_path / "CapturedUpdater" / path.name)
+
+
+@pytest.mark.gpu
+def test_the_log_of_values_on_a_gpu_is_that_of_chainer():
+    import cupy
+
+    observations = [{"a": cupy.asarray(loss), "b": (cupy.asarray(loss), 3), "c": 0.5} for loss in _losses(8)]
+    ours, chainers = (_log(kind, observations) for kind in (LogReport, extensions.LogReport))
+    assert repr(ours.log) == repr(chainers.log)
+    assert _saved(ours) == _saved(chainers)
