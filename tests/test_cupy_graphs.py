@@ -1,0 +1,254 @@
+"""CuPy's side of graph capture, with a stub in CuPy's place that writes down what it is asked."""
+
+import contextlib
+import gc
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from mixprec.backends import graphs, notes, reading
+
+
+class Log(list):
+    def saying(self, *words, result=None):
+        return lambda *arguments, **keywords: (self.append((*words, *arguments)), result)[1]
+
+
+class Stream:
+    current = None
+
+    def __init__(self, log, name):
+        self._log, self._name = log, name
+        self.broken = False
+
+    def __repr__(self):
+        return self._name
+
+    def wait_event(self, event):
+        self._log.append(("wait", self, event))
+
+    def synchronize(self):
+        self._log.append(("synchronize", self))
+
+    def begin_capture(self):
+        self._log.append(("begin", self))
+
+    def end_capture(self):
+        self._log.append(("end", self))
+        if self.broken:
+            raise RuntimeError("the capture is broken")
+        return types.SimpleNamespace(launch=self._log.saying("launch"), upload=self._log.saying("upload"))
+
+    def is_capturing(self):
+        return False
+
+    def __enter__(self):
+        self._before, Stream.current = Stream.current, self
+
+    def __exit__(self, *error):
+        Stream.current = self._before
+
+
+class Pool:
+    def __init__(self, log):
+        self.malloc = log.saying("malloc")
+        self.free_all_blocks = log.saying("free")
+        self.bytes = 512
+
+    def total_bytes(self):
+        return self.bytes
+
+
+class MemoryHook:
+    def __enter__(self):
+        MemoryHook.active = self
+
+    def __exit__(self, *error):
+        MemoryHook.active = None
+
+
+@pytest.fixture
+def log():
+    return Log()
+
+
+@pytest.fixture
+def cupy(log, monkeypatch):
+    default = Pool(log)
+
+    def event(*, disable_timing):
+        assert disable_timing
+        own = types.SimpleNamespace(done=False, synchronize=log.saying("wait for event"))
+        own.record = lambda stream: log.append(("record", own, stream))
+        return own
+
+    @contextlib.contextmanager
+    def using_allocator(allocate):
+        log.append(("allocator", allocate))
+        yield
+        log.append(("allocator", None))
+
+    cuda = types.SimpleNamespace(
+        Device=lambda number: contextlib.nullcontext(),
+        Stream=lambda *, non_blocking: Stream(log, "capture stream" if non_blocking else "blocking"),
+        Event=event,
+        MemoryPool=lambda: Pool(log),
+        PinnedMemoryPool=lambda: types.SimpleNamespace(malloc=lambda size: np.zeros(size, np.uint8).view(Pinned)),
+        MemoryHook=MemoryHook,
+        get_current_stream=lambda: Stream.current,
+        using_allocator=using_allocator,
+        runtime=types.SimpleNamespace(memcpyAsync=log.saying("memcpy"), memcpyHostToDevice=1),
+    )
+    stub = types.SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: default, empty=np.empty)
+    monkeypatch.setitem(sys.modules, "cupy", stub)
+    monkeypatch.setattr(Stream, "current", Stream(log, "user's"))
+    reading._pinned.cache_clear()
+    yield stub
+    reading._pinned.cache_clear()
+    reading._under_way.clear()
+
+
+class Pinned(np.ndarray):
+    ptr = property(lambda self: self.ctypes.data)
+
+
+def test_work_is_ordered_after_and_before_the_callers(cupy, log):
+    own, users = graphs.CupyGraphs(0), Stream.current
+    with own.on_stream():
+        assert repr(Stream.current) == "capture stream"
+        (_, event, stream), waits = log
+        assert (stream, waits) == (users, ("wait", Stream.current, event))
+        log.clear()
+        with own.on_stream():  # nothing more to be ordered
+            assert log == []
+        assert repr(Stream.current) == "capture stream"
+    (_, event, stream), waits = log
+    assert repr(stream) == "capture stream"
+    assert waits == ("wait", users, event)
+    assert Stream.current is users
+
+
+def test_order_holds_after_an_exception(cupy, log):
+    own = graphs.CupyGraphs(0)
+
+    def fail():
+        with own.on_stream():
+            log.clear()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [words[0] for words in log] == ["record", "wait"]
+
+
+def test_a_capture_runs_with_memory_of_its_own_and_without_garbage_collection(cupy, log):
+    own = graphs.CupyGraphs(0)
+    seen = []
+
+    def function():
+        seen.append((gc.isenabled(), [words[0] for words in log]))
+        return 5
+
+    with own.on_stream():
+        log.clear()
+        graph, result = own.capture(function)
+    assert result == 5
+    assert seen == [(False, ["synchronize", "free", "allocator", "begin"])]
+    assert gc.isenabled()
+    assert [words[0] for words in log][4:7] == ["end", "allocator", "upload"]
+    allocators = [words[1] for words in log if words[0] == "allocator"]
+    assert allocators == [own._pool.malloc, None]
+    log.clear()
+    graph.launch()
+    assert log == [("launch", own._stream)]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_capture_that_fails_is_ended(broken, cupy, log):
+    own = graphs.CupyGraphs(0)
+    own._stream.broken = broken
+
+    def function():
+        raise ValueError("the user's")
+
+    with own.on_stream(), pytest.raises(ValueError, match="the user's"):
+        own.capture(function)
+    assert ("end", own._stream) in log
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="the user's"):
+            own.capture(function)
+        assert not gc.isenabled()  # whoever has switched it off wants it so
+    finally:
+        gc.enable()
+
+
+def test_pools(cupy):
+    """Work whose results are looked at later has memory of its own, on the same stream."""
+    own = graphs.CupyGraphs(0)
+    other = own.with_pool()
+    assert other._stream is own._stream
+    assert other._pool is not own._pool
+    assert own.pool_bytes == other.pool_bytes == 1024
+
+
+def test_new_memory_is_noted(cupy):
+    own = graphs.CupyGraphs(0)
+    with notes.taking() as taken, own.watching():
+        MemoryHook.active.malloc_postprocess(device_id=0, size=5, mem_size=512, mem_ptr=4096, pmem_id=1)
+    assert taken == [notes.Note("memory", "new", (4096, 512))]
+    assert MemoryHook.active is None
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 3, 1, 2), (3, 2, 1, 0)])
+def test_buffers_lie_in_memory_as_what_they_are_for(axes, cupy, monkeypatch):
+    own = graphs.CupyGraphs(0)
+    array = np.arange(2 * 3 * 4 * 5, dtype=np.float16).reshape(2, 3, 4, 5).transpose(axes)
+    buffer = own.empty_like(array)
+    assert (buffer.shape, buffer.dtype, buffer.strides) == (array.shape, array.dtype, array.strides)
+    sent = []
+    monkeypatch.setattr(own._launcher, "upload", lambda source, target: sent.append((source.copy(), target)))
+    own.copy(array, buffer)
+    ((found, target),) = sent
+    assert target is buffer
+    assert found.tobytes() == np.arange(120, dtype=np.float16).tobytes()
+    own.copy(array[:0], own.empty_like(array[:0]))
+    assert len(sent) == 1
+
+
+def test_numbers_and_empty_arrays_have_buffers(cupy):
+    own = graphs.CupyGraphs(0)
+    for array in (np.float32(3).reshape(()), np.zeros((0, 4), np.int32)):
+        assert own.empty_like(array).shape == array.shape
+
+
+def test_a_fetched_number_is_copied_without_waiting(cupy, log):
+    memory = []
+    data = types.SimpleNamespace(
+        device_id=0, copy_to_host_async=lambda address, size, stream: memory.append((address, size, stream))
+    )
+    array = types.SimpleNamespace(nbytes=4, dtype=np.dtype(np.float32), data=data)
+    fetched = reading._Copied(array)
+    ((address, size, stream),) = memory
+    assert (size, stream) == (4, Stream.current)
+    assert not fetched.done
+    fetched._value[...] = 2.5
+    assert fetched._value.ctypes.data == address
+    assert fetched.value == 2.5
+    assert [words[0] for words in log] == ["record", "wait for event"]
+    assert reading._under_way == [fetched]
+    fetched._event.done = True
+    other = reading._Copied(array)
+    assert reading._under_way == [other]
+
+
+def test_what_the_host_knows_is_there_at_once():
+    value = np.array(3, np.int32)
+    fetched = reading.fetch(value)
+    value += 1
+    assert fetched.done
+    assert fetched.value == 3
+    assert reading.fetch(2.5).value == 2.5
