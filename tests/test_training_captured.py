@@ -219,7 +219,21 @@ def test_weights_may_be_on_the_device_too(device):
     summary.add({"a": (Number(np.float32(2)), 3), "b": (Number(np.float32(1)), Number(np.float32(4)))})
     summary.add({"a": (5.0, 1), "b": (Number(np.float32(6)), 1)})
     assert summary.compute_mean() == {"a": 11 / 4, "b": 2}
-    assert summary.make_statistics()["b"] == 2
+
+
+def test_a_deviation_is_that_of_all_values(device):
+    summary = log_report.Summary()
+    for value in (1, 3):
+        summary.add(Number(np.float32(value)))
+    assert summary.make_statistics() == (2, 1)
+
+
+def test_an_array_of_the_host_may_be_overwritten_while_it_waits(device):
+    summary, value = log_report.Summary(), np.array(2, np.float32)
+    summary.add(Number(np.float32(1)))
+    summary.add(value)
+    value[...] = 100
+    assert summary.compute_mean() == 1.5
 
 
 def test_a_snapshot_in_the_middle_of_an_interval_holds_the_sums(device):
@@ -411,7 +425,9 @@ def _build(tmp_path, monkeypatch, *overrides):
     config = configs.load(path, overrides)
     made = []
     monkeypatch.setattr(mixprec, "capture", Step, raising=False)
-    monkeypatch.setattr(graph_capture, "capture_evaluation", lambda *args, **keywords: made.append((args, keywords)))
+    monkeypatch.setattr(
+        graph_capture, "capture_evaluation", lambda *args, **keywords: made.append((args, keywords)) or len
+    )
     monkeypatch.setattr(
         trainers, "_iterator", lambda config, images, train: chainer.iterators.SerialIterator([0], 1, train)
     )
@@ -442,6 +458,7 @@ def test_every_key_of_the_config_arrives(tmp_path, monkeypatch, overrides, keywo
     optimizer = trainer.updater.get_optimizer("main")
     assert trainer.updater.step.made == (optimizer, None, keywords)
     assert made == ([((optimizer.target,), keywords)] if evaluation else [])
+    assert trainer.get_extension("validation").eval_func is (len if evaluation else None)
 
 
 def test_a_required_capture_that_fails_ends_the_command_with_one_line(monkeypatch, capsys):
@@ -562,6 +579,42 @@ def test_a_resumed_run_of_graphs_is_the_uninterrupted_one(eager, tmp_path, itera
     _assert_same_run(trainer, tmp_path, eager)
     assert (min(seen), max(seen)) == (iteration + 1, 24)
     assert trainer.updater.step.replays > 0
+
+
+def _loaded_after(step_of, place):
+    """Everything after 8 steps, when what was saved after the step at ``place`` has been loaded at once."""
+    np.random.seed(0)
+    model = L.Classifier(Net())
+    mixprec.convert(model, np.stack([image for image, _ in IMAGES[:2]]))
+    graph_array.send(model)
+    scaler = mixprec.DynamicLossScale(init=2.0**20, interval=5)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(lr=0.1), scaler).setup(model)
+    step = step_of(optimizer)
+    for number in range(8):
+        step(*_to_device(IMAGES[number % 3 : number % 3 + 4]))
+        if number == place:
+            saved = serializers.DictionarySerializer()
+            _serialize(optimizer, saved)
+            arrays = {name: np.array(value) for name, value in saved.target.items()}
+            _serialize(optimizer, serializers.NpzDeserializer(arrays))
+    saved = serializers.DictionarySerializer()
+    _serialize(optimizer, saved)
+    return {name: np.asarray(value).tobytes() for name, value in saved.target.items()}
+
+
+def _serialize(optimizer, serializer):
+    optimizer.serialize(serializer["optimizer"])
+    optimizer.target.serialize(serializer["model"])
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_a_file_may_be_loaded_at_any_time(cuda, place):
+    """Loss scale and counters are then on the host until the next step: also if that is the one to be captured."""
+
+    def eager(optimizer):
+        return lambda x, t: optimizer.update(optimizer.target, x, t)
+
+    assert _loaded_after(mixprec.capture, place) == _loaded_after(eager, place)
 
 
 @pytest.mark.gpu
