@@ -581,13 +581,13 @@ def test_a_resumed_run_of_graphs_is_the_uninterrupted_one(eager, tmp_path, itera
     assert trainer.updater.step.replays > 0
 
 
-def _loaded_after(step_of, place):
+def _loaded_after(step_of, place, scale):
     """Everything after 8 steps, when what was saved after the step at ``place`` has been loaded at once."""
     np.random.seed(0)
     model = L.Classifier(Net())
     mixprec.convert(model, np.stack([image for image, _ in IMAGES[:2]]))
     graph_array.send(model)
-    scaler = mixprec.DynamicLossScale(init=2.0**20, interval=5)
+    scaler = mixprec.DynamicLossScale(init=scale, interval=20)
     optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(lr=0.1), scaler).setup(model)
     step = step_of(optimizer)
     for number in range(8):
@@ -608,13 +608,14 @@ def _serialize(optimizer, serializer):
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_a_file_may_be_loaded_at_any_time(cuda, place):
+@pytest.mark.parametrize("scale", [2.0**10, 2.0**20])  # the latter overflows at first
+def test_a_file_may_be_loaded_at_any_time(cuda, place, scale):
     """Loss scale and counters are then on the host until the next step: also if that is the one to be captured."""
 
     def eager(optimizer):
         return lambda x, t: optimizer.update(optimizer.target, x, t)
 
-    assert _loaded_after(mixprec.capture, place) == _loaded_after(eager, place)
+    assert _loaded_after(mixprec.capture, place, scale) == _loaded_after(eager, place, scale)
 
 
 @pytest.mark.gpu
