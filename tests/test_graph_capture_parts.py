@@ -220,6 +220,12 @@ def test_kept_memory_is_told_from_new_memory():
     assert "memory that is kept" in difference(new, _notes(PLACE))
 
 
+def test_memory_of_the_step_before_is_told_also_where_it_lies_in_the_same_place():
+    """Freed in each step before its successor is made: the addresses are the same."""
+    step = [*_notes(PLACE, line="f:1"), Note("memory", "new", (PLACE, 512)), *_notes(PLACE)]
+    assert difference(step, step).startswith("f:1: the kernel k uses memory that is kept")
+
+
 def test_an_upload_of_the_table_is_nobodys_business():
     table = Note("upload", "table", (PLACE, 80))
     assert difference([table, *_notes(1)], _notes(1)) is None
