@@ -1,5 +1,6 @@
 """Runs of a small converted network on the stand-in device with graphs, captured and eager ones."""
 
+import functools
 import itertools
 
 import chainer
@@ -11,6 +12,7 @@ from chainer import optimizer_hooks, optimizers
 from device_runs import state_of
 
 import mixprec
+from mixprec import backends
 from mixprec.functions import reset_dropout
 from models import resnet
 
@@ -42,11 +44,11 @@ class Network(chainer.Chain):
         return self.fc(F.dropout(h, self._dropout) if self._dropout else h)
 
 
-def batch(step, size=4, poisoned=POISONED):
+def batch(step, size=4):
     """Images and labels on the host; those of poisoned steps give gradients that are not finite."""
     random = np.random.RandomState(step)
     x = random.normal(size=(size, 3, 16, 16)).astype(np.float32)
-    if step in poisoned:
+    if step in POISONED:
         x[0, 0, 0, 0] = np.inf
     return x, random.randint(0, CLASSES, size).astype(np.int32)
 
@@ -78,6 +80,7 @@ class Run:
         model = L.Classifier(network(dropout))
         mixprec.convert(model, np.zeros((2, 3, 16, 16), np.float32), compute=compute)
         self.model = graph_array.send(model)
+        self._graphs = backends.graphs_of(self.model.predictor.fc.W.array)
         inner, self._rate = new_rule(rule)
         scale = mixprec.DynamicLossScale(init=2.0**7, interval=5)
         self.optimizer = mixprec.MixedPrecisionOptimizer(inner, **{"loss_scale": scale, **wishes}).setup(self.model)
@@ -96,12 +99,11 @@ class Run:
         np.random.seed(1)
         reset_dropout()
 
-    def run(self, steps, size=4, schedule=True, poisoned=POISONED):
-        """Runs steps, each with another learning rate if there is a schedule."""
+    def run(self, steps, size=4, send=np.copy):
+        """Runs steps on arrays that ``send`` makes of those of the host, each with another learning rate."""
         for number in steps:
-            if schedule:
-                setattr(self.optimizer, self._rate, self.first_rate / (1 + number))
-            self.once(*batch(number, size, poisoned))
+            setattr(self.optimizer, self._rate, self.first_rate / (1 + number))
+            self.once(*map(send if self.step else graph_array.array, batch(number, size)))
         return self
 
     def once(self, *arguments):
@@ -115,11 +117,20 @@ class Run:
                     losses.append(self._lossfun(*arguments))
                     return losses[-1]
 
-                self.optimizer.update(lossfun, *map(graph_array.array, arguments))
+                with self._graphs.on_stream():
+                    self.optimizer.update(lossfun, *arguments)
                 loss = losses[0]
             else:
                 loss = self.step(*arguments)
         self.observed.append({**observation, "returned": loss})
+
+    def evaluate(self, function, *arguments):
+        """Calls a function that evaluates the model, and returns what it returns and reports."""
+        observation = {}
+        with self.reporter.scope(observation):
+            loss = function(*arguments)
+        found = {**observation, "returned": loss}
+        return {name: graph_array.receive(chainer.as_array(value)) for name, value in found.items()}
 
     def results(self):
         """Everything that the steps have left and reported, as arrays of NumPy by name."""
@@ -137,9 +148,16 @@ class Run:
         return {**found, **state_of(self.optimizer)}
 
 
+@functools.cache
+def eager(steps, **settings):
+    """Returns the results of an eager run of so many steps."""
+    return Run(None, **settings).run(range(steps)).results()
+
+
 def assert_same(found, expected):
-    """Asserts that two runs have left the same bits."""
-    found, expected = found.results(), expected.results()
+    """Asserts that a run has left the same bits as another one, or as these results."""
+    found = found.results()
+    expected = expected.results() if isinstance(expected, Run) else expected
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name

@@ -49,13 +49,15 @@ _METHODS_IN_PLACE = "fill partition put sort"
 class NanPool(Pool):
     """A pool that gives out NaN, and makes NaN of what it gets back."""
 
+    _fill = ctypes.memset  # also there when Python ends
+
     def allocate(self, size):
         block = super().allocate(size)
-        ctypes.memset(block.address, 0xFF, size)
+        self._fill(block.address, 0xFF, size)
         return block
 
     def take_back(self, address, size):
-        ctypes.memset(address, 0xFF, size)
+        self._fill(address, 0xFF, size)
         super().take_back(address, size)
 
 
@@ -174,6 +176,14 @@ def send(link):
         param.array = array(param.array)
         param.cleargrad()
     return link
+
+
+def send_states(link):
+    """Moves the states of update rules that came from a file: Chainer has left them where it takes ``link`` to be."""
+    for param in link.params():
+        for name, value in (param.update_rule.state or {}).items():
+            if isinstance(value, np.ndarray) and not isinstance(value, GraphArray):
+                param.update_rule.state[name] = array(value)
 
 
 def receive(value):
