@@ -11,6 +11,7 @@ from mixprec.backends import notes
 from mixprec.graph_capture.origin import line_of
 
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic)
+_KEPT = "uses memory that is kept from one step to the next, and is other memory then: write into the array in place"
 _LOWEST_ADDRESS = 2**20  # no smaller number is the address of an array
 
 
@@ -73,6 +74,9 @@ def difference(before, now):
     Returns:
         str: one line that names what it is and the line of the user's code; ``None`` if they are the same.
     """
+    carrying = _carrying(before, now)
+    if carrying is not None:
+        return f"{_at(carrying)}{_named(carrying)} {_KEPT}"
     before, now = _placed(before), _placed(now)
     for old, new in zip(before, now, strict=False):
         if (old.kind, old.name, len(old.arguments)) != (new.kind, new.name, len(new.arguments)):
@@ -87,12 +91,26 @@ def difference(before, now):
     return None
 
 
+def _carrying(before, now):
+    """Returns the first note on memory that was new in the step before, and is not in this one; or ``None``.
+
+    Where it lies may be the same in both steps, if it is freed before its successor is made; in a graph it cannot be.
+    """
+    old, new = _Blocks(), _Blocks()
+    for note in before:
+        if note.kind == "memory":
+            old.add(*note.arguments)
+    for note in now:
+        if note.kind == "memory":
+            new.add(*note.arguments)
+        elif any(isinstance(old.place(x), _InStep) and not isinstance(new.place(x), _InStep) for x in note.arguments):
+            return note
+    return None
+
+
 def _changed(note, old, new):
     if isinstance(new, _InStep) or isinstance(old, _InStep) or _is_address(new):
-        return (
-            f"{_named(note)} uses memory that is kept from one step to the next, and is other memory then: write into "
-            "the array in place"
-        )
+        return f"{_named(note)} {_KEPT}"
     if isinstance(new, tuple) and len(new) == 2 and isinstance(new[0], str):  # an attribute of a function
         return f"{new[0]} of {_named(note)} is {new[1]!r}, and was {old[1]!r} one step before: a graph would repeat it"
     return f"{_named(note)} has the number {new!r}, and had {old!r} one step before: a graph would repeat it"
