@@ -12,9 +12,10 @@ import types
 
 import fake_cudnn
 import graph_array
+import graph_work
 import numpy as np
 from cudnn_host import HostDevice
-from graph_array import GraphArray, NanPool
+from graph_array import GraphArray
 from host_launch import HostLauncher
 
 from mixprec.backends.cuda import Cuda
@@ -34,7 +35,7 @@ class GraphLauncher(HostLauncher):
 
     def launch(self, kernel, blocks, arguments):
         take("kernel", kernel.name, blocks, *arguments)
-        graph_array.do(super().launch, kernel.function, blocks, tuple(arguments))
+        graph_work.do(super().launch, kernel.function, blocks, tuple(arguments))
 
     def holds(self, array):
         # `device.send` of a number gives back what it is given: here the host is the device.
@@ -49,9 +50,9 @@ class GraphLauncher(HostLauncher):
         return array
 
     def upload(self, source, target):
-        if graph_array.is_capturing():
+        if graph_work.is_capturing():
             raise CaptureError("what the host knows would be copied while a CUDA graph captures: it would be frozen")
-        graph_array.upload("table", source.nbytes)
+        graph_work.upload("table", source.nbytes)
         target.view(np.ndarray)[: source.nbytes] = source
         self.uploads.append(source.nbytes)
 
@@ -63,12 +64,12 @@ class _Device(HostDevice):
         return types.SimpleNamespace(ptr=memory.ctypes.data, memory=memory)
 
     def copy(self, target, source, size):
-        graph_array.do(super().copy, target, source, size)
+        graph_work.do(super().copy, target, source, size)
 
 
 class _Pygraph(fake_cudnn.pygraph):
     def execute_plan_at_index(self, pack, workspace, index, handle=None):
-        graph_array.do(super().execute_plan_at_index, dict(pack), workspace, index, handle)
+        graph_work.do(super().execute_plan_at_index, dict(pack), workspace, index, handle)
 
 
 class GraphCuda(Cuda):
@@ -98,7 +99,7 @@ class HostGraphs:
 
     def __init__(self, device):
         self._device = device
-        self._pool = NanPool()
+        self._pool = graph_work.NanPool()
         self._pools = [self._pool]
         self._counts = collections.Counter()
 
@@ -116,7 +117,7 @@ class HostGraphs:
 
     def with_pool(self):
         graphs = copy.copy(self)
-        graphs._pool = NanPool()
+        graphs._pool = graph_work.NanPool()
         self._pools.append(graphs._pool)
         return graphs
 
@@ -134,7 +135,7 @@ class HostGraphs:
         gc.collect()
         gc.disable()
         try:
-            with self._device.on(_STREAM, capturing=True), graph_array.capturing(self._pool) as work:
+            with self._device.on(_STREAM, capturing=True), graph_work.capturing(self._pool) as work:
                 result = function()
         finally:
             if collects:
@@ -143,19 +144,22 @@ class HostGraphs:
 
     @contextlib.contextmanager
     def watching(self):
-        with graph_array.watching():
+        with graph_work.watching():
             yield
 
     def empty_like(self, array):
         return np.empty_like(graph_array.array(array))
 
     def copy(self, source, target):
-        assert not graph_array.is_capturing()
+        assert not graph_work.is_capturing()
         target.view(np.ndarray)[...] = source
         self._counts["copies"] += 1
 
     def sync(self):
         """There is nothing to wait for."""
+
+    def release(self):
+        """There is nothing to give back."""
 
 
 class HostGraph:

@@ -239,10 +239,10 @@ def test_a_fetched_number_is_copied_without_waiting(cupy, log):
     assert fetched._value.ctypes.data == address
     assert fetched.value == 2.5
     assert [words[0] for words in log] == ["record", "wait for event"]
-    assert reading._under_way == [fetched]
+    assert list(reading._under_way) == [fetched]
     fetched._event.done = True
     other = reading._Copied(array)
-    assert reading._under_way == [other]
+    assert list(reading._under_way) == [other]
 
 
 def test_what_the_host_knows_is_there_at_once():

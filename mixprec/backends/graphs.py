@@ -93,7 +93,7 @@ class CupyGraphs:
         Raises:
             RuntimeError: something cannot be captured; or whatever the function raises.
         """
-        self._free()
+        self.release()
         collects = gc.isenabled()
         gc.collect()
         gc.disable()
@@ -149,9 +149,9 @@ class CupyGraphs:
         self._pool = self._cupy.cuda.MemoryPool()
         self._pools.append(self._pool)
 
-    def _free(self):
-        """Gives what nobody uses back to the device: what eager steps have left is what the graph is going to need."""
-        self._stream.synchronize()
+    def release(self):
+        """Gives memory that eager work has left in CuPy's pool back to the device; waits for the graphs."""
+        self.sync()
         with self._device:
             self._cupy.get_default_memory_pool().free_all_blocks()
 

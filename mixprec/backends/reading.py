@@ -5,12 +5,14 @@ fast GPU that costs more than the computation. ``docs/numerics.md`` lists who re
 not at once, is fetched instead: the host goes on, and looks when it has arrived.
 """
 
+import collections
 import functools
 
 import chainer
 import numpy as np
 
-_under_way = []  # copies with the memory that they read and write, also if nobody wants the number any more
+# Copies with the memory that they read and write, also if nobody wants the number any more; the oldest first.
+_under_way = collections.deque()
 
 
 def known(value):
@@ -66,7 +68,9 @@ class _Copied(Fetched):
             stream = cupy.cuda.get_current_stream()
             array.data.copy_to_host_async(self._memory.ptr, array.nbytes, stream)
             self._event.record(stream)
-        _under_way[:] = [*(copy for copy in _under_way if not copy.done), self]
+        while _under_way and _under_way[0].done:
+            _under_way.popleft()
+        _under_way.append(self)
 
     @property
     def done(self):

@@ -50,7 +50,12 @@ class Kind:
             self.drop()
         if self.graph is not None and not self._to_compare:
             return self._launch()
-        return self._capture_and_compare() if self.wants_graph else self._warm_up()
+        if not self.wants_graph:
+            return self._warm_up()
+        result = self._capture_and_compare()
+        if self.graph is not None and not self._to_compare:
+            self._graphs.release()  # what eager steps and comparisons needed
+        return result
 
     def finish(self):
         """Ends a call, see :class:`~mixprec.graph_capture.captured.Captured`."""

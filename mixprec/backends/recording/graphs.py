@@ -60,6 +60,9 @@ class Graphs:
     def sync(self):
         """Does nothing."""
 
+    def release(self):
+        """Does nothing."""
+
 
 class Graph:
     """What was noted while a step was captured.
