@@ -1,9 +1,7 @@
-"""Arrays of a stand-in device whose captured work is done later, as a GPU does it.
+"""Arrays of a stand-in device whose captured work is done later, as a GPU does it, see :mod:`graph_work`.
 
-Outside of a capture everything is computed at once, with NumPy. Inside of one nothing is: what would have been launched
-is written down with addresses, shapes and numbers, new arrays get memory from the pool of the capture, and
-:meth:`Work.run` does it all in that order. Memory is NaN before it is written, and again when it is free: what a graph
-reads of the past, or of memory that somebody else has by now, is seen.
+Outside of a capture everything is computed at once, with NumPy. Inside of one functions are called for the shapes and
+dtypes of their results only.
 
 NumPy's own functions that make arrays of nothing (``np.zeros``) give arrays of the host, also if it is Chainer that
 calls them as ``xp.zeros``: with elements in them they are uploads. What NumPy does with an array without asking it
@@ -17,13 +15,9 @@ import math
 import operator
 from unittest import mock
 
+import graph_work
 import numpy as np
 
-from mixprec.backends import notes
-from mixprec.backends.recording.memory import Pool
-
-_SYNCHRONOUS = "the current stream is capturing, so synchronous API calls are disallowed"
-_TO_DEVICE = "the current stream is capturing, so H2D transfers are disallowed"
 _CONVERSIONS = ("array", "asarray", "ascontiguousarray")
 _ABOUT = {
     np.ndim,
@@ -46,77 +40,6 @@ _METHODS = (
 _METHODS_IN_PLACE = "fill partition put sort"
 
 
-class NanPool(Pool):
-    """A pool that gives out NaN, and makes NaN of what it gets back."""
-
-    _fill = ctypes.memset  # also there when Python ends
-
-    def allocate(self, size):
-        block = super().allocate(size)
-        self._fill(block.address, 0xFF, size)
-        return block
-
-    def take_back(self, address, size):
-        self._fill(address, 0xFF, size)
-        super().take_back(address, size)
-
-
-_eager = NanPool()
-_work = None  # what is being captured
-_watching = False
-
-
-class Work:
-    """What was captured.
-
-    Args:
-        pool: where new arrays get their memory.
-    """
-
-    def __init__(self, pool):
-        self.pool = pool
-        self._functions = []
-
-    def add(self, function, *arguments):
-        """Adds a call."""
-        self._functions.append(functools.partial(function, *arguments))
-
-    def run(self):
-        """Makes all calls, in order."""
-        assert _work is None, "a graph was launched while another one was captured"
-        with np.errstate(all="ignore"):
-            for function in self._functions:
-                function()
-
-
-@contextlib.contextmanager
-def capturing(pool):
-    """Inside of the block nothing is computed; gives the :class:`Work` that it would have been."""
-    global _work
-    assert _work is None, "one capture at a time"
-    _work = Work(pool)
-    try:
-        yield _work
-    finally:
-        _work = None
-
-
-def is_capturing():
-    """Whether somebody captures."""
-    return _work is not None
-
-
-@contextlib.contextmanager
-def watching():
-    """Inside of the block reads, uploads and new memory are noted."""
-    global _watching
-    outer, _watching = _watching, True
-    try:
-        yield
-    finally:
-        _watching = outer
-
-
 @contextlib.contextmanager
 def conversions_stay():
     """Inside of the block ``np.asarray`` and its like, with which Chainer means ``xp.asarray``, leave arrays here."""
@@ -136,14 +59,6 @@ def conversions_stay():
         yield
 
 
-def do(function, *arguments):
-    """Calls what works on addresses: now, or when the graph that is being captured is launched."""
-    if _work is None:
-        function(*arguments)
-    else:
-        _work.add(function, *arguments)
-
-
 def new(shape, dtype, strides=None):
     """Returns a new array, full of NaN.
 
@@ -152,10 +67,7 @@ def new(shape, dtype, strides=None):
         strides: positive, of an array without gaps; ``None`` for C order.
     """
     shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
-    size = math.prod(shape) * dtype.itemsize
-    block = (_eager if _work is None else _work.pool).allocate(size)
-    if _watching:
-        notes.take("memory", "new", block.address, size)
+    block = graph_work.memory(math.prod(shape) * dtype.itemsize)
     return np.ndarray.__new__(GraphArray, shape, dtype, np.asarray(block), 0, strides)
 
 
@@ -289,19 +201,8 @@ for _names, _of in (
 
 
 def _read(name):
-    if _work is not None:
-        raise RuntimeError(_SYNCHRONOUS)
-    if _watching:
-        notes.take("read", name)
+    graph_work.read(name)
     GraphArray.reads += 1
-
-
-def upload(name, size):
-    """To be called when the host copies bytes to the device."""
-    if _work is not None:
-        raise RuntimeError(_TO_DEVICE)
-    if _watching:
-        notes.take("upload", name, size)
 
 
 def _call(function, arguments, keywords, name=None):
@@ -340,12 +241,12 @@ def _call(function, arguments, keywords, name=None):
 
     kept = _map(keep, result)
     if targets:
-        if _work is None:
+        if graph_work.is_capturing():
+            inputs = _map(_raw, arguments), _map(_raw, keywords)
+            graph_work.do(_compute, function, *inputs, [_raw(target) for _, target in targets])
+        else:
             for value, target in targets:
                 target.view(np.ndarray)[...] = value
-        else:
-            inputs = _map(_raw, arguments), _map(_raw, keywords)
-            _work.add(_compute, function, *inputs, [_raw(target) for _, target in targets])
     return kept
 
 
@@ -363,8 +264,8 @@ def _call_in_place(name, function, arguments, keywords, targets=None):
     _uploads(name, others, {key: value for key, value in keywords.items() if key != "out"})
     if not all(isinstance(target, GraphArray) for target in targets):
         _read(name)  # it goes to the host
-    if _work is not None:
-        _work.add(_discard, function, _map(_raw, arguments), _map(_raw, keywords))
+    if graph_work.is_capturing():
+        graph_work.do(_discard, function, _map(_raw, arguments), _map(_raw, keywords))
     else:
         with np.errstate(all="ignore"):
             function(*_map(_plain, arguments), **_map(_plain, keywords))
@@ -377,7 +278,7 @@ def _discard(function, arguments, keywords):
 def _uploads(name, arguments, keywords):
     def look(value):
         if isinstance(value, np.ndarray) and not isinstance(value, GraphArray) and value.ndim:
-            upload(name, value.nbytes)
+            graph_work.upload(name, value.nbytes)
 
     _map(look, (arguments, keywords))
 

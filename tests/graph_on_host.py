@@ -6,9 +6,9 @@ Kernels are compiled by g++, graphs of cuDNN are computed by :mod:`fake_cudnn`, 
 
 import collections
 import contextlib
-import copy
 import gc
 import types
+import weakref
 
 import fake_cudnn
 import graph_array
@@ -24,6 +24,7 @@ from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.backends.launch import Kernel
 from mixprec.backends.notes import take
 
+MODULES = {"graph_array", "graph_on_host", "graph_work", "host_launch"}  # no user's code
 _STREAM = 7
 
 
@@ -113,13 +114,7 @@ class HostGraphs:
 
     @property
     def pool_bytes(self):
-        return sum(pool.bytes for pool in self._pools)
-
-    def with_pool(self):
-        graphs = copy.copy(self)
-        graphs._pool = graph_work.NanPool()
-        self._pools.append(graphs._pool)
-        return graphs
+        return sum(graph.pool.bytes for graph in self._graphs)
 
     @contextlib.contextmanager
     def on_stream(self):
@@ -135,12 +130,15 @@ class HostGraphs:
         gc.collect()
         gc.disable()
         try:
-            with self._device.on(_STREAM, capturing=True), graph_work.capturing(self._pool) as work:
+            pool = NanPool()
+            with self._device.on(_STREAM, capturing=True), graph_work.capturing(pool) as work:
                 result = function()
         finally:
             if collects:
                 gc.enable()
-        return HostGraph(self, work), result
+        graph = HostGraph(self, work, pool)
+        self._graphs.add(graph)
+        return graph, result
 
     @contextlib.contextmanager
     def watching(self):
@@ -165,8 +163,8 @@ class HostGraphs:
 class HostGraph:
     """What :meth:`HostGraphs.capture` gives."""
 
-    def __init__(self, graphs, work):
-        self._graphs, self._work = graphs, work
+    def __init__(self, graphs, work, pool):
+        self._graphs, self._work, self.pool = graphs, work, pool
 
     def launch(self):
         assert self._graphs._device.stream() == _STREAM, "outside of on_stream()"

@@ -14,7 +14,7 @@ import pytest
 from captured_runs import POISONED, Run, assert_same, batch, eager
 from chainer import serializers
 from graph_array import GraphArray
-from graph_on_host import GraphCuda
+from graph_on_host import MODULES, GraphCuda
 from kernels_on_host import kernels_folder
 
 import mixprec
@@ -37,7 +37,7 @@ def cuda(device, monkeypatch):
     monkeypatch.setitem(backends._OTHERS, GraphArray, device)
     # Chainer takes this device for the host.
     monkeypatch.setattr(sys.modules["mixprec.functions.dropout"], "_primitives", lambda _: device)
-    monkeypatch.setattr(origin, "_LIBRARIES", {*origin._LIBRARIES, "graph_array", "graph_on_host", "host_launch"})
+    monkeypatch.setattr(origin, "_LIBRARIES", origin._LIBRARIES | MODULES)
     cudnn.configure(deterministic=True)
     return device
 
