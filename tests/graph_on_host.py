@@ -4,7 +4,6 @@ Kernels are compiled by g++, graphs of cuDNN are computed by :mod:`fake_cudnn`, 
 :mod:`graph_array`: now, or in each launch of the graph that is being captured.
 """
 
-import collections
 import contextlib
 import gc
 import types
@@ -100,17 +99,8 @@ class HostGraphs:
 
     def __init__(self, device):
         self._device = device
-        self._pool = graph_work.NanPool()
-        self._pools = [self._pool]
-        self._counts = collections.Counter()
-
-    @property
-    def launches(self):
-        return self._counts["launches"]
-
-    @property
-    def copies(self):
-        return self._counts["copies"]
+        self._graphs = weakref.WeakSet()
+        self.launches = self.copies = 0
 
     @property
     def pool_bytes(self):
@@ -130,7 +120,7 @@ class HostGraphs:
         gc.collect()
         gc.disable()
         try:
-            pool = NanPool()
+            pool = graph_work.NanPool()
             with self._device.on(_STREAM, capturing=True), graph_work.capturing(pool) as work:
                 result = function()
         finally:
@@ -151,7 +141,7 @@ class HostGraphs:
     def copy(self, source, target):
         assert not graph_work.is_capturing()
         target.view(np.ndarray)[...] = source
-        self._counts["copies"] += 1
+        self.copies += 1
 
     def sync(self):
         """There is nothing to wait for."""
@@ -169,4 +159,4 @@ class HostGraph:
     def launch(self):
         assert self._graphs._device.stream() == _STREAM, "outside of on_stream()"
         self._work.run()
-        self._graphs._counts["launches"] += 1
+        self._graphs.launches += 1
