@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mixprec.backends import graphs, notes, reading
+from mixprec.backends.cudnn.errors import CaptureError
 
 
 class Log(list):
@@ -94,12 +95,16 @@ def cupy(log, monkeypatch):
         Device=lambda number: contextlib.nullcontext(),
         Stream=lambda *, non_blocking: Stream(log, "capture stream" if non_blocking else "blocking"),
         Event=event,
-        MemoryPool=lambda: Pool(log),
+        MemoryPool=lambda allocate: Pool(log),
+        Memory=lambda size: ("memory", size),
+        MemoryPointer=lambda memory, offset: ("pointer", memory, offset),
         PinnedMemoryPool=lambda: types.SimpleNamespace(malloc=lambda size: np.zeros(size, np.uint8).view(Pinned)),
         MemoryHook=MemoryHook,
         get_current_stream=lambda: Stream.current,
         using_allocator=using_allocator,
-        runtime=types.SimpleNamespace(memcpyAsync=log.saying("memcpy"), memcpyHostToDevice=1),
+        runtime=types.SimpleNamespace(
+            memcpyAsync=log.saying("memcpy"), memcpyHostToDevice=1, CUDARuntimeError=OutOfMemory
+        ),
     )
     stub = types.SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: default, empty=np.empty)
     monkeypatch.setitem(sys.modules, "cupy", stub)
@@ -108,6 +113,10 @@ def cupy(log, monkeypatch):
     yield stub
     reading._pinned.cache_clear()
     reading._under_way.clear()
+
+
+class OutOfMemory(Exception):
+    pass
 
 
 class Pinned(np.ndarray):
@@ -159,7 +168,7 @@ def test_a_capture_runs_with_memory_of_its_own_and_without_garbage_collection(cu
     assert gc.isenabled()
     assert [words[0] for words in log][4:7] == ["end", "allocator", "upload"]
     allocators = [words[1] for words in log if words[0] == "allocator"]
-    assert allocators == [own._pool.malloc, None]
+    assert allocators == [graph._pool.malloc, None]
     log.clear()
     graph.launch()
     assert log == [("launch", own._stream)]
@@ -186,13 +195,27 @@ def test_a_capture_that_fails_is_ended(broken, cupy, log):
         gc.enable()
 
 
-def test_pools(cupy):
-    """Work whose results are looked at later has memory of its own, on the same stream."""
+def test_each_graph_has_memory_of_its_own(cupy):
     own = graphs.CupyGraphs(0)
-    other = own.with_pool()
-    assert other._stream is own._stream
-    assert other._pool is not own._pool
-    assert own.pool_bytes == other.pool_bytes == 1024
+    one, other = (own.capture(lambda: None)[0] for _ in range(2))
+    assert one._pool is not other._pool
+    assert own.pool_bytes == 1024
+    del other
+    assert own.pool_bytes == 512
+
+
+def test_a_pool_without_memory_frees_nothing(cupy):
+    """CuPy's pool answers its own exception by giving back what is free in it; a graph writes there."""
+    own = graphs.CupyGraphs(0)
+    memory = own._allocate(512)
+    assert memory == ("pointer", ("memory", 512), 0)
+
+    def fail(size):
+        raise OutOfMemory("cudaErrorMemoryAllocation: out of memory")
+
+    cupy.cuda.Memory = fail
+    with pytest.raises(CaptureError, match="not enough memory for a CUDA graph: cudaErrorMemoryAllocation"):
+        own._allocate(512)
 
 
 def test_new_memory_is_noted(cupy):

@@ -258,49 +258,57 @@ def test_the_cause_of_an_exception():
 
 
 def _verification(bitwise, dtype=np.float32):
+    """Returns the weights, as they are before a step, the verification, and the outcome of an eager step."""
     weights = np.array([1, 2, 3], dtype)
     verification = Verification({"weights": weights, "t": np.array(1)}, bitwise)
     weights += np.array([0.5, 0.25, 1], dtype)
+    expected = verification.outcome(RESULTS)
     verification.turn_back()
     np.testing.assert_array_equal(weights, [1, 2, 3])
-    return weights, verification
+    return weights, verification, expected
+
+
+RESULTS = [("loss", np.array(0.25, np.float32)), ("images", 3)]
+
+
+def _again(weights, verification, values=RESULTS):
+    """Does the step once more."""
+    weights += np.array([0.5, 0.25, 1], weights.dtype)
+    return verification.now(values)
 
 
 @pytest.mark.parametrize("bitwise", [False, True])
 def test_the_same_result_is_right(bitwise):
-    weights, verification = _verification(bitwise)
-    weights += np.array([0.5, 0.25, 1], np.float32)
-    values = [("loss", np.array(0.25, np.float32)), ("images", 3)]
-    assert verification.difference(values, values) is None
+    weights, verification, expected = _verification(bitwise)
+    assert verification.difference(_again(weights, verification), expected) is None
 
 
 def test_one_bit_is_wrong_only_if_bits_count():
     for bitwise in (False, True):
-        weights, verification = _verification(bitwise)
-        weights += np.array([0.5, 0.25, 1], np.float32)
+        weights, verification, expected = _verification(bitwise)
         weights[0] = np.nextafter(weights[0], np.float32(2))
-        found = verification.difference([], [])
+        found = verification.difference(_again(weights, verification), expected)
         assert (found is not None) == bitwise
         if bitwise:
             assert found == "weights is another one after the graph than after an eager step"
-            verification.keep_expected()
+            verification.take(expected)
             np.testing.assert_array_equal(weights, [1.5, 2.25, 4])
 
 
 @pytest.mark.parametrize("bitwise", [False, True])
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_an_overflow_is_the_same_in_both(bitwise, value):
-    weights, verification = _verification(bitwise)
-    weights += np.array([0.5, 0.25, 1], np.float32)
+    weights, verification, _ = _verification(bitwise)
     values = [("loss", np.array(value, np.float32))]
     with np.errstate(invalid="ignore"):
-        assert verification.difference(values, values) is None
+        outcome = _again(weights, verification, values)
+        assert verification.difference(outcome, verification.outcome(values)) is None
 
 
 @pytest.mark.parametrize("bitwise", [False, True])
 def test_a_step_that_was_not_done_is_wrong(bitwise):
-    _, verification = _verification(bitwise)
-    assert "weights" in verification.difference([], [])
+    _, verification, expected = _verification(bitwise)
+    assert "weights" in verification.difference(verification.outcome(expected.values), expected)
 
 
 @pytest.mark.parametrize("bitwise", [False, True])
@@ -316,12 +324,12 @@ def test_a_step_that_was_not_done_is_wrong(bitwise):
     ],
 )
 def test_another_value_is_wrong(bitwise, expected, found):
-    weights, verification = _verification(bitwise)
-    weights += np.array([0.5, 0.25, 1], np.float32)
-    assert verification.difference(expected, found) is not None
+    weights, verification, _ = _verification(bitwise)
+    outcome = _again(weights, verification, found)
+    assert verification.difference(outcome, outcome) is None
+    assert verification.difference(outcome, verification.outcome(expected)) is not None
 
 
 def test_what_is_rounded_from_a_master_is_not_compared_in_bounds():
-    weights, verification = _verification(False, np.float16)
-    weights += np.array([0.5, 0.25, 1.001], np.float16)
-    assert verification.difference([], []) is None
+    _, verification, expected = _verification(False, np.float16)
+    assert verification.difference(verification.outcome(expected.values), expected) is None

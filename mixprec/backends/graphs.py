@@ -1,13 +1,14 @@
 """CUDA graphs of one device, through CuPy: work is captured once, and then launched as a whole again and again."""
 
 import contextlib
-import copy
 import functools
 import gc
+import weakref
 
 import chainer
 import numpy as np
 
+from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.notes import take
 
@@ -24,11 +25,7 @@ def _graphs(device_id):
 
 
 class CupyGraphs:
-    """Captures on a stream of its own, with memory of its own.
-
-    All graphs of a device share the stream, so that no two of them run at the same time, and those from one object the
-    memory: what one of them has left may be overwritten by another, also what somebody still holds. Work whose results
-    are looked at after other work was launched needs memory of its own, :meth:`with_pool`.
+    """Captures on a stream of its own. All graphs of a device share it, so that no two of them run at the same time.
 
     Args:
         device_id: number of the CUDA device.
@@ -43,20 +40,13 @@ class CupyGraphs:
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._before, self._after = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
-        self._pools = []
-        self._add_pool()
-
-    def with_pool(self):
-        """Returns another object for the same device and stream, whose graphs have memory of their own."""
-        graphs = copy.copy(self)
-        graphs._add_pool()
-        return graphs
+        self._graphs = weakref.WeakSet()
 
     @property
     def pool_bytes(self):
         """Bytes of memory that all graphs on the device have, whether an array holds it or not."""
         with self._device:
-            return sum(pool.total_bytes() for pool in self._pools)
+            return sum(graph.pool_bytes for graph in self._graphs)
 
     @contextlib.contextmanager
     def on_stream(self):
@@ -83,6 +73,8 @@ class CupyGraphs:
         """Captures what a function asks of the device; inside of :meth:`on_stream`.
 
         Nothing of it runs. Garbage is not collected meanwhile, as that might destroy what belongs to other streams.
+        New memory is the graph's own: what has been freed on the way must not be given to anybody else, as each launch
+        writes there.
 
         Args:
             function: callable without arguments.
@@ -98,7 +90,8 @@ class CupyGraphs:
         gc.collect()
         gc.disable()
         try:
-            with self._cupy.cuda.using_allocator(self._pool.malloc):
+            pool = self._cupy.cuda.MemoryPool(self._allocate)
+            with self._cupy.cuda.using_allocator(pool.malloc):
                 self._stream.begin_capture()
                 try:
                     result = function()
@@ -106,12 +99,27 @@ class CupyGraphs:
                     with contextlib.suppress(Exception):  # that the capture is broken is known
                         self._stream.end_capture()
                     raise
-                graph = self._stream.end_capture()
+                captured = self._stream.end_capture()
         finally:
             if collects:
                 gc.enable()
-        graph.upload(self._stream)
-        return Graph(graph, self._stream), result
+        captured.upload(self._stream)
+        graph = Graph(captured, self._stream, pool)
+        self._graphs.add(graph)
+        return graph, result
+
+    def _allocate(self, size):
+        """Returns memory for the pool of a graph.
+
+        Raises:
+            CaptureError: there is none left. Of CuPy's own exception for that the pool would give back what the graph
+                has freed so far, and writes into later.
+        """
+        cuda = self._cupy.cuda
+        try:
+            return cuda.MemoryPointer(cuda.Memory(size), 0)
+        except cuda.runtime.CUDARuntimeError as error:
+            raise CaptureError(f"there is not enough memory for a CUDA graph: {error}") from error
 
     @contextlib.contextmanager
     def watching(self):
@@ -144,11 +152,6 @@ class CupyGraphs:
         """Waits until all graphs that were launched are done."""
         self._stream.synchronize()
 
-    def _add_pool(self):
-        # What a graph has freed must not be given to eager work: each launch writes into it.
-        self._pool = self._cupy.cuda.MemoryPool()
-        self._pools.append(self._pool)
-
     def release(self):
         """Gives memory that eager work has left in CuPy's pool back to the device; waits for the graphs."""
         self.sync()
@@ -157,15 +160,21 @@ class CupyGraphs:
 
 
 class Graph:
-    """A captured graph.
+    """A captured graph, and its memory.
 
     Args:
         graph: :class:`cupy.cuda.Graph`.
         stream: on which it was captured.
+        pool: :class:`cupy.cuda.MemoryPool` from which it has its memory.
     """
 
-    def __init__(self, graph, stream):
-        self._graph, self._stream = graph, stream
+    def __init__(self, graph, stream, pool):
+        self._graph, self._stream, self._pool = graph, stream, pool
+
+    @property
+    def pool_bytes(self):
+        """Bytes of the memory."""
+        return self._pool.total_bytes()
 
     def launch(self):
         """Runs everything once more, with the same addresses and numbers; the host does not wait."""

@@ -29,6 +29,7 @@ class Captured:
             - ``session()``: what the host does around a graph, with the methods of
               :class:`~mixprec.optimizer.graph_step.GraphStep`;
             - ``state()``: dict from names to the arrays that it moves;
+            - ``left()`` and ``leave(left)``: what else it leaves in the model, and to put that there again;
             - ``counts()``: whether the last time has moved them; the host may wait for that;
             - ``finish(args, kwargs, wait)``: ends each time; whether the host may wait then.
 
@@ -56,7 +57,6 @@ class Captured:
         self._required = required
         self._kinds = collections.OrderedDict()  # Kind by its key, the one that was called last at the end
         self._only = None  # the key that has the one graph
-        self._own = {}  # by what captures on a device, the same with memory for the graphs of this work
         self.why_not = None
         self.replays = 0
 
@@ -129,9 +129,7 @@ class Captured:
             if key != self._only:
                 return None
         if key not in self._kinds:
-            if graphs not in self._own:
-                self._own[graphs] = graphs.with_pool()
-            self._kinds[key] = Kind(self._work, arguments, self._own[graphs], self._warmup)
+            self._kinds[key] = Kind(self._work, arguments, graphs, self._warmup)
         self._kinds.move_to_end(key)
         self._make_room()
         return self._kinds[key]

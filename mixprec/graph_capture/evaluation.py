@@ -52,6 +52,12 @@ class _Evaluation:
     def state(self):
         return {}
 
+    def left(self):
+        return None
+
+    def leave(self, left):
+        pass
+
     def counts(self):
         return True
 
@@ -78,6 +84,9 @@ class _Unchanged:
         pass
 
     def after_launch(self):
+        pass
+
+    def release(self):
         pass
 
     def _now(self):

@@ -36,12 +36,12 @@ class Kind:
         self.calls = self.launches = 0
         self.graph = self.failure = None
         self._notes = self._difference = None
-        self._to_compare = 0
+        self._to_compare = _COMPARED
 
     @property
     def wants_graph(self):
         """Whether there is a graph, or the next call captures one."""
-        return self.graph is not None or (self.calls >= self._warmup and self._difference is None)
+        return self.calls >= self._warmup and self._difference is None
 
     def call(self, arguments):
         """Does the work once, inside of ``graphs.on_stream()``; returns its result, without what it came from."""
@@ -64,10 +64,13 @@ class Kind:
 
     def drop(self):
         """Forgets the graph; the next calls are eager again, two of them at least."""
+        self._forget_graph()
+        self._notes, self._to_compare, self.calls = None, _COMPARED, self._warmup - 2
+
+    def _forget_graph(self):
         if self.graph is not None:
             self._graphs.sync()
         self.graph = self._session = self._reports = self._result = None
-        self._notes, self.calls = None, self._warmup - 2
 
     def _run(self):
         args, kwargs = self._buffers.arguments()
@@ -87,37 +90,52 @@ class Kind:
         return result
 
     def _capture_and_compare(self):
+        """Runs the work eagerly, captures it, and compares what the graph does; first, the graph of the last call.
+
+        There is never memory for more than one of these: that graph is dropped before the work runs eagerly, which is
+        over when the next one is captured. Variables that the work keeps are therefore those of the newest graph.
+        """
         self._notes = None
         self.failure = self._work.why_not()
         if self.failure is not None:
             return self._run()
         state = self._work.state()
         verification = Verification(state, bitwise=settings.current().deterministic)
-        with Reports() as expected_reports:
-            expected = self._run()
+        again = None
+        if self.graph is not None:
+            self._launch_graph()
+            again = verification.outcome(self._values_of_graph())
+            verification.turn_back()
+            self._session.release()
+            self._forget_graph()
+        with Reports() as reports:
+            result = self._run()
+        left = self._work.left()
         now = self._work.state()
         if any(array is not now.get(name) for name, array in state.items()):
-            expected_reports.repeat()  # the state was loaded from a file, and came to the device in this step
-            return expected
-        if self.graph is None:
-            try:
-                self._capture()
-            except Exception as error:
-                self.failure = cause_of(error)
+            reports.repeat()  # the state was loaded from a file, and came to the device in this step
+            return result
+        expected = verification.outcome([("the result", result), *reports.values])
+        if again is not None:
+            self.failure = verification.difference(again, expected)
+            del again  # memory
+        if self.failure is None:
+            self._capture()
         if self.failure is None:
             verification.turn_back()
             self._launch_graph()
-            self.failure = verification.difference(
-                [("the result", expected), *expected_reports.values],
-                [("the result", self._result), *self._reports.values],
-            )
+            self.failure = verification.difference(verification.now(self._values_of_graph()), expected)
             if self.failure is not None:
-                verification.keep_expected()
+                verification.take(expected)
         if self.failure is not None:
-            expected_reports.repeat()
-            return expected
+            self._work.leave(left)
+            reports.repeat()
+            return result
         self._to_compare -= self._work.counts()
         return self._outcome()
+
+    def _values_of_graph(self):
+        return [("the result", self._result), *self._reports.values]
 
     def _capture(self):
         session, reports = self._work.session(), Reports()
@@ -126,9 +144,13 @@ class Kind:
             with reports:
                 return self._run()
 
-        with session.capturing():
-            graph, self._result = self._graphs.capture(body)
-        self.graph, self._session, self._reports, self._to_compare = graph, session, reports, _COMPARED
+        try:
+            with session.capturing():
+                self.graph, self._result = self._graphs.capture(body)
+        except Exception as error:
+            self.failure = cause_of(error)
+        else:
+            self._session, self._reports = session, reports
 
     def _launch(self):
         self._launch_graph()

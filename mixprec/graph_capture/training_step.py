@@ -54,15 +54,16 @@ class _TrainingStep:
         return next((param.array for param in self._optimizer.target.params(include_uninit=False)), None)
 
     def run(self, args, kwargs):
-        arrays = []
+        losses = []
 
         def lossfun(*args, **kwargs):
-            loss = self._lossfun(*args, **kwargs)
-            arrays.append(loss.array)  # and not its graph
-            return loss
+            losses.append(self._lossfun(*args, **kwargs))
+            return losses[-1]
 
         graph_step.run(self._optimizer, lossfun, args, kwargs)
-        return chainer.Variable(arrays[0], requires_grad=False)
+        (loss,) = losses
+        loss.unchain_backward()  # a model that keeps it, as a classifier does, would keep all that led to it
+        return chainer.Variable(loss.array, requires_grad=False)
 
     def why_not(self):
         for name, link in self._optimizer.target.namedlinks(skipself=False):
@@ -76,6 +77,12 @@ class _TrainingStep:
 
     def state(self):
         return graph_step.state(self._optimizer)
+
+    def left(self):
+        return graph_step.left(self._optimizer)
+
+    def leave(self, left):
+        graph_step.leave(left)
 
     def counts(self):
         return not self._optimizer.last_step_skipped

@@ -1,9 +1,12 @@
 """Whether the first launch of a graph does what the eager step does, from the same state."""
 
+from typing import NamedTuple
+
 import chainer
 import numpy as np
 
 from mixprec.backends.reading import read
+from mixprec.graph_capture.reports import copied
 
 # In bounds: what a step adds to an array, over the distance of the two results. Some engines of cuDNN add in another
 # order each time, and rules that divide by the size of a gradient make much of little.
@@ -11,45 +14,63 @@ _CHANGE = 0.25
 _VALUE = 2.0**-8  # of losses and reported values, relative: a forward pass is nearly the same bits
 
 
+class Outcome(NamedTuple):
+    """What a step has left.
+
+    Attributes:
+        values: ``[(name, array or number)]``: its results.
+        arrays: dict from names to the arrays that it moves, or copies of them.
+    """
+
+    values: list
+    arrays: dict
+
+
 class Verification:
-    """Runs a step twice from the same state.
+    """Runs a step several times from the same state.
 
     Args:
         arrays: dict from names to the arrays that the step moves, all of them.
-        bitwise: whether both must be the same bit for bit; otherwise within bounds.
+        bitwise: whether outcomes must be the same bit for bit; otherwise within bounds.
     """
 
     def __init__(self, arrays, bitwise):
         self._arrays, self._bitwise = arrays, bitwise
         self._before = _copies(arrays)
 
+    def outcome(self, values):
+        """Returns the :class:`Outcome` of the step that was run last, with its results; it stays what it is."""
+        return Outcome([(name, copied(value)) for name, value in values], _copies(self._arrays))
+
+    def now(self, values):
+        """Returns the same without copies, good until the next step."""
+        return Outcome(values, self._arrays)
+
     def turn_back(self):
-        """After the eager step: keeps what it has left, and goes back to the state before it."""
-        self._expected = _copies(self._arrays)
+        """Goes back to the state before the step."""
         self._put(self._before)
 
-    def keep_expected(self):
-        """Goes on from what the eager step has left."""
-        self._put(self._expected)
+    def take(self, outcome):
+        """Goes on from what a step has left."""
+        self._put(outcome.arrays)
 
-    def difference(self, expected_values, values):
-        """Says what differs, after the second step.
+    def difference(self, found, expected):
+        """Says what differs between two outcomes; the host waits for the device.
 
         Args:
-            expected_values: ``[(name, array or number)]``, results of the eager step.
-            values: those of the other one.
+            found: :class:`Outcome` of the graph.
+            expected: that of an eager step.
 
         Returns:
-            str, or ``None``. The host waits for the device.
+            str, or ``None``.
         """
-        names = [name for name, _ in expected_values]
-        if names != [name for name, _ in values]:
-            return "other values are reported"
-        for (name, expected), (_, found) in zip(expected_values, values, strict=True):
-            if not self._same_value(expected, found):
-                return f"{name} is {_number(found)!r} by the graph, and {_number(expected)!r} by an eager step"
-        for name, array in self._arrays.items():
-            if not self._same_array(array, self._expected[name], self._before[name]):
+        if [name for name, _ in found.values] != [name for name, _ in expected.values]:
+            return "other values are reported by the graph than by an eager step"
+        for (name, ours), (_, theirs) in zip(found.values, expected.values, strict=True):
+            if not self._same_value(theirs, ours):
+                return f"{name} is {_number(ours)!r} by the graph, and {_number(theirs)!r} by an eager step"
+        for name, array in found.arrays.items():
+            if not self._same_array(array, expected.arrays[name], self._before[name]):
                 return f"{name} is another one after the graph than after an eager step"
         return None
 

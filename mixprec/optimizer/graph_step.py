@@ -30,23 +30,14 @@ class GraphStep:
 
     @contextlib.contextmanager
     def capturing(self):
-        """Inside of the block a step is run while a graph captures what it asks of the device.
-
-        If that fails everything is as it was before.
-        """
-        params = [param for param in self._structure.params if param.array is not None]
-        before = [(param, param.grad, param._loss_scale) for param in params]
-        try:
-            with self._batch.reading(self._table):
-                yield
-        except BaseException:
-            _leave(before)
-            raise
+        """Inside of the block a step is run while a graph captures what it asks of the device."""
+        with self._batch.reading(self._table):
+            yield
         self._changes, self._links = self._batched.changes, self._structure.links
         places = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
         self._owners, self._names = [owner for owner, _ in places], [name for _, name in places]
         self._held = self._objects()
-        self._left = [(param, param.grad, param._loss_scale) for param in params]
+        self._left = left(self._optimizer)
 
     def holds(self):
         """Whether all that the graph was captured with is still there: parameters, arrays, rules, hooks."""
@@ -67,7 +58,12 @@ class GraphStep:
     def after_launch(self):
         """Leaves all as an eager step does: a step is outstanding, parameters have the gradients of the graph."""
         self._batched.after_launch()
-        _leave(self._left)
+        leave(self._left)
+
+    def release(self):
+        """Takes the gradients of the graph away from parameters, so that their memory becomes free with it."""
+        self._left = None
+        self._optimizer.target.cleargrads()
 
     def _objects(self):
         """What has addresses or values in the graph, beside what :class:`~mixprec.optimizer.changes.Changes` sees."""
@@ -110,6 +106,20 @@ def why_not(optimizer):
     return optimizer._batched.why_not_captured()
 
 
+def left(optimizer):
+    """Returns what a step has left in parameters, for :func:`leave`: ``[(parameter, gradient, note on it)]``."""
+    params = optimizer._masters.structure.params
+    return [(param, param.grad, param._loss_scale) for param in params if param.array is not None]
+
+
+def leave(gradients):
+    """Gives parameters gradients, and the notes on them, from :func:`left`."""
+    for param, gradient, note in gradients:
+        if param._grad is not gradient or param._grad_var is not None:
+            param.grad = gradient
+        param._loss_scale = note
+
+
 def state(optimizer):
     """Returns every array that a step moves, by a name for messages, in a dict.
 
@@ -136,14 +146,6 @@ def state(optimizer):
         }
     unique = {id(array): (name, array) for name, array in reversed(arrays.items()) if _is_array(array)}
     return dict(reversed(unique.values()))
-
-
-def _leave(gradients):
-    """Gives parameters gradients, and the notes on them: ``[(parameter, gradient, note)]``."""
-    for param, gradient, note in gradients:
-        if param._grad is not gradient or param._grad_var is not None:
-            param.grad = gradient
-        param._loss_scale = note
 
 
 def _same(now, before):

@@ -23,10 +23,6 @@ class Graphs:
         """Bytes of device memory that graphs have, whether an array holds it or not."""
         return Array.memory.private.bytes
 
-    def with_pool(self):
-        """Returns itself: what lies where is not looked at."""
-        return self
-
     @contextlib.contextmanager
     def on_stream(self):
         """Inside of the block Chainer's ``xp.asarray`` leaves arrays on the device; all is done at once."""
