@@ -2,6 +2,8 @@
 
 import chainer
 
+from mixprec.backends import is_of_numpy
+
 
 class Arguments:
     """Arguments of a call, taken apart; arrays may be in tuples, lists and dicts.
@@ -49,6 +51,16 @@ class Arguments:
         """Returns :class:`Buffers` for such arguments on the device of ``graphs``."""
         buffers = [graphs.empty_like(array) for array in self.arrays]
         return Buffers(graphs, Arguments(*self.with_arrays(buffers)))
+
+    def on_device(self, graphs):
+        """Returns ``(args, kwargs)`` with copies on the device in the places of arrays of the host."""
+        arrays = []
+        for array in self.arrays:
+            if is_of_numpy(array):
+                array, source = graphs.empty_like(array), array
+                graphs.copy(source, array)
+            arrays.append(array)
+        return self.with_arrays(arrays)
 
     def with_arrays(self, arrays):
         """Returns ``(args, kwargs)`` with other arrays in the places of these, in new variables where these were."""

@@ -72,24 +72,27 @@ class Captured:
             What the work returns, in new arrays.
 
         Raises:
-            CaptureError: it cannot be captured, and that is required.
+            CaptureError: it cannot be captured, and that is required. What was done to find that out is done: once, as
+                an eager call does it.
         """
         array = self._work.array()
         graphs = None if array is None else graphs_of(array)
-        if graphs is None and array is not None and self._required:
-            raise CaptureError(f"{self._work.name} cannot be captured, and that is required: it needs a CUDA device")
-        arguments = None
-        if graphs is not None and self.why_not is None and not self._is_hooked():
-            try:
-                arguments = Arguments(args, kwargs)
-            except TypeError as error:
+        if graphs is None:
+            if array is not None and self._required:
+                raise CaptureError(
+                    f"{self._work.name} cannot be captured, which is required: it needs a CUDA device"
+                )
+            return self._eager(args, kwargs)
+        try:
+            arguments = Arguments(args, kwargs)
+        except TypeError as error:
+            if self.why_not is None:
                 self._give_up(str(error))
-        if arguments is None:
             return self._eager(args, kwargs)
         with graphs.on_stream():
-            kind = self._kind_of(arguments, graphs)
+            kind = None if self.why_not is not None or self._is_hooked() else self._kind_of(arguments, graphs)
             if kind is None:
-                return self._eager(args, kwargs)
+                return self._eager(*arguments.on_device(graphs))
             launches = kind.launches
             result = kind.call(arguments)
             self.replays += kind.launches - launches
@@ -157,5 +160,5 @@ class Captured:
         self.reset()
         self.why_not = reason
         if self._required:
-            raise CaptureError(f"{self._work.name} cannot be captured, and that is required: {reason}")
+            raise CaptureError(f"{self._work.name} cannot be captured, which is required: {reason}")
         announce("%s runs eagerly, it cannot be captured: %s", self._work.name, reason)

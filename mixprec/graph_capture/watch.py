@@ -80,7 +80,8 @@ def difference(before, now):
     before, now = _placed(before), _placed(now)
     for old, new in zip(before, now, strict=False):
         if (old.kind, old.name, len(old.arguments)) != (new.kind, new.name, len(new.arguments)):
-            return f"{_at(new)}the step asks for {_named(new)} where the one before asked for {_named(old)}"
+            where = f" ({old.line})" if old.line != new.line else ""
+            return f"{_at(new)}the step asks for {_named(new)} where the one before asked for {_named(old)}{where}"
         for a, b in zip(old.arguments, new.arguments, strict=True):
             if a != b and not (a != a and b != b):  # NaN
                 return f"{_at(new)}{_changed(new, a, b)}"
@@ -151,6 +152,8 @@ class _Blocks:
         self._used = 0
 
     def add(self, start, size):
+        if not size:
+            return
         place = bisect.bisect_left(self._starts, start)
         if place and self._blocks[self._starts[place - 1]][0] > start:  # what was there before is gone
             place -= 1
