@@ -55,8 +55,16 @@ class Stream:
 class Pool:
     def __init__(self, log):
         self.malloc = log.saying("malloc")
-        self.free_all_blocks = log.saying("free")
-        self.bytes = 512
+        self._log = log
+        self.bytes, self.held = 512, 0  # held: by arrays
+        self.limit = 4096  # of the environment
+
+    def set_limit(self, *, size):
+        self.limit = size
+
+    def free_all_blocks(self):
+        self._log.append(("free", self))
+        self.bytes = self.held
 
     def total_bytes(self):
         return self.bytes
@@ -168,7 +176,7 @@ def test_a_capture_runs_with_memory_of_its_own_and_without_garbage_collection(cu
     assert gc.isenabled()
     assert [words[0] for words in log][4:7] == ["end", "allocator", "upload"]
     allocators = [words[1] for words in log if words[0] == "allocator"]
-    assert allocators == [graph._pool.malloc, None]
+    assert allocators == [graph.pool.malloc, None]
     log.clear()
     graph.launch()
     assert log == [("launch", own._stream)]
@@ -198,10 +206,43 @@ def test_a_capture_that_fails_is_ended(broken, cupy, log):
 def test_each_graph_has_memory_of_its_own(cupy):
     own = graphs.CupyGraphs(0)
     one, other = (own.capture(lambda: None)[0] for _ in range(2))
-    assert one._pool is not other._pool
+    assert one.pool is not other.pool
+    assert one.pool.limit == 0  # a pool that has come to its limit would free what the graph writes into
     assert own.pool_bytes == 1024
-    del other
+    own.release()
+    assert own.pool_bytes == 1024
+
+
+def test_memory_of_a_graph_that_is_gone_is_given_back(cupy, log):
+    """By hand: CuPy 14 loses what is free in a pool that is dropped. What arrays hold stays until they are gone."""
+    own = graphs.CupyGraphs(0)
+    graph, _ = own.capture(lambda: None)
+    kept, _ = own.capture(lambda: None)
+    pool = graph.pool
+    pool.held = 128
+    del graph
+    assert own.pool_bytes == 1024
+    log.clear()
+    own.release()
+    assert [words[0] for words in log] == ["synchronize", "free", "free"]
+    assert own.pool_bytes == 512 + 128
+    pool.held = 0
+    own.release()
     assert own.pool_bytes == 512
+    assert own._pools == [kept.pool]
+
+
+def test_memory_of_a_capture_that_fails_is_given_back(cupy):
+    own = graphs.CupyGraphs(0)
+
+    def fail():
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        own.capture(fail)
+    assert own.pool_bytes == 512
+    own.release()
+    assert own.pool_bytes == 0
 
 
 def test_a_pool_without_memory_frees_nothing(cupy):

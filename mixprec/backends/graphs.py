@@ -41,12 +41,13 @@ class CupyGraphs:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._before, self._after = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
         self._graphs = weakref.WeakSet()
+        self._pools = []  # of graphs, also of those that are gone, as long as there is something in them
 
     @property
     def pool_bytes(self):
         """Bytes of memory that all graphs on the device have, whether an array holds it or not."""
         with self._device:
-            return sum(graph.pool_bytes for graph in self._graphs)
+            return sum(pool.total_bytes() for pool in self._pools)
 
     @contextlib.contextmanager
     def on_stream(self):
@@ -85,12 +86,12 @@ class CupyGraphs:
         Raises:
             RuntimeError: something cannot be captured; or whatever the function raises.
         """
-        self.release()
         collects = gc.isenabled()
         gc.collect()
+        self.release()
         gc.disable()
         try:
-            pool = self._cupy.cuda.MemoryPool(self._allocate)
+            pool = self._new_pool()
             with self._cupy.cuda.using_allocator(pool.malloc):
                 self._stream.begin_capture()
                 try:
@@ -107,6 +108,13 @@ class CupyGraphs:
         graph = Graph(captured, self._stream, pool)
         self._graphs.add(graph)
         return graph, result
+
+    def _new_pool(self):
+        pool = self._cupy.cuda.MemoryPool(self._allocate)
+        with self._device:
+            pool.set_limit(size=0)  # where there is one, the pool would give back what the graph writes into later
+        self._pools.append(pool)
+        return pool
 
     def _allocate(self, size):
         """Returns memory for the pool of a graph.
@@ -153,28 +161,34 @@ class CupyGraphs:
         self._stream.synchronize()
 
     def release(self):
-        """Gives memory that eager work has left in CuPy's pool back to the device; waits for the graphs."""
+        """Gives memory back to the device: what eager work has left in CuPy's pool, and graphs that are gone.
+
+        The host waits for the graphs. What arrays still hold stays until the next time.
+        """
         self.sync()
+        used = {id(graph.pool) for graph in self._graphs}
         with self._device:
             self._cupy.get_default_memory_pool().free_all_blocks()
+            for pool in self._pools:
+                if id(pool) not in used:
+                    pool.free_all_blocks()  # CuPy 14 does not, and loses the memory, if a pool is dropped
+            self._pools = [pool for pool in self._pools if id(pool) in used or pool.total_bytes()]
 
 
 class Graph:
-    """A captured graph, and its memory.
+    """A captured graph.
 
     Args:
         graph: :class:`cupy.cuda.Graph`.
         stream: on which it was captured.
         pool: :class:`cupy.cuda.MemoryPool` from which it has its memory.
+
+    Attributes:
+        pool: the same.
     """
 
     def __init__(self, graph, stream, pool):
-        self._graph, self._stream, self._pool = graph, stream, pool
-
-    @property
-    def pool_bytes(self):
-        """Bytes of the memory."""
-        return self._pool.total_bytes()
+        self._graph, self._stream, self.pool = graph, stream, pool
 
     def launch(self):
         """Runs everything once more, with the same addresses and numbers; the host does not wait."""

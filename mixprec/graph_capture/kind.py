@@ -70,7 +70,8 @@ class Kind:
     def _forget_graph(self):
         if self.graph is not None:
             self._graphs.sync()
-        self.graph = self._session = self._reports = self._result = None
+            self.graph = self._session = self._reports = self._result = None
+            self._graphs.release()
 
     def _run(self):
         args, kwargs = self._buffers.arguments()
@@ -129,6 +130,7 @@ class Kind:
                 verification.take(expected)
         if self.failure is not None:
             self._work.leave(left)
+            self._graphs.release()  # what a capture has left that failed
             reports.repeat()
             return result
         self._to_compare -= self._work.counts()
