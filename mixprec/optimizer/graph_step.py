@@ -37,6 +37,7 @@ class GraphStep:
         places = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
         self._owners, self._names = [owner for owner, _ in places], [name for _, name in places]
         self._held = self._objects()
+        self._copies = self._optimizer._statistics.copies  # the graph writes into them, whoever else does
         self._left = left(self._optimizer)
 
     def holds(self):
@@ -56,7 +57,7 @@ class GraphStep:
         self._table.refresh()
 
     def after_launch(self):
-        """Leaves all as an eager step does: a step is outstanding, parameters have the gradients of the graph."""
+        """Leaves all as an eager step does: a step is outstanding, gradients and variables are those of the graph."""
         self._batched.after_launch()
         leave(self._left)
 
@@ -107,17 +108,32 @@ def why_not(optimizer):
 
 
 def left(optimizer):
-    """Returns what a step has left in parameters, for :func:`leave`: ``[(parameter, gradient, note on it)]``."""
-    params = optimizer._masters.structure.params
-    return [(param, param.grad, param._loss_scale) for param in params if param.array is not None]
+    """Returns what a step has left in the model, for :func:`leave`.
+
+    Returns:
+        ``[(parameter, gradient, note on it)], [(link, name, variable)]``: the variables are attributes such as ``loss``
+        of a classifier.
+    """
+    structure = optimizer._masters.structure
+    gradients = [(param, param.grad, param._loss_scale) for param in structure.params if param.array is not None]
+    variables = [
+        (link, name, value)
+        for link in structure.links
+        for name, value in vars(link).items()
+        if isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter)
+    ]
+    return gradients, variables
 
 
-def leave(gradients):
-    """Gives parameters gradients, and the notes on them, from :func:`left`."""
+def leave(left):
+    """Gives parameters and links what they had, from :func:`left`."""
+    gradients, variables = left
     for param, gradient, note in gradients:
         if param._grad is not gradient or param._grad_var is not None:
             param.grad = gradient
         param._loss_scale = note
+    for link, name, value in variables:
+        setattr(link, name, value)
 
 
 def state(optimizer):
@@ -126,6 +142,7 @@ def state(optimizer):
     Args:
         optimizer: the wrapper, set up, with a batch on a device and a step behind it.
     """
+    optimizer._batched.before_launch()  # what it settles would come back with these arrays, and count twice
     arrays = {}
     for name, param, master in optimizer._masters.all_current():
         if param.array is not None:

@@ -61,6 +61,11 @@ class Statistics:
         for saver, values in held.items():
             saver.keep({name: (value, copies.get(id(value))) for name, value in values.items()})
 
+    @property
+    def copies(self):
+        """The :class:`~mixprec.update.saved_arrays.SavedArrays` of the last :meth:`save`, or ``None``."""
+        return self._copies
+
     def forget(self):
         """Ends a step: what the next forward pass finds is what is kept. Links that are new are guarded from now on."""
         if self._structure.links is not self._links or any(link._persistent for link in self._unguarded):

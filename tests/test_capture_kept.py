@@ -1,0 +1,88 @@
+"""What captured steps keep, and leave in the model, on a stand-in device whose graphs run on the host."""
+
+import sys
+
+import graph_array
+import numpy as np
+import pytest
+from captured_runs import Run, assert_same, batch
+from graph_array import GraphArray
+from graph_on_host import MODULES, GraphCuda
+from kernels_on_host import kernels_folder
+
+from mixprec import backends
+from mixprec.backends.cudnn import settings as cudnn
+from mixprec.graph_capture import origin
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    return GraphCuda(kernels_folder(tmp_path_factory))
+
+
+@pytest.fixture
+def cuda(device, monkeypatch):
+    monkeypatch.setitem(backends._OTHERS, GraphArray, device)
+    monkeypatch.setattr(sys.modules["mixprec.functions.dropout"], "_primitives", lambda _: device)
+    monkeypatch.setattr(origin, "_LIBRARIES", origin._LIBRARIES | MODULES)
+    cudnn.configure(deterministic=True)
+    return device
+
+
+def _loss(run):
+    return graph_array.receive(run.model.loss.array)
+
+
+def test_variables_of_the_model_are_those_of_the_step_that_was_run(cuda):
+    """Also if another graph was captured since; training loops read ``model.loss`` and ``model.accuracy``."""
+    captured = Run({"required": True})
+    for number in range(20):
+        captured.run([number], size=(4, 2)[number % 2])
+        returned = captured.observed[-1]["returned"]
+        np.testing.assert_array_equal(_loss(captured), graph_array.receive(returned.array))
+    assert captured.step.replays == 9
+
+
+def test_variables_of_the_model_after_a_capture_that_failed(cuda):
+    def reads_late(model, x, t):
+        loss = model(x, t)
+        float(loss.array)
+        return loss
+
+    captured = Run({}, lossfun=reads_late).run(range(4))
+    assert "the host" in captured.step.why_not
+    assert np.isfinite(_loss(captured))
+    np.testing.assert_array_equal(_loss(captured), graph_array.receive(captured.observed[-1]["returned"].array))
+
+
+def _with_a_part_in_between(capture):
+    run = Run(capture).run(range(8))
+    x, t = map(graph_array.array, batch(8))
+    with backends.graphs_of(x).on_stream():
+        run.model.predictor.bn1(run.model.predictor.conv1(x))  # its statistics are saved by themselves, then the others
+        run.optimizer.update(run.model, x, t)
+        spoiled = [graph_array.array(np.full(4096, np.nan, np.float32)) for _ in range(64)]
+    run.run(range(9, 12))  # the first one overflows
+    del spoiled
+    return run
+
+
+def test_copies_of_statistics_stay_as_long_as_a_graph(cuda):
+    captured = _with_a_part_in_between({"required": True})
+    assert captured.step.replays == 6
+    assert_same(captured, _with_a_part_in_between(None))
+
+
+def _with_other_powers(capture):
+    run = Run(capture, "MSVAG")
+    for number in range(10):
+        run.optimizer.beta = 0.9 - 0.01 * number
+        run.run([number])
+    return run
+
+
+def test_a_power_of_another_number_in_each_step(cuda):
+    """What was applied is settled before; it must not come back with the state that a comparison starts from."""
+    captured = _with_other_powers({"required": True})
+    assert captured.step.replays == 5
+    assert_same(captured, _with_other_powers(None))
