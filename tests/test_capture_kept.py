@@ -2,14 +2,18 @@
 
 import sys
 
+import chainer.functions as F
+import chainer.links as L
 import graph_array
 import numpy as np
 import pytest
 from captured_runs import Run, assert_same, batch
+from chainer import optimizers
 from graph_array import GraphArray
 from graph_on_host import MODULES, GraphCuda
 from kernels_on_host import kernels_folder
 
+import mixprec
 from mixprec import backends
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.graph_capture import origin
@@ -86,3 +90,25 @@ def test_a_power_of_another_number_in_each_step(cuda):
     captured = _with_other_powers({"required": True})
     assert captured.step.replays == 5
     assert_same(captured, _with_other_powers(None))
+
+
+def _with_a_state(step_of):
+    """Weights of a recurrent network whose gradients go through all steps."""
+    np.random.seed(0)
+    model = L.Linear(3, 3)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=0.1)).setup(model)
+    states = [0.0]
+
+    def lossfun(x):
+        states.append(model(x) + states[-1])
+        return F.sum(F.square(states[-1]))
+
+    step = step_of(optimizer, lossfun)
+    for number in range(4):
+        step(np.full((2, 3), 0.1 * number, np.float32))
+    return model.W.array
+
+
+def test_eager_steps_leave_the_graph_of_their_loss():
+    expected = _with_a_state(lambda optimizer, lossfun: lambda x: optimizer.update(lossfun, x))
+    np.testing.assert_array_equal(_with_a_state(mixprec.capture), expected)

@@ -24,7 +24,8 @@ class Captured:
 
             - ``name``: for messages;
             - ``array()``: any of its arrays, which says on which device it works; ``None`` if there is none yet;
-            - ``run(args, kwargs)``: does it, also while a graph captures; returns variables, arrays and numbers;
+            - ``run(args, kwargs, unchains)``: does it, also while a graph captures, and perhaps forgets what led to its
+              result; returns variables, arrays and numbers;
             - ``why_not()``: why it cannot be captured, as text, or ``None``;
             - ``session()``: what the host does around a graph, with the methods of
               :class:`~mixprec.optimizer.graph_step.GraphStep`;
@@ -79,9 +80,7 @@ class Captured:
         graphs = None if array is None else graphs_of(array)
         if graphs is None:
             if array is not None and self._required:
-                raise CaptureError(
-                    f"{self._work.name} cannot be captured, which is required: it needs a CUDA device"
-                )
+                raise CaptureError(f"{self._work.name} cannot be captured, which is required: it needs a CUDA device")
             return self._eager(args, kwargs)
         try:
             arguments = Arguments(args, kwargs)

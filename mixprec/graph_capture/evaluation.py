@@ -39,7 +39,7 @@ class _Evaluation:
     def array(self):
         return next((param.array for param in self._model.params(include_uninit=False)), None)
 
-    def run(self, args, kwargs):
+    def run(self, args, kwargs, *, unchains=False):
         with chainer.using_config("train", False), chainer.no_backprop_mode():
             return self._model(*args, **kwargs)
 

@@ -53,7 +53,7 @@ class _TrainingStep:
             raise RuntimeError("the optimizer is not set up: call setup(model)")
         return next((param.array for param in self._optimizer.target.params(include_uninit=False)), None)
 
-    def run(self, args, kwargs):
+    def run(self, args, kwargs, *, unchains=False):
         losses = []
 
         def lossfun(*args, **kwargs):
@@ -62,7 +62,8 @@ class _TrainingStep:
 
         graph_step.run(self._optimizer, lossfun, args, kwargs)
         (loss,) = losses
-        loss.unchain_backward()  # a model that keeps it, as a classifier does, would keep all that led to it
+        if unchains:
+            loss.unchain_backward()
         return chainer.Variable(loss.array, requires_grad=False)
 
     def why_not(self):
