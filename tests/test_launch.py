@@ -32,6 +32,10 @@ class Event:
         self._done = False
         stream.events.append(self)
 
+    def synchronize(self):
+        while not self._done:
+            Event.stream.next_copy()
+
 
 class Stream:
     """Does nothing until it is synchronized."""
@@ -46,11 +50,13 @@ class Stream:
         return self.capturing
 
     def synchronize(self):
-        for target, source, size in self.copies:
-            ctypes.memmove(target, source, size)
-        for event in self.events:
-            event._done = True
-        self.copies, self.events = [], []
+        while self.copies:
+            self.next_copy()
+
+    def next_copy(self):
+        """Does one copy; an event comes after each."""
+        ctypes.memmove(*self.copies.pop(0))
+        self.events.pop(0)._done = True
 
     def end_capture(self):
         """Returns what launches the graph."""
@@ -141,11 +147,27 @@ def test_uploads_do_not_wait_and_take_what_was_there(cupy):
 def test_staging_memory_is_used_again(cupy):
     launcher = launch.CupyLauncher(0)
     memory, target = _target(16)
-    for size in (16, 8, 16, 4):
+    for size in (16, 13, 9, 16):
         launcher.upload(np.full(size, size, np.uint8), target)
         cupy.stream.synchronize()
         assert (memory[:size] == size).all()
     assert len(cupy.allocated) == 1
+
+
+def test_a_host_that_is_far_ahead_waits_for_the_oldest_copy(cupy, monkeypatch):
+    """So that pinned memory does not grow with the number of steps that the device is behind."""
+    monkeypatch.setattr(launch, "_STAGED", 64)
+    launcher = launch.CupyLauncher(0)
+    memory, target = _target(16)
+    for number in range(7):
+        launcher.upload(np.full(16, number, np.uint8), target)
+        assert len(cupy.stream.copies) == min(number + 1, 4)
+    assert (memory == 2).all()
+    assert len(cupy.allocated) == 4
+    launcher.upload(np.full(8, 9, np.uint8), target)
+    assert len(cupy.stream.copies) == 5
+    cupy.stream.synchronize()
+    assert (memory == [9] * 8 + [6] * 8).all()
 
 
 def test_nothing_is_uploaded_while_a_graph_captures(cupy):

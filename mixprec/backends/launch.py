@@ -4,6 +4,7 @@ Everything that the batched update and the primitives do on a device, but for cu
 interface, so that tests can put one in its place that runs the same source on the host.
 """
 
+import collections
 import functools
 import itertools
 import operator
@@ -21,6 +22,9 @@ _CONTIGUOUS, _DEVICE, _ADDRESS = map(operator.attrgetter, ("_c_contiguous", "dat
 _STRIDES = operator.attrgetter("strides")
 # No contraction into fused multiply-adds: results are then those of NumPy, and the same in every kernel.
 OPTIONS = ("-std=c++17", "--fmad=false")
+# Bytes of pinned memory from which copies may be under way. A host that asks for steps faster than they are done would
+# otherwise pin a batch for each of them.
+_STAGED = 2**30
 
 
 @functools.cache
@@ -68,7 +72,8 @@ class CupyLauncher:
         self._device = cupy.cuda.Device(device)
         # Of its own: what CuPy's default pool gives out is an upload that somebody else has asked for.
         self._pinned = cupy.cuda.PinnedMemoryPool()
-        self._staging = []  # (pinned memory, its size, event after the last copy from it)
+        self._staging = collections.defaultdict(collections.deque)  # by size: (pinned memory, event after its copy)
+        self._staged = 0  # bytes
 
     def compile(self, source, names):
         """Returns each :class:`Kernel` of a CUDA source by its name; the same source is compiled once."""
@@ -139,7 +144,7 @@ class CupyLauncher:
             array[...] = 0
 
     def upload(self, source, target):
-        """Copies without waiting for the device.
+        """Copies without waiting for the device, as long as not too many copies are under way.
 
         Args:
             source: NumPy array of bytes, which may change as soon as this returns.
@@ -156,20 +161,23 @@ class CupyLauncher:
                 raise CaptureError(
                     "what the host knows would be copied while a CUDA graph captures: it would be frozen"
                 )
-            memory, event = self._free_staging(size)
+            capacity = 1 << (size - 1).bit_length()
+            memory, event = self._free_staging(capacity)
             np.frombuffer(memory, np.uint8, size)[:] = source
             runtime = self._cupy.cuda.runtime
             runtime.memcpyAsync(target.data.ptr, memory.ptr, size, runtime.memcpyHostToDevice, stream.ptr)
             event.record(stream)
+            self._staging[capacity].append((memory, event))
 
-    def _free_staging(self, size):
+    def _free_staging(self, capacity):
         """Returns pinned memory from which nothing is still to be copied, and its event."""
-        for memory, capacity, event in self._staging:
-            if capacity >= size and event.done:
-                return memory, event
-        memory, event = self._pinned.malloc(size), self._cupy.cuda.Event(disable_timing=True)
-        self._staging.append((memory, size, event))
-        return memory, event
+        staging = self._staging[capacity]  # the one that was used least recently comes first
+        if staging and (staging[0][1].done or self._staged + capacity > _STAGED):
+            memory, event = staging.popleft()
+            event.synchronize()
+            return memory, event
+        self._staged += capacity
+        return self._pinned.malloc(capacity), self._cupy.cuda.Event(disable_timing=True)
 
 
 @functools.lru_cache(maxsize=64)
