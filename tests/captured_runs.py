@@ -1,4 +1,4 @@
-"""Runs of a small converted network on the stand-in device with graphs, captured and eager ones."""
+"""Runs of a small converted network, captured and eager ones, on the stand-in device with graphs or on a GPU."""
 
 import functools
 import itertools
@@ -6,13 +6,12 @@ import itertools
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import graph_array
 import numpy as np
-from chainer import optimizer_hooks, optimizers
+from capture_sides import HOST
+from chainer import optimizer_hooks, optimizers, serializers
 from device_runs import state_of
 
 import mixprec
-from mixprec import backends
 from mixprec.functions import reset_dropout
 from models import resnet
 
@@ -21,7 +20,7 @@ POISONED = {9, 14}
 
 
 class Network(chainer.Chain):
-    """A ResNet of BasicBlocks (1, 1, 1, 1), an eighth as wide as usual."""
+    """A ResNet of two BasicBlocks: few kinds of layers, as cuDNN looks for engines for each of them."""
 
     def __init__(self, dropout):
         super().__init__()
@@ -29,14 +28,14 @@ class Network(chainer.Chain):
         with self.init_scope():
             self.conv1 = resnet.convolution(3, 8, 7, stride=2)
             self.bn1 = resnet.batch_normalization(8)
-            widths = (8, 8, 16, 32, 64)
+            widths = (8, 8, 16)
             self.stages = chainer.Sequential(
                 *(
                     resnet.BasicBlock(before, channels, 1 if place == 0 else 2)
                     for place, (before, channels) in enumerate(itertools.pairwise(widths))
                 )
             )
-            self.fc = L.Linear(64, CLASSES)
+            self.fc = L.Linear(16, CLASSES)
 
     def forward(self, x):
         h = F.max_pooling_2d(F.relu(self.bn1(self.conv1(x))), 3, stride=2, pad=1, cover_all=False)
@@ -69,18 +68,27 @@ class Run:
         compute: dtype.
         network: class of the network.
         lossfun: takes the model and arguments; ``None`` for the model itself.
+        side: of :mod:`capture_sides`.
         wishes: further arguments of the optimizer.
     """
 
     def __init__(
-        self, capture=None, rule="MomentumSGD", dropout=0.0, compute="float16", network=Network, lossfun=None, **wishes
+        self,
+        capture=None,
+        rule="MomentumSGD",
+        dropout=0.0,
+        compute="float16",
+        network=Network,
+        lossfun=None,
+        side=HOST,
+        **wishes,
     ):
         np.random.seed(0)
         reset_dropout()
         model = L.Classifier(network(dropout))
         mixprec.convert(model, np.zeros((2, 3, 16, 16), np.float32), compute=compute)
-        self.model = graph_array.send(model)
-        self._graphs = backends.graphs_of(self.model.predictor.fc.W.array)
+        self.model = side.send_link(model)
+        self._side = side
         inner, self._rate = new_rule(rule)
         scale = mixprec.DynamicLossScale(init=2.0**7, interval=5)
         self.optimizer = mixprec.MixedPrecisionOptimizer(inner, **{"loss_scale": scale, **wishes}).setup(self.model)
@@ -103,7 +111,7 @@ class Run:
         """Runs steps on arrays that ``send`` makes of those of the host, each with another learning rate."""
         for number in steps:
             setattr(self.optimizer, self._rate, self.first_rate / (1 + number))
-            self.once(*map(send if self.step else graph_array.array, batch(number, size)))
+            self.once(*map(send if self.step else self._side.send, batch(number, size)))
         return self
 
     def once(self, *arguments):
@@ -117,7 +125,7 @@ class Run:
                     losses.append(self._lossfun(*arguments))
                     return losses[-1]
 
-                with self._graphs.on_stream():
+                with self._side.eagerly():
                     self.optimizer.update(lossfun, *arguments)
                 loss = losses[0]
             else:
@@ -130,7 +138,18 @@ class Run:
         with self.reporter.scope(observation):
             loss = function(*arguments)
         found = {**observation, "returned": loss}
-        return {name: graph_array.receive(chainer.as_array(value)) for name, value in found.items()}
+        return {name: self._received(value) for name, value in found.items()}
+
+    def save(self, folder):
+        """Writes model and optimizer to files."""
+        serializers.save_npz(folder / "model.npz", self.model)
+        serializers.save_npz(folder / "optimizer.npz", self.optimizer)
+
+    def load(self, folder):
+        """Goes on from files."""
+        serializers.load_npz(folder / "model.npz", self.model)
+        serializers.load_npz(folder / "optimizer.npz", self.optimizer)
+        self._side.send_states(self.model)
 
     def results(self):
         """Everything that the steps have left and reported, as arrays of NumPy by name."""
@@ -139,13 +158,24 @@ class Run:
             for number, values in enumerate(self.observed)
             for name, value in values.items()
         }
-        found = {name: graph_array.receive(chainer.as_array(value)) for name, value in found.items()}
+        found = {name: self._received(value) for name, value in found.items()}
+        found |= self.gradients()
         for name, param in self.model.namedparams():
-            found[f"{name} in its dtype"] = graph_array.receive(param.array)
-            if param.grad is not None:
-                found[f"gradient of {name}"] = graph_array.receive(param.grad)
+            found[f"{name} in its dtype"] = self._received(param.array)
         found |= {name: np.array(getattr(self.optimizer, name)) for name in ("t", "skipped", "loss_scale")}
         return {**found, **state_of(self.optimizer)}
+
+    def gradients(self):
+        """Those of the last step, as arrays of NumPy by name."""
+        gradients = {f"gradient of {name}": param.grad for name, param in self.model.namedparams()}
+        return {name: self._received(grad) for name, grad in gradients.items() if grad is not None}
+
+    def kept(self):
+        """The variables of the last step that the model keeps, as arrays of NumPy by name."""
+        return {name: self._received(getattr(self.model, name)) for name in ("y", "loss", "accuracy")}
+
+    def _received(self, value):
+        return self._side.receive(chainer.as_array(value))
 
 
 @functools.cache

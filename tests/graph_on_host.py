@@ -100,11 +100,12 @@ class HostGraphs:
     def __init__(self, device):
         self._device = device
         self._graphs = weakref.WeakSet()
+        self._pools = []  # of graphs, also of those that are gone, as long as something in them is in use
         self.launches = self.copies = 0
 
     @property
     def pool_bytes(self):
-        return sum(graph.pool.bytes for graph in self._graphs)
+        return sum(pool.bytes for pool in self._pools)
 
     @contextlib.contextmanager
     def on_stream(self):
@@ -118,9 +119,11 @@ class HostGraphs:
         assert self._device.stream() == _STREAM, "outside of on_stream()"
         collects = gc.isenabled()
         gc.collect()
+        self.release()
         gc.disable()
         try:
             pool = graph_work.NanPool()
+            self._pools.append(pool)
             with self._device.on(_STREAM, capturing=True), graph_work.capturing(pool) as work:
                 result = function()
         finally:
@@ -147,7 +150,9 @@ class HostGraphs:
         """There is nothing to wait for."""
 
     def release(self):
-        """There is nothing to give back."""
+        """Forgets the memory of graphs that are gone."""
+        used = {id(graph.pool) for graph in self._graphs}
+        self._pools = [pool for pool in self._pools if id(pool) in used or pool.used_bytes]
 
 
 class HostGraph:

@@ -17,17 +17,27 @@ from mixprec.backends.recording.memory import Pool
 
 
 class NanPool(Pool):
-    """A pool that gives out NaN, and makes NaN of what it gets back."""
+    """A pool that gives out NaN, and makes NaN of what it gets back.
+
+    Attributes:
+        used_bytes: those that are in use.
+    """
 
     _fill = ctypes.memset  # also there when Python ends
 
+    def __init__(self):
+        super().__init__()
+        self.used_bytes = 0
+
     def allocate(self, size):
         block = super().allocate(size)
+        self.used_bytes += block.size
         self._fill(block.address, 0xFF, size)
         return block
 
     def take_back(self, address, size):
         self._fill(address, 0xFF, size)
+        self.used_bytes -= size
         super().take_back(address, size)
 
 
@@ -95,6 +105,11 @@ def do(function, *arguments):
         _work.add(function, *arguments)
 
 
+def eager_bytes():
+    """Returns how many bytes are in use that were not allocated in a capture."""
+    return _eager.used_bytes
+
+
 def memory(size):
     """Returns new memory, full of NaN, a :class:`~mixprec.backends.recording.memory.Block`."""
     block = (_eager if _work is None else _work.pool).allocate(size)
@@ -105,7 +120,7 @@ def memory(size):
 
 def read(name):
     """To be called when a function with this name lets the host wait for the device."""
-    _stop("synchronous API calls")
+    _stop("D2H transfers")
     if _watching:
         notes.take("read", name)
 

@@ -307,7 +307,7 @@ def test_reads_and_uploads(kind, name, cuda):
     """Are errors in a capture, which CuPy words so; are noted if somebody watches, and counted."""
     function = {"read": READS, "upload": UPLOADS}[kind][name]
     x = graph_array.array(numbers(0))
-    text = {"read": "synchronous API calls are disallowed", "upload": "H2D transfers are disallowed"}[kind]
+    text = {"read": "D2H transfers are disallowed", "upload": "H2D transfers are disallowed"}[kind]
     with pytest.raises(RuntimeError, match=f"^the current stream is capturing, so {text}$"):
         captured(cuda, lambda: function(x))
     assert gc.isenabled()
