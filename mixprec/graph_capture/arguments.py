@@ -17,7 +17,7 @@ class Arguments:
         key: hashable; equal for arguments that differ in what the arrays hold, and in nothing else.
 
     Raises:
-        TypeError: an argument is neither an array nor hashable.
+        TypeError: an argument is neither an array nor hashable, or an array of objects, texts or dates.
     """
 
     def __init__(self, args, kwargs):
@@ -38,6 +38,8 @@ class Arguments:
                 found = type(value).__name__
                 raise TypeError(f"an argument is a {found}; allowed are arrays, and what is hashable") from None
             return type(value), value
+        if array.dtype.kind in "OSUMm":
+            raise TypeError(f"an argument is an array of {array.dtype}, which no device has")
         self.arrays.append(array)
         order = tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
         return isinstance(value, chainer.Variable) and (value.requires_grad,), array.shape, array.dtype, order
