@@ -65,7 +65,7 @@ def test_an_argument_that_cannot_be_compared_is_named():
     with pytest.raises(TypeError, match="an argument is a set; allowed are arrays, and what is hashable"):
         Arguments((X, {1}), {})
     for value in (["a", "bc"], [None]):
-        with pytest.raises(TypeError, match="an argument is an array of (<U2|object), which no device has"):
+        with pytest.raises(TypeError, match=r"an argument is an array of (<U2|object), which no device has"):
             Arguments((X, np.array(value)), {})
 
 
