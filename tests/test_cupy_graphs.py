@@ -70,14 +70,6 @@ class Pool:
         return self.bytes
 
 
-class MemoryHook:
-    def __enter__(self):
-        MemoryHook.active = self
-
-    def __exit__(self, *error):
-        MemoryHook.active = None
-
-
 @pytest.fixture
 def log():
     return Log()
@@ -107,7 +99,7 @@ def cupy(log, monkeypatch):
         Memory=lambda size: ("memory", size),
         MemoryPointer=lambda memory, offset: ("pointer", memory, offset),
         PinnedMemoryPool=lambda: types.SimpleNamespace(malloc=lambda size: np.zeros(size, np.uint8).view(Pinned)),
-        MemoryHook=MemoryHook,
+        get_allocator=lambda: lambda size: types.SimpleNamespace(ptr=4096, size=size),
         get_current_stream=lambda: Stream.current,
         using_allocator=using_allocator,
         runtime=types.SimpleNamespace(
@@ -259,12 +251,13 @@ def test_a_pool_without_memory_frees_nothing(cupy):
         own._allocate(512)
 
 
-def test_new_memory_is_noted(cupy):
+def test_new_memory_is_noted(cupy, log):
     own = graphs.CupyGraphs(0)
     with notes.taking() as taken, own.watching():
-        MemoryHook.active.malloc_postprocess(device_id=0, size=5, mem_size=512, mem_ptr=4096, pmem_id=1)
-    assert taken == [notes.Note("memory", "new", (4096, 512))]
-    assert MemoryHook.active is None
+        ((_, allocate),) = (words for words in log if words[0] == "allocator")
+        assert allocate(5).size == 5
+    assert taken == [notes.Note("memory", "new", (4096, 5))]
+    assert log[-1] == ("allocator", None)
 
 
 @pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 3, 1, 2), (3, 2, 1, 0)])
