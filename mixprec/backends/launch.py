@@ -172,10 +172,12 @@ class CupyLauncher:
     def _free_staging(self, capacity):
         """Returns pinned memory from which nothing is still to be copied, and its event."""
         staging = self._staging[capacity]  # the one that was used least recently comes first
-        if staging and (staging[0][1].done or self._staged + capacity > _STAGED):
-            memory, event = staging.popleft()
-            event.synchronize()
-            return memory, event
+        if staging:
+            _, event = staging[0]
+            if (is_free := event.done) or self._staged + capacity > _STAGED:
+                if not is_free:
+                    event.synchronize()
+                return staging.popleft()
         self._staged += capacity
         return self._pinned.malloc(capacity), self._cupy.cuda.Event(disable_timing=True)
 
