@@ -177,6 +177,7 @@ def host(device, monkeypatch):
     # Chainer takes this device for the host.
     monkeypatch.setattr(sys.modules["mixprec.functions.dropout"], "_primitives", lambda _: device)
     monkeypatch.setattr(origin, "_LIBRARIES", origin._LIBRARIES | MODULES)
+    cudnn.configure(deterministic=True)
     return HOST
 
 
@@ -190,6 +191,7 @@ def gpu_of_module():
 @pytest.fixture
 def gpu(gpu_of_module):
     gpu_of_module.need_cudnn()
+    cudnn.configure(deterministic=True)
     yield gpu_of_module
     gc.collect()
     gpu_of_module.graphs.release()
@@ -198,5 +200,4 @@ def gpu(gpu_of_module):
 @pytest.fixture
 def side(request):
     """The host or the GPU, as the parameter says, with engines that give the same bits each time."""
-    cudnn.configure(deterministic=True)
     return request.getfixturevalue(request.param)

@@ -17,6 +17,8 @@ from models import resnet
 
 CLASSES = 10
 POISONED = {9, 14}
+FIRST_REPLAY = 5  # after three eager steps, and two in which the graph is compared with an eager step
+REQUIRED = {"required": True}  # arguments for mixprec.capture
 
 
 class Network(chainer.Chain):

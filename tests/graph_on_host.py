@@ -150,9 +150,12 @@ class HostGraphs:
         """There is nothing to wait for."""
 
     def release(self):
-        """Forgets the memory of graphs that are gone."""
+        """Forgets the memory of graphs that are gone, but for what arrays hold."""
         used = {id(graph.pool) for graph in self._graphs}
-        self._pools = [pool for pool in self._pools if id(pool) in used or pool.used_bytes]
+        for pool in self._pools:
+            if id(pool) not in used:
+                pool.free_all_blocks()
+        self._pools = [pool for pool in self._pools if id(pool) in used or pool.bytes]
 
 
 class HostGraph:
