@@ -63,10 +63,10 @@ def test_numbers_and_switches_are_a_part_of_the_key():
 
 def test_an_argument_that_cannot_be_compared_is_named():
     with pytest.raises(TypeError, match="an argument is a set; allowed are arrays, and what is hashable"):
-        Arguments((X, {1}), {})
+        Arguments((X, {1}), {}).key  # noqa: B018
     for value in (["a", "bc"], [None]):
         with pytest.raises(TypeError, match=r"an argument is an array of (<U2|object), which no device has"):
-            Arguments((X, np.array(value)), {})
+            Arguments((X, np.array(value)), {}).key  # noqa: B018
 
 
 def test_buffers_have_the_arguments_in_their_places():
@@ -149,7 +149,7 @@ def test_without_a_reporter_nothing_is_told():
 def test_numbers_of_the_host_are_noted():
     with taking() as notes, Reports():
         chainer.report({"loss": np.array(0.5), "lr": 0.1})
-    assert notes == [Note("report", "lr", (0.1,))]
+    assert notes == [Note("report", "loss", (0.5,)), Note("report", "lr", (0.1,))]
 
 
 def test_copies_are_other_arrays():

@@ -1,8 +1,14 @@
 """The arguments of a step: arrays get fixed places on the device, everything else is a part of what was captured."""
 
+import copy
+import functools
+
 import chainer
+import numpy as np
 
 from mixprec.backends import is_of_numpy
+
+_NUMBERS = "biufcV"  # kinds of dtypes that a device has; V is bfloat16
 
 
 class Arguments:
@@ -13,36 +19,21 @@ class Arguments:
         kwargs: dict of keyword arguments.
 
     Attributes:
-        arrays: the arrays among them, those of variables too, on the host or on a device.
-        key: hashable; equal for arguments that differ in what the arrays hold, and in nothing else.
-
-    Raises:
-        TypeError: an argument is neither an array nor hashable, or an array of objects, texts or dates.
+        arrays: the arrays among them, those of variables too, on the host or on a device; not those of parameters.
     """
 
     def __init__(self, args, kwargs):
         self._values = args, kwargs
-        self.arrays = []
-        self.key = self._key_of(self._values)
+        self.arrays = list(_arrays_in(self._values))
 
-    def _key_of(self, value):
-        if isinstance(value, (tuple, list)):
-            return type(value), tuple(map(self._key_of, value))
-        if isinstance(value, dict):
-            return dict, tuple((name, self._key_of(each)) for name, each in value.items())
-        array = value.array if isinstance(value, chainer.Variable) else value
-        if not isinstance(array, chainer.get_array_types()):
-            try:
-                hash(value)
-            except TypeError:
-                found = type(value).__name__
-                raise TypeError(f"an argument is a {found}; allowed are arrays, and what is hashable") from None
-            return type(value), value
-        if array.dtype.kind in "OSUMm":
-            raise TypeError(f"an argument is an array of {array.dtype}, which no device has")
-        self.arrays.append(array)
-        order = tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
-        return isinstance(value, chainer.Variable) and (value.requires_grad,), array.shape, array.dtype, order
+    @functools.cached_property
+    def key(self):
+        """Hashable; equal for arguments that differ in what the arrays hold, and in nothing else.
+
+        Raises:
+            TypeError: an argument is nothing that a graph can be given, or that is compared with that of another call.
+        """
+        return _key_of(self._values)
 
     @property
     def shapes(self):
@@ -55,17 +46,25 @@ class Arguments:
         return Buffers(graphs, Arguments(*self.with_arrays(buffers)))
 
     def on_device(self, graphs):
-        """Returns ``(args, kwargs)`` with copies on the device in the places of arrays of the host."""
+        """Returns ``(args, kwargs)`` with copies on the device in the places of arrays of the host.
+
+        Variables on the device stay themselves: they may have a graph, and get a gradient.
+        """
         arrays = []
         for array in self.arrays:
             if is_of_numpy(array):
                 array, source = graphs.empty_like(array), array
                 graphs.copy(source, array)
             arrays.append(array)
-        return self.with_arrays(arrays)
+        return self.with_arrays(arrays, keep=True)
 
-    def with_arrays(self, arrays):
-        """Returns ``(args, kwargs)`` with other arrays in the places of these, in new variables where these were."""
+    def with_arrays(self, arrays, keep=False):
+        """Returns ``(args, kwargs)`` with other arrays in the places of these, in new variables where these were.
+
+        Args:
+            arrays: as many as :attr:`arrays`.
+            keep: whether variables whose array stays the same are not new ones.
+        """
         left = iter(arrays)
 
         def replaced(value):
@@ -75,12 +74,60 @@ class Arguments:
             if isinstance(value, list):
                 return list(map(replaced, value))
             if isinstance(value, dict):
-                return {name: replaced(each) for name, each in value.items()}
-            if isinstance(value, chainer.Variable):
-                return chainer.Variable(next(left), requires_grad=value.requires_grad)
-            return next(left) if isinstance(value, chainer.get_array_types()) else value
+                result = copy.copy(value)  # of whatever class
+                for name, each in value.items():
+                    result[name] = replaced(each)
+                return result
+            array = _array_of(value)
+            if array is None:
+                return value
+            new = next(left)
+            if not isinstance(value, chainer.Variable):
+                return new
+            return value if keep and new is array else chainer.Variable(new, requires_grad=value.requires_grad)
 
         return replaced(self._values)
+
+
+def _array_of(value):
+    """Returns the array that is an argument, or ``None``: for a parameter, which the model knows, and for texts."""
+    if isinstance(value, chainer.Variable):
+        return None if isinstance(value, chainer.Parameter) else value.array
+    return value if isinstance(value, chainer.get_array_types()) and value.dtype.kind in _NUMBERS else None
+
+
+def _arrays_in(value):
+    if isinstance(value, (tuple, list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _arrays_in(each)
+    elif (array := _array_of(value)) is not None:
+        yield array
+
+
+def _key_of(value):
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(map(_key_of, value))
+    if isinstance(value, dict):
+        return type(value), tuple((name, _key_of(each)) for name, each in value.items())
+    array = _array_of(value)
+    if isinstance(value, chainer.Parameter):
+        return chainer.Parameter, id(value)  # of one that the arguments hold
+    if array is None:
+        try:
+            hash(value)
+        except TypeError:
+            if isinstance(value, chainer.get_array_types()):
+                raise TypeError(f"an argument is an array of {value.dtype}, which no device has") from None
+            found = type(value).__name__
+            raise TypeError(f"an argument is a {found}; allowed are arrays, and what is hashable") from None
+        # -0.0 == 0.0, and NaN is no other number
+        return type(value), repr(value) if isinstance(value, (float, complex, np.inexact)) else value
+    order = tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+    if not isinstance(value, chainer.Variable):
+        return array.shape, array.dtype, order
+    if value.creator_node is not None:
+        raise TypeError("an argument is a variable that was computed, and the backward pass goes on behind it")
+    return chainer.Variable, value.requires_grad, array.shape, array.dtype, order
 
 
 class Buffers:

@@ -23,9 +23,10 @@ class Captured:
         work: what is done, an object with
 
             - ``name``: for messages;
-            - ``array()``: any of its arrays, which says on which device it works; ``None`` if there is none yet;
+            - ``array()``: any of its arrays, or an empty one, which says on which device it works;
             - ``run(args, kwargs, unchains)``: does it, also while a graph captures, and perhaps forgets what led to its
               result; returns variables, arrays and numbers;
+            - ``is_under_way()``: whether the next time has begun already, by something that a graph would not know;
             - ``why_not()``: why it cannot be captured, as text, or ``None``;
             - ``session()``: what the host does around a graph, with the methods of
               :class:`~mixprec.optimizer.graph_step.GraphStep`;
@@ -76,18 +77,12 @@ class Captured:
             CaptureError: it cannot be captured, and that is required. What was done to find that out is done: once, as
                 an eager call does it.
         """
-        array = self._work.array()
-        graphs = None if array is None else graphs_of(array)
+        graphs = graphs_of(self._work.array())
         if graphs is None:
-            if array is not None and self._required:
+            if self._required:
                 raise CaptureError(f"{self._work.name} cannot be captured, which is required: it needs a CUDA device")
             return self._eager(args, kwargs)
-        try:
-            arguments = Arguments(args, kwargs)
-        except TypeError as error:
-            if self.why_not is None:
-                self._give_up(str(error))
-            return self._eager(args, kwargs)
+        arguments = Arguments(args, kwargs)
         with graphs.on_stream():
             kind = None if self.why_not is not None or self._is_hooked() else self._kind_of(arguments, graphs)
             if kind is None:
@@ -125,7 +120,11 @@ class Captured:
     def _kind_of(self, arguments, graphs):
         """Returns the :class:`Kind` of a call, or ``None`` if there is to be no graph for it."""
         config = tuple(getattr(chainer.config, name) for name in _CONFIG)
-        key = graphs, arguments.key, config, settings.current()
+        try:
+            key = graphs, arguments.key, config, settings.current()
+        except TypeError as error:
+            self._give_up(str(error))
+            return None
         if self._other_shapes == "eager":
             self._only = self._only or key
             if key != self._only:
@@ -142,6 +141,10 @@ class Captured:
         with_graph = [key for key, kind in others if kind.graph is not None]
         without = [key for key, kind in others if kind.graph is None]
         room = self._graphs - 1 if now[1].wants_graph else self._graphs
+        if len(with_graph) > room:
+            announce("%s: a graph makes room for that of other arguments, graphs=%d", self._work.name, self._graphs)
+        if len(without) > _WAITING:
+            announce("%s runs eagerly for many kinds of arguments, none of which comes often", self._work.name)
         for key in [*with_graph[: max(0, len(with_graph) - room)], *without[:-_WAITING]]:
             self._kinds.pop(key).drop()
 
@@ -161,3 +164,11 @@ class Captured:
         if self._required:
             raise CaptureError(f"{self._work.name} cannot be captured, which is required: {reason}")
         announce("%s runs eagerly, it cannot be captured: %s", self._work.name, reason)
+
+
+def array_of(model):
+    """Returns the array of a parameter of a model, or an empty one on its device if there is none yet."""
+    for param in model.params(include_uninit=False):
+        return param.array
+    with chainer.using_device(model.device):
+        return model.xp.empty(0)

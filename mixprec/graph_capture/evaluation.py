@@ -5,7 +5,7 @@ import operator
 
 import chainer
 
-from mixprec.graph_capture.captured import Captured
+from mixprec.graph_capture.captured import Captured, array_of
 
 
 def capture_evaluation(model, *, warmup=3, graphs=4, other_shapes="capture", required=False):
@@ -37,11 +37,14 @@ class _Evaluation:
         self._model = model
 
     def array(self):
-        return next((param.array for param in self._model.params(include_uninit=False)), None)
+        return array_of(self._model)
 
     def run(self, args, kwargs, *, unchains=False):
         with chainer.using_config("train", False), chainer.no_backprop_mode():
             return self._model(*args, **kwargs)
+
+    def is_under_way(self):
+        return False
 
     def why_not(self):
         return None

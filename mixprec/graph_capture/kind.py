@@ -1,5 +1,6 @@
 """One kind of arguments: eager calls at first, two of them compared, then a graph, compared with an eager call."""
 
+from mixprec.backends.announcements import announce
 from mixprec.backends.cudnn import settings
 from mixprec.graph_capture.origin import cause_of
 from mixprec.graph_capture.reports import Reports, copied
@@ -10,6 +11,10 @@ _MORE_CALLS = 3  # are looked at if the last of the warm-up differ: some things 
 # How many launches are compared. By the second one a number or an array of the host that is another in each step is not
 # what it was at the capture any more.
 _COMPARED = 2
+_UNDER_WAY = (
+    "the model was called for training before the step, whose statistics come back if the step is skipped; "
+    "with chainer.config.train or enable_backprop off that is no part of it"
+)
 
 
 class Kind:
@@ -48,6 +53,10 @@ class Kind:
         self._buffers.fill(arguments)
         if self.graph is not None and not self._session.holds():
             self.drop()
+        if self._work.is_under_way():
+            if self.graph is not None:
+                announce("%s runs eagerly: %s", self._work.name, _UNDER_WAY)
+            return self._run()
         if self.graph is not None and not self._to_compare:
             return self._launch()
         if not self.wants_graph:
@@ -78,14 +87,16 @@ class Kind:
         return self._work.run(args, kwargs, unchains=unchains)
 
     def _warm_up(self):
+        result = self._run() if self.calls < self._warmup - 2 else self._watched()
         self.calls += 1
-        if self.calls < self._warmup - 1:
-            return self._run()
+        return result
+
+    def _watched(self):
         with watching(self._graphs) as notes, Reports(passes_on=True):
             result = self._run()
         if self._notes is not None:
             self._difference = difference(self._notes, notes)
-            if self._difference is not None and self.calls >= self._warmup + _MORE_CALLS:
+            if self._difference is not None and self.calls + 1 >= self._warmup + _MORE_CALLS:
                 self.failure = self._difference
         self._notes = notes
         return result
@@ -146,10 +157,14 @@ class Kind:
             with reports:
                 return self._run(unchains=True)
 
+        left = self._work.left()
         try:
             with session.capturing():
                 self.graph, self._result = self._graphs.capture(body)
-        except Exception as error:
+        except BaseException as error:
+            self._work.leave(left)
+            if not isinstance(error, Exception):
+                raise
             self.failure = cause_of(error)
         else:
             self._session, self._reports = session, reports

@@ -3,8 +3,10 @@
 import copy
 
 import chainer
+import numpy as np
 
 from mixprec.backends.notes import take
+from mixprec.backends.reading import known
 
 
 class Reports(chainer.Reporter):
@@ -18,18 +20,28 @@ class Reports(chainer.Reporter):
         super().__init__()
         self._passes_on = passes_on
         self._told = []
+        self._own = self.observation
 
     def __enter__(self):
+        current = chainer.reporter._get_reporters()
+        if current:
+            self._observer_names = current[-1]._observer_names
         super().__enter__()
         return self
 
     def report(self, values, observer=None):
         """Keeps the values; variables without their graph."""
-        values = {name: _alone(value) for name, value in values.items()}
+        if self.observation is not self._own:  # in a report_scope of the step, which is to see them, and nobody else
+            super().report(values, observer)
+            return
         for name, value in values.items():
-            if isinstance(value, (int, float)):  # of the host, so that a graph would repeat it
-                take("report", name, value)
-        self._told.append((values, observer))
+            if isinstance(value, chainer.Variable):
+                is_deferred = "_node" not in vars(value)  # and not to be looked at
+                value = None if is_deferred else value.array
+            if known(value):  # by the host, so that a graph would repeat it
+                value = np.asarray(value)
+                take("report", name, value.item() if value.size == 1 else value.tobytes())
+        self._told.append(({name: _alone(value) for name, value in values.items()}, observer))
         if self._passes_on:
             self.__exit__(None, None, None)  # whoever was current before is so for a moment
             try:

@@ -2,7 +2,7 @@
 
 import chainer
 
-from mixprec.graph_capture.captured import Captured
+from mixprec.graph_capture.captured import Captured, array_of
 from mixprec.optimizer import MixedPrecisionOptimizer, graph_step
 
 _KNOWN_HOOKS = ("SpectralNormalization", "WeightStandardization")
@@ -51,7 +51,7 @@ class _TrainingStep:
     def array(self):
         if self._optimizer.target is None:
             raise RuntimeError("the optimizer is not set up: call setup(model)")
-        return next((param.array for param in self._optimizer.target.params(include_uninit=False)), None)
+        return array_of(self._optimizer.target)
 
     def run(self, args, kwargs, *, unchains=False):
         losses = []
@@ -65,6 +65,9 @@ class _TrainingStep:
         if unchains:
             loss.unchain_backward()
         return chainer.Variable(loss.array, requires_grad=False)
+
+    def is_under_way(self):
+        return graph_step.is_under_way(self._optimizer)
 
     def why_not(self):
         for name, link in self._optimizer.target.namedlinks(skipself=False):

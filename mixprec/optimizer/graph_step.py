@@ -1,6 +1,7 @@
 """A step of the optimizer in a CUDA graph: what the host does before it is captured, and around each launch."""
 
 import contextlib
+import itertools
 import operator
 
 import chainer
@@ -8,6 +9,8 @@ import chainer
 from mixprec.functions.dropout import dropout_state
 from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batched import SCALE_CONSTANTS
+
+_HOOKS = operator.attrgetter("_local_link_hooks")  # None if there never was one
 
 
 class GraphStep:
@@ -36,7 +39,7 @@ class GraphStep:
         self._changes, self._links = self._batched.changes, self._structure.links
         places = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
         self._owners, self._names = [owner for owner, _ in places], [name for _, name in places]
-        self._held = self._objects()
+        self._held, self._hooks = self._objects(), local_hooks(self._links)
         self._copies = self._optimizer._statistics.copies  # the graph writes into them, whoever else does
         self._left = left(self._optimizer)
 
@@ -46,7 +49,7 @@ class GraphStep:
             return False
         if self._batched.changes is not self._changes or not self._batched.unchanged():
             return False
-        if self._structure.links is not self._links:
+        if self._structure.links is not self._links or local_hooks(self._links) != self._hooks:
             return False
         now = self._objects()
         return all(map(operator.is_, now, self._held)) or all(map(_same, now, self._held))
@@ -59,6 +62,7 @@ class GraphStep:
     def after_launch(self):
         """Leaves all as an eager step does: a step is outstanding, gradients and variables are those of the graph."""
         self._batched.after_launch()
+        self._optimizer._factor = None
         leave(self._left)
 
     def release(self):
@@ -105,6 +109,16 @@ def finish(optimizer, lossfun, args, kwargs, *, wait):
 def why_not(optimizer):
     """Returns why a graph cannot hold a step, as text, or ``None``."""
     return optimizer._batched.why_not_captured()
+
+
+def is_under_way(optimizer):
+    """Whether a step has begun before ``update``: by a forward pass that has moved running statistics."""
+    return optimizer._statistics.are_saved
+
+
+def local_hooks(links):
+    """Returns the hooks that links have themselves."""
+    return list(itertools.chain.from_iterable(hooks.values() for hooks in map(_HOOKS, links) if hooks))
 
 
 def left(optimizer):

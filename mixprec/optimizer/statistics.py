@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import itertools
+import operator
 
 import chainer
 
@@ -12,6 +13,7 @@ from mixprec.update.saved_arrays import SavedArrays
 
 # What a lazily sized batch normalization starts from, unless its caller gave something else.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
+_SAVED = operator.attrgetter("saved")
 
 
 class Statistics:
@@ -37,6 +39,11 @@ class Statistics:
         """Guards the links of another structure; what has been saved of them stays."""
         self._structure = structure
         self._find_links()
+
+    @property
+    def are_saved(self):
+        """Whether a forward pass has begun a step."""
+        return any(map(_SAVED, self._savers))
 
     def save(self):
         """Begins a step: copies the values of all links that are on a device, in one launch."""

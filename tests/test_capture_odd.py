@@ -1,0 +1,431 @@
+"""What users do around captured steps: each program ends with the bits of the same program run eagerly."""
+
+import logging
+import sys
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import graph_array
+import numpy as np
+import pytest
+from captured_runs import Run, assert_same
+from graph_array import GraphArray
+from graph_on_host import GraphCuda
+from kernels_on_host import kernels_folder
+
+import mixprec
+from mixprec import backends
+from mixprec.backends.cudnn import settings as cudnn
+from mixprec.graph_capture import CaptureError, origin
+
+FIRST_REPLAY = 5
+REQUIRED = {"required": True}
+
+
+class Small(chainer.Chain):
+    def __init__(self, dropout):
+        super().__init__()
+        self._dropout = dropout
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, nobias=True)
+            self.bn = L.BatchNormalization(8)
+            self.fc = L.Linear(8, 10)
+
+    def forward(self, x):
+        h = F.relu(self.bn(self.conv(x)))
+        h = F.reshape(F.average_pooling_2d(h, h.shape[2:]), (h.shape[0], -1))
+        return self.fc(F.dropout(h, self._dropout) if self._dropout else h)
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    return GraphCuda(kernels_folder(tmp_path_factory))
+
+
+@pytest.fixture
+def cuda(device, monkeypatch):
+    monkeypatch.setitem(backends._OTHERS, GraphArray, device)
+    # Chainer takes this device for the host.
+    monkeypatch.setattr(sys.modules["mixprec.functions.dropout"], "_primitives", lambda _: device)
+    monkeypatch.setattr(origin, "_LIBRARIES", {*origin._LIBRARIES, "graph_array", "graph_on_host", "host_launch"})
+    cudnn.configure(deterministic=True)
+    return device
+
+
+def batch(number, size=4, bad=False):
+    random = np.random.RandomState(number)
+    x = random.normal(size=(size, 3, 8, 8)).astype(np.float32)
+    if bad:
+        x[0, 0, 0, 0] = np.inf
+    return graph_array.array(x), graph_array.array(random.randint(0, 10, size).astype(np.int32))
+
+
+def feed(run, numbers, **settings):
+    for number in numbers:
+        run.once(*batch(number, **settings))
+
+
+def beside_eager(program, wishes=REQUIRED, **settings):
+    """Runs a program eagerly, then with captured steps; returns the captured run."""
+    eager = Run(None, network=Small, **settings)
+    program(eager)
+    expected = eager.results()  # before another run forgets the state of dropout
+    captured = Run(wishes, network=Small, **settings)
+    program(captured)
+    assert_same(captured, expected)
+    return captured
+
+
+# --- what belongs to a step before it begins
+
+
+@pytest.mark.parametrize("overflows", ["in the next step", "in another shape"])
+def test_a_forward_pass_by_hand_is_a_part_of_the_next_step_only(overflows, cuda):
+    """If that is skipped, statistics are as before the forward pass; if a later one is, they are not."""
+
+    def program(run):
+        feed(run, range(7))
+        run.model(*batch(50))
+        feed(run, [7], bad=overflows == "in the next step")
+        feed(run, [8])
+        feed(run, [9], size=2, bad=overflows == "in another shape")
+        feed(run, [10])
+
+    captured = beside_eager(program)
+    assert captured.optimizer.skipped == 1
+    assert captured.step.replays == 2 + 2
+
+
+def test_a_forward_pass_by_hand_is_no_failure_of_the_comparison(cuda):
+    """Skipped, a graph would bring back the statistics from after the forward pass."""
+
+    def program(run):
+        for number in range(12):
+            if number in (1, 3, 5):
+                run.model(*batch(50))
+            feed(run, [number], bad=number in (3, 5))
+
+    assert beside_eager(program).step.replays >= 3
+
+
+def test_the_loss_of_a_forward_pass_by_hand(cuda):
+    """``update(lambda: loss)`` between captured steps."""
+
+    def program(run):
+        feed(run, range(7))
+        for bad in (False, True):
+            loss = run.model(*batch(50, bad=bad))
+            run.optimizer.update(lambda loss=loss: loss)
+            feed(run, [7, 8])
+
+    assert beside_eager(program).step.replays == 2 + 4
+
+
+def test_a_backward_pass_by_hand_that_no_step_used(cuda):
+    """The scale that it had is not that of the next one."""
+
+    def program(run):
+        feed(run, range(7))
+        run.optimizer.scale_loss(run.model(*batch(50))).backward()
+        feed(run, range(7, 10), bad=True)
+        run.model.cleargrads()
+        run.optimizer.scale_loss(run.model(*batch(51))).backward()
+        run.optimizer.update()
+        feed(run, [10])
+
+    assert beside_eager(program).step.replays >= 5
+
+
+def test_a_variable_that_two_steps_use_keeps_its_graph():
+    """As of a generator in the step of a discriminator. On NumPy a step is ``optimizer.update``."""
+    found = []
+    for capture in (None, {}):
+        np.random.seed(0)
+        first, second = L.Linear(3, 3), L.Linear(3, 1)
+        optimizers = [mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD()).setup(x) for x in (first, second)]
+        h = first(np.ones((2, 3), np.float32))
+
+        def lossfun(h, second=second):
+            return F.sum(F.square(second(h)))
+
+        if capture is None:
+            optimizers[1].update(lossfun, h)
+        else:
+            mixprec.capture(optimizers[1], lossfun)(h)
+        optimizers[0].update(lossfun, h)
+        found.append(first.W.array.copy())
+    np.testing.assert_array_equal(*found)
+
+
+# --- hyperparameters, hooks
+
+
+def test_a_schedule_of_what_powers_are_of(cuda):
+    """``t`` is settled in each step then, also in those that are compared."""
+
+    def program(run):
+        for number in range(10):
+            run.optimizer.beta = 0.9 - 0.01 * number
+            feed(run, [number])
+
+    assert beside_eager(program, rule="MSVAG").step.replays == 10 - FIRST_REPLAY
+
+
+class Counting(chainer.LinkHook):
+    name = "Counting"
+
+    def __init__(self):
+        self.calls = 0
+
+    def forward_postprocess(self, args):
+        self.calls += 1
+
+
+@pytest.mark.parametrize("added", [0, 3, 4, 8])
+def test_a_hook_of_a_link_is_not_left_out(added, cuda, caplog):
+    def program(run):
+        hook = Counting()
+        for number in range(12):
+            if number == added:
+                run.model.predictor.fc.add_hook(hook)
+            feed(run, [number])
+        assert hook.calls >= 12 - added
+
+    with caplog.at_level(logging.WARNING, "mixprec"):
+        captured = beside_eager(program, wishes={})
+    assert captured.step.why_not == "a graph would leave out the hook Counting of /predictor/fc"
+    assert captured.step.replays == max(0, added - FIRST_REPLAY)
+    with pytest.raises(CaptureError, match="Counting"):
+        beside_eager(program)
+
+
+# --- errors
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("when", [(0, 1), (2,), (1, 2, 3), (3, 4)])
+@pytest.mark.parametrize("late", [False, True], ids=["before the forward pass", "after it"])
+def test_errors_in_the_loss_function(error, when, late, cuda):
+    """A step that is not done is no warm-up; those that are captured and compared begin anew."""
+
+    def lossfun(model, x, t):
+        if model.fails and not late:
+            raise error
+        loss = model(x, t)
+        if model.fails:
+            raise error
+        return loss
+
+    def program(run):
+        for number in range(8):
+            for run.model.fails in [True, False] if number in when else [False]:
+                try:
+                    feed(run, [number])
+                except error:
+                    assert run.model.fails
+
+    captured = beside_eager(program, lossfun=lossfun, dropout=0.5)
+    assert captured.step.replays == 8 - FIRST_REPLAY
+
+
+@pytest.mark.parametrize("call", [1, 2], ids=["compared", "captured"])
+def test_an_interrupt_while_a_graph_captures(call, cuda):
+    """The eager step before is done, and its gradients are there; the next calls capture again."""
+
+    def lossfun(model, x, t):
+        model.calls += 1
+        loss = model(x, t)
+        if model.calls == model.fails_at:
+            raise KeyboardInterrupt
+        return loss
+
+    runs = []
+    for wishes in (None, REQUIRED):
+        run = Run(wishes, network=Small, lossfun=lossfun)
+        run.model.calls, run.model.fails_at = 0, 3 + call if wishes else 4 if call == 1 else None
+        for number in range(9):
+            try:
+                feed(run, [number])
+            except KeyboardInterrupt:
+                assert number == 3
+                gradients = {name: param.grad.copy() for name, param in run.model.namedparams() if wishes and call == 2}
+                assert all(np.isfinite(graph_array.receive(array)).all() for array in gradients.values())
+        run.observed.clear()
+        runs.append(run)
+    assert_same(runs[1], runs[0])
+    assert runs[1].step.replays == 9 - 4 - 2
+
+
+# --- what is reported
+
+
+def test_a_report_scope_in_the_step(cuda):
+    """What is reported in it is nobody's business but the step's."""
+
+    def lossfun(model, x, t):
+        inner = {}
+        with chainer.report_scope(inner):
+            loss = model(x, t)
+        chainer.report({"loss of the inside": inner["main/loss"]}, model)
+        return loss
+
+    captured = beside_eager(lambda run: feed(run, range(9)), lossfun=lossfun)
+    assert captured.step.replays == 9 - FIRST_REPLAY
+    assert set(captured.observed[-1]) == {"main/loss of the inside", "returned"}
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.array, lambda x: chainer.Variable(np.array(x))])
+def test_a_number_of_the_host_that_is_reported(kind, cuda, caplog):
+    """A graph would repeat it."""
+
+    def lossfun(model, x, t):
+        model.count += 1
+        chainer.report({"count": kind(model.count)}, model)
+        return model(x, t)
+
+    run = Run({}, network=Small, lossfun=lossfun)
+    run.model.count = 0
+    with caplog.at_level(logging.WARNING, "mixprec"):
+        feed(run, range(8))
+    assert "the reported count has the number" in run.step.why_not
+    counts = [float(chainer.as_array(observed["main/count"])) for observed in run.observed]
+    assert counts == list(range(1, 9))
+
+
+class Telling(Small):
+    def forward(self, x):
+        h = self.bn(self.conv(x))
+        chainer.report({"mean": h}, self.bn)
+        h = F.relu(h)
+        return self.fc(F.reshape(F.average_pooling_2d(h, h.shape[2:]), (h.shape[0], -1)))
+
+
+def test_a_reported_activation(cuda):
+    """Which the model has deferred at that time."""
+    expected = None
+    for wishes in (None, REQUIRED):
+        run = Run(wishes, network=Telling)
+        run.reporter.add_observer("bn", run.model.predictor.bn)
+        feed(run, range(8))
+        if wishes is None:
+            expected = run.results()
+    assert run.step.replays == 8 - FIRST_REPLAY
+    assert_same(run, expected)
+
+
+def test_a_graph_that_is_kept_with_what_is_reported(cuda):
+    """As ``chainer.training.extensions.DumpGraph`` wants it in the first step."""
+    run = Run({"warmup": 2}, network=Small)
+    with chainer.using_config("keep_graph_on_report", True):
+        feed(run, [0])
+    assert run.observed[0]["main/loss"].creator_node is not None
+
+
+# --- arguments
+
+
+def test_a_parameter_as_argument(cuda):
+    def lossfun(model, x, t, gamma):
+        return model(x, t) + F.sum(gamma * gamma)
+
+    def program(run):
+        for number in range(8):
+            run.once(*batch(number), run.model.predictor.bn.gamma)
+
+    assert beside_eager(program, lossfun=lossfun).step.replays == 8 - FIRST_REPLAY
+
+
+def test_a_variable_with_a_graph_as_argument(cuda, caplog):
+    """The backward pass goes on behind it, and a graph would not."""
+
+    def program(run):
+        run.seen = []
+        for number in range(7):
+            x, t = batch(number)
+            x = chainer.Variable(x)
+            with cuda.graphs.on_stream():
+                doubled = x * 2
+            run.once(doubled, t)
+            run.seen.append(graph_array.receive(x.grad))
+
+    eager, captured = Run(None, network=Small), Run({}, network=Small)
+    for run in (eager, captured):
+        program(run)
+    assert captured.step.why_not.startswith("an argument is a variable that was computed")
+    np.testing.assert_array_equal(captured.seen, eager.seen)
+    assert_same(captured, eager)
+
+
+@pytest.mark.parametrize("value", [np.array(["a.jpg"] * 4), np.array([{}]), {1}], ids=["text", "objects", "a set"])
+def test_what_no_device_has_as_argument(value, cuda):
+    """Named, and the arrays of the host beside it go to the device all the same."""
+
+    def lossfun(model, x, t, names):
+        return model(x, t)
+
+    def program(run):
+        for number in range(3):
+            arrays = batch(number)
+            run.once(*map(graph_array.receive, arrays) if run.step else arrays, value)
+
+    captured = beside_eager(program, {}, lossfun=lossfun)
+    assert captured.step.why_not.startswith("an argument is a")
+
+
+def test_containers_of_other_classes(cuda):
+    """They arrive as what they are."""
+
+    class Batch(dict):
+        pass
+
+    def lossfun(model, batch):
+        assert type(batch) is Batch
+        return model(batch["x"], batch["t"])
+
+    def program(run):
+        for number in range(8):
+            run.once(Batch(zip("xt", batch(number), strict=True)))
+
+    assert beside_eager(program, lossfun=lossfun).step.replays == 8 - FIRST_REPLAY
+
+
+def test_zero_has_a_sign(cuda):
+    def lossfun(model, x, t, number):
+        return model(x, t) * (1.0 + 0.5 * float(np.copysign(1, number)))
+
+    def program(run):
+        for zero in (0.0, -0.0):
+            for number in range(7):
+                run.once(*batch(number), zero)
+
+    assert beside_eager(program, lossfun=lossfun).step.replays == 4
+
+
+def test_parameters_that_come_late():
+    """A model without any is asked where it is: on the host nothing can be captured."""
+    for required in (False, True):
+        model = L.Linear(None, 2)
+        optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD()).setup(model)
+        step = mixprec.capture(optimizer, lambda x, model=model: F.sum(model(x)), required=required)
+        if required:
+            with pytest.raises(CaptureError, match="needs a CUDA device"):
+                step(np.ones((1, 3), np.float32))
+            assert optimizer.t == 0
+        else:
+            step(np.ones((1, 3), np.float32))
+            assert optimizer.t == 1
+
+
+@pytest.mark.parametrize("what", ["graphs", "kinds"])
+def test_what_goes_on_eagerly_for_want_of_room_is_said_once(what, cuda, caplog):
+    def lossfun(model, x, t, number):
+        return model(x, t) * (1 + number)
+
+    run = Run({"warmup": 2, "graphs": 1}, network=Small, lossfun=lossfun)
+    with caplog.at_level(logging.WARNING, "mixprec"):
+        for number in range(40):
+            run.once(*batch(number), number / 64 if what == "kinds" else (number // 5) % 2)
+    (record,) = caplog.records
+    assert {"graphs": "makes room", "kinds": "many kinds of arguments"}[what] in record.getMessage()
+    assert (run.step.replays == 0) == (what == "kinds")
