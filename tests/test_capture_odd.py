@@ -17,7 +17,7 @@ from kernels_on_host import kernels_folder
 import mixprec
 from mixprec import backends
 from mixprec.backends.cudnn import settings as cudnn
-from mixprec.graph_capture import CaptureError, origin
+from mixprec.graph_capture import CaptureError, capture_evaluation, origin
 
 FIRST_REPLAY = 5
 REQUIRED = {"required": True}
@@ -429,3 +429,49 @@ def test_what_goes_on_eagerly_for_want_of_room_is_said_once(what, cuda, caplog):
     (record,) = caplog.records
     assert {"graphs": "makes room", "kinds": "many kinds of arguments"}[what] in record.getMessage()
     assert (run.step.replays == 0) == (what == "kinds")
+
+
+# --- other models
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_link_that_does_not_belong_to_the_model(moves, cuda):
+    """As the generator where a discriminator learns: its statistics move once a step, and it may be replaced."""
+
+    def new_link():
+        link = L.Classifier(Small(0))
+        mixprec.convert(link, np.zeros((2, 3, 8, 8), np.float32))
+        return graph_array.send(link)
+
+    def lossfun(model, x, t):
+        with chainer.no_backprop_mode():
+            noise = model.others[0].predictor(x)
+        return model(x, t) + 2.0**-4 * F.sum(noise * noise)
+
+    def program(run):
+        np.random.seed(5)
+        run.model.others = [new_link()]
+        for number in range(12):
+            if moves and number == 7:
+                bn = run.model.others[0].predictor.bn
+                bn.avg_mean, bn.gamma.array = bn.avg_mean * 2, bn.gamma.array * 2
+            feed(run, [number], bad=number == 6)
+        bn = run.model.others[0].predictor.bn
+        run.observed.append({"statistics": bn.avg_mean, "more": bn.avg_var})
+
+    captured = beside_eager(program, lossfun=lossfun)
+    assert captured.step.replays == (2 + 1 if moves else 12 - FIRST_REPLAY)
+
+
+def test_hooks_of_links_in_an_evaluation(cuda, caplog):
+    run, hook = Run(None, network=Small), Counting()
+    evaluate = capture_evaluation(run.model)
+    for number in range(8):
+        evaluate(*batch(number))
+    assert evaluate.replays == 3
+    run.model.predictor.fc.add_hook(hook)
+    for number in range(5):
+        evaluate(*batch(number))
+    assert evaluate.replays == 3
+    assert hook.calls >= 5
+    assert evaluate.why_not == "a graph would leave out the hook Counting of /predictor/fc"

@@ -10,6 +10,7 @@ from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.graph_capture.arguments import Arguments
 from mixprec.graph_capture.kind import Kind
+from mixprec.graph_capture.links import array_of
 
 OTHER_SHAPES = ("capture", "eager")
 _WAITING = 16  # kinds of arguments without a graph that are remembered
@@ -23,7 +24,7 @@ class Captured:
         work: what is done, an object with
 
             - ``name``: for messages;
-            - ``array()``: any of its arrays, or an empty one, which says on which device it works;
+            - ``model``: the link with all that it moves;
             - ``run(args, kwargs, unchains)``: does it, also while a graph captures, and perhaps forgets what led to its
               result; returns variables, arrays and numbers;
             - ``is_under_way()``: whether the next time has begun already, by something that a graph would not know;
@@ -77,7 +78,7 @@ class Captured:
             CaptureError: it cannot be captured, and that is required. What was done to find that out is done: once, as
                 an eager call does it.
         """
-        graphs = graphs_of(self._work.array())
+        graphs = graphs_of(array_of(self._work.model))
         if graphs is None:
             if self._required:
                 raise CaptureError(f"{self._work.name} cannot be captured, which is required: it needs a CUDA device")
@@ -164,11 +165,3 @@ class Captured:
         if self._required:
             raise CaptureError(f"{self._work.name} cannot be captured, which is required: {reason}")
         announce("%s runs eagerly, it cannot be captured: %s", self._work.name, reason)
-
-
-def array_of(model):
-    """Returns the array of a parameter of a model, or an empty one on its device if there is none yet."""
-    for param in model.params(include_uninit=False):
-        return param.array
-    with chainer.using_device(model.device):
-        return model.xp.empty(0)

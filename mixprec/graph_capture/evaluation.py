@@ -5,7 +5,9 @@ import operator
 
 import chainer
 
-from mixprec.graph_capture.captured import Captured, array_of
+from mixprec.graph_capture.captured import Captured
+from mixprec.graph_capture.links import left_out
+from mixprec.optimizer.graph_step import local_hooks
 
 
 def capture_evaluation(model, *, warmup=3, graphs=4, other_shapes="capture", required=False):
@@ -34,23 +36,20 @@ class _Evaluation:
     name = "the evaluation"
 
     def __init__(self, model):
-        self._model = model
-
-    def array(self):
-        return array_of(self._model)
+        self.model = model
 
     def run(self, args, kwargs, *, unchains=False):
         with chainer.using_config("train", False), chainer.no_backprop_mode():
-            return self._model(*args, **kwargs)
+            return self.model(*args, **kwargs)
 
     def is_under_way(self):
         return False
 
     def why_not(self):
-        return None
+        return left_out(self.model)
 
     def session(self):
-        return _Unchanged(self._model)
+        return _Unchanged(self.model)
 
     def state(self):
         return {}
@@ -93,5 +92,6 @@ class _Unchanged:
         pass
 
     def _now(self):
-        values = [link.__dict__.get(name) for link in self._model.links() for name in link._persistent]
-        return [*(param.array for param in self._model.params()), *values]
+        links = list(self._model.links())
+        values = [link.__dict__.get(name) for link in links for name in link._persistent]
+        return [*(param.array for param in self._model.params()), *values, *local_hooks(links)]

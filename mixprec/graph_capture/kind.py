@@ -2,6 +2,7 @@
 
 from mixprec.backends.announcements import announce
 from mixprec.backends.cudnn import settings
+from mixprec.graph_capture.links import OtherLinks, called
 from mixprec.graph_capture.origin import cause_of
 from mixprec.graph_capture.reports import Reports, copied
 from mixprec.graph_capture.verification import Verification
@@ -40,7 +41,7 @@ class Kind:
         self.shapes = arguments.shapes
         self.calls = self.launches = 0
         self.graph = self.failure = None
-        self._notes = self._difference = None
+        self._notes = self._difference = self._others = None
         self._to_compare = _COMPARED
 
     @property
@@ -51,7 +52,7 @@ class Kind:
     def call(self, arguments):
         """Does the work once, inside of ``graphs.on_stream()``; returns its result, without what it came from."""
         self._buffers.fill(arguments)
-        if self.graph is not None and not self._session.holds():
+        if self.graph is not None and not (self._session.holds() and self._others.hold()):
             self.drop()
         if self._work.is_under_way():
             if self.graph is not None:
@@ -92,8 +93,9 @@ class Kind:
         return result
 
     def _watched(self):
-        with watching(self._graphs) as notes, Reports(passes_on=True):
+        with watching(self._graphs) as notes, called() as links, Reports(passes_on=True):
             result = self._run()
+        self._others = OtherLinks(links, self._work.model)
         if self._notes is not None:
             self._difference = difference(self._notes, notes)
             if self._difference is not None and self.calls + 1 >= self._warmup + _MORE_CALLS:
@@ -111,7 +113,7 @@ class Kind:
         self.failure = self._work.why_not()
         if self.failure is not None:
             return self._run()
-        state = self._work.state()
+        state = self._state()
         verification = Verification(state, bitwise=settings.current().deterministic)
         again = None
         if self.graph is not None:
@@ -123,7 +125,7 @@ class Kind:
         with Reports() as reports:
             result = self._run(unchains=True)  # or a model that keeps its loss keeps memory that the graph needs
         left = self._work.left()
-        now = self._work.state()
+        now = self._state()
         if any(array is not now.get(name) for name, array in state.items()):
             reports.repeat()  # the state was loaded from a file, and came to the device in this step
             return result
@@ -146,6 +148,9 @@ class Kind:
             return result
         self._to_compare -= self._work.counts()
         return self._outcome()
+
+    def _state(self):
+        return {**self._others.state(), **self._work.state()}
 
     def _values_of_graph(self):
         return [("the result", self._result), *self._reports.values]

@@ -2,10 +2,9 @@
 
 import chainer
 
-from mixprec.graph_capture.captured import Captured, array_of
+from mixprec.graph_capture.captured import Captured
+from mixprec.graph_capture.links import left_out
 from mixprec.optimizer import MixedPrecisionOptimizer, graph_step
-
-_KNOWN_HOOKS = ("SpectralNormalization", "WeightStandardization")
 
 
 def capture(optimizer, lossfun=None, *, warmup=3, graphs=4, other_shapes="capture", required=False):
@@ -48,10 +47,11 @@ class _TrainingStep:
     def __init__(self, optimizer, lossfun):
         self._optimizer, self._given_lossfun = optimizer, lossfun
 
-    def array(self):
+    @property
+    def model(self):
         if self._optimizer.target is None:
             raise RuntimeError("the optimizer is not set up: call setup(model)")
-        return array_of(self._optimizer.target)
+        return self._optimizer.target
 
     def run(self, args, kwargs, *, unchains=False):
         losses = []
@@ -70,11 +70,7 @@ class _TrainingStep:
         return graph_step.is_under_way(self._optimizer)
 
     def why_not(self):
-        for name, link in self._optimizer.target.namedlinks(skipself=False):
-            for hook in link.local_link_hooks.values():
-                if not type(hook).__module__.startswith("mixprec.") and type(hook).__name__ not in _KNOWN_HOOKS:
-                    return f"a graph would leave out the hook {type(hook).__name__} of {name}"
-        return graph_step.why_not(self._optimizer)
+        return left_out(self.model) or graph_step.why_not(self._optimizer)
 
     def session(self):
         return graph_step.GraphStep(self._optimizer)
@@ -96,4 +92,4 @@ class _TrainingStep:
 
     @property
     def _lossfun(self):
-        return self._optimizer.target if self._given_lossfun is None else self._given_lossfun
+        return self.model if self._given_lossfun is None else self._given_lossfun
