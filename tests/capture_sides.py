@@ -189,11 +189,9 @@ def gpu_of_module():
 
 
 @pytest.fixture
-def gpu(gpu_of_module, monkeypatch):
+def gpu(gpu_of_module):
     gpu_of_module.need_cudnn()
     cudnn.configure(deterministic=True)
-    # CuPy takes `array[:] = array_of_numpy` only if this is set, in the environment by CUPY_EXPERIMENTAL_SLICE_COPY.
-    monkeypatch.setattr("cupy._util.ENABLE_SLICE_COPY", True)
     yield gpu_of_module
     gc.collect()
     gpu_of_module.graphs.release()

@@ -112,9 +112,13 @@ class Run:
     def run(self, steps, size=4, send=np.copy):
         """Runs steps on arrays that ``send`` makes of those of the host, each with another learning rate."""
         for number in steps:
-            setattr(self.optimizer, self._rate, self.first_rate / (1 + number))
+            self.set_rate(number)
             self.once(*map(send if self.step else self._side.send, batch(number, size)))
         return self
+
+    def set_rate(self, number):
+        """Sets the learning rate for a step."""
+        setattr(self.optimizer, self._rate, self.first_rate / (1 + number))
 
     def once(self, *arguments):
         """Runs a step."""
