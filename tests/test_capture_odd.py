@@ -475,3 +475,20 @@ def test_hooks_of_links_in_an_evaluation(cuda, caplog):
     assert evaluate.replays == 3
     assert hook.calls >= 5
     assert evaluate.why_not == "a graph would leave out the hook Counting of /predictor/fc"
+
+
+def test_a_kind_that_comes_rarely_does_not_end_the_others(cuda):
+    """As the last batch of an epoch: something else is updated each time, which is no fault of the step."""
+
+    def program(run):
+        for epoch in range(6):
+            feed(run, range(6 * epoch, 6 * epoch + 6))
+            feed(run, [100 + epoch], size=2)
+            if epoch % 2:
+                run.optimizer.remove_hook("GradientClipping")
+            else:
+                run.optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.5))
+
+    captured = beside_eager(program)
+    assert captured.step.why_not is None
+    assert captured.step.replays >= 6

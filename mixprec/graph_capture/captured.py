@@ -28,6 +28,7 @@ class Captured:
             - ``run(args, kwargs, unchains)``: does it, also while a graph captures, and perhaps forgets what led to its
               result; returns variables, arrays and numbers;
             - ``is_under_way()``: whether the next time has begun already, by something that a graph would not know;
+            - ``plan()``: an object, another one if the next time is not expected to be like the last one;
             - ``why_not()``: why it cannot be captured, as text, or ``None``;
             - ``session()``: what the host does around a graph, with the methods of
               :class:`~mixprec.optimizer.graph_step.GraphStep`;

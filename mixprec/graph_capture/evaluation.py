@@ -45,6 +45,9 @@ class _Evaluation:
     def is_under_way(self):
         return False
 
+    def plan(self):
+        return None
+
     def why_not(self):
         return left_out(self.model)
 

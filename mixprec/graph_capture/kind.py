@@ -41,8 +41,8 @@ class Kind:
         self.shapes = arguments.shapes
         self.calls = self.launches = 0
         self.graph = self.failure = None
-        self._notes = self._difference = self._others = None
-        self._to_compare = _COMPARED
+        self._notes = self._difference = self._others = self._plan = None
+        self._differed, self._to_compare = 0, _COMPARED
 
     @property
     def wants_graph(self):
@@ -96,9 +96,13 @@ class Kind:
         with watching(self._graphs) as notes, called() as links, Reports(passes_on=True):
             result = self._run()
         self._others = OtherLinks(links, self._work.model)
-        if self._notes is not None:
+        before, self._plan = self._plan, self._work.plan()
+        if self._notes is not None and self._plan is not before:
+            self._difference = "something else is updated"  # which the next call may do as this one does
+        elif self._notes is not None:
             self._difference = difference(self._notes, notes)
-            if self._difference is not None and self.calls + 1 >= self._warmup + _MORE_CALLS:
+            self._differed = 0 if self._difference is None else self._differed + 1
+            if self._differed > _MORE_CALLS:
                 self.failure = self._difference
         self._notes = notes
         return result

@@ -69,6 +69,9 @@ class _TrainingStep:
     def is_under_way(self):
         return graph_step.is_under_way(self._optimizer)
 
+    def plan(self):
+        return graph_step.plan(self._optimizer)
+
     def why_not(self):
         return left_out(self.model) or graph_step.why_not(self._optimizer)
 

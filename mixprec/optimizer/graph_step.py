@@ -9,6 +9,7 @@ import chainer
 from mixprec.functions.dropout import dropout_state
 from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batched import SCALE_CONSTANTS
+from mixprec.update.device import DeviceBatch
 
 _HOOKS = operator.attrgetter("_local_link_hooks")  # None if there never was one
 
@@ -108,12 +109,26 @@ def finish(optimizer, lossfun, args, kwargs, *, wait):
 
 def why_not(optimizer):
     """Returns why a graph cannot hold a step, as text, or ``None``."""
-    return optimizer._batched.why_not_captured()
+    batched = optimizer._batched
+    reasons, others = batched.plan.reasons, batched.plan.others
+    alone = next((name for name in reasons if name in others), None)
+    if alone is not None:
+        return f"{alone} is updated {reasons[alone]}"
+    if not isinstance(batched.batch, DeviceBatch):
+        return "no parameter is updated on a CUDA device"
+    if batched.shares_rules:
+        return "another optimizer has the same update rules, whose t it must know at once"
+    return None
 
 
 def is_under_way(optimizer):
     """Whether a step has begun before ``update``: by a forward pass that has moved running statistics."""
     return optimizer._statistics.are_saved
+
+
+def plan(optimizer):
+    """Returns an object, another one when parameters, rules or hooks have changed."""
+    return optimizer._batched.changes
 
 
 def local_hooks(links):
