@@ -70,19 +70,10 @@ class Batched:
         """What sees changes since the plan was made, another one for each plan."""
         return self._changes
 
-    def why_not_captured(self):
-        """Returns why a CUDA graph cannot hold a step, or ``None``."""
-        reasons = self.plan.reasons
-        if self._launcher is None:
-            return "the parameters are not on a CUDA device"
-        others = [name for name in reasons if name in self._plan.others]
-        if others:
-            return f"{others[0]} is updated {reasons[others[0]]}"
-        if self._batch is None:
-            return "no parameter is updated"
-        if self._shares_rules:
-            return "another optimizer has the same update rules, whose t it must know at once"
-        return None
+    @property
+    def shares_rules(self):
+        """Whether another optimizer has the same update rules, whose ``t`` it must know at once."""
+        return self._shares_rules
 
     def unchanged(self):
         """Whether all is as it was when the plan was made; to be asked between steps."""
