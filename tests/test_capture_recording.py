@@ -215,8 +215,8 @@ FAULTS = {
     Carries: (None, "the function Add uses memory that is kept from one step to the next"),
     Counts: (None, "value of the function MulConstant is"),
     Branches: (None, "the step asks for the function"),
-    Reads: ("read", "the host waits for the device"),
-    Decides: ("read", "the host waits for the device"),
+    Reads: ("read", "the host reads from the device"),
+    Decides: ("read", "the host reads from the device"),
     Uploads: ("upload", "Mul: something of the host is copied to the device"),
 }
 

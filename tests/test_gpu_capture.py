@@ -265,6 +265,8 @@ def test_a_fault_is_an_error_if_capture_is_required(side, fault):  # noqa: F811
     assert steps >= 4
     expected = _faulty(fault, None, side).run(range(steps))
     del expected.observed[-1]  # the error came in place of it
+    with pytest.raises(CaptureError, match=re.escape(_line_of(fault))):  # again, and nothing is done
+        captured.run([steps])
     assert_same(captured, expected)
 
 

@@ -290,8 +290,8 @@ def test_a_graph_repeats_what_was_noted_with_memory_of_its_own():
 @pytest.mark.parametrize(
     ("do", "text"),
     [
-        (lambda x: float(x.sum()), "the current stream is capturing, so synchronous API calls are disallowed"),
-        (lambda x: x[x > 0], "the current stream is capturing, so synchronous API calls are disallowed"),
+        (lambda x: float(x.sum()), "the current stream is capturing, so D2H transfers are disallowed"),
+        (lambda x: x[x > 0], "the current stream is capturing, so D2H transfers are disallowed"),
         (lambda x: x + np.ones(3), "the current stream is capturing, so H2D transfers are disallowed"),
         (recording.array, "the current stream is capturing, so H2D transfers are disallowed"),
         (lambda x: recording.Launcher().upload(np.ones(1, np.uint8), x), "H2D transfers are disallowed"),

@@ -76,14 +76,16 @@ class Captured:
             What the work returns, in new arrays.
 
         Raises:
-            CaptureError: it cannot be captured, and that is required. What was done to find that out is done: once, as
-                an eager call does it.
+            CaptureError: it cannot be captured, and that is required. The call that finds it out does the work, once
+                and eagerly; the next ones do nothing.
         """
         graphs = graphs_of(array_of(self._work.model))
         if graphs is None:
             if self._required:
                 raise CaptureError(f"{self._work.name} cannot be captured, which is required: it needs a CUDA device")
             return self._eager(args, kwargs)
+        if self.why_not is not None and self._required:
+            raise CaptureError(f"{self._work.name} cannot be captured, which is required: {self.why_not}")
         arguments = Arguments(args, kwargs)
         with graphs.on_stream():
             kind = None if self.why_not is not None or self._is_hooked() else self._kind_of(arguments, graphs)

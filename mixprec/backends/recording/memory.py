@@ -117,7 +117,7 @@ class Memory:
             RuntimeError: a graph captures.
         """
         if self.is_capturing:
-            raise RuntimeError(f"{_CAPTURING} synchronous API calls are disallowed")
+            raise RuntimeError(f"{_CAPTURING} D2H transfers are disallowed")
         take("read", name)
 
     def upload(self, name, *arguments):
