@@ -492,3 +492,17 @@ def test_a_kind_that_comes_rarely_does_not_end_the_others(cuda):
     captured = beside_eager(program)
     assert captured.step.why_not is None
     assert captured.step.replays >= 6
+
+
+@pytest.mark.parametrize("when", [0, 2, 3, 4, 7])
+def test_the_random_state_of_dropout_is_drawn_anew(when, cuda):
+    """Also in the step that would be compared."""
+
+    def program(run):
+        for number in range(13):
+            if number == when:
+                np.random.seed(7)
+                mixprec.functions.reset_dropout()
+            feed(run, [number])
+
+    assert beside_eager(program, dropout=0.5).step.replays >= 13 - FIRST_REPLAY - 5

@@ -130,8 +130,8 @@ class Kind:
             result = self._run(unchains=True)  # or a model that keeps its loss keeps memory that the graph needs
         left = self._work.left()
         now = self._state()
-        if any(array is not now.get(name) for name, array in state.items()):
-            reports.repeat()  # the state was loaded from a file, and came to the device in this step
+        if now.keys() != state.keys() or any(now[name] is not array for name, array in state.items()):
+            reports.repeat()  # the state, or a part of it, has come to the device in this step: from a file, or drawn
             return result
         expected = verification.outcome([("the result", result), *reports.values])
         if again is not None:
