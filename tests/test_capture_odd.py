@@ -1,6 +1,9 @@
 """What users do around captured steps: each program ends with the bits of the same program run eagerly."""
 
+import copy
+import io
 import logging
+import random
 import sys
 
 import chainer
@@ -10,12 +13,14 @@ import graph_array
 import numpy as np
 import pytest
 from captured_runs import Run, assert_same
+from chainer import serializers
 from graph_array import GraphArray
 from graph_on_host import GraphCuda
 from kernels_on_host import kernels_folder
 
 import mixprec
 from mixprec import backends
+from mixprec.backends import announcements
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.graph_capture import CaptureError, capture_evaluation, origin
 
@@ -49,6 +54,7 @@ def cuda(device, monkeypatch):
     # Chainer takes this device for the host.
     monkeypatch.setattr(sys.modules["mixprec.functions.dropout"], "_primitives", lambda _: device)
     monkeypatch.setattr(origin, "_LIBRARIES", {*origin._LIBRARIES, "graph_array", "graph_on_host", "host_launch"})
+    monkeypatch.setattr(announcements, "_said", set())
     cudnn.configure(deterministic=True)
     return device
 
@@ -506,3 +512,212 @@ def test_the_random_state_of_dropout_is_drawn_anew(when, cuda):
             feed(run, [number])
 
     assert beside_eager(program, dropout=0.5).step.replays >= 13 - FIRST_REPLAY - 5
+
+
+def test_what_is_updated_changes_in_each_step(cuda, caplog):
+    """As with one optimizer for a generator and a discriminator, one of them frozen: that is said."""
+
+    def program(run):
+        for number in range(9):
+            links = run.model.predictor.conv, run.model.predictor.fc
+            links[number % 2].disable_update()
+            links[1 - number % 2].enable_update()
+            feed(run, [number])
+
+    with caplog.at_level(logging.WARNING, "mixprec"):
+        assert beside_eager(program).step.replays == 0
+    (record,) = caplog.records
+    assert record.getMessage().endswith("parameters, rules or hooks are others each time")
+
+
+def test_two_optimizers_of_one_model(cuda):
+    """They share update rules, and one must know at once what the other did."""
+    runs = []
+    for wishes in (None, {}):
+        run = Run(wishes, network=Small)
+        feed(run, range(7))
+        other = mixprec.MixedPrecisionOptimizer(chainer.optimizers.Adam()).setup(run.model)
+        step = other.update if wishes is None else mixprec.capture(other)
+        for number in range(7, 14):
+            feed(run, [number])
+            with cuda.graphs.on_stream():
+                step(*(run.model,) * (wishes is None), *batch(number))
+        runs.append(run)
+    assert_same(runs[1], runs[0])
+    assert runs[1].step.replays == 2
+    for captured in (runs[1].step, step):
+        assert captured.why_not == "another optimizer has the same update rules, whose t it must know at once"
+
+
+def test_a_result_and_a_buffer_as_arguments(cuda):
+    """What came out of one step goes into the next; also what the step keeps itself."""
+
+    def lossfun(model, x, t, factor):
+        model.x = x
+        return model(x, t) + 0.25 * F.sum(factor * factor)
+
+    def program(run):
+        factor = graph_array.array(np.ones((), np.float32))
+        x, t = batch(0)
+        for _ in range(10):
+            run.once(x, t, factor)
+            x, factor = chainer.as_array(run.model.x), run.observed[-1]["returned"].array
+            x[...] = x * 1.01
+
+    assert beside_eager(program, lossfun=lossfun).step.replays == 10 - FIRST_REPLAY
+
+
+# --- random programs
+
+
+class Actions:
+    """What users do between steps, each with two random numbers.
+
+    Args:
+        run: of which all of it is asked.
+        wishes: arguments for capturing, or ``None``.
+        graphs: of the device.
+    """
+
+    def __init__(self, run, wishes, graphs):
+        self.run, self.model, self.optimizer, self.graphs = run, run.model, run.optimizer, graphs
+        self.number, self.file, self.seen = 0, None, []
+        self.second = Run.__new__(Run)  # another loss function for the same model
+        vars(self.second).update(vars(run))
+        self.second._lossfun = lambda x, t: 0.5 * run.model(x, t)
+        captures = wishes is not None
+        self.second.step = mixprec.capture(run.optimizer, self.second._lossfun, **wishes) if captures else None
+        self.evaluate = capture_evaluation(run.model, **wishes) if captures else self.evaluate_eagerly
+
+    def evaluate_eagerly(self, *arguments):
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            return self.model(*arguments)
+
+    def batch(self, a, b):
+        self.number += 1
+        return batch(self.number, 2 if a > 0.9 else 4, bad=b < 0.12)
+
+    def steps(self, a, b):
+        for _ in range(1 + int(7 * a)):
+            self.run.once(*self.batch(b, a))
+
+    def other_lossfun(self, a, b):
+        for _ in range(6 if a < 0.5 else 1):
+            self.second.once(*self.batch(0, b))
+            self.run.once(*self.batch(0, 1))
+
+    def step_in_test_mode(self, a, b):
+        with chainer.using_config("train", False):
+            self.run.once(*self.batch(a, b))
+
+    def hooked_step(self, a, b):
+        with chainer.function_hooks.TimerHook():
+            self.run.once(*self.batch(a, b))
+
+    def step_by_hand(self, a, b):
+        with self.graphs.on_stream():
+            loss = self.model(*self.batch(a, b))
+            self.model.cleargrads()
+            self.optimizer.scale_loss(loss).backward()
+            self.optimizer.update()
+
+    def backward_by_hand(self, a, b):
+        with self.graphs.on_stream():
+            self.optimizer.scale_loss(self.model(*self.batch(a, 1))).backward()
+            if b < 0.5:
+                self.optimizer.update()
+
+    def forward_by_hand(self, a, b):
+        with self.graphs.on_stream():
+            self.model(*self.batch(a, b))
+
+    def evaluations(self, a, b):
+        for _ in range(1 + int(7 * b)):
+            for evaluate in (self.evaluate, self.evaluate_eagerly):
+                found = self.run.evaluate(evaluate, *self.batch(a, 1))
+                self.seen.append({name: value.tobytes() for name, value in found.items()})
+
+    def rate(self, a, b):
+        setattr(self.optimizer, self.run._rate, self.run.first_rate * a)
+
+    def hyperparameters(self, a, b):
+        for name in ("momentum", "beta1", "beta", "alpha", "eps"):
+            if hasattr(self.optimizer.hyperparam, name):
+                setattr(self.optimizer, name, getattr(self.optimizer, name) * (0.9 + 0.1 * a))
+
+    def hook(self, a, b):
+        if a < 0.5:
+            self.optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1 + b))
+        else:
+            self.optimizer.remove_hook("GradientClipping")
+
+    def freeze(self, a, b):
+        link = self.model.predictor.conv if a < 0.5 else self.model.predictor.bn
+        link.disable_update() if b < 0.5 else link.enable_update()
+
+    def own_rate(self, a, b):
+        setattr(self.model.predictor.fc.W.update_rule.hyperparam, self.run._rate, self.run.first_rate * a)
+
+    def save(self, a, b):
+        self.file = io.BytesIO(), io.BytesIO()
+        for file, what in zip(self.file, (self.model, self.optimizer), strict=True):
+            serializers.save_npz(file, what)
+
+    def load(self, a, b):
+        for file, what in zip(self.file, (self.model, self.optimizer), strict=True):
+            file.seek(0)
+            serializers.load_npz(file, what)
+        graph_array.send_states(self.model)
+
+    def look(self, a, b):
+        self.seen.append([getattr(self.optimizer, name) for name in ("t", "loss_scale", "skipped")])
+        self.seen += [graph_array.receive(array).tobytes() for _, array in self.optimizer.unscaled_gradients()]
+
+    def copy_all(self, a, b):
+        copy.deepcopy(self.optimizer)
+
+    def dropout(self, a, b):
+        np.random.seed(int(100 * a))
+        mixprec.functions.reset_dropout()
+
+    def write(self, a, b):
+        self.model.predictor.fc.W.array[0, 0] = a
+
+    def replace(self, a, b):
+        bn, fc = self.model.predictor.bn, self.model.predictor.fc
+        if a < 0.5:
+            bn.avg_mean = bn.avg_mean.copy()
+        else:
+            fc.W.array = fc.W.array.copy()
+
+    def reset(self, a, b):
+        if self.run.step is not None:
+            (self.run if a < 0.5 else self.second).step.reset()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_random_program(seed, cuda):
+    choose = random.Random(seed)
+    names = [name for name in vars(Actions) if not name.startswith("_") and name not in ("batch", "evaluate_eagerly")]
+    program = [
+        (name, choose.random(), choose.random())
+        for _ in range(14)
+        for name in ("steps", choose.choice(names), *["steps"] * choose.choice([0, 2]))
+    ]
+    rule = choose.choice(["MomentumSGD", "Adam", "LARS", "MSVAG"])
+    settings = {"dropout": choose.choice([0, 0.5]), "zero_gradients": choose.random() < 0.3}
+    found = []
+    for wishes in (None, {"graphs": choose.choice([1, 2, 4]), "warmup": choose.choice([2, 3])}):
+        scale = mixprec.DynamicLossScale(init=2.0**7, interval=5, patience=4)
+        run = Run(wishes, rule, network=Small, loss_scale=scale, **settings)
+        actions, errors = Actions(run, wishes, cuda.graphs), []
+        for name, a, b in program:
+            try:
+                getattr(actions, name)(a, b)
+            except (mixprec.LossScaleExhausted, KeyError, TypeError, ValueError, RuntimeError) as error:
+                errors.append((name, str(error)))
+        found.append((run.results(), actions.seen, errors))
+    assert found[1][1:] == found[0][1:]
+    assert_same(run, found[0][0])
+    assert run.step.why_not is None
+    assert run.step.replays >= 5

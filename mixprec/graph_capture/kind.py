@@ -98,7 +98,10 @@ class Kind:
         self._others = OtherLinks(links, self._work.model)
         before, self._plan = self._plan, self._work.plan()
         if self._notes is not None and self._plan is not before:
-            self._difference = "something else is updated"  # which the next call may do as this one does
+            self._difference = "parameters, rules or hooks are others each time"  # perhaps not the next time
+            self.failure = self._work.why_not()
+            if self.calls >= self._warmup + _MORE_CALLS:
+                announce("%s runs eagerly: %s", self._work.name, self._difference)
         elif self._notes is not None:
             self._difference = difference(self._notes, notes)
             self._differed = 0 if self._difference is None else self._differed + 1
