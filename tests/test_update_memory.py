@@ -22,8 +22,8 @@ from update_twin import RULES as DEVICE_RULES
 
 import mixprec
 from mixprec.backends.launch import CupyLauncher
+from mixprec.backends.memory import axes, flat, in_order_of, is_dense, same_order, shaped
 from mixprec.optimizer import batched as batched_module
-from mixprec.update.memory import axes, flat, in_order_of, is_dense, same_order, shaped
 
 F16, F32 = np.float16, np.float32
 BATCHED = pytest.mark.parametrize("batched", [True, False])

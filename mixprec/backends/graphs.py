@@ -10,6 +10,7 @@ import numpy as np
 
 from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.backends.launch import CupyLauncher
+from mixprec.backends.memory import axes, shaped
 from mixprec.backends.notes import take
 
 
@@ -149,16 +150,14 @@ class CupyGraphs:
         Args:
             array: of NumPy or CuPy.
         """
-        order = _order(array)
         with self._device:
-            memory = self._cupy.empty([array.shape[axis] for axis in order], array.dtype)
-        return memory.transpose(np.argsort(order).tolist())
+            return shaped(self._cupy.empty(array.size, array.dtype), array)
 
     def copy(self, source, target):
         """Copies an array of NumPy or CuPy into one of :meth:`empty_like`; the host does not wait for the device."""
         if isinstance(source, np.ndarray):
-            dense = np.ascontiguousarray(source.transpose(_order(target)))
-            if dense.nbytes:
+            if source.nbytes:
+                dense = np.ascontiguousarray(source.transpose(axes(target)))
                 self._launcher.upload(dense.reshape(-1).view(np.uint8), target)
         else:
             with self._device:
@@ -201,8 +200,3 @@ class Graph:
     def launch(self):
         """Runs everything once more, with the same addresses and numbers; the host does not wait."""
         self._graph.launch(self._stream)
-
-
-def _order(array):
-    """Returns the axes of an array as they lie in memory, the outermost first."""
-    return sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))

@@ -7,6 +7,7 @@ import chainer
 import numpy as np
 
 from mixprec.backends import is_of_numpy
+from mixprec.backends.memory import axes
 
 _NUMBERS = "biufcV"  # kinds of dtypes that a device has; V is bfloat16
 
@@ -122,7 +123,7 @@ def _key_of(value):
             raise TypeError(f"an argument is a {found}; allowed are arrays, and what is hashable") from None
         # -0.0 == 0.0, and NaN is no other number
         return type(value), repr(value) if isinstance(value, (float, complex, np.inexact)) else value
-    order = tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+    order = axes(array)
     if not isinstance(value, chainer.Variable):
         return array.shape, array.dtype, order
     if value.creator_node is not None:

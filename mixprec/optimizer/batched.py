@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 
 from mixprec.backends import launcher_of
+from mixprec.backends.memory import in_order_of, is_dense, same_order
 from mixprec.backends.reading import known, read
 from mixprec.loss_scale import DynamicLossScale, NoLossScale
 from mixprec.optimizer import gradients
@@ -16,7 +17,6 @@ from mixprec.optimizer.rollback import update_unless
 from mixprec.optimizer.scaled_loss import MIXED, NOT_REACHED, ZERO, Used, factor_of, is_one, only_note, scale_of, use
 from mixprec.update.device import DeviceBatch, Scaling
 from mixprec.update.host import HostBatch
-from mixprec.update.memory import in_order_of, is_dense, same_order
 from mixprec.update.plan import ONE_BY_ONE, plan
 
 _LOGGER = logging.getLogger("mixprec")

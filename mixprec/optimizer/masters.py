@@ -7,10 +7,10 @@ import chainer
 import numpy as np
 from chainer import backend
 
+from mixprec.backends.memory import in_order_of, same_order
 from mixprec.backends.reading import known
 from mixprec.optimizer.structure import Structure
 from mixprec.update.copies import MASTER, OWNER, is_copy, written
-from mixprec.update.memory import in_order_of, same_order
 from mixprec.update.no_decay import NoDecay
 
 _NO_DECAY = NoDecay()

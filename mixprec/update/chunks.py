@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mixprec.backends import half
+from mixprec.backends.memory import flat, shaped
 from mixprec.update.copies import BFLOAT16, written
-from mixprec.update.memory import flat, shaped
 
 SIZE = 1 << 15  # elements of a chunk: beyond it the cost of a call no longer counts
 LARGE = 1 << 13  # a parameter of so many elements has chunks of its own

@@ -21,9 +21,9 @@ import operator
 
 import chainer
 
+from mixprec.backends.memory import axes, is_dense, same_order
 from mixprec.backends.reading import read
 from mixprec.update.graph_table import GraphTable
-from mixprec.update.memory import axes, is_dense, same_order
 from mixprec.update.source import Program, points_of, source_of
 from mixprec.update.table import Table
 

@@ -29,7 +29,7 @@ class Entry:
     """One initialized parameter.
 
     Its array, its master and the states of its rule are dense, with their axes in the same order in memory
-    (:mod:`~mixprec.update.memory`); its gradient may lie there as it likes.
+    (:mod:`~mixprec.backends.memory`); its gradient may lie there as it likes.
 
     Attributes:
         name: as in ``namedparams`` of the model.

@@ -4,8 +4,8 @@ import operator
 
 import numpy as np
 
+from mixprec.backends.memory import axes
 from mixprec.update.chunks import LARGE, Scratch, chunks_of
-from mixprec.update.memory import axes
 
 
 class HostBatch:

@@ -6,10 +6,10 @@ import dataclasses
 import numpy as np
 from chainer import GradientMethod, UpdateRule, get_array_types
 
+from mixprec.backends.memory import is_dense
 from mixprec.backends.reading import known
 from mixprec.update.entries import Entry, FoldedHook
 from mixprec.update.hooks import CLIPPING, fold_of
-from mixprec.update.memory import is_dense
 from mixprec.update.no_decay import DecayOfSome
 from mixprec.update.rules import expression_of
 

@@ -11,7 +11,7 @@ import operator
 
 import numpy as np
 
-from mixprec.update.memory import is_dense, same_order
+from mixprec.backends.memory import is_dense, same_order
 from mixprec.update.source import MAX_STATES
 
 # As in kernels/common.cuh.

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mixprec.backends.memory import flat
 from mixprec.backends.notes import take
 from mixprec.backends.recording.arrays import Array
 
@@ -79,13 +80,7 @@ class Launcher:
             RuntimeError: a graph captures.
         """
         Array.memory.upload("table", target.ctypes.data, source.nbytes)
-        _bytes_of(target)[: source.nbytes] = source
-
-
-def _bytes_of(array):
-    """Returns the memory of an array without gaps, as a view of bytes."""
-    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-    return array.view(np.ndarray).transpose(order).reshape(-1).view(np.uint8)
+        flat(target.view(np.ndarray)).view(np.uint8)[: source.nbytes] = source
 
 
 class Dnn:

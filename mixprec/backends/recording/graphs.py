@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 
 from mixprec.backends import notes
+from mixprec.backends.memory import axes
 from mixprec.backends.recording.arrays import Array, conversions_stay
 
 
@@ -49,9 +50,8 @@ class Graphs:
         if isinstance(source, Array):
             target[...] = source
         else:
-            order = sorted(range(target.ndim), key=lambda axis: -abs(target.strides[axis]))
-            dense = np.ascontiguousarray(source.transpose(order)).reshape(-1)
-            self._launcher.upload(dense.view(np.uint8), target)
+            dense = np.ascontiguousarray(source.transpose(axes(target)))
+            self._launcher.upload(dense.reshape(-1).view(np.uint8), target)
 
     def sync(self):
         """Does nothing."""
