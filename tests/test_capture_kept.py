@@ -1,35 +1,20 @@
 """What captured steps keep, and leave in the model, on a stand-in device whose graphs run on the host."""
 
-import sys
-
 import chainer.functions as F
 import chainer.links as L
 import graph_array
 import numpy as np
 import pytest
+from capture_sides import device, host  # noqa: F401  (fixtures)
 from captured_runs import Run, assert_same, batch
 from chainer import optimizers
-from graph_array import GraphArray
-from graph_on_host import MODULES, GraphCuda
-from kernels_on_host import kernels_folder
 
 import mixprec
 from mixprec import backends
-from mixprec.backends.cudnn import settings as cudnn
-from mixprec.graph_capture import origin
-
-
-@pytest.fixture(scope="module")
-def device(tmp_path_factory):
-    return GraphCuda(kernels_folder(tmp_path_factory))
 
 
 @pytest.fixture
-def cuda(device, monkeypatch):
-    monkeypatch.setitem(backends._OTHERS, GraphArray, device)
-    monkeypatch.setattr(sys.modules["mixprec.functions.dropout"], "_primitives", lambda _: device)
-    monkeypatch.setattr(origin, "_LIBRARIES", origin._LIBRARIES | MODULES)
-    cudnn.configure(deterministic=True)
+def cuda(host, device):  # noqa: F811
     return device
 
 

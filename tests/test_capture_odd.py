@@ -4,7 +4,6 @@ import copy
 import io
 import logging
 import random
-import sys
 
 import chainer
 import chainer.functions as F
@@ -12,17 +11,13 @@ import chainer.links as L
 import graph_array
 import numpy as np
 import pytest
+from capture_sides import device, host  # noqa: F401  (fixtures)
 from captured_runs import Run, assert_same
 from chainer import serializers
-from graph_array import GraphArray
-from graph_on_host import GraphCuda
-from kernels_on_host import kernels_folder
 
 import mixprec
-from mixprec import backends
 from mixprec.backends import announcements
-from mixprec.backends.cudnn import settings as cudnn
-from mixprec.graph_capture import CaptureError, capture_evaluation, origin
+from mixprec.graph_capture import CaptureError, capture_evaluation
 
 FIRST_REPLAY = 5
 REQUIRED = {"required": True}
@@ -43,19 +38,9 @@ class Small(chainer.Chain):
         return self.fc(F.dropout(h, self._dropout) if self._dropout else h)
 
 
-@pytest.fixture(scope="module")
-def device(tmp_path_factory):
-    return GraphCuda(kernels_folder(tmp_path_factory))
-
-
 @pytest.fixture
-def cuda(device, monkeypatch):
-    monkeypatch.setitem(backends._OTHERS, GraphArray, device)
-    # Chainer takes this device for the host.
-    monkeypatch.setattr(sys.modules["mixprec.functions.dropout"], "_primitives", lambda _: device)
-    monkeypatch.setattr(origin, "_LIBRARIES", {*origin._LIBRARIES, "graph_array", "graph_on_host", "host_launch"})
+def cuda(host, device, monkeypatch):  # noqa: F811
     monkeypatch.setattr(announcements, "_said", set())
-    cudnn.configure(deterministic=True)
     return device
 
 

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import statistics
-import time
 
 import chainer
 import chainer.links as L
@@ -28,7 +27,6 @@ _CHANNELS = 8
 _BATCH, _SIZE = 2, 64
 _WARM_UP = 3  # the first two calls of a converted model are looked at
 _MORE = 20  # steps at most until the graph is launched
-_STEPS = 10  # in one turn
 _LR = 1e-6  # the recorded gradients are those of every step, and weights have to stay finite
 _DECAY = 0.9999  # of it, from step to step
 _SCALE = 16.0
@@ -119,16 +117,7 @@ def _prepare(name, network):
 
 
 def _turn():
-    """Returns the seconds of a step."""
-    step, playing = _contestant
-    seconds = []
-    with playing() as start:
-        for _ in range(_STEPS):
-            start()
-            before = time.thread_time()
-            step()
-            seconds.append(time.thread_time() - before)
-    return statistics.median(seconds)
+    return host.median_time(*_contestant)
 
 
 def _eager(network):

@@ -172,10 +172,19 @@ def steps(name, arch, network):
 
 
 def _turn(part):
-    """Returns the seconds of a step."""
     step, tape = _parts[part]
+    return median_time(step, tape.replaying)
+
+
+def median_time(step, playing):
+    """Returns the CPU seconds of a step, the median of some in a row.
+
+    Args:
+        step: callable without arguments.
+        playing: callable that gives a context manager around all steps, which gives what is called before each of them.
+    """
     seconds = []
-    with tape.replaying() as start:
+    with playing() as start:
         for _ in range(_STEPS):
             start()
             before = time.thread_time()
