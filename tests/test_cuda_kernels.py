@@ -88,7 +88,8 @@ def test_new_arrays_are_on_the_launchers_device(monkeypatch):
 
     made = []
     stub = types.SimpleNamespace(
-        cuda=types.SimpleNamespace(Device=Device), empty=lambda *arguments: made.append((*arguments, *current))
+        cuda=types.SimpleNamespace(Device=Device, PinnedMemoryPool=object),
+        empty=lambda *arguments: made.append((*arguments, *current)),
     )
     monkeypatch.setitem(sys.modules, "cupy", stub)
     CupyLauncher(3).empty((2, 5), np.dtype(np.float16))
