@@ -58,11 +58,6 @@ class Stream:
         ctypes.memmove(*self.copies.pop(0))
         self.events.pop(0)._done = True
 
-    def end_capture(self):
-        """Returns what launches the graph."""
-        graph, self.copies, self.capturing = self.copies, [], False
-        return lambda: self.copies.extend(graph)
-
 
 class Device:
     current = 0

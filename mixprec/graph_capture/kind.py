@@ -141,7 +141,7 @@ class Kind:
             self.failure = verification.difference(again, expected)
             del again  # memory
         if self.failure is None:
-            self._capture()
+            self._capture(left)
         if self.failure is None:
             verification.turn_back()
             self._launch_graph()
@@ -162,14 +162,13 @@ class Kind:
     def _values_of_graph(self):
         return [("the result", self._result), *self._reports.values]
 
-    def _capture(self):
+    def _capture(self, left):
         session, reports = self._work.session(), Reports()
 
         def body():
             with reports:
                 return self._run(unchains=True)
 
-        left = self._work.left()
         try:
             with session.capturing():
                 self.graph, self._result = self._graphs.capture(body)
