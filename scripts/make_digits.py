@@ -5,7 +5,7 @@ import argparse
 import sys
 
 from mixprec.data.digits import make_digits
-from mixprec.data.folders import DataError
+from mixprec.data.errors import DataError
 
 
 def main():

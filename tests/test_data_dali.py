@@ -1,5 +1,6 @@
-"""mixprec.data.dali and .batch: what the batches hold, their order, and that a snapshot goes on bit for bit."""
+"""mixprec.data.loaders.dali and .batch: what the batches hold, their order, and that a snapshot goes on bit for bit."""
 
+import copy
 import gc
 import itertools
 import pickle
@@ -12,8 +13,10 @@ import pytest
 from chainer import serializers
 from PIL import Image
 
-from mixprec.data.batch import to_nchw
-from mixprec.data.folders import DataError, ImageFolder, scan_folders
+from mixprec.data.errors import DataError
+from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
+from mixprec.data.loaders.epochs import Epochs
+from mixprec.data.sources.folders import ImageFiles, scan_folders
 
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
@@ -30,7 +33,7 @@ def cache_home(tmp_path_factory, monkeypatch):
 def make():
     """DaliIterator with defaults for what a test does not care about."""
     pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-    from mixprec.data.dali import DaliIterator
+    from mixprec.data.loaders.dali import DaliIterator
 
     def build(images, batch_size=4, **settings):
         defaults = {"train": True, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 2}
@@ -69,7 +72,7 @@ def fake_scan(root):
     """scan_folders without its cache, which would land in the user's home from a module-wide fixture."""
     files = tuple(sorted(str(path.relative_to(root)) for path in root.glob("*/*")))
     labels = np.array([int(file.split("/")[0]) for file in files], np.int32)
-    return ImageFolder(str(root), tuple(sorted({file.split("/")[0] for file in files})), files, labels)
+    return ImageFiles(str(root), tuple(sorted({file.split("/")[0] for file in files})), files, labels)
 
 
 def pillow_pixels(images, size, resize=None):
@@ -298,12 +301,152 @@ def test_loading_into_a_running_iterator_rewinds_it(make, noise):
     assert_same(take(make(noise), 3), take(iterator, 3))
 
 
+EPOCHS = 3
+
+
+def two_shards(make, images, batch_size=4, **settings):
+    return [make(images, batch_size, shard=shard, num_shards=2, **settings) for shard in range(2)]
+
+
+def epochs_of(iterator, count=EPOCHS):
+    """A list for each epoch of (images that count, labels) of its batches; watches where epochs end."""
+    found = []
+    for epoch in range(count):
+        found.append([])
+        while iterator.epoch == epoch:
+            before = iterator.epoch_detail
+            x, t = next(iterator)
+            found[-1].append((levels((x[t >= 0], t)), t))
+            assert len(x) == len(t)
+            assert iterator.previous_epoch_detail == before
+            assert iterator.is_new_epoch == (iterator.epoch > epoch)
+            assert before < iterator.epoch_detail <= epoch + 1
+        assert iterator.epoch_detail == epoch + 1
+    return found
+
+
+def images_of(batches):
+    return [image for images, _ in batches for image in images]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "last_batch", "counts"),
+    [
+        (4, "partial", ([4, 4, 2], [4, 4, 3])),
+        (4, "drop", ([4, 4], [4, 4])),
+        (4, "pad", ([4, 4, 2], [4, 4, 3])),
+        (5, "partial", ([5, 5], [5, 5, 1])),
+        (5, "drop", ([5, 5], [5, 5])),
+        (5, "pad", ([5, 5, 0], [5, 5, 1])),
+    ],
+)
+def test_two_shards_over_three_epochs(make, flat, batch_size, last_batch, counts):
+    shards = [
+        epochs_of(iterator)
+        for iterator in two_shards(make, flat, batch_size, last_batch=last_batch, flip=True, **PLAIN)
+    ]
+    orders = []
+    for epoch in range(EPOCHS):
+        for shard, expected in zip(shards, counts, strict=True):
+            assert [len(images) for images, _ in shard[epoch]] == expected
+            for images, labels in shard[epoch]:
+                np.testing.assert_array_equal(labels[: len(images)], flat.labels[images])
+                padding = labels[len(images) :]
+                assert (padding == -1).all()
+                assert len(padding) == (batch_size - len(images) if last_batch == "pad" else 0)
+        images = images_of(shards[0][epoch]) + images_of(shards[1][epoch])
+        assert len(set(images)) == len(images) == sum(map(sum, counts))
+        orders.append(images)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    # Which images a shard has changes, too.
+    assert len({frozenset(images_of(batches)) for batches in shards[0]}) > 1
+
+
+def test_dropped_images_are_others_in_each_epoch(make, flat):
+    shards = [epochs_of(iterator) for iterator in two_shards(make, flat, 8, last_batch="drop", **PLAIN)]
+    left_out = [
+        set(range(COUNT)) - {image for shard in shards for image in images_of(shard[epoch])} for epoch in range(EPOCHS)
+    ]
+    assert [len(images) for images in left_out] == [5] * EPOCHS
+    assert left_out[0] != left_out[1] or left_out[1] != left_out[2]
+
+
+@pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
+def test_shards_of_validation_are_parts_of_the_whole_in_order(make, flat, last_batch):
+    for shard, places in zip(
+        two_shards(make, flat, train=False, last_batch=last_batch, **PLAIN), (range(10), range(10, 21)), strict=True
+    ):
+        for _ in range(3):
+            images = images_of(epochs_of(shard, 1)[0])
+            assert images == list(places)[: 8 if last_batch == "drop" else None]
+            with pytest.raises(StopIteration):
+                next(shard)
+            shard.reset()
+
+
+@pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_shard_goes_on_after_any_batch(make, noise, last_batch, shard):
+    """More than two epochs, with batches made ahead that nobody has seen when the snapshot was taken."""
+    settings = {"flip": True, "last_batch": last_batch, "shard": shard, "num_shards": 2}
+    iterator = make(noise, 5, prefetch=3, **settings)
+    snapshots, batches = [], []
+    for _ in range(11):
+        snapshots.append(serializers.npz.serialize(iterator))
+        batches += take(iterator, 1)
+    for number in range(8):
+        fresh = make(noise, 5, **settings)
+        serializers.NpzDeserializer(snapshots[number]).load(fresh)
+        assert_same(batches[number : number + 3], take(fresh, 3))
+
+
+def test_crops_and_flips_differ_between_shards(make, tmp_path):
+    """The same picture everywhere: only what is random in it can differ."""
+    (tmp_path / "0").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    for index in range(8):
+        Image.fromarray(pixels).save(tmp_path / "0" / f"{index}.png")
+    first, second = two_shards(make, fake_scan(tmp_path), 4, flip=True)
+    assert not np.array_equal(next(first)[0], next(second)[0])
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_batches_do_not_depend_on_how_many_are_made_ahead(make, noise, prefetch):
+    assert_same(take(make(noise, flip=True), 15), take(make(noise, flip=True, prefetch=prefetch), 15))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("train", [True, False])
+def test_a_fourth_channel_is_zero_and_changes_nothing_else(make, noise, train, dtype):
+    plain, padded = (make(noise, train=train, dtype=dtype, pad_channels=pad, last_batch="pad") for pad in (False, True))
+    for _ in range(6):
+        x, t = next(plain)
+        padded_x, padded_t = next(padded)
+        count = (t >= 0).sum()  # nothing is said about the pixels of padding
+        np.testing.assert_array_equal(padded_x[:count], x[:count])
+        np.testing.assert_array_equal(padded_t, t)
+        assert padded_x.shape == (4, 16, 16, 3)
+        whole, _ = to_padded_nchw((padded_x, padded_t))
+        assert whole.shape == (4, 4, 16, 16)
+        assert whole.transpose(0, 2, 3, 1).flags.c_contiguous
+        assert np.shares_memory(whole, padded_x)
+        np.testing.assert_array_equal(whole[:, :3].transpose(0, 2, 3, 1), padded_x)
+        assert not whole[:, 3].any()
+
+
+def test_snapshot_goes_on_with_or_without_the_fourth_channel(make, noise):
+    padded, plain = make(noise, pad_channels=True), make(noise)
+    take(padded, 4)
+    serializers.NpzDeserializer(serializers.npz.serialize(padded)).load(plain)
+    assert_same(take(padded, 4), take(plain, 4))
+
+
 def test_process_killed_in_the_middle_of_an_epoch_is_continued_by_another(make, noise, tmp_path):
     """The snapshot is all that is left of a process that went on, prefetching, and was killed."""
     script = f"""
 import os, pickle, signal, sys
 from chainer import serializers
-from mixprec.data.dali import DaliIterator
+from mixprec.data.loaders.dali import DaliIterator
 images = pickle.load(sys.stdin.buffer)
 iterator = DaliIterator(
     images, 4, train=True, size=16, flip=True, mean={MEAN}, std={STD}, dtype="float32", seed=1, threads=2)
@@ -336,6 +479,9 @@ def test_float32_snapshot_goes_on_in_float16(make, noise):
         ({"size": 8}, "size is 8 here, 16 in the snapshot"),
         ({"flip": True}, "flip is True here, False in the snapshot"),
         ({"crop_area": (0.5, 1)}, "crop_area is [0.5, 1.0] here, [0.08, 1.0] in the snapshot"),
+        ({"last_batch": "pad"}, "last_batch is pad here, partial in the snapshot"),
+        ({"num_shards": 2}, "num_shards is 2 here, 1 in the snapshot"),
+        ({"num_shards": 2, "shard": 1}, "shard is 1 here, 0 in the snapshot"),
         ({"mean": (0, 0, 0), "seed": 3}, "seed is 3 here, 1 in the snapshot"),
         ({"train": False}, "train is False here, True in the snapshot"),
     ],
@@ -379,6 +525,38 @@ def test_batches_are_contiguous_and_stay_valid_as_long_as_they_are_kept(make, no
         np.testing.assert_array_equal(t, t_then)
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda iterator: pickle.loads(pickle.dumps(iterator))])
+def test_a_copy_of_a_running_iterator_goes_on_by_itself(make, noise, copied):
+    expected = take(make(noise), 12)
+    iterator = make(noise)
+    found = take(iterator, 4)
+    other = copied(iterator)
+    assert_same(expected, found + take(iterator, 8))
+    assert_same(expected[4:], take(other, 8))
+    other.finalize()
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("when", ["run", "made"])
+def test_ctrl_c_loses_no_batch(noise, monkeypatch, train, when):
+    """Raised when DALI has run, or when the batch is made, but is not out yet."""
+    dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
+    from mixprec.data.loaders.dali import DaliIterator
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    settings = {"train": train, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 1}
+    expected = take(DaliIterator(noise, 4, **settings), 6)
+    iterator = DaliIterator(noise, 4, **settings)
+    found = take(iterator, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(*((dali.Pipeline, "checkpoint") if when == "run" else (Epochs, "count")), interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+    assert_same(expected, found + take(iterator, 4))
+
+
 def test_finalized_iterator_keeps_its_position(make, noise):
     iterator, other = make(noise), make(noise)
     take(iterator, 4)
@@ -405,6 +583,14 @@ def test_finalized_iterator_keeps_its_position(make, noise):
         ({"std": (1, 0, 1)}, "std (1.0, 0.0, 1.0): "),
         ({"dtype": "float64"}, "dtype 'float64': "),
         ({"seed": -1}, "seed -1: "),
+        ({"seed": 2**32}, "seed 4294967296: "),
+        ({"prefetch": 0}, "prefetch 0: "),
+        ({"shuffle_window": 0}, "shuffle_window 0: "),
+        ({"last_batch": "repeat"}, "last_batch 'repeat': must be one of partial, drop, pad"),
+        ({"num_shards": 0}, "num_shards 0: "),
+        ({"shard": 2, "num_shards": 2}, "shard 2: must be 0 to num_shards - 1, 1"),
+        ({"shard": -1}, "shard -1: "),
+        ({"batch_size": 11, "num_shards": 2}, "batch_size 11: must be 1 to 10, the number of images in the smallest"),
         ({"threads": 0}, "threads 0: "),
     ],
 )
@@ -449,7 +635,7 @@ def test_images_of_the_batch_are_named_when_none_is_broken(make, flat):
 
 
 def test_without_dali_the_error_says_what_to_install(monkeypatch, flat):
-    from mixprec.data.dali import DaliIterator
+    from mixprec.data.loaders.dali import DaliIterator
 
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(DataError, match=r'pip install -e "\.\[dali\]"') as caught:
@@ -458,7 +644,7 @@ def test_without_dali_the_error_says_what_to_install(monkeypatch, flat):
 
 
 def test_importing_the_modules_does_not_import_dali():
-    script = "import sys, mixprec.data.dali, mixprec.data.batch; sys.exit('nvidia.dali' in sys.modules)"
+    script = "import sys, mixprec.data.loaders.dali, mixprec.data.loaders.batch; sys.exit('nvidia.dali' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

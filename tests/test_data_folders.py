@@ -1,13 +1,15 @@
-"""mixprec.data.folders: what is found, what is refused and how it is named, and that images are checked once."""
+"""Class folders: what is found, what is refused and how it is named, and that images are checked once."""
 
+import errno
 import os
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from mixprec.data import folders
-from mixprec.data.folders import DataError, check_same_classes, scan_folders
+from mixprec.data.errors import DataError
+from mixprec.data.sources import folders
+from mixprec.data.sources.folders import scan_folders
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +38,9 @@ def decoded(monkeypatch):
     return seen
 
 
-def refused(root):
+def refused(root, on_error="stop"):
     with pytest.raises(DataError) as caught:
-        scan_folders(root)
+        scan_folders(root, on_error)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -84,7 +86,14 @@ def test_empty_class_folder_is_named(root):
 
 def test_folder_inside_a_class_folder_is_named(root):
     (root / "cat" / "more").mkdir()
-    assert refused(root).startswith(f"{root}/cat/more: ")
+    assert refused(root) == f"{root}/cat/more: a folder, where an image should be"
+
+
+def test_folder_of_sets_instead_of_a_set_is_named(root, tmp_path_factory):
+    above = tmp_path_factory.mktemp("imagenet")
+    root.rename(above / "train")
+    for on_error, end in (("stop", "(and 1 more)"), ("skip", "(and 1 more); no image is left")):
+        assert refused(above, on_error) == f"{above}/train/cat: a folder, where an image should be {end}"
 
 
 def test_file_without_bytes_is_named(root):
@@ -112,6 +121,11 @@ def test_truncated_image_is_named(root, name):
 def test_broken_link_is_named(root):
     (root / "cat" / "c.jpg").symlink_to(root / "gone.jpg")
     assert refused(root) == f"{root}/cat/c.jpg: No such file or directory"
+
+
+def test_class_folder_that_is_a_link_to_itself_is_named(root):
+    (root / "loop").symlink_to(root / "loop")
+    assert refused(root) == f"{root}/loop: {os.strerror(errno.ELOOP)}"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="needs a user other than root, who may read everything")
@@ -181,14 +195,81 @@ def test_fingerprint_depends_on_names_and_labels_but_not_on_the_place(root, tmp_
     assert scan_folders(moved).fingerprint != fingerprint
 
 
-def test_class_lists_that_differ_are_refused_whichever_side_lacks_one(root, tmp_path_factory):
-    train = scan_folders(root)
-    other = tmp_path_factory.mktemp("val")
-    (other / "cat").mkdir()
-    Image.new("RGB", (8, 8)).save(other / "cat" / "a.png")
-    val = scan_folders(other)
-    check_same_classes(train, train)
-    with pytest.raises(DataError, match=f"^{other}: class folder 'dog', which {root} has, is missing"):
-        check_same_classes(train, val)
-    with pytest.raises(DataError, match=f"^{other}: class folder 'dog'"):
-        check_same_classes(val, train)
+def test_bad_files_are_left_out_and_told_when_asked_for(root):
+    content = (root / "cat" / "a.jpg").read_bytes()
+    (root / "cat" / "b.png").write_bytes(b"")
+    (root / "cat" / "c.jpg").write_bytes(content[:-50])
+    (root / "cat" / "d.jpg").symlink_to(root / "gone.jpg")
+    (root / "cat" / "e").mkdir()
+    (root / "dog" / "b.jpg").write_bytes(content)
+    images = scan_folders(root, "skip")
+    assert images.files == ("cat/a.jpg", "dog/a.jpg", "dog/b.jpg")
+    np.testing.assert_array_equal(images.labels, [0, 1, 1])
+    assert [name for name, _ in images.skipped] == [f"{root}/cat/{name}" for name in ("b.png", "c.jpg", "d.jpg", "e")]
+    assert [reason.partition(" (")[0] for _, reason in images.skipped] == [
+        "the file is empty",
+        "image file is truncated",
+        "No such file or directory",
+        "a folder, where an image should be",
+    ]
+
+
+def test_repaired_file_is_seen(root):
+    path = root / "cat" / "b.png"
+    content = path.read_bytes()
+    path.write_bytes(content[:-50])
+    assert len(scan_folders(root, "skip")) == 2
+    path.write_bytes(content)
+    images = scan_folders(root, "skip")
+    assert len(images) == 3
+    assert images.skipped == ()
+
+
+def test_class_of_which_no_image_is_left_is_named(root):
+    (root / "dog" / "a.jpg").write_bytes(b"")
+    (root / "dog" / "b.jpg").write_bytes(b"")
+    (root / "cat" / "a.jpg").write_bytes(b"")
+    assert refused(root, "skip") == (
+        f"{root}: no image is left of class 'dog': {root}/dog/a.jpg: the file is empty (and 1 more)"
+    )
+
+
+def test_file_that_is_deleted_after_the_scan_is_named(root):
+    images = scan_folders(root)
+    assert images.read(0) == (root / "cat" / "a.jpg").read_bytes()
+    (root / "cat" / "a.jpg").unlink()
+    with pytest.raises(DataError, match=f"^{root}/cat/a.jpg: No such file or directory$"):
+        images.read(0)
+
+
+def test_names_with_spaces_newlines_and_other_alphabets_are_names(root):
+    names = ["a b.jpg", "a\nb.jpg", "\N{SNOWMAN}.jpg", "-.jpg"]
+    for name in names:
+        (root / "cat" / name).write_bytes((root / "cat" / "a.jpg").read_bytes())
+    images = scan_folders(root)
+    assert {f"cat/{name}" for name in names} < set(images.files)
+    index = images.files.index("cat/a\nb.jpg")
+    assert images.name(index) == f"{root}/cat/a\\nb.jpg"
+    assert images.path(index) == images.paths()[index] == f"{root}/cat/a\nb.jpg"
+    assert images.read(index) == images.read(0)
+
+
+def test_bad_file_with_a_newline_in_its_name_is_named_in_one_line(root):
+    (root / "cat" / "a\nb.jpg").touch()
+    assert refused(root) == f"{root}/cat/a\\nb.jpg: the file is empty"
+
+
+def test_name_that_is_not_utf8_is_bad(root):
+    path = os.fsencode(root / "cat") + b"/\xe9.jpg"
+    with open(path, "wb") as file:
+        file.write((root / "cat" / "a.jpg").read_bytes())
+    assert refused(root) == f"{root}/cat/\\udce9.jpg: the path is not valid UTF-8"
+    assert len(scan_folders(root, "skip")) == 3
+
+
+def test_order_of_classes_is_that_of_code_points_whatever_the_locale(tmp_path):
+    for name in ("b", "a10", "a9", "B", "\N{LATIN SMALL LETTER A WITH DIAERESIS}", "_"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (2, 2)).save(tmp_path / name / "x.png")
+    expected = ("B", "_", "a10", "a9", "b", "\N{LATIN SMALL LETTER A WITH DIAERESIS}")
+    assert scan_folders(tmp_path).classes == expected

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixprec.data import digits
-from mixprec.data.folders import DataError, check_same_classes, scan_folders
+from mixprec.data import digits, generated_set
+from mixprec.data.errors import DataError
+from mixprec.data.sources.classes import check_same_classes
+from mixprec.data.sources.folders import scan_folders
 
 pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[digits]'")
 
@@ -154,7 +156,7 @@ def test_empty_folder_is_filled(small):
 
 
 def test_interrupted_run_leaves_nothing_behind(small, monkeypatch):
-    original, written = digits._write, []
+    original, written = generated_set._write, []
 
     def write(path, content):
         if len(written) == 10:
@@ -162,7 +164,7 @@ def test_interrupted_run_leaves_nothing_behind(small, monkeypatch):
         written.append(path)
         original(path, content)
 
-    monkeypatch.setattr(digits, "_write", write)
+    monkeypatch.setattr(generated_set, "_write", write)
     with pytest.raises(KeyboardInterrupt):
         digits.make_digits(small)
     assert list(small.parent.iterdir()) == []

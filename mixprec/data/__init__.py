@@ -1,5 +1,5 @@
-"""Training data: image folders, DALI pipelines in Chainer's iterator interface, and a small real data set.
+"""Training data: ``sources`` of images, ``loaders`` that make batches of them, and two small sets made by programs.
 
-Import from the modules: ``folders`` (what lies on disk), ``dali`` (the iterator), ``batch`` (the converter) and
-``digits`` (the data set). DALI itself is imported when the first :class:`~mixprec.data.dali.DaliIterator` is made.
+The sets are scikit-learn's handwritten digits (``digits``) and generated pictures (``textures``). Whatever is wrong
+with data is an ``errors.DataError``. ``docs/data.md`` explains all of it.
 """

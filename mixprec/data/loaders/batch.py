@@ -1,0 +1,57 @@
+"""From the loader's batches to a Chainer model's inputs."""
+
+import chainer
+import numpy as np
+from chainer import dataset
+
+_PADDED = 4  # channels in memory, of which the last is zero
+
+
+class _ToNCHW(dataset.Converter):
+    # A class, because functions under @chainer.dataset.converter() cannot be pickled.
+
+    def __call__(self, batch, device=None):
+        """Sends a batch to a device and views its images as NCHW.
+
+        Args:
+            batch: ``(x, t)``: images (B, H, W, C) of any dtype, labels int32 (B,).
+            device: Chainer's device or what :func:`chainer.get_device` takes; None leaves the arrays where they are.
+
+        Returns:
+            ``(x, t)``: x has shape (B, C, H, W) and NHWC memory order. On the CPU it shares the batch's memory, and so
+            does an array that is on the device already.
+        """
+        x, t = batch
+        # Sent before it is transposed: a copy to a GPU would make the view's memory order NCHW.
+        return dataset.to_device(device, self._memory(x)).transpose(0, 3, 1, 2), dataset.to_device(device, t)
+
+    def _memory(self, x):
+        return x
+
+
+class _ToPaddedNCHW(_ToNCHW):
+    def _memory(self, x):
+        """The four channels of which x is a view of the first three."""
+        _, _, width, channels = x.shape
+        if channels != _PADDED - 1 or (width > 1 and x.strides[2] != _PADDED * x.itemsize):
+            raise ValueError(
+                f"images of shape {x.shape} and strides {x.strides} have no fourth channel: the iterator needs "
+                "pad_channels=True"
+            )
+        xp = chainer.backend.get_array_module(x)
+        if xp is not np and _begins_at(whole := x.base, x):
+            return whole[: len(x)]  # CuPy's as_strided would not hold on to `whole`, which DeviceBatches looks at
+        return xp.lib.stride_tricks.as_strided(x, (*x.shape[:3], _PADDED), x.strides)
+
+
+def _begins_at(whole, x):
+    return whole is not None and whole.shape[1:] == (*x.shape[1:3], _PADDED) and whole.data.ptr == x.data.ptr
+
+
+#: Converter for ``StandardUpdater`` and ``Evaluator`` with the iterators of :mod:`mixprec.data`.
+to_nchw = _ToNCHW()
+
+#: The same for iterators with ``pad_channels=True``, and models that :func:`mixprec.convert` has given the layout
+#: ``"nhwc"``: x has shape (B, 4, H, W). Their first convolution takes the channel of zeros as it is; a view of three of
+#: the four channels it would copy.
+to_padded_nchw = _ToPaddedNCHW()

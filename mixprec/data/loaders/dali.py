@@ -1,0 +1,179 @@
+"""DALI as a Chainer iterator."""
+
+import numpy as np
+
+from mixprec.data.errors import DataError
+from mixprec.data.loaders.device_batches import DeviceBatches
+from mixprec.data.loaders.failed_images import failed_images
+from mixprec.data.loaders.iterator import ImageIterator
+from mixprec.data.loaders.pipeline import DaliDevice, define_pipeline, require_dali
+from mixprec.data.loaders.readers import labels_of
+from mixprec.data.sources.shards import ImageShards
+
+_KEPT = 4  # batches on a GPU of which the host is ahead
+
+
+class DaliIterator(ImageIterator):
+    """Batches made by NVIDIA DALI: arrays of NumPy, or of CuPy on a GPU.
+
+    On a GPU images are decoded by the GPU's own decoder as far as it has one, and by the GPU and the CPU together
+    otherwise; or by the CPU alone. The rest is done by the GPU. JPEGs then have pixels that differ a little from those
+    that a CPU decodes. Arrays are valid in CuPy's current stream, see
+    :class:`~mixprec.data.loaders.device_batches.DeviceBatches`.
+
+    Files are shuffled as a whole for each epoch. Of shard files the order is shuffled, and within it images among
+    ``shuffle_window`` of them, which DALI keeps in memory or mapped to it.
+
+    Args:
+        images (ImageFiles or ImageShards): What to read.
+        batch_size (int): Images a batch.
+        device_id (int or None): Number of the GPU; None is the CPU, and what follows has no meaning there.
+        decode (str): ``'gpu'`` or ``'cpu'``.
+        hw_decoder_load (float): Share of the images that the GPU's hardware decoder takes, if there is one.
+        preallocate (bool): Allocate at the start what ImageNet's largest images need: about 200 MiB of the GPU and 270
+            of pinned memory for each thread.
+        decoded_cache_mib (int): Training: MiB of the GPU in which decoded images are kept; 0 keeps none.
+        **settings: As of :class:`~mixprec.data.loaders.iterator.ImageIterator`.
+
+    Raises:
+        DataError: As there; DALI is missing, or has no GPU.
+    """
+
+    def __init__(
+        self,
+        images,
+        batch_size,
+        *,
+        device_id=None,
+        decode="gpu",
+        hw_decoder_load=0.65,
+        preallocate=True,
+        decoded_cache_mib=0,
+        **settings,
+    ):
+        super().__init__(images, batch_size, **settings)
+        self._device = DaliDevice(
+            device_id=device_id,
+            decode=decode,
+            hw_decoder_load=hw_decoder_load,
+            preallocate=preallocate,
+            decoded_cache_mib=decoded_cache_mib,
+        )
+        self._device.validate()
+        self._dali_version = require_dali().__version__
+        self._on_device = None if device_id is None else DeviceBatches(device_id, _KEPT)
+        self._pipeline = None
+        self._checkpoint = None  # after the last batch delivered; None: at the very beginning
+        # See read(): whatever becomes of the last ones.
+        self._made_per_epoch = -(-self._epochs.largest // self.batch_size)
+
+    def __getstate__(self):
+        """Copies go on from the same position, with a pipeline of their own."""
+        return {**vars(self), "_pipeline": None}
+
+    def __next__(self):
+        position = self._delivered, self._checkpoint
+        try:
+            return super().__next__()
+        except StopIteration:
+            raise
+        except BaseException:  # Ctrl-C: the pipeline may be behind a batch that has not come out
+            self._pipeline = None
+            self._delivered, self._checkpoint = position
+            raise
+
+    def _make(self, number):
+        batch, checkpoint = self._run(self._take, self._checkpoint)
+        if (number + 1) % self._epochs.batches == 0:
+            for _ in range(self._made_per_epoch - self._epochs.batches):
+                _, checkpoint = self._run(self._leave_out, checkpoint)
+        self._checkpoint = checkpoint
+        return batch
+
+    def _run(self, take, checkpoint):
+        """Returns what ``take`` makes of the pipeline's next batch, and the checkpoint behind that.
+
+        Args:
+            take (callable): From a pipeline, which it runs once.
+            checkpoint (bytes or None): Before the batch.
+        """
+        if self._pipeline is None:
+            self._pipeline = self._new_pipeline(checkpoint)
+        try:
+            return take(self._pipeline), self._pipeline.checkpoint()
+        except RuntimeError as error:
+            self._pipeline = None  # run() again would skip what failed
+            raise DataError(self._explain(error, checkpoint)) from error
+
+    def _take(self, pipeline):
+        if self._on_device is not None:
+            return self._on_device.take(pipeline)
+        pixels, labels = pipeline.run()
+        return np.asarray(pixels.as_tensor()), labels_of(labels)
+
+    def _leave_out(self, pipeline):
+        if self._on_device is not None:
+            self._on_device.leave_out(pipeline)
+        else:
+            pipeline.run()
+
+    def _restart(self):
+        self._pipeline = None
+
+    def finalize(self):
+        """Ends DALI's threads. The position is kept: a later ``next()`` or ``serialize()`` goes on from there."""
+        self._pipeline = None
+
+    def _get_state(self):
+        return self._checkpoint or b""
+
+    def _set_state(self, state):
+        self._checkpoint = state or None
+
+    def _loader_settings(self):
+        settings = {"loader": f"DALI {self._dali_version}", "device": "cpu"}
+        if self._device.device_id is not None:
+            settings |= {"device": "gpu", "decode": self._device.decode, "decoded images are kept": self._device.caches}
+        if self._spec.train and isinstance(self._images, ImageShards):
+            settings["shuffle_window"] = self._shuffle_window
+        return settings
+
+    def _new_pipeline(self, checkpoint):
+        pipeline = define_pipeline(
+            self._images,
+            self._spec,
+            self._device,
+            dtype=self._dtype,
+            pad_channels=self._pad_channels,
+            threads=self._threads,
+            prefetch=self._prefetch,
+            window=self._shuffle_window,
+            checkpoint=checkpoint,
+        )
+        try:
+            pipeline.build()
+        except RuntimeError as error:
+            raise DataError(f"DALI cannot start: {_reason(error)}") from error
+        return pipeline
+
+    def _explain(self, error, checkpoint):
+        """One line for DALI's error: the file and what is wrong with it, as far as that can be told."""
+        reason = _reason(error)
+        # The reader names the file, and runs a batch ahead: the file need not be of the batch that failed.
+        if (getattr(self._images, "folder", None) or self._images.root) in reason:
+            return reason
+        try:
+            images = failed_images(self._images, self._spec, self._shuffle_window, checkpoint)
+        except (RuntimeError, ValueError) as unreadable:
+            return f"{reason}: an image of {self._images.root} ({_reason(unreadable)})"
+        for name, problem in images:
+            if problem:
+                return f"{name}: {problem}"
+        names = ", ".join(name for name, _ in images[:3])
+        more = f" and {len(images) - 3} more" if len(images) > 3 else ""
+        return f"{reason}: one of the images {names}{more}"
+
+
+def _reason(error):
+    lines = str(error).rpartition("encountered:")[2].splitlines()
+    return next((line.strip() for line in lines if line.strip()), type(error).__name__)

@@ -1,0 +1,87 @@
+"""What DALI made on a GPU, as arrays of CuPy: the same memory, in the order of CuPy's current stream."""
+
+import collections
+import itertools
+import sys
+
+import numpy as np
+
+from mixprec.backends.launch import CupyLauncher
+from mixprec.data.loaders.readers import labels_of
+
+
+class DeviceBatches:
+    """Takes batches from a DALI pipeline on a GPU, and keeps their memory until it is no longer used.
+
+    Nothing goes through the host but labels of WebDataset, and the host waits for no work of the GPU: CuPy's current
+    stream does, for that of DALI which the batch needs. DALI may use memory again as soon as the last array of it is
+    gone, while what was asked of the GPU with this array has still to be done. So each batch is kept here until nobody
+    else holds an array of it and, from then on, the work is done that was in the current stream when the next batch was
+    asked for. That includes the copy into the input of a captured step, which the current stream waits for
+    (:meth:`mixprec.backends.graphs.CupyGraphs.on_stream`).
+
+    Args:
+        device_id (int): Number of the GPU.
+        most (int): Batches that are kept though nobody else holds them. A host that is so far ahead waits for the
+            oldest of them, and for nothing that was asked for later.
+    """
+
+    def __init__(self, device_id, most):
+        import cupy  # not at the top: mixprec runs without it
+
+        self._cupy = cupy
+        self._device = cupy.cuda.Device(device_id)
+        self._launcher = CupyLauncher(device_id)
+        self._most = most
+        self._given = []  # arrays of each batch that was still held by somebody when last seen
+        self._kept = collections.deque()  # (arrays, event after their use), the oldest first
+
+    def take(self, pipeline):
+        """Returns the pipeline's next batch.
+
+        Args:
+            pipeline (nvidia.dali.Pipeline): With outputs (images, labels).
+
+        Returns:
+            ``(x, t)``: x (B, H, W, C), t int32 (B,), both on the device.
+        """
+        with self._device:
+            stream = self._cupy.cuda.get_current_stream()
+            self._keep(stream)
+            pixels, labels = pipeline.run(stream)
+            x = self._cupy.from_dlpack(pixels.as_tensor())
+            if hasattr(labels, "device_id"):  # TensorListGPU has one
+                t = self._cupy.from_dlpack(labels.as_tensor())
+            else:
+                numbers = labels_of(labels)[:, None]
+                t = self._cupy.empty(numbers.shape, numbers.dtype)
+                self._launcher.upload(np.ascontiguousarray(numbers).view(np.uint8), t)
+            self._given.append((x, t))
+        return x, t[:, 0]
+
+    def leave_out(self, pipeline):
+        """Runs the pipeline for a batch that nobody wants."""
+        with self._device:
+            pipeline.run(self._cupy.cuda.get_current_stream())
+
+    def _keep(self, stream):
+        free = [not _is_held(arrays) for arrays in self._given]
+        if any(free):
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(stream)
+            self._kept.append((list(itertools.compress(self._given, free)), event))
+            self._given = [arrays for arrays, is_free in zip(self._given, free, strict=True) if not is_free]
+        while self._kept and self._kept[0][1].done:
+            self._kept.popleft()
+        while len(self._kept) >= self._most:
+            _, event = self._kept.popleft()
+            event.synchronize()
+
+
+def _is_held(arrays):
+    """Whether anybody but the tuple that is given holds an array, or a view, which holds the array in its ``base``."""
+    return _references(arrays) > _references((object(),))
+
+
+def _references(objects):
+    return max(sys.getrefcount(each) for each in objects)

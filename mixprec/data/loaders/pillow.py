@@ -1,0 +1,207 @@
+"""Pillow in processes of its own as a Chainer iterator: for where there is no DALI."""
+
+import collections
+import contextlib
+import math
+import mmap
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+
+import numpy as np
+import PIL
+
+from mixprec.data.errors import DataError
+from mixprec.data.loaders.iterator import ImageIterator
+from mixprec.data.loaders.pillow_worker import Work
+
+_COMMAND = """\
+import sys
+sys.path[:] = {path}
+from mixprec.data.loaders import pillow_worker
+pillow_worker.main({work}, {memory})
+"""
+
+
+class PillowIterator(ImageIterator):
+    """Batches of decoded, augmented and normalized images, by Pillow on the CPU; see :class:`ImageIterator`.
+
+    The same as :class:`~mixprec.data.loaders.dali.DaliIterator` on a CPU, with the same arguments, but for rounding and
+    the border of resized crops (DALI repeats the last pixel, Pillow leaves out what is beyond it), and with random
+    numbers of its own: the crops and the order of a seed are others. Decoded pixels are the same.
+
+    ``threads`` is the number of processes. They inherit nothing and don't run the user's script again, leave Ctrl-C and
+    SIGTERM to the trainer, and end with it, however it ends. The images of an epoch are shuffled as a whole, whatever
+    the source; ``shuffle_window`` has no meaning.
+
+    Raises:
+        DataError: As for :class:`ImageIterator`; also if a process is killed. The next ``next()`` starts new ones.
+    """
+
+    _workers = None
+    _ahead = ()  # number of each batch that is being made, and indices of its images
+    _order = None, None  # the last epoch, and its permutation of the images
+
+    def __getstate__(self):
+        """Copies go on from the same position, with processes of their own."""
+        return {**vars(self), "_workers": None, "_ahead": ()}
+
+    def finalize(self):
+        """Ends the processes. The position is kept: a later ``next()`` or ``serialize()`` goes on from there."""
+        if self._workers is not None:
+            self._workers.stop()
+            self._workers = None
+            self._ahead = ()
+
+    _restart = finalize  # all that they hold was made ahead
+
+    def _loader_settings(self):
+        return {"loader": f"Pillow {PIL.__version__}"}
+
+    def _make(self, number):
+        try:
+            if self._ahead and self._ahead[0][0] != number:  # Ctrl-C has come when the one before was made, but not out
+                self.finalize()
+            if self._workers is None:
+                self._workers = _Workers(self._work(), self._threads)
+                self._ahead = collections.deque()
+            last = number + self._prefetch
+            if not self.repeat:  # the next pass is not made before it is asked for: nobody knows when
+                last = min(last, self._epochs.batches - 1)
+            for ahead in range(number + len(self._ahead), last + 1):
+                epoch, indices = self._indices(ahead)
+                self._ahead.append((ahead, indices))
+                self._workers.begin(epoch, indices)
+            x = self._workers.end()
+            _, indices = self._ahead.popleft()
+            return x, self._images.labels[indices]
+        except BaseException:  # Ctrl-C, too: it may have come in the middle of an answer
+            self.finalize()
+            raise
+
+    def _work(self):
+        channels = 4 if self._pad_channels else 3
+        size = self.batch_size * self._spec.size**2 * channels * np.dtype(self._dtype).itemsize
+        stride = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        return Work(self._images, self._spec, self._dtype, channels, stride)
+
+    def _indices(self, number):
+        """Returns the epoch of a batch and the indices of its images; with pad as many as the batch has places."""
+        epoch, batch = divmod(number, self._epochs.batches)
+        begin, size = batch * self.batch_size, self._epochs.size
+        end = begin + self.batch_size
+        if self._spec.last_batch != "pad":
+            end = min(end, size)
+        places = self._epochs.begin + np.arange(begin, end) % size
+        if not self._spec.train:
+            return 0, places
+        if self._order[0] != epoch:
+            # RandomState: its numbers never change from a version of NumPy to the next.
+            self._order = epoch, np.random.RandomState([self._spec.seed, epoch]).permutation(len(self._images))
+        return epoch, self._order[1][places]
+
+
+class _Workers:
+    """The processes, and the memory that they share with this one: some batches of it, as many as are in use."""
+
+    def __init__(self, work, count):
+        self._work = work
+        self._making = collections.deque()  # (slot, images, processes) of each batch
+        self._slots = []  # mmaps
+        self._free = []  # those that nobody uses
+        processes = []
+        memory, pickled = _unnamed_file("batches"), _unnamed_file("work")
+        # Called once: by stop(), when this object is no longer used, or at the end of the interpreter.
+        self.stop = weakref.finalize(self, _stop, processes, memory, os.getpid())
+        self._memory, self._processes = memory, processes
+        with pickled:
+            pickle.dump(work, pickled)
+            pickled.flush()
+            files = memory.fileno(), pickled.fileno()
+            code = _COMMAND.format(path=[*map(str, sys.path)], work=files[1], memory=files[0])
+            # One thread each for what NumPy is linked to: many processes with many threads, unused, cost memory.
+            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            try:
+                for _ in range(count):
+                    processes.append(
+                        subprocess.Popen(
+                            [sys.executable, "-c", code],
+                            stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE,
+                            pass_fds=files,
+                            env=environment,
+                            start_new_session=True,  # Ctrl-C is for the trainer
+                        )
+                    )
+            except OSError as error:
+                raise DataError(f"threads {count}: cannot start so many processes ({error.strerror})") from error
+
+    def begin(self, epoch, indices):
+        """Gives each process its share of a batch to do."""
+        slot = self._free.pop() if self._free else self._new_slot()
+        shares = [share for share in np.array_split(np.arange(len(indices)), len(self._processes)) if len(share)]
+        for process, share in zip(self._processes, shares, strict=False):
+            try:
+                pickle.dump((slot, int(share[0]), epoch, indices[share].tolist()), process.stdin)
+                process.stdin.flush()
+            except BrokenPipeError:
+                raise DataError(_ended(process)) from None
+        self._making.append((slot, len(indices), len(shares)))
+
+    def end(self):
+        """Waits for the batch that was begun first, and returns its images."""
+        slot, images, shares = self._making.popleft()
+        for process in self._processes[:shares]:  # with several bad images, the first one of the batch is named
+            try:
+                problem = pickle.load(process.stdout)
+            except (EOFError, pickle.UnpicklingError):
+                raise DataError(_ended(process)) from None
+            if problem is not None:
+                raise DataError(problem)
+        shape = self._work.shape(images)
+        array = np.frombuffer(self._slots[slot], self._work.dtype, math.prod(shape))
+        # All views of it hold it: its memory can be written again when the last one is gone.
+        weakref.finalize(array, self._free.append, slot).atexit = False
+        return array.reshape(shape)
+
+    def _new_slot(self):
+        slot, stride = len(self._slots), self._work.stride
+        try:
+            # Now, and with an error: memory that is not there when it is written ends a process by SIGBUS.
+            os.posix_fallocate(self._memory.fileno(), slot * stride, stride)
+            self._slots.append(mmap.mmap(self._memory.fileno(), stride, offset=slot * stride))
+        except OSError as error:
+            raise DataError(f"no shared memory for a batch of {stride >> 20} MiB ({error.strerror})") from error
+        return slot
+
+
+def _unnamed_file(name):
+    """A file in memory that is gone when all processes that have it open are, even by SIGKILL."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create(f"mixprec-{name}"), "w+b")
+    return tempfile.TemporaryFile(dir="/dev/shm")  # Pythons that are built for old systems
+
+
+def _ended(process):
+    """What to say of a process that has ended without being asked to."""
+    status = process.wait()
+    how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
+    return f"the Pillow loader's process {process.pid} has ended {how}"
+
+
+def _stop(processes, memory, owner):
+    for process in processes:
+        if os.getpid() == owner:
+            process.kill()  # there is nothing that it could lose
+        else:
+            process.returncode = 0  # a fork, at its end: it is not its child, and goes on
+    for process in processes:
+        process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.wait()
+    memory.close()

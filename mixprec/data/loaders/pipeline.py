@@ -1,0 +1,184 @@
+"""The DALI graphs: read -> decode -> crop and resize -> normalize -> NHWC, on the CPU or on a GPU."""
+
+import dataclasses
+import importlib
+
+from mixprec.data.errors import DataError
+from mixprec.data.loaders.readers import read
+
+# The largest image of ImageNet: nothing is allocated later. From NVIDIA's ResNet-50 example for PyTorch
+# (DALI, docs/examples/use_cases/pytorch/resnet50/main.py). Device memory is per thread, pinned memory twice that.
+_LARGEST = {
+    "preallocate_width_hint": 5980,
+    "preallocate_height_hint": 6430,
+    "device_memory_padding": 211025920,
+    "host_memory_padding": 140544512,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DaliDevice:
+    """Where DALI computes; the arguments are :class:`~mixprec.data.loaders.dali.DaliIterator`'s."""
+
+    device_id: int | None = None
+    decode: str = "gpu"
+    hw_decoder_load: float = 0.65
+    preallocate: bool = True
+    decoded_cache_mib: int = 0
+
+    def validate(self):
+        """Raises :class:`DataError` for the first argument that is impossible."""
+        checks = (
+            (self.device_id is None or self.device_id >= 0, f"device_id {self.device_id}: must be None, 0, 1..."),
+            (self.decode in ("gpu", "cpu"), f"decode {self.decode!r}: must be 'gpu' or 'cpu'"),
+            (0 <= self.hw_decoder_load <= 1, f"hw_decoder_load {self.hw_decoder_load}: must be 0 to 1"),
+            (self.decoded_cache_mib >= 0, f"decoded_cache_mib {self.decoded_cache_mib}: must be at least 0"),
+            (
+                self.decode == "gpu" or not self.decoded_cache_mib,
+                f"decoded_cache_mib {self.decoded_cache_mib}: only with decode 'gpu'",
+            ),
+        )
+        for possible, message in checks:
+            if not possible:
+                raise DataError(message)
+
+    @property
+    def decodes(self):
+        """Whether the GPU takes part in decoding."""
+        return self.device_id is not None and self.decode == "gpu"
+
+    @property
+    def caches(self):
+        """Whether decoded images stay on the GPU."""
+        return self.decodes and self.decoded_cache_mib > 0
+
+    def decoder(self):
+        """Returns arguments that all decoders take."""
+        if not self.decodes:
+            return {"device": "cpu"}
+        return {"device": "mixed", "hw_decoder_load": self.hw_decoder_load, **(_LARGEST if self.preallocate else {})}
+
+    def cache(self):
+        """Returns arguments of the decoder of whole images that keeps them."""
+        return {"cache_size": self.decoded_cache_mib, "cache_type": "threshold"} if self.caches else {}
+
+
+def require_dali():
+    """Returns the module ``nvidia.dali``, or raises :class:`DataError` with what to install."""
+    try:
+        return importlib.import_module("nvidia.dali")
+    except ImportError as error:
+        raise DataError(f'NVIDIA DALI cannot be imported ({error}): pip install -e ".[dali]"') from error
+
+
+def define_pipeline(images, spec, device, *, dtype, pad_channels, threads, prefetch, window, checkpoint=None):
+    """Defines a pipeline whose ``run()`` returns (images (B, size, size, 3 or 4), labels (B, 1)).
+
+    The order of the images and every random number follow from ``spec.seed`` alone. Checkpointing is always on:
+    switching it changes DALI's order from the second epoch on.
+
+    Args:
+        images (ImageFiles or ImageShards): What is read.
+        spec (BatchSpec): Shapes, augmentation, order.
+        device (DaliDevice): Where it is done.
+        dtype (str): ``'float16'`` or ``'float32'``.
+        pad_channels (bool): A fourth channel of zeros.
+        threads (int): DALI's CPU threads; they don't change the batches.
+        prefetch (int): Batches made ahead.
+        window (int): Images among which the next one from shard files is drawn.
+        checkpoint (bytes or None): ``pipeline.checkpoint()`` of an equal pipeline, to go on from there.
+
+    Returns:
+        nvidia.dali.Pipeline: Not yet built. Outputs are on the device, but for labels from WebDataset, which are texts
+        on the host.
+    """
+    dali = require_dali()
+    fn, types = dali.fn, dali.types
+
+    # Every operator has a name: a checkpoint finds them by it.
+    def graph():
+        encoded, labels = read(dali, images, spec, window)
+        pixels = _random_crop(dali, encoded, spec, device) if spec.train else _plain(dali, encoded, spec, device)
+        if device.device_id is not None:
+            if not device.decodes:
+                pixels = pixels.gpu()
+            if getattr(images, "format", None) != "webdataset":
+                labels = labels.gpu()
+        if spec.train:
+            pixels = _resized(dali, pixels, spec, device)
+        elif spec.resize is not None:
+            pixels = fn.resize(pixels, resize_shorter=spec.resize, **_filter(types))
+        mirror = fn.random.coin_flip(name="mirror", probability=0.5) if spec.flip else 0
+        pixels = fn.crop_mirror_normalize(
+            pixels,
+            name="normalize",
+            crop=(spec.size, spec.size),
+            mirror=mirror,
+            mean=list(spec.mean),
+            std=list(spec.std),
+            pad_output=pad_channels,
+            dtype=types.FLOAT16 if dtype == "float16" else types.FLOAT,
+            output_layout="HWC",
+        )
+        return pixels, labels
+
+    return new_pipeline(
+        graph,
+        spec,
+        num_threads=threads,
+        device_id=device.device_id,
+        prefetch_queue_depth=prefetch,
+        checkpoint=checkpoint,
+    )
+
+
+def new_pipeline(graph, spec, **arguments):
+    """Returns a pipeline of a function that defines a graph, with what all pipelines here have in common."""
+    return require_dali().pipeline_def(graph)(
+        batch_size=spec.batch_size,
+        # Other crops and flips in each shard. Of this seed DALI takes the lower 32 bits; the steps between shards, of
+        # 2^32 divided by the golden ratio, lead far away from the seeds that people choose.
+        seed=(spec.seed + spec.shard * 0x9E3779B1) % 2**32,
+        # The batches are handed out as views of DALI's buffers: only the dynamic executor leaves those alone.
+        exec_dynamic=True,
+        enable_checkpointing=True,
+        **arguments,
+    )
+
+
+def _random_crop(dali, encoded, spec, device):
+    """Decodes only what the random crop (Szegedy et al. 2015) needs; all of it if it is to be kept."""
+    if device.caches:
+        return _plain(dali, encoded, spec, device)
+    return dali.fn.decoders.image_random_crop(
+        encoded,
+        name="decode",
+        output_type=dali.types.RGB,
+        random_area=list(spec.crop_area),
+        random_aspect_ratio=list(spec.aspect),
+        **device.decoder(),
+    )
+
+
+def _resized(dali, pixels, spec, device):
+    """Resizes the crop to size x size; crops first what was decoded as a whole."""
+    size = (spec.size, spec.size)
+    if not device.caches:
+        return dali.fn.resize(pixels, size=size, **_filter(dali.types))
+    return dali.fn.random_resized_crop(
+        pixels,
+        size=size,
+        random_area=list(spec.crop_area),
+        random_aspect_ratio=list(spec.aspect),
+        **_filter(dali.types),
+    )
+
+
+def _plain(dali, encoded, spec, device):
+    """Decodes the image. In validation the centre crop comes with the normalization."""
+    cache = device.cache() if spec.train else {}
+    return dali.fn.decoders.image(encoded, name="decode", output_type=dali.types.RGB, **device.decoder(), **cache)
+
+
+def _filter(types):
+    return {"name": "resize", "interp_type": types.INTERP_LINEAR, "antialias": True}

@@ -1,0 +1,31 @@
+"""Where an iterator is, as Chainer's trainer asks for it."""
+
+from chainer import dataset
+
+
+class Position(dataset.Iterator):
+    """What an iterator says of its position: all of it follows from the number of batches delivered.
+
+    Args:
+        epochs (Epochs): How batches make epochs.
+    """
+
+    def __init__(self, epochs):
+        self._epochs = epochs
+        self._delivered = 0  # batches since the very beginning
+
+    @property
+    def epoch(self):
+        return self._epochs.epoch(self._delivered)
+
+    @property
+    def epoch_detail(self):
+        return self._epochs.detail(self._delivered)
+
+    @property
+    def previous_epoch_detail(self):
+        return self._epochs.detail(self._delivered - 1) if self._delivered else None
+
+    @property
+    def is_new_epoch(self):
+        return self._epochs.is_new(self._delivered)

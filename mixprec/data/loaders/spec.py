@@ -1,0 +1,83 @@
+"""What the batches of a loader hold: shapes, augmentation, order."""
+
+import dataclasses
+
+from mixprec.data.errors import DataError
+from mixprec.data.loaders.epochs import LAST_BATCH, Epochs
+
+DTYPES = ("float16", "float32")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchSpec:
+    """Everything that fixes the content of the batches; see :class:`~mixprec.data.loaders.iterator.ImageIterator`."""
+
+    batch_size: int
+    train: bool
+    size: int
+    resize: int | None
+    crop_area: tuple
+    aspect: tuple
+    flip: bool
+    mean: tuple
+    std: tuple
+    seed: int
+    last_batch: str
+    shard: int
+    num_shards: int
+
+    def epochs(self, images):
+        """Returns the :class:`~mixprec.data.loaders.epochs.Epochs` of a data set of so many images."""
+        return Epochs(
+            images=images,
+            batch_size=self.batch_size,
+            last_batch=self.last_batch,
+            shard=self.shard,
+            num_shards=self.num_shards,
+        )
+
+
+def validate(spec, images, *, dtype, threads, prefetch, shuffle_window):
+    """Raises :class:`DataError` for the first argument that is impossible.
+
+    Args:
+        spec (BatchSpec): What is wanted.
+        images (int): Number of images in the data set.
+        dtype (str): Of the batches.
+        threads (int): For decoding.
+        prefetch (int): Batches made ahead.
+        shuffle_window (int): Images among which the next one of a shard file is drawn.
+    """
+    low, high = spec.crop_area
+    narrow, wide = spec.aspect
+    shards = spec.num_shards
+    smallest = images // max(1, shards)
+    whose = "the number of images" if shards == 1 else f"the number of images in the smallest of {shards} shards"
+    checks = (
+        (shards >= 1, f"num_shards {shards}: must be at least 1"),
+        (0 <= spec.shard < shards, f"shard {spec.shard}: must be 0 to num_shards - 1, {shards - 1}"),
+        (1 <= spec.batch_size <= smallest, f"batch_size {spec.batch_size}: must be 1 to {smallest}, {whose}"),
+        (spec.last_batch in LAST_BATCH, f"last_batch {spec.last_batch!r}: must be one of {', '.join(LAST_BATCH)}"),
+        (spec.size >= 1, f"size {spec.size}: must be at least 1"),
+        (
+            spec.resize is None or not spec.train,
+            f"resize {spec.resize}: only for validation; training resizes its random crops to size",
+        ),
+        (
+            spec.resize is None or spec.resize >= spec.size,
+            f"resize {spec.resize}: must be at least size, {spec.size}, which is cropped from it",
+        ),
+        (spec.train or not spec.flip, "flip: only for training"),
+        (0 < low <= high <= 1, f"crop_area {spec.crop_area}: must be 0 < lowest <= highest <= 1"),
+        (0 < narrow <= wide, f"aspect {spec.aspect}: must be 0 < lowest <= highest"),
+        (len(spec.mean) == 3, f"mean {spec.mean}: must be three numbers, for R, G, B"),
+        (len(spec.std) == 3 and min(spec.std) > 0, f"std {spec.std}: must be three numbers above 0, for R, G, B"),
+        (dtype in DTYPES, f"dtype {dtype!r}: must be 'float16' or 'float32'"),
+        (0 <= spec.seed < 2**32, f"seed {spec.seed}: must be 0 to 2^32 - 1"),
+        (threads >= 1, f"threads {threads}: must be at least 1"),
+        (prefetch >= 1, f"prefetch {prefetch}: must be at least 1"),
+        (shuffle_window >= 1, f"shuffle_window {shuffle_window}: must be at least 1"),
+    )
+    for possible, message in checks:
+        if not possible:
+            raise DataError(message)

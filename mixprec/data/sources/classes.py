@@ -1,0 +1,136 @@
+"""Labels and the names of classes: what must agree between a model, its data, and an earlier run."""
+
+import os
+
+import numpy as np
+
+from mixprec.data.errors import DataError, and_more, printable
+from mixprec.files import write_text
+
+
+def check_labels(source, classes):
+    """Raises :class:`DataError` unless the labels of a source are those of a model.
+
+    Class folders and packed shards have names for their classes: there must be as many as the model has. Labels of
+    lists and foreign shards must be below that number.
+
+    Args:
+        source: :class:`~mixprec.data.sources.folders.ImageFiles` or :class:`~mixprec.data.sources.shards.ImageShards`.
+        classes (int): Number of classes of the model.
+    """
+    if source.named:
+        if len(source.classes) != classes:
+            raise DataError(f"{printable(source.root)}: {len(source.classes)} classes, but model.classes is {classes}")
+        return
+    wrong = np.flatnonzero(source.labels >= classes)
+    if len(wrong):
+        label = source.labels[wrong[0]]
+        from_one = "; the smallest label is 1, but they count from 0" if source.labels.min() == 1 else ""
+        raise DataError(
+            f"{_where(source, wrong[0])}: label {label}{and_more(len(wrong))}, but model.classes is {classes}: "
+            f"labels are 0 to {classes - 1}{from_one}"
+        )
+
+
+def check_same_classes(train, val):
+    """Raises :class:`DataError` if a label means one class in one source and another in the other.
+
+    Where both have names for their classes, these must be the same. A list has none, but its class folders may: if
+    each folder of it has one label, and each label one folder, a folder must have the same label in both.
+    """
+    if train.named and val.named:
+        for one, other in ((train, val), (val, train)):
+            missing = sorted(set(one.classes) - set(other.classes))
+            if missing:
+                raise DataError(
+                    f"{printable(other.root)}: class folder {missing[0]!r}, which {printable(one.root)} has, is "
+                    f"missing{and_more(len(missing))} ({len(other.classes)} classes against {len(one.classes)})"
+                )
+        return
+    known, labels = _labels_by_name(train), _labels_by_name(val)
+    for name in sorted(known.keys() & labels.keys()):
+        if known[name] != labels[name]:
+            raise DataError(
+                f"{printable(val.root)}: class folder {name!r} has label {labels[name]}, "
+                f"but {known[name]} in {printable(train.root)}"
+            )
+
+
+def require_every_class(source, good, skipped):
+    """Raises :class:`DataError` if a class loses all of its images when the bad ones are left out.
+
+    Args:
+        source: All images, good or bad.
+        good (array): bool, (len(source),).
+        skipped (tuple): (name, reason) of each bad image, in the order of ``source``.
+    """
+    lost = np.setdiff1d(source.labels, source.labels[good])
+    if len(lost):
+        bad = np.flatnonzero(~np.asarray(good))
+        of_class = np.flatnonzero(source.labels[bad] == lost[0])
+        name, reason = skipped[of_class[0]]
+        raise DataError(
+            f"{printable(source.root)}: no image is left of class {source.classes[lost[0]]!r}: "
+            f"{name}: {reason}{and_more(len(of_class))}"
+        )
+
+
+def write_classes(path, source):
+    """Writes the names of a source's classes, a line for each, in the order of the labels; atomically."""
+    write_text(path, "".join(f"{printable(name)}\n" for name in source.classes))
+
+
+def check_classes(path, source):
+    """Raises :class:`DataError` unless the file of :func:`write_classes` lists the classes that a source has."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            there = file.read().split("\n")[:-1]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise DataError(f"{path}: the classes of the earlier run cannot be read ({reason})") from error
+    here, root, file = [printable(name) for name in source.classes], printable(source.root), os.path.basename(path)
+    for label, (old, new) in enumerate(zip(there, here, strict=False)):
+        if old != new:
+            raise DataError(f"{file}: class {label} is {old!r} there, {new!r} in {root}")
+    if len(there) != len(here):
+        raise DataError(f"{file}: {len(there)} classes there, {len(here)} in {root}")
+
+
+def class_folders(files, labels):
+    """Labels of the folders of a list, if these are class folders but for a few lines.
+
+    They are if every image lies in one, if there is more than one, if no two have the same label, by majority, and if
+    all but a tenth of the images (or but one image) have the label of their folder. Otherwise, such as when all images
+    lie in one folder, folders say nothing about labels.
+
+    Args:
+        files (sequence of str): Paths.
+        labels (array): int, (len(files),).
+
+    Returns:
+        tuple: ``(label by folder, indices of the images that have another label)``, or ``({}, [])``.
+    """
+    folders = [os.path.dirname(file) for file in files]
+    counts = {}
+    for folder, label in zip(folders, labels.tolist(), strict=True):
+        counts.setdefault(folder, {})
+        counts[folder][label] = counts[folder].get(label, 0) + 1
+    label_of = {folder: max(found, key=found.get) for folder, found in counts.items()}
+    odd = [index for index, folder in enumerate(folders) if label_of[folder] != labels[index]]
+    one_label_each = len(label_of) == len(set(label_of.values())) > 1
+    if "" in label_of or not one_label_each or len(odd) > max(1, len(files) // 10):
+        return {}, []
+    return label_of, odd
+
+
+def _labels_by_name(source):
+    if source.named:
+        return {name: label for label, name in enumerate(source.classes)}
+    if not hasattr(source, "files"):  # foreign shards
+        return {}
+    label_of, odd = class_folders(source.files, source.labels)
+    return {} if odd else {os.path.basename(folder): label for folder, label in label_of.items()}
+
+
+def _where(source, index):
+    return source.where(index) if hasattr(source, "where") else source.name(index)

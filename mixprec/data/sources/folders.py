@@ -1,0 +1,168 @@
+"""Images in files of their own, and ImageNet's layout: ``root/<class>/<image>``."""
+
+import dataclasses
+import functools
+import hashlib
+import os
+
+import numpy as np
+from tqdm import tqdm
+
+from mixprec.data.errors import DataError, printable
+from mixprec.data.sources import scan
+from mixprec.data.sources.classes import require_every_class
+from mixprec.data.sources.image_check import image_problem
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """Images that are files of their own, and their labels.
+
+    Attributes:
+        root (str): Absolute path of what was scanned: the folder of class folders, or the list.
+        classes (tuple of str): Names of the classes; the index is the label.
+        files (tuple of str): Paths relative to ``folder``.
+        labels (numpy.ndarray): int32, shape (len(files),).
+        skipped (tuple of pairs of str): Bad images that were left out, and what is wrong with them.
+        folder (str or None): What ``files`` are relative to; None means ``root``.
+        line_numbers (numpy.ndarray or None): The line of the list that each image comes from; None for folders.
+    """
+
+    root: str
+    classes: tuple
+    files: tuple
+    labels: np.ndarray
+    skipped: tuple = ()
+    folder: str | None = None
+    line_numbers: np.ndarray | None = None
+
+    def __len__(self):
+        return len(self.files)
+
+    @property
+    def named(self):
+        """Whether ``classes`` are names that the data have, and not merely the labels."""
+        return self.line_numbers is None
+
+    def path(self, index):
+        """Returns the absolute path of an image."""
+        return os.path.join(self.folder or self.root, self.files[index])
+
+    def paths(self):
+        """Returns the list of absolute paths, in the order of ``files``."""
+        return [self.path(index) for index in range(len(self))]
+
+    def name(self, index):
+        """Returns the absolute path of an image for messages: in one line, with escapes where need be."""
+        return printable(self.path(index))
+
+    def where(self, index):
+        """Returns what gives an image its label, for messages: its path, or ``"<list>:<line>"``."""
+        if self.line_numbers is None:
+            return self.name(index)
+        return f"{printable(self.root)}:{self.line_numbers[index]}"
+
+    def read(self, index):
+        """Returns the bytes of an image's file, or raises :class:`DataError` that names it."""
+        try:
+            with open(self.path(index), "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise DataError(f"{self.name(index)}: {error.strerror}") from error
+
+    @functools.cached_property
+    def fingerprint(self):
+        """SHA-256 (hex) of the class names, relative paths and labels; it does not depend on where they lie."""
+        digest = hashlib.sha256()
+        for name in (*self.classes, "", *self.files):
+            digest.update(os.fsencode(name) + b"\0")
+        digest.update(self.labels.astype("<i4").tobytes())
+        return digest.hexdigest()
+
+
+def scan_folders(root, on_error="stop"):
+    """Lists the images under ``root`` and decodes each of them once (:func:`mixprec.data.sources.scan.check`).
+
+    Hidden files and folders, and files that lie beside the class folders, are left out.
+
+    Args:
+        root (path): Folder of class folders. Their names, sorted, are the classes.
+        on_error (str): ``'stop'``, or ``'skip'`` to leave out what is not an intact image.
+
+    Returns:
+        ImageFiles: What was found, sorted by class, then by name.
+
+    Raises:
+        DataError: ``root`` or a class folder is missing, empty or unreadable, or a file is not an intact image, or,
+            with ``on_error='skip'``, no image of a class is.
+    """
+    root = os.path.abspath(root)
+    classes = tuple(entry.name for entry in visible(root) if is_folder(entry))
+    if not classes:
+        raise DataError(f"{printable(root)}: no class folders; images must lie in {printable(root)}/<class>/")
+    files, labels, digests = [], [], []
+    for label, name in enumerate(listing(classes, root)):
+        entries = visible(os.path.join(root, name))
+        if not entries:
+            raise DataError(f"{printable(os.path.join(root, name))}: no images in this class folder")
+        for entry in entries:
+            files.append(f"{name}/{entry.name}")
+            labels.append(label)
+            digests.append(scan.digest(entry.path, _status(entry)))
+    return check_files(ImageFiles(root, classes, tuple(files), np.array(labels, np.int32)), digests, on_error)
+
+
+def listing(items, root):
+    """Iterates with a progress bar, for file systems that take their time to list a folder."""
+    return tqdm(items, desc=f"Listing {printable(root)}", delay=2, leave=False, disable=None)
+
+
+def check_files(images, digests, on_error):
+    """Checks every image, and returns the :class:`ImageFiles` of those that are good.
+
+    Args:
+        images (ImageFiles): All of them.
+        digests (array): uint64, (len(images),), of :func:`mixprec.data.sources.scan.digest`.
+        on_error (str): ``'stop'`` or ``'skip'``.
+
+    Raises:
+        DataError: As :func:`mixprec.data.sources.scan.check`, or no image of a class is good.
+    """
+    good, skipped = scan.check(
+        images.root, digests, lambda index: image_problem(images.path(index)), images.name, on_error
+    )
+    if not skipped:
+        return images
+    require_every_class(images, good, skipped)
+    kept = np.flatnonzero(good)
+    return dataclasses.replace(
+        images,
+        files=tuple(images.files[index] for index in kept),
+        labels=images.labels[kept],
+        line_numbers=None if images.line_numbers is None else images.line_numbers[kept],
+        skipped=skipped,
+    )
+
+
+def visible(folder):
+    """Returns the entries (``os.DirEntry``) of a folder that are not hidden, sorted by name."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"{printable(folder)}: cannot be read as a folder of images ({error.strerror})") from error
+
+
+def is_folder(entry):
+    """Whether an entry (``os.DirEntry``) is a folder or a link to one, or raises :class:`DataError` that names it."""
+    try:
+        return entry.is_dir()
+    except OSError as error:  # such as a link to itself
+        raise DataError(f"{printable(entry.path)}: {error.strerror}") from error
+
+
+def _status(entry):
+    try:
+        return entry.stat()
+    except OSError:  # a broken link: the check says so
+        return None

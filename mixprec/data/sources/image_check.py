@@ -1,0 +1,129 @@
+"""What makes an image good: it is intact, and Pillow and DALI decode it to the same pixels."""
+
+import os
+import re
+import stat
+
+from PIL import Image
+
+# Part of every digest: raise it when the check becomes stricter.
+CHECK_VERSION = 3
+
+# What Pillow's convert("RGB") and DALI 2.4 agree about, bit for bit (CMYK: to one level of 255, which DALI cuts off and
+# Pillow rounds); the modes are Pillow's. Not in the list: TIFF with a palette, gray with alpha, one bit or CMYK, which
+# DALI decodes differently or not at all; JPEG 2000, of which Pillow does not tell how many bits a channel has.
+_MODES = {
+    "JPEG": {"L", "RGB", "CMYK"},
+    "PNG": {"1", "L", "LA", "P", "RGB", "RGBA"},
+    "BMP": {"1", "L", "P", "RGB"},
+    "TIFF": {"L", "RGB", "RGBA"},
+    "WEBP": {"RGB", "RGBA"},
+    "PPM": {"1", "L", "RGB"},
+}
+FORMATS = tuple(_MODES)
+
+_ORIENTATION = 0x112  # the tag in EXIF data
+
+
+def image_problem(image):
+    """Decodes one image completely and returns what is wrong with it in one line, or None.
+
+    Bad are: a file that is empty, cut off, no image or in another format; more than 8 bits a channel; 1x1 pixels; and
+    what DALI and Pillow decode to different pixels, or DALI not at all (``_MODES``; JPEGs with a damaged header or with
+    CMYK of unknown polarity; an EXIF orientation that is no number). Gray, palette and CMYK pictures are good; both
+    loaders convert them to RGB and ignore alpha.
+
+    Args:
+        image (str or binary file): Path, or an open file with ``read`` and ``seek``.
+    """
+    if not isinstance(image, str):
+        return _file_problem(image)
+    try:
+        image.encode()
+        if not stat.S_ISREG(os.stat(image).st_mode):
+            return "a folder, where an image should be" if os.path.isdir(image) else "not a regular file"
+        with open(image, "rb") as file:
+            return _file_problem(file)
+    except UnicodeEncodeError:
+        return "the path is not valid UTF-8"
+    except ValueError:  # of a null character, which a damaged list may have
+        return "not a path"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _file_problem(file):
+    try:
+        if file.read(2) == b"\xff\xd8" and (problem := _jpeg_header_problem(file)):
+            return problem
+        file.seek(0)
+        with Image.open(file, formats=FORMATS) as image:
+            problem = _content_problem(image)
+            if problem is None:
+                image.draft("L", (1, 1))  # all of a JPEG is read, but hardly any pixel computed: quicker by a third
+                image.load()
+                turned = image.getexif().get(_ORIENTATION, 1)
+                if not isinstance(turned, (int, str)) and turned not in (1, b"\1"):  # such as bytes, or a fraction
+                    return "an EXIF orientation that is no number, which DALI and Pillow read differently; remove it"
+                if image.format == "PNG":
+                    _check_chunks(file)
+            return problem
+    except Image.UnidentifiedImageError:
+        if file.seek(0, os.SEEK_END) == 0:
+            return "the file is empty"
+        return f"not an image in a known format ({', '.join(FORMATS)})"
+    except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error... for broken images
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return reason.splitlines()[0]
+
+
+def _check_chunks(file):
+    """Raises an error if a checksum of a PNG is wrong or its end is missing, which DALI minds and ``load`` does not."""
+    file.seek(0)
+    with Image.open(file, formats=("PNG",)) as image:
+        image.verify()
+
+
+def _content_problem(image):
+    """What stands against an image that has been opened but not decoded yet."""
+    kind = "JPEG" if image.format == "MPO" else image.format  # a JPEG with more pictures behind it
+    codec, arguments = (image.tile[0].codec_name, image.tile[0].args) if image.tile else ("", "")
+    layout = arguments if isinstance(arguments, str) else str(arguments[0])  # such as "RGB;16B"
+    bits = re.search(r";(\d+)", layout)
+    if bits and int(bits[1]) > 8:
+        return f"{bits[1]} bits a {'pixel' if kind == 'BMP' else 'channel'}; convert it to 8 bits a channel"
+    if image.mode not in _MODES[kind]:
+        return f"{kind} of mode {image.mode}, which DALI and Pillow read differently; convert it to RGB"
+    if kind == "PPM" and codec != "raw":
+        return "PPM that is not binary, with values up to 255; convert it to PNG"
+    if image.mode == "CMYK" and "adobe" not in image.info:
+        return "CMYK without Adobe's marker, which DALI and Pillow read differently; convert it to RGB"
+    if kind == "WEBP" and "exif" in image.info:
+        return "WebP with EXIF data, which DALI does not always read; remove the EXIF data"
+    if image.size == (1, 1):
+        return "1x1 pixels: a placeholder, not a picture"
+    return None
+
+
+def _jpeg_header_problem(file):
+    """Walks the segments of a JPEG header, after its first two bytes.
+
+    libjpeg skips what does not belong there, DALI 2.4 does not; on a second EXIF segment that turns the picture in
+    another direction DALI crashes.
+    """
+    exif = 0
+    while True:
+        marker = file.read(2)
+        while marker == b"\xff\xff":  # fill bytes
+            marker = b"\xff" + file.read(1)
+        if len(marker) < 2 or marker == b"\xff\xda":  # cut off, which Pillow says; or the pixels begin
+            return None
+        length = int.from_bytes(file.read(2), "big")
+        if marker[0] != 0xFF or marker[1] < 0xC0 or 0xD0 <= marker[1] <= 0xD9 or length < 2:
+            return "damaged JPEG header"
+        if marker[1] == 0xE1 and length >= 8:
+            exif += file.read(6) == b"Exif\0\0"
+            length -= 6
+        if exif > 1:
+            return "two EXIF segments in a JPEG; remove one"
+        file.seek(length - 2, os.SEEK_CUR)

@@ -1,0 +1,125 @@
+"""Every image is decoded once before training: good ones are remembered, others stop it or are left out."""
+
+import hashlib
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from mixprec.data.errors import DataError, and_more, printable
+from mixprec.data.sources.image_check import CHECK_VERSION
+from mixprec.files import replacing
+
+_CHUNK = 64
+
+
+def digest(path, status, part=""):
+    """64 bits that change when a file's path, size or modification time does, for :func:`check`.
+
+    Args:
+        path (str): Absolute path.
+        status (os.stat_result or None): None, if it cannot be had, gives 0, which is never taken for checked.
+        part (str): Which part of the file, if it holds several images.
+
+    Returns:
+        int: 0 to 2^64 - 1.
+    """
+    if status is None:
+        return 0
+    key = f"{CHECK_VERSION}\0{status.st_size}\0{status.st_mtime_ns}\0".encode() + os.fsencode(f"{part}\0{path}")
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
+def check(root, digests, problem, name, on_error="stop"):
+    """Checks the images that have not been found good before, on all cores.
+
+    An image that has been found good is not looked at again as long as its digest stays the same: the cache lies in
+    ``$XDG_CACHE_HOME/mixprec`` (``~/.cache/mixprec``), 8 bytes an image. Bad images are looked at every time.
+
+    Args:
+        root (str): Where the images lie; there is one cache for each.
+        digests (array): uint64, (N,): one :func:`digest` an image.
+        problem (callable): From an index to what is wrong with the image, in one line, or None; called by threads.
+        name (callable): From an index to the name of the image for messages.
+        on_error (str): ``'stop'`` or ``'skip'``.
+
+    Returns:
+        tuple: ``(good, skipped)``: bool (N,), and a tuple of (name, reason) for each bad image.
+
+    Raises:
+        DataError: There are bad images and ``on_error`` is ``'stop'``, or all of them are bad; it names the first.
+    """
+    if on_error not in ("stop", "skip"):
+        raise DataError(f"on_error {on_error!r}: must be 'stop' or 'skip'")
+    problems = _problems(root, np.asarray(digests, np.uint64), problem)
+    good = np.ones(len(digests), bool)
+    good[list(problems)] = False
+    if problems and (on_error == "stop" or not good.any()):
+        first = min(problems)
+        nothing_left = "" if on_error == "stop" else "; no image is left"
+        raise DataError(f"{name(first)}: {problems[first]}{and_more(len(problems))}{nothing_left}")
+    return good, tuple((name(index), problems[index]) for index in sorted(problems))
+
+
+def _problems(root, digests, problem):
+    """{index: what is wrong} of the images that are bad."""
+    cache = _cache_file(root)
+    known = _read_cache(cache)
+    good = np.isin(digests, known)
+    todo = np.flatnonzero(~good)
+    problems = {}
+
+    def check_chunk(indices):
+        found = ((int(index), problem(int(index))) for index in indices)
+        return [(index, reason) for index, reason in found if reason]
+
+    chunks = [todo[start : start + _CHUNK] for start in range(0, len(todo), _CHUNK)]
+    # Threads are as fast as processes: Pillow releases the GIL while it decodes.
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
+        with warnings.catch_warnings(), _bar(root, len(todo)) as bar:
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # of huge pictures, and of odd metadata
+            for chunk, found in zip(chunks, pool.map(check_chunk, chunks), strict=True):
+                good[chunk] = True
+                good[[index for index, _ in found]] = False
+                problems.update(found)
+                bar.update(len(chunk))
+    finally:
+        pool.shutdown(cancel_futures=True)
+        # Also after Ctrl-C or with broken images: what is known to be good need not be decoded again.
+        fresh = np.unique(digests[good & (digests != 0)])
+        if not np.array_equal(fresh, known):
+            _write_cache(cache, fresh)
+    return problems
+
+
+def _bar(root, total):
+    description = f"Checking {printable(root)}"
+    return tqdm(total=total, desc=description, unit="img", delay=2, leave=False, disable=None)
+
+
+def _cache_file(root):
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
+    return Path(home) / "mixprec" / f"checked-images-{name}.npy"
+
+
+def _read_cache(path):
+    try:
+        known = np.load(path)
+    except (OSError, ValueError, EOFError):  # no cache yet, or not one of ours: check everything
+        return np.empty(0, np.uint64)
+    return known[known != 0] if known.dtype == np.uint64 and known.ndim == 1 else np.empty(0, np.uint64)
+
+
+def _write_cache(path, digests):
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            np.save(temporary, digests)
+    except OSError as error:
+        # Not fatal: the images are good, they will only be checked again next time.
+        warnings.warn(f"{path}: cannot note which images are good ({error.strerror})", stacklevel=5)

@@ -1,0 +1,123 @@
+"""Which shards lie in a folder, and whether all of them do."""
+
+import json
+import os
+import re
+
+from mixprec.data.errors import DataError, and_more, printable
+
+MANIFEST = "manifest.json"
+MADE_BY = "mixprec's pack_dataset.py"  # what tells our manifest from files of others
+UNFINISHED = "packing.json"  # stands for the manifest until all shards are written
+
+_OF = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)?")
+_ENDINGS = {"tfrecord": (".tfrecord", ".tfrecords"), "webdataset": (".tar",)}
+
+
+def shard_format(folder):
+    """Returns the format of the shards in a folder, ``'tfrecord'`` or ``'webdataset'``, or None if it has none.
+
+    Raises:
+        DataError: It has shards of both, or cannot be read.
+    """
+    found = {form for entry in _entries(folder) if (form := _format_of(entry.name))}
+    if len(found) > 1:
+        raise DataError(f"{printable(folder)}: holds both TFRecord and WebDataset shards; must be one of them")
+    if not found:
+        read_manifest(folder)  # packing may have been interrupted before the first shard was there
+    return found.pop() if found else None
+
+
+def shard_paths(root, manifest):
+    """Returns the sorted paths of the shards in ``root``.
+
+    Args:
+        root (str): Absolute path.
+        manifest (dict or None): Of a packed folder, from :func:`read_manifest`.
+
+    Raises:
+        DataError: There are none, or one is missing, of another size than the manifest says, not of this set, or its
+            path is not UTF-8.
+    """
+    paths = sorted(os.path.join(root, entry.name) for entry in _entries(root) if _format_of(entry.name))
+    if not paths and manifest is None:
+        raise DataError(f"{printable(root)}: no shards; must be *.tar, *.tfrecord, or like train-00003-of-00010")
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{printable(path)}: the path is not valid UTF-8") from error
+    if manifest is None:
+        _check_complete(root, paths)
+    else:
+        _check_listed(root, paths, manifest["shards"])
+    return paths
+
+
+def read_manifest(root):
+    """Returns the dict that ``scripts/pack_dataset.py`` wrote when it was done, or None for foreign shards."""
+    path = os.path.join(root, MANIFEST)
+    try:
+        with open(path, encoding="utf-8") as file:
+            manifest = json.load(file)
+    except FileNotFoundError:
+        if os.path.exists(os.path.join(root, UNFINISHED)):
+            raise DataError(
+                f"{printable(root)}: not complete: the same call of scripts/pack_dataset.py goes on with it"
+            ) from None
+        return None
+    except OSError as error:
+        raise DataError(f"{printable(path)}: {error.strerror}") from error
+    except ValueError as error:  # without it the classes have no names, and a shard may be missing
+        raise DataError(f"{printable(path)}: damaged: not JSON") from error
+    return manifest if isinstance(manifest, dict) and manifest.get("made by") == MADE_BY else None
+
+
+def _entries(folder):
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{printable(folder)}: cannot be read as a folder of shards ({error.strerror})") from error
+
+
+def _format_of(name):
+    for form, endings in _ENDINGS.items():
+        if name.endswith(endings):
+            return form
+    match = _OF.fullmatch(name)
+    return "tfrecord" if match and not match[4] else None
+
+
+def _check_complete(root, paths):
+    """Raises :class:`DataError` for the first one missing of shards that are called ``<name>-<number>-of-<count>``."""
+    sets = {}
+    for path in paths:
+        match = _OF.fullmatch(os.path.basename(path))
+        if match:
+            sets.setdefault((match[1], match[3], match[4] or ""), {})[int(match[2])] = len(match[2])
+    if len(sets) > 1:
+        first, second = (f"{name}-*-of-{count}{ending}" for name, count, ending in sorted(sets)[:2])
+        raise DataError(f"{printable(root)}: holds two sets of shards, {first} and {second}; must be one")
+    for (name, count, ending), numbers in sets.items():
+        # Some count from 0, some from 1.
+        first = 1 if 0 not in numbers and int(count) in numbers else 0
+        missing = sorted(set(range(first, first + int(count))) - set(numbers))
+        if missing:
+            width = next(iter(numbers.values()))
+            absent = f"{name}-{missing[0]:0{width}}-of-{count}{ending}"
+            raise DataError(f"{printable(os.path.join(root, absent))}: this shard is missing{and_more(len(missing))}")
+
+
+def _check_listed(root, paths, listed):
+    foreign = sorted({os.path.basename(path) for path in paths} - set(listed))
+    if foreign:
+        raise DataError(f"{printable(os.path.join(root, foreign[0]))}: a shard that {MANIFEST} does not list")
+    for name, expected in listed.items():
+        path = printable(os.path.join(root, name))
+        try:
+            size = os.path.getsize(os.path.join(root, name))
+        except OSError as error:
+            raise DataError(f"{path}: this shard is missing ({error.strerror})") from error
+        if size != expected["bytes"]:
+            raise DataError(f"{path}: has {size} bytes; {expected['bytes']} were written when it was packed")

@@ -1,0 +1,238 @@
+"""Images in shards, TFRecord files or WebDataset archives: foreign ones, and those of ``scripts/pack_dataset.py``."""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from tqdm import tqdm
+
+from mixprec.data.errors import DataError, printable
+from mixprec.data.sources import scan, tfrecord, webdataset
+from mixprec.data.sources.classes import require_every_class
+from mixprec.data.sources.image_check import image_problem
+from mixprec.data.sources.shard_folder import read_manifest, shard_format, shard_paths
+from mixprec.data.sources.shard_index import cache_folder, cached_index
+from mixprec.files import write_text
+
+FORMATS = {"tfrecord": tfrecord, "webdataset": webdataset}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageShards:
+    """Images in the shards of one folder.
+
+    Attributes:
+        root (str): Absolute path of the folder.
+        classes (tuple of str): Names of the classes; the index is the label.
+        labels (numpy.ndarray): int32, (N,).
+        format (str): ``'tfrecord'`` or ``'webdataset'``.
+        shards (tuple of str): Absolute paths, sorted; those with an image that is not left out.
+        parts (numpy.ndarray): int32, (N,): the index of each image's shard, ascending.
+        names (tuple of str): What the image is called in its shard.
+        offsets (numpy.ndarray): int64, (N,): first byte of the encoded image in its shard.
+        sizes (numpy.ndarray): int64, (N,): its number of bytes.
+        lines (tuple of str): The image's line in DALI's index file.
+        skipped (tuple of pairs of str): Bad samples that were left out, and what is wrong with them.
+        named (bool): Whether ``classes`` are names that the data have, and not merely the labels.
+    """
+
+    root: str
+    classes: tuple
+    labels: np.ndarray
+    format: str
+    shards: tuple
+    parts: np.ndarray
+    names: tuple
+    offsets: np.ndarray
+    sizes: np.ndarray
+    lines: tuple
+    skipped: tuple = ()
+    named: bool = False
+
+    def __len__(self):
+        return len(self.labels)
+
+    def name(self, index):
+        """Returns ``"<path of the shard>: <name>"`` for messages, in one line."""
+        return printable(f"{self.shards[self.parts[index]]}: {self.names[index]}")
+
+    def read(self, index):
+        """Returns the encoded image, or raises :class:`DataError` that names it."""
+        return self._read(index, int(self.offsets[index]), int(self.sizes[index]))
+
+    def _read(self, index, offset, size):
+        try:
+            with open(self.shards[self.parts[index]], "rb") as file:
+                file.seek(offset)
+                content = file.read(size)
+        except OSError as error:
+            raise DataError(f"{self.name(index)}: {error.strerror}") from error
+        if len(content) < size:
+            raise DataError(f"{self.name(index)}: the shard has been truncated since it was scanned")
+        return content
+
+    @functools.cached_property
+    def fingerprint(self):
+        """SHA-256 (hex) of classes, names of shards and samples, and labels; it does not depend on ``root``."""
+        digest = hashlib.sha256()
+        shards = [os.path.basename(shard) for shard in self.shards]
+        for name in (*self.classes, "", *shards, "", *self.names):
+            digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+        digest.update(self.parts.astype("<i4").tobytes() + self.labels.astype("<i4").tobytes())
+        return digest.hexdigest()
+
+    def index_files(self):
+        """Writes DALI's index files into the cache folder and returns the list of their paths, one for each shard.
+
+        What is left out is not in them. A file is named by its content, so that another process, with other samples
+        left out, has others.
+
+        Raises:
+            DataError: The cache folder cannot be written.
+        """
+        text = FORMATS[self.format].index_text
+        bounds = np.searchsorted(self.parts, np.arange(len(self.shards) + 1))
+        paths = []
+        for start, stop in itertools.pairwise(bounds):
+            content = text(self.lines[start:stop])
+            path = cache_folder() / f"dali-{hashlib.sha256(content.encode()).hexdigest()[:32]}.idx"
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.exists():
+                    write_text(path, content)
+            except OSError as error:
+                raise DataError(
+                    f"{path}: DALI's index of a shard cannot be written ({error.strerror}); "
+                    "XDG_CACHE_HOME chooses another folder"
+                ) from error
+            paths.append(str(path))
+        return paths
+
+
+def scan_shards(folder, on_error="stop"):
+    """Lists the samples of the shards in a folder, and decodes each once (:func:`~mixprec.data.sources.scan.check`).
+
+    Shards are ``*.tar`` (WebDataset), or ``*.tfrecord`` and names such as ``train-00003-of-00010`` (TFRecord). The
+    classes of foreign shards are the labels, as text: 0 up to the largest that was found.
+
+    A folder of ``scripts/pack_dataset.py`` has a manifest: its images were checked when they were packed, and now the
+    sizes of its shards are compared; ``--verify`` compares everything.
+
+    Args:
+        folder (path): Folder of shards of one set, and nothing below it.
+        on_error (str): ``'stop'``, or ``'skip'`` to leave out samples that are no intact image with a label. Damage
+            that hides how many samples there are, such as a truncated shard, is an error all the same.
+
+    Returns:
+        ImageShards: What was found, sorted by name of the shard; within it, in its order.
+
+    Raises:
+        DataError: There is no shard; one is missing, truncated or empty; or a sample is bad, or, with
+            ``on_error='skip'``, no image of a class is good.
+    """
+    root = os.path.abspath(folder)
+    form = shard_format(root)
+    manifest = read_manifest(root)
+    paths = shard_paths(root, manifest)
+    images, problems, digests = _images(root, form, paths, manifest)
+    if manifest is not None:
+        return images
+    good, skipped = scan.check(root, digests, lambda index: _problem(images, problems, index), images.name, on_error)
+    labelled = images.labels >= 0
+    of_labelled = tuple(pair for pair, known in zip(skipped, labelled[~good], strict=True) if known)
+    require_every_class(_kept(images, labelled), good[labelled], of_labelled)
+    return dataclasses.replace(_kept(images, good), skipped=skipped)
+
+
+def sample_problem(images, index):
+    """Decodes one image, compares the checksum of its record, and returns what is wrong in one line, or None."""
+    try:
+        damage = FORMATS[images.format].damage(images.shards[images.parts[index]], images.lines[index])
+        return damage or image_problem(io.BytesIO(images.read(index)))
+    except OSError as error:
+        return error.strerror
+    except DataError as error:
+        return str(error).removeprefix(f"{images.name(index)}: ")
+
+
+def _problem(images, problems, index):
+    return problems[index] or sample_problem(images, index)
+
+
+def _images(root, form, paths, manifest):
+    """All samples, what is wrong with them as far as their index tells, and the digests for the check."""
+    read = FORMATS[form].read_index
+
+    def index(path):
+        try:
+            status = os.stat(path)
+            return status, cached_index(path, status, read)
+        except OSError as error:
+            raise DataError(f"{printable(path)}: {error.strerror}") from error
+
+    indices, digests, parts = [], [], []
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
+        bar = tqdm(
+            pool.map(index, paths),
+            total=len(paths),
+            desc=f"Listing {root}",
+            unit="shard",
+            delay=2,
+            leave=False,
+            disable=None,
+        )
+        for part, (path, (status, found)) in enumerate(zip(paths, bar, strict=True)):
+            if not len(found):
+                raise DataError(f"{printable(path)}: no samples in this shard")
+            indices.append(found)
+            parts.append(np.full(len(found), part, np.int32))
+            if manifest is None:
+                digests += [scan.digest(path, status, str(offset)) for offset in found.offsets]
+            elif len(found) != manifest["shards"][os.path.basename(path)]["images"] or any(found.problems):
+                raise DataError(f"{printable(path)}: not as it was packed; scripts/pack_dataset.py --verify tells more")
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+    def all_of(field):
+        return [value for found in indices for value in getattr(found, field)]
+
+    labels = np.concatenate([found.labels for found in indices])
+    problems = all_of("problems")
+    images = ImageShards(
+        root,
+        tuple(manifest["classes"]) if manifest else (),
+        labels.astype(np.int32),
+        form,
+        tuple(paths),
+        np.concatenate(parts),
+        tuple(all_of("names")),
+        np.concatenate([found.offsets for found in indices]),
+        np.concatenate([found.sizes for found in indices]),
+        tuple(all_of("lines")),
+        named=bool(manifest and manifest["named"]),
+    )
+    return images, problems, digests
+
+
+def _kept(images, good):
+    """The samples that are good, and the shards that have one; the classes are their labels."""
+    kept = np.flatnonzero(good)
+    used, parts = np.unique(images.parts[kept], return_inverse=True)
+    labels = images.labels[kept]
+    return dataclasses.replace(
+        images,
+        classes=tuple(map(str, range(labels.max() + 1))),
+        labels=labels,
+        shards=tuple(images.shards[part] for part in used),
+        parts=parts.astype(np.int32),
+        names=tuple(images.names[index] for index in kept),
+        offsets=images.offsets[kept],
+        sizes=images.sizes[kept],
+        lines=tuple(images.lines[index] for index in kept),
+    )

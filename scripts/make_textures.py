@@ -1,0 +1,32 @@
+#!/usr/bin/env python
+"""Writes pictures of textured shapes among clutter as JPEG files in ImageNet's folder layout and size."""
+
+import argparse
+import sys
+
+from mixprec.data.errors import DataError
+from mixprec.data.textures import make_textures
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="data/textures", help="folder to make (default: %(default)s)")
+    parser.add_argument(
+        "--images", type=int, default=10000, help="number of pictures, at least 100 (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="another one gives other pictures (default: %(default)s)")
+    parser.add_argument("--force", action="store_true", help="replace a damaged set, or one of other parameters")
+    args = parser.parse_args()
+    try:
+        train, val, made = make_textures(args.out, images=args.images, seed=args.seed, force=args.force)
+    except DataError as error:
+        print(f"make_textures: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("make_textures: interrupted; nothing was written", file=sys.stderr)
+        sys.exit(130)
+    print(f"{args.out}: {train} training and {val} validation images{'' if made else ', already there'}")
+
+
+if __name__ == "__main__":
+    main()
