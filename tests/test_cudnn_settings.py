@@ -11,7 +11,7 @@ import pytest
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.settings import Settings, configure, current, default_cache
 from mixprec.config import load
-from mixprec.training.trainer import build_model
+from mixprec.training.model import build_model
 
 
 @pytest.fixture(autouse=True)

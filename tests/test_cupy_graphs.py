@@ -276,6 +276,51 @@ def test_buffers_lie_in_memory_as_what_they_are_for(axes, cupy, monkeypatch):
     assert len(sent) == 1
 
 
+class OnDevice:
+    """An array of a device: a stand-in that knows where it lies, and writes down how it is copied into."""
+
+    def __init__(self, array, log):
+        self._array, self._log = array, log
+        self.shape, self.strides, self.dtype = array.shape, array.strides, array.dtype
+        self.size, self.ndim, self.nbytes, self.flags = array.size, array.ndim, array.nbytes, array.flags
+        self.data = types.SimpleNamespace(
+            ptr=array.ctypes.data, copy_from_device_async=lambda source, size: log.append(("memory", source.ptr, size))
+        )
+
+    def transpose(self, order):
+        return OnDevice(self._array.transpose(order), self._log)
+
+    def __setitem__(self, index, value):
+        self._log.append(("kernel", value._array.shape))
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_images_of_a_device_are_copied_at_once(channels, cupy, log):
+    """Batches of a loader, (N, C, H, W) in the order of (N, H, W, C), into the input of a captured step."""
+    own = graphs.CupyGraphs(0)
+    images = np.zeros((2, 8, 8, channels), np.float16).transpose(0, 3, 1, 2)
+    target = OnDevice(own.empty_like(images), log)
+    assert target.strides == images.strides
+    source = OnDevice(images, log)
+    own.copy(source, target)
+    assert log == [("memory", source.data.ptr, images.nbytes)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        np.zeros((2, 8, 8, 4), np.float16).transpose(0, 3, 1, 2)[:, :3],  # gaps
+        np.zeros((2, 3, 8, 8), np.float16),  # another order
+        np.zeros((2, 8, 8, 3), np.float32).transpose(0, 3, 1, 2),
+    ],
+)
+def test_what_lies_in_memory_otherwise_is_copied_by_a_kernel(source, cupy, log):
+    own = graphs.CupyGraphs(0)
+    target = OnDevice(np.zeros((2, 8, 8, 3), np.float16).transpose(0, 3, 1, 2), log)
+    own.copy(OnDevice(source, log), target)
+    assert log == [("kernel", (2, 3, 8, 8))]
+
+
 def test_numbers_and_empty_arrays_have_buffers(cupy):
     own = graphs.CupyGraphs(0)
     for array in (np.float32(3).reshape(()), np.zeros((0, 4), np.int32)):

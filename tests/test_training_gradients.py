@@ -10,6 +10,7 @@ import sys
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import finished_run
 import numpy as np
 import pytest
 from chainer import optimizers, training
@@ -21,6 +22,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import mixprec
 from mixprec import config as configs
 from mixprec.training import GradientHistogram, LossScaleLog
+from mixprec.training import model as models
 from mixprec.training import trainer as trainers
 from mixprec.training.gradient_counts import LOWEST, Regions, summarize
 from mixprec.training.gradient_histogram import draw
@@ -357,11 +359,12 @@ def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, mon
         return gradients(optimizer)
 
     monkeypatch.setattr(mixprec.MixedPrecisionOptimizer, "unscaled_gradients", watched)
-    monkeypatch.setattr(trainers, "_iterator", lambda config, images, train: Batches(train))
-    model, _ = trainers.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
+    monkeypatch.setattr(trainers, "train_iterator", lambda config, images, device: Batches(repeat=True))
+    monkeypatch.setattr(trainers, "val_iterator", lambda config, images, device, one_shape: Batches(repeat=False))
+    model, _ = models.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
     out = tmp_path / "out"
     trainers.build_trainer(config, model, range(6), range(6), "@numpy", str(out)).run()
-    log = json.loads((out / "log").read_text())
+    log = finished_run.log(out)
     assert [entry["iteration"] for entry in log] == [3, 6]
     assert all(entry["gradient_norm"] > 0 and entry["loss_scale"] == 2.0**16 for entry in log)
     # At the end of each epoch for the log, after step 4 for the picture.

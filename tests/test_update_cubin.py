@@ -10,7 +10,7 @@ import pytest
 from chainer import optimizer_hooks
 
 from mixprec.backends import launch
-from mixprec.update import saved_arrays
+from mixprec.update import moving_average, saved_arrays
 from mixprec.update.entries import Entry, FoldedHook
 from mixprec.update.hooks import fold_of
 from mixprec.update.rules import EXPRESSIONS
@@ -42,7 +42,7 @@ def _sources():
     programs["all hooks"] = [_program(rules["AdamRule(False, False)"], HOOKS), _program(None, HOOKS), _program(sgd)]
     threads = launch.CupyLauncher.threads
     sources = {name: source_of(own, threads, launch.CupyLauncher.chunk) for name, own in programs.items()}
-    return sources | {"save": saved_arrays.source_of(threads)}
+    return sources | {"save": saved_arrays.source_of(threads), "average": moving_average.source_of(threads)}
 
 
 @functools.cache
@@ -104,7 +104,7 @@ def test_every_rule_and_hook_compiles_without_spills(architecture):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         logs = pool.map(compiler, sources.values(), [architecture] * len(sources))
     for name, log in zip(sources, logs, strict=True):
-        kernels = ("save",) if name == "save" else ("check", "update")
+        kernels = {"save": ("save",), "average": ("weigh", "average")}.get(name, ("check", "update"))
         for kernel in kernels:
             assert re.search(rf"'?{kernel}'? for '{architecture}'", log), f"{name}: {log}"
         assert "warning" not in log, f"{name}: {log}"

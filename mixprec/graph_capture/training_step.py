@@ -1,6 +1,9 @@
 """A training step as work that can be captured."""
 
+from collections.abc import Iterator
+
 import chainer
+import numpy as np
 
 from mixprec.graph_capture.captured import Captured
 from mixprec.graph_capture.links import left_out
@@ -27,7 +30,7 @@ def capture(optimizer, lossfun=None, *, warmup=3, graphs=4, other_shapes="captur
 
     Returns:
         :class:`~mixprec.graph_capture.captured.Captured`. A call takes the arguments of ``lossfun``, arrays on the host
-        or the device, and returns the loss, a :class:`chainer.Variable` without a graph.
+        or the device, and returns the loss, or the sum of the losses, a :class:`chainer.Variable` without a graph.
 
     Raises:
         TypeError: ``optimizer`` is not a :class:`~mixprec.MixedPrecisionOptimizer`.
@@ -54,17 +57,34 @@ class _TrainingStep:
         return self._optimizer.target
 
     def run(self, args, kwargs, *, unchains=False):
-        losses = []
+        arrays, lasting = [], []
+
+        def noted(loss):
+            arrays.append(loss.array)
+            return loss
+
+        def noted_each(losses):
+            for loss in losses:
+                yield noted(loss)
+                if unchains:
+                    loss.unchain_backward()
+                del loss  # before the next one, for which there is to be memory
 
         def lossfun(*args, **kwargs):
-            losses.append(self._lossfun(*args, **kwargs))
-            return losses[-1]
+            losses = self._lossfun(*args, **kwargs)
+            if isinstance(losses, Iterator):
+                return noted_each(losses)
+            lasting.append(losses)
+            return noted(losses)
 
         graph_step.run(self._optimizer, lossfun, args, kwargs)
-        (loss,) = losses
         if unchains:
-            loss.unchain_backward()
-        return chainer.Variable(loss.array, requires_grad=False)
+            for loss in lasting:
+                loss.unchain_backward()
+        total = sum(arrays[1:], start=arrays[0])
+        if isinstance(total, np.generic):  # a sum of arrays of shape () on NumPy
+            total = np.asarray(total)
+        return chainer.Variable(total, requires_grad=False)
 
     def is_under_way(self):
         return graph_step.is_under_way(self._optimizer)

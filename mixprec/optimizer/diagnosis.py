@@ -1,5 +1,7 @@
 """What to tell somebody whose training has diverged: where the numbers stopped being finite."""
 
+from collections.abc import Iterator
+
 import chainer
 import numpy as np
 
@@ -49,7 +51,10 @@ def _first_layer(model, statistics, lossfun, args, kwds):
     hook = _FirstNotFinite()
     try:
         with statistics.kept(), np.errstate(over="ignore", invalid="ignore"), hook:
-            lossfun(*args, **kwds)
+            losses = lossfun(*args, **kwds)
+            for _ in losses if isinstance(losses, Iterator) else ():
+                if hook.link is not None:
+                    break
     except Exception as error:  # a loss function that gives another answer, or none, when it is called again
         return f"a second look at the batch failed ({type(error).__name__}: {' '.join(str(error).split())})"
     if hook.link is None:

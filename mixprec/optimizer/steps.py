@@ -117,6 +117,15 @@ class Steps:
             self._skipped, self._last_skipped = np.array(skipped, np.int64), np.array(last_skipped)
 
 
+def skip_flag(optimizer):
+    """Returns whether the last step of a :class:`~mixprec.MixedPrecisionOptimizer` was skipped, without a read.
+
+    Returns:
+        A boolean array of shape () where the step was computed. On a device the next step may write into it.
+    """
+    return optimizer._steps.arrays[1]
+
+
 def counts_only(optimizer):
     """Whether ``t`` is the only number on the host that an update of ``optimizer`` moves, and nobody computes with it.
 

@@ -1,6 +1,7 @@
 """``MixedPrecisionOptimizer``: FP32 master weights and loss scaling around any gradient method of Chainer."""
 
 import warnings
+from collections.abc import Iterator
 
 import chainer
 import numpy as np
@@ -221,9 +222,10 @@ class MixedPrecisionOptimizer:
         """Runs one step. With arrays on a GPU nothing is read back; ``docs/numerics.md`` lists the exceptions.
 
         Args:
-            lossfun: loss function, called with ``args`` and ``kwds``. If it is ``None``, the gradients are those that
-                the user's own ``backward`` on ``scale_loss(loss)`` left in the parameters, or whatever the user wrote
-                there, not scaled.
+            lossfun: loss function, called with ``args`` and ``kwds``. It may return an iterator of losses, such as a
+                generator: ``backward`` of each is run before the next one is asked for, and the gradient is that of
+                their sum. If it is ``None``, the gradients are those that the user's own ``backward`` on
+                ``scale_loss(loss)`` left in the parameters, or whatever the user wrote there, not scaled.
 
         Raises:
             UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``. Nothing has changed.
@@ -288,9 +290,11 @@ class MixedPrecisionOptimizer:
         try:
             # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
             with np.errstate(over="ignore", invalid="ignore"):
-                loss = lossfun(*args, **kwds)
+                losses = lossfun(*args, **kwds)
                 self.target.cleargrads()
-                self.scale_loss(loss).backward()
+                for loss in losses if isinstance(losses, Iterator) else (losses,):
+                    self.scale_loss(loss).backward()
+                    del loss  # before the next one, for which there is to be memory
         except BaseException:
             self._statistics.forget()  # there is no step that could be skipped
             raise

@@ -10,7 +10,7 @@ from mixprec.rewrite.report import Report, dtype_names
 from mixprec.rewrite.state import Conversion, LinkState, set_state, state_of
 from mixprec.rewrite.trace import refuse
 
-_OURS = "mixprec."
+_OURS = "mixprec.links."
 
 
 def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=True, strict=False):

@@ -104,6 +104,11 @@ class Report:
         return None if findings is None else (findings.bytes_before, findings.bytes_after)
 
     @property
+    def largest_activation_bytes(self):
+        """Memory of the largest array that a step keeps for its backward pass, ``None`` if that is not known."""
+        return None if self._conversion.findings is None else self._conversion.findings.bytes_largest
+
+    @property
     def conversions(self):
         """List of :class:`~mixprec.rewrite.trace.LayoutConversion` of a forward pass, ``None`` if not known."""
         return None if self._conversion.findings is None else list(self._conversion.findings.conversions)

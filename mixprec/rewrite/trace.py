@@ -66,6 +66,7 @@ class Findings:
             being ``"ReLU"``, ``"add + ReLU"`` or ``""``.
         bytes_before: what the graph of plain Chainer in float32 would keep for the backward pass, without parameters.
         bytes_after: what the graph keeps.
+        bytes_largest: the largest array of it.
     """
 
     batch: str
@@ -74,6 +75,7 @@ class Findings:
     normalizations: dict
     bytes_before: int
     bytes_after: int
+    bytes_largest: int
 
 
 @contextlib.contextmanager
@@ -166,13 +168,15 @@ class Trace:
     def findings(self):
         """Returns the :class:`Findings`."""
         self._claim("result")
+        kept = sizes_kept(self.results)
         return Findings(
             ", ".join(f"{x.shape} {x.dtype}" for x in self.arguments if hasattr(x, "shape")),
             self._conversions,
             self._left,
             dict(self._normalizations),
             self._bytes_before,
-            bytes_kept(self.results),
+            sum(kept),
+            max(kept, default=0),
         )
 
 
@@ -189,8 +193,8 @@ def _leaves_nhwc(cls, inputs, outputs):
     return came and any(y.ndim == 4 and not is_channels_last(y) for y in outputs)
 
 
-def bytes_kept(results):
-    """Returns how much memory the graph behind variables keeps for the backward pass, without parameters."""
+def sizes_kept(results):
+    """Returns the bytes of each array that the graph behind variables keeps for the backward pass, but parameters."""
     arrays, seen = {}, set()
     nodes = [v.creator_node for v in _variables(results) if v.creator_node is not None]
     while nodes:
@@ -207,7 +211,7 @@ def bytes_kept(results):
                 root = _root(array)
                 arrays[id(root)] = root
         nodes += [x.creator_node for x in node.inputs if x.creator_node is not None]
-    return sum(array.nbytes for array in arrays.values())
+    return [array.nbytes for array in arrays.values()]
 
 
 def _root(array):

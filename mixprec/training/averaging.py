@@ -1,0 +1,122 @@
+"""An exponential moving average of the weights, which is what is evaluated and kept in the end."""
+
+import contextlib
+
+import chainer
+import numpy as np
+from chainer.training import extension
+
+from mixprec.backends.memory import in_order_of
+from mixprec.optimizer.steps import skip_flag
+from mixprec.optimizer.structure import Structure
+from mixprec.update.copies import master_of
+from mixprec.update.moving_average import MovingAverage
+
+
+class WeightAverage(extension.Extension):
+    """Averages the weights of a model over the steps (Polyak & Juditsky 1992, with exponential weights).
+
+    After each step that was not skipped the averages of all FP32 masters, and of all running statistics in float32,
+    move by :class:`~mixprec.update.moving_average.MovingAverage`; on a GPU by two launches, and nothing is read.
+    Statistics are averaged like weights, as in timm's ``ModelEmaV2`` and, with ``use_buffers``, in
+    ``torch.optim.swa_utils.AveragedModel``; whatever else a link keeps, such as the counter of batch normalization, is
+    that of the model. Snapshots hold the averages in FP32, under the model's own names.
+
+    Args:
+        optimizer: :class:`~mixprec.MixedPrecisionOptimizer`, set up.
+        decay: above 0 and below 1; it is smaller in the first steps.
+    """
+
+    default_name = "average"
+    trigger = 1, "iteration"
+    priority = extension.PRIORITY_WRITER + 1  # before the evaluation
+
+    def __init__(self, optimizer, decay):
+        self._optimizer = optimizer
+        self._structure = Structure(optimizer.target)
+        self._links = self._named_links = ()
+        self._average = MovingAverage(decay)
+
+    def initialize(self, trainer):
+        """Begins with the weights that the model has, unless there are averages from a snapshot."""
+        self._follow()
+        if self._average.steps == 0:
+            for param in self._structure.params:
+                self._optimizer.master(param)  # what was written into a parameter reaches its master
+            self._average.restart()
+
+    def __call__(self, trainer):
+        self._follow()
+        self._average.update(skip_flag(self._optimizer))
+
+    @contextlib.contextmanager
+    def applied(self):
+        """Inside of the block the model has the averages in its masters, parameters and statistics.
+
+        After it everything is, bit for bit, what it was. Arrays are written in place, so that graphs stay valid; the
+        optimizer must not step meanwhile.
+        """
+        arrays = self._follow()
+        copies = self._copies()
+        written = [*arrays.values(), *(copy for copy, _ in copies)]
+        before = [in_order_of(array, array) for array in written]
+        try:
+            for name, array in arrays.items():
+                array[...] = self._average.averages[name]
+            with np.errstate(over="ignore"):
+                for copy, master in copies:
+                    copy[...] = master
+            yield
+        finally:
+            for array, value in zip(written, before, strict=True):
+                array[...] = value
+
+    def serialize(self, serializer):
+        """Saves or loads the averages."""
+        self._follow()
+        averages = self._average.averages
+        if isinstance(serializer, chainer.Deserializer):
+            loaded = {name: serializer["average"](name, None) for name in averages}
+            self._average.load(loaded, int(serializer("steps", 0)))
+        else:
+            for name, average in averages.items():
+                serializer["average"](name, average)
+            serializer("steps", self._average.steps)
+
+    def _follow(self):
+        """Returns what is averaged by name: masters, and statistics."""
+        structure = self._structure
+        structure.refresh()
+        if structure.links is not self._links:
+            self._links, self._named_links = structure.links, list(self._optimizer.target.namedlinks())
+        arrays = {}
+        for name, param in structure.namedparams:
+            master = master_of(param)
+            arrays[name] = param.array if master is None else master
+        for path, link in self._named_links:
+            arrays |= {f"{path.rstrip('/')}/{name}": link.__dict__.get(name) for name in sorted(link._persistent)}
+        once = {id(array): (name, array) for name, array in reversed(arrays.items()) if _is_averaged(array)}
+        arrays = dict(reversed(once.values()))
+        self._average.follow(arrays)
+        return arrays
+
+    def _copies(self):
+        """Returns ``[(array, array of its master)]`` of the parameters in 16 bits, a shared one once."""
+        found = {id(param): (param.array, master_of(param)) for param in self._structure.params}
+        return [(array, master) for array, master in found.values() if master is not None]
+
+
+def averaged_weights(trainer):
+    """Returns a context manager, inside of which a model has the averages, if its trainer has a :class:`WeightAverage`.
+
+    Args:
+        trainer: :class:`chainer.training.Trainer`.
+    """
+    try:
+        return trainer.get_extension(WeightAverage.default_name).applied()
+    except ValueError:  # there is none
+        return contextlib.nullcontext()
+
+
+def _is_averaged(array):
+    return isinstance(array, chainer.get_array_types()) and array.dtype == np.float32
