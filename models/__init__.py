@@ -13,6 +13,7 @@ MODELS = {
     "resnet44": resnet_cifar.resnet44,
     "resnet56": resnet_cifar.resnet56,
     "resnet110": resnet_cifar.resnet110,
+    "resnet10_small": resnet.resnet10_small,
     "resnet18": resnet.resnet18,
     "resnet34": resnet.resnet34,
     "resnet50": resnet.resnet50,

@@ -10,7 +10,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from models.resnet import BasicBlock, batch_normalization, convolution, global_average, stage
+from models.resnet import BasicBlock, batch_normalization, convolution, global_average, stage, zero_last_scales
 
 
 class CifarResNet(chainer.Chain):
@@ -19,9 +19,10 @@ class CifarResNet(chainer.Chain):
     Args:
         blocks (int): Blocks in each of the three stages, n.
         classes (int): Number of classes.
+        zero_init_residual (bool): See :func:`models.resnet.zero_last_scales`.
     """
 
-    def __init__(self, blocks, classes):
+    def __init__(self, blocks, classes, zero_init_residual=False):
         super().__init__()
         with self.init_scope():
             self.conv1 = convolution(3, 16, 3)
@@ -30,6 +31,8 @@ class CifarResNet(chainer.Chain):
             self.layer2 = stage(BasicBlock, 16, 32, blocks, stride=2)
             self.layer3 = stage(BasicBlock, 32, 64, blocks, stride=2)
             self.fc = L.Linear(64, classes)
+        if zero_init_residual:
+            zero_last_scales(self)
 
     def forward(self, x):
         h = F.relu(self.bn1(self.conv1(x)))
@@ -37,29 +40,29 @@ class CifarResNet(chainer.Chain):
         return self.fc(global_average(h))
 
 
-def resnet8(classes=10):
-    return CifarResNet(1, classes)
+def resnet8(classes=10, zero_init_residual=False):
+    return CifarResNet(1, classes, zero_init_residual)
 
 
-def resnet14(classes=10):
-    return CifarResNet(2, classes)
+def resnet14(classes=10, zero_init_residual=False):
+    return CifarResNet(2, classes, zero_init_residual)
 
 
-def resnet20(classes=10):
-    return CifarResNet(3, classes)
+def resnet20(classes=10, zero_init_residual=False):
+    return CifarResNet(3, classes, zero_init_residual)
 
 
-def resnet32(classes=10):
-    return CifarResNet(5, classes)
+def resnet32(classes=10, zero_init_residual=False):
+    return CifarResNet(5, classes, zero_init_residual)
 
 
-def resnet44(classes=10):
-    return CifarResNet(7, classes)
+def resnet44(classes=10, zero_init_residual=False):
+    return CifarResNet(7, classes, zero_init_residual)
 
 
-def resnet56(classes=10):
-    return CifarResNet(9, classes)
+def resnet56(classes=10, zero_init_residual=False):
+    return CifarResNet(9, classes, zero_init_residual)
 
 
-def resnet110(classes=10):
-    return CifarResNet(18, classes)
+def resnet110(classes=10, zero_init_residual=False):
+    return CifarResNet(18, classes, zero_init_residual)

@@ -1,6 +1,7 @@
 """Config files: what loads, what is refused and in which words, and the way back to YAML."""
 
 import dataclasses
+import itertools
 import os
 import pickle
 import subprocess
@@ -60,7 +61,7 @@ def refusal(path, overrides=(), **keywords):
 def test_defaults_are_those_of_the_design(write):
     config = load(write("c.yaml", merged()))
     assert dataclasses.asdict(config) == {
-        "model": {"arch": "resnet50", "classes": 10, "layout": "nhwc", "fuse": True},
+        "model": {"arch": "resnet50", "classes": 10, "layout": "nhwc", "fuse": True, "zero_init_residual": False},
         "precision": {"compute": "float16"},
         "loss_scale": {
             "mode": "dynamic",
@@ -74,19 +75,34 @@ def test_defaults_are_those_of_the_design(write):
             "patience": 50,
         },
         "data": {
+            "format": "auto",
             "train": "t",
             "val": "v",
+            "root": None,
+            "synthetic_images": None,
+            "on_error": "stop",
+            "loader": "auto",
             "size": 224,
+            "val_size": None,
             "resize": 256,
             "crop_area": (0.08, 1.0),
             "flip": True,
             "mean": (123.675, 116.28, 103.53),
             "std": (58.395, 57.12, 57.375),
+            "pad_channels": False,
+            "last_batch": "partial",
+            "shuffle_window": 16384,
             "threads": 4,
+            "prefetch": 2,
+            "decode": "gpu",
+            "hw_decoder_load": 0.65,
+            "preallocate": True,
+            "decoded_cache_mib": 0,
         },
         "optimizer": {
             "name": "CorrectedMomentumSGD",
             "lr": 0.5,
+            "lr_images": None,
             "momentum": None,
             "trust_coefficient": None,
             "weight_decay": 0.0,
@@ -94,11 +110,26 @@ def test_defaults_are_those_of_the_design(write):
         },
         "update": {"batched": True},
         "cudnn": {"autotune": "measure", "workspace_mib": 512, "deterministic": False, "tf32": False},
-        "schedule": {"kind": "cosine", "warmup_epochs": 0.0},
-        "training": {"batch_size": 32, "epochs": 90, "seed": 0, "device": "auto"},
+        "schedule": {
+            "kind": "cosine",
+            "warmup_epochs": 0.0,
+            "milestones": (),
+            "gamma": 0.1,
+            "power": 2.0,
+            "end_lr": 0.0,
+        },
+        "training": {
+            "batch_size": 32,
+            "accumulate": 1,
+            "epochs": 90,
+            "seed": 0,
+            "device": "auto",
+            "label_smoothing": 0.0,
+            "ema_decay": None,
+        },
         "capture": {"mode": "off", "warmup": 3, "graphs": 4, "other_shapes": "capture", "evaluation": True},
-        "snapshot": {"every": "1 epoch", "keep": 3},
-        "log": {"every": "1 epoch", "gradient_histogram": None},
+        "snapshot": {"every": "1 epoch", "keep": 3, "best": True},
+        "log": {"every": "1 epoch", "gradient_histogram": None, "tensorboard": False},
     }
 
 
@@ -168,7 +199,7 @@ def test_base_is_relative_to_its_file_and_later_files_win_key_by_key(write):
     write("lib/deep/a.yaml", merged(optimizer={"weight_decay": 0.25, "momentum": 0.5}, data={"mean": [1, 2, 3]}))
     write("lib/b.yaml", "base: deep/a.yaml\noptimizer: {weight_decay: 0.125, lr: 2}\n")
     config = load(write("c.yaml", "optimizer: {lr: 3}\nbase: lib/b.yaml\ndata: {mean: [4, 5, 6]}\n"))
-    assert dataclasses.astuple(config.optimizer) == ("CorrectedMomentumSGD", 3.0, 0.5, None, 0.125, False)
+    assert dataclasses.astuple(config.optimizer) == ("CorrectedMomentumSGD", 3.0, None, 0.5, None, 0.125, False)
     assert config.data.mean == (4.0, 5.0, 6.0)
     assert config.data.train == "t"
 
@@ -197,7 +228,7 @@ def test_the_script_names_the_architectures(write):
     [
         (
             "optimizer:\n  # 0.1 is too much\n  learning_rate: 0.1\n",
-            "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, momentum, "
+            "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, lr_images, momentum, "
             "trust_coefficient, weight_decay, decay_norm_and_bias; did you mean 'optimizer.lr'?",
         ),
         (
@@ -240,7 +271,7 @@ def test_the_script_names_the_architectures(write):
         (b"log:\n  every: \xe9\n", "c.yaml:2: not UTF-8 (byte 0xe9)"),
         (
             "",
-            "c.yaml: missing keys: model.arch, model.classes, data.train, data.val, optimizer.lr, "
+            "c.yaml: missing keys: model.arch, model.classes, optimizer.lr, "
             "training.batch_size, training.epochs; they have no default",
         ),
         ("log:\n  every: !!python/name:os.system\n", "c.yaml:2: 'every' cannot be read: tag "),
@@ -315,6 +346,13 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("data.mean=[1, 2]", "'data.mean' is [1, 2]; allowed: a list of 3 numbers"),
         ("data.mean=[1, 2, true]", "'data.mean' is [1, 2, true]; allowed: a list of 3 numbers"),
         ("data.mean=128", "'data.mean' is 128; allowed: a list of 3 numbers"),
+        (
+            "schedule.milestones=30",
+            "'schedule.milestones' is 30; allowed: a list of numbers >= 0, each larger than the ",
+        ),
+        ("schedule.milestones=[30, 30]", "'schedule.milestones' is [30, 30]; allowed: a list of numbers >= 0, each "),
+        ("schedule.milestones=[-1]", "'schedule.milestones' is [-1]; allowed: a list of numbers >= 0, each larger "),
+        ("schedule.milestones=[30, x]", "'schedule.milestones' is [30, 'x']; allowed: a list of numbers >= 0, each "),
         ("data.std=[1, 2, 0]", "'data.std' is [1, 2, 0]; allowed: a list of 3 numbers > 0"),
         ("training.seed=-1", "'training.seed' is -1; allowed: an integer >= 0 and < 2^32"),
         ("training.seed=4294967296", "'training.seed' is 4294967296; allowed: an integer >= 0 and < 2^32"),
@@ -337,7 +375,10 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
             "'capture.other_shapes' is 'eagre'; allowed: capture, eager; did you mean 'eager'",
         ),
         ("capture.evaluation=auto", "'capture.evaluation' is 'auto'; allowed: true or false"),
-        ("training=true", "unknown key 'training'; allowed: batch_size, epochs, seed, device"),
+        (
+            "training=true",
+            "unknown key 'training'; allowed: batch_size, accumulate, epochs, seed, device, label_smoothing, ema_decay",
+        ),
         ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
         ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
         (
@@ -388,19 +429,66 @@ def test_a_key_like_no_other_gets_no_proposal(write):
         (
             {"data": {"size": 224, "resize": 200}},
             [],
-            "c.yaml:8: impossible combination: 'data.size' is 224 (c.yaml:7), 'data.resize' is 200 (c.yaml:8); "
-            "allowed: data.size <= data.resize",
+            "c.yaml:8: impossible combination: 'data.size' is 224 (c.yaml:7), 'data.val_size' is null (default), "
+            "'data.resize' is 200 (c.yaml:8); allowed: data.val_size, or data.size if that is null, <= data.resize",
         ),
         (
             {"data": {"resize": 256}},
             ["data.size=288"],
-            "--set: impossible combination: 'data.size' is 288 (--set), 'data.resize' is 256 (c.yaml:7); "
-            "allowed: data.size <= data.resize",
+            "--set: impossible combination: 'data.size' is 288 (--set), 'data.val_size' is null (default), "
+            "'data.resize' is 256 (c.yaml:7); allowed: data.val_size, or data.size if that is null, <= data.resize",
         ),
         (
             {"data": {"size": 224, "resize": 256}},
             ["data.size=288"],
-            "--set: impossible combination: 'data.size' is 288 (--set), 'data.resize' is 256 (c.yaml:8); ",
+            "--set: impossible combination: 'data.size' is 288 (--set), 'data.val_size' is null (default), "
+            "'data.resize' is 256 (c.yaml:8); ",
+        ),
+        (
+            {"data": {"size": 128, "resize": 200}},
+            ["data.val_size=224"],
+            "--set: impossible combination: 'data.size' is 128 (c.yaml:7), 'data.val_size' is 224 (--set), "
+            "'data.resize' is 200 (c.yaml:8); ",
+        ),
+        (
+            {},
+            ["data.train=null"],
+            "--set: impossible combination: 'data.format' is 'auto' (default), 'data.train' is null (--set), "
+            "'data.val' is 'v' (c.yaml:6), 'data.synthetic_images' is null (default); allowed: data.train and "
+            "data.val, without data.synthetic_images; with data.format synthetic only the latter",
+        ),
+        (
+            {},
+            ["data.format=synthetic", "data.synthetic_images=100"],
+            "--set: impossible combination: 'data.format' is ",
+        ),
+        ({}, ["data.root=r"], "--set: impossible combination: 'data.format' is 'auto' (default), 'data.root' is 'r'"),
+        (
+            {},
+            ["data.loader=pillow", "data.decoded_cache_mib=1"],
+            "--set: impossible combination: 'data.loader' is 'pillow' (--set), 'data.decoded_cache_mib' is 1 (--set); ",
+        ),
+        (
+            {"model": {"layout": "nchw", "fuse": False}},
+            ["data.pad_channels=true"],
+            "--set: impossible combination: 'model.layout' is 'nchw' (c.yaml:4), 'data.pad_channels' is true (--set); ",
+        ),
+        (
+            {},
+            ["schedule.kind=step"],
+            "--set: impossible combination: 'schedule.kind' is 'step' (--set), 'schedule.milestones' is [] (default); "
+            "allowed: schedule.milestones with kind step, and with no other",
+        ),
+        ({}, ["schedule.milestones=[30]"], "--set: impossible combination: 'schedule.kind' is 'cosine' (default), "),
+        (
+            {},
+            ["schedule.kind=constant", "schedule.end_lr=0.1"],
+            "--set: impossible combination: 'schedule.kind' is 'constant' (--set), 'schedule.end_lr' is 0.1 (--set); ",
+        ),
+        (
+            {},
+            ["schedule.end_lr=0.75"],
+            "--set: impossible combination: 'schedule.end_lr' is 0.75 (--set), 'optimizer.lr' is 0.5 (c.yaml:",
         ),
         (
             {"loss_scale": {"floor": 131072}},
@@ -594,6 +682,11 @@ _every = st.tuples(st.integers(1, 999_999_999), st.sampled_from(["epoch", "epoch
 _every = _every.map("{0[0]} {0[1]}".format)
 
 
+_sources = st.fixed_dictionaries(
+    {"format": st.sampled_from(["auto", "folders", "tfrecord", "webdataset"]), "train": _text, "val": _text}
+) | st.fixed_dictionaries({"format": st.just("list"), "root": st.none() | _text, "train": _text, "val": _text})
+
+
 @st.composite
 def _configs(draw):
     floor, init, cap = sorted(draw(st.tuples(_power, _power, _power)))
@@ -606,9 +699,16 @@ def _configs(draw):
     epochs = draw(st.integers(1, 10**9))
     batched = draw(st.booleans())
     device = draw(st.sampled_from(["auto", "cpu", "gpu", "gpu:7"]))
+    loader = draw(st.sampled_from(["auto", "dali", "pillow"]))
+    kind = draw(st.sampled_from(["constant", "cosine", "step", "poly"]))
+    lr = draw(_positive)
     modes = ["off", "auto", "required"] if device != "cpu" else ["off", "auto"]
     return {
-        "model": {"arch": draw(_text), "classes": draw(st.integers(2, 10**30))},
+        "model": {
+            "arch": draw(_text),
+            "classes": draw(st.integers(2, 10**30)),
+            "zero_init_residual": draw(st.booleans()),
+        },
         "precision": {"compute": draw(st.sampled_from(["float16", "float32"]))},
         "loss_scale": {
             "mode": draw(st.sampled_from(["dynamic", "static", "none"])),
@@ -622,19 +722,30 @@ def _configs(draw):
             "patience": draw(_count),
         },
         "data": {
-            "train": draw(_text),
-            "val": draw(_text),
-            "size": size,
+            **draw(_sources),
+            "on_error": draw(st.sampled_from(["stop", "skip"])),
+            "loader": loader,
+            "size": draw(st.integers(8, size)),
+            "val_size": size,
             "resize": resize,
             "crop_area": (low, high),
             "flip": draw(st.booleans()),
             "mean": draw(st.tuples(_number, _number, _number)),
             "std": draw(st.tuples(_positive, _positive, _positive)),
+            "pad_channels": draw(st.booleans()),
+            "last_batch": draw(st.sampled_from(["partial", "drop", "pad"])),
+            "shuffle_window": draw(_count),
             "threads": draw(_count),
+            "prefetch": draw(_count),
+            "decode": draw(st.sampled_from(["gpu", "cpu"])),
+            "hw_decoder_load": draw(st.floats(0, 1)),
+            "preallocate": draw(st.booleans()),
+            "decoded_cache_mib": 0 if loader == "pillow" else draw(st.integers(0, 10**30)),
         },
         "optimizer": {
             "name": name,
-            "lr": draw(_positive),
+            "lr": lr,
+            "lr_images": draw(st.none() | _count),
             "momentum": draw(momentum),
             "trust_coefficient": draw(st.none() | _positive) if name == "LARS" else None,
             "weight_decay": draw(st.just(0.0) | _positive),
@@ -648,11 +759,18 @@ def _configs(draw):
             "tf32": draw(st.booleans()),
         },
         "schedule": {
-            "kind": draw(st.sampled_from(["constant", "cosine"])),
+            "kind": kind,
             "warmup_epochs": draw(st.floats(0, epochs, exclude_max=True)),
+            "milestones": tuple(sorted(draw(st.sets(_positive, min_size=1)))) if kind == "step" else (),
+            "gamma": draw(_positive),
+            "power": draw(_positive),
+            "end_lr": draw(st.floats(0, lr)) if kind in ("cosine", "poly") else 0.0,
         },
         "training": {
             "batch_size": draw(_count),
+            "accumulate": draw(_count),
+            "label_smoothing": draw(st.floats(0, 1, exclude_max=True)),
+            "ema_decay": draw(st.none() | st.floats(0, 1, exclude_min=True, exclude_max=True)),
             "epochs": epochs,
             "seed": draw(st.integers(0, 2**32 - 1)),
             "device": device,
@@ -664,8 +782,12 @@ def _configs(draw):
             "other_shapes": draw(st.sampled_from(["capture", "eager"])),
             "evaluation": draw(st.booleans()),
         },
-        "snapshot": {"every": draw(_every), "keep": draw(_count)},
-        "log": {"every": draw(_every), "gradient_histogram": draw(st.none() | _every)},
+        "snapshot": {"every": draw(_every), "keep": draw(_count), "best": draw(st.booleans())},
+        "log": {
+            "every": draw(_every),
+            "gradient_histogram": draw(st.none() | _every),
+            "tensorboard": draw(st.booleans()),
+        },
     }
 
 
@@ -748,17 +870,57 @@ def test_digits_config_is_a_short_run_whose_loss_scale_moves():
     assert config.loss_scale.interval < 1000 // config.training.batch_size * config.training.epochs
 
 
-def test_resnet50_config_is_the_recipe_of_deep_learning_examples():
+def test_90ep_is_the_recipe_of_deep_learning_examples():
     """Numbers from NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5/README.md."""
-    config = load(ROOT / "configs/resnet50.yaml")
+    config = load(ROOT / "configs/resnet50/90ep.yaml")
     assert (config.optimizer.momentum, config.optimizer.weight_decay) == (0.875, 1 / 32768)
-    assert config.optimizer.lr / config.training.batch_size == 0.256 / 256
+    assert (config.optimizer.lr, config.optimizer.lr_images) == (0.256, 256)
     assert not config.optimizer.decay_norm_and_bias
     assert (config.schedule.kind, config.schedule.warmup_epochs, config.training.epochs) == ("cosine", 5, 90)
+    assert config.training.label_smoothing == 0.1
     assert (config.data.size, config.data.resize, config.data.crop_area) == (224, 256, (0.08, 1.0))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_mlperf_lars_is_a_reference_convergence_point():
+    """resnet_ref_1632 in mlcommons/logging, mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json."""
+    config = load(ROOT / "configs/resnet50/mlperf_lars.yaml")
+    images = config.training.batch_size * config.training.accumulate
+    assert (images, config.training.batch_size) == (1632, 204)
+    assert (config.optimizer.name, config.optimizer.lr, config.optimizer.lr_images) == ("LARS", 7.4, None)
+    assert (config.optimizer.momentum, config.optimizer.weight_decay) == (0.9, 5e-5)
+    assert (config.schedule.kind, config.schedule.power, config.schedule.end_lr) == ("poly", 2, 1e-4)
+    decay_steps = (config.training.epochs - config.schedule.warmup_epochs) * 1281167 / images
+    assert config.schedule.warmup_epochs == 2
+    assert decay_steps == pytest.approx(27476, abs=785 / 2)  # to the nearest epoch
+
+
+def test_the_rows_of_the_talk_switch_one_thing_on_each():
+    """What differs from one row to the next, and that the last one is the recipe with everything on."""
+    rows = ["fp32", "fp16", "dali", "nhwc_fused_batched", "static_graph"]
+    configs = [dataclasses.asdict(load(ROOT / f"configs/resnet50/{row}.yaml")) for row in rows]
+    changes = [
+        {
+            (section, key): (value, after[section][key])
+            for section, keys in before.items()
+            for key, value in keys.items()
+            if value != after[section][key]
+        }
+        for before, after in itertools.pairwise(configs)
+    ]
+    assert changes == [
+        {("precision", "compute"): ("float32", "float16"), ("loss_scale", "mode"): ("none", "dynamic")},
+        {("data", "loader"): ("pillow", "dali")},
+        {
+            ("model", "layout"): ("nchw", "nhwc"),
+            ("model", "fuse"): (False, True),
+            ("update", "batched"): (False, True),
+        },
+        {("capture", "mode"): ("off", "auto")},
+    ]
+    assert configs[-1] == dataclasses.asdict(load(ROOT / "configs/resnet50/90ep.yaml"))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.name)
 def test_every_config_of_the_project_loads_with_the_networks_of_the_project(path):
     load(path, choices={"model.arch": sorted(MODELS)})
 

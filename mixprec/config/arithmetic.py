@@ -87,9 +87,16 @@ class Optimizer:
         aliases=("type", "kind"),
     )
     lr: float = key(
-        "Learning rate at its peak, for the batch size of this file; alpha of Adam and its variants.",
+        "Learning rate at its peak; alpha of Adam and its variants.",
         limit=POSITIVE,
         aliases=("learning_rate", "alpha"),
+    )
+    lr_images: int | None = key(
+        "Number of images in a step that lr and schedule.end_lr are for; with another number they are scaled in "
+        "proportion (Goyal et al. 2017). null takes them as they are.",
+        None,
+        limit=at_least(1),
+        aliases=("base_batch_size", "lr_batch_size"),
     )
     momentum: float | None = key(
         f"Only for {', '.join(MOMENTUM_OPTIMIZERS)}; null means 0.9 for those.",

@@ -41,7 +41,8 @@ class Key:
 
     Attributes:
         name: dotted name, ``section.key``.
-        type: ``str``, ``int``, ``float``, ``bool``, a tuple of ``float``, or one of these ``| None``.
+        type: ``str``, ``int``, ``float``, ``bool``, a tuple of ``float`` (``tuple[float, ...]`` for any number), or one
+            of these ``| None``.
         default: its default, or ``dataclasses.MISSING`` if it must be given.
         help: one line for the reference.
         limit: :class:`Limit` or ``None``.
@@ -130,14 +131,19 @@ def _without_null(kind):
 
 def _described(kind):
     if typing.get_origin(kind) is tuple:
-        return f"a list of {len(typing.get_args(kind))} numbers"
+        count = "" if ... in typing.get_args(kind) else f"{len(typing.get_args(kind))} "
+        return f"a list of {count}numbers"
     return {str: "text", int: "an integer", float: "a number", bool: "true or false"}[kind]
 
 
 def _converted(value, kind):
     if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise ValueError(value)
         kinds = typing.get_args(kind)
-        if not isinstance(value, list) or len(value) != len(kinds):
+        if ... in kinds:
+            kinds = kinds[:1] * len(value)
+        if len(value) != len(kinds):
             raise ValueError(value)
         return tuple(_converted(item, kind) for item, kind in zip(value, kinds, strict=True))
     if kind is float and type(value) in (int, float):

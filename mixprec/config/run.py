@@ -1,12 +1,10 @@
-"""Config sections about what is trained, on what, how long, and what is kept of it."""
+"""Config sections about what is trained, how long, and what is kept of it; the data have a module of their own."""
 
 from dataclasses import dataclass
 
 from mixprec.config.declaration import Limit, key
-from mixprec.config.limits import INTERVAL, NOT_NEGATIVE, at_least, matching
+from mixprec.config.limits import INTERVAL, NOT_NEGATIVE, POSITIVE, at_least, matching
 from mixprec.policy import LAYOUTS
-
-_FOLDER = Limit("that is not empty", lambda value: value != "")
 
 
 def _trigger(every):
@@ -30,38 +28,11 @@ class Model:
     fuse: bool = key(
         "Compute a batch normalization together with the addition and the ReLU after it. Only with layout nhwc.", True
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """The images: folders with one folder per class, and what is done to the images."""
-
-    train: str = key(
-        "Folder with the training images, relative to the working directory.", limit=_FOLDER, aliases=("train_dir",)
-    )
-    val: str = key("Folder with the validation images, likewise.", limit=_FOLDER, aliases=("validation", "test"))
-    size: int = key(
-        "Height and width, in pixels, of what the network sees.", 224, limit=at_least(8), aliases=("crop_size",)
-    )
-    resize: int = key(
-        "Validation: the shorter side, in pixels, before the centre is cropped to size.", 256, limit=at_least(8)
-    )
-    crop_area: tuple[float, float] = key(
-        "Training: smallest and largest share of the image's area that a random crop takes.",
-        (0.08, 1.0),
-        limit=Limit("with 0 < first <= second <= 1", lambda value: 0 < value[0] <= value[1] <= 1),
-    )
-    flip: bool = key("Training: mirror left to right with probability 1/2.", True)
-    mean: tuple[float, float, float] = key(
-        "Subtracted from red, green and blue, which are 0 to 255.", (123.675, 116.28, 103.53)
-    )
-    std: tuple[float, float, float] = key(
-        "Divides red, green and blue after that.",
-        (58.395, 57.12, 57.375),
-        limit=Limit("> 0", lambda value: min(value) > 0),
-    )
-    threads: int = key(
-        "Number of CPU threads that decode images.", 4, limit=at_least(1), aliases=("workers", "num_workers")
+    zero_init_residual: bool = key(
+        "The scale of the last batch normalization of each residual block starts at 0, so that the block starts as the "
+        "identity (Goyal et al. 2017). Only for architectures that have it.",
+        False,
+        aliases=("zero_init_gamma", "zero_init_last_gamma", "zero_gamma"),
     )
 
 
@@ -70,13 +41,28 @@ class Schedule:
     """The learning rate over time."""
 
     kind: str = key(
-        "After the warm-up: constant, or half a cosine down to 0 at the end of training.",
+        "After the warm-up: constant; cosine, half a one down to end_lr at the end of training; step, times gamma at "
+        "each of the milestones; poly, end_lr + (lr - end_lr) * (1 - progress)^power.",
         "cosine",
-        choices=("constant", "cosine"),
+        choices=("constant", "cosine", "step", "poly"),
         aliases=("name", "type"),
     )
     warmup_epochs: float = key(
         "Length of the linear rise to lr at the start.", 0.0, limit=NOT_NEGATIVE, aliases=("warmup",)
+    )
+    milestones: tuple[float, ...] = key(
+        "Only for step: epochs at which the learning rate falls.",
+        (),
+        limit=Limit(
+            ">= 0, each larger than the one before",
+            lambda value: all(low < high for low, high in zip((-1.0, *value), value, strict=False)),
+        ),
+        aliases=("steps", "step_epochs"),
+    )
+    gamma: float = key("Only for step: factor at each milestone.", 0.1, limit=POSITIVE, aliases=("decay_rate",))
+    power: float = key("Only for poly: the exponent.", 2.0, limit=POSITIVE)
+    end_lr: float = key(
+        "Only for cosine and poly: the learning rate at the end; scaled as lr is.", 0.0, limit=NOT_NEGATIVE
     )
 
 
@@ -84,7 +70,14 @@ class Schedule:
 class Training:
     """How long, on what."""
 
-    batch_size: int = key("Number of images in one step.", limit=at_least(1))
+    batch_size: int = key("Number of images in one forward and backward pass.", limit=at_least(1))
+    accumulate: int = key(
+        "Number of forward and backward passes whose gradients are averaged for one step of the optimizer: a step has "
+        "batch_size * accumulate images.",
+        1,
+        limit=at_least(1),
+        aliases=("accumulation", "gradient_accumulation", "accumulation_steps"),
+    )
     epochs: int = key("Number of passes over the training images.", limit=at_least(1))
     seed: int = key(
         "Start of the random numbers: weights, order of the images, crops.",
@@ -97,6 +90,20 @@ class Training:
         "auto",
         limit=matching(r"auto|cpu|gpu|gpu:[0-9]{1,3}", "auto, cpu, gpu or gpu:N"),
     )
+    label_smoothing: float = key(
+        "Share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016); validation has "
+        "none.",
+        0.0,
+        limit=Limit(">= 0 and < 1", lambda value: 0 <= value < 1),
+        aliases=("smoothing",),
+    )
+    ema_decay: float | None = key(
+        "Decay per step of an exponential moving average of the weights, which is then what is validated; null keeps "
+        "none.",
+        None,
+        limit=Limit("> 0 and < 1", lambda value: 0 < value < 1),
+        aliases=("ema",),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +112,7 @@ class Snapshot:
 
     every: str = key("Time between two; the end of training has one anyway.", "1 epoch", limit=INTERVAL)
     keep: int = key("Number of snapshots that stay on disk, the newest ones.", 3, limit=at_least(1))
+    best: bool = key("Keep the snapshot with the highest validation accuracy, too, as snapshot_best.npz.", True)
 
     @property
     def trigger(self):
@@ -122,6 +130,9 @@ class Log:
         "each replaces the last gradients.png. null makes none.",
         None,
         limit=INTERVAL,
+    )
+    tensorboard: bool = key(
+        "Write the entries of the log as TensorBoard events, too; needs the package tensorboardX.", False
     )
 
     @property

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Capture, Cudnn, LossScale, Optimizer, Precision, Update
+from mixprec.config.data import Data
 from mixprec.config.declaration import Rule
-from mixprec.config.run import Data, Log, Model, Schedule, Snapshot, Training
+from mixprec.config.run import Log, Model, Schedule, Snapshot, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,49 @@ class Config:
             lambda config: config.precision.compute != "bfloat16" or config.model.layout == "nhwc",
         ),
         Rule(
-            ("data.size", "data.resize"),
-            "data.size <= data.resize",
-            lambda config: config.data.size <= config.data.resize,
+            ("data.size", "data.val_size", "data.resize"),
+            "data.val_size, or data.size if that is null, <= data.resize",
+            lambda config: (config.data.val_size or config.data.size) <= config.data.resize,
+        ),
+        Rule(
+            ("data.format", "data.train", "data.val", "data.synthetic_images"),
+            "data.train and data.val, without data.synthetic_images; with data.format synthetic only the latter",
+            lambda config: _is_complete(config.data),
+        ),
+        Rule(
+            ("data.format", "data.root"),
+            "data.root only with data.format list",
+            lambda config: config.data.root is None or config.data.format == "list",
+        ),
+        Rule(
+            ("data.loader", "data.decoded_cache_mib"),
+            "data.decoded_cache_mib 0 with data.loader pillow",
+            lambda config: config.data.loader != "pillow" or config.data.decoded_cache_mib == 0,
+        ),
+        Rule(
+            ("model.layout", "data.pad_channels"),
+            "data.pad_channels only with model.layout nhwc",
+            lambda config: config.model.layout == "nhwc" or not config.data.pad_channels,
+        ),
+        Rule(
+            ("schedule.kind", "schedule.milestones"),
+            "schedule.milestones with kind step, and with no other",
+            lambda config: (config.schedule.kind == "step") == bool(config.schedule.milestones),
+        ),
+        Rule(
+            ("schedule.kind", "schedule.end_lr"),
+            "schedule.end_lr 0 unless kind is cosine or poly",
+            lambda config: config.schedule.end_lr == 0 or config.schedule.kind in ("cosine", "poly"),
+        ),
+        Rule(
+            ("schedule.end_lr", "optimizer.lr"),
+            "schedule.end_lr <= optimizer.lr",
+            lambda config: config.schedule.end_lr <= config.optimizer.lr,
+        ),
+        Rule(
+            ("data.format", "snapshot.best"),
+            "snapshot.best false with data.format synthetic, which has no validation",
+            lambda config: config.data.format != "synthetic" or not config.snapshot.best,
         ),
         Rule(
             ("optimizer.name", "optimizer.momentum"),
@@ -85,3 +126,9 @@ def _scale_in_range(settings):
         return True
     above = settings.floor is None or settings.floor <= settings.init
     return above and (settings.cap is None or settings.init <= settings.cap)
+
+
+def _is_complete(data):
+    if data.format == "synthetic":
+        return data.train is None and data.val is None and data.synthetic_images is not None
+    return data.train is not None and data.val is not None and data.synthetic_images is None

@@ -1,0 +1,126 @@
+"""The config section about the images: where they are, who decodes them, and what the network sees of them."""
+
+from dataclasses import dataclass
+
+from mixprec.config.declaration import Limit, key
+from mixprec.config.limits import NOT_NEGATIVE, at_least
+
+FORMATS = ("auto", "folders", "list", "tfrecord", "webdataset", "synthetic")
+
+_PATH = Limit("that is not empty", lambda value: value != "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The images, and what is done to them."""
+
+    format: str = key(
+        "folders: a folder with one folder per class; list: a text file with 'path label' in each line; tfrecord and "
+        "webdataset: a folder of shards; synthetic: random numbers on the device, for benchmarks; auto looks.",
+        "auto",
+        choices=FORMATS,
+        aliases=("kind", "type", "source"),
+    )
+    train: str | None = key(
+        "The training images, relative to the working directory; null with format synthetic.",
+        None,
+        limit=_PATH,
+        aliases=("train_dir",),
+    )
+    val: str | None = key("The validation images, likewise.", None, limit=_PATH, aliases=("validation", "test"))
+    root: str | None = key(
+        "Only for format list: the folder that the paths in the lists are relative to; null means that of the list.",
+        None,
+        limit=_PATH,
+    )
+    synthetic_images: int | None = key(
+        "Only for format synthetic: number of training images in an epoch; there is no validation.",
+        None,
+        limit=at_least(1),
+    )
+    on_error: str = key(
+        "What to do with a file that is no intact image: stop names it before training starts; skip leaves it out, and "
+        "lists it in skipped.txt.",
+        "stop",
+        choices=("stop", "skip"),
+    )
+    loader: str = key(
+        "Who decodes: dali; pillow, slower, in processes of its own; auto is DALI if it is installed.",
+        "auto",
+        choices=("auto", "dali", "pillow"),
+        aliases=("backend",),
+    )
+    size: int = key(
+        "Height and width, in pixels, of what the network sees in training.",
+        224,
+        limit=at_least(8),
+        aliases=("crop_size", "train_size"),
+    )
+    val_size: int | None = key(
+        "The same in validation; null means size. A larger one makes up for random crops that enlarge objects (Touvron "
+        "et al. 2019).",
+        None,
+        limit=at_least(8),
+    )
+    resize: int = key(
+        "Validation: the shorter side, in pixels, before the centre is cropped to val_size.", 256, limit=at_least(8)
+    )
+    crop_area: tuple[float, float] = key(
+        "Training: smallest and largest share of the image's area that a random crop takes.",
+        (0.08, 1.0),
+        limit=Limit("with 0 < first <= second <= 1", lambda value: 0 < value[0] <= value[1] <= 1),
+    )
+    flip: bool = key("Training: mirror left to right with probability 1/2.", True)
+    mean: tuple[float, float, float] = key(
+        "Subtracted from red, green and blue, which are 0 to 255.", (123.675, 116.28, 103.53)
+    )
+    std: tuple[float, float, float] = key(
+        "Divides red, green and blue after that.",
+        (58.395, 57.12, 57.375),
+        limit=Limit("> 0", lambda value: min(value) > 0),
+    )
+    pad_channels: bool = key(
+        "A fourth channel of zeros in memory, behind the three that the network sees: rows of pixels that Tensor cores "
+        "read aligned.",
+        False,
+    )
+    last_batch: str = key(
+        "Training, when the images of an epoch do not fill the last batch: partial is a smaller batch; drop leaves "
+        "these images out of this epoch; pad repeats one, with labels of -1, which the loss ignores.",
+        "partial",
+        choices=("partial", "drop", "pad"),
+    )
+    shuffle_window: int = key(
+        "Only for tfrecord and webdataset: number of images among which the next one is drawn. Folders and lists are "
+        "shuffled as a whole.",
+        16384,
+        limit=at_least(1),
+    )
+    threads: int = key(
+        "Number of CPU threads that decode images; of processes, with loader pillow.",
+        4,
+        limit=at_least(1),
+        aliases=("workers", "num_workers"),
+    )
+    prefetch: int = key("Number of batches that are made ahead.", 2, limit=at_least(1), aliases=("prefetch_depth",))
+    decode: str = key(
+        "Only with a GPU and DALI: whether JPEGs are decoded there or on the CPU. Everything else is done there.",
+        "gpu",
+        choices=("gpu", "cpu"),
+    )
+    hw_decoder_load: float = key(
+        "Only with decode gpu: share of the images that the hardware decoder takes, on GPUs that have one.",
+        0.65,
+        limit=Limit(">= 0 and <= 1", lambda value: 0 <= value <= 1),
+    )
+    preallocate: bool = key(
+        "Only with decode gpu: allocate memory for ImageNet's largest images at the start, so that none is allocated "
+        "later, which would make the GPU wait.",
+        True,
+    )
+    decoded_cache_mib: int = key(
+        "Only with decode gpu: memory of the GPU in which decoded images are kept, in MiB; 0 keeps none.",
+        0,
+        limit=NOT_NEGATIVE,
+        aliases=("cache",),
+    )
