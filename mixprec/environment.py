@@ -76,6 +76,16 @@ def resolve_device(wanted):
     raise ValueError(f"device: found {wanted!r}, but {reason}; 'auto' or 'cpu' would train on the CPU")
 
 
+def cpu():
+    """Returns the name of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def components():
     """Looks at everything that mixprec can use.
 

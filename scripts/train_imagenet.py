@@ -1,6 +1,6 @@
 """Trains a network of models/ on ImageNet, or on any folders of images.
 
-python scripts/train_imagenet.py --config configs/resnet50.yaml [--set KEY=VALUE ...] [--out DIR]
+python scripts/train_imagenet.py --config configs/resnet50/90ep.yaml [--set KEY=VALUE ...] [--out DIR]
                                  [--resume auto|FILE] [--dry-run]
 """
 

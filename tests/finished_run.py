@@ -11,7 +11,7 @@ _TIMES = ("elapsed_time", "images/s")
 
 def log(folder):
     """The entries of the log."""
-    return _without_times((folder / "log").read_text())
+    return _without_times(map(json.loads, (folder / "log.jsonl").read_text().splitlines()))
 
 
 def members(path):
@@ -19,10 +19,10 @@ def members(path):
     with zipfile.ZipFile(path) as archive:
         found = {name: archive.read(name) for name in archive.namelist() if "elapsed_time" not in name}
     return {
-        name: _without_times(str(np.load(io.BytesIO(content)))) if name.endswith("_log.npy") else content
+        name: _without_times(json.loads(str(np.load(io.BytesIO(content))))) if name.endswith("_log.npy") else content
         for name, content in found.items()
     }
 
 
-def _without_times(text):
-    return [{key: value for key, value in entry.items() if key not in _TIMES} for entry in json.loads(text)]
+def _without_times(entries):
+    return [{key: value for key, value in entry.items() if key not in _TIMES} for entry in entries]

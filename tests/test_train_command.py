@@ -96,8 +96,12 @@ def test_a_run_from_config_to_results(run):
     assert [entry["iteration"] for entry in log] == [4, 8, 12, 16, 18]
     assert {"main/loss", "main/accuracy", "lr", "loss_scale", "skipped"} <= log[-1].keys()
     assert len({entry["loss_scale"] for entry in log}) > 1, "the loss scale moves"
-    for name in ("loss.png", "accuracy.png", "loss_scale.png", "learning_rate.png", "environment.txt"):
+    plots = ("loss", "accuracy", "loss_scale", "learning_rate", "gradient_norm", "images_per_second")
+    for name in (*(f"{plot}.png" for plot in plots), "snapshot_best.npz", "conversion.txt"):
         assert (out / name).stat().st_size > 0
+    about = (out / "environment.txt").read_text()
+    for row in ("command", "CPU", "memory", "folder", "NumPy", "CUDA driver"):
+        assert f"\n{row} " in f"\n{about}"
     assert not [name for name in os.listdir(out) if name.startswith((".tmp", "tmp"))]
 
     # the resolved config is complete and runs again, with captured steps, which on a CPU are the same
@@ -162,7 +166,7 @@ def test_ctrl_c_says_how_to_go_on(run):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert errors.splitlines() == ["interrupted; --resume auto goes on from the last snapshot"]
+    assert errors.splitlines() == ["interrupted; --resume auto goes on from the last snapshot, if there is one"]
 
 
 def test_a_diverged_run_ends_with_one_line_that_names_parameters(run):
@@ -212,6 +216,11 @@ def _corrupt(images, work):
     (work / "bad.npz").write_bytes(b"PK\x03\x04 not really")
 
 
+def _corrupt_newest(images, work):
+    (work / "o").mkdir()
+    (work / "o" / "snapshot_iter_3.npz").write_bytes(b"PK\x03\x04 not really")
+
+
 OWN = ("--set", "data.train=images/train")
 
 
@@ -238,6 +247,7 @@ OWN = ("--set", "data.train=images/train")
         _bad("out is a file", ["--out", "small.yaml"], "small.yaml: not a folder"),
         _bad("out is used", ["--out", "used"], "used: already used", _use),
         _bad("corrupt snapshot", ["--resume", "bad.npz"], "bad.npz: corrupt snapshot", _corrupt),
+        _bad("corrupt newest", ["--out", "o", "--resume", "auto"], "; remove it, and --resume auto", _corrupt_newest),
         _bad("no snapshot", ["--resume", "none.npz"], "none.npz: no such snapshot"),
     ],
 )

@@ -1,6 +1,7 @@
 """Training with captured steps: the updater, the evaluation, and the log that nobody waits for."""
 
 import json
+import math
 
 import chainer
 import chainer.functions as F
@@ -23,6 +24,7 @@ from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.backends.reading import Fetched
 from mixprec.training import CapturedUpdater, LogReport, LossScaleLog, command, log_report
+from mixprec.training import model as models
 from mixprec.training import trainer as trainers
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.updater import TimedUpdater
@@ -67,9 +69,12 @@ class Every:
         return self.count % 3 == 0
 
 
+NO_FILE = {LogReport: {"filename": None}, extensions.LogReport: {"log_name": None}}
+
+
 def _log(kind, observations, target=None, **keywords):
     """A log of this kind after all observations."""
-    log, trainer = kind(trigger=Every(), log_name=None, **keywords), target or Trainer()
+    log, trainer = kind(trigger=Every(), **NO_FILE[kind], **keywords), target or Trainer()
     for trainer.observation in observations:
         log(trainer)
     return log
@@ -96,7 +101,7 @@ def test_each_goes_on_from_a_snapshot_of_the_other(before, after, kinds):
     saved = {name: np.asarray(array) for name, array in serializer.target.items()}
     logs = []
     for kind in kinds:
-        log, trainer = kind(trigger=Every(), log_name=None), Trainer()
+        log, trainer = kind(trigger=Every(), **NO_FILE[kind]), Trainer()
         log.serialize(serializers.NpzDeserializer(saved))
         for trainer.observation in after:
             log(trainer)
@@ -105,21 +110,45 @@ def test_each_goes_on_from_a_snapshot_of_the_other(before, after, kinds):
     assert _saved(logs[0]) == _saved(logs[1])
 
 
-def test_the_file_is_that_of_chainer(tmp_path):
+def test_the_file_has_the_entries_of_chainers_one_a_line(tmp_path):
     observations = [{"main/loss": np.float32(1 / n), "lr": 0.1} for n in range(1, 7)]
     for kind in (LogReport, extensions.LogReport):
-        out = tmp_path / kind.__module__
-        out.mkdir()
-        log, trainer = kind(trigger=Every()), Trainer(str(out))
+        log, trainer = kind(trigger=Every()), Trainer(str(tmp_path))
         for trainer.observation in observations:
             log(trainer)
-    first, second = (path.read_bytes() for path in tmp_path.glob("*/log"))
-    assert first == second
-    assert len(json.loads(first)) == 2
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert list(map(json.loads, lines)) == json.loads((tmp_path / "log").read_text())
+    assert len(lines) == 2
+
+
+def test_a_number_that_json_lacks_is_null(tmp_path):
+    log, trainer = LogReport(trigger=Every(), filename="{iteration}.jsonl"), Trainer(str(tmp_path))
+    for value in (1.0, math.inf, -math.inf):
+        trainer.observation = {"a": value, "b": np.float32(np.inf), "c": 2.0}
+        log(trainer)
+    assert math.isnan(log.log[0]["a"])
+    entry = json.loads((tmp_path / "0.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (entry["a"], entry["b"], entry["c"]) == (None, None, 2)
+
+
+def test_a_resumed_run_replaces_the_file_by_that_of_its_snapshot(tmp_path):
+    observations = [{"a": float(n)} for n in range(6)]
+    log, trainer = LogReport(trigger=Every()), Trainer(str(tmp_path))
+    for trainer.observation in observations[:4]:
+        log(trainer)
+    saved = serializers.DictionarySerializer()
+    log.serialize(saved)
+    before = (tmp_path / "log.jsonl").read_bytes()
+    for trainer.observation in observations[4:]:
+        log(trainer)
+    resumed = LogReport(trigger=Every())
+    resumed.serialize(serializers.NpzDeserializer({name: np.asarray(value) for name, value in saved.target.items()}))
+    resumed.initialize(trainer)
+    assert (tmp_path / "log.jsonl").read_bytes() == before
 
 
 def test_a_value_that_is_overwritten_later_counts_as_it_was():
-    log, trainer, value = LogReport(trigger=Every(), log_name=None), Trainer(), np.array(1, np.float32)
+    log, trainer, value = LogReport(trigger=Every(), filename=None), Trainer(), np.array(1, np.float32)
     for value[...] in (1, 2, 4):
         trainer.observation = {"a": value}
         log(trainer)
@@ -181,7 +210,7 @@ def _losses(count):
 def test_a_log_waits_only_when_it_writes_an_entry(device):
     """Then for the copies that are not there, in the order of the steps; sums are Chainer's, in float32."""
     losses = _losses(7)
-    log, trainer = LogReport(trigger=Every(), log_name=None), Trainer()
+    log, trainer = LogReport(trigger=Every(), filename=None), Trainer()
     for count, loss in enumerate(losses, 1):
         trainer.observation = {"main/loss": Number(loss)}
         log(trainer)
@@ -406,10 +435,7 @@ def test_an_evaluation_waits_once_at_its_end(device):
     test = chainer.iterators.SerialIterator(values, 1, repeat=False, shuffle=False)
     found = Evaluator(test, Reporting(), converter=lambda batch, device: (np.array(batch),))()
     assert device.waited == values.tolist()
-    summary = chainer.reporter.Summary()
-    for value in values:
-        summary.add(value)
-    assert found == {"main/x": summary.compute_mean()}
+    assert found == {"main/x": values.astype(np.float64).mean()}
 
 
 # The command
@@ -428,10 +454,9 @@ def _build(tmp_path, monkeypatch, *overrides):
     monkeypatch.setattr(
         graph_capture, "capture_evaluation", lambda *args, **keywords: made.append((args, keywords)) or len
     )
-    monkeypatch.setattr(
-        trainers, "_iterator", lambda config, images, train: chainer.iterators.SerialIterator([0], 1, train)
-    )
-    model, _ = trainers.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
+    for name in ("train_iterator", "val_iterator"):
+        monkeypatch.setattr(trainers, name, lambda *_, **__: chainer.iterators.SerialIterator([0], 1))
+    model, _ = models.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
     return trainers.build_trainer(config, model, range(6), range(6), "@numpy", str(tmp_path / "out")), made
 
 

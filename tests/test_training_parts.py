@@ -1,5 +1,6 @@
-"""The parts of a training run: schedule, evaluation, console, plots, snapshots, results folder, atomic files."""
+"""The parts of a training run: optimizer, evaluation, console, plots, snapshots, results folder, atomic files."""
 
+import math
 import os
 
 import chainer
@@ -11,31 +12,12 @@ from chainer.training import extensions
 
 import mixprec
 from mixprec import config, files
+from mixprec.backends.reading import Fetched
 from mixprec.config.schema import Optimizer
-from mixprec.training import console, output, snapshots
+from mixprec.training import LogReport, console, output, snapshots
 from mixprec.training.evaluation import Evaluator
+from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
-from mixprec.training.schedule import Schedule
-from mixprec.training.trainer import attribute, build_optimizer
-
-
-def _schedule(kind="cosine", warmup_epochs=5.0, optimizer=None):
-    return Schedule(optimizer, "lr", peak=0.8, kind=kind, epochs=90, warmup_epochs=warmup_epochs, iteration_epochs=0.01)
-
-
-def test_warm_up_rises_linearly_and_the_cosine_ends_at_zero():
-    rate = _schedule().rate
-    assert rate(0) == pytest.approx(0.8 * 0.01 / 5)
-    assert rate(2.49) == pytest.approx(0.4)
-    assert rate(5) == pytest.approx(0.8)
-    assert rate(47.5) == pytest.approx(0.4)  # half way between 5 and 90
-    assert rate(90) == pytest.approx(0, abs=1e-12)
-
-
-def test_constant_schedule_without_warm_up():
-    rate = _schedule("constant", 0.0).rate
-    assert {rate(epoch) for epoch in (0, 0.5, 89)} == {0.8}
-
 
 NAMES = Optimizer.__dataclass_fields__["name"].metadata["choices"]
 
@@ -121,39 +103,122 @@ def test_console_lines_come_whole_and_without_cursor_controls(capsys):
     assert capsys.readouterr().out == "epoch  1\n"
 
 
-def test_the_bar_shows_the_loss_scale_that_was_last_logged(monkeypatch):
-    class Bar:
-        def __init__(self, total, initial, **_):
-            self.total, self.n = total, initial
-            self.disable = False
-            self.postfixes = []
+class Bar:
+    """What a progress bar was told, in place of tqdm's."""
 
-        def update(self, images):
-            self.n += images
+    disable = False
 
-        def set_description(self, text, refresh):
-            self.text = text
+    def __init__(self, total, initial=0, desc=None, **_):
+        self.total, self.n, self.text = total, initial, desc
+        self.postfixes, self.open = [], True
 
-        def set_postfix(self, refresh, **values):
-            self.postfixes.append(values)
+    def update(self, images):
+        self.n += images
 
+    def set_description(self, text, refresh):
+        self.text = text
+
+    def set_postfix(self, values, refresh):
+        self.postfixes.append(dict(values))
+
+    def close(self):
+        self.open = False
+
+
+class Coming(Fetched):
+    """A number that arrives when the test says so."""
+
+    done = False
+
+
+def test_the_bar_shows_what_is_there_and_waits_for_nothing(monkeypatch):
     class Trainer:
         class updater:
-            epoch, epoch_detail = 1, 1.25
+            epoch_detail = 1.25
 
         observation = {}  # noqa: RUF012
 
+    fetched = []
     monkeypatch.setattr(console, "tqdm", Bar)
+    monkeypatch.setattr(console, "fetch", lambda value: fetched.append(Coming(value)) or fetched[-1])
     progress = console.ProgressBar(images=8, epochs=3)
     progress.initialize(Trainer)
     bar = progress._bar
     assert (bar.total, bar.n) == (24, 10)
     Trainer.updater.epoch_detail = 1.5
-    for observation in ({}, {"loss_scale": 65536.0}, {}):
-        Trainer.observation = observation
+    for loss, scale in ((3.0, None), (2.0, 65536.0), (1.0, None), (0.5, None)):
+        Trainer.observation = {"main/loss": np.float32(loss), **({} if scale is None else {"loss_scale": scale})}
         progress(Trainer)
+        if loss == 2:
+            fetched[0].done = True  # that of the first step has arrived
     assert (bar.n, bar.text) == (12, "epoch 2/3")
-    assert bar.postfixes == [{"loss_scale": "65536"}]
+    assert [copy.value for copy in fetched] == [3, 0.5]  # one at a time
+    assert bar.postfixes == [{"loss_scale": "65536"}, {"loss_scale": "65536", "loss": "3"}]
+    Trainer.updater.epoch_detail = 3.0
+    progress(Trainer)
+    assert bar.text == "epoch 3/3"
+    progress.finalize()
+    assert not bar.open
+
+
+class Batches(chainer.dataset.Iterator):
+    """Batches of 2 and 1 images, or of 2 and 2, the last of which is padding."""
+
+    def __init__(self, last=1):
+        self._last = last
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        return self.left.pop()
+
+    def reset(self):
+        self.left = [(np.zeros(self._last),), (np.ones(2),)]
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_an_evaluation_has_a_bar_of_its_own(monkeypatch, last):
+    bars, called = [], []
+    monkeypatch.setattr(console, "tqdm", lambda **keywords: bars.append(Bar(**keywords)) or bars[-1])
+    shown = console.Shown(Batches(last), 3, before_batch=lambda: called.append(bars[-1].n))
+    for _ in range(2):
+        shown.reset()
+        assert [len(batch[0]) for batch in shown] == [2, last]
+        assert (bars[-1].total, bars[-1].n, bars[-1].text, bars[-1].open) == (3, 3, "validation", False)
+    assert called == [0, 2, 0, 2]
+    shown.reset()
+    next(shown)
+    shown.finalize()
+    assert not bars[-1].open
+
+
+def test_without_a_terminal_there_are_only_lines(capsys):
+    shown = console.Shown(Batches(), 3)
+    shown.reset()
+    list(shown)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("classes", "validation", "columns"), [(5, True, 9), (6, True, 10), (6, False, 7)])
+def test_the_table_has_the_columns_that_there_are_values_for(classes, validation, columns, capsys):
+    class Trainer:
+        class log_report(extensions.LogReport):
+            _log = [{"epoch": 1, "validation/main/accuracy_top5": 0.5, "lr": 0.25}]  # noqa: RUF012
+
+            def __init__(self):
+                pass
+
+        def get_extension(self, name):
+            return self.log_report()
+
+    console.Table(classes, validation)(Trainer())
+    header, line = capsys.readouterr().out.splitlines()
+    assert len(header.split()) == columns
+    assert ("accuracy_top5" in header) == (line.split() == ["1", "0.5", "0.25"]) == (columns == 10)
+    resumed = console.Table(classes, validation)
+    resumed.initialize(Trainer())
+    resumed(Trainer())
+    assert len(capsys.readouterr().out.splitlines()) == 1  # the header: the entry was printed before
 
 
 def test_plots_are_drawn_from_the_log(tmp_path):
@@ -166,6 +231,7 @@ def test_plots_are_drawn_from_the_log(tmp_path):
     log._log[0]["gradient_norm"] = 0.5
     Plots(log, 0.5)(Trainer)
     names = {"loss.png", "accuracy.png", "loss_scale.png", "gradient_norm.png", "learning_rate.png"}
+    names.add("images_per_second.png")
     assert set(os.listdir(tmp_path)) == names
     for name in names:
         assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -187,22 +253,102 @@ def test_replacing_leaves_the_old_file_when_writing_fails(tmp_path):
     assert os.listdir(tmp_path) == ["file.txt"]
 
 
-def _trainer(out, width=3):
+def _trainer(out, width=3, keep=2, accuracies=None):
     model = L.Classifier(L.Linear(4, width))
     mixprec.convert(model)
     optimizer = mixprec.MixedPrecisionOptimizer(optimizers.Adam()).setup(model)
     data = chainer.datasets.TupleDataset(np.ones((8, 4), np.float32), np.arange(8, dtype=np.int32) % 3)
     updater = training.StandardUpdater(chainer.iterators.SerialIterator(data, 4), optimizer)
     trainer = training.Trainer(updater, (3, "epoch"), out=str(out))
-    trainer.extend(extensions.LogReport())
-    trainer.extend(snapshots.extension(keep=2), trigger=(1, "iteration"))
+    trainer.extend(LogReport())
+    if accuracies is not None:
+        trainer.extend(lambda trainer: _report(trainer, accuracies), name="evaluation", trigger=(1, "iteration"))
+        trainer.extend(snapshots.BestSnapshot(str(out)))
+    trainer.extend(snapshots.extension(keep=keep), trigger=(1, "iteration"))
     return trainer
+
+
+def _report(trainer, accuracies):
+    accuracy = accuracies[trainer.updater.iteration - 1]
+    if accuracy is not None:
+        trainer.observation["validation/main/accuracy"] = accuracy
 
 
 def test_snapshots_are_whole_files_of_which_the_newest_are_kept(tmp_path):
     _trainer(tmp_path).run()
-    assert sorted(os.listdir(tmp_path)) == ["log", "snapshot_iter_5.npz", "snapshot_iter_6.npz"]
+    assert sorted(os.listdir(tmp_path)) == ["log.jsonl", "snapshot_iter_5.npz", "snapshot_iter_6.npz"]
     assert snapshots.newest(tmp_path) == str(tmp_path / "snapshot_iter_6.npz")
+
+
+def _best(out):
+    """Iteration and accuracy of the best snapshot."""
+    with np.load(out / "snapshot_best.npz") as archive:
+        return int(archive["updater/iteration"]), float(archive["extensions/BestSnapshot/value"])
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "best"),
+    [
+        ([0.1, None, 0.5, 0.4, 0.5, 0.3], (3, 0.5)),  # of equal ones the first
+        ([0.1, 0.2, 0.3, 0.4, 0.5, np.float32(0.625)], (6, 0.625)),
+        ([0.0, math.nan, 0.0, None, None, None], (1, 0.0)),
+        ([None, None, math.nan, 0.25, None, None], (4, 0.25)),
+    ],
+)
+def test_the_best_snapshot_is_kept_beside_the_newest(tmp_path, accuracies, best):
+    _trainer(tmp_path, accuracies=accuracies).run()
+    assert _best(tmp_path) == best
+    names = {name for name in os.listdir(tmp_path) if name.startswith("snapshot")}
+    assert names == {"snapshot_iter_5.npz", "snapshot_iter_6.npz", "snapshot_best.npz"}
+    trainer = _trainer(tmp_path, accuracies=accuracies)
+    snapshots.load(tmp_path / "snapshot_best.npz", trainer)
+    assert trainer.updater.iteration == best[0]
+
+
+@pytest.mark.parametrize(("later", "best"), [(0.5, (3, 0.5)), (0.6, (5, 0.6))])
+def test_the_best_snapshot_survives_a_resume(tmp_path, later, best):
+    """Also one that is from later than the snapshot from which the run goes on."""
+    _trainer(tmp_path, keep=6, accuracies=[0.1, 0.2, 0.5, 0.4, 0.3, 0.2]).run()
+    for iteration in (5, 4, 3):
+        (tmp_path / f"snapshot_iter_{iteration + 1}.npz").unlink()
+        trainer = _trainer(tmp_path, accuracies=[0.1, 0.2, 0.5, 0.4, later, 0.2])
+        snapshots.load(tmp_path / f"snapshot_iter_{iteration}.npz", trainer)
+    assert trainer.updater.iteration == 3
+    (tmp_path / "snapshot_iter_3.npz").unlink()
+    trainer = _trainer(tmp_path, accuracies=[0.1, 0.2, 0.5, 0.4, later, 0.2])
+    snapshots.load(tmp_path / "snapshot_iter_2.npz", trainer)
+    trainer.run()
+    assert _best(tmp_path) == best
+
+
+def test_a_corrupt_best_snapshot_is_named(tmp_path):
+    _trainer(tmp_path, accuracies=[0.5] * 6).run()
+    (tmp_path / "snapshot_best.npz").write_bytes(b"no")
+    message = r"snapshot_best\.npz: corrupt snapshot.*; remove it, and the best of those still to come takes its place$"
+    with pytest.raises(snapshots.SnapshotError, match=message):
+        snapshots.load(tmp_path / "snapshot_iter_6.npz", _trainer(tmp_path, accuracies=[0.5] * 6))
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_after_a_resume_no_more_snapshots_are_kept(tmp_path, killed):
+    """Nor if the process was killed between a snapshot and the removal of the oldest one."""
+    _trainer(tmp_path, keep=2 + killed).run()
+    (tmp_path / "snapshot_iter_6.npz").unlink()
+    trainer = _trainer(tmp_path)
+    snapshots.load(tmp_path / "snapshot_iter_5.npz", trainer)
+    trainer.run()
+    names = sorted(name for name in os.listdir(tmp_path) if name.startswith("snapshot"))
+    assert names == ["snapshot_iter_5.npz", "snapshot_iter_6.npz"]
+
+
+def test_a_run_does_not_go_on_below_its_own_future(tmp_path):
+    _trainer(tmp_path).run()
+    path = tmp_path / "snapshot_iter_5.npz"
+    message = r"snapshot_iter_5\.npz: of iteration 5, and .* has later snapshots, up to .*snapshot_iter_6\.npz; remove"
+    with pytest.raises(snapshots.SnapshotError, match=message):
+        snapshots.check_newest(path, 5, tmp_path)
+    snapshots.check_newest(path, 6, tmp_path)
+    snapshots.check_newest(path, 5, tmp_path / "elsewhere")
 
 
 def test_the_newest_snapshot_is_that_of_the_latest_iteration(tmp_path):
@@ -250,9 +396,13 @@ def test_a_corrupt_snapshot_is_named(saved, tmp_path, damage):
     else:
         saved.unlink()
         saved.mkdir()
-    with pytest.raises(snapshots.SnapshotError, match=r"snapshot_iter_6\.npz: corrupt snapshot") as error:
+    then = r"; remove it, and --resume auto goes on from \S*snapshot_iter_5\.npz$"
+    with pytest.raises(snapshots.SnapshotError, match=r"snapshot_iter_6\.npz: corrupt snapshot.*" + then) as error:
         snapshots.load(saved, _trainer(tmp_path))
     assert "\n" not in str(error.value)
+    (tmp_path / "snapshot_iter_5.npz").unlink()
+    with pytest.raises(snapshots.SnapshotError, match=r"; remove it, and --resume auto starts afresh$"):
+        snapshots.load(saved, _trainer(tmp_path))
 
 
 def test_a_model_file_is_no_snapshot(tmp_path):
@@ -286,11 +436,14 @@ def test_results_folder_is_checked_without_leaving_anything(tmp_path):
         output.check("/proc/results", None)
 
 
-def test_what_a_killed_run_was_writing_is_cleared_away(tmp_path):
-    (tmp_path / ".tmp-1.npz").touch()
-    (tmp_path / "logab12").mkdir()
-    (tmp_path / "logab12" / "log.json").touch()
-    for name in ("log", "snapshot_iter_1.npz"):
+@pytest.mark.parametrize("resumed", [True, False])
+def test_what_a_killed_run_has_left_is_cleared_away(tmp_path, resumed):
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "events").touch()
+    own = {"config.yaml", "snapshot_iter_1.npz"}
+    for name in (".tmp-1.npz", "log.jsonl", "snapshot_best.npz", *own):
         (tmp_path / name).touch()
-    output.prepare(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["log", "snapshot_iter_1.npz"]
+    output.prepare(tmp_path, resumed=resumed)
+    assert set(os.listdir(tmp_path)) == own | ({"log.jsonl", "snapshot_best.npz", "tensorboard"} if resumed else set())
+    output.prepare(tmp_path / "new", resumed=resumed)
+    assert (tmp_path / "new").is_dir()

@@ -1,15 +1,25 @@
-"""What a run shows on the console: a progress bar, and a table with a line for each entry of the log."""
+"""What a run shows on the console: bars for training and evaluation, and a table with the entries of the log."""
 
+import math
 import sys
 
-from chainer.training import extension
+from chainer import dataset
+from chainer.training import extension, extensions
 from tqdm import tqdm
+
+from mixprec.backends.reading import Fetched, fetch
+from mixprec.training.accuracy import TOP
+
+_COLUMNS = ("epoch", "main/loss", "main/accuracy")
+_VALIDATION = ("validation/main/loss", "validation/main/accuracy", "validation/main/accuracy_top5")
+_OTHERS = ("lr", "loss_scale", "skipped", "images/s")
 
 
 class ProgressBar(extension.Extension):
     """A bar over the whole training with images/s and the remaining time, on standard error if that is a terminal.
 
-    It also shows the loss scale as it was last logged: to ask the optimizer in every step would let the GPU wait.
+    It also shows loss and loss scale. Nobody waits for either: the loss is copied to the host in passing, one at a
+    time, and shown when it is there, so that it may be a few steps old; the loss scale is the one that was last logged.
 
     Args:
         images: number of images in an epoch.
@@ -22,35 +32,105 @@ class ProgressBar(extension.Extension):
         self._images = images
         self._epochs = epochs
         self._bar = None
+        self._coming = None  # the loss that is on its way to the host
+        self._shown = {}
 
     def initialize(self, trainer):
         """Draws the bar where the training begins or goes on."""
-        self._bar = tqdm(
-            total=self._images * self._epochs,
-            initial=self._seen(trainer),
-            unit=" images",
-            disable=None,  # that is: unless standard error is a terminal
-            dynamic_ncols=True,
-        )
+        self._bar = _bar(self._images * self._epochs, initial=self._seen(trainer))
 
     def __call__(self, trainer):
         self._bar.update(self._seen(trainer) - self._bar.n)
-        if not self._bar.disable:
-            self._bar.set_description(f"epoch {trainer.updater.epoch + 1}/{self._epochs}", refresh=False)
-            if "loss_scale" in trainer.observation:
-                self._bar.set_postfix(loss_scale=f"{trainer.observation['loss_scale']:g}", refresh=False)
+        if self._bar.disable:
+            return
+        epoch = min(math.floor(trainer.updater.epoch_detail) + 1, self._epochs)
+        self._bar.set_description(f"epoch {epoch}/{self._epochs}", refresh=False)
+        if self._look(trainer.observation):
+            self._bar.set_postfix(self._shown, refresh=False)
 
     def finalize(self):
         """Removes the bar."""
         if self._bar is not None:
             self._bar.close()
 
+    def _look(self, observation):
+        """Takes what is there; returns whether something is new."""
+        before = dict(self._shown)
+        if self._coming is None and "main/loss" in observation:
+            self._coming = _fetch(observation["main/loss"])
+        if self._coming is not None and self._coming.done:
+            self._shown["loss"] = f"{float(self._coming.value):.4g}"
+            self._coming = None
+        if "loss_scale" in observation:
+            self._shown["loss_scale"] = f"{observation['loss_scale']:g}"
+        return self._shown != before
+
     def _seen(self, trainer):
         return round(trainer.updater.epoch_detail * self._images)
 
 
+class Shown(dataset.Iterator):
+    """The iterator of an evaluation, with a bar that is there as long as it runs.
+
+    Args:
+        iterator: iterator over batches ``(x, t)`` that ends, and has ``reset``.
+        images: number of images that it delivers.
+        before_batch: called before each batch is delivered.
+    """
+
+    def __init__(self, iterator, images, before_batch=lambda: None):
+        self._iterator = iterator
+        self._images = images
+        self._before_batch = before_batch
+        self._bar = None
+
+    def reset(self):
+        """Rewinds, and draws a new bar."""
+        self._close()
+        self._iterator.reset()
+        self._bar = _bar(self._images, desc="validation", leave=False)
+
+    def __next__(self):
+        try:
+            batch = next(self._iterator)
+            self._before_batch()
+        except BaseException:
+            self._close()
+            raise
+        if self._bar is not None:
+            self._bar.update(min(len(batch[0]), self._images - self._bar.n))  # a padded batch has more than are left
+        return batch
+
+    def finalize(self):
+        """Ends the iterator and the bar."""
+        self._close()
+        self._iterator.finalize()
+
+    def _close(self):
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class Table(extensions.PrintReport):
+    """A line for each entry of the log; those from before a resume are not printed again.
+
+    Args:
+        classes: number of classes: with up to 5 there is no top-5 accuracy.
+        validation: whether there is one.
+    """
+
+    def __init__(self, classes, validation):
+        shown = _VALIDATION[: 3 if classes > TOP else 2] if validation else ()
+        super().__init__((*_COLUMNS, *shown, *_OTHERS), log_report="LogReport", out=Lines())
+
+    def initialize(self, trainer):
+        """Looks how long the log is already."""
+        self._log_len = len(trainer.get_extension("LogReport").log)
+
+
 class Lines:
-    """The stream for Chainer's PrintReport: whole lines, above the progress bar and without cursor controls."""
+    """The stream for Chainer's PrintReport: whole lines, above the bars and without cursor controls."""
 
     def __init__(self):
         self._pending = ""
@@ -59,8 +139,19 @@ class Lines:
         """Takes a part of a line and prints the lines that are complete."""
         *lines, self._pending = (self._pending + text.replace("\033[J", "")).split("\n")
         for line in lines:
-            tqdm.write(line, file=sys.stdout)
+            tqdm.write(line.rstrip(), file=sys.stdout)
 
     def flush(self):
         """Flushes standard output."""
         sys.stdout.flush()
+
+
+def _bar(images, **settings):
+    # disable=None: unless standard error is a terminal
+    return tqdm(total=images, unit=" images", disable=None, dynamic_ncols=True, **settings)
+
+
+def _fetch(value):
+    value = value[0] if isinstance(value, tuple) else value  # (value, weight)
+    value = getattr(value, "array", value)  # of a variable
+    return value if isinstance(value, Fetched) else fetch(value)

@@ -1,43 +1,73 @@
 """Evaluation in which every image counts the same."""
 
+import collections
+import contextlib
+
+import numpy as np
 from chainer import no_backprop_mode, reporter
 from chainer.dataset import concat_examples
 from chainer.training import extensions
 
-from mixprec.training.log_report import DictSummary
+from mixprec.training.accuracy import valid_images
+from mixprec.training.log_report import DictSummary, Summary
 
 
 class Evaluator(extensions.Evaluator):
     """Chainer's evaluator, with the mean taken over images instead of batches.
 
-    Chainer's own gives the last, smaller batch the weight of a full one. What a GPU has computed is summed on the host,
+    Chainer's own gives the last, smaller batch the weight of a full one. Here a batch has the weight of its labels that
+    are not -1, so that padding does not count, and sums are in float64. What a GPU has computed is summed on the host,
     which waits for it once, at the end.
 
     Args:
         iterator: iterator over the images, with ``reset``.
         target: the model.
-        converter: callable from a batch and a device to the model's positional arguments.
+        converter: callable from a batch and a device to the model's positional arguments: images, and labels.
         device: Chainer's device.
         eval_func: what is called in place of the model and reports for it, such as
             :func:`mixprec.graph_capture.capture_evaluation`; ``None`` calls the model.
+        weights: function that returns a context manager, inside of which the model has the weights to be evaluated.
     """
 
     default_name = "validation"
 
-    def __init__(self, iterator, target, converter=concat_examples, device=None, eval_func=None):
+    def __init__(
+        self,
+        iterator,
+        target,
+        converter=concat_examples,
+        device=None,
+        eval_func=None,
+        weights=contextlib.nullcontext,
+    ):
         super().__init__(iterator, target, converter=converter, device=device, eval_func=eval_func)
+        self._weights = weights
 
     def evaluate(self):
         """Runs over the iterator once and returns the means of what the model reports."""
         iterator = self.get_iterator("main")
-        evaluate = self.eval_func or self.get_target("main")
         iterator.reset()
-        summary = DictSummary()
-        for batch in iterator:
-            arrays = self.converter(batch, self.device)
-            observation = {}
-            with reporter.report_scope(observation), no_backprop_mode():
-                evaluate(*arrays)
-            images = len(arrays[0])
-            summary.add({key: (value, images) for key, value in observation.items()})
+        summary = _Means()
+        with self._weights():
+            for batch in iterator:
+                arrays = self.converter(batch, self.device)
+                images = valid_images(arrays)
+                summary.add({key: (value, images) for key, value in self._observe(arrays).items()})
         return summary.compute_mean()
+
+    def _observe(self, arrays):
+        observation = {}
+        with reporter.report_scope(observation), no_backprop_mode():
+            (self.eval_func or self.get_target("main"))(*arrays)
+        return observation
+
+
+class _Means(DictSummary):
+    def __init__(self):
+        self._summaries = collections.defaultdict(_Mean)
+
+
+class _Mean(Summary):
+    def __init__(self):
+        super().__init__()
+        self._x = self._x2 = np.float64(0)  # sums over 50,000 images, in float64

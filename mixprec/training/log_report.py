@@ -1,12 +1,18 @@
-"""Chainer's log, without waiting for a GPU in every step."""
+"""Chainer's log, as JSON lines, without waiting for a GPU in every step."""
 
 import collections
 import copy
+import json
+import math
+import os
 
 from chainer import reporter
 from chainer.training import extensions
 
+from mixprec import files
 from mixprec.backends.reading import Fetched, fetch, known
+
+LOG = "log.jsonl"
 
 
 class LogReport(extensions.LogReport):
@@ -16,7 +22,34 @@ class LogReport(extensions.LogReport):
     the device with each mean. Here each value costs a small copy, which nobody waits for before its sum is wanted: for
     an entry of the log, or in a snapshot. Order and dtype of the sums are Chainer's, so that the entries are the same,
     and each can read the other's snapshots.
+
+    The file has one entry a line, a JSON object (https://jsonlines.org); a value that is inf or NaN is ``null`` there.
+    It is replaced as a whole, so that it is never half written. When a run is resumed it becomes that of the snapshot.
+
+    Args:
+        keys, trigger, postprocess: as for Chainer's extension.
+        filename: name of the file in the results folder, formatted with the entry; ``None`` writes none.
     """
+
+    def __init__(self, keys=None, trigger=(1, "epoch"), postprocess=None, filename=LOG):
+        super().__init__(keys, trigger, postprocess, log_name=None)  # the file is not Chainer's business
+        self._filename = filename
+
+    def initialize(self, trainer):
+        """Writes the file of a run that is resumed: it may have entries that the snapshot does not know."""
+        self._write(trainer)
+
+    def __call__(self, trainer):
+        entries = len(self.log)
+        super().__call__(trainer)
+        if len(self.log) > entries:
+            self._write(trainer)
+
+    def _write(self, trainer):
+        if self._filename is None or not self.log:
+            return
+        path = os.path.join(trainer.out, self._filename.format(**self.log[-1]))
+        files.write_text(path, "".join(map(_line, self.log)))
 
     def _init_summary(self):
         self._summary = DictSummary()
@@ -69,6 +102,10 @@ class Summary(reporter.Summary):
     def _add_first(self):
         value, weight = (part.value if isinstance(part, Fetched) else part for part in self._coming.popleft())
         super().add(value, weight)
+
+
+def _line(entry):
+    return json.dumps({key: value if math.isfinite(value) else None for key, value in entry.items()}) + "\n"
 
 
 def _on_its_way(value):

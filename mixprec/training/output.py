@@ -6,7 +6,8 @@ import shutil
 import tempfile
 
 from mixprec import files
-from mixprec.training import snapshots
+from mixprec.training import snapshots, tensorboard
+from mixprec.training.log_report import LOG
 
 
 class OutputError(ValueError):
@@ -55,14 +56,19 @@ def check(out, resume):
         raise OutputError(f"{out}: not writable ({error.strerror}); give another --out") from error
 
 
-def prepare(out):
-    """Creates ``out``, or clears it of what a killed run was just writing."""
+def prepare(out, *, resumed):
+    """Creates ``out``, or clears it of what a killed run was just writing.
+
+    Args:
+        out: results folder.
+        resumed: whether the run goes on from a snapshot; if not, a killed run's log and best snapshot are none of it.
+    """
     os.makedirs(out, exist_ok=True)
     for name in os.listdir(out):
         path = os.path.join(out, name)
-        if name.startswith(files.TEMPORARY):
+        if name.startswith(files.TEMPORARY) or (not resumed and name in (LOG, snapshots.BEST)):
             os.remove(path)
-        elif name.startswith("log") and os.path.isdir(path):  # Chainer's LogReport writes in a folder log<random>
+        elif not resumed and name == tensorboard.FOLDER:
             shutil.rmtree(path)
 
 

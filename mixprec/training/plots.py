@@ -13,18 +13,24 @@ _PLOTS = {
     "accuracy.png": (
         "accuracy",
         None,
-        {"main/accuracy": "training", "validation/main/accuracy": "validation"},
+        {
+            "main/accuracy": "training",
+            "validation/main/accuracy": "validation",
+            "validation/main/accuracy_top5": "validation, top 5",
+        },
     ),
+    "learning_rate.png": ("learning rate", None, {"lr": "learning rate"}),
     "loss_scale.png": ("loss scale", 2, {"loss_scale": "loss scale"}),
     "gradient_norm.png": ("gradient norm, unscaled", 10, {"gradient_norm": "gradient norm"}),
-    "learning_rate.png": ("learning rate", None, {"lr": "learning rate"}),
+    "images_per_second.png": ("images/s in training", None, {"images/s": "images/s"}),
 }
 
 
 class Plots(extension.Extension):
-    """Redraws loss, accuracy, loss scale, gradient norm and learning rate over the epochs, at the trigger of the log.
+    """Redraws the curves of a run over its epochs, at the trigger of the log.
 
-    The points come from the log, so that they are those of the whole run also after a resume.
+    They are loss, accuracy, learning rate, loss scale, gradient norm and images/s. The points come from the log, so
+    that they are those of the whole run also after a resume.
 
     Args:
         log_report: Chainer's :class:`~chainer.training.extensions.LogReport`.

@@ -1,51 +1,141 @@
 """Learning-rate schedules as pure functions of the epoch."""
 
+import dataclasses
 import math
 
 from chainer.training import extension
+
+from mixprec.data.loaders.epochs import Epochs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rates:
+    """The learning rate over the epochs.
+
+    The first ``warmup_epochs`` rise linearly from one iteration's share of ``peak`` to all of it (Goyal et al. 2017,
+    arXiv:1706.02677, section 2.2). What follows depends on ``kind``; ``progress`` is 0 at the end of the warm-up and 1
+    at the end of training:
+
+    ============  ================================================================================================
+    ``constant``  ``peak``
+    ``cosine``    ``end + (peak - end) * (1 + cos(pi * progress)) / 2`` (Loshchilov & Hutter 2017, arXiv:1608.03983,
+                  without restarts)
+    ``step``      ``peak * gamma ** n`` after n of the ``milestones`` (He et al. 2015, arXiv:1512.03385, with gamma 0.1)
+    ``poly``      ``end + (peak - end) * (1 - progress) ** power`` (You et al. 2017, arXiv:1708.03888, and MLPerf's
+                  reference for LARS, with power 2)
+    ============  ================================================================================================
+
+    Attributes:
+        kind: one of these.
+        peak: learning rate at the end of the warm-up.
+        end: learning rate at the end of training, for ``cosine`` and ``poly``.
+        epochs: length of training in epochs.
+        warmup_epochs: length of the warm-up in epochs, may be fractional; less than ``epochs``.
+        iteration_epochs: length of one iteration in epochs.
+        milestones: epochs, for ``step``.
+        gamma: factor at each of them.
+        power: exponent, for ``poly``.
+    """
+
+    kind: str
+    peak: float
+    end: float = 0.0
+    epochs: int
+    warmup_epochs: float = 0.0
+    iteration_epochs: float
+    milestones: tuple[float, ...] = ()
+    gamma: float = 0.1
+    power: float = 2.0
+
+    def at(self, epoch):
+        """Returns the learning rate of the iteration that starts at ``epoch`` (a float)."""
+        if epoch < self.warmup_epochs:
+            return self.peak * min(1.0, (epoch + self.iteration_epochs) / self.warmup_epochs)
+        if self.kind == "constant":
+            return self.peak
+        if self.kind == "step":
+            return self.peak * self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
+        left = 1.0 - min(1.0, (epoch - self.warmup_epochs) / (self.epochs - self.warmup_epochs))
+        share = left**self.power if self.kind == "poly" else (1.0 - math.cos(math.pi * left)) / 2
+        return self.end + (self.peak - self.end) * share
 
 
 class Schedule(extension.Extension):
     """Sets the learning rate before every iteration, from the epoch alone.
 
-    There is nothing to save: a resumed run computes the same values. The first ``warmup_epochs`` rise linearly from one
-    iteration's share (Goyal et al. 2017, section 2.2); after that the rate is constant or follows half a cosine to 0
-    at the end of training (Loshchilov & Hutter 2017, without restarts).
+    There is nothing to save: a resumed run computes the same values.
 
     Args:
         optimizer: optimizer whose ``attribute`` is set.
         attribute: ``"lr"``, or ``"alpha"`` for the Adam family.
-        peak: learning rate at the end of the warm-up.
-        kind: ``"constant"`` or ``"cosine"``.
-        epochs: length of training in epochs.
-        warmup_epochs: length of the warm-up in epochs, may be fractional.
-        iteration_epochs: length of one iteration in epochs.
+        rates: :class:`Rates`.
     """
 
     trigger = 1, "iteration"
     priority = extension.PRIORITY_READER - 1  # after the log, which shows the rate of the iteration that just ran
 
-    def __init__(self, optimizer, attribute, *, peak, kind, epochs, warmup_epochs, iteration_epochs):
+    def __init__(self, optimizer, attribute, rates):
         self._optimizer = optimizer
         self._attribute = attribute
-        self._peak = peak
-        self._kind = kind
-        self._epochs = epochs
-        self._warmup_epochs = warmup_epochs
-        self._iteration_epochs = iteration_epochs
-
-    def rate(self, epoch):
-        """Returns the learning rate of the iteration that starts at ``epoch`` (a float)."""
-        if epoch < self._warmup_epochs:
-            return self._peak * min(1.0, (epoch + self._iteration_epochs) / self._warmup_epochs)
-        if self._kind == "constant":
-            return self._peak
-        progress = (epoch - self._warmup_epochs) / (self._epochs - self._warmup_epochs)
-        return self._peak * 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
+        self._rates = rates
 
     def initialize(self, trainer):
         """Sets the rate of the first iteration, or of the one after a resume."""
         self(trainer)
 
     def __call__(self, trainer):
-        setattr(self._optimizer, self._attribute, self.rate(trainer.updater.epoch_detail))
+        setattr(self._optimizer, self._attribute, self._rates.at(trainer.updater.epoch_detail))
+
+
+def rates_of(config, images, ranks=1):
+    """Returns the :class:`Rates` that a config describes.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        images: number of training images.
+        ranks: number of processes that train together.
+    """
+    schedule = config.schedule
+    peak, end = (scaled_rate(config, rate, ranks) for rate in (config.optimizer.lr, schedule.end_lr))
+    return Rates(
+        kind=schedule.kind,
+        peak=peak,
+        end=end,
+        epochs=config.training.epochs,
+        warmup_epochs=schedule.warmup_epochs,
+        iteration_epochs=1 / steps_per_epoch(config, images, ranks),
+        milestones=schedule.milestones,
+        gamma=schedule.gamma,
+        power=schedule.power,
+    )
+
+
+def steps_per_epoch(config, images, ranks=1):
+    """Returns the number of steps of the optimizer in an epoch; the last one may have fewer batches than the others."""
+    training = config.training
+    epochs = Epochs(images=images, batch_size=training.batch_size, last_batch=config.data.last_batch, num_shards=ranks)
+    return -(-epochs.batches // training.accumulate)
+
+
+def images_per_step(config, ranks=1):
+    """Returns the number of images in a step of the optimizer: batch size * accumulated batches * processes."""
+    return config.training.batch_size * config.training.accumulate * ranks
+
+
+def scaled_rate(config, rate, ranks=1):
+    """Returns a learning rate of a config for the number of images that its steps have.
+
+    By the linear scaling rule (Goyal et al. 2017, arXiv:1706.02677, section 2.1), ``rate * images_per_step /
+    lr_images``; as it is if ``optimizer.lr_images`` is null.
+    """
+    base = config.optimizer.lr_images
+    return rate if base is None else rate * images_per_step(config, ranks) / base
+
+
+def described_rate(config, ranks=1):
+    """Returns the peak of the learning rate, and what it was scaled from, as text."""
+    optimizer, images = config.optimizer, images_per_step(config, ranks)
+    text = f"{scaled_rate(config, optimizer.lr, ranks):g} at its peak, with {images} images in a step"
+    if optimizer.lr_images is not None and optimizer.lr_images != images:
+        text += f" ({optimizer.lr:g} * {images} / {optimizer.lr_images})"
+    return text

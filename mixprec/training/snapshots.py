@@ -1,17 +1,21 @@
 """Snapshots: written atomically, found again after a kill, and checked before anything is loaded from them."""
 
+import math
 import os
 import re
 import zipfile
 import zlib
 
 import numpy as np
-from chainer import serializers
+from chainer import Deserializer, serializers
+from chainer.serializers import npz
+from chainer.training import extension as chainer_extension
 from chainer.training import extensions
 from chainer.training.extensions import snapshot_writers
 
 from mixprec import files
 
+BEST = "snapshot_best.npz"
 _FILE = re.compile(r"snapshot_iter_(\d+)\.npz")
 _MODEL = "updater/model:main"
 
@@ -20,29 +24,86 @@ class SnapshotError(ValueError):
     """A snapshot that cannot be used; the message is one line and names the file."""
 
 
+class WriteError(RuntimeError):
+    """A snapshot that cannot be written; the message is one line and names the file."""
+
+
 class AtomicWriter(snapshot_writers.SimpleWriter):
-    """Writes a snapshot through a temporary file, synced to disk before it is renamed."""
+    """Writes a snapshot through a temporary file, synced to disk before it is renamed.
+
+    Attributes:
+        written: name of the file that was last written, or ``None``.
+    """
+
+    written = None
 
     def save(self, filename, outdir, target, savefun, **kwds):
-        """Saves ``target`` to ``outdir/filename``; called by Chainer's snapshot extension."""
-        with files.replacing(os.path.join(outdir, filename)) as temporary:
-            savefun(temporary, target, **kwds)
-        self._post_save()
+        """Saves ``target`` to ``outdir/filename``; called by Chainer's snapshot extension.
+
+        Raises:
+            WriteError: the disk is full, the folder is gone...
+        """
+        path = os.path.join(outdir, filename)
+        try:
+            with files.replacing(path) as temporary:
+                # Weights hardly get smaller, and compressing them takes longer than SIGTERM leaves time for.
+                savefun(temporary, target, compression=False, **kwds)
+            self.written = filename
+            self._post_save()
+        except OSError as error:
+            raise WriteError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def extension(keep):
-    """Returns Chainer's snapshot extension, writing atomically and keeping the ``keep`` newest files."""
+    """Returns Chainer's snapshot extension, writing atomically and keeping the ``keep`` newest files.
+
+    The newest are those written last, whoever wrote them: also before a resume.
+    """
     return extensions.snapshot(filename="snapshot_iter_{.updater.iteration}.npz", writer=AtomicWriter(), n_retains=keep)
+
+
+class BestSnapshot(chainer_extension.Extension):
+    """Keeps the snapshot with the highest value of an observation, in ``snapshot_best.npz``; of equal ones the first.
+
+    The value is in the file, and a resumed run compares with that: it belongs to the file at any time, also if the run
+    goes on from a snapshot that is older than it.
+
+    Args:
+        out: results folder.
+        key: name of the observation; called in other iterations, it does nothing.
+    """
+
+    trigger = 1, "iteration"
+    priority = -99  # before the regular snapshot: a kill between the two must not lose it
+
+    def __init__(self, out, key="validation/main/accuracy"):
+        self._path = os.path.join(out, BEST)
+        self._key = key
+        self._value = -math.inf
+
+    def __call__(self, trainer):
+        value = float(trainer.observation.get(self._key, -math.inf))
+        if value > self._value:
+            self._value = value
+            folder, name = os.path.split(self._path)
+            AtomicWriter()(name, folder, npz.serialize(trainer))
+
+    def serialize(self, serializer):
+        """Saves the value; to load is to look into the file of the best.
+
+        Raises:
+            SnapshotError: there is one, and it cannot be read.
+        """
+        if not isinstance(serializer, Deserializer):
+            serializer("value", self._value)
+        elif os.path.exists(self._path):
+            self._value = float(_read(self._path, [f"extensions/{self.name}/value"]).popitem()[1])
 
 
 def newest(folder):
     """Returns the path of the snapshot of the latest iteration in ``folder``, or ``None``."""
-    if not os.path.isdir(folder):
-        return None
-    matches = [match for match in map(_FILE.fullmatch, os.listdir(folder)) if match]
-    if not matches:
-        return None
-    return os.path.join(folder, max(matches, key=lambda match: int(match[1]))[0])
+    iterations = _iterations(folder)
+    return _path(folder, max(iterations)) if iterations else None
 
 
 def load(path, trainer):
@@ -65,15 +126,76 @@ def load(path, trainer):
         raise SnapshotError(f"{path}: not a snapshot of this run: {error}") from error
 
 
-def _read(path):
+def check_newest(path, iteration, folder):
+    """Makes sure that a run that goes on from a snapshot does not meet its own future in its results folder.
+
+    ``--resume auto`` would take what is there for newer.
+
+    Args:
+        path: snapshot file.
+        iteration: its iteration.
+        folder: results folder.
+
+    Raises:
+        SnapshotError: the folder has a snapshot of a later iteration.
+    """
+    later = max(_iterations(folder), default=0)
+    if later > iteration:
+        raise SnapshotError(
+            f"{path}: of iteration {iteration}, and {folder} has later snapshots, up to {_path(folder, later)}; remove "
+            f"those, or give another --out"
+        )
+
+
+def check_length(path, epoch, epochs):
+    """Makes sure that a run that goes on from a snapshot is not over already, at a place that it will never come to.
+
+    Args:
+        path: snapshot file.
+        epoch: its place, in epochs.
+        epochs: length of training in epochs.
+
+    Raises:
+        SnapshotError: the snapshot is of a longer run.
+    """
+    if epoch > epochs:
+        raise SnapshotError(f"{path}: of epoch {epoch:g}, and training.epochs is {epochs}; it must be at least that")
+
+
+def _iterations(folder):
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return [int(match[1]) for match in map(_FILE.fullmatch, names) if match]
+
+
+def _path(folder, iteration):
+    return os.path.join(folder, f"snapshot_iter_{iteration}.npz")
+
+
+def _read(path, names=None):
+    """Reads all arrays of a file, or those of these names, by name."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+            return {name: archive[name] for name in names or archive.files}
     except FileNotFoundError as error:
         raise SnapshotError(f"{path}: no such snapshot") from error
+    except KeyError as error:
+        raise SnapshotError(f"{path}: not a snapshot of this run: {error.args[0]}") from error
     except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SnapshotError(f"{path}: corrupt snapshot, or not a snapshot at all ({reason})") from error
+        raise SnapshotError(f"{path}: corrupt snapshot, or not a snapshot at all ({reason}){_instead(path)}") from error
+
+
+def _instead(path):
+    """What to do about a corrupt snapshot, if that is known."""
+    folder, name = os.path.split(path)
+    if name == BEST:
+        return "; remove it, and the best of those still to come takes its place"
+    match = _FILE.fullmatch(name)
+    if match is None:
+        return ""
+    older = [number for number in _iterations(folder or ".") if number < int(match[1])]
+    then = f"goes on from {_path(folder, max(older))}" if older else "starts afresh"
+    return f"; remove it, and --resume auto {then}"
 
 
 def _check_model(path, arrays, model):

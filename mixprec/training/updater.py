@@ -7,12 +7,64 @@ from chainer.dataset import convert
 from chainer.training import extension, updaters
 
 import mixprec
+from mixprec.training.accumulation import Accumulated
 
 
 class TimedUpdater(updaters.StandardUpdater):
-    """Chainer's updater; ``seconds`` sums up its own time, without evaluation and snapshots."""
+    """Chainer's updater; ``seconds`` sums up its own time, without evaluation and snapshots.
+
+    An iteration is a step of the optimizer. With ``accumulate`` it has as many batches of the iterator, or fewer at the
+    end of an epoch, see :class:`~mixprec.training.accumulation.Accumulated`; these are tuples then.
+
+    Args:
+        iterator: as for ``StandardUpdater``.
+        optimizer: likewise.
+        args: all that ``StandardUpdater`` takes: ``converter``, ``device``, ``loss_func``...
+        kwargs: likewise.
+        accumulate: number of batches in a step.
+    """
 
     seconds = 0.0
+
+    def __init__(self, iterator, optimizer, *args, accumulate=1, **kwargs):
+        super().__init__(iterator, optimizer, *args, **kwargs)
+        self._accumulate = accumulate
+        self._began = None  # where the last iteration began, in epochs
+
+    @property
+    def previous_epoch_detail(self):
+        """Where the last iteration began, in epochs."""
+        return super().previous_epoch_detail if self._began is None else self._began
+
+    def update_core(self):
+        """Runs one step on the next batches."""
+        iterator = self.get_iterator("main")
+        self._began = iterator.epoch_detail
+        arguments = self._batches(iterator) if self._accumulate > 1 else self._batch(iterator)
+        if isinstance(arguments, tuple):
+            self._step(*arguments)
+        elif isinstance(arguments, dict):
+            self._step(**arguments)
+        else:
+            self._step(arguments)
+        if self.auto_new_epoch and iterator.is_new_epoch:
+            self.get_optimizer("main").new_epoch(auto=True)
+
+    def _batch(self, iterator):
+        return convert._call_converter(self.converter, iterator.next(), self.input_device)
+
+    def _batches(self, iterator):
+        batches = [self._batch(iterator)]
+        while len(batches) < self._accumulate and not iterator.is_new_epoch:
+            batches.append(self._batch(iterator))
+        return batches
+
+    def _lossfun(self):
+        lossfun = self.loss_func or self.get_optimizer("main").target
+        return Accumulated(lossfun) if self._accumulate > 1 else lossfun
+
+    def _step(self, *args, **kwargs):
+        self.get_optimizer("main").update(self._lossfun(), *args, **kwargs)
 
     def update(self):
         """Runs one iteration."""
@@ -40,6 +92,7 @@ class CapturedUpdater(TimedUpdater):
         args: all that ``StandardUpdater`` takes: ``converter``, ``device``, ``loss_func``...; the loss function cannot
             be replaced later.
         kwargs: likewise.
+        accumulate: as for :class:`TimedUpdater`.
         warmup: as for :func:`mixprec.capture`.
         graphs: likewise.
         other_shapes: likewise.
@@ -58,25 +111,15 @@ class CapturedUpdater(TimedUpdater):
         super().__init__(iterator, optimizer, *args, **kwargs)
         self.step = mixprec.capture(
             self.get_optimizer("main"),
-            self.loss_func,
+            self._lossfun() if self._accumulate > 1 else self.loss_func,
             warmup=warmup,
             graphs=graphs,
             other_shapes=other_shapes,
             required=required,
         )
 
-    def update_core(self):
-        """Runs one step on the next batch."""
-        iterator = self.get_iterator("main")
-        arrays = convert._call_converter(self.converter, iterator.next(), self.input_device)
-        if isinstance(arrays, tuple):
-            self.step(*arrays)
-        elif isinstance(arrays, dict):
-            self.step(**arrays)
-        else:
-            self.step(arrays)
-        if self.auto_new_epoch and iterator.is_new_epoch:
-            self.get_optimizer("main").new_epoch(auto=True)
+    def _step(self, *args, **kwargs):
+        self.step(*args, **kwargs)
 
 
 class Throughput(extension.Extension):

@@ -1,0 +1,59 @@
+"""The gradient of several batches for one step of the optimizer, with the activations of one batch at a time."""
+
+import contextlib
+
+import chainer
+import numpy as np
+
+from mixprec.backends.reading import known
+from mixprec.training.accuracy import valid_images
+
+
+class Accumulated:
+    """A loss function of several batches, for :meth:`mixprec.MixedPrecisionOptimizer.update` and ``mixprec.capture``.
+
+    ``update(Accumulated(lossfun), batches)`` is a step with the gradient of the mean loss over all images of the
+    batches whose labels are not -1, however they are distributed. What ``lossfun`` reports is reported once, as the
+    mean over these images. Running statistics move once for each batch.
+
+    Args:
+        lossfun: loss function of one batch: a mean over its images.
+    """
+
+    def __init__(self, lossfun):
+        self._lossfun = lossfun
+
+    def __call__(self, batches):
+        """Yields the weighted loss of each batch; the graph of one is gone before the next one is computed.
+
+        Args:
+            batches: list of tuples, the arguments of ``lossfun``: images, and labels.
+        """
+        means = {}
+        for batch, weight in zip(batches, _weights(batches), strict=True):
+            yield self._loss(batch, weight, means)
+        chainer.report(means)
+
+    def _loss(self, batch, weight, means):
+        observation = {}
+        with _reporting_to(observation):
+            loss = self._lossfun(*batch)
+        for name, value in observation.items():
+            value = chainer.as_array(value) if isinstance(value, chainer.Variable) else value
+            if getattr(value, "ndim", 0) == 0:
+                means[name] = means.get(name, 0) + weight * value
+        return loss * weight
+
+
+def _weights(batches):
+    """Returns the share of each batch in the images that count, float32, where the labels are."""
+    counts = list(map(valid_images, batches))
+    total = sum(counts)
+    total = max(total, 1) if known(total) else chainer.backend.get_array_module(total).maximum(total, 1)
+    return [np.float32(count / total) if known(count) else (count / total).astype(np.float32) for count in counts]
+
+
+def _reporting_to(observation):
+    if chainer.reporter._get_reporters():
+        return chainer.report_scope(observation)
+    return contextlib.nullcontext()

@@ -1,0 +1,77 @@
+"""Accuracies over the labels that count, for which the host reads nothing, so that a CUDA graph can hold them."""
+
+import chainer
+import numpy as np
+
+from mixprec import functions
+
+IGNORED = -1  # the label of padding, as in chainer.functions.softmax_cross_entropy
+TOP = 5
+
+
+def accuracy(y, t):
+    """Returns the share of labels whose logit is the largest, the first one among equals, as an argmax has it.
+
+    Chainer's own function looks at the number of ignored labels on the host, and counts in the dtype of the logits.
+
+    Args:
+        y: logits (N, K), variable or array.
+        t: labels (N,), signed integers; -1 is ignored.
+
+    Returns:
+        chainer.Variable: float32 of shape (); 0 if no label counts.
+    """
+    y, t = _logits(y), chainer.as_array(t)
+    return _share(y.argmax(axis=1) == t, t)
+
+
+def top_k_accuracy(y, t, k=TOP):
+    """Returns the share of labels whose logit is among the k largest.
+
+    Logits that are equal to that of the label count as larger ones. Where there are such, ``torch.topk`` may pick
+    either; this is the worst it may do. So do logits that are NaN.
+
+    Args:
+        y: logits (N, K), variable or array; K is larger than k.
+        t: labels (N,), signed integers; -1 is ignored.
+        k: number of logits.
+
+    Returns:
+        chainer.Variable: float32 of shape (); 0 if no label counts.
+    """
+    y, t = _logits(y), chainer.as_array(t)
+    xp = chainer.backend.get_array_module(y)
+    of_label = xp.take_along_axis(y, xp.maximum(t, 0)[:, None], axis=1)
+    rank = (~(y < of_label)).sum(axis=1)  # from 1: the label's own logit is one of these
+    return _share((rank <= k) & (t != IGNORED), t)
+
+
+def valid_labels(t):
+    """Returns the number of labels that are not -1, on the device of ``t``."""
+    return (t != IGNORED).sum()
+
+
+def valid_images(arrays):
+    """Returns how many images of a batch count.
+
+    Args:
+        arrays: tuple of arrays, the first with images. If the second has integers, these are labels.
+
+    Returns:
+        An integer or, if labels are on a device, an array of shape () there.
+    """
+    if len(arrays) > 1 and arrays[1].dtype.kind == "i":
+        return valid_labels(arrays[1])
+    return len(arrays[0])
+
+
+def _logits(y):
+    # In 16 bits NumPy is slow, and CuPy cannot do everything.
+    y = chainer.as_array(y)
+    return functions.cast(y, np.float32).array if y.dtype.itemsize == 2 else y
+
+
+def _share(correct, t):
+    xp = chainer.backend.get_array_module(t)
+    share = correct.sum() / xp.maximum(valid_labels(t), 1)
+    return chainer.Variable(xp.asarray(share, dtype=np.float32), requires_grad=False)

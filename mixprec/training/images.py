@@ -1,0 +1,189 @@
+"""The images of a config: where they come from, and the iterators over them."""
+
+import os
+
+from chainer import backend
+
+from mixprec import files
+from mixprec.backends.announcements import announce
+from mixprec.data.errors import DataError
+from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
+from mixprec.data.loaders.dali import DaliIterator
+from mixprec.data.loaders.pillow import PillowIterator
+from mixprec.data.loaders.pipeline import require_dali
+from mixprec.data.loaders.synthetic import SyntheticIterator
+from mixprec.data.sources.classes import check_classes, check_labels, check_same_classes, write_classes
+from mixprec.data.sources.opening import open_images
+
+_CLASSES = "classes.txt"
+_SKIPPED = "skipped.txt"
+
+
+def open_sources(config):
+    """Scans the images of a config, and checks that they fit each other and the model.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+
+    Returns:
+        ``(train, val)``: from :func:`mixprec.data.sources.opening.open_images`. With synthetic data ``train`` has a
+        length and nothing else, and ``val`` is ``None``.
+
+    Raises:
+        DataError: they do not fit, or an image is bad; the message is one line that names the culprit.
+    """
+    data = config.data
+    if data.format == "synthetic":
+        train, val = range(data.synthetic_images), None
+    else:
+        for name, path in (("data.train", data.train), ("data.val", data.val)):
+            if not os.path.exists(path):  # both before the first is scanned, which may take minutes
+                raise DataError(f"{path}: no such file or folder; {name} says where the images are")
+        train, val = (open_images(path, data.format, data.root, data.on_error) for path in (data.train, data.val))
+        check_same_classes(train, val)
+        for source in (train, val):
+            check_labels(source, config.model.classes)
+    if len(train) < config.training.batch_size:
+        where = "data.synthetic_images" if val is None else data.train
+        raise DataError(f"{where}: {len(train)} images, but training.batch_size is {config.training.batch_size}")
+    return train, val
+
+
+def train_iterator(config, images, device):
+    """Returns the iterator over the training images, the first of :func:`open_sources`; it repeats for ever.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        images: what to read.
+        device: Chainer's device; on a GPU DALI delivers arrays of CuPy.
+    """
+    data, batch_size = config.data, config.training.batch_size
+    keywords = {**_common(config), "last_batch": data.last_batch, "size": data.size}
+    if data.format == "synthetic":
+        return SyntheticIterator(len(images), batch_size, classes=config.model.classes, device=device, **keywords)
+    return _loader(data, device)(
+        images,
+        batch_size,
+        train=True,
+        crop_area=data.crop_area,
+        flip=data.flip,
+        shuffle_window=data.shuffle_window,
+        **_decoding(data),
+        **keywords,
+    )
+
+
+def val_iterator(config, images, device, *, one_shape):
+    """Returns the iterator over the validation images, the second of :func:`open_sources`; it ends after one pass.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        images: what to read.
+        device: Chainer's device.
+        one_shape: whether the last batch is filled up, with labels of -1, so that one graph does for all batches.
+    """
+    data = config.data
+    return _loader(data, device)(
+        images,
+        min(config.training.batch_size, len(images)),
+        train=False,
+        size=data.val_size or data.size,
+        resize=data.resize,
+        last_batch="pad" if one_shape else "partial",
+        **_decoding(data),
+        **_common(config),
+    )
+
+
+def converter_of(config):
+    """Returns the converter for batches of these iterators."""
+    return to_padded_nchw if config.data.pad_channels else to_nchw
+
+
+def describe(config, train, val, device):
+    """Returns in words, as a list of lines, what the images are and who makes the batches."""
+    data = config.data
+    if val is None:
+        return [f"data: random numbers in place of {len(train)} images, the same in each step; no validation"]
+    lines = [f"data: {len(train)} training and {len(val)} validation images in {len(train.classes)} classes"]
+    skipped = sum(len(source.skipped) for source in (train, val))
+    if skipped:
+        lines.append(f"skipped: {skipped} files that are no intact images, listed in {_SKIPPED}")
+    if _loader_class(data) is PillowIterator:
+        return [*lines, f"loader: Pillow in {data.threads} processes"]
+    where = "on the CPU"
+    if _is_gpu(device):
+        where = "on the GPU" if data.decode == "gpu" else "on the CPU, and augmented on the GPU"
+    return [*lines, f"loader: DALI {require_dali().__version__}, {data.threads} threads, images are decoded {where}"]
+
+
+def check_records(out, train):
+    """Raises :class:`DataError` if an earlier run in a results folder had other classes."""
+    path = os.path.join(out, _CLASSES)
+    if _has_images(train) and os.path.exists(path):
+        check_classes(path, train)
+
+
+def write_records(out, train, val):
+    """Writes what a model needs to be used later, the names of its classes, and the images that were left out."""
+    if not _has_images(train):
+        return
+    write_classes(os.path.join(out, _CLASSES), train)
+    lines = [f"{name}: {reason}\n" for source in (train, val) for name, reason in source.skipped]
+    path = os.path.join(out, _SKIPPED)
+    if lines:
+        files.write_text(path, "".join(lines))
+    elif os.path.exists(path):  # of an earlier run, whose bad images are good now
+        os.remove(path)
+
+
+def _common(config):
+    return {
+        "dtype": "float16" if config.precision.compute == "float16" else "float32",
+        "seed": config.training.seed,
+        "pad_channels": config.data.pad_channels,
+    }
+
+
+def _decoding(data):
+    return {"mean": data.mean, "std": data.std, "threads": data.threads, "prefetch": data.prefetch}
+
+
+def _loader(data, device):
+    loader = _loader_class(data)
+    if loader is PillowIterator or not _is_gpu(device):
+        return loader
+
+    def on_gpu(*args, **kwargs):
+        return loader(
+            *args,
+            device_id=device.device.id,
+            decode=data.decode,
+            hw_decoder_load=data.hw_decoder_load,
+            preallocate=data.preallocate,
+            decoded_cache_mib=data.decoded_cache_mib,
+            **kwargs,
+        )
+
+    return on_gpu
+
+
+def _loader_class(data):
+    if data.loader == "pillow":
+        return PillowIterator
+    try:
+        require_dali()
+    except DataError as error:
+        if data.loader == "dali":
+            raise
+        announce("data.loader auto: images are decoded by Pillow, which is slower: %s", str(error))
+        return PillowIterator
+    return DaliIterator
+
+
+def _has_images(source):
+    return not isinstance(source, range)
+
+
+def _is_gpu(device):
+    return isinstance(device, backend.GpuDevice)

@@ -1,0 +1,96 @@
+"""Builds the model of a config: the network, the loss, the accuracies, and the conversion."""
+
+import dataclasses
+import inspect
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+import mixprec
+from mixprec import functions
+from mixprec.backends.cudnn import settings as cudnn_settings
+from mixprec.config import ConfigError
+from mixprec.training.accuracy import TOP, accuracy, top_k_accuracy
+
+EXAMPLE = 2  # images on which the network is looked at, on the CPU
+
+
+def build_model(config, network, device):
+    """Seeds the random generators, tells cuDNN what the config says, builds the classifier, and converts it.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        network: callable that takes the number of classes and returns a Chainer link from images to logits. It is
+            called with ``zero_init_residual=True`` if the config says so.
+        device: device specifier of Chainer (``"@numpy"``, ``"@cupy:0"``).
+
+    Returns:
+        ``(model, report)``: an :class:`ImageClassifier` on the device, and the report of the conversion.
+
+    Raises:
+        ConfigError: ``model.zero_init_residual`` is on, and the network does not take it.
+    """
+    keywords = _keywords(config.model, network)
+    device = chainer.get_device(device)
+    device.use()
+    for xp in {np, device.xp}:
+        xp.random.seed(config.training.seed)
+    functions.reset_dropout()  # whose state is drawn from np.random once in a process
+    wanted = dataclasses.asdict(config.cudnn)
+    cudnn_settings.configure(workspace=wanted.pop("workspace_mib") * 2**20, **wanted)
+    model = ImageClassifier(network(config.model.classes, **keywords), config.training.label_smoothing)
+    report = mixprec.convert(
+        model,
+        np.zeros((EXAMPLE, 3, config.data.size, config.data.size), np.float32),
+        compute=config.precision.compute,
+        layout=config.model.layout,
+        fuse=config.model.fuse,
+    )
+    model.to_device(device)
+    return model, report
+
+
+class ImageClassifier(L.Classifier):
+    """Chainer's classifier with label smoothing and a top-5 accuracy; labels of -1 count nowhere.
+
+    It reports ``loss`` and ``accuracy``; where ``chainer.config.train`` is off the loss is that without smoothing, and
+    there is ``accuracy_top5``, unless there are so few classes that it would be 1.
+
+    Args:
+        predictor: link from images to logits (N, K).
+        smoothing: from 0 to below 1, see :func:`mixprec.functions.softmax_cross_entropy`.
+    """
+
+    def __init__(self, predictor, smoothing=0.0):
+        super().__init__(predictor, _SmoothedLoss(smoothing) if smoothing else F.softmax_cross_entropy, accuracy)
+
+    def forward(self, x, t):
+        """Returns the loss of a batch.
+
+        Args:
+            x: images (N, 3, H, W).
+            t: labels (N,), signed integers.
+        """
+        loss = super().forward(x, t)
+        if not chainer.config.train and self.y.shape[1] > TOP:
+            chainer.report({f"accuracy_top{TOP}": top_k_accuracy(self.y, t)}, self)
+        return loss
+
+
+class _SmoothedLoss:
+    def __init__(self, smoothing):
+        self._smoothing = smoothing
+
+    def __call__(self, y, t):
+        return functions.softmax_cross_entropy(y, t, smoothing=self._smoothing if chainer.config.train else 0.0)
+
+
+def _keywords(settings, network):
+    if not settings.zero_init_residual:
+        return {}
+    parameters = inspect.signature(network).parameters.values()
+    if not any(each.name == "zero_init_residual" or each.kind == each.VAR_KEYWORD for each in parameters):
+        raise ConfigError(f"'model.zero_init_residual' is true, which {settings.arch} does not have; set it to false")
+    return {"zero_init_residual": True}

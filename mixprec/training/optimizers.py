@@ -1,0 +1,45 @@
+"""Builds the optimizer of a config."""
+
+import dataclasses
+
+from chainer import optimizers
+from chainer.optimizer_hooks import WeightDecay
+
+import mixprec
+
+
+def build_optimizer(config, model):
+    """Returns the :class:`~mixprec.MixedPrecisionOptimizer` that the config describes, set up on ``model``."""
+    settings = config.optimizer
+    own = settings.name in ("LARS", "LAMB")  # of this package; they have weight decay in their formula
+    keywords = {attribute(settings.name): settings.lr}
+    for name in ("momentum", "trust_coefficient"):
+        if getattr(settings, name) is not None:
+            keywords[name] = getattr(settings, name)
+    if own:
+        keywords["weight_decay"] = settings.weight_decay
+    inner = getattr(mixprec if own else optimizers, settings.name)(**keywords)
+    optimizer = mixprec.MixedPrecisionOptimizer(
+        inner,
+        _loss_scale(config.loss_scale),
+        batched=config.update.batched,
+        no_decay=None if settings.decay_norm_and_bias else "ndim <= 1",
+    ).setup(model)
+    if settings.weight_decay > 0 and not own:
+        optimizer.add_hook(WeightDecay(settings.weight_decay))
+    return optimizer
+
+
+def attribute(optimizer_name):
+    """Returns the name of an optimizer's learning rate."""
+    return "alpha" if optimizer_name in ("Adam", "AMSGrad", "AdaBound", "AMSBound") else "lr"
+
+
+def _loss_scale(settings):
+    if settings.mode == "none":
+        return mixprec.NoLossScale()
+    if settings.mode == "static":
+        return mixprec.StaticLossScale(settings.init)
+    arguments = dataclasses.asdict(settings)
+    del arguments["mode"]
+    return mixprec.DynamicLossScale(**arguments)

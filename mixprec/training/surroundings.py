@@ -1,0 +1,32 @@
+"""Where a run takes place: what its results folder says besides the versions."""
+
+import datetime
+import os
+import platform
+import shlex
+import subprocess
+import sys
+
+from mixprec import environment
+
+
+def report():
+    """Returns command, time, machine and commit, and the report of ``python -m mixprec`` below, as text."""
+    rows = {
+        "command": shlex.join([sys.executable, *sys.argv]),
+        "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "host": f"{platform.node()}, {platform.platform()}",
+        "CPU": f"{environment.cpu()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
+        "folder": f"{os.getcwd()}, {_commit(os.getcwd())}",
+    }
+    return "".join(f"{name:9}{value}\n" for name, value in rows.items()) + f"\n{environment.report()}\n"
+
+
+def _commit(folder):
+    describe = ["git", "-C", folder, "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+    try:
+        found = subprocess.run(describe, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # no git, or no checkout
+        return "in no git checkout"
+    return f"at git commit {found}"

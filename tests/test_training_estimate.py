@@ -1,0 +1,318 @@
+"""The dry run: estimates of memory against real steps, of time against a clock of our own, and what does not fit."""
+
+import contextlib
+import gc
+import os
+import re
+import sys
+import tracemalloc
+import types
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+import yaml
+
+from mixprec import config as configs
+from mixprec.training import command, dry_run, estimate, timing
+from mixprec.training.model import build_model
+from mixprec.training.optimizers import build_optimizer
+from mixprec.training.plots import Plots
+from models import MODELS
+
+SECTIONS = {
+    "model": {"arch": "tiny", "classes": 10},
+    "data": {"format": "synthetic", "synthetic_images": 70, "size": 32, "prefetch": 1},
+    "optimizer": {"lr": 0.01},
+    "training": {"batch_size": 32, "epochs": 2, "device": "cpu"},
+    "snapshot": {"best": False},
+}
+
+
+class Tiny(chainer.Chain):
+    def __init__(self, classes):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 4, 3, nobias=True)
+            self.linear = L.Linear(4, classes)
+
+    def forward(self, x):
+        h = F.relu(self.conv(x))
+        return self.linear(F.average_pooling_2d(h, h.shape[2:]))
+
+
+@pytest.fixture
+def config_of(tmp_path, monkeypatch):
+    """Writes a config file with these keys into an empty working directory, and loads it."""
+    monkeypatch.chdir(tmp_path)
+
+    def config_of(**settings):
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump(SECTIONS))
+        return configs.load("c.yaml", [f"{key.replace('__', '.')}={value}" for key, value in settings.items()])
+
+    return config_of
+
+
+def _trainer(optimizer, device=None):
+    """What an estimate asks of a trainer."""
+    updater = types.SimpleNamespace(device=device or chainer.get_device("@numpy"), get_optimizer=lambda name: optimizer)
+    return types.SimpleNamespace(updater=updater)
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    ("arch", "batch_size", "compute", "name"),
+    [
+        ("resnet8", 32, "float16", "MomentumSGD"),
+        ("resnet8", 64, "float32", "SGD"),
+        ("resnet18", 2, "float16", "Adam"),
+    ],
+)
+def test_the_memory_of_a_real_step(config_of, arch, batch_size, compute, name):
+    """It is at most what is estimated, and at least 60 % of it."""
+    config = config_of(training__batch_size=batch_size, precision__compute=compute, optimizer__name=name)
+    model, report = build_model(config, MODELS[arch], "@numpy")
+    optimizer = build_optimizer(config, model)
+    estimated = estimate.memory(config, _trainer(optimizer), report, 70)
+    parts = dict(estimated.parts)
+    there = parts["weights and statistics"] + parts.get("FP32 masters", 0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        x = np.zeros((batch_size, 32, 32, 3), "float16" if compute == "float16" else "float32").transpose(0, 3, 1, 2)
+        t = np.zeros(batch_size, np.int32)
+        optimizer.update(model, x, t)
+        tracemalloc.reset_peak()
+        optimizer.update(model, x, t)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.6 <= (there + peak) / estimated.needed <= 1
+
+
+@pytest.mark.parametrize("name", configs.schema.Optimizer.__dataclass_fields__["name"].metadata["choices"])
+def test_the_state_of_every_optimizer_is_counted(config_of, name):
+    config = config_of(optimizer__name=name)
+    model, report = build_model(config, Tiny, "@numpy")
+    optimizer = build_optimizer(config, model)
+    parts = dict(estimate.memory(config, _trainer(optimizer), report, 70).parts)
+    optimizer.update(model, np.zeros((2, 3, 32, 32), np.float16), np.zeros(2, np.int32))
+    states = [optimizer.master(param).update_rule.state or {} for param in model.params()]
+    arrays = [value for state in states for value in state.values() if isinstance(value, np.ndarray) and value.ndim]
+    assert sum(array.nbytes for array in arrays) == parts.get("optimizer state", 0)
+
+
+def test_what_grows_with_what(config_of):
+    def parts(**settings):
+        config = config_of(**settings)
+        model, report = build_model(config, Tiny, "@numpy")
+        return dict(estimate.memory(config, _trainer(build_optimizer(config, model)), report, 70).parts)
+
+    kept, made = "activations kept for the backward pass", "batches, 1 of them made ahead"
+    one, two = parts(), parts(training__batch_size=64)
+    assert two[kept] == 2 * one[kept]
+    assert (one[made], two[made]) == (2 * 32 * 32**2 * 3 * 2, 2 * 64 * 32**2 * 3 * 2)
+    assert parts(training__accumulate=3)[made] == 2 * one[made]
+    assert parts(data__pad_channels="true")[made] == one[made] * 4 // 3
+    weights = 4 * 3 * 9 + 4 * 10 + 10
+    assert (one["FP32 masters"], one["gradients"]) == (4 * (weights), 2 * weights)
+    assert "moving average of the weights" not in one
+    assert parts(training__ema_decay=0.9)["moving average of the weights"] == 4 * weights
+    single = parts(precision__compute="float32")
+    assert "FP32 masters" not in single
+    assert single["gradients"] == 4 * weights
+
+
+class Gpu:
+    """A stand-in for Chainer's device of CuPy."""
+
+    class device(contextlib.nullcontext):
+        id, mem_info = 0, (3 * 2**30, 8 * 2**30)
+
+    device = device()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Makes a GPU of 8 GiB, of which 3 are free and 1 is in CuPy's pool."""
+
+    def gpu():
+        pool = types.SimpleNamespace(total_bytes=lambda: 2**30)
+        monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(get_default_memory_pool=lambda: pool))
+        monkeypatch.setattr(estimate, "backend", types.SimpleNamespace(GpuDevice=Gpu))
+        monkeypatch.setattr(timing, "backend", types.SimpleNamespace(GpuDevice=Gpu))
+        return Gpu()
+
+    return gpu
+
+
+@pytest.mark.parametrize(
+    ("capture", "images", "rest"), [("off", 70, None), ("true", 64, 0), ("true", 70, 6), ("required", 70, 6)]
+)
+def test_on_a_gpu_there_are_workspace_and_graphs(config_of, gpu, capture, images, rest):
+    """Three copies of weights, masters and state to compare with, and a graph for the last batch."""
+    config = config_of(capture=capture, cudnn__workspace_mib=100, training__device="auto")
+    model, report = build_model(config, Tiny, "@numpy")
+    found = estimate.memory(config, _trainer(build_optimizer(config, model), gpu()), report, images)
+    parts = dict(found.parts)
+    assert (found.available, found.where) == (2**32, "GPU 0 (8.0 GiB in all)")
+    assert parts["workspace of cuDNN"] == 100 * 2**20
+    if rest is None:
+        assert "graphs" not in parts
+    else:
+        copied = parts["weights and statistics"] + parts["FP32 masters"] + parts["optimizer state"]
+        memory = sum(parts[name] for name in parts if "activations" in name)
+        assert parts["graphs"] == 3 * copied + memory * rest // 32
+    assert str(found).splitlines()[-1].startswith("  needs about ")
+    assert str(found).endswith(" of 4.0 GiB that are free")
+
+
+# Time
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (59.6, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (5000, "1 h 23 min"), (200000, "2 d 7 h")],
+)
+def test_times_in_words(seconds, text):
+    assert timing.in_words(seconds) == text
+
+
+class Clock:
+    now = 0.0
+
+
+class Batches:
+    """A loader that needs 0.5 s for a batch of 32 images."""
+
+    def __init__(self):
+        self.delivered = 0
+
+    def next(self):
+        self.delivered += 1
+        Clock.now += 0.5
+        return np.zeros((32, 4)), np.zeros(32)
+
+
+class Updater:
+    """Steps of 0.25 s for an image, or of 2 s on a GPU, of 64 images in epochs of 640."""
+
+    loss_func, epoch_detail, waited = None, 0.0, 0
+
+    def __init__(self, device=None):
+        self.device, self.iterator, self.sizes = device, Batches(), []
+
+    def get_iterator(self, name):
+        return self.iterator
+
+    def get_optimizer(self, name):
+        return types.SimpleNamespace(target="model", update=self.step)
+
+    def converter(self, batch, device):
+        return batch
+
+    def step(self, loss, x, t):
+        assert loss == "model"
+        assert len(x) == len(t)
+        self.sizes.append(len(x))
+        Clock.now += 0.25 * len(x)
+
+    def update(self):
+        Clock.now += 2
+        self.epoch_detail += 0.1
+        self.sizes.append(64)
+
+    def wait(self):
+        self.waited += 1
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: Clock.now)
+
+
+def test_on_a_cpu_some_images_are_timed(clock):
+    updater = Updater()
+    found = timing.measure(types.SimpleNamespace(updater=updater), 6400, 3)
+    assert (found.loader, found.batches) == (64, 3)
+    assert (found.steps, found.step) == (4, "a step of 8 images")
+    assert updater.sizes == [2, 2, 4, 8]  # one to warm up; then until a step takes more than a second
+    assert str(found).splitlines() == [
+        "time, estimated from 3 batches of the loader and a step of 8 images",
+        "  loader alone          64.0 images/s",
+        "  steps alone            4.0 images/s",
+        "  about 4 images/s: an epoch ~ 26 min 40 s, all 3 ~ 1 h 20 min; evaluation and snapshots come on top",
+    ]
+
+
+def test_on_a_gpu_whole_steps_are_timed(clock, gpu):
+    updater = Updater(gpu())
+    found = timing.measure(types.SimpleNamespace(updater=updater), 640, 3)
+    assert found.steps == pytest.approx(32)
+    assert found.step == "5 steps, loader included"
+    assert updater.waited == 2
+    assert len(updater.sizes) == 13
+
+
+# The command
+
+
+def _main(*arguments):
+    return command.main(["--config", "c.yaml", "--dry-run", *arguments], {"tiny": Tiny})
+
+
+@pytest.mark.parametrize("capture", ["false", "true"])
+def test_a_dry_run_says_what_is_needed_and_leaves_nothing(config_of, tmp_path, capsys, capture):
+    config_of()
+    assert _main("--set", f"capture={capture}") == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for text in ("batch_size: 32", "kept for backward", "needs about ", "disk: 4 snapshots of ", ": an epoch ~ "):
+        assert text in printed.out
+    assert printed.out.splitlines()[-1].startswith("dry run: all is well; without --dry-run the results would go to ")
+    assert os.listdir(tmp_path) == ["c.yaml"]
+
+
+def test_what_does_not_fit_into_memory(config_of, tmp_path, capsys, monkeypatch):
+    config_of()
+    monkeypatch.setattr(estimate, "_available", lambda device: (2**20, "this machine (1 GiB in all)"))
+    monkeypatch.setattr(timing, "measure", pytest.fail)
+    assert _main() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: training.batch_size 32: needs about ")
+    assert line.endswith(
+        ", and this machine (1 GiB in all) has 1.0 MiB free; lower it, and raise training.accumulate by as much to "
+        "keep the step"
+    )
+    assert os.listdir(tmp_path) == ["c.yaml"]
+
+
+def test_what_does_not_fit_on_the_disk(config_of, tmp_path, capsys, monkeypatch):
+    config_of()
+    asked = []
+    full = types.SimpleNamespace(free=2**10)
+    monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path: asked.append(path) or full)
+    assert _main("--out", "new/folder", "--set", "snapshot.keep=7") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: new/folder: 8 snapshots need ")
+    assert line.endswith(" and 0.0 MiB are free; lower snapshot.keep, or give another --out")
+    assert asked == [str(tmp_path)]
+    assert os.listdir(tmp_path) == ["c.yaml"]
+
+
+def test_the_disk_space_is_that_of_real_snapshots(config_of, tmp_path, monkeypatch):
+    """A file has some hundred bytes for each array, and the log, on top."""
+    config_of()
+    disk, networks = [], {"tiny": lambda classes: L.Linear(3 * 32**2, classes)}
+    monkeypatch.setattr(dry_run, "_disk", lambda *arguments, make=dry_run._disk: disk.append(make(*arguments)) or "")
+    monkeypatch.setattr(estimate, "in_words", str)
+    assert command.main(["--config", "c.yaml", "--dry-run"], networks) == 0
+    size, all_of_them = map(int, re.match(r"disk: 4 snapshots of (\d+), (\d+) of ", disk[0]).groups())
+    assert all_of_them == 4 * size
+    monkeypatch.setattr(Plots, "__call__", lambda self, trainer: None)
+    assert command.main(["--config", "c.yaml", "--out", "out"], networks) == 0
+    assert size <= (tmp_path / "out" / "snapshot_iter_6.npz").stat().st_size <= size + 50_000

@@ -1,0 +1,224 @@
+"""The learning rate over the epochs, beside torch's schedulers and closed forms; and the linear scaling rule."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mixprec import config as configs
+from mixprec.training.schedule import (
+    Rates,
+    Schedule,
+    described_rate,
+    images_per_step,
+    rates_of,
+    scaled_rate,
+    steps_per_epoch,
+)
+
+_STEPS = 8  # in an epoch: a power of two, so that epochs are exact
+
+
+def _rates(kind="cosine", **keywords):
+    return Rates(**{"kind": kind, "peak": 0.8, "epochs": 90, "iteration_epochs": 1 / _STEPS, **keywords})
+
+
+def _torch_module():
+    return pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
+
+
+def _torch(build, steps, peak=0.8):
+    """Returns the rates of so many steps of a scheduler of torch."""
+    torch = _torch_module()
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
+    scheduler = build(optimizer)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+_SCHEDULERS = {
+    "cosine": (
+        {"epochs": 12, "end": 0.05},
+        lambda optimizer: _torch_module().optim.lr_scheduler.CosineAnnealingLR(optimizer, 12 * _STEPS, eta_min=0.05),
+    ),
+    "step": (
+        {"epochs": 12, "milestones": (3.0, 6.5, 10.0), "gamma": 0.2},
+        lambda optimizer: _torch_module().optim.lr_scheduler.MultiStepLR(
+            optimizer, [3 * _STEPS, 6.5 * _STEPS, 10 * _STEPS], gamma=0.2
+        ),
+    ),
+    "poly": (
+        {"epochs": 12, "power": 2.0},
+        lambda optimizer: _torch_module().optim.lr_scheduler.PolynomialLR(optimizer, 12 * _STEPS, power=2.0),
+    ),
+    "constant": ({"epochs": 12}, lambda optimizer: _torch_module().optim.lr_scheduler.ConstantLR(optimizer, factor=1)),
+}
+
+
+@pytest.mark.parametrize("kind", _SCHEDULERS)
+def test_a_schedule_is_that_of_torch(kind):
+    keywords, build = _SCHEDULERS[kind]
+    rates = _rates(kind, **keywords)
+    expected = _torch(build, 12 * _STEPS)
+    assert [rates.at(step / _STEPS) for step in range(12 * _STEPS)] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", _SCHEDULERS)
+def test_a_warm_up_is_that_of_torch_and_the_schedule_begins_after_it(kind):
+    """LinearLR from 1/n to 1 in n - 1 steps: the last of the n steps of the warm-up has the peak, as Goyal et al."""
+    keywords, _ = _SCHEDULERS[kind]
+    warm = 2 * _STEPS
+    rates = _rates(kind, warmup_epochs=2.0, **keywords)
+    linear = _torch(
+        lambda optimizer: _torch_module().optim.lr_scheduler.LinearLR(
+            optimizer, start_factor=1 / warm, total_iters=warm - 1
+        ),
+        warm,
+    )
+    assert [rates.at(step / _STEPS) for step in range(warm)] == pytest.approx(linear, rel=1e-9)
+    assert rates.at(2.0) == pytest.approx(0.8)
+
+
+def test_poly_of_mlperf_ends_at_end_lr():
+    """The reference's own formula (mlperf/training, image_classification, lars_util.py), in steps."""
+    peak, end, warm, total = 7.4, 1e-4, 2 * _STEPS, 37 * _STEPS
+    rates = _rates("poly", peak=peak, end=end, epochs=37, warmup_epochs=2.0)
+    for step in range(warm, total, 7):
+        decayed = min(step - warm, total - warm)
+        expected = (peak - end) * (1 - decayed / (total - warm)) ** 2 + end
+        assert rates.at(step / _STEPS) == pytest.approx(expected, rel=1e-9)
+    assert rates.at(37) == end
+
+
+def test_the_cosine_after_a_warm_up():
+    rates = _rates(warmup_epochs=5.0, iteration_epochs=0.01)
+    assert rates.at(0) == pytest.approx(0.8 * 0.01 / 5)
+    assert rates.at(2.49) == pytest.approx(0.4)
+    assert rates.at(5) == 0.8
+    assert rates.at(47.5) == pytest.approx(0.4)  # half way between 5 and 90
+    assert rates.at(90) == rates.at(91) == 0
+
+
+@given(
+    kind=st.sampled_from(sorted(_SCHEDULERS)),
+    peak=st.floats(1e-3, 30),
+    share=st.floats(0, 1),
+    epochs=st.integers(1, 300),
+    warm=st.floats(0, 0.99),
+    milestones=st.lists(st.floats(0, 300), max_size=4, unique=True).map(sorted).map(tuple),
+    power=st.floats(0.5, 4),
+)
+def test_rates_stay_between_end_and_peak_and_fall_after_the_warm_up(kind, peak, share, epochs, warm, milestones, power):
+    end = share * peak if kind in ("cosine", "poly") else 0.0
+    rates = Rates(
+        kind=kind,
+        peak=peak,
+        end=end,
+        epochs=epochs,
+        warmup_epochs=warm * epochs,
+        iteration_epochs=0.01,
+        milestones=milestones if kind == "step" else (),
+        power=power,
+    )
+    places = [epochs * place / 50 for place in range(51)]
+    found = [rates.at(place) for place in places]
+    assert all(math.isfinite(rate) and 0 <= rate <= peak * (1 + 1e-12) for rate in found)
+    after = [rate for place, rate in zip(places, found, strict=True) if place >= rates.warmup_epochs]
+    assert after == sorted(after, reverse=True)
+    before = [rate for place, rate in zip(places, found, strict=True) if place < rates.warmup_epochs]
+    assert before == sorted(before)
+    assert min(after) >= end * (1 - 1e-12)
+
+
+def test_the_extension_sets_the_rate_of_the_next_iteration_at_the_start_and_after_each():
+    class Optimizer:
+        alpha = None
+
+    class Trainer:
+        class updater:
+            epoch_detail = 0.0
+
+    optimizer = Optimizer()
+    schedule = Schedule(optimizer, "alpha", _rates("step", milestones=(1.0,)))
+    schedule.initialize(Trainer)
+    assert optimizer.alpha == 0.8
+    Trainer.updater.epoch_detail = 1.0
+    schedule(Trainer)
+    assert optimizer.alpha == pytest.approx(0.08)
+    assert schedule.serialize(None) is None  # nothing is saved
+
+
+# From a config
+
+
+def _config(tmp_path, *overrides):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: {arch: a, classes: 2}\ndata: {train: t, val: v}\noptimizer: {lr: 0.25}\n"
+        "training: {batch_size: 32, epochs: 10}\n"
+    )
+    return configs.load(path, overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "images", "rate"),
+    [
+        ([], 1, 32, 0.25),
+        (["training.accumulate=4"], 2, 256, 0.25),
+        (["optimizer.lr_images=256"], 1, 32, 0.25 / 8),
+        (["optimizer.lr_images=256", "training.accumulate=4"], 1, 128, 0.125),
+        (["optimizer.lr_images=256", "training.accumulate=4"], 8, 1024, 1.0),
+    ],
+)
+def test_the_rate_is_scaled_with_the_images_of_a_step(tmp_path, overrides, ranks, images, rate):
+    config = _config(tmp_path, "schedule.end_lr=0.01", *overrides)
+    assert images_per_step(config, ranks) == images
+    assert scaled_rate(config, 0.25, ranks) == rate
+    rates = rates_of(config, 1000, ranks)
+    assert (rates.peak, rates.at(10)) == (rate, pytest.approx(0.01 * rate / 0.25))
+
+
+def test_every_key_of_the_schedule_arrives(tmp_path):
+    config = _config(
+        tmp_path,
+        *("schedule.kind=step", "schedule.warmup_epochs=1.5", "schedule.milestones=[3, 6]", "schedule.gamma=0.5"),
+        "schedule.power=3",
+    )
+    assert rates_of(config, 1000) == Rates(
+        kind="step",
+        peak=0.25,
+        epochs=10,
+        warmup_epochs=1.5,
+        iteration_epochs=1 / 32,  # 31.25 batches
+        milestones=(3.0, 6.0),
+        gamma=0.5,
+        power=3.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "images", "ranks", "steps"),
+    [
+        ([], 96, 1, 3),
+        ([], 97, 1, 4),
+        (["data.last_batch=drop"], 127, 1, 3),
+        (["data.last_batch=pad"], 97, 1, 4),
+        (["training.accumulate=2"], 97, 1, 2),
+        (["training.accumulate=2"], 129, 1, 3),  # batches 2, 2, 1
+        (["training.accumulate=9"], 129, 1, 1),
+        (["data.last_batch=drop"], 129, 2, 2),
+    ],
+)
+def test_the_number_of_steps_in_an_epoch(tmp_path, overrides, images, ranks, steps):
+    assert steps_per_epoch(_config(tmp_path, *overrides), images, ranks) == steps
+
+
+def test_the_rate_is_described_with_what_it_was_scaled_from(tmp_path):
+    assert described_rate(_config(tmp_path)) == "0.25 at its peak, with 32 images in a step"
+    scaled = _config(tmp_path, "optimizer.lr_images=256", "training.accumulate=4")
+    assert described_rate(scaled) == "0.125 at its peak, with 128 images in a step (0.25 * 128 / 256)"
