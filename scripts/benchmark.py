@@ -5,6 +5,8 @@ python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--json FILE]
 python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--gpu-batch 32] [--json FILE]
 python scripts/benchmark.py host [--arch resnet50] [--repeats 15] [--profile] [--json FILE]
 python scripts/benchmark.py capture [--arch resnet50] [--batch 32,64,128,256] [--size 224] [--repeats 15] [--json FILE]
+python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--threads 2] [--repeats 7] [--seconds 10]
+    [--gpu-batch 256] [--gpu-threads 8] [--json FILE]
 """
 
 import argparse
@@ -12,11 +14,27 @@ import dataclasses
 import json
 import pathlib
 import sys
+import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ lies beside scripts/
 
 from mixprec import files
-from mixprec.benchmark import capture, capture_gpu, host, launches, primitives, primitives_gpu, step, update, update_gpu
+from mixprec.benchmark import (
+    capture,
+    capture_gpu,
+    host,
+    launches,
+    loader,
+    loader_contestants,
+    loader_gpu,
+    primitives,
+    primitives_gpu,
+    step,
+    update,
+    update_gpu,
+)
+from mixprec.data.errors import DataError
+from mixprec.data.sources.opening import open_images
 from models import MODELS
 
 WITHOUT_GROUPS = [name for name in MODELS if not name.startswith("resnext")]
@@ -84,6 +102,23 @@ def _capture(arch, batch, size, repeats):
     return capture.as_json(rows, capture_gpu.as_json(*gpu), arch=arch, batch=batch, size=size, repeats=repeats)
 
 
+def _loader(data, images, batch, threads, repeats, seconds, gpu_batch, gpu_threads):
+    with tempfile.TemporaryDirectory() as folder:
+        source = loader_contestants.make_pictures(folder, images) if data is None else open_images(data)
+        if len(source) < batch:
+            raise DataError(f"--batch {batch}: must be at most {len(source)}, the number of images")
+        speeds, waits = loader.measure(source, batch=batch, threads=threads, repeats=repeats, seconds=seconds)
+        what = f"{images} pictures of noise, 500x375" if data is None else f"{data}, {len(source)} images"
+        print(f"{what}, to 224x224 in float16 NHWC, batch {batch}, {threads} threads or processes")
+        print(loader.table(speeds, waits))
+        gpu = loader_gpu.measure(MODELS["resnet50"], source, batch=gpu_batch, threads=gpu_threads, repeats=repeats)
+        print(f"\nResNet-50 in float16, captured steps, batch {gpu_batch}")
+        print(loader_gpu.table(*gpu))
+    settings = {"data": data, "images": len(source), "batch": batch, "threads": threads, "repeats": repeats}
+    settings |= {"seconds": seconds, "gpu_batch": gpu_batch, "gpu_threads": gpu_threads}
+    return loader.as_json(speeds, waits, loader_gpu.as_json(*gpu), **settings)
+
+
 def _add_command(commands, function, name, text):
     command = commands.add_parser(name, help=text)
     command.set_defaults(function=function)
@@ -125,11 +160,25 @@ def main():
     command.add_argument("--batch", type=_positives, default=[32, 64, 128, 256], help="images in a batch, with commas")
     command.add_argument("--size", type=_positive, default=224, help="height and width of an image on a GPU in pixels")
     command.add_argument("--repeats", type=_positive, default=15, help="timed turns")
+    text = "images/s of the loaders beside Chainer's with Pillow, how long training waits, and on a GPU with ResNet-50"
+    command = _add_command(commands, _loader, "loader", text)
+    command.add_argument("--data", metavar="PATH", help="images to read, as data.train in a config; default: made")
+    command.add_argument("--images", type=_positive, default=512, help="number of pictures that are made")
+    command.add_argument("--batch", type=_positive, default=64, help="images in a batch on the CPU")
+    command.add_argument("--threads", type=_positive, default=2, help="threads of DALI, processes of the others")
+    command.add_argument("--repeats", type=_positive, default=7, help="timed turns")
+    command.add_argument("--seconds", type=_positive, default=10, help="of training beside a loader")
+    command.add_argument("--gpu-batch", type=_positive, default=256, help="images in a batch on the GPU")
+    command.add_argument("--gpu-threads", type=_positive, default=8, help="threads of DALI beside the GPU")
     settings = vars(parser.parse_args())
 
     del settings["command"]
     function, file = settings.pop("function"), settings.pop("json")
-    record = function(**settings)
+    try:
+        record = function(**settings)
+    except DataError as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        sys.exit(2)
     if file:
         files.write_text(file, json.dumps(record, indent=2) + "\n")
 

@@ -6,6 +6,8 @@ import platform
 import subprocess
 from importlib import metadata
 
+from mixprec import environment
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -16,7 +18,7 @@ def record():
         "python": platform.python_version(),
         **{name: _version(name) for name in ("numpy", "chainer", "mixprec", "torch")},
         "commit": _commit(),
-        "cpu": _cpu(),
+        "cpu": environment.cpu(),
     }
 
 
@@ -36,12 +38,3 @@ def _commit():
         return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # no git, or a checkout of another user
         return None
-
-
-def _cpu():
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

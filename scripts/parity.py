@@ -1,0 +1,66 @@
+#!/usr/bin/env python
+"""Trains in FP16 and in FP32 with the same seeds, and two negative controls, and compares the accuracies.
+
+python scripts/parity.py [--seeds 5] [--control-seeds 5] [--jobs 2] [--out results/parity] [--json FILE] [--plot FILE]
+
+Runs that are done are kept, and those that were killed go on from their last snapshots: start it again.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ lies beside scripts/
+
+from mixprec import files
+from mixprec.benchmark import parity, parity_no_masters, parity_plot
+from mixprec.config import ConfigError
+from models import MODELS
+
+CONFIG = pathlib.Path(__file__).resolve().parents[1] / "configs" / "textures.yaml"
+
+
+def _positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"found {number}, expected at least 1")
+    return number
+
+
+def main():
+    if sys.argv[1:2] == ["--without-masters"]:  # how the study starts a run of its second control
+        return parity_no_masters.main(sys.argv[2:], MODELS)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", default=os.path.relpath(CONFIG), metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="overrides a key for all runs")
+    parser.add_argument("--seeds", type=_positive, default=5, help="of FP16 and FP32 (default: %(default)s)")
+    parser.add_argument("--control-seeds", type=_positive, metavar="SEEDS", help="of the controls (default: as many)")
+    parser.add_argument("--jobs", type=_positive, default=2, help="runs at the same time (default: %(default)s)")
+    parser.add_argument("--out", default="results/parity", metavar="DIR", help="of the runs (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write settings, machine, runs and comparisons there")
+    parser.add_argument("--plot", metavar="FILE", help="draw differences and accuracies there")
+    args = parser.parse_args()
+    study = {"config": args.config, "settings": args.set, "seeds": args.seeds}
+    study["control_seeds"] = args.control_seeds or args.seeds
+    try:
+        runs = parity.measure(**study, networks=MODELS, jobs=args.jobs, out=args.out)
+    except (parity.ParityError, ConfigError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last snapshots", file=sys.stderr)
+        return 130
+    study["overrides"] = study.pop("settings")
+    record = parity.as_json(runs, **study)
+    print(parity.table(record))
+    if args.json:
+        files.write_text(args.json, json.dumps(record, indent=1) + "\n")
+    if args.plot:
+        parity_plot.save(args.plot, record)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
