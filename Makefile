@@ -27,10 +27,12 @@ data/digits: | install
 test: install
 	$(BIN)/python -m pytest $(ARGS)
 
-# The same tests with CuPy installed: without a GPU, importing it changes nothing, and kernels compile.
+# The same tests with CuPy installed: without a GPU, importing it changes nothing, and kernels compile. Without those of
+# data, which do not import it, and of whole runs, which take minutes.
+WITHOUT = data_dali* data_pillow* data_s* pack_* make_* train_signals* train_recipe* parity* benchmark_loader*
 test-cupy: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test-cupy]"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(foreach name,$(WITHOUT),'--ignore-glob=tests/test_$(name)') $(ARGS)
 
 # Every cuDNN plan that ResNets need is built, for three GPUs and without one. Downloads 1 GB.
 test-plans: install
@@ -56,5 +58,5 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Results stay: they may be weeks of training.
 clean:
-	rm -rf $(VENV) data/digits .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) data/digits data/textures .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
