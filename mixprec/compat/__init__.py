@@ -7,6 +7,8 @@ these modules.
 
 # Importing the modules registers their shims.
 from mixprec.compat import (  # noqa: F401
+    cudnn,
+    cudnn_branches,
     cupy14,
     defects,
     hooks,

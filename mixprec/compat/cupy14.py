@@ -1,11 +1,14 @@
-"""Chainer on CuPy 14, which has no cuDNN."""
+"""Chainer on CuPy 14, which has no cuDNN, where :mod:`mixprec.bridge` does not stand in for it."""
 
 import functools
 import warnings
 
 from mixprec.compat import hooks
 
-_NO_CUDNN = "CuPy 14 has no cuDNN, so chainer.backends.cuda has no {name}; use chainer.functions, which work without it"
+_NO_CUDNN = (
+    "CuPy 14 has no cuDNN, and mixprec's bridge to cuDNN 9 is off (python -m mixprec says why), so "
+    "chainer.backends.cuda has no {name}; use chainer.functions, which work without it"
+)
 
 
 @hooks.after_import("chainer.backends.cuda")
@@ -31,7 +34,7 @@ def tensor_core_question(cuda):
 @hooks.after_import("chainer.backends.cuda")
 def explained_missing_names(cuda):
     """Without it ``chainer.backends.cuda.cudnn`` and names of ``libcudnn`` are missing with no word on why."""
-    if cuda.cudnn_enabled:
+    if "cudnn" in vars(cuda):  # also with CHAINER_CUDNN=0
         return
 
     def __getattr__(name):

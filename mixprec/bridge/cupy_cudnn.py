@@ -1,0 +1,15 @@
+"""What stands at ``cupy.cudnn``: the names of :mod:`mixprec.bridge.functions`.
+
+They are imported when one of them is first asked for, and not while Chainer is being imported: what they stand on
+imports Chainer.
+"""
+
+
+def __getattr__(name):
+    if not name.startswith("_"):
+        from mixprec.bridge import functions
+
+        if hasattr(functions, name):
+            value = globals()[name] = getattr(functions, name)
+            return value
+    raise AttributeError(f"cupy.cudnn, which is mixprec's bridge to cuDNN 9, has no {name!r}")

@@ -1,0 +1,58 @@
+"""Whether this machine has a GPU, asked without CUDA.
+
+A process that has initialized CUDA cannot hand it to its forked children, and Chainer's
+``MultiprocessParallelUpdater`` refuses to start in it; so ``import chainer`` must not, and the CUDA runtime
+cannot be asked.
+"""
+
+import ctypes
+import glob
+import os
+
+_DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu/*")  # desktop, WSL, Tegra, newer Tegra
+
+
+def gpu_is_there():
+    """Whether a GPU is there and not hidden by ``CUDA_VISIBLE_DEVICES``; it may still be unusable."""
+    if _all_hidden():
+        return False
+    count = _count_of_nvml()
+    return _driver_is_there() if count is None else count > 0
+
+
+def _all_hidden():
+    """Whether ``CUDA_VISIBLE_DEVICES`` begins with something that is no device; CUDA stops reading there."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return False
+    first = value.partition(",")[0].strip()
+    return first in ("", "NoDevFiles") or first.startswith("-")
+
+
+def _count_of_nvml():
+    """Number of GPUs that NVIDIA's management library sees; ``None`` where it is not there or fails.
+
+    Containers may lack it: they get it with the driver capability ``utility``.
+    """
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        init, count_of, shutdown = nvml.nvmlInit_v2, nvml.nvmlDeviceGetCount_v2, nvml.nvmlShutdown
+    except (OSError, AttributeError):
+        return None
+    if init() != 0:
+        return None
+    count = ctypes.c_uint(0)
+    failed = count_of(ctypes.byref(count)) != 0
+    shutdown()
+    return None if failed else count.value
+
+
+def _driver_is_there():
+    """Whether the driver's library can be opened, which initializes nothing, and there is a file of a device."""
+    if not any(glob.iglob(pattern) for pattern in _DEVICE_FILES):
+        return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
