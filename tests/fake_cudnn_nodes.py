@@ -1,6 +1,7 @@
 """The nodes of :mod:`fake_cudnn`: names of arguments and results, dimensions, and formulas in float64.
 
-Arrays are (N, C, H, W), filters (K, C / groups, R, S), what is per channel (1, C, 1, 1), whatever their strides.
+Arrays are (N, C, H, W), filters (K, C / groups, R, S), what is per channel (1, C, 1, 1), whatever their strides; there may
+be other numbers of axes in space.
 """
 
 from typing import NamedTuple
@@ -71,19 +72,18 @@ def _wgrad_shapes(dims, attributes, found):
 
 
 def _padded(image, pad):
-    return np.pad(image, ((0, 0), (0, 0), (pad[0], pad[0]), (pad[1], pad[1])))
+    return np.pad(image, ((0, 0), (0, 0), *((size, size) for size in pad)))
 
 
 def _taps(filter_dim, out, attributes):
-    """Yields (r, s, what of a padded image they meet)."""
+    """Yields (place of an element in each filter, what of a padded image it meets)."""
     _, stride, dilation = _geometry(attributes)
-    for r in range(filter_dim[2]):
-        for s in range(filter_dim[3]):
-            rows, columns = (
-                slice(tap * step, tap * step + (size - 1) * move + 1, move)
-                for tap, step, size, move in zip((r, s), dilation, out, stride, strict=True)
-            )
-            yield r, s, (slice(None), slice(None), rows, columns)
+    for tap in np.ndindex(*filter_dim[2:]):
+        met = (
+            slice(place * step, place * step + (size - 1) * move + 1, move)
+            for place, step, size, move in zip(tap, dilation, out, stride, strict=True)
+        )
+        yield tap, (slice(None), slice(None), *met)
 
 
 def _grouped(array, groups, axis):
@@ -95,9 +95,9 @@ def _fprop(inputs, attributes, dims):
     groups = image.shape[1] // weight.shape[1]
     padded = _padded(image, attributes["padding"])
     y = np.zeros(dims[0])
-    for r, s, met in _taps(weight.shape, dims[0][2:], attributes):
-        parts = zip(_grouped(padded[met], groups, 1), _grouped(weight[:, :, r, s], groups, 0), strict=True)
-        y += np.concatenate([np.einsum("nchw,kc->nkhw", x, w, optimize=True) for x, w in parts], 1)
+    for tap, met in _taps(weight.shape, dims[0][2:], attributes):
+        parts = zip(_grouped(padded[met], groups, 1), _grouped(weight[(..., *tap)], groups, 0), strict=True)
+        y += np.concatenate([np.einsum("nc...,kc->nk...", x, w, optimize=True) for x, w in parts], 1)
     return (y,)
 
 
@@ -106,11 +106,10 @@ def _dgrad(inputs, attributes, dims):
     groups = dims[0][1] // weight.shape[1]
     pad = attributes["padding"]
     padded = _padded(np.zeros(dims[0]), pad)
-    for r, s, met in _taps(weight.shape, loss.shape[2:], attributes):
-        parts = zip(_grouped(loss, groups, 1), _grouped(weight[:, :, r, s], groups, 0), strict=True)
-        padded[met] += np.concatenate([np.einsum("nkhw,kc->nchw", dy, w, optimize=True) for dy, w in parts], 1)
-    rows, columns = (slice(p, p + size) for p, size in zip(pad, dims[0][2:], strict=True))
-    return (padded[:, :, rows, columns],)
+    for tap, met in _taps(weight.shape, loss.shape[2:], attributes):
+        parts = zip(_grouped(loss, groups, 1), _grouped(weight[(..., *tap)], groups, 0), strict=True)
+        padded[met] += np.concatenate([np.einsum("nk...,kc->nc...", dy, w, optimize=True) for dy, w in parts], 1)
+    return (padded[(..., *(slice(p, p + size) for p, size in zip(pad, dims[0][2:], strict=True)))],)
 
 
 def _wgrad(inputs, attributes, dims):
@@ -118,9 +117,10 @@ def _wgrad(inputs, attributes, dims):
     groups = image.shape[1] // dims[0][1]
     padded = _padded(image, attributes["padding"])
     dw = np.zeros(dims[0])
-    for r, s, met in _taps(dims[0], loss.shape[2:], attributes):
+    for tap, met in _taps(dims[0], loss.shape[2:], attributes):
         parts = zip(_grouped(padded[met], groups, 1), _grouped(loss, groups, 1), strict=True)
-        dw[:, :, r, s] = np.concatenate([np.einsum("nchw,nkhw->kc", x, dy, optimize=True) for x, dy in parts], 0)
+        flat = [(x.reshape(*x.shape[:2], -1), dy.reshape(*dy.shape[:2], -1)) for x, dy in parts]
+        dw[(..., *tap)] = np.concatenate([np.einsum("ncp,nkp->kc", x, dy, optimize=True) for x, dy in flat], 0)
     return (dw,)
 
 

@@ -26,6 +26,7 @@ def test_defaults():
         "workspace": 512 * 2**20,
         "deterministic": False,
         "tf32": False,
+        "tensor_cores": True,
         "cache": default_cache(),
     }
 

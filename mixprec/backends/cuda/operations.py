@@ -28,7 +28,7 @@ def conv_fprop(x_shape, w_shape, dtype, convolution, *, b=None, relu=False, prol
     outputs = [Tensor("y", y_shape, dtype.name)]
     if statistics:
         outputs += [Tensor("sum", (k,), _FLOAT), Tensor("square_sum", (k,), _FLOAT)]
-    return _operation("conv_fprop", inputs, outputs, **_geometry(convolution), relu=relu)
+    return operation("conv_fprop", inputs, outputs, **geometry(convolution), relu=relu)
 
 
 def conv_dgrad(dy_shape, w_shape, x_shape, dtype, convolution, *, relu=False):
@@ -36,13 +36,13 @@ def conv_dgrad(dy_shape, w_shape, x_shape, dtype, convolution, *, relu=False):
     inputs = [Tensor("dy", dy_shape, dtype.name), Tensor("w", w_shape, dtype.name)]
     if relu:
         inputs.append(Tensor("relu_input", x_shape, dtype.name))
-    return _operation("conv_dgrad", inputs, [Tensor("dx", x_shape, dtype.name)], **_geometry(convolution))
+    return operation("conv_dgrad", inputs, [Tensor("dx", x_shape, dtype.name)], **geometry(convolution))
 
 
 def conv_wgrad(x_shape, dy_shape, w_shape, dtype, convolution, *, prologue=False):
     """Returns the operation of a convolution's gradient with respect to its filter."""
     inputs = [Tensor("x", x_shape, dtype.name), Tensor("dy", dy_shape, dtype.name), *_prologue(x_shape[3], prologue)]
-    return _operation("conv_wgrad", inputs, [Tensor("dw", w_shape, dtype.name)], **_geometry(convolution))
+    return operation("conv_wgrad", inputs, [Tensor("dw", w_shape, dtype.name)], **geometry(convolution))
 
 
 def batch_norm(shape, dtype, attributes, *, add):
@@ -65,7 +65,7 @@ def batch_norm(shape, dtype, attributes, *, add):
     if add and attributes.relu:
         outputs.append(Tensor("mask", shape, "boolean"))
     numbers = {"eps": float(attributes.eps), "momentum": 1.0 - attributes.decay}
-    return _operation("batch_norm", inputs, outputs, relu=attributes.relu, **numbers)
+    return operation("batch_norm", inputs, outputs, relu=attributes.relu, **numbers)
 
 
 def batch_norm_backward(shape, dtype, *, recompute=False, mask=False):
@@ -84,14 +84,16 @@ def batch_norm_backward(shape, dtype, *, recompute=False, mask=False):
     if mask:
         inputs.append(Tensor("mask", shape, "boolean"))
         outputs.append(Tensor("dadd", shape, dtype.name))
-    return _operation("batch_norm_backward", inputs, outputs)
+    return operation("batch_norm_backward", inputs, outputs)
 
 
-def _operation(kind, inputs, outputs, **attributes):
+def operation(kind, inputs, outputs, **attributes):
+    """Returns an :class:`~mixprec.backends.cudnn.operation.Operation` from lists of tensors."""
     return Operation(kind, tuple(inputs), tuple(outputs), tuple(sorted(attributes.items())))
 
 
-def _geometry(convolution):
+def geometry(convolution):
+    """Returns the attributes that all operations with a convolution have, a dict."""
     return {name: getattr(convolution, name) for name in ("stride", "pad", "dilation", "groups")}
 
 

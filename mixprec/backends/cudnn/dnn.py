@@ -104,7 +104,8 @@ class Dnn:
         except NoEngine as error:
             version = self._frontend.backend_version_string()
             gpu = f"{self._device.name} (sm_{self._device.capability})"
-            return f"cuDNN {version} has no engine on {gpu} for {operation}, layout NHWC: {error}"
+            layout = operation.inputs[0].layout
+            return f"cuDNN {version} has no engine on {gpu} for {operation}, layout {layout}: {error}"
 
     def _measured(self, key, candidates, now):
         choices, text = self._choices_in(now.cache), f"{key} {now.restrictions}"

@@ -127,9 +127,11 @@ def _excluded_notes(operation, settings):
     notes = []
     if settings.deterministic:
         notes.append("NONDETERMINISTIC")
-    if operation.inputs[0].dtype == "float32" and not settings.tf32:
+    if operation.inputs[0].dtype == "float32" and not (settings.tf32 and settings.tensor_cores):
         # Tensor cores know no float32: such an engine rounds its inputs to TF32 or less.
         notes += ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"]
+    elif not settings.tensor_cores:
+        notes.append("TENSOR_CORE")
     return notes
 
 

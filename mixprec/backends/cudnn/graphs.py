@@ -1,8 +1,10 @@
 """The graph of an operation, in the terms of cuDNN's Python frontend.
 
-cuDNN names dimensions in the order N, C, H, W (K, C, R, S for filters) whatever the memory looks like; strides say that
-channels lie innermost. What is per channel has dimensions (1, C, 1, 1).
+cuDNN names dimensions in the order N, C, H, W (K, C, R, S for filters) whatever the memory looks like; strides say
+whether channels lie innermost. What is per channel has dimensions (1, C, 1, 1).
 """
+
+import math
 
 from mixprec.backends.cudnn.library import data_type
 
@@ -26,6 +28,7 @@ class _Builder:
         self.cudnn, self.graph, self.operation = cudnn, graph, operation
         self._tensors = {tensor.name: tensor for tensor in operation.tensors}
         self._uids = {tensor.name: uid for uid, tensor in enumerate(operation.tensors, start=1)}
+        self._rank = len(operation.inputs[0].shape)
 
     def has(self, name):
         return name in self._tensors
@@ -33,14 +36,14 @@ class _Builder:
     def input(self, name):
         """Adds an input of the operation."""
         tensor = self._tensors[name]
-        dim, stride = _layout(tensor.shape)
+        dim, stride = _layout(tensor, self._rank)
         dtype = data_type(self.cudnn, tensor.dtype)
         return self.graph.tensor(name=name, dim=dim, stride=stride, data_type=dtype, uid=self._uids[name])
 
     def output(self, name, node):
         """Makes the result of a node an output of the operation."""
         tensor = self._tensors[name]
-        dim, stride = _layout(tensor.shape)
+        dim, stride = _layout(tensor, self._rank)
         node.set_output(True).set_data_type(data_type(self.cudnn, tensor.dtype)).set_uid(self._uids[name])
         node.set_dim(dim).set_stride(stride)
 
@@ -57,10 +60,13 @@ class _Builder:
         return {theirs: list(self.operation.attribute(ours)) for theirs, ours in names.items()}
 
 
-def _layout(shape):
-    """Returns dimensions and strides of a dense array (N, H, W, C), (K, R, S, C) or (C,)."""
-    n, h, w, c = shape if len(shape) == 4 else (1, 1, 1, *shape)
-    return [n, c, h, w], [h * w * c, 1, w * c, c]
+def _layout(tensor, rank=4):
+    """Returns dimensions and strides of a tensor; of ``rank`` dimensions if it is per channel."""
+    shape = tensor.shape if len(tensor.shape) > 1 else (*[1] * (rank - 1), *tensor.shape)
+    if tensor.layout == "NCHW" and len(tensor.shape) > 1:
+        return list(shape), [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    n, *space, c = shape
+    return [n, c, *space], [math.prod(shape[1:]), 1, *(math.prod(shape[axis + 2 :]) for axis in range(len(space)))]
 
 
 def _activated(builder, x):
@@ -92,7 +98,7 @@ def _conv_dgrad(builder):
     dy, w = builder.input("dy"), builder.input("w")
     dx = graph.conv_dgrad(loss=dy, filter=w, **builder.geometry())
     if builder.has("relu_input"):
-        dim, stride = _layout(builder.operation.outputs[0].shape)
+        dim, stride = _layout(builder.operation.outputs[0])
         dx.set_dim(dim).set_stride(stride)  # those of a strided convolution do not follow from dy
         dx = graph.relu_backward(loss=dx, input=builder.input("relu_input"))
     builder.output("dx", dx)

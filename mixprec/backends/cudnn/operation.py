@@ -9,13 +9,20 @@ class Tensor(NamedTuple):
 
     Attributes:
         name: what graph and caller call it.
-        shape: in the order of memory, which is dense: (N, H, W, C), (K, R, S, C) or (C,).
+        shape: in the order of memory, which is dense: (N, H, W, C), (K, R, S, C) or (C,); or (N, C, ...), (K, C, ...)
+            with as many axes in space as there are.
         dtype: ``"float16"``, ``"bfloat16"``, ``"float32"`` or ``"boolean"``.
+        layout: ``"NHWC"`` or ``"NCHW"``, also of filters: whether channels are the last axis or the second.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    layout: str = "NHWC"
+
+    def __str__(self):
+        layout = "" if self.layout == "NHWC" else f"{self.layout} "
+        return f"{self.name} {self.dtype} {layout}{'x'.join(map(str, self.shape))}"
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,6 @@ class Operation:
         return dict(self.attributes)[name]
 
     def __str__(self):
-        tensors = ", ".join(f"{t.name} {t.dtype} {'x'.join(map(str, t.shape))}" for t in self.tensors)
+        tensors = ", ".join(map(str, self.tensors))
         attributes = ", ".join(f"{name}={value}" for name, value in self.attributes)
         return f"{self.kind}({tensors}; {attributes})"

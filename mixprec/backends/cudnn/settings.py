@@ -29,6 +29,7 @@ class Settings:
         workspace: bytes of temporary memory that an engine may need at most.
         deterministic: only engines that give the same bits each time.
         tf32: whether convolutions of float32 may round their inputs to TF32, 10 bits instead of 23.
+        tensor_cores: whether engines may use Tensor cores.
         cache: folder where measured choices are kept, or ``None`` to forget them with the process.
     """
 
@@ -36,6 +37,7 @@ class Settings:
     workspace: int = 512 * 2**20
     deterministic: bool = False
     tf32: bool = False
+    tensor_cores: bool = True
     cache: str | None = dataclasses.field(default_factory=default_cache)
 
     def __post_init__(self):
@@ -43,7 +45,7 @@ class Settings:
             raise ValueError(f"autotune: found {self.autotune!r}, expected one of {', '.join(map(repr, AUTOTUNE))}")
         if type(self.workspace) is not int or self.workspace < 0:
             raise ValueError(f"workspace: found {self.workspace!r}, expected a number of bytes, an int >= 0")
-        for name in ("deterministic", "tf32"):
+        for name in ("deterministic", "tf32", "tensor_cores"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name}: found {getattr(self, name)!r}, expected True or False")
         if self.cache is not None:
@@ -54,12 +56,14 @@ class Settings:
     @property
     def restrictions(self):
         """What decides, beside the operation, which engines there are to choose from, as text."""
-        return f"deterministic={self.deterministic}, tf32={self.tf32}, workspace={self.workspace}"
+        cores = "" if self.tensor_cores else ", tensor_cores=False"
+        return f"deterministic={self.deterministic}, tf32={self.tf32}, workspace={self.workspace}{cores}"
 
 
 _of_thread = chainer.config._local
 _lock = threading.Lock()
-_variants = {}  # by Chainer's (autotune, cudnn_deterministic)
+_variants = {}  # by Chainer's (autotune, cudnn_deterministic, use_cudnn_tensor_core)
+_CORES = {"never": {"tensor_cores": False}, "auto": {}, "always": {"tf32": True}}
 
 
 def configure(**changes):
@@ -74,16 +78,18 @@ def configure(**changes):
     """
     global _variants
     with _lock:
-        base = dataclasses.replace(_variants[False, False], **changes) if _variants else Settings(**changes)
+        base = dataclasses.replace(_variants[False, False, "auto"], **changes) if _variants else Settings(**changes)
         # Replaced as a whole, so that readers need no lock.
         _variants = {
-            (measure, deterministic): dataclasses.replace(
+            (measure, deterministic, cores): dataclasses.replace(
                 base,
                 autotune="measure" if measure else base.autotune,
                 deterministic=deterministic or base.deterministic,
+                **of_cores,
             )
             for measure in (False, True)
             for deterministic in (False, True)
+            for cores, of_cores in _CORES.items()
         }
 
 
@@ -91,13 +97,15 @@ def current():
     """Returns the :class:`Settings` that hold now, in this thread.
 
     Chainer's own switches count too: ``chainer.config.autotune`` means ``autotune="measure"``, and
-    ``chainer.config.cudnn_deterministic`` means ``deterministic=True``.
+    ``chainer.config.cudnn_deterministic`` means ``deterministic=True``; ``chainer.config.use_cudnn_tensor_core`` means
+    ``tensor_cores=False`` if it is ``"never"``, and ``tf32=True`` if it is ``"always"``, as in Chainer's own cuDNN.
     """
     # What chainer.config.autotune looks up, in a tenth of the time: every primitive of a step comes through here.
     everywhere, here = vars(chainer.global_config), vars(_of_thread)
     return _variants[
         bool(here.get("autotune", everywhere["autotune"])),
         bool(here.get("cudnn_deterministic", everywhere["cudnn_deterministic"])),
+        here.get("use_cudnn_tensor_core", everywhere["use_cudnn_tensor_core"]),
     ]
 
 

@@ -1,0 +1,29 @@
+"""What plain Chainer asks of a GPU, in its own layout NCHW: plans of cuDNN, and kernels of our own for the rest."""
+
+import functools
+
+from mixprec.backends import primitives_of
+from mixprec.backends.nchw.activation import Activations
+from mixprec.backends.nchw.batch_norm import PlaneBatchNorms
+from mixprec.backends.nchw.convolution import PlaneConvolutions
+from mixprec.backends.nchw.pooling import PlanePoolings
+from mixprec.backends.nchw.softmax import Softmaxes
+
+
+class Planes(PlaneConvolutions, PlaneBatchNorms, PlanePoolings, Activations, Softmaxes):
+    """On one device and CuPy's current stream. Arrays are C-contiguous, of float16, bfloat16 or float32.
+
+    Args:
+        launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
+        dnn: :class:`~mixprec.backends.cudnn.dnn.Dnn` of the device.
+    """
+
+
+def planes_of(array):
+    """Returns the :class:`Planes` of an array's device, always the same one."""
+    return _planes(primitives_of(array))
+
+
+@functools.cache
+def _planes(primitives):
+    return Planes(primitives.launcher, primitives.dnn)

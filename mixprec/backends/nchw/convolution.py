@@ -1,0 +1,84 @@
+"""Convolutions of plain Chainer: by cuDNN, with any number of axes in space, into arrays that Chainer has made."""
+
+import functools
+
+from mixprec.backends.cuda.operations import geometry, operation
+from mixprec.backends.cuda.ways import Ways
+from mixprec.backends.cudnn.operation import Tensor
+from mixprec.backends.nchw.bias import PlaneBiases
+
+
+class PlaneConvolutions(PlaneBiases, Ways):
+    """The three convolutions. Images x and y are (N, C, ...), filters w (K, C / groups, ...), all of one storage dtype.
+
+    With ``layout="NHWC"``, two axes in space only, they are (N, H, W, C) and (K, R, S, C / groups). Geometries are
+    :class:`~mixprec.backends.geometry.Convolution`, with as many elements as there are axes in space.
+
+    Raises:
+        NoEngine: cuDNN cannot do it; nothing was written.
+    """
+
+    def conv_fprop(self, x, w, b, y, convolution, layout="NCHW"):
+        """Writes the convolution of ``x`` into ``y``; ``b`` is (K,) or ``None``."""
+        bias = None if b is None else b.dtype
+        key = "plain conv_fprop", x.shape, w.shape, y.shape, x.dtype, convolution, bias, layout
+        arguments = x, w, b, y
+        self._way(key, self._fprop_ways, arguments)(*arguments)
+
+    def conv_dgrad(self, dy, w, b, dx, convolution, layout="NCHW"):
+        """Writes the gradient with respect to the images into ``dx``, plus ``b`` (C,) if that is not ``None``.
+
+        In other words, the transposed convolution of ``dy``.
+        """
+        key = "plain conv_dgrad", dy.shape, w.shape, dx.shape, dy.dtype, convolution, layout
+        arguments = dy, w, dx
+        self._way(key, self._dgrad_ways, arguments)(*arguments)
+        if b is not None:
+            self._add(dx, b, layout)
+
+    def conv_wgrad(self, x, dy, dw, convolution, layout="NCHW"):
+        """Writes the gradient with respect to the filters into ``dw``."""
+        key = "plain conv_wgrad", x.shape, dy.shape, dw.shape, x.dtype, convolution, layout
+        arguments = x, dy, dw
+        self._way(key, self._wgrad_ways, arguments)(*arguments)
+
+    def _fprop_ways(self, x_shape, w_shape, y_shape, dtype, convolution, bias, layout):
+        cudnn, ways = self._cudnn(), []
+        tensor = _tensors(dtype, layout)
+        for fused in (False,) if bias is None else (True, False):
+            inputs = [tensor("x", x_shape), tensor("w", w_shape)]
+            inputs += [Tensor("b", w_shape[:1], bias.name, layout)] * fused
+            asked = operation("conv_fprop", inputs, [tensor("y", y_shape)], relu=False, **geometry(convolution))
+            if cudnn.supports(asked):
+                ways.append(("conv+bias" if fused else "conv", self._fprop_way(cudnn.plan(asked), fused, layout)))
+        return ways or [("conv", cudnn.plan(asked))]  # which raises NoEngine
+
+    def _fprop_way(self, plan, fused, layout):
+        def run(x, w, b, y):
+            plan.run(*map(self._address, [x, w, b, y] if fused else [x, w, y]))
+            if b is not None and not fused:
+                self._add(y, b, layout)
+
+        return run
+
+    def _dgrad_ways(self, dy_shape, w_shape, dx_shape, dtype, convolution, layout):
+        tensor = _tensors(dtype, layout)
+        inputs, outputs = [tensor("dy", dy_shape), tensor("w", w_shape)], [tensor("dx", dx_shape)]
+        return self._the_plan(operation("conv_dgrad", inputs, outputs, **geometry(convolution)))
+
+    def _wgrad_ways(self, x_shape, dy_shape, dw_shape, dtype, convolution, layout):
+        tensor = _tensors(dtype, layout)
+        inputs, outputs = [tensor("x", x_shape), tensor("dy", dy_shape)], [tensor("dw", dw_shape)]
+        return self._the_plan(operation("conv_wgrad", inputs, outputs, **geometry(convolution)))
+
+    def _the_plan(self, asked):
+        plan = self._cudnn().plan(asked)
+        return [("conv", lambda *arrays: plan.run(*map(self._address, arrays)))]
+
+    def _add(self, images, b, layout):
+        """Adds ``b`` in place: an image (N, H, W, C) is a batch of pixels, planes of one element."""
+        self.add_bias(images.reshape(-1, images.shape[-1], 1) if layout == "NHWC" else images, b)
+
+
+def _tensors(dtype, layout):
+    return functools.partial(Tensor, dtype=dtype.name, layout=layout)

@@ -1,0 +1,88 @@
+"""What all functions of the bridge have in common: what they take, and what they do with what cannot be bridged."""
+
+import contextlib
+import functools
+
+import chainer
+import numpy as np
+
+from mixprec.backends.announcements import announce
+from mixprec.backends.cudnn.errors import NoEngine
+
+_FLOAT = np.dtype(np.float32)
+_STORAGE = frozenset({"float16", "bfloat16", "float32"})
+
+
+class NotBridged(RuntimeError):
+    """A function of CuPy's cuDNN that mixprec does not have; Chainer never calls it, see ``mixprec.compat``."""
+
+
+def or_chainers_own(own):
+    """Decorates a function of the bridge with what is called in its place where it cannot do what it is asked for.
+
+    That is where cuDNN has no engine, or an array is of float64; it is said once.
+
+    Args:
+        own: function with the same arguments, computed by Chainer without cuDNN.
+    """
+
+    def decorate(function):
+        @functools.wraps(function)
+        def call(*arguments, **options):
+            reason = _what_is_not_stored(arguments)
+            if reason is None:
+                try:
+                    return function(*arguments, **options)
+                except NoEngine as error:
+                    reason = str(error)
+            announce("cupy.cudnn.%s by Chainer's own, slower path: %s", function.__name__, reason)
+            with chainer.using_config("use_cudnn", "never"):
+                return own(*arguments, **options)
+
+        return call
+
+    return decorate
+
+
+def contiguous(array):
+    """Returns an array, or a copy of it, that is C-contiguous."""
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def floating(array):
+    """Returns an array, or a copy of it, in float32."""
+    return contiguous(array) if array.dtype == _FLOAT else array.astype(_FLOAT, order="C")
+
+
+@contextlib.contextmanager
+def writing(array, dtype=None):
+    """Yields an array to write into whose result is in ``array`` afterwards: that itself if it can be.
+
+    Args:
+        array: of any layout.
+        dtype: that the yielded array has to have; ``None`` for the one it has.
+    """
+    fits = array.flags.c_contiguous and dtype in (None, array.dtype)
+    target = array if fits else array.astype(dtype or array.dtype, order="C")
+    yield target
+    if not fits:
+        array[...] = target
+
+
+def configured(**wanted):
+    """Returns a context in which Chainer's configuration has these values: what a caller has passed on from there."""
+    different = {name: value for name, value in wanted.items() if getattr(chainer.config, name) != value}
+    if not different:
+        return contextlib.nullcontext()
+    stack = contextlib.ExitStack()
+    for name, value in different.items():
+        stack.enter_context(chainer.using_config(name, value))
+    return stack
+
+
+def _what_is_not_stored(arguments):
+    for argument in arguments:
+        dtype = getattr(argument, "dtype", None)
+        if dtype is not None and dtype.kind == "f" and dtype.name not in _STORAGE:
+            return f"an array of {dtype.name}, shape {argument.shape}"
+    return None
