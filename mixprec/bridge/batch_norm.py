@@ -8,7 +8,7 @@ with which CuPy looked for that, has nothing to find.
 
 from mixprec import backends
 from mixprec.backends.geometry import BatchNorm
-from mixprec.backends.nchw import planes_of
+from mixprec.backends.nchw import nchw_of
 from mixprec.backends.primitives import Saved
 from mixprec.bridge import chainers_own, constants
 from mixprec.bridge.calls import contiguous, floating, or_chainers_own, writing
@@ -63,7 +63,7 @@ def batch_normalization_forward_inference(
     """Returns ``x`` normalized with given statistics."""
     x, of_channels = contiguous(x), [floating(array) for array in (gamma, beta, mean, var)]
     if _in_planes(is_for_conv2d, d_layout):
-        return planes_of(x).batch_norm_inference(x, *of_channels, eps)
+        return nchw_of(x).batch_norm_inference(x, *of_channels, eps)
     return backends.primitives_of(x).batch_norm_inference(x, *of_channels, BatchNorm(eps))
 
 
@@ -86,7 +86,7 @@ def batch_normalization_backward(
     if gy.dtype != x.dtype:
         gy = gy.astype(x.dtype)
     if _in_planes(is_for_conv2d, d_layout):
-        return planes_of(x).batch_norm_backward(gy, x, gamma, mean, inv_std)
+        return nchw_of(x).batch_norm_backward(gy, x, gamma, mean, inv_std)
     # Without a ReLU nobody reads beta.
     saved, attributes = Saved(mean, inv_std), BatchNorm(eps)
     return backends.primitives_of(x).batch_norm_backward(gy, x, gamma, gamma, saved, attributes)[:3]
@@ -99,7 +99,7 @@ def _in_planes(is_for_conv2d, d_layout):
 def _forward(x, gamma, beta, running, eps, decay, in_planes):
     """Returns y, and mean and inverse standard deviation."""
     if in_planes:
-        y, *found = planes_of(x).batch_norm(x, gamma, beta, running, eps, decay)
+        y, *found = nchw_of(x).batch_norm(x, gamma, beta, running, eps, decay)
         return y, found
     y, saved = backends.primitives_of(x).batch_norm(x, gamma, beta, running, BatchNorm(eps, decay))
     return y, saved[:2]

@@ -6,7 +6,7 @@ Arrays are (N, C, ...) and (K, C / groups, ...), or with ``CUDNN_TENSOR_NHWC`` (
 """
 
 from mixprec.backends.geometry import Convolution
-from mixprec.backends.nchw import planes_of
+from mixprec.backends.nchw import nchw_of
 from mixprec.bridge import chainers_own, constants
 from mixprec.bridge.calls import configured, contiguous, or_chainers_own, writing
 
@@ -33,7 +33,7 @@ def convolution_forward(
     layout, convolution = _layout(d_layout, w_layout), _convolution(pad, stride, dilation, groups)
     b = None if b is None else contiguous(b)
     with configured(autotune=auto_tune, use_cudnn_tensor_core=tensor_core), writing(y) as target:
-        planes_of(x).conv_fprop(contiguous(x), contiguous(W), b, target, convolution, layout)
+        nchw_of(x).conv_fprop(contiguous(x), contiguous(W), b, target, convolution, layout)
 
 
 @or_chainers_own(chainers_own.convolution_backward_filter)
@@ -58,7 +58,7 @@ def convolution_backward_filter(
         configured(autotune=auto_tune, cudnn_deterministic=deterministic, use_cudnn_tensor_core=tensor_core),
         writing(gW) as target,
     ):
-        planes_of(x).conv_wgrad(contiguous(x), contiguous(gy), target, convolution, layout)
+        nchw_of(x).conv_wgrad(contiguous(x), contiguous(gy), target, convolution, layout)
 
 
 @or_chainers_own(chainers_own.convolution_backward_data)
@@ -85,7 +85,7 @@ def convolution_backward_data(
         configured(autotune=auto_tune, cudnn_deterministic=deterministic, use_cudnn_tensor_core=tensor_core),
         writing(y) as target,
     ):
-        planes_of(x).conv_dgrad(contiguous(x), contiguous(W), b, target, convolution, layout)
+        nchw_of(x).conv_dgrad(contiguous(x), contiguous(W), b, target, convolution, layout)
 
 
 def _layout(d_layout, w_layout):

@@ -1,6 +1,6 @@
 """``cupy.cudnn``'s poolings, activations and softmax, as Chainer calls them: kernels of our own."""
 
-from mixprec.backends.nchw import planes_of
+from mixprec.backends.nchw import nchw_of
 from mixprec.bridge import chainers_own, constants
 from mixprec.bridge.calls import contiguous, or_chainers_own, writing
 
@@ -31,7 +31,7 @@ def pooling_forward(x, y, ksize, stride, pad, mode):
         y
     """
     with writing(y) as target:
-        planes_of(x).pool(contiguous(x), target, _one_of(_POOLINGS, mode), tuple(ksize), tuple(stride), tuple(pad))
+        nchw_of(x).pool(contiguous(x), target, _one_of(_POOLINGS, mode), tuple(ksize), tuple(stride), tuple(pad))
     return y
 
 
@@ -39,32 +39,32 @@ def pooling_forward(x, y, ksize, stride, pad, mode):
 def pooling_backward(x, y, gy, ksize, stride, pad, mode):
     """Returns the gradient with respect to x; of a maximum it goes to the first of the largest elements."""
     arrays = map(contiguous, (x, y, gy))
-    return planes_of(x).pool_backward(*arrays, _one_of(_POOLINGS, mode), tuple(ksize), tuple(stride), tuple(pad))
+    return nchw_of(x).pool_backward(*arrays, _one_of(_POOLINGS, mode), tuple(ksize), tuple(stride), tuple(pad))
 
 
 @or_chainers_own(chainers_own.activation_forward)
 def activation_forward(x, mode, coef=0.0):
     """Returns an activation of x; ``coef`` is the ceiling of a clipped ReLU."""
-    return planes_of(x).activation(contiguous(x), _one_of(_ACTIVATIONS, mode), coef)
+    return nchw_of(x).activation(contiguous(x), _one_of(_ACTIVATIONS, mode), coef)
 
 
 @or_chainers_own(chainers_own.activation_backward)
 def activation_backward(x, y, gy, mode, coef=0.0):
     """Returns the gradient with respect to x of ``y = activation_forward(x, mode, coef)``."""
     x, y, gy = map(contiguous, (x, y, gy))
-    return planes_of(x).activation_backward(x, y, gy, _one_of(_ACTIVATIONS, mode), coef)
+    return nchw_of(x).activation_backward(x, y, gy, _one_of(_ACTIVATIONS, mode), coef)
 
 
 @or_chainers_own(chainers_own.softmax_forward)
 def softmax_forward(x, axis, algorithm):
     """Returns the softmax of x along an axis, or its logarithm."""
-    return planes_of(x).softmax(contiguous(x), axis, _one_of(_SOFTMAXES, algorithm))
+    return nchw_of(x).softmax(contiguous(x), axis, _one_of(_SOFTMAXES, algorithm))
 
 
 @or_chainers_own(chainers_own.softmax_backward)
 def softmax_backward(y, gy, axis, algorithm):
     """Returns the gradient with respect to x of ``y = softmax_forward(x, axis, algorithm)``."""
-    return planes_of(y).softmax_backward(contiguous(y), contiguous(gy), axis, _one_of(_SOFTMAXES, algorithm))
+    return nchw_of(y).softmax_backward(contiguous(y), contiguous(gy), axis, _one_of(_SOFTMAXES, algorithm))
 
 
 def _one_of(known, value):

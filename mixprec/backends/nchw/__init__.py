@@ -10,7 +10,7 @@ from mixprec.backends.nchw.pooling import PlanePoolings
 from mixprec.backends.nchw.softmax import Softmaxes
 
 
-class Planes(PlaneConvolutions, PlaneBatchNorms, PlanePoolings, Activations, Softmaxes):
+class Nchw(PlaneConvolutions, PlaneBatchNorms, PlanePoolings, Activations, Softmaxes):
     """On one device and CuPy's current stream. Arrays are C-contiguous, of float16, bfloat16 or float32.
 
     Args:
@@ -19,11 +19,11 @@ class Planes(PlaneConvolutions, PlaneBatchNorms, PlanePoolings, Activations, Sof
     """
 
 
-def planes_of(array):
-    """Returns the :class:`Planes` of an array's device, always the same one."""
-    return _planes(primitives_of(array))
+def nchw_of(array):
+    """Returns the :class:`Nchw` of an array's device, always the same one."""
+    return _of_primitives(primitives_of(array))
 
 
 @functools.cache
-def _planes(primitives):
-    return Planes(primitives.launcher, primitives.dnn)
+def _of_primitives(primitives):
+    return Nchw(primitives.launcher, primitives.dnn)

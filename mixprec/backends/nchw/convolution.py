@@ -47,7 +47,8 @@ class PlaneConvolutions(PlaneBiases, Ways):
         tensor = _tensors(dtype, layout)
         for fused in (False,) if bias is None else (True, False):
             inputs = [tensor("x", x_shape), tensor("w", w_shape)]
-            inputs += [Tensor("b", w_shape[:1], bias.name, layout)] * fused
+            if fused:
+                inputs.append(Tensor("b", w_shape[:1], bias.name, layout))
             asked = operation("conv_fprop", inputs, [tensor("y", y_shape)], relu=False, **geometry(convolution))
             if cudnn.supports(asked):
                 ways.append(("conv+bias" if fused else "conv", self._fprop_way(cudnn.plan(asked), fused, layout)))
