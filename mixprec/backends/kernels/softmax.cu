@@ -1,0 +1,111 @@
+// Softmax and its logarithm of arrays (outer, count, inner), along the middle axis: of lines. The elements of a line
+// are read anew for each thing that is to be known of it, from a cache if it is not too long.
+//
+// A line has `lanes` threads. If its elements are neighbours, inner is 1: a power of two up to a warp, or a block.
+// Otherwise one, so that neighbouring threads have neighbouring elements, and WIDTH is 1.
+
+constexpr int AT_ONCE = WIDTH == 1 ? 4 : 1;  // reads of a thread that are under way
+
+struct Sum {
+    __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
+};
+
+struct Largest {
+    __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+struct Line {
+    long long first, step, count;  // the first element, from one to the next, and how many; none if it does not exist
+    int lanes;
+
+    __device__ __forceinline__ Line(long long lines, long long count_, long long inner, long long lanes_) {
+        lanes = lanes_;
+        const long long number = static_cast<long long>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
+        const long long outer = inner == 1 ? number : number / inner;
+        first = outer * count_ * inner + (number - outer * inner);
+        step = inner;
+        count = number < lines ? count_ : 0;
+    }
+
+    // Calls visit(index of WIDTH elements) for the part of the line that the thread has.
+    template <class Visit>
+    __device__ __forceinline__ void for_each(Visit visit) const {
+#pragma unroll AT_ONCE
+        for (long long c = threadIdx.x % lanes * WIDTH; c < count; c += lanes * WIDTH) visit(first + c * step);
+    }
+
+    // Combines what the threads of the line have, in an order that does not depend on anything else. All threads of the
+    // block come here, and those of the line get the result.
+    template <class Combine>
+    __device__ __forceinline__ float combined(float value, Combine combine) const {
+        for (int distance = min(lanes, WARP) / 2; distance; distance /= 2) {
+            value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
+        }
+        if (lanes <= WARP) return value;
+        __shared__ float of_warps[THREADS / WARP];
+        __syncthreads();  // former values may still be read
+        if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = value;
+        __syncthreads();
+        value = of_warps[0];
+#pragma unroll
+        for (int warp = 1; warp < THREADS / WARP; ++warp) value = combine(value, of_warps[warp]);
+        return value;
+    }
+};
+
+// y = exp(x) / sum(exp(x)), or the logarithm of that, all relative to the largest x: nothing overflows.
+extern "C" __global__ void __launch_bounds__(THREADS) softmax(
+    u64 x, u64 y, long long lines, long long count, long long inner, long long lanes, long long is_log) {
+    const Line line(lines, count, inner, lanes);
+    float largest = __uint_as_float(0xff800000);  // -inf
+    line.for_each([&](long long i) {
+        float value[WIDTH];
+        load(x, i, value);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) largest = fmaxf(largest, value[k]);
+    });
+    largest = line.combined(largest, Largest());
+    float sum = 0;
+    line.for_each([&](long long i) {
+        float value[WIDTH];
+        load(x, i, value);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) sum += expf(value[k] - largest);
+    });
+    sum = line.combined(sum, Sum());
+    const float log_sum = logf(sum);
+    line.for_each([&](long long i) {
+        float value[WIDTH];
+        load(x, i, value);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            value[k] = is_log ? value[k] - largest - log_sum : expf(value[k] - largest) / sum;
+        }
+        store(y, i, value);
+    });
+}
+
+// dx = y * (dy - sum(y * dy)); for the logarithm dy - exp(y) * sum(dy).
+extern "C" __global__ void __launch_bounds__(THREADS) softmax_backward(
+    u64 y, u64 dy, u64 dx, long long lines, long long count, long long inner, long long lanes, long long is_log) {
+    const Line line(lines, count, inner, lanes);
+    float sum = 0;
+    line.for_each([&](long long i) {
+        float value[WIDTH], gradient[WIDTH];
+        load(dy, i, gradient);
+        if (!is_log) load(y, i, value);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) sum += is_log ? gradient[k] : value[k] * gradient[k];
+    });
+    sum = line.combined(sum, Sum());
+    line.for_each([&](long long i) {
+        float value[WIDTH], gradient[WIDTH];
+        load(y, i, value);
+        load(dy, i, gradient);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            gradient[k] = is_log ? gradient[k] - expf(value[k]) * sum : value[k] * (gradient[k] - sum);
+        }
+        store(dx, i, gradient);
+    });
+}
