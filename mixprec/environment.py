@@ -101,6 +101,7 @@ def components():
         *_cuda(),
         _cudnn(),
         _package("cuDNN frontend", "cudnn", _CUDA_HINT, ("nvidia-cudnn-frontend",)),
+        _chainers_cudnn(),
         _package("DALI", "nvidia.dali", _DALI_HINT, ("nvidia-dali-cuda130", "nvidia-dali-cuda120")),
         _package("Pillow", "PIL.Image", "pip install Pillow", ("Pillow",)),
         _package("matplotlib", "matplotlib", "pip install matplotlib"),
@@ -248,3 +249,19 @@ def _cudnn():
     except Exception as error:
         return Component("cuDNN", "broken", version, _one_line(error))
     return Component("cuDNN", "ok", f"{loaded // 10000}.{loaded % 10000 // 100}.{loaded % 100}")
+
+
+def _chainers_cudnn():
+    """Whether plain Chainer has a cuDNN: its own branches for it are taken, and its convolutions are no im2col."""
+    name = "Chainer's cuDNN"
+    cuda, _ = _import("chainer.backends.cuda")
+    if cuda is None:
+        return Component(name, "missing", note="needs Chainer")
+    from mixprec.compat import cudnn
+
+    if cuda.cudnn_enabled:
+        return Component(name, "ok", note="by mixprec's bridge to cuDNN 9" if cudnn.is_bridged() else "CuPy's own")
+    if getattr(cuda, "_cudnn_disabled_by_user", False):
+        return Component(name, "missing", note="off: CHAINER_CUDNN=0")
+    why = cudnn.why_not() or cudnn.what_is_missing() or "Chainer was imported before mixprec's start-up hook"
+    return Component(name, "missing", note=f"off: {why}")

@@ -116,7 +116,7 @@ def test_report_lists_everything_aligned(machine):
     machine(stub_cupy(1))
     lines = environment.report().splitlines()
     names = ["Python", "NumPy", "Chainer", "start-up hook", "CuPy", "CUDA runtime", "CUDA driver", "GPU 0"]
-    names += ["cuDNN", "cuDNN frontend", "DALI", "Pillow", "matplotlib", "device 'auto'"]
+    names += ["cuDNN", "cuDNN frontend", "Chainer's cuDNN", "DALI", "Pillow", "matplotlib", "device 'auto'"]
     width = max(map(len, names)) + 2
     assert [line[:width].rstrip() for line in lines] == names
     assert {line[width:].split()[0] for line in lines} <= {"ok", "missing", "broken"}

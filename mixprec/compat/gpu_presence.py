@@ -49,7 +49,7 @@ def _count_of_nvml():
 
 def _driver_is_there():
     """Whether the driver's library can be opened, which initializes nothing, and there is a file of a device."""
-    if not any(glob.iglob(pattern) for pattern in _DEVICE_FILES):
+    if not any(glob.glob(pattern) for pattern in _DEVICE_FILES):
         return False
     try:
         ctypes.CDLL("libcuda.so.1")
