@@ -9,6 +9,7 @@ import os
 
 import deviceless_cudnn
 import fake_cudnn
+import plan_cases_nchw
 import pytest
 from plan_cases import NETWORKS, operations_of
 from plan_variants import variants
@@ -85,6 +86,18 @@ def builder(request, tmp_path_factory):
 def test_network(builder, network, batch, dtype, gpu):
     operations = operations_of(network, batch, dtype)
     assert len(operations) > 50
+    results = builder(operations, gpu, Settings())
+    missing = [f"{op}: {why}" for op, (name, why) in zip(operations, results, strict=True) if name is None]
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("network", plan_cases_nchw.NETWORKS)
+def test_plain_chainer(builder, network, dtype, gpu):
+    """Every convolution that Chainer's own networks ask for through the bridge, in NCHW."""
+    operations = plan_cases_nchw.operations_of(network, 32, dtype)
+    assert len(operations) >= 12
     results = builder(operations, gpu, Settings())
     missing = [f"{op}: {why}" for op, (name, why) in zip(operations, results, strict=True) if name is None]
     assert not missing, "\n".join(missing)
