@@ -1,0 +1,64 @@
+// What batch normalization in both layouts has in common: moments, their reduction, and running statistics.
+
+constexpr int COMBINED = 8;  // channels that a block combines the parts of: 32 bytes of floats
+
+// Where scale and bias of y = scale * x + bias come from: gamma, beta, mean, and this; or they are gamma and beta.
+enum Spread { INVSTD, VARIANCE, AFFINE };
+
+__device__ __forceinline__ float invstd_of(float spread, int kind, float eps) {
+    return kind == VARIANCE ? 1.0f / sqrtf(spread + eps) : spread;
+}
+
+// Mean and sum of squared distances from it, of `count` elements.
+struct Moments {
+    float count, mean, squares;
+
+    // Chan, Golub and LeVeque 1983, doi:10.1080/00031305.1983.10483115.
+    __device__ __forceinline__ void operator+=(const Moments& other) {
+        if (other.count == 0.0f) return;
+        const float all = count + other.count, share = other.count / all, distance = other.mean - mean;
+        squares += other.squares + distance * distance * (count * share);
+        mean += distance * share;
+        count = all;
+    }
+};
+
+struct Pair {
+    float first, second;
+
+    __device__ __forceinline__ void operator+=(const Pair& other) {
+        first += other.first;
+        second += other.second;
+    }
+};
+
+// Adds up over the threads whose numbers are the same modulo `lanes`; those below `lanes` get the result. As a tree.
+template <class T, int N>
+__device__ __forceinline__ void reduce_columns(T (&values)[N], int lanes) {
+    __shared__ T shared[N][THREADS / 2];
+    for (int distance = THREADS / 2; distance >= lanes; distance /= 2) {
+        __syncthreads();
+        if (threadIdx.x >= distance && threadIdx.x < 2 * distance) {
+#pragma unroll
+            for (int k = 0; k < N; ++k) shared[k][threadIdx.x - distance] = values[k];
+        }
+        __syncthreads();
+        if (threadIdx.x < distance) {
+#pragma unroll
+            for (int k = 0; k < N; ++k) values[k] += shared[k][threadIdx.x];
+        }
+    }
+}
+
+// Running statistics of a channel; addresses that are 0 are those of nothing to be moved.
+struct Running {
+    float *mean, *variance;
+    double decay;
+
+    __device__ __forceinline__ void move(int c, float count, float center, float biased) const {
+        if (!mean) return;
+        const float kept = static_cast<float>(decay), rest = static_cast<float>(1.0 - decay);
+        mean[c] = kept * mean[c] + rest * center;
+        variance[c] = kept * variance[c] + rest * (biased * (count / fmaxf(count - 1.0f, 1.0f)));
+    }
+};
