@@ -7,8 +7,6 @@ seen from here is a plain ``np.asarray`` of a stand-in, which CuPy refuses.
 
 import numpy as np
 
-from mixprec.backends import recording
-
 _LOOKS = {np.array_equal, np.allclose, np.nonzero, np.flatnonzero, np.argwhere, np.unique, np.array_repr, np.array_str}
 
 
@@ -51,6 +49,8 @@ def _on_device(value):
 
 def send(link):
     """Moves the parameters and persistent arrays of a link to the stand-in device, in place of ``to_device``."""
+    from mixprec.backends import recording  # not at the top: it imports Chainer, which fake_cupy has to come before
+
     return recording.send(link, DeviceArray)
 
 
