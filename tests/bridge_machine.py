@@ -61,14 +61,14 @@ def machine(folder, gpus=1, cupy=True, frontend=FRONTEND, more=None, **variables
         folder: for the files; a path.
         gpus (int): what NVIDIA's management library says; -1 where it fails.
         cupy (bool): with a stand-in for CuPy 14; else the one that is installed.
-        frontend: files of cuDNN's frontend, with what loads libraries for it; ``None`` for those that are installed.
+        frontend: files of cuDNN's frontend; ``None`` for those that are installed.
         more: further files, as ``{path: text}``.
         variables: of the environment.
     """
     if cupy:
         write(folder, {**STUB, "cupy/cuda/runtime.py": RUNTIME})
     if frontend is not None:
-        write(folder, {**PATHFINDER, **frontend})
+        write(folder, {**(PATHFINDER if cupy else {}), **frontend})  # CuPy 14 has a pathfinder, and needs all of it
     write(folder, more or {})
     libraries = folder / "libraries"
     compile_library(libraries, "libnvidia-ml.so.1", NVML.format(init=999 if gpus < 0 else 0, count=max(gpus, 0)))
