@@ -47,12 +47,12 @@ STUB = {
 
 @pytest.fixture
 def stub_cupy(tmp_path):
-    """Environment of a subprocess that finds a CuPy 14 with neither cuDNN nor NCCL."""
+    """Environment of a subprocess that finds a CuPy 14 with neither cuDNN, also on a machine that has it, nor NCCL."""
     for name, text in STUB.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
-    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+    return {**os.environ, "PYTHONPATH": str(tmp_path), "MIXPREC_CUDNN": "0"}
 
 
 def run_python(code, env, *options):
