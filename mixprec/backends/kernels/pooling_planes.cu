@@ -114,8 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) max_of_planes(u64 x, u64 y
     reduce_window(
         AXES_GIVEN, x, y,
         [&](float value) {
-            // The first NaN stays: nothing is larger, and then it does not equal itself.
-            if (value > largest || (value != value && largest == largest)) largest = value;
+            if (value > largest || value != value) largest = value;  // a NaN stays: nothing is larger
         },
         [&](const Window&) { return largest; });
 }
