@@ -7,6 +7,8 @@ python scripts/benchmark.py host [--arch resnet50] [--repeats 15] [--profile] [-
 python scripts/benchmark.py capture [--arch resnet50] [--batch 32,64,128,256] [--size 224] [--repeats 15] [--json FILE]
 python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--threads 2] [--repeats 7] [--seconds 10]
     [--gpu-batch 256] [--gpu-threads 8] [--json FILE]
+python scripts/benchmark.py bars [--arch resnet50] [--batch 32,64,128,256] [--size 224] [--blocks 5] [--block-steps 10]
+    [--json FILE]
 """
 
 import argparse
@@ -18,8 +20,10 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ lies beside scripts/
 
-from mixprec import files
+from mixprec import environment, files
 from mixprec.benchmark import (
+    bars,
+    bars_plain,
     capture,
     capture_gpu,
     host,
@@ -119,6 +123,20 @@ def _loader(data, images, batch, threads, repeats, seconds, gpu_batch, gpu_threa
     return loader.as_json(speeds, waits, loader_gpu.as_json(*gpu), **settings)
 
 
+def _bars(arch, batch, size, blocks, block_steps):
+    specifier, device = environment.resolve_device("auto")
+    default = bars.defaults(specifier)
+    small = ", therefore in small" if specifier == "@numpy" and not (arch and batch and size) else ""
+    arch, batch, size = arch or default["arch"], batch or default["batch"], size or default["size"]
+    print(f"{device}{small}")
+    print(f"{arch}, {size}x{size} pixels, training on synthetic data, {blocks} blocks of {block_steps} steps")
+    ways = bars_plain.bars(specifier)
+    rows = bars.measure(MODELS[arch], ways, specifier, batches=batch, size=size, blocks=blocks, block_steps=block_steps)
+    print(bars.table(rows))
+    settings = {"arch": arch, "batch": batch, "size": size, "blocks": blocks, "block_steps": block_steps}
+    return bars.as_json(rows, device, **settings)
+
+
 def _add_command(commands, function, name, text):
     command = commands.add_parser(name, help=text)
     command.set_defaults(function=function)
@@ -170,6 +188,15 @@ def main():
     command.add_argument("--seconds", type=_positive, default=10, help="of training beside a loader")
     command.add_argument("--gpu-batch", type=_positive, default=256, help="images in a batch on the GPU")
     command.add_argument("--gpu-threads", type=_positive, default=8, help="threads of DALI beside the GPU")
+    text = "images/s of training on synthetic data, a row for each way to train; on a GPU, or in small on the CPU"
+    command = _add_command(commands, _bars, "bars", text)
+    _add_arch(command, None)
+    help = "images in a batch, with commas; default: 32,64,128,256, on a CPU 8"
+    command.add_argument("--batch", type=_positives, help=help)
+    help = "height and width of an image in pixels; default: 224, on a CPU 64"
+    command.add_argument("--size", type=_positive, help=help)
+    command.add_argument("--blocks", type=_positive, default=5, help="timed blocks of each row")
+    command.add_argument("--block-steps", type=_positive, default=10, help="timed steps in a block")
     settings = vars(parser.parse_args())
 
     del settings["command"]
