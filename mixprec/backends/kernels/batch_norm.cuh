@@ -1,6 +1,6 @@
 // What batch normalization in both layouts has in common: moments, their reduction, and running statistics.
 
-constexpr int COMBINED = 8;  // channels that a block combines the parts of: 32 bytes of floats
+#define COMBINED 8  // channels that a block combines the parts of: 32 bytes of floats
 
 // Where scale and bias of y = scale * x + bias come from: gamma, beta, mean, and this; or they are gamma and beta.
 enum Spread { INVSTD, VARIANCE, AFFINE };

@@ -10,6 +10,7 @@
 
 constexpr int READ = 4;    // units that a thread reads before it uses the first of them
 constexpr int PAIRED = 2;  // the same if it reads two arrays, or writes
+constexpr int MIN_BLOCKS = 2;  // at a time, of those of statistics: for more the compiler spills registers
 
 #define PLANES                                                                                                        \
     long long images, long long channels, long long pixels, long long units, long long block_channels,                \
@@ -95,7 +96,7 @@ __device__ __forceinline__ void load_units(u64 address, const Unit (&units)[N], 
 
 // Replaces what is of other channels.
 __device__ __forceinline__ void clip(const Unit& unit, float (&x)[WIDTH], float value) {
-    if (WIDTH == 1 || unit.end - unit.begin == WIDTH) return;
+    if (unit.end - unit.begin == WIDTH) return;
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) x[k] = k >= unit.begin && k < unit.end ? x[k] : value;
 }
@@ -115,7 +116,8 @@ __device__ __forceinline__ float origin_of(u64 x, long long channel, long long p
 }
 
 // Every thread takes its sums about its first element, see batch_norm_statistics in batch_norm.cu.
-extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_planes_statistics(u64 x, PLANES, float* partial) {
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) batch_norm_planes_statistics(
+    u64 x, PLANES, float* partial) {
     Walk<false> walk(PLANES_GIVEN);
     while (walk.more() && !walk.peek().end) walk.next();
     Moments moments[1] = {};
