@@ -134,11 +134,12 @@ def test_biases(nchw, dtype, layout):
     assert_close(dx, expected_dx + b_of_x, dtype, bound_dx + rounding + accumulated(1, np.abs(b_of_x)))
 
 
+@pytest.mark.parametrize("b_dtype", [FLOAT16, FLOAT32], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_bias_that_cudnn_does_not_fuse(fresh, monkeypatch, layout):
+def test_a_bias_that_cudnn_does_not_fuse(fresh, monkeypatch, layout, b_dtype):
     monkeypatch.setitem(fake_cudnn_limits._RULES, "a test", lambda nodes, kinds, storage: "bias" in kinds)
     x, w, dy = drawn(CASE, FLOAT32, 0)
-    b, _ = biases(CASE, FLOAT32)
+    b, _ = biases(CASE, b_dtype)
     y, _, _ = run(fresh, x, w, dy, CASE[0], b, None, layout)
     bound = bounds(x, w, dy, CASE[0])[0]
     expected = chainers(x, w, dy, CASE[0])[0] + exact(b)[:, None, None]

@@ -78,7 +78,8 @@ class PlaneConvolutions(PlaneBiases, Ways):
 
     def _add(self, images, b, layout):
         """Adds ``b`` in place: an image (N, H, W, C) is a batch of pixels, planes of one element."""
-        self.add_bias(images.reshape(-1, images.shape[-1], 1) if layout == "NHWC" else images, b)
+        images = images.reshape(-1, images.shape[-1], 1) if layout == "NHWC" else images
+        self.add_bias(images, b if b.dtype == images.dtype else b.astype(images.dtype))
 
 
 def _tensors(dtype, layout):
