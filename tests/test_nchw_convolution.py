@@ -180,9 +180,7 @@ def test_what_cudnn_has_no_engine_for(fresh, monkeypatch):
     x, w, dy = map(send, drawn(CASE, FLOAT32, 0))
     y = unwritten(dy.shape, FLOAT32)
     for _ in range(2):
-        with pytest.raises(
-            NoEngine, match=r"conv_fprop\(x float32 NCHW 2x16x6x5, .*layout NCHW: .*not on"
-        ):
+        with pytest.raises(NoEngine, match=r"conv_fprop\(x float32 NCHW 2x16x6x5, .*layout NCHW: .*not on"):
             fresh.conv_fprop(x, w, send(biases(CASE, FLOAT32)[0]), y, CASE[0])
     with pytest.raises(NoEngine, match="conv_dgrad"):
         fresh.conv_dgrad(dy, w, None, x, CASE[0])
