@@ -1,0 +1,42 @@
+"""The tests of the bridge that are written for a GPU, on the host: in a process of their own, on :mod:`fake_cupy`."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from kernels_on_host import kernels_folder
+
+ROOT = pathlib.Path(__file__).parents[1]
+TIMEOUT = 600  # seconds; it takes about a minute
+# Counted here once more: what is skipped or was not collected is missed.
+EXPECTED = {"tests/test_bridge_gpu.py": 182, "tests/test_bridge_curve.py": 3}
+
+
+@pytest.mark.parametrize("file", EXPECTED)
+def test_the_tests_of_the_gpu_pass_on_the_host(file, tmp_path_factory):
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed: the kernels cannot run on the host")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)]),
+        "FAKE_CUPY_FOLDER": str(kernels_folder(tmp_path_factory)),
+    }
+    for name in ("MIXPREC_CUDNN", "CHAINER_CUDNN", "CUDA_VISIBLE_DEVICES"):
+        environment.pop(name, None)
+    options = ["-q", "-p", "no:cacheprovider", "-p", "fake_cupy", "-m", "gpu", "-k", "not large", file]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
+    last = done.stdout.strip().splitlines()[-1]
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|failed|xfailed|error)", last)}
+    assert counts == {"passed": EXPECTED[file]}, last
