@@ -2,9 +2,10 @@
 
 python scripts/sanitize.py [--tool memcheck|racecheck|initcheck|synccheck ...]
 
-The tests of tests/test_gpu_primitives.py whose names have ``own_kernels`` run once for each tool, without CuPy's memory
-pool, so that every array is an allocation of its own and its end is seen. Those of bfloat16 are left out: the kernels
-differ from those of float16 in the conversion only, and most of the time goes into compiling. cuDNN is not needed.
+The tests of tests/test_gpu_primitives.py whose names have ``own_kernels``, and those of tests/test_nchw_*.py, run once
+for each tool, without CuPy's memory pool, so that every array is an allocation of its own and its end is seen. Those of
+bfloat16 are left out: the kernels differ from those of float16 in the conversion only, and most of the time goes into
+compiling. cuDNN is not needed.
 
 compute-sanitizer is looked for in PATH, in CUDA_HOME, and among NVIDIA's wheels. One line for each tool says what came
 out, after all that compute-sanitizer and pytest have printed if something is wrong.
@@ -25,7 +26,9 @@ from mixprec import environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-TESTS = ("-m", "gpu", "-k", "own_kernels and not cudnn and not bfloat16", "tests/test_gpu_primitives.py")
+FILES = ["gpu_primitives", *(f"nchw_{name}" for name in ("activation", "batch_norm", "bias", "pooling", "softmax"))]
+NAMES = "(own_kernels or nchw) and not large and not cudnn and not bfloat16"
+TESTS = ("-m", "gpu", "-k", NAMES, *(f"tests/test_{name}.py" for name in FILES))
 _CHILD = "import cupy, pytest, sys; cupy.cuda.set_allocator(None); sys.exit(pytest.main(sys.argv[1:]))"
 _INSTALL = "pip install nvidia-cuda-sanitizer-api  (CUDA 12: nvidia-cuda-sanitizer-api-cu12), or NVIDIA's CUDA toolkit"
 _ERRORS = 86  # exit status for what a tool has found; pytest's own are below 10

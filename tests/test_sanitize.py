@@ -51,7 +51,8 @@ def test_all_tools_in_turn(script, answer, capsys):
     for line in lines:
         assert "--error-exitcode 86" in line
         assert "cupy.cuda.set_allocator(None)" in line
-        assert line.endswith("-m gpu -k own_kernels and not cudnn and not bfloat16 tests/test_gpu_primitives.py")
+        assert "-m gpu -k (own_kernels or nchw) and not large and not cudnn and not bfloat16 tests/test_gpu_pri" in line
+        assert line.endswith("tests/test_nchw_pooling.py tests/test_nchw_softmax.py")
 
 
 def test_chosen_tools(script, answer, capsys):

@@ -11,7 +11,7 @@ import numpy as np
 
 from mixprec.backends.launch import text_of
 
-HEADERS = ("words.cuh", "philox.cuh", "storage.cuh", "batch_norm.cuh")
+HEADERS = ("words.cuh", "philox.cuh", "storage.cuh", "batch_norm.cuh", "lanes.cuh")
 DTYPES = {
     np.dtype(np.float16): "FLOAT16",
     np.dtype(ml_dtypes.bfloat16): "BFLOAT16",

@@ -1,33 +1,6 @@
 // Softmax cross entropy of logits (rows, classes). A row has `lanes` threads: a power of two up to a warp, or a block.
 // They read it twice, the second time from a cache.
 
-struct Sum {
-    template <class T>
-    __device__ __forceinline__ T operator()(T a, T b) const { return a + b; }
-};
-
-struct Largest {
-    __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-
-// Combines the values of the `lanes` threads of a row, in an order that does not depend on anything else. All threads of
-// the block come here, and those of the row get the result.
-template <class T, class Combine>
-__device__ __forceinline__ T combined(T value, int lanes, Combine combine) {
-    for (int distance = min(lanes, WARP) / 2; distance; distance /= 2) {
-        value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
-    }
-    if (lanes <= WARP) return value;
-    __shared__ T of_warps[THREADS / WARP];
-    __syncthreads();  // former values may still be read
-    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = value;
-    __syncthreads();
-    value = of_warps[0];
-#pragma unroll
-    for (int warp = 1; warp < THREADS / WARP; ++warp) value = combine(value, of_warps[warp]);
-    return value;
-}
-
 // Calls visit(number of the class, logit) for the part of a row that a thread has.
 template <class Visit>
 __device__ __forceinline__ void for_each_class(u64 x, long long row, int classes, int lanes, Visit visit) {

@@ -6,14 +6,6 @@
 
 constexpr int AT_ONCE = WIDTH == 1 ? 4 : 1;  // reads of a thread that are under way
 
-struct Sum {
-    __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
-};
-
-struct Largest {
-    __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-
 struct Line {
     long long first, step, count;  // the first element, from one to the next, and how many; none if it does not exist
     int lanes;
@@ -33,24 +25,6 @@ struct Line {
 #pragma unroll AT_ONCE
         for (long long c = threadIdx.x % lanes * WIDTH; c < count; c += lanes * WIDTH) visit(first + c * step);
     }
-
-    // Combines what the threads of the line have, in an order that does not depend on anything else. All threads of the
-    // block come here, and those of the line get the result.
-    template <class Combine>
-    __device__ __forceinline__ float combined(float value, Combine combine) const {
-        for (int distance = min(lanes, WARP) / 2; distance; distance /= 2) {
-            value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
-        }
-        if (lanes <= WARP) return value;
-        __shared__ float of_warps[THREADS / WARP];
-        __syncthreads();  // former values may still be read
-        if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = value;
-        __syncthreads();
-        value = of_warps[0];
-#pragma unroll
-        for (int warp = 1; warp < THREADS / WARP; ++warp) value = combine(value, of_warps[warp]);
-        return value;
-    }
 };
 
 // y = exp(x) / sum(exp(x)), or the logarithm of that, all relative to the largest x: nothing overflows.
@@ -64,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax(
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) largest = fmaxf(largest, value[k]);
     });
-    largest = line.combined(largest, Largest());
+    largest = combined(largest, line.lanes, Largest());
     float sum = 0;
     line.for_each([&](long long i) {
         float value[WIDTH];
@@ -72,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax(
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) sum += expf(value[k] - largest);
     });
-    sum = line.combined(sum, Sum());
+    sum = combined(sum, line.lanes, Sum());
     const float log_sum = logf(sum);
     line.for_each([&](long long i) {
         float value[WIDTH];
@@ -97,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_backward(
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) sum += is_log ? gradient[k] : value[k] * gradient[k];
     });
-    sum = line.combined(sum, Sum());
+    sum = combined(sum, line.lanes, Sum());
     line.for_each([&](long long i) {
         float value[WIDTH], gradient[WIDTH];
         load(y, i, value);
