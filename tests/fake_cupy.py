@@ -22,6 +22,7 @@ import fake_cupy_kernels
 import numpy as np
 import pytest
 from device_stand_in import DeviceArray
+from fake_cupy_devices import Device, Event, MemoryPool, Stream
 
 FOLDER = "FAKE_CUPY_FOLDER"  # where compiled kernels go and stay; without it they go when the process does
 
@@ -126,88 +127,6 @@ class _Fallback(types.ModuleType):
             value = _through(value)
         setattr(self, name, value)
         return value
-
-
-# --- devices and streams
-
-
-class Device:
-    """The only one."""
-
-    compute_capability = "90"
-
-    def __init__(self, device=None):
-        self.id = 0 if device is None else int(device)
-
-    def __int__(self):
-        return self.id
-
-    def __eq__(self, other):
-        return isinstance(other, Device) and self.id == other.id
-
-    def __hash__(self):
-        return hash(self.id)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def use(self):
-        return self
-
-    def synchronize(self):
-        pass
-
-
-class Stream:
-    """All of them are one, and nothing is ever under way."""
-
-    ptr, done = 0, True
-
-    def __init__(self, *arguments, **keywords):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def use(self):
-        return self
-
-    def synchronize(self):
-        pass
-
-    def is_capturing(self):
-        return False
-
-    def record(self, *arguments):
-        return Event()
-
-    def wait_event(self, event):
-        pass
-
-
-class Event(Stream):
-    """See :class:`Stream`."""
-
-
-class MemoryPool:
-    """Of nothing."""
-
-    def malloc(self, size):
-        raise NotImplementedError("fake CuPy has no memory of its own")
-
-    def free_all_blocks(self):
-        pass
-
-    def used_bytes(self):
-        return 0
-
-    total_bytes = n_free_blocks = used_bytes
 
 
 # --- the modules

@@ -1,12 +1,12 @@
 """ResNet-18 of ``models/resnet.py`` trains over the bridge as it does by Chainer's own path: the same losses.
 
 Two float32 runs of a net part by 1e-4 to 1e-2 as soon as one pre-activation near 0 has another sign in one of them.
-Measured on NumPy, 20 steps with and without noise of 1 ulp on the results of the convolutions: from the usual start they
-differed by up to 9e-3 (16 channels, batches of 8 to 32, rates of 0.003 to 0.01), while a gradient wrong by 1 % in one
-layer changed losses by 2e-3 to 5e-2. So normalizations begin with the shift 1 and the scale SCALE, which has a ReLU's
-input 4 deviations away from 0, and the last one of a block with the shift 0 and the scale LAST. From there, in the small
-size, the loss fell from 2.75 to 0.012, three runs with noise were within 5e-6, and a gradient wrong by 1 % in one of five
-layers changed losses by 1.1e-3 to 2.2e-2. BOUND lies between. The large size was not measured.
+Measured on NumPy, 20 steps with and without noise of 1 ulp on the results of the convolutions: from the usual start
+they differed by up to 9e-3 (16 channels, batches of 8 to 32, rates of 0.003 to 0.01), while a gradient wrong by 1 %
+in one layer changed losses by 2e-3 to 5e-2. So normalizations begin with the shift 1 and the scale SCALE, which has a
+ReLU's input 4 deviations away from 0, and the last one of a block with the shift 0 and the scale LAST. From there, in
+the small size, the loss fell from 2.75 to 0.012, three runs with noise were within 5e-6, and a gradient wrong by 1 %
+in one of five layers changed losses by 1.1e-3 to 2.2e-2. BOUND lies between. The large size was not measured.
 """
 
 import chainer

@@ -616,6 +616,21 @@ def test_batches_of_0(case):
     assert dx.shape == shape
 
 
+@pytest.mark.xfail(reason="the bridge hands arrays of no elements to cuDNN", strict=True)
+def test_weights_get_no_gradient_from_a_batch_of_0(monkeypatch):
+    """Zeros, as on NumPy; and cuDNN, whose tensors have at least one element, is asked for nothing."""
+    from mixprec.backends.cudnn.dnn import Dnn
+
+    inputs = drawn(FLOAT32, (0, 3, 5, 5), (4, 3, 3, 3), (4,))
+    dy = np.empty((0, 4, 3, 3), np.float32)
+    _, expected = run(F.convolution_2d, inputs, dy)
+    monkeypatch.setattr(Dnn, "plan", lambda *arguments: pytest.fail("cuDNN was asked"))
+    monkeypatch.setattr(Dnn, "supports", lambda *arguments: pytest.fail("cuDNN was asked"))
+    _, gradients = on_device(F.convolution_2d, inputs, dy)
+    for one, other in zip(gradients, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 # --- what is not bridged
 
 
@@ -636,7 +651,7 @@ def test_recurrent_links_take_chainers_own_branch(link):
     expected = results(net, xs)
     found = results(net.copy("copy").to_device(device()), [send(x) for x in xs])
     for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(receive(one), other, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(receive(one), other, rtol=0, atol=1e-5 * np.abs(other).max())
 
 
 def test_spatial_transformer_takes_chainers_own_branch():
