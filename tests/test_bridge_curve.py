@@ -6,7 +6,9 @@ they differed by up to 9e-3 (16 channels, batches of 8 to 32, rates of 0.003 to 
 in one layer changed losses by 2e-3 to 5e-2. So normalizations begin with the shift 1 and the scale SCALE, which has a
 ReLU's input 4 deviations away from 0, and the last one of a block with the shift 0 and the scale LAST. From there, in
 the small size, the loss fell from 2.75 to 0.012, three runs with noise were within 5e-6, and a gradient wrong by 1 %
-in one of five layers changed losses by 1.1e-3 to 2.2e-2. BOUND lies between. The large size was not measured.
+in one of five layers changed losses by 1.1e-3 to 2.2e-2. BOUND lies between. Larger sizes part again: 32 channels, 16
+images of 64 pixels by 1.6e-4 to 9e-4 (by 3e-4 with a rate of 0.005 and a scale of 0.15), so there is no such size
+here.
 """
 
 import chainer
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.gpu
 STEPS = 20
 BOUND = 1e-4  # relative, of a loss
 SCALE, LAST, RATE = 0.25, 0.4, 0.02
-SIZES = {"small": (8, 16, 32), "large": (64, 32, 64)}  # channels, batch, pixels
+SIZES = {"small": (8, 16, 32)}  # channels, batch, pixels
 
 
 def network(channels):

@@ -30,7 +30,7 @@ def test_the_tests_of_the_gpu_pass_on_the_host(file, tmp_path_factory):
     }
     for name in ("MIXPREC_CUDNN", "CHAINER_CUDNN", "CUDA_VISIBLE_DEVICES"):
         environment.pop(name, None)
-    options = ["-q", "-p", "no:cacheprovider", "-p", "fake_cupy", "-m", "gpu", "-k", "not large", file]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "fake_cupy", "-m", "gpu", file]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         cwd=ROOT,
