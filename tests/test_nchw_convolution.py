@@ -187,3 +187,11 @@ def test_what_cudnn_has_no_engine_for(fresh, monkeypatch):
     with pytest.raises(NoEngine, match="conv_wgrad"):
         fresh.conv_wgrad(x, dy, w, CASE[0])
     assert np.isnan(receive(y)).all()
+
+
+def test_no_images(fresh):
+    x, w, dy = (np.empty(shape, FLOAT32) for shape in ((0, 16, 6, 5), (24, 16, 3, 3), (0, 24, 6, 5)))
+    y, dx, dw = run(fresh, x, w, dy, CASE[0], np.ones(24, FLOAT32))
+    assert (y.shape, dx.shape) == (dy.shape, x.shape)
+    np.testing.assert_array_equal(dw, np.zeros_like(w))
+    assert not fresh.dnn.plans()

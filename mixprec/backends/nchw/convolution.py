@@ -14,12 +14,16 @@ class PlaneConvolutions(PlaneBiases, Ways):
     With ``layout="NHWC"``, two axes in space only, they are (N, H, W, C) and (K, R, S, C / groups). Geometries are
     :class:`~mixprec.backends.geometry.Convolution`, with as many elements as there are axes in space.
 
+    Batches of 0 are none of cuDNN's business: it has no plans for them.
+
     Raises:
         NoEngine: cuDNN cannot do it; nothing was written.
     """
 
     def conv_fprop(self, x, w, b, y, convolution, layout="NCHW"):
         """Writes the convolution of ``x`` into ``y``; ``b`` is (K,) or ``None``."""
+        if not y.size:
+            return
         bias = None if b is None else b.dtype
         key = "plain conv_fprop", x.shape, w.shape, y.shape, x.dtype, convolution, bias, layout
         arguments = x, w, b, y
@@ -30,6 +34,8 @@ class PlaneConvolutions(PlaneBiases, Ways):
 
         In other words, the transposed convolution of ``dy``.
         """
+        if not dx.size:
+            return
         key = "plain conv_dgrad", dy.shape, w.shape, dx.shape, dy.dtype, convolution, layout
         arguments = dy, w, dx
         self._way(key, self._dgrad_ways, arguments)(*arguments)
@@ -38,6 +44,9 @@ class PlaneConvolutions(PlaneBiases, Ways):
 
     def conv_wgrad(self, x, dy, dw, convolution, layout="NCHW"):
         """Writes the gradient with respect to the filters into ``dw``."""
+        if not dy.size:
+            self.launcher.zero(dw)
+            return
         key = "plain conv_wgrad", x.shape, dy.shape, dw.shape, x.dtype, convolution, layout
         arguments = x, dy, dw
         self._way(key, self._wgrad_ways, arguments)(*arguments)
