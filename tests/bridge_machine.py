@@ -90,6 +90,6 @@ def machine(folder, gpus=1, cupy=True, frontend=FRONTEND, more=None, **variables
 def python(code, env, *options):
     """Runs ``code``; returns the lines of its standard output and those of its standard error."""
     command = [sys.executable, "-W", "error", *options, "-c", "import mixprec\n" + textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr.splitlines()

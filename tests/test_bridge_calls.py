@@ -104,14 +104,17 @@ def test_a_layout_that_is_not_there():
 )
 def test_what_is_said_about_engines_counts(monkeypatch, given, expected):
     seen = []
-    for name in ("conv_dgrad", "conv_wgrad"):
+    for name in ("conv_fprop", "conv_dgrad", "conv_wgrad"):
         monkeypatch.setattr(Nchw, name, lambda *arguments: seen.append(settings.current()))
     x, w, y = drawn((2, 3, 6, 5), (4, 3, 3, 3), (2, 4, 6, 5))
     before = settings.current()
     switches = {**SWITCHES, "deterministic": False, **given}
     functions.convolution_backward_data(w, y, None, x, *GEOMETRY, **switches)
     functions.convolution_backward_filter(x, y, w, *GEOMETRY, **switches)
-    assert len(seen) == 2
+    if "deterministic" not in given:
+        switches.pop("deterministic")
+        functions.convolution_forward(x, w, None, y, *GEOMETRY, **switches)
+    assert len(seen) == (2 if "deterministic" in given else 3)
     for found in seen:
         assert {name: getattr(found, name) for name in expected} == expected
     assert settings.current() is before
@@ -249,6 +252,14 @@ def test_float64_is_chainers_own(said, name):
 def test_modes_that_are_not_there(call, message):
     with pytest.raises(ValueError, match=message):
         call(drawn((2, 3, 4, 5))[0])
+
+
+def test_numbers_of_float64_are_not_arrays(said):
+    """As a ratio from np.linspace is one."""
+    (x,) = drawn((2, 3))
+    functions.DropoutStates(None, 1).forward(None, x, np.float64(0.5))
+    functions.activation_forward(x, constants.CUDNN_ACTIVATION_CLIPPED_RELU, np.float64(0.5))
+    assert not said.records
 
 
 # --- batch normalization

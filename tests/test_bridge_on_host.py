@@ -11,7 +11,7 @@ import pytest
 from kernels_on_host import kernels_folder
 
 ROOT = pathlib.Path(__file__).parents[1]
-TIMEOUT = 600  # seconds; it takes about a minute
+TIMEOUT = 900  # seconds; it takes one minute, two on a busy machine
 # Counted here once more: what is skipped or was not collected is missed.
 EXPECTED = {
     "tests/test_bridge_gpu.py": {"passed": 183},
@@ -23,13 +23,12 @@ EXPECTED = {
 def test_the_tests_of_the_gpu_pass_on_the_host(file, tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed: the kernels cannot run on the host")
+    mine = ("MIXPREC_CUDNN", "CUDA_VISIBLE_DEVICES", "PYTEST_ADDOPTS")
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in mine and not name.startswith("CHAINER_")},
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)]),
         "FAKE_CUPY_FOLDER": str(kernels_folder(tmp_path_factory)),
     }
-    for name in ("MIXPREC_CUDNN", "CHAINER_CUDNN", "CUDA_VISIBLE_DEVICES"):
-        environment.pop(name, None)
     options = ["-q", "-p", "no:cacheprovider", "-p", "fake_cupy", "-m", "gpu", file]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options],

@@ -4,13 +4,14 @@ import contextlib
 import functools
 
 import chainer
+import ml_dtypes
 import numpy as np
 
 from mixprec.backends.announcements import announce
 from mixprec.backends.cudnn.errors import NoEngine
 
 _FLOAT = np.dtype(np.float32)
-_STORAGE = frozenset({"float16", "bfloat16", "float32"})
+_STORED = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32)))
 
 
 class NotBridged(RuntimeError):
@@ -83,6 +84,7 @@ def configured(**wanted):
 def _what_is_not_stored(arguments):
     for argument in arguments:
         dtype = getattr(argument, "dtype", None)
-        if dtype is not None and dtype.kind == "f" and dtype.name not in _STORAGE:
-            return f"an array of {dtype.name}, shape {argument.shape}"
+        if dtype is None or dtype in _STORED or dtype.kind != "f" or isinstance(argument, np.generic):
+            continue
+        return f"an array of {dtype.name}, shape {argument.shape}"
     return None

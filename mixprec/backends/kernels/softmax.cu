@@ -1,8 +1,8 @@
 // Softmax and its logarithm of arrays (outer, count, inner), along the middle axis: of lines. The elements of a line
 // are read anew for each thing that is to be known of it, from a cache if it is not too long.
 //
-// A line has `lanes` threads. If its elements are neighbours, inner is 1: a power of two up to a warp, or a block.
-// Otherwise one, so that neighbouring threads have neighbouring elements, and WIDTH is 1.
+// A line has `lanes` threads: a power of two up to a warp, or a block. If its elements are no neighbours, inner is not 1,
+// WIDTH is 1, and one thread is best, so that neighbouring threads have neighbouring elements - but for few long lines.
 
 constexpr int AT_ONCE = WIDTH == 1 ? 4 : 1;  // reads of a thread that are under way
 

@@ -4,6 +4,7 @@ import functools
 
 from mixprec.backends.cuda.operations import geometry, operation
 from mixprec.backends.cuda.ways import Ways
+from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.operation import Tensor
 from mixprec.backends.nchw.bias import PlaneBiases
 
@@ -61,6 +62,8 @@ class PlaneConvolutions(PlaneBiases, Ways):
             asked = operation("conv_fprop", inputs, [tensor("y", y_shape)], relu=False, **geometry(convolution))
             if cudnn.supports(asked):
                 ways.append(("conv+bias" if fused else "conv", self._fprop_way(cudnn.plan(asked), fused, layout)))
+                if settings.current().autotune != "measure":
+                    break  # nobody would take the other one, and building takes a while
         return ways or [("conv", cudnn.plan(asked))]  # which raises NoEngine
 
     def _fprop_way(self, plan, fused, layout):

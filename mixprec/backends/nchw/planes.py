@@ -11,7 +11,8 @@ FILE = "batch_norm_planes"
 _MAX_CHANNELS = 32  # of a block
 _BLOCK_BYTES = 512  # of an image, that a block should have beside each other
 _UNITS_OF_THREAD = 4  # at least, before planes are split
-_BLOCKS = 1024
+_BLOCKS = 1024  # at most, where each has sums to be combined
+_WRITING_BLOCKS = 4096
 
 
 class Tiling(NamedTuple):
@@ -71,7 +72,8 @@ def _tiling_of(images, channels, pixels, itemsize, width, threads, writes):
     block_channels = 1 << (wanted - 1).bit_length()
     tiles = ceil_div(channels, block_channels)
     all_units = images * units
-    parts = min(ceil_div(all_units * block_channels, threads * _UNITS_OF_THREAD), _BLOCKS // max(1, tiles))
+    blocks = _WRITING_BLOCKS if writes else _BLOCKS
+    parts = min(ceil_div(all_units * block_channels, threads * _UNITS_OF_THREAD), blocks // max(1, tiles))
     part_units = max(1, ceil_div(all_units, max(1, parts)))
     parts = ceil_div(all_units, part_units)
     return Tiling(width, units, block_channels, parts, part_units, parts * tiles)

@@ -7,6 +7,7 @@ from mixprec.backends.cuda.kernels import width_of
 
 _FILE = "softmax"
 _WARP = 32
+_THREADS = 2**16  # that there should be before a thread has a whole column
 
 
 class Softmaxes(Base):
@@ -47,7 +48,7 @@ class Softmaxes(Base):
         return dx
 
     def _launch_lines(self, name, arrays, axis, log):
-        """Launches a kernel on arrays (outer, count, inner): a thread has a column, or several share a row."""
+        """Launches a kernel on arrays (outer, count, inner): a thread has a column, or several share it, or a row."""
         shape, dtype, threads = arrays[0].shape, arrays[0].dtype, self.launcher.threads
         axis = range(len(shape))[axis]
         outer, count, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
@@ -58,7 +59,9 @@ class Softmaxes(Base):
         if inner == 1:
             width = width_of(count, [dtype], addresses)
             lanes = 1 << (count // width - 1).bit_length()
-            lanes = threads if lanes > 2 * _WARP else min(lanes, _WARP)
+        else:
+            lanes = 1 << max(0, min(count, _THREADS // max(1, outer * inner)).bit_length() - 1)
+        lanes = threads if lanes > 2 * _WARP else min(lanes, _WARP)
         blocks = ceil_div(outer * inner, threads // lanes)
         arguments = [*addresses, outer * inner, count, inner, lanes, int(log)]
         self.kernels.launch(_FILE, name, blocks, arguments, dtype, width)
