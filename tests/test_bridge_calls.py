@@ -19,6 +19,7 @@ from mixprec.backends.cudnn import settings
 from mixprec.backends.nchw import Nchw, nchw_of
 from mixprec.bridge import constants, functions
 from mixprec.bridge.calls import NotBridged
+from mixprec.functions import reset_dropout
 
 FLOAT64 = np.dtype(np.float64)
 SWITCHES = {"auto_tune": False, "tensor_core": "auto"}
@@ -235,7 +236,11 @@ def test_float64_is_chainers_own(said, name):
     ours = OTHERS[name](x)
     assert not said.records
     own = OTHERS[name](x.astype(np.float64))
-    assert "float64, shape (2, 3, 6, 6)" in said.records[0].getMessage()
+    messages = [record.getMessage() for record in said.records]
+    assert messages
+    assert all(message.endswith("by Chainer's own, slower path: an array of float64") for message in messages)
+    OTHERS[name](x.astype(np.float64))
+    assert len(said.records) == len(messages)
     for found, expected in zip(ours, own, strict=True):
         assert (found.dtype, expected.dtype) == (FLOAT32, FLOAT64)
         np.testing.assert_allclose(host(found), host(expected), rtol=1e-4, atol=1e-5)
@@ -328,15 +333,19 @@ def test_channels_of_the_last_axis(shape, last):
 
 
 def test_seeds_of_dropout():
+    """That of the first states on a device counts: there is one sequence, as for converted layers."""
     (x,) = drawn((50, 40))
-    one, same, other = (functions.DropoutStates(None, np.uint64(seed)) for seed in (7, 7, 8))
-    space, first = one.forward(None, x, 0.5)
-    np.testing.assert_array_equal(first, same.forward(None, x, 0.5)[1])
-    second = one.forward(None, x, 0.5)[1]
-    np.testing.assert_array_equal(second, same.forward(None, x, 0.5)[1])
-    for different in (second, other.forward(None, x, 0.5)[1]):
-        assert (host(different) != host(first)).any()
-    assert space.size < x.size / 100  # not the mask
+    results = []
+    for seed in (7, 7, 8):
+        reset_dropout()
+        states = functions.DropoutStates(None, np.uint64(seed))
+        space, first = states.forward(None, x, 0.5)
+        results.append((host(first), host(functions.DropoutStates(None, 9).forward(None, x, 0.5)[1])))
+        assert space.size < x.size / 100  # not the mask
+    one, same, other = results
+    np.testing.assert_array_equal(one, same)
+    for different in (one[1], other[0]):
+        assert (different != one[0]).any()
 
 
 def test_workspace_is_one_setting():
@@ -360,6 +369,24 @@ def test_descriptors():
         functions.create_tensor_descriptor(x[:, ::2])
     with pytest.raises(TypeError, match="dtype: found int16, expected one of float16"):
         functions.get_data_type(np.dtype(np.int16))
+
+
+def test_batches_of_nothing(said):
+    """Chainer's own batch normalization of them, which warns of them itself."""
+    x, gamma, beta, mean, var = drawn((0, 3, 4, 4), *[(3,)] * 4)
+    with pytest.warns(RuntimeWarning):
+        _, y, *_ = functions.batch_normalization_forward_training_ex(
+            x, gamma, beta, mean, abs(var), None, None, 1e-3, 0.9, True, 1, False
+        )
+    assert y.shape == x.shape
+    assert "an empty batch has no statistics, shape (0, 3, 4, 4)" in said.text
+
+
+def test_four_axes_in_space(said):
+    x, w, y = drawn((1, 2, 3, 3, 3, 3), (1, 2, 2, 2, 2, 2), (1, 1, 2, 2, 2, 2))
+    functions.convolution_forward(x, w, None, y, (0,) * 4, (1,) * 4, (1,) * 4, 1, **SWITCHES)
+    close(y, F.convolution_nd(host(x), host(w)).array)
+    assert "cuDNN has no convolutions of 4 axes in space" in said.text
 
 
 def test_what_is_not_bridged_says_so():

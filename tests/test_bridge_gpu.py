@@ -29,6 +29,8 @@ from primitive_cases import (
     given_moments,
 )
 
+from mixprec.functions import reset_dropout
+
 pytestmark = pytest.mark.gpu
 dtypes = pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
 FORWARD, DATA, FILTER = CONVOLUTIONS
@@ -443,6 +445,7 @@ def test_dropout_takes_its_seed_from_chainer(monkeypatch):
     def drops(seed):
         monkeypatch.setenv("CHAINER_SEED", str(seed))
         monkeypatch.setattr(cuda, "_dropout_states_count", itertools.count())
+        reset_dropout()  # only the first states of a device count
         states = cuda.get_cudnn_dropout_states_core(object())  # for another thread
         return [receive(states.forward(None, x, 0.5)[1]) for _ in range(2)]
 

@@ -84,6 +84,19 @@ def test_chainers_own_switches_count_too():
         assert current().deterministic
 
 
+def test_tensor_cores_are_chainers_switch():
+    found = {}
+    for value in ("never", "auto", "always"):
+        with chainer.using_config("use_cudnn_tensor_core", value):
+            found[value] = (current().tensor_cores, current().tf32)
+    assert found == {"never": (False, False), "auto": (True, False), "always": (True, True)}
+    with (
+        chainer.using_config("use_cudnn_tensor_core", "yes"),
+        pytest.raises(ValueError, match="use_cudnn_tensor_core: found 'yes', expected 'always', 'auto' or 'never'"),
+    ):
+        current()
+
+
 def test_chainers_switches_are_those_of_the_thread_and_settings_those_of_the_process():
     seen = []
     with chainer.using_config("autotune", True):

@@ -7,6 +7,7 @@ with which CuPy looked for that, has nothing to find.
 """
 
 from mixprec import backends
+from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.geometry import BatchNorm
 from mixprec.backends.nchw import nchw_of
 from mixprec.backends.primitives import Saved
@@ -41,6 +42,7 @@ def batch_normalization_forward_training_ex(
     Returns:
         ``(None, y, mean, inv_std)``; cuDNN's reserve space, the first, is not needed.
     """
+    _not_empty(x)
     x, gamma, beta = contiguous(x), floating(gamma), floating(beta)
     if decay == 1.0:
         y, found = _forward(x, gamma, beta, None, eps, decay, _in_planes(is_for_conv2d, d_layout))
@@ -82,6 +84,7 @@ def batch_normalization_backward(
     reserve_space=None,
 ):
     """Returns the gradients with respect to x, gamma and beta; those of gamma and beta are float32."""
+    _not_empty(x)
     x, gy, gamma, mean, inv_std = contiguous(x), contiguous(gy), *map(floating, (gamma, mean, inv_std))
     if gy.dtype != x.dtype:
         gy = gy.astype(x.dtype)
@@ -90,6 +93,11 @@ def batch_normalization_backward(
     # Without a ReLU nobody reads beta.
     saved, attributes = Saved(mean, inv_std), BatchNorm(eps)
     return backends.primitives_of(x).batch_norm_backward(gy, x, gamma, gamma, saved, attributes)[:3]
+
+
+def _not_empty(x):
+    if not x.size:
+        raise NoEngine(f"an empty batch has no statistics, shape {x.shape}")
 
 
 def _in_planes(is_for_conv2d, d_layout):

@@ -18,13 +18,14 @@ class NotBridged(RuntimeError):
     """A function of CuPy's cuDNN that mixprec does not have; Chainer never calls it, see ``mixprec.compat``."""
 
 
-def or_chainers_own(own):
+def or_chainers_own(own, name=None):
     """Decorates a function of the bridge with what is called in its place where it cannot do what it is asked for.
 
     That is where cuDNN has no engine, or an array is of float64; it is said once.
 
     Args:
         own: function with the same arguments, computed by Chainer without cuDNN.
+        name: what the function is called in ``cupy.cudnn``; ``None`` for its own name.
     """
 
     def decorate(function):
@@ -36,7 +37,7 @@ def or_chainers_own(own):
                     return function(*arguments, **options)
                 except NoEngine as error:
                     reason = str(error)
-            announce("cupy.cudnn.%s by Chainer's own, slower path: %s", function.__name__, reason)
+            announce("cupy.cudnn.%s by Chainer's own, slower path: %s", name or function.__name__, reason)
             with chainer.using_config("use_cudnn", "never"):
                 return own(*arguments, **options)
 
@@ -86,5 +87,5 @@ def _what_is_not_stored(arguments):
         dtype = getattr(argument, "dtype", None)
         if dtype is None or dtype in _STORED or dtype.kind != "f" or isinstance(argument, np.generic):
             continue
-        return f"an array of {dtype.name}, shape {argument.shape}"
+        return f"an array of {dtype.name}"
     return None

@@ -102,7 +102,7 @@ def softmax_backward(y, gy, axis, algorithm):
     return gx - y * gx.sum(axis=axis, keepdims=True)
 
 
-def dropout_forward(x, dropout_ratio, states):
+def dropout_forward(x, dropout_ratio, seed):
     with chainer.using_config("train", True), chainer.no_backprop_mode():
         y, mask = F.dropout(x, dropout_ratio, return_mask=True)
     return mask, y.array

@@ -5,6 +5,7 @@ Arrays are (N, C, ...) and (K, C / groups, ...), or with ``CUDNN_TENSOR_NHWC`` (
 ``use_cudnn_tensor_core``; see :func:`mixprec.backends.cudnn.settings.current` for what they mean.
 """
 
+from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.geometry import Convolution
 from mixprec.backends.nchw import nchw_of
 from mixprec.bridge import chainers_own, constants
@@ -96,4 +97,6 @@ def _layout(d_layout, w_layout):
 
 
 def _convolution(pad, stride, dilation, groups):
+    if len(stride) > 3:
+        raise NoEngine(f"cuDNN has no convolutions of {len(stride)} axes in space")
     return Convolution(*(tuple(map(int, numbers)) for numbers in (stride, pad, dilation)), int(groups))

@@ -90,6 +90,16 @@ def dropout_state(array):
     return None if primitives in _forgotten else _states.get(primitives)
 
 
+def dropout_key(primitives, seed=None):
+    """Returns what the next random numbers on a device are made from, an array there; its random state moves on.
+
+    Args:
+        primitives: of the device.
+        seed: of its random state if it has none yet; ``None`` for one from ``np.random``.
+    """
+    return primitives.dropout_key(_state(primitives, seed))
+
+
 def _loaded(serializer, name):
     try:
         return serializer(name, None)
@@ -101,9 +111,10 @@ def _primitives(device):
     return primitives_of(device.send(np.empty(0, np.uint64)))
 
 
-def _state(primitives):
+def _state(primitives, seed):
     if primitives not in _states or primitives in _forgotten:
-        _put(primitives, primitives.new_random_state(np.random.randint(0, 2**63 - 1, dtype=np.int64)))
+        seed = np.random.randint(0, 2**63 - 1, dtype=np.int64) if seed is None else seed
+        _put(primitives, primitives.new_random_state(seed))
     return _states[primitives]
 
 
@@ -138,7 +149,7 @@ class Dropout(Node):
         checks.dtype(self.name, "x", x)
 
     def compute(self, primitives, x):
-        self._key = primitives.dropout_key(_state(primitives_of(x)))
+        self._key = dropout_key(primitives_of(x))
         return (primitives.dropout(self.dense("x", x), self._ratio, self._key),)
 
     def gradients(self, primitives, indexes, dy):

@@ -99,14 +99,22 @@ def current():
     Chainer's own switches count too: ``chainer.config.autotune`` means ``autotune="measure"``, and
     ``chainer.config.cudnn_deterministic`` means ``deterministic=True``; ``chainer.config.use_cudnn_tensor_core`` means
     ``tensor_cores=False`` if it is ``"never"``, and ``tf32=True`` if it is ``"always"``, as in Chainer's own cuDNN.
+
+    Raises:
+        ValueError: ``chainer.config.use_cudnn_tensor_core`` is none of these and not ``"auto"``.
     """
     # What chainer.config.autotune looks up, in a tenth of the time: every primitive of a step comes through here.
     everywhere, here = vars(chainer.global_config), vars(_of_thread)
-    return _variants[
-        bool(here.get("autotune", everywhere["autotune"])),
-        bool(here.get("cudnn_deterministic", everywhere["cudnn_deterministic"])),
-        here.get("use_cudnn_tensor_core", everywhere["use_cudnn_tensor_core"]),
-    ]
+    cores = here.get("use_cudnn_tensor_core", everywhere["use_cudnn_tensor_core"])
+    try:
+        return _variants[
+            bool(here.get("autotune", everywhere["autotune"])),
+            bool(here.get("cudnn_deterministic", everywhere["cudnn_deterministic"])),
+            cores,
+        ]
+    except KeyError:
+        expected = "expected 'always', 'auto' or 'never'"
+        raise ValueError(f"chainer.config.use_cudnn_tensor_core: found {cores!r}, {expected}") from None
 
 
 configure()
