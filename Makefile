@@ -28,8 +28,9 @@ test: install
 	$(BIN)/python -m pytest $(ARGS)
 
 # The same tests with CuPy installed: without a GPU, importing it changes nothing, and kernels compile. Without those of
-# data, which do not import it, and of whole runs, which take minutes.
-WITHOUT = data_dali* data_pillow* data_s* pack_* make_* train_signals* train_recipe* parity* benchmark_loader*
+# data, which do not import it, of whole runs, which take minutes, and of arithmetic, which has its backend handed to it.
+WITHOUT = data_dali* data_pillow* data_s* pack_* make_* train_signals* train_recipe* parity* benchmark_* convert_models* \
+	convert_random* primitives_* nchw_* cuda_[!k]* update_batched* update_kernels* update_t* update_w*
 test-cupy: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test-cupy]"
 	$(BIN)/python -m pytest $(foreach name,$(WITHOUT),'--ignore-glob=tests/test_$(name)') $(ARGS)
