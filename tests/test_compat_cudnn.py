@@ -178,6 +178,10 @@ def test_names_are_those_of_the_functions_when_they_are_asked_for(tmp_path):
 def test_importing_chainer_initializes_no_cuda(tmp_path, frontend):
     """With the real CuPy, and the real cuDNN, on a driver that ends the process."""
     pytest.importorskip("cupy", reason="CuPy is not installed")
+    try:
+        from cupy.cuda import cublas  # noqa: F401
+    except RuntimeError:
+        pytest.skip("cuBLAS is not installed: Chainer takes no CuPy without it")
     if frontend is None:
         pytest.importorskip("cudnn", reason="cuDNN's frontend is not installed")
     env = machine(tmp_path, cupy=False, frontend=frontend)
