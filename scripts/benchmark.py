@@ -22,8 +22,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ 
 
 from mixprec import environment, files
 from mixprec.benchmark import (
-    bars,
-    bars_plain,
     capture,
     capture_gpu,
     host,
@@ -37,6 +35,8 @@ from mixprec.benchmark import (
     update,
     update_gpu,
 )
+from mixprec.benchmark.bars import plain as bars_plain
+from mixprec.benchmark.bars import turns as bars
 from mixprec.data.errors import DataError
 from mixprec.data.sources.opening import open_images
 from models import MODELS

@@ -19,9 +19,11 @@ from chainer import optimizers
 from chainer.backends import cuda
 
 from mixprec import environment
-from mixprec.benchmark import bars, bars_contestant, bars_plain
-from mixprec.benchmark.bars import Row
-from mixprec.benchmark.bars_contestant import Bar, Block
+from mixprec.benchmark.bars import contestant as bars_contestant
+from mixprec.benchmark.bars import plain as bars_plain
+from mixprec.benchmark.bars import turns as bars
+from mixprec.benchmark.bars.contestant import Bar, Block
+from mixprec.benchmark.bars.turns import Row
 from models import MODELS
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "benchmark.py"

@@ -11,7 +11,8 @@ import statistics
 from concurrent.futures.process import BrokenProcessPool
 
 from mixprec import environment
-from mixprec.benchmark import bars_contestant, machine
+from mixprec.benchmark import machine
+from mixprec.benchmark.bars import contestant as bars_contestant
 from mixprec.benchmark.processes import process, run_in
 
 _DIED = "its process died: a crash, or the memory of the machine was not enough"
@@ -31,7 +32,7 @@ class Row:
         milliseconds: median time of a step.
         ratio: median of its images a second over those of the first row in the same turn.
         peak: most bytes that CuPy's pool has needed for a step, see
-            :class:`~mixprec.benchmark.bars_contestant.Block`.
+            :class:`~mixprec.benchmark.bars.contestant.Block`.
         reason: one line that says why there are no numbers, or ``""``.
     """
 
@@ -67,7 +68,7 @@ def measure(network, bars, specifier, *, batches, size, blocks=5, block_steps=10
     Args:
         network: callable, at the top of a module, from the number of classes to a Chainer link from images
             (N, 3, size, size) to logits.
-        bars: list of :class:`~mixprec.benchmark.bars_contestant.Bar`; ratios are over the first of them.
+        bars: list of :class:`~mixprec.benchmark.bars.contestant.Bar`; ratios are over the first of them.
         specifier: of the device.
         batches: numbers of images in a batch.
         size: height and width of an image in pixels.
@@ -97,7 +98,7 @@ def row_of(batch, name, blocks, base, reason):
     Args:
         batch: images in a batch.
         name: of the way to train.
-        blocks: list of :class:`~mixprec.benchmark.bars_contestant.Block`.
+        blocks: list of :class:`~mixprec.benchmark.bars.contestant.Block`.
         base: likewise, of what it is compared with in the same turns; empty if that failed.
         reason: why it has failed, or ``""``.
     """
@@ -157,7 +158,7 @@ class _Contender:
 
     Args:
         bar: the way to train.
-        *arguments: of :class:`~mixprec.benchmark.bars_contestant.Contestant`, without ``bar``.
+        *arguments: of :class:`~mixprec.benchmark.bars.contestant.Contestant`, without ``bar``.
 
     Attributes:
         bar: the way to train.

@@ -10,7 +10,7 @@ from chainer import optimizers
 from chainer.backends import cuda
 
 from mixprec import environment
-from mixprec.benchmark.bars_contestant import Bar
+from mixprec.benchmark.bars.contestant import Bar
 
 NUMPY = "plain Chainer FP32"
 NO_CUDNN, CUDNN = "plain Chainer FP32, no cuDNN", "plain Chainer FP32, cuDNN"
@@ -19,7 +19,7 @@ _LR = 0.01
 
 
 def bars(specifier):
-    """Returns the list of :class:`~mixprec.benchmark.bars_contestant.Bar` for a device, the one to compare with first.
+    """Returns the list of :class:`~mixprec.benchmark.bars.contestant.Bar` for a device, the one to compare with first.
 
     Args:
         specifier: of the device.
