@@ -1,16 +1,32 @@
 """What runs in the process of a row: a training step, and blocks of it that are timed."""
 
 import dataclasses
+import logging
+import statistics
 import time
 from collections.abc import Callable
 
-import chainer
-import numpy as np
+_HOST_STEPS = 5  # in a block, whose calls are timed with nothing in the queue of the device
 
-from mixprec.benchmark import gpu
 
-_WARM_UP = 3  # the first step makes what is made once: kernels, cuDNN's plans, the state of the optimizer
-_REFILL = 2  # steps until CuPy's pool has all that the next ones need
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What all rows of a batch size train.
+
+    Attributes:
+        arch: name of the network.
+        network: callable, at the top of a module, from the number of classes to a Chainer link from images
+            (N, 3, size, size) to logits.
+        specifier: of the device.
+        batch: images in a batch.
+        size: height and width of an image in pixels.
+    """
+
+    arch: str
+    network: Callable
+    specifier: str
+    batch: int
+    size: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,16 +35,37 @@ class Bar:
 
     Attributes:
         name: of the row.
-        make: callable ``(network, device, batch, size)``, at the top of a module or a partial of such a one, that
-            returns a training step: a callable without arguments, whose data lie on the device. What a step has
-            allocated should be free after it, but parameters, gradients and the state of the optimizer: all rows of a
-            batch size are alive at the same time.
+        make: callable, at the top of a module or a partial of such a one, from a :class:`Task` to a
+            :class:`~mixprec.benchmark.bars.step.Step`.
         reason: one line that says why it cannot be measured here, or ``""``.
+        group: ``"plain"``, ``"config"``, ``"precision"``, ``"ablation"`` or ``"peer"``.
+        level: of fusion, see :mod:`mixprec.benchmark.roofline.levels`.
+        dtype: of activations.
+        key: bars with equal keys do the same on this machine, and one is measured for all; ``None`` is like no other.
     """
 
     name: str
     make: Callable | None = None
     reason: str = ""
+    group: str = "plain"
+    level: str = "nchw"
+    dtype: str = "float32"
+    key: object = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """What is known of a way to train when it is warm.
+
+    Attributes:
+        seconds: of one step.
+        launches: kernels and graphs that the host launches in a step; ``None`` if nobody can count them.
+        syncs: how often the host waits for the device in a step, likewise.
+    """
+
+    seconds: float
+    launches: int | None = None
+    syncs: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,88 +74,95 @@ class Block:
 
     Attributes:
         seconds: of a step.
-        peak: bytes that CuPy's pool has needed, parameters included; ``None`` on a CPU.
+        host_seconds: until the call of a step returns, which does not wait for the device; ``None`` on a CPU.
+        peak: bytes, see :meth:`mixprec.benchmark.bars.step.Step.peak`.
     """
 
     seconds: float
-    peak: int | None
+    host_seconds: float | None
+    peak: int
 
 
 class Contestant:
     """A training step that is warm.
 
-    Between blocks CuPy's pool is empty but for what outlives a step, so that the rows take turns in memory, too. What
-    it takes to choose engines of cuDNN, before the first block, does not count as needed.
+    Between blocks it has given back what a step needs, so that the rows take turns in memory, too. What it takes to
+    choose engines of cuDNN, before the first block, does not count as needed.
 
     Args:
         bar: how to make the step.
-        network: callable from the number of classes to a Chainer link from images (N, 3, size, size) to logits.
-        specifier: of the device.
-        batch: images in a batch.
-        size: height and width of an image in pixels.
+        task: :class:`Task`.
+        count: context manager that counts what the host asks of the device, and gives an object with ``launches`` and
+            ``syncs``; ``None`` if there is nobody to count.
     """
 
-    def __init__(self, bar, network, specifier, batch, size):
-        self._device = chainer.get_device(specifier)
-        self._device.use()
-        self._step = bar.make(network, self._device, batch, size)
-        for _ in range(_WARM_UP):
-            self._step()
-        self._release()
+    def __init__(self, bar, task, count=None):
+        self._on_cpu = task.specifier == "@numpy"
+        self._step = bar.make(task)
+        self._step.warm_up()
+        counts = None
+        if count is not None:
+            with count() as counts:
+                self._step()
+        self._step.synchronize()
+        start = time.perf_counter()
+        self._step()
+        self._step.synchronize()
+        seconds = time.perf_counter() - start
+        self._step.release()
+        self.ready = Ready(seconds) if counts is None else Ready(seconds, counts.launches, counts.syncs)
 
     def block(self, steps):
-        """Runs so many steps in a row, after some that fill the pool and are not timed; returns the :class:`Block`."""
-        for _ in range(_REFILL):
+        """Runs so many steps in a row, after some that are not timed; returns the :class:`Block`."""
+        self._step.warm_up()
+        self._step.synchronize()
+        start = time.perf_counter()
+        for _ in range(steps):
             self._step()
-        if self._on_cpu:
+        self._step.synchronize()
+        seconds = (time.perf_counter() - start) / steps
+        host_seconds = None if self._on_cpu else self._host_seconds()
+        peak = self._step.peak()
+        self._step.release()
+        return Block(seconds, host_seconds, peak)
+
+    def _host_seconds(self):
+        seconds = []
+        for _ in range(_HOST_STEPS):
             start = time.perf_counter()
-            for _ in range(steps):
-                self._step()
-            return Block((time.perf_counter() - start) / steps, None)
-        seconds = gpu.seconds(self._device, self._step, steps)
-        peak = self._pool.total_bytes()
-        self._release()
-        return Block(seconds, peak)
+            self._step()
+            seconds.append(time.perf_counter() - start)
+            self._step.synchronize()
+        return statistics.median(seconds)
 
-    def _release(self):
-        if not self._on_cpu:
-            self._device.xp.cuda.Device().synchronize()
-            self._pool.free_all_blocks()
 
-    @property
-    def _on_cpu(self):
-        return self._device.xp is np
+class _Notes(logging.Handler):
+    """Keeps what mixprec announces: slower paths that were taken."""
 
-    @property
-    def _pool(self):
-        return self._device.xp.get_default_memory_pool()
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage().partition("\n")[0])
 
 
 _contestant = []
+_notes = _Notes()
 
 
-def attempt(task, *arguments):
-    """Runs a task in the process of a row.
-
-    Args:
-        task: :func:`prepare` or :func:`block`.
-        *arguments: of it.
-
-    Returns:
-        ``(result, reason)``: what the task has returned, and ``""``; or ``None``, and in one line why it has failed.
-    """
-    try:
-        return task(*arguments), ""
-    except Exception as error:  # the other rows are worth having
-        text = str(error).strip().partition("\n")[0]
-        return None, f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def prepare(*arguments):
-    """Makes the :class:`Contestant` of this process."""
-    _contestant[:] = [Contestant(*arguments)]
+def prepare(bar, task, count=None):
+    """Makes the :class:`Contestant` of this process; returns its :class:`Ready`."""
+    logging.getLogger("mixprec").addHandler(_notes)
+    _contestant[:] = [Contestant(bar, task, count)]
+    return _contestant[0].ready
 
 
 def block(steps):
     """Runs a block of it, see :meth:`Contestant.block`."""
     return _contestant[0].block(steps)
+
+
+def notes():
+    """Returns what mixprec has announced in this process, as a list of lines."""
+    return _notes.texts

@@ -1,7 +1,8 @@
-"""The rows of plain Chainer: what a program gets that knows nothing of mixprec, in FP32 (no TF32)."""
+"""The rows of plain Chainer: what a program gets that knows nothing of mixprec; FP32 without TF32, and mixed16."""
 
 import contextlib
 import functools
+import warnings
 
 import chainer
 import chainer.functions as F
@@ -10,56 +11,77 @@ from chainer import optimizers
 from chainer.backends import cuda
 
 from mixprec import environment
+from mixprec.benchmark.bars.chainer_step import step_of
 from mixprec.benchmark.bars.contestant import Bar
 
-NUMPY = "plain Chainer FP32"
-NO_CUDNN, CUDNN = "plain Chainer FP32, no cuDNN", "plain Chainer FP32, cuDNN"
+FP32, NO_CUDNN, CUDNN = "plain Chainer FP32", "plain Chainer FP32, no cuDNN", "plain Chainer FP32, cuDNN"
+MIXED16 = "plain Chainer mixed16"
 CLASSES = 1000
 _LR = 0.01
 
 
 def bars(specifier):
-    """Returns the list of :class:`~mixprec.benchmark.bars.contestant.Bar` for a device, the one to compare with first.
+    """Returns the list of :class:`~mixprec.benchmark.bars.contestant.Bar` for a device.
 
     Args:
         specifier: of the device.
     """
+    mixed16 = functools.partial(step, mixed=True)
     if specifier == "@numpy":
-        return [Bar(NUMPY, functools.partial(step, use_cudnn="never")), Bar(CUDNN, reason="needs a GPU")]
+        return [
+            Bar(FP32, functools.partial(step, use_cudnn="never")),
+            Bar(CUDNN, reason="needs a GPU"),
+            Bar(MIXED16, functools.partial(mixed16, use_cudnn="never"), dtype="float16"),
+        ]
     without = Bar(NO_CUDNN, functools.partial(step, use_cudnn="never"))
     if not cuda.cudnn_enabled:
-        return [without, Bar(CUDNN, reason=_why_no_cudnn())]
-    return [without, Bar(CUDNN, functools.partial(step, use_cudnn="auto", autotune=True))]
+        reason = _why_no_cudnn()
+        return [without, Bar(CUDNN, reason=reason), Bar(MIXED16, reason=reason, dtype="float16")]
+    return [
+        without,
+        Bar(CUDNN, functools.partial(step, use_cudnn="auto", autotune=True)),
+        Bar(MIXED16, functools.partial(mixed16, use_cudnn="auto", autotune=True), dtype="float16"),
+    ]
 
 
-def step(network, device, batch, size, **config):
+def base(specifier):
+    """Returns the name of the row that others are compared with: plain FP32, on a GPU with cuDNN."""
+    return FP32 if specifier == "@numpy" else CUDNN
+
+
+def step(task, *, mixed=False, **config):
     """Makes a step of plain Chainer: forward, softmax cross entropy, backward, momentum SGD, on one batch of noise.
 
     Args:
-        network: callable from the number of classes to a Chainer link from images (N, 3, size, size) to logits.
-        device: where model and data are.
-        batch: images in a batch.
-        size: height and width of an image in pixels.
+        task: :class:`~mixprec.benchmark.bars.contestant.Task`.
+        mixed: whether it is ``chainer.mixed16``, with FP32 updates and Chainer's dynamic loss scale.
         **config: entries of ``chainer.config`` that are in force in a step.
 
     Returns:
-        callable without arguments
+        :class:`~mixprec.benchmark.bars.step.Step`
     """
-    images = np.random.RandomState(0).normal(size=(batch, 3, size, size)).astype(np.float32)
-    x, t = map(device.send, (images, np.arange(batch, dtype=np.int32) % CLASSES))
-    with chainer.using_config("dtype", np.float32):
-        model = network(CLASSES)
+    device = chainer.get_device(task.specifier)
+    device.use()
+    images = np.random.RandomState(0).normal(size=(task.batch, 3, task.size, task.size))
+    images = images.astype(np.float16 if mixed else np.float32)
+    x, t = map(device.send, (images, np.arange(task.batch, dtype=np.int32) % CLASSES))
+    with chainer.using_config("dtype", chainer.mixed16 if mixed else np.float32):
+        model = task.network(CLASSES)
     model.to_device(device)
     optimizer = optimizers.CorrectedMomentumSGD(lr=_LR).setup(model)
+    if mixed:
+        optimizer.use_fp32_update()
+        optimizer.loss_scaling()
 
     def loss():  # L.Classifier would hold it, and all activations with it, until the next step
         return F.softmax_cross_entropy(model(x), t)
 
     def run():
-        with _using(config):
+        with _using(config), np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # mixed16 overflows, and warns of it, while it looks for its loss scale
             optimizer.update(loss)
 
-    return run
+    return step_of(device, run)
 
 
 def _why_no_cudnn():

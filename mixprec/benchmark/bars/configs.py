@@ -1,0 +1,68 @@
+"""The rows of mixprec: what the training script does with the configs of the talk, and with one key changed."""
+
+import dataclasses
+import functools
+
+import chainer
+
+from mixprec.benchmark import configured
+from mixprec.benchmark.bars.chainer_step import step_of
+from mixprec.benchmark.bars.contestant import Bar
+
+TALK = ("fp32.yaml", "fp16.yaml", "dali.yaml", "nhwc_fused_batched.yaml", "static_graph.yaml")
+ALL = "static_graph.yaml"  # everything on
+_PRECISIONS = {
+    "bfloat16": ["precision.compute=bfloat16", "loss_scale.mode=none"],
+    "float32": ["precision.compute=float32", "loss_scale.mode=none"],
+    "TF32": ["precision.compute=float32", "loss_scale.mode=none", "cudnn.tf32=true"],
+}
+_WITHOUT = {
+    "layout nchw": ["model.layout=nchw", "model.fuse=false"],
+    "no fusion": ["model.fuse=false"],
+    "no batched update": ["update.batched=false", "capture.mode=off"],  # which alone can be captured
+    "no graph": ["capture.mode=off"],
+    "no autotuning": ["cudnn.autotune=off"],
+    "no loss scale": ["loss_scale.mode=none"],
+}
+
+
+def bars(specifier, *, arch, batch, size):
+    """Returns the list of :class:`~mixprec.benchmark.bars.contestant.Bar`: the talk's configs, then one key changed.
+
+    Args:
+        specifier: of the device.
+        arch: name of the network.
+        batch: images in a batch.
+        size: height and width of an image in pixels.
+    """
+
+    def bar(name, group, file, overrides=()):
+        config = configured.load(file, arch=arch, batch=batch, size=size, overrides=overrides)
+        level = "nchw" if config.model.layout == "nchw" else "nhwc-fused" if config.model.fuse else "nhwc"
+        make = functools.partial(_step, file, tuple(overrides))
+        return Bar(name, make, "", group, level, config.precision.compute, _same(config, specifier))
+
+    return [
+        *(bar(file, "config", file) for file in TALK),
+        *(bar(f"{ALL}, {name}", "precision", ALL, keys) for name, keys in _PRECISIONS.items()),
+        *(bar(f"{ALL}, {name}", "ablation", ALL, keys) for name, keys in _WITHOUT.items()),
+    ]
+
+
+def _same(config, specifier):
+    """Returns what makes a step on synthetic data: two configs with equal results do the same on the device."""
+    parts = {
+        "data": (config.data.size, config.data.pad_channels),
+        **{field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "data"},
+    }
+    if specifier == "@numpy":
+        parts |= {"capture": None, "cudnn": None}  # there is no graph, and no cuDNN
+    return str(parts)
+
+
+def _step(file, overrides, task):
+    """Makes the step of the training script for a config."""
+    config = configured.load(file, arch=task.arch, batch=task.batch, size=task.size, overrides=overrides)
+    updater = configured.updater_of(config, task.network, task.specifier)
+    captured = None if config.capture.mode == "off" else updater.step
+    return step_of(chainer.get_device(task.specifier), updater.update, captured)
