@@ -12,12 +12,14 @@ import pytest
 from graph_array import GraphArray
 from graph_on_host import GraphCuda
 from kernels_on_host import kernels_folder
+from stub_worker import StubWorker
 
 import mixprec
 from mixprec import backends, environment
 from mixprec.backends import recording
-from mixprec.benchmark import capture, capture_gpu, processes
+from mixprec.benchmark import capture, capture_gpu
 from mixprec.benchmark.capture_gpu import CAPTURED, EAGER, Row
+from mixprec.benchmark.processes import Worker
 from models import MODELS
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "benchmark.py"
@@ -64,8 +66,8 @@ def _launches_of_a_turn():
 
 
 def test_each_captured_step_is_a_launch_with_a_learning_rate_of_its_own():
-    with processes.process() as process:
-        assert processes.run_in(process, _launches_of_a_turn) == (10, 10)
+    with Worker() as worker:
+        assert worker.call(_launches_of_a_turn) == (10, 10)
 
 
 @pytest.mark.parametrize(
@@ -196,19 +198,6 @@ class StubStep:
         return self.optimizer.update(self.optimizer.target, *arguments)
 
 
-class StubProcess:
-    """A process in this one."""
-
-    def __init__(self):
-        self.contestant = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.contestant.clear()
-
-
 def _gpus(monkeypatch, device_class):
     """Returns a list of those that were asked for so far, each of them new."""
     made, others = [], chainer.get_device
@@ -229,10 +218,6 @@ def devices(monkeypatch):
     """All that the contestants use is here, and in the list that this gives, one device for each of them."""
     made = _gpus(monkeypatch, StubDevice)
 
-    def run_in(process, function, *arguments):
-        monkeypatch.setattr(capture_gpu, "_contestant", process.contestant)
-        return function(*arguments)
-
     def capture_step(optimizer, *, required):
         assert required  # what runs eagerly must not be measured as captured
         return StubStep(made[-1].pools, optimizer)
@@ -247,8 +232,7 @@ def devices(monkeypatch):
     monkeypatch.setattr(capture_gpu, "graphs_of", lambda array: made[-1].pools)
     monkeypatch.setattr(capture_gpu, "_STEPS", 2)
     monkeypatch.setattr(capture_gpu, "_WARM_UP", 5)
-    monkeypatch.setattr(capture_gpu, "process", StubProcess)
-    monkeypatch.setattr(capture_gpu, "run_in", run_in)
+    monkeypatch.setattr(capture_gpu, "Worker", lambda: StubWorker(capture_gpu))
     return made
 
 
@@ -325,8 +309,8 @@ def test_a_deterministic_graph_is_verified_bit_for_bit(devices, monkeypatch):
 
 
 def test_why_a_contestant_failed_comes_out_of_its_process():
-    with processes.process() as process:
-        why = processes.run_in(process, capture_gpu._prepare, EAGER, MODELS["resnet8"], "@cupy:99", 2, 8)
+    with Worker() as worker:
+        _, why = worker.attempt(capture_gpu._prepare, EAGER, MODELS["resnet8"], "@cupy:99", 2, 8)
     assert "Error: " in why
 
 

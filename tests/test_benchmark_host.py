@@ -14,7 +14,8 @@ from chainer import function_node
 
 import mixprec
 from mixprec.backends.cpu import PRIMITIVES
-from mixprec.benchmark import host, launches, processes
+from mixprec.benchmark import host, launches
+from mixprec.benchmark.processes import Worker
 from mixprec.benchmark.replay import Tape
 from models import MODELS
 
@@ -137,10 +138,10 @@ def _apply_of_chainer():
 
 
 def test_plain_chainer_has_nothing_of_a_conversion_in_its_process():
-    with processes.process() as process:
-        counts = processes.run_in(process, host._prepare, host.PLAIN, "resnet8", MODELS["resnet8"])
+    with Worker() as worker:
+        counts = worker.call(host._prepare, host.PLAIN, "resnet8", MODELS["resnet8"])
         assert list(counts) == PARTS
-        assert processes.run_in(process, _apply_of_chainer) == ("chainer.function_node", "chainer.link")
+        assert worker.call(_apply_of_chainer) == ("chainer.function_node", "chainer.link")
 
 
 def test_the_script_prints_a_table_and_writes_the_same_numbers(tmp_path):

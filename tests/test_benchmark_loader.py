@@ -16,6 +16,7 @@ from mixprec.benchmark import loader, loader_contestants, loader_gpu
 from mixprec.benchmark.loader import Speed, Wait
 from mixprec.benchmark.loader_contestants import CHAINER, COMPUTING, DALI, NAMES, PILLOW, SERIAL, SLEEPING
 from mixprec.benchmark.loader_gpu import ALONE, BOTH, SYNTHETIC, Row
+from mixprec.data.errors import DataError
 from mixprec.data.loaders.synthetic import SyntheticIterator
 from models import MODELS
 
@@ -106,7 +107,7 @@ def test_all_contestants_deliver_the_same_kind_of_batches(pictures, monkeypatch,
             *arguments, n_threads=n_processes, shuffle=kept["shuffle"]
         ),
     )
-    assert loader_contestants.prepare(name, pictures, 3, 1) == ""
+    loader_contestants.prepare(name, pictures, 3, 1)
     batches = [loader_contestants._next() for _ in range(4)]
     assert {(x.shape, x.dtype.name, t.shape, t.dtype.name) for x, t in batches} == {
         ((3, 224, 224, 3), "float16", (3,), "int32")
@@ -121,8 +122,8 @@ def test_all_contestants_deliver_the_same_kind_of_batches(pictures, monkeypatch,
 
 def test_why_a_contestant_failed_is_said(pictures, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    why = loader_contestants.prepare(DALI, pictures, 3, 1)
-    assert why.startswith("DataError: NVIDIA DALI cannot be imported")
+    with pytest.raises(DataError, match="NVIDIA DALI cannot be imported"):
+        loader_contestants.prepare(DALI, pictures, 3, 1)
 
 
 class Clock:

@@ -17,7 +17,7 @@ from chainer import optimizer_hooks, optimizers
 import mixprec
 from mixprec.backends import recording
 from mixprec.benchmark import contestants, host, machine
-from mixprec.benchmark.processes import process, run_in
+from mixprec.benchmark.processes import Worker
 from mixprec.benchmark.replay import Tape
 from mixprec.graph_capture.verification import Verification
 
@@ -66,10 +66,10 @@ def measure(network, *, repeats=15):
         list of Row
     """
     with contextlib.ExitStack() as stack:
-        processes = {name: stack.enter_context(process()) for name in _BUILDERS}
-        for name, own in processes.items():
-            run_in(own, _prepare, name, network)
-        turns = {name: functools.partial(run_in, own, _turn) for name, own in processes.items()}
+        workers = {name: stack.enter_context(Worker()) for name in _BUILDERS}
+        for name, own in workers.items():
+            own.call(_prepare, name, network)
+        turns = {name: functools.partial(own.call, _turn) for name, own in workers.items()}
         times = contestants.take_turns(turns, repeats, lambda turn: turn())
     return [_row(name, seconds, times[EAGER]) for name, seconds in times.items()]
 

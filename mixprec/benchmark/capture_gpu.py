@@ -19,7 +19,7 @@ from mixprec import environment
 from mixprec.backends import graphs_of
 from mixprec.backends.cudnn import settings
 from mixprec.benchmark import capture, contestants, gpu
-from mixprec.benchmark.processes import process, run_in
+from mixprec.benchmark.processes import Worker
 
 EAGER, CAPTURED = "eager", "captured"
 BOUND, BOUND_AT = 1.1, 256  # memory over that of eager steps which captured ones may take, and in which batch
@@ -102,14 +102,16 @@ def as_json(rows, found):
 
 def _compare(network, specifier, batch, size, repeats):
     """Measures both contestants; returns their rows."""
-    with process() as tuning:
-        run_in(tuning, _prepare, EAGER, network, specifier, batch, size)
+    with Worker() as tuning:
+        tuning.attempt(_prepare, EAGER, network, specifier, batch, size)
     with contextlib.ExitStack() as stack:
-        processes = {name: stack.enter_context(process()) for name in (EAGER, CAPTURED)}
-        failed = {name: run_in(own, _prepare, name, network, specifier, batch, size) for name, own in processes.items()}
-        turns = {name: functools.partial(run_in, own, _turn) for name, own in processes.items() if not failed[name]}
+        workers = {name: stack.enter_context(Worker()) for name in (EAGER, CAPTURED)}
+        failed = {
+            name: own.attempt(_prepare, name, network, specifier, batch, size)[1] for name, own in workers.items()
+        }
+        turns = {name: functools.partial(own.call, _turn) for name, own in workers.items() if not failed[name]}
         times = contestants.take_turns(turns, repeats, lambda turn: turn())
-        ends = {name: run_in(processes[name], _end) for name in turns}
+        ends = {name: workers[name].call(_end) for name in turns}
     return [row_of(batch, name, times, ends, why) for name, why in failed.items()]
 
 
@@ -154,12 +156,8 @@ _contestant = []
 
 
 def _prepare(*arguments):
-    """Makes the :class:`Contestant`; returns why that has failed, or ``""``."""
-    try:
-        _contestant[:] = [Contestant(*arguments)]
-    except Exception as error:  # the other rows are worth having
-        return f"{type(error).__name__}: {error}"
-    return ""
+    """Makes the :class:`Contestant`."""
+    _contestant[:] = [Contestant(*arguments)]
 
 
 def _turn():

@@ -22,7 +22,7 @@ from chainer import optimizers
 import mixprec
 import mixprec.functions as F
 from mixprec.benchmark import contestants, launches, machine
-from mixprec.benchmark.processes import process, run_in
+from mixprec.benchmark.processes import Worker
 from mixprec.benchmark.replay import Tape
 
 BACKWARD, UPDATE = "forward and backward", "forward, backward, update"
@@ -78,15 +78,15 @@ def measure(arch, network, *, repeats=15, profile=False):
     """
     names = [name for name in _BUILDERS if name != BY_HAND or arch in launches.NETWORKS]
     with contextlib.ExitStack() as stack:
-        processes = {name: stack.enter_context(process()) for name in names}
-        counts = {name: run_in(processes[name], _prepare, name, arch, network) for name in names}
+        workers = {name: stack.enter_context(Worker()) for name in names}
+        counts = {name: own.call(_prepare, name, arch, network) for name, own in workers.items()}
         rows, profiles = [], {}
         for part in (BACKWARD, UPDATE):
-            turns = {name: functools.partial(run_in, own, _turn, part) for name, own in processes.items()}
+            turns = {name: functools.partial(own.call, _turn, part) for name, own in workers.items()}
             times = contestants.take_turns(turns, repeats, lambda turn: turn())
             rows += [_row(part, name, seconds, times[PLAIN], counts[name][part]) for name, seconds in times.items()]
             if profile:
-                profiles |= {(part, name): run_in(processes[name], _profile, part) for name in (PLAIN, CONVERTED)}
+                profiles |= {(part, name): workers[name].call(_profile, part) for name in (PLAIN, CONVERTED)}
     return rows, profiles
 
 

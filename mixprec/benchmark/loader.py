@@ -25,7 +25,7 @@ from mixprec.benchmark.loader_contestants import (
     train,
     turn,
 )
-from mixprec.benchmark.processes import process, run_in
+from mixprec.benchmark.processes import Worker
 from mixprec.data.errors import DataError
 from mixprec.data.loaders.pipeline import require_dali
 
@@ -92,15 +92,15 @@ def measure(images, *, batch=64, threads=2, repeats=7, seconds=10):
         ``(speeds, waits)``: a list of :class:`Speed` and one of :class:`Wait`.
     """
     with contextlib.ExitStack() as stack:
-        processes = {name: stack.enter_context(process()) for name in NAMES}
-        failed = {name: run_in(own, prepare, name, images, batch, threads) for name, own in processes.items()}
-        ready = {name: own for name, own in processes.items() if not failed[name]}
+        workers = {name: stack.enter_context(Worker()) for name in NAMES}
+        failed = {name: own.attempt(prepare, name, images, batch, threads)[1] for name, own in workers.items()}
+        ready = {name: own for name, own in workers.items() if not failed[name]}
         pairs = [(name, trainer) for name in (DALI, PILLOW) for trainer in (SLEEPING, COMPUTING) if name in ready]
         steps = (repeats + 1) * len(ready) + len(pairs)
         with tqdm(total=steps, desc="Measuring loaders", unit="turn", leave=False, disable=None) as bar:
 
             def timed(name, function, *arguments):
-                found = run_in(ready[name], function, *arguments)
+                found = ready[name].call(function, *arguments)
                 bar.update()
                 return found
 
@@ -109,7 +109,7 @@ def measure(images, *, batch=64, threads=2, repeats=7, seconds=10):
             steps = math.ceil(seconds * RATE / batch)
             waits = [Wait(*pair, *timed(pair[0], train, pair[1], RATE, steps), _bound(*pair)) for pair in pairs]
         for own in ready.values():
-            run_in(own, end)
+            own.call(end)
     return [_speed(name, times, why) for name, why in failed.items()], waits
 
 

@@ -17,7 +17,7 @@ import mixprec
 from mixprec import environment
 from mixprec.benchmark import capture, contestants
 from mixprec.benchmark.loader_contestants import AUGMENTATION, SIZE
-from mixprec.benchmark.processes import process, run_in
+from mixprec.benchmark.processes import Worker
 from mixprec.data.loaders.batch import to_nchw
 from mixprec.data.loaders.dali import DaliIterator
 from mixprec.data.loaders.synthetic import SyntheticIterator
@@ -67,12 +67,12 @@ def measure(network, images, *, batch=256, threads=8, repeats=7):
     if specifier == "@numpy":
         return [], {"missing": reason.removeprefix("CPU: ")}
     with contextlib.ExitStack() as stack:
-        processes = {name: stack.enter_context(process()) for name in (ALONE, SYNTHETIC, BOTH)}
+        workers = {name: stack.enter_context(Worker()) for name in (ALONE, SYNTHETIC, BOTH)}
         failed = {
-            name: run_in(own, _prepare, name, network, images, specifier, batch, threads)
-            for name, own in processes.items()
+            name: own.attempt(_prepare, name, network, images, specifier, batch, threads)[1]
+            for name, own in workers.items()
         }
-        turns = {name: functools.partial(run_in, own, _turn) for name, own in processes.items() if not failed[name]}
+        turns = {name: functools.partial(own.call, _turn) for name, own in workers.items() if not failed[name]}
         times = contestants.take_turns(turns, repeats, lambda turn: turn())
     return [_row(name, times, why) for name, why in failed.items()], {"device": reason}
 
@@ -110,12 +110,8 @@ _contestant = []
 
 
 def _prepare(*arguments):
-    """Makes the :class:`Contestant`; returns why that has failed, or ``""``."""
-    try:
-        _contestant[:] = [Contestant(*arguments)]
-    except Exception as error:  # the other rows are worth having
-        return f"{type(error).__name__}: {error}"
-    return ""
+    """Makes the :class:`Contestant`."""
+    _contestant[:] = [Contestant(*arguments)]
 
 
 def _turn():

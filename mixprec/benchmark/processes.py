@@ -9,21 +9,11 @@ from concurrent.futures.process import BrokenProcessPool
 _DIED = "its process died: a crash, or the memory of the machine was not enough"
 
 
-def process():
-    """Returns a new process, to be used in a ``with`` statement, which ends it."""
-    return concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
-
-def run_in(process, function, *arguments):
-    """Calls a function at the top of a module in a process and waits for what it returns."""
-    return process.submit(function, *arguments).result()
-
-
 class Worker:
-    """A process in which something may fail; it starts at once, and ends with the ``with`` block or by :meth:`end`."""
+    """A process of one's own; it starts at once, and ends with the ``with`` block or by :meth:`end`."""
 
     def __init__(self):
-        self._process = process()
+        self._process = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         self._pid = self._process.submit(os.getpid)
 
     def __enter__(self):
@@ -32,8 +22,12 @@ class Worker:
     def __exit__(self, *error):
         self.end()
 
+    def call(self, function, *arguments):
+        """Calls a function at the top of a module there; returns what it returns, raises what it raises."""
+        return self._process.submit(function, *arguments).result()
+
     def attempt(self, function, *arguments, limit=None):
-        """Calls a function at the top of a module there.
+        """Calls a function at the top of a module there, which may fail.
 
         Args:
             function: what to call.
@@ -44,7 +38,7 @@ class Worker:
             ``(result, reason)``: what the function has returned, and ``""``; or ``None``, and in one line why not.
         """
         try:
-            return self._process.submit(_outcome, function, arguments).result(limit)
+            return self._process.submit(outcome, function, arguments).result(limit)
         except BrokenProcessPool:
             return None, _DIED
         except concurrent.futures.TimeoutError:
@@ -56,7 +50,8 @@ class Worker:
         self._process.shutdown()
 
 
-def _outcome(function, arguments):
+def outcome(function, arguments):
+    """Calls a function; returns what :meth:`Worker.attempt` does."""
     try:
         return function(*arguments), ""
     except Exception as error:  # other contestants are worth having
