@@ -19,7 +19,7 @@ class RecordError(ValueError):
     """A file is not a record of the bars; in one line: file, key, what was found, what would be right."""
 
 
-def as_json(rows, counts, rates, device, kind, *, complete, **settings):
+def as_json(rows, counts, rates, device, kind, /, *, complete, **settings):
     """Returns the record of a run as a dict for JSON.
 
     Args:
@@ -103,8 +103,12 @@ class _Each:
     kind: object
 
 
+def _is_integer(value):
+    return type(value) is int and abs(value) < 2**63  # JSON has larger ones, and Python takes them
+
+
 def _is_number(value):
-    return type(value) in (int, float) and abs(value) < math.inf  # nor NaN
+    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _is_date(value):
@@ -122,8 +126,8 @@ _TEXT = _Kind("a string", lambda value: isinstance(value, str))
 _NAME = _Kind("a string that is not empty", lambda value: isinstance(value, str) and value)
 _FLAG = _Kind("true or false", lambda value: isinstance(value, bool))
 _DATE = _Kind("an ISO date and time with time zone", _is_date)
-_SIZE = _Kind("an integer above 0", lambda value: type(value) is int and value > 0)
-_COUNT = _Kind("an integer of at least 0", lambda value: type(value) is int and value >= 0)
+_SIZE = _Kind("an integer above 0", lambda value: _is_integer(value) and value > 0)
+_COUNT = _Kind("an integer of at least 0", lambda value: _is_integer(value) and value >= 0)
 _AMOUNT = _Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
 _RATE = _Kind("a number above 0", lambda value: _is_number(value) and value > 0)
 
