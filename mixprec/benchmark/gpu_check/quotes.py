@@ -104,7 +104,7 @@ def _verbose(lines):
 
 
 def bars(folder, log):
-    """The device; for each batch size the quickest row of plain Chainer, of mixprec and of the peer; what is missing."""
+    """The device; for each batch size the quickest of plain Chainer, of mixprec and of the peer; what is missing."""
     found = record.read(folder / BARS)
     measured = [row for row in found["rows"] if row["median"] is not None]
     missing = [row for row in found["rows"] if row["median"] is None]

@@ -18,7 +18,7 @@ _COMMANDS = (
     ("nvidia-smi", "-q"),
     ("nvidia-smi", "topo", "-m"),
 )
-_LIMIT = 25  # seconds for each; a broken driver may never answer
+_LIMIT = 40  # seconds for each; a broken driver may never answer
 
 
 def main(path):
