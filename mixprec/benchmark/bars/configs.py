@@ -25,6 +25,13 @@ _WITHOUT = {
     "no loss scale": ["loss_scale.mode=none"],
 }
 
+# (name, group, file, overrides) of each row
+WAYS = (
+    *((file, "config", file, []) for file in TALK),
+    *((f"{ALL}, {name}", "precision", ALL, keys) for name, keys in _PRECISIONS.items()),
+    *((f"{ALL}, {name}", "ablation", ALL, keys) for name, keys in _WITHOUT.items()),
+)
+
 
 def bars(specifier, *, arch, batch, size):
     """Returns the list of :class:`~mixprec.benchmark.bars.contestant.Bar`: the talk's configs, then one key changed.
@@ -36,17 +43,13 @@ def bars(specifier, *, arch, batch, size):
         size: height and width of an image in pixels.
     """
 
-    def bar(name, group, file, overrides=()):
+    def bar(name, group, file, overrides):
         config = configured.load(file, arch=arch, batch=batch, size=size, overrides=overrides)
         level = "nchw" if config.model.layout == "nchw" else "nhwc-fused" if config.model.fuse else "nhwc"
         make = functools.partial(_step, file, tuple(overrides))
         return Bar(name, make, "", group, level, config.precision.compute, _same(config, specifier))
 
-    return [
-        *(bar(file, "config", file) for file in TALK),
-        *(bar(f"{ALL}, {name}", "precision", ALL, keys) for name, keys in _PRECISIONS.items()),
-        *(bar(f"{ALL}, {name}", "ablation", ALL, keys) for name, keys in _WITHOUT.items()),
-    ]
+    return [bar(*way) for way in WAYS]
 
 
 def _same(config, specifier):

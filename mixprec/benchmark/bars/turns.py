@@ -70,9 +70,7 @@ def measure(bars, task, plan, *, count=None, progress=lambda name: None):
     Returns:
         list of :class:`Result`
     """
-    firsts = {}
-    for bar in bars:
-        firsts.setdefault(bar.name if bar.key is None else bar.key, bar)
+    firsts = _firsts(bars)
     with contextlib.ExitStack() as stack:
         contenders = {}
         for bar in firsts.values():
@@ -88,13 +86,30 @@ def measure(bars, task, plan, *, count=None, progress=lambda name: None):
         results = {name: contender.result() for name, contender in contenders.items()}
     found = []
     for bar in bars:
-        first = firsts[bar.name if bar.key is None else bar.key]
+        first = firsts[_key(bar)]
         result = results[first.name]
         if first is not bar:
             note = "; ".join(filter(None, [f"the same step as {first.name}", result.note]))
             result = dataclasses.replace(result, bar=bar, note=note)
         found.append(result)
     return found
+
+
+def calls(bars, blocks):
+    """Returns how often :func:`measure` calls ``progress``, unless its time is over before."""
+    return len(_firsts(bars)) * (1 + blocks)
+
+
+def _firsts(bars):
+    """Returns of those bars that do the same the first, by what they do."""
+    firsts = {}
+    for bar in bars:
+        firsts.setdefault(_key(bar), bar)
+    return firsts
+
+
+def _key(bar):
+    return bar.name if bar.key is None else bar.key
 
 
 class _Contender:
