@@ -6,16 +6,15 @@ and its floating-point operations at the rate of a large matrix product, both me
 
 import collections
 import dataclasses
-import math
 
 import chainer
-import ml_dtypes  # noqa: F401  (registers the name bfloat16 with NumPy)
 import numpy as np
 
 from mixprec import environment
 from mixprec.backends import primitives_of
 from mixprec.backends.recording import Spec
 from mixprec.benchmark import contestants, gpu, launches
+from mixprec.benchmark.floors import moved, operations, shapes_of
 
 _STEPS = 20
 
@@ -97,38 +96,19 @@ def row_of(call, count, primitives, send, time, rates):
     keywords = {name: _filled(value, random, send) for name, value in call.keywords}
     primitive = getattr(primitives, call.name)
     known = set(primitives.dnn.plans())
-    shapes = " ".join("x".join(map(str, spec.shape)) for spec in _specs(call.arguments))
+    shapes = shapes_of(call.arguments)
     try:
         result = primitive(*arguments, **keywords)
         seconds = time(lambda: primitive(*arguments, **keywords))
     except Exception as error:  # the other rows are worth having
         return Row(call.name, shapes, count, None, 0.0, "", "", f"{type(error).__name__}: {error}")
     engines = [plan.engine for plan in primitives.dnn.plans() if plan not in known]
-    moved = sum(map(_nbytes, _specs((call.arguments, call.keywords)))) + sum(map(_nbytes, _arrays(result)))
-    floors = {"bytes": moved / rates[0], "operations": operations(call, result) / rates[1]}
+    floors = {
+        "bytes": moved((call.arguments, call.keywords, result)) / rates[0],
+        "operations": operations(call, result) / rates[1],
+    }
     limit = max(floors, key=floors.get)
     return Row(call.name, shapes, count, seconds * 1e6, floors[limit] * 1e6, limit, "+".join(engines) or "own")
-
-
-def operations(call, result):
-    """Returns the floating-point operations of the products of a convolution or linear layer, 0 for others.
-
-    Args:
-        call: :class:`~mixprec.backends.recording.Call`.
-        result: what it returned.
-    """
-    match call.name, call.arguments:
-        case "conv_fprop" | "linear", (_, w, *_):
-            moving, factors = result.shape, w.shape[1:]
-        case "conv_dgrad" | "linear_dgrad", (dy, w, *_):
-            moving, factors = dy.shape, w.shape[1:]
-        case "conv_wgrad", (_, dy, _, w_shape):
-            moving, factors = dy.shape, w_shape[1:]
-        case "linear_wgrad", (x, dy):
-            moving, factors = dy.shape, x.shape[1:]
-        case _:
-            return 0
-    return 2 * math.prod(moving) * math.prod(factors)
 
 
 def table(rows, settings):
@@ -171,19 +151,3 @@ def _filled(value, random, send):
         parts = [_filled(part, random, send) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value
-
-
-def _specs(value):
-    if isinstance(value, Spec):
-        return [value]
-    return [spec for part in value for spec in _specs(part)] if isinstance(value, tuple) else []
-
-
-def _arrays(result):
-    if isinstance(result, tuple):
-        return [array for part in result for array in _arrays(part)]
-    return [result] if hasattr(result, "shape") else []
-
-
-def _nbytes(array):
-    return math.prod(array.shape) * np.dtype(array.dtype).itemsize
