@@ -35,9 +35,13 @@ def bandwidth(device, repeats):
     return 2 * _COPIED / statistics.median(times["copy"])
 
 
-def flops(device, repeats):
-    """Returns the floating-point operations in a second of a large product of float16 matrices, by cuBLAS."""
-    a, b = (device.xp.ones((_MULTIPLIED, _MULTIPLIED), "float16") for _ in range(2))
+def flops(device, repeats, dtype="float16"):
+    """Returns the floating-point operations in a second of a large product of matrices of a dtype, by cuBLAS.
+
+    The matrices are of ones, which takes less power, and so may be faster, than other numbers. Products in float32 are
+    rounded to TF32 only where ``CUPY_TF32=1`` or ``NVIDIA_TF32_OVERRIDE=1`` asks for that.
+    """
+    a, b = (device.xp.ones((_MULTIPLIED, _MULTIPLIED), dtype) for _ in range(2))
     times = contestants.take_turns(
         {"product": lambda: device.xp.matmul(a, b)}, repeats, lambda step: seconds(device, step)
     )
