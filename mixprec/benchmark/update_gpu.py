@@ -11,7 +11,7 @@ from mixprec.benchmark import contestants, gpu
 
 # Bytes that a step with a WeightDecay hook reads and writes for an element: the gradient twice, as it is checked before
 # anything is written; master and state; the float16 parameter, which the user may have written to.
-_BYTES = {
+BYTES = {
     "MomentumSGD": {"float16": 16 + 10, "float32": 16 + 8},
     "Adam": {"float16": 20 + 14, "float32": 20 + 12},
 }
@@ -58,7 +58,7 @@ def measure(network, *, classes=1000, repeats=7):
     device.use()
     bandwidth = gpu.bandwidth(device, repeats)
     shapes = [param.shape for param in network(classes).params()]
-    rows = [row for name in _BYTES for row in _compare(name, shapes, device, bandwidth, repeats)]
+    rows = [row for name in BYTES for row in _compare(name, shapes, device, bandwidth, repeats)]
     return rows, {"device": reason, "copy_gigabytes_per_second": bandwidth / 1e9}
 
 
@@ -86,7 +86,7 @@ def floor(name, shapes, bandwidth):
         shapes: shapes of the parameters.
         bandwidth: bytes read and written in a second.
     """
-    moved = sum(param.size * _BYTES[name][param.dtype.name] for param in contestants.chain(shapes).params())
+    moved = sum(param.size * BYTES[name][param.dtype.name] for param in contestants.chain(shapes).params())
     return moved / bandwidth
 
 
