@@ -16,10 +16,11 @@ from cuda_on_host import kernels_folder
 from host_launch import HostLauncher
 
 import mixprec
+from mixprec import functions
 from mixprec.backends import cpu, primitives_of, recording
 from mixprec.backends.cuda.kernels import Kernels
 from mixprec.backends.recording.calls import named
-from mixprec.benchmark import configured, profile
+from mixprec.benchmark import configured, floors, launches, profile
 from mixprec.benchmark.profile import kinds
 from mixprec.benchmark.profile.clocks import DeviceClock, HostClock
 from mixprec.benchmark.profile.rows import Profile, Row, profile_of
@@ -390,6 +391,27 @@ def test_a_device_is_held_back_anew_for_each_hundred_calls_and_for_the_update():
     assert max(map(max, step.calls.values())) < 1  # no pause, of a second, in any of them
     assert sum(map(sum, step.calls.values())) + step.rest == pytest.approx(step.seconds)
     assert step.seconds < 1
+
+
+def test_primitives_of_cuda_on_a_device_that_computes_nothing():
+    recording.install()
+    network = recording.send(launches.NETWORKS["resnet18"](10, "float16"))
+    x, t = recording.array(IMAGES), recording.array(LABELS)
+    device = Device()
+    spans = Spans(DeviceClock(device, device))
+    optimizer = types.SimpleNamespace(target=network)
+    with watching(spans, optimizer, primitives_of(x), RATES), recording.calls() as calls, spans.step():
+        images = functions.to_nhwc(chainer.Variable(x, requires_grad=False), "float16", channels=4)
+        functions.softmax_cross_entropy(network(images), t).backward()
+    (step,) = spans.steps
+    found = collections.Counter()
+    for key, seconds in step.calls.items():
+        if key.kind != kinds.GRADIENT_SUM:
+            found[key.name, key.shapes] += len(seconds)
+    assert found == collections.Counter((call.name, floors.shapes_of(call.arguments)) for call in calls)
+    assert sum(count for (name, _), count in found.items() if name == "conv_dgrad") == 19
+    assert sum(len(seconds) for key, seconds in step.calls.items() if key.kind == kinds.GRADIENT_SUM) == 8
+    assert HELD[2] in device.log[len(HELD) :]  # there are more than a hundred
 
 
 def test_a_device_that_was_not_held_back_long_enough_is_held_back_longer():
