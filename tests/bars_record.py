@@ -31,6 +31,11 @@ COUNTS = [
         "functions": 405,
         "note": "Chainer's own functions | launches unknown",
     },
+    {
+        "name": "broken.yaml",
+        **dict.fromkeys(("launches", "graph_launches", "uploads", "syncs", "conversions", "functions")),
+        "note": "ValueError: no such key",
+    },
 ]
 
 

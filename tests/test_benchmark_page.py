@@ -1,14 +1,17 @@
 """The page of results: goals, tables and links say what the records say, and no more than was measured."""
 
+import argparse
 import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 
 import bars_record as examples
 import pytest
 
+from mixprec.benchmark import command as benchmark_command
 from mixprec.benchmark.bars import goals, page
 from mixprec.benchmark.bars.record import RecordError
 
@@ -185,6 +188,7 @@ def test_page_of_a_cpu_alone():
         "| plain Chainer FP32 | 20.0 | 19.8-20.4 | 400.00 |  | 1.00 |  |  | 1,000 |  |  |",
         "| plain Chainer FP32, cuDNN |  |  |  |  |  |  |  |  |  | not measured: needs a GPU |",
         "| dali.yaml | 16.0 | 15.8-16.3 | 500.00 |  | 0.80 |  |  | 1,000 |  | the same step as fp16.yaml |",
+        "| broken.yaml |  |  |  |  |  |  | ValueError: no such key |",
         r"| fp32.yaml |  | 0 | 3 | 0 | 0 | 405 | Chainer's own functions \| launches unknown |",
     ):
         assert line in text.splitlines()
@@ -254,6 +258,19 @@ def test_command_of_a_run_of_some_rows():
     record["settings"] |= {"peer": None, "rows": ["static*", "plain Chainer*"], "minutes": 1.5}
     command = "bars --arch resnet18 --batch 8 --size 64 --blocks 3 --block-steps 10 --limit 300 --minutes 1.5"
     assert f"{command} --rows 'static*' --rows 'plain Chainer*'`" in _page(record)
+
+
+@pytest.mark.parametrize("rows", [None, ["static*", "plain Chainer*"]])
+def test_the_command_has_the_settings_of_the_run(rows):
+    record = examples.gpu()
+    record["settings"] |= {"peer": "pytorch", "rows": rows, "minutes": 2.0}
+    (text,) = re.findall(r"- command: `(.*)`", _page(record))
+    parser = argparse.ArgumentParser()
+    benchmark_command.add(parser.add_subparsers(), {"resnet50": None})
+    words = shlex.split(text)
+    assert words[:2] == ["python", "scripts/benchmark.py"]
+    parsed = vars(parser.parse_args(words[2:]))
+    assert {key: parsed[key] for key in record["settings"]} == record["settings"]
 
 
 # Files

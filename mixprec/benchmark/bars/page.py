@@ -29,7 +29,8 @@ real JPEGs, and with gradients summed over all of them. A run on one GPU with sy
 """
 _COUNTS = """
 A step of ResNet-50 with 224x224 pixels on a stand-in for the device, which computes nothing and notes what is asked of
-it. They are exact for what mixprec asks of a device; where functions of Chainer remain, their launches are not known.
+it. A launch is a kernel, an execution of cuDNN or a function of arrays, outside of graphs. The numbers are exact for
+what mixprec asks of a device; where functions of Chainer remain, their launches are not known.
 """
 _COLUMNS = """\
 - **images/s**: median of the timed blocks of steps; the next column has the slowest and the fastest block. Blocks of
@@ -39,9 +40,9 @@ _COLUMNS = """\
 - **launches**, **syncs**: kernels and graphs that the host launches, and how often it waits for the device, in a step.
 - **peak MB**: memory that a step needs, parameters included; on a CPU the most that the process ever had.
 - **roofline**: share of the images/s that the machine would allow at this level of fusion, if each kernel moved its
-  arrays through memory once, or computed as fast as convolutions can beside a large matrix product, whichever takes
-  longer. How fast a copy and a large product are is measured in the same run; `mixprec/benchmark/roofline` has the
-  rest. Rows without fusion have a lower roof: a high share does not mean that a row is fast.
+  arrays through memory once, as fast as a copy, or computed, as fast as a large matrix product, whichever takes longer;
+  on a GPU at 70 % of that product, which convolutions reach, and with a microsecond between kernels. Copy and product
+  are measured in the same run. Rows without fusion have a lower roof: a high share does not mean that a row is fast.
 - **over plain FP32** is the ratio of our best row; **ours / PyTorch** is of the two medians beside it.
 - An empty cell was not measured.
 - Where there are several runs of a network on a machine, the newest that has come to its end is here.

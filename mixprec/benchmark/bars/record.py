@@ -166,8 +166,9 @@ _ROW = {
 }
 _COUNT_ROW = {
     "name": _NAME,
-    "launches": _OrNull(_COUNT),
-    **dict.fromkeys(("graph_launches", "uploads", "syncs", "conversions", "functions"), _COUNT),
+    **dict.fromkeys(
+        ("launches", "graph_launches", "uploads", "syncs", "conversions", "functions"), _OrNull(_COUNT)
+    ),  # null is what is not known; the note says why
     "note": _TEXT,
 }
 _RECORD = {
