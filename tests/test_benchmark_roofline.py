@@ -1,15 +1,10 @@
-"""The roofline: what a network computes, its kernels at each level of fusion, and the least time that they take."""
+"""The roofline: the kernels of a training step at each level of fusion, and the least time that they take."""
 
 import collections
 import json
 
-import chainer
-import chainer.functions as F
-import chainer.links as L
-import numpy as np
 import pytest
 import roofline_small as small
-from chainer.links.model.vision import googlenet, vgg
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,69 +32,6 @@ def _bytes(network, level, dtype="float16", batch=256):
     return counted
 
 
-# What a network computes
-
-
-def test_layers_of_a_small_network():
-    found = [(layer.name, layer.group, layer.kind, layer.sources, layer.outputs) for layer in SMALL.layers]
-    image = ((8, 4, 4),)
-    assert found == [
-        ("conv1", "conv1", "convolution", (None,), image),
-        ("bn1", "bn1", "batch_normalization", (0,), image),
-        ("", "bn1", "relu", (1,), image),
-        ("conv2", "conv2", "convolution", (2,), image),
-        ("bn2", "bn2", "batch_normalization", (3,), image),
-        ("", "bn2", "add", (4, 2), image),
-        ("", "bn2", "relu", (5,), image),
-        ("", "bn2", "average_pooling", (6,), ((8, 1, 1),)),
-        ("", "bn2", "view", (7,), ((8,),)),
-        ("fc", "fc", "linear", (8,), ((1000,),)),
-        ("", "fc", "loss", (9, None), ((),)),
-    ]
-    assert (SMALL.weights, SMALL.vectors) == (small.WEIGHTS, small.VECTORS)
-    assert [layer.filters for layer in SMALL.layers if layer.filters] == [(8, 3, 3, 3), (8, 8, 1, 1), (1000, 8)]
-
-
-class Odd(chainer.Chain):
-    """Shares a link, computes a weight, and something that nobody uses."""
-
-    def __init__(self, classes):
-        super().__init__()
-        with self.init_scope():
-            self.inner = chainer.Sequential(L.Convolution2D(3, 3, 3, stride=2, pad=1, nobias=True), F.sigmoid)
-            self.unused, self.fc = L.Linear(3, 7), L.Linear(3, classes)
-
-    def forward(self, x):
-        h = self.inner(self.inner(x - 0.5))
-        h = F.mean(h, (2, 3))
-        self.unused(h)
-        return F.linear(h, F.normalize(self.fc.W), self.fc.b)
-
-
-def test_layers_of_an_odd_network():
-    found = layers(Odd, 9)
-    assert [(layer.name, layer.kind) for layer in found.layers] == [
-        ("", "other"),
-        *[("inner/0", "convolution"), ("inner", "other")] * 2,
-        *[("", "other")] * sum(layer.name == "" and layer.kind == "other" for layer in found.layers[5:]),
-        *[("", "linear"), ("", "loss")],
-    ]
-    assert found.layers[0].inputs == ((3, 9, 9),)
-    assert (found.weights, found.vectors) == (3 * 3 * 9 + 3 * 1000, 1000)  # the shared link once, the unused one never
-    assert found.layers[-2].filters == (1000, 3)
-    # an image that a function without parameters has changed needs no gradient
-    kinds = [kernel.kind for kernel in levels.kernels(found, "nhwc", "float32", 1)]
-    assert kinds.count("convolution_dgrad") == 1
-
-
-def test_the_walk_leaves_chainers_configuration_alone():
-    with chainer.using_config("dtype", np.float16), chainer.using_config("train", False), chainer.no_backprop_mode():
-        assert layers(small.Small, small.SIZE) == SMALL
-        assert chainer.config.dtype == np.float16
-        assert not chainer.config.train
-        assert not chainer.config.enable_backprop
-
-
 def test_flops_of_resnet50(resnet50):
     macs = 112**2 * 64 * 3 * 49 + 2048 * 1000
     c = 64
@@ -114,95 +46,6 @@ def test_flops_of_resnet50(resnet50):
     found = levels.kernels(resnet50, "nhwc-fused", "float16", batch)
     assert sum(kernel.flops for kernel in found) == 2 * batch * (3 * macs - 112**2 * 64 * 3 * 49)
     assert resnet50.parameters == 25_557_032
-
-
-def test_flops_of_a_convolution_in_groups():
-    found = layers(MODELS["resnext50_32x4d"], 64)
-    (layer,) = [layer for layer in found.layers if layer.name == "layer1/0/conv2"]
-    (flops,) = {
-        kernel.flops
-        for kernel in levels.kernels(found, "nhwc", "float16", 1)
-        if kernel.flops == 2 * 16**2 * 128 * 4 * 9 and kernel.group == "layer1"
-    }
-    assert layer.filters == (128, 4, 3, 3)
-    assert flops == 2 * 16**2 * 128 * 128 * 9 // 32
-
-
-class VGG16(vgg.VGG16Layers):
-    def __init__(self, classes):
-        super().__init__(pretrained_model=None)
-
-    def forward(self, x):
-        return super().forward(x, layers=["fc8"])["fc8"]
-
-
-class Inception(googlenet.GoogLeNet):
-    def __init__(self, classes):
-        super().__init__(pretrained_model=None)
-
-    def forward(self, x):
-        return super().forward(x, layers=["loss3_fc"])["loss3_fc"]
-
-
-def test_vgg16(monkeypatch):
-    zeros = chainer.initializers.Zero()
-    monkeypatch.setattr(vgg.normal, "Normal", lambda scale: zeros)  # 138 million random numbers take a while
-    found = layers(VGG16, 224)
-    assert found.parameters == 138_357_544
-    forward = levels.kernels(found, "nhwc", "float16", 1)
-    assert sum(each.flops for each in forward if each.kind in ("convolution", "linear")) == 2 * 15_470_264_320
-    assert _bytes(found, "nhwc-fused") == _bytes(found, "nhwc")  # there is no batch normalization
-    assert sum(each.kind == "convolution_bias" for each in forward) == 13
-
-
-def test_googlenet():
-    found = layers(Inception, 224)
-    assert found.parameters == 6_998_552
-    count = collections.Counter(layer.kind for layer in found.layers)
-    assert (count["convolution"], count["concatenation"], count["max_pooling"]) == (57, 9, 4 + 9)
-    # the input of each inception module is read by three convolutions and a pooling
-    unfused = [kernel for kernel in levels.kernels(found, "nhwc", "float16", 1) if kernel.kind == "gradient_sum"]
-    assert len(unfused) == 9
-    assert unfused[-1].bytes == 5 * 2 * 192 * 28 * 28
-    assert _bytes(found, "nhwc-conv-fused")["gradient_sum"] == 0
-    other = {layer.name for layer in found.layers if layer.kind == "other"}
-    assert other == {""}  # local response normalization and dropout, which the network itself calls
-
-
-# Patterns
-
-
-def test_patterns_of_resnet50(resnet50):
-    found = fusion.normalizations(resnet50.layers).values()
-    kinds = collections.Counter((unit.add is not None, unit.relu is not None) for unit in found)
-    assert kinds == {(False, True): 33, (True, True): 16, (False, False): 4}
-    alone = [resnet50.layers[unit.layer].name for unit in found if unit.relu is None]
-    assert alone == [f"layer{number}/0/downsample/1" for number in range(1, 5)]
-
-
-class Shared(chainer.Chain):
-    """A normalization and a sum that others read, too."""
-
-    def __init__(self, classes):
-        super().__init__()
-        with self.init_scope():
-            self.conv, self.bn1 = L.Convolution2D(3, 3, 1, nobias=True), L.BatchNormalization(3)
-            self.bn2, self.fc = L.BatchNormalization(3), L.Linear(3 * 16, classes)
-
-    def forward(self, x):
-        h = self.conv(x)
-        normalized = self.bn1(h)
-        total = self.bn2(h) + F.relu(normalized)
-        return self.fc(F.relu(total) + total + normalized)
-
-
-def test_what_somebody_else_reads_is_not_fused():
-    found = layers(Shared, 4)
-    assert [unit.relu for unit in fusion.normalizations(found.layers).values()] == [None, None]
-    assert _bytes(found, "nhwc-fused") == _bytes(found, "nhwc")
-
-
-# Levels
 
 
 @pytest.mark.parametrize("level", levels.LEVELS)
