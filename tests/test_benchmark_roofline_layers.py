@@ -193,6 +193,8 @@ def test_shortcuts_whose_gradient_is_not_there_or_not_alone():
     x, bits = 4 * 3 * 4 * 4, 3 * 4 * 4 // 8
     backward = "batch_normalization_backward"
     # nobody wants the gradient of the images
+    sums = {group: found for (kind, group), found in moved["nhwc"].items() if kind == "gradient_sum"}
+    assert sums == {"bn1": [3 * x], "bn3": [3 * x], "bn4": [4 * x]}
     assert moved["nhwc-fused"][backward, "bn1"] == [2 * x + bits, 3 * x + bits]
     assert moved["nhwc-all-fused"] == {
         (backward, "bn1"): [3 * x],  # its sums are from dgrad of conv2 or conv3,
