@@ -1,5 +1,7 @@
 """ResNet and ResNeXt for ImageNet (He et al. 2015, arXiv:1512.03385), version 1.5, with torchvision's names.
 
+Only the blocks of a stage have other numbers: Chainer's Sequential numbers those after the first from the end.
+
 In v1.5 the bottleneck's stride lies in its 3x3 convolution, not in the first 1x1. Convolutions have no bias and start
 from He's normal distribution over the fan-out, like torchvision's; the last layer from Chainer's default. Batch
 normalization has eps 1e-5 and decay 0.9, which is torchvision's momentum 0.1.

@@ -30,7 +30,7 @@ def test_rows_and_their_levels():
         ("static_graph.yaml", "config", "nhwc-fused", "float16"),
         ("static_graph.yaml, bfloat16", "precision", "nhwc-fused", "bfloat16"),
         ("static_graph.yaml, float32", "precision", "nhwc-fused", "float32"),
-        ("static_graph.yaml, TF32", "precision", "nhwc-fused", "float32"),
+        ("static_graph.yaml, TF32", "precision", "nhwc-fused", "tf32"),
         ("static_graph.yaml, layout nchw", "ablation", "nchw", "float16"),
         ("static_graph.yaml, no fusion", "ablation", "nhwc", "float16"),
         ("static_graph.yaml, no batched update", "ablation", "nhwc-fused", "float16"),

@@ -69,11 +69,11 @@ def test_on_a_gpu_the_time_of_the_host_is_that_of_a_call_with_an_empty_queue(ste
 def test_the_step_alone_is_counted_when_it_is_warm(step):
     @contextlib.contextmanager
     def count():
-        counts = types.SimpleNamespace(launches=None, syncs=None)
+        counts = types.SimpleNamespace(launches=None, graph_launches=None, syncs=None)
         step.events.append("count")
         yield counts
         step.events.append("counted")
-        counts.launches, counts.syncs = 5, 1
+        counts.launches, counts.graph_launches, counts.syncs = 4, 1, 1
 
     assert _made(step, GPU, count).ready == Ready(4.0, 5, 1)
     assert step.events[:5] == ["warm up", "count", "step", "counted", "wait"]

@@ -28,10 +28,10 @@ def torch():
     """Rows set what counts for the whole process."""
     module = pytest.importorskip("torch", reason="torch is not installed")
     cudnn, matmul, threads = module.backends.cudnn, module.backends.cuda.matmul, module.get_num_threads()
-    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    before = cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32, matmul.allow_tf32
     yield module
     module.set_num_threads(threads)
-    cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+    cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 @pytest.fixture

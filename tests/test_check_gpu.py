@@ -397,13 +397,7 @@ def test_pytest_takes_the_arguments(command_of):
     assert "<Module test_gpu.py>" in ended.stdout
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("bars", marks=pytest.mark.xfail(strict=True, reason="has no --peer and no --minutes yet")),
-        pytest.param("profile", marks=pytest.mark.xfail(strict=True, reason="is no subcommand yet")),
-    ],
-)
+@pytest.mark.parametrize("name", ["bars", "profile"])
 def test_the_benchmark_takes_the_arguments(command_of, name):
     _, script, subcommand, *arguments = command_of(name)
     ended = run_here([sys.executable, script, subcommand, "--help"])

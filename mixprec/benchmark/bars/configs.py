@@ -47,7 +47,8 @@ def bars(specifier, *, arch, batch, size):
         config = configured.load(file, arch=arch, batch=batch, size=size, overrides=overrides)
         level = "nchw" if config.model.layout == "nchw" else "nhwc-fused" if config.model.fuse else "nhwc"
         make = functools.partial(_step, file, tuple(overrides))
-        return Bar(name, make, "", group, level, config.precision.compute, _same(config, specifier))
+        dtype = "tf32" if config.cudnn.tf32 else config.precision.compute
+        return Bar(name, make, "", group, level, dtype, _same(config, specifier))
 
     return [bar(*way) for way in WAYS]
 

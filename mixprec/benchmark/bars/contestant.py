@@ -40,7 +40,7 @@ class Bar:
         reason: one line that says why it cannot be measured here, or ``""``.
         group: ``"plain"``, ``"config"``, ``"precision"``, ``"ablation"`` or ``"peer"``.
         level: of fusion, see :mod:`mixprec.benchmark.roofline.levels`.
-        dtype: of activations.
+        dtype: of activations; ``"tf32"`` if products round them.
         key: bars with equal keys do the same on this machine, and one is measured for all; ``None`` is like no other.
     """
 
@@ -92,8 +92,8 @@ class Contestant:
     Args:
         bar: how to make the step.
         task: :class:`Task`.
-        count: context manager that counts what the host asks of the device, and gives an object with ``launches`` and
-            ``syncs``; ``None`` if there is nobody to count.
+        count: context manager that counts what the host asks of the device, and gives an object with ``launches``,
+            ``graph_launches`` and ``syncs``; ``None`` if there is nobody to count.
     """
 
     def __init__(self, bar, task, count=None):
@@ -110,7 +110,10 @@ class Contestant:
         self._step.synchronize()
         seconds = time.perf_counter() - start
         self._step.release()
-        self.ready = Ready(seconds) if counts is None else Ready(seconds, counts.launches, counts.syncs)
+        self.ready = Ready(seconds)
+        if counts is not None:
+            launches = counts.launches + counts.graph_launches
+            self.ready = Ready(seconds, launches, counts.syncs)
 
     def block(self, steps):
         """Runs so many steps in a row, after some that are not timed; returns the :class:`Block`."""

@@ -66,7 +66,7 @@ def bars(specifier):
     reason = _why_not(specifier)
     ways = _ON_CPU if specifier == "@numpy" else _ON_GPU
     return [
-        Bar(name, functools.partial(_make, way), reason, group="peer", level=_level(way), dtype=way.precision)
+        Bar(name, functools.partial(_make, way), reason, group="peer", level=_level(way), dtype=_dtype(way))
         for name, way in ways.items()
     ]
 
@@ -83,6 +83,10 @@ def _why_not(specifier):
 def _level(way):
     """Inductor fuses what is between convolutions; eager PyTorch fuses nothing."""
     return "nchw" if not way.channels_last else "nhwc-fused" if way.compile else "nhwc"
+
+
+def _dtype(way):
+    return "tf32" if way.tf32 else way.precision
 
 
 def _make(way, task):

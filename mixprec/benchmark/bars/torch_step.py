@@ -27,7 +27,7 @@ def make(way, arch, specifier, batch, size):
     """Makes the step of a way to train on one batch of noise, and sets what PyTorch has for the whole process.
 
     On a CPU these are the threads: all that the process may have. On a GPU it is the device, cuDNN's search for the
-    fastest engine (``cudnn.benchmark``: the ten first of its heuristics, PyTorch's default), and TF32.
+    fastest engine (``cudnn.benchmark``, among all engines: PyTorch's default are the ten first), and TF32.
 
     Args:
         way: :class:`mixprec.benchmark.bars.peer.Way`.
@@ -45,7 +45,7 @@ def make(way, arch, specifier, batch, size):
     else:
         device, kind = torch.device("cuda", int(specifier.rpartition(":")[2])), GpuStep
         torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # 0: no limit
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = way.tf32
     torch.manual_seed(0)
     noise = torch.from_numpy(np.random.RandomState(0).normal(size=(batch, 3, size, size)))
