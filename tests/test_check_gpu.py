@@ -16,6 +16,7 @@ import deviceless_cudnn
 import pytest
 
 from mixprec.backends.cudnn import library
+from mixprec.benchmark.bars import configs, peer, plain
 from mixprec.benchmark.gpu_check import check, group, properties, quotes, stages, surroundings
 from mixprec.benchmark.gpu_check.stages import Stage
 from mixprec.training.log_report import LOG
@@ -395,6 +396,15 @@ def test_pytest_takes_the_arguments(command_of):
     ended = run_here([*command_of("tests"), "--collect-only", "tests/test_gpu.py"])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "<Module test_gpu.py>" in ended.stdout
+
+
+def test_the_rows_of_the_bars_are_there_on_a_gpu():
+    bars = [
+        *plain.bars("@cupy:0"),
+        *configs.bars("@cupy:0", arch="resnet50", batch=32, size=224),
+        *peer.bars("@cupy:0"),
+    ]
+    assert set(stages.ROWS) <= {bar.name for bar in bars}
 
 
 @pytest.mark.parametrize("name", ["bars", "profile"])
