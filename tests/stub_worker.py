@@ -31,9 +31,12 @@ class StubWorker:
             self._module._contestant = others
 
     def attempt(self, function, *arguments, limit=None):
-        return self.call(processes.outcome, function, arguments)
+        try:
+            return self.call(function, *arguments), ""
+        except Exception as error:
+            return None, processes.reason_of(error)
 
-    def end(self):
+    def end(self, grace=0.0):
         if not self._has_ended:
             self._contestant.clear()
             self._events.append("end")

@@ -1,30 +1,41 @@
 """Processes in which contestants live by themselves: what one has imported, changed or allocated is not another's."""
 
-import concurrent.futures
+import ctypes
 import multiprocessing
-import os
+import pickle
 import signal
-from concurrent.futures.process import BrokenProcessPool
 
 _DIED = "its process died: a crash, or the memory of the machine was not enough"
+_GRACE = 10.0  # seconds in which a process that is not wanted any more may end by itself
+_PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 class Worker:
-    """A process of one's own; it starts at once, and ends with the ``with`` block or by :meth:`end`."""
+    """A process of one's own; it starts at once, and ends with the ``with`` block or by :meth:`end`.
+
+    It is killed with the process that has made it, whatever that dies of, and takes no notice of Ctrl-C, which that one
+    gets, too.
+    """
 
     def __init__(self):
-        self._process = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        self._pid = self._process.submit(os.getpid)
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,))
+        self._process.start()
+        theirs.close()
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *error):
-        self.end()
+    def __exit__(self, kind, *error):
+        self.end(0.0 if kind else _GRACE)
 
     def call(self, function, *arguments):
         """Calls a function at the top of a module there; returns what it returns, raises what it raises."""
-        return self._process.submit(function, *arguments).result()
+        result, error = self._ask(function, arguments, None)
+        if error is not None:
+            raise error
+        return result
 
     def attempt(self, function, *arguments, limit=None):
         """Calls a function at the top of a module there, which may fail.
@@ -38,22 +49,60 @@ class Worker:
             ``(result, reason)``: what the function has returned, and ``""``; or ``None``, and in one line why not.
         """
         try:
-            return self._process.submit(outcome, function, arguments).result(limit)
-        except BrokenProcessPool:
-            return None, _DIED
-        except concurrent.futures.TimeoutError:
-            os.kill(self._pid.result(), signal.SIGKILL)
+            result, error = self._ask(function, arguments, limit)
+        except TimeoutError:
+            self.end(0.0)
             return None, f"no answer within {limit:g} s"
+        except (EOFError, OSError):
+            return None, _DIED
+        return result, reason_of(error)
 
-    def end(self):
-        """Ends the process; what it holds is free then."""
-        self._process.shutdown()
+    def end(self, grace=_GRACE):
+        """Ends the process, by force if it does not do so by itself; what it holds is free then.
+
+        Args:
+            grace: seconds for that.
+        """
+        self._connection.close()
+        self._process.join(grace)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(_GRACE)  # one that hangs in a driver may stay for ever
+
+    def _ask(self, function, arguments, limit):
+        self._connection.send((function, arguments))
+        if not self._connection.poll(limit):
+            raise TimeoutError
+        return self._connection.recv()
 
 
-def outcome(function, arguments):
-    """Calls a function; returns what :meth:`Worker.attempt` does."""
-    try:
-        return function(*arguments), ""
-    except Exception as error:  # other contestants are worth having
-        text = str(error).strip().partition("\n")[0]
-        return None, f"{type(error).__name__}: {text}" if text else type(error).__name__
+def reason_of(error):
+    """Returns an exception as one line, nothing for ``None``."""
+    if error is None:
+        return ""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _serve(connection):
+    """What runs in the process: does what it is asked until nobody can ask any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except EOFError:
+            return
+        except Exception as error:  # what was sent cannot be read here
+            connection.send((None, error))
+            continue
+        try:
+            answer = function(*arguments), None
+        except Exception as error:  # other contestants are worth having
+            answer = None, error
+        try:
+            data = pickle.dumps(answer)
+            pickle.loads(data)  # exceptions with arguments of their own often cannot
+        except Exception:
+            data = pickle.dumps((None, RuntimeError(reason_of(answer[1]) or f"{type(answer[0]).__name__} as a result")))
+        connection.send_bytes(data)

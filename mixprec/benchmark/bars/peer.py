@@ -47,6 +47,7 @@ _ON_GPU = {
     "PyTorch AMP bfloat16, channels_last, compiled, graph": Way("bfloat16", compile="default", graph=True),
     "PyTorch AMP, channels_last, max-autotune, graph": Way("float16", compile="max-autotune-no-cudagraphs", graph=True),
 }
+NAMES_ON_GPU = tuple(_ON_GPU)
 _ON_CPU = {
     "PyTorch FP32": _STOCK,
     "PyTorch FP32, channels_last": Way("float32"),
