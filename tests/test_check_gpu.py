@@ -27,10 +27,10 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1"}  # a machine with a GPU behaves as one w
 GPU_STAGES = ["properties", "tests", "bars", "profile", "train"]
 
 
-def start(*arguments):
+def start(*arguments, **variables):
     return subprocess.Popen(
         [sys.executable, SCRIPT, *map(str, arguments)],
-        env={**os.environ, **HIDDEN},
+        env={**os.environ, **HIDDEN, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -171,6 +171,16 @@ def test_a_killed_check_leaves_what_is_known(tmp_path):
     assert states_in(out) == {"device": "no device", "environment": "running", "properties": "waiting"}
     assert record_in(out)["complete"] is False
     assert "environment  running" in (out / "summary.txt").read_text()
+
+
+def test_a_driver_that_ends_whoever_asks_does_not_end_the_check(tmp_path):
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy" / "__init__.py").write_text("import os\n\nos._exit(99)\n")
+    process = start("--out", tmp_path / "out", "--stage", "properties", PYTHONPATH=str(tmp_path))
+    printed, errors = process.communicate()
+    assert (process.returncode, errors) == (1, "")
+    assert states_in(tmp_path / "out") == {"device": "failed", "properties": "skipped"}
+    assert "exit status 99" in printed
 
 
 # Stages of tests

@@ -6,7 +6,6 @@ python -m mixprec.benchmark.gpu_check.properties FILE
 import sys
 
 from mixprec import files
-from mixprec.backends.cudnn import library
 
 NAME = "device.json"
 
@@ -18,6 +17,8 @@ def main(path):
         CudnnMissing: cuDNN or its frontend is not installed.
         RuntimeError: cuDNN cannot ask the GPU, or does not take back what it has written.
     """
+    from mixprec.backends.cudnn import library  # imports CuPy, which the process of all stages must not
+
     cudnn = library.load()
     text = cudnn.create_device_properties(0).serialize()
     if cudnn.create_device_properties(text).serialize() != text:

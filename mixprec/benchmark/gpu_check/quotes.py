@@ -16,7 +16,7 @@ from mixprec.benchmark.gpu_check import surroundings
 
 JUNIT = "junit.xml"
 BARS = "bars.json"
-_BARS = {"plain": ("plain",), "mixprec": ("config", "precision", "ablation"), "peer": ("peer",)}  # title -> groups
+_BARS = {"plain": ("plain",), "mixprec": ("config", "precision"), "peer": ("peer",)}  # title -> groups
 LOG = "log.jsonl"  # of training, as mixprec.training.log_report has it, which imports Chainer
 _MOST = 10  # failures, or lines of a log
 _WIDTH = 160  # characters of a line
