@@ -20,7 +20,7 @@ from mixprec import functions
 from mixprec.backends import cpu, primitives_of, recording
 from mixprec.backends.cuda.kernels import Kernels
 from mixprec.backends.recording.calls import named
-from mixprec.benchmark import configured, floors, launches, profile
+from mixprec.benchmark import configured, floors, launches, profile, update_gpu
 from mixprec.benchmark.profile import kinds
 from mixprec.benchmark.profile.clocks import DeviceClock, HostClock
 from mixprec.benchmark.profile.rows import Profile, Row, profile_of
@@ -51,7 +51,7 @@ class Small(chainer.Chain):
         return self.fc(self.stages(h))
 
 
-def _trained(network, loss_scale=8.0, **conversion):
+def _trained(network, loss_scale=8.0, rule=None, **conversion):
     """Returns a converted classifier, its optimizer, and a step that has run twice."""
     for link in network.links():
         for number, param in enumerate(link.params(include_uninit=False)):
@@ -59,7 +59,7 @@ def _trained(network, loss_scale=8.0, **conversion):
                 param.array[...] = np.random.RandomState(number).normal(0, 0.1, param.shape)
     model = L.Classifier(network)
     mixprec.convert(model, **conversion)
-    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(0.01), loss_scale).setup(model)
+    optimizer = mixprec.MixedPrecisionOptimizer(rule or optimizers.MomentumSGD(0.01), loss_scale).setup(model)
 
     def step():
         optimizer.update(model, IMAGES, LABELS)
@@ -148,15 +148,16 @@ def test_floors_are_those_of_shapes():
     assert key.floor == pytest.approx((3 * 4 * 8 * 8 * 8 * 2 + 6 * 8 * 4) / 1e9)
 
 
-def test_the_floor_of_an_update_is_that_of_each_array_once():
-    """In float16 a weight has 2 bytes, its gradient 2, its master 4 and its momentum 4; in float32 it is its master."""
-    model, optimizer, step = _trained(Small())
+@pytest.mark.parametrize("rule", ["MomentumSGD", "Adam"])
+def test_the_floor_of_an_update_is_that_of_the_benchmark_of_updates(rule):
+    model, optimizer, step = _trained(Small(), rule=getattr(optimizers, rule)(0.01))
     (key,) = (key for key in _watched(optimizer, step).calls if key.kind == kinds.UPDATE)
     sizes = collections.Counter()
     for param in model.params():
         sizes[param.dtype.name] += param.size
     assert set(sizes) == {"float16", "float32"}
-    assert key.floor == pytest.approx(12 * (sizes["float16"] + sizes["float32"]) / 1e9)
+    moved = sum(size * update_gpu.BYTES[rule][dtype] for dtype, size in sizes.items())
+    assert (key.floor, key.limit) == (pytest.approx(moved / RATES.bandwidth, rel=1e-12), "bytes")
 
 
 class Copying(chainer.Chain):

@@ -265,12 +265,15 @@ def _specs(value):
 
 
 def _bytes_of_update(optimizer):
-    """Returns the bytes of parameters, gradients, masters, and the states that there are, each once."""
-    arrays = {}
+    """Returns the bytes that a step reads and writes, counted as :data:`mixprec.benchmark.update_gpu.BYTES` counts.
+
+    Each gradient is read twice, first to be checked; masters, and the states that there are, are read and written; a
+    parameter that is a copy of its master is read when gradients are checked and before it is written.
+    """
+    moved = 0
     for param in optimizer.target.params():
         master = optimizer.master(param)
-        states = (master.update_rule.state or {}).values()
-        for array in floors.arrays_of([param.array, master.array, *states]):
-            arrays[id(array)] = array
-        arrays["gradient", id(param)] = param.array  # of the same size
-    return floors.moved(list(arrays.values()))
+        states = list((master.update_rule.state or {}).values())
+        moved += 2 * floors.moved([param.array, master.array, *states])  # the gradient is of the parameter's size
+        moved += 3 * floors.moved(param.array) * (param.array is not master.array)
+    return moved
