@@ -15,6 +15,7 @@ from mixprec.benchmark.bars import record, run
 from mixprec.benchmark.bars.contestant import Bar
 from mixprec.benchmark.counted import Counts
 from mixprec.benchmark.rates import Rates
+from mixprec.benchmark.roofline import layers, limit
 from models import MODELS
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "benchmark.py"
@@ -148,13 +149,15 @@ def few(monkeypatch):
     return bars
 
 
-def _records(**settings):
+def _records(specifier="@numpy", **settings):
     chosen = run.Settings(**{**vars(SETTINGS), **settings})
-    return list(run.run(MODELS, chosen, "@numpy", "CPU: it is a test"))
+    return list(run.run(MODELS, chosen, specifier, "CPU: it is a test"))
 
 
 def test_there_is_a_record_after_each_batch_size_and_a_whole_one_in_the_end(few):
-    records = _records(batch=[4, 2])
+    pairs = _records(batch=[4, 2])
+    assert [batch for _, batch in pairs] == [None, None, 4, None, None, 2, None]  # a round, the end, and that of all
+    records = [found for found, batch in pairs if batch] + [pairs[-1][0]]
     assert [(len(found["rows"]), found["complete"], len(found["counts"])) for found in records] == [
         (3, False, 0),
         (6, False, 0),
@@ -165,7 +168,7 @@ def test_there_is_a_record_after_each_batch_size_and_a_whole_one_in_the_end(few)
 
 
 def test_out_of_memory_is_a_row_at_its_batch_size(few, tmp_path):
-    *_, found = _records(batch=[4, 2])
+    *_, (found, _) = _records(batch=[4, 2])
     rows = {(row["batch"], row["name"]): row for row in found["rows"]}
     assert rows[4, "fp16.yaml"]["reason"] == "MemoryError: Out of memory allocating 512 bytes"
     assert rows[4, "fp16.yaml"]["median"] is None
@@ -174,8 +177,26 @@ def test_out_of_memory_is_a_row_at_its_batch_size(few, tmp_path):
     assert record.read(tmp_path / "bars.json") == json.loads(json.dumps(found))
 
 
+@pytest.mark.parametrize("specifier", ["@numpy", "@cupy:0"])
+def test_the_roofline_is_that_of_level_dtype_batch_and_device(few, specifier, monkeypatch):
+    monkeypatch.setattr(run.plain, "base", lambda specifier: "plain Chainer FP32")
+    monkeypatch.setattr(run.cupti, "why_not", lambda: "it is a test")
+    *_, (found, _) = _records(specifier)
+    walked, assumed = layers.layers(MODELS["resnet8"], 32), limit.assumptions(specifier)
+    for row, bar in zip(found["rows"][:2], few, strict=False):
+        most = limit.limit(walked, bar.level, bar.dtype, 2, RATES, **assumed)
+        assert row["roofline"] == row["median"] / most.images_per_second
+    assert (found["rows"][0]["host_milliseconds"] is None) == (specifier == "@numpy")
+
+
+def test_what_was_cut_off_is_not_complete(few):
+    *_, (found, _) = _records(batch=[4, 2], minutes=1e-9, blocks=3)
+    assert not found["complete"]
+    assert {row["reason"] for row in found["rows"]} == {"not begun: 1e-09 minutes were over"}
+
+
 def test_rows_in_a_dtype_without_a_rate_have_no_roofline(few):
-    *_, found = _records()
+    *_, (found, _) = _records()
     assert [row["roofline"] is None for row in found["rows"]] == [False, False, True]
 
 
@@ -185,7 +206,7 @@ def test_a_machine_whose_rates_cannot_be_measured_has_no_roofline_and_says_so(fe
     monkeypatch.setattr(run.counted, "counts_of", lambda ways, network, **settings: {})
     monkeypatch.setattr("mixprec.backends.announcements._said", set())
     monkeypatch.setattr(run, "_RATES_LIMIT", 1e-3)
-    *_, found = _records()
+    *_, (found, _) = _records()
     assert found["rates"] is None
     assert {row["roofline"] for row in found["rows"]} == {None}
     assert [entry.getMessage() for entry in caplog.records if entry.name == "mixprec"] == [

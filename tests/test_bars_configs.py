@@ -10,6 +10,7 @@ from mixprec import config as configs
 from mixprec.benchmark import configured
 from mixprec.benchmark.bars import chainer_step
 from mixprec.benchmark.bars import configs as rows
+from mixprec.benchmark.bars.configs import ALL
 from mixprec.benchmark.bars.contestant import Task
 from mixprec.training.updater import CapturedUpdater
 from models import MODELS
@@ -31,9 +32,9 @@ def test_rows_and_their_levels():
         ("static_graph.yaml, bfloat16", "precision", "nhwc-fused", "bfloat16"),
         ("static_graph.yaml, float32", "precision", "nhwc-fused", "float32"),
         ("static_graph.yaml, TF32", "precision", "nhwc-fused", "tf32"),
-        ("static_graph.yaml, layout nchw", "ablation", "nchw", "float16"),
+        ("static_graph.yaml, layout nchw, no fusion", "ablation", "nchw", "float16"),
         ("static_graph.yaml, no fusion", "ablation", "nhwc", "float16"),
-        ("static_graph.yaml, no batched update", "ablation", "nhwc-fused", "float16"),
+        ("static_graph.yaml, no batched update, no graph", "ablation", "nhwc-fused", "float16"),
         ("static_graph.yaml, no graph", "ablation", "nhwc-fused", "float16"),
         ("static_graph.yaml, no autotuning", "ablation", "nhwc-fused", "float16"),
         ("static_graph.yaml, no loss scale", "ablation", "nhwc-fused", "float16"),
@@ -81,7 +82,7 @@ def test_the_talks_rows_switch_one_thing_on_after_the_other():
         before = config
 
 
-@pytest.mark.parametrize("name", ["fp32.yaml", "static_graph.yaml, bfloat16", "static_graph.yaml, no batched update"])
+@pytest.mark.parametrize("name", ["fp32.yaml", f"{ALL}, bfloat16", f"{ALL}, no batched update, no graph"])
 def test_a_step_trains(name, monkeypatch):
     updaters = []
 
@@ -111,10 +112,11 @@ def test_a_config_with_capture_hands_over_its_captured_step(monkeypatch):
     _bars("@cupy:0")["static_graph.yaml"].make(TASK)
     _bars("@cupy:0")["nhwc_fused_batched.yaml"].make(TASK)
     assert chainer_step.step_of is not rows.step_of
-    (device, update, captured), (_, _, none) = seen
+    (device, update, captured, forget), (_, _, none, _) = seen
     assert device == chainer.get_device("@numpy")
     assert isinstance(update.__self__, CapturedUpdater)
     assert captured is update.__self__.step
+    assert callable(forget)
     assert none is None
 
 

@@ -1,15 +1,21 @@
 """mixprec.benchmark.bars.contestant and chainer_step: what runs in the process of a row."""
 
 import contextlib
+import gc
 import logging
 import types
+import weakref
+from typing import ClassVar
 
+import chainer
 import numpy as np
 import pytest
 
-from mixprec.benchmark.bars import chainer_step, contestant
-from mixprec.benchmark.bars.contestant import Bar, Block, Contestant, Ready, Task
-from mixprec.benchmark.bars.step import Step
+from mixprec.benchmark.bars import chainer_step, configs, contestant
+from mixprec.benchmark.bars.contestant import Bar, Block, Contestant, Launches, Task
+from mixprec.benchmark.bars.step import Step, memory_of_process
+from mixprec.benchmark.processes import Worker
+from models import MODELS
 
 CPU, GPU = (Task("resnet8", None, specifier, 8, 64) for specifier in ("@numpy", "@cupy:0"))
 
@@ -48,13 +54,13 @@ def step(monkeypatch):
     return step
 
 
-def _made(step, task, count=None):
-    return Contestant(Bar("a", lambda task: step), task, count)
+def _made(step, task):
+    return Contestant(Bar("a", lambda task: step), task)
 
 
 def test_a_block_is_warm_starts_with_an_idle_device_and_ends_with_one(step):
     row = _made(step, CPU)
-    assert row.ready == Ready(4.0)
+    assert row.seconds == 4.0
     assert step.events == ["warm up", "wait", "step", "wait", "release"]
     step.events.clear()
     assert row.block(3) == Block(4.0, None, 700)
@@ -75,8 +81,10 @@ def test_the_step_alone_is_counted_when_it_is_warm(step):
         step.events.append("counted")
         counts.launches, counts.graph_launches, counts.syncs = 4, 1, 1
 
-    assert _made(step, GPU, count).ready == Ready(4.0, 5, 1)
-    assert step.events[:5] == ["warm up", "count", "step", "counted", "wait"]
+    row = _made(step, GPU)
+    step.events.clear()
+    assert row.launches(count) == Launches(5, 1)
+    assert step.events == ["warm up", "count", "step", "counted", "release"]
 
 
 def test_what_mixprec_announces_is_kept(monkeypatch):
@@ -103,11 +111,41 @@ def test_on_a_cpu_a_step_is_warmed_up_once_and_its_peak_is_that_of_the_process()
     step.release()
     step.warm_up()
     assert warm == len(calls) > 0
-    before = step.peak()
-    held = np.ones(2**25)  # 256 MiB, touched
-    assert step.peak() >= before
-    assert step.peak() > held.nbytes
     step.synchronize()
+
+
+class Idle(Step):
+    def __call__(self):
+        pass
+
+    def peak(self):
+        return memory_of_process()
+
+
+def _idle(task):
+    return Idle()
+
+
+def test_the_memory_of_a_row_is_not_that_of_its_parent():
+    held = np.ones(2**27)  # 1 GiB, touched
+    before = memory_of_process()
+    assert before > held.nbytes
+    with Worker() as worker:
+        worker.call(contestant.prepare, Bar("idle", _idle), CPU)
+        assert worker.call(contestant.block, 1).peak < held.nbytes
+
+
+class StubHook:
+    """CuPy's hook; ``active`` are those in force."""
+
+    active: ClassVar[list] = []
+
+    def __enter__(self):
+        self.active.append(self)
+        return self
+
+    def __exit__(self, *error):
+        self.active.remove(self)
 
 
 class StubGpu:
@@ -118,7 +156,7 @@ class StubGpu:
         device = types.SimpleNamespace(synchronize=lambda: self.events.append("wait"))
         self.xp = types.SimpleNamespace(
             empty=np.empty,
-            cuda=types.SimpleNamespace(Device=lambda: device),
+            cuda=types.SimpleNamespace(Device=lambda: device, MemoryHook=StubHook),
             get_default_memory_pool=lambda: types.SimpleNamespace(total_bytes=lambda: self.pool),
         )
 
@@ -129,6 +167,8 @@ class StubGpu:
     def run(self):
         self.events.append("step")
         self.pool = max(self.pool, 400)
+        for hook in StubHook.active:
+            hook.alloc_postprocess(mem_ptr=1, size=300)
 
 
 class StubCaptured:
@@ -164,10 +204,13 @@ def test_on_a_gpu_pools_are_emptied_and_peaks_are_those_of_steps(gpu):
     first = gpu.events.count("step")
     step.release()
     assert gpu.events[-2:] == ["wait", "free"]
-    assert step.peak() == 100
+    assert step.peak() == 0
     step.warm_up()
     assert step.peak() == 400
     assert first > gpu.events.count("step") - first > 0
+    gpu.pool = 500
+    step()
+    assert step.peak() == 400  # timed steps have no hook, which would take time
 
 
 def test_a_captured_step_is_a_graph_again_after_each_release(gpu):
@@ -176,11 +219,11 @@ def test_a_captured_step_is_a_graph_again_after_each_release(gpu):
     for _ in range(2):
         step.warm_up()
         assert captured.replays
-        assert step.peak() == 400 + 50
+        assert step.peak() == 400
         captured.replays = 0
         step.release()
         assert gpu.events[-3:] == ["reset", "wait", "free"]
-        assert step.peak() == 100
+        assert step.peak() == 0
 
 
 def test_what_is_not_launched_as_a_graph_is_not_measured_as_captured(gpu):
@@ -196,3 +239,30 @@ def test_what_cannot_be_captured_runs_eagerly_and_is_not_reset(gpu):
     step.release()
     assert "reset" not in gpu.events
     assert 0 < gpu.events.count("step") <= 4
+
+
+class Seen(chainer.LinkHook):
+    """Appends weak references to the nodes of all that links return."""
+
+    name = "Seen"
+
+    def __init__(self, found):
+        super().__init__()
+        self.found = found
+
+    def forward_postprocess(self, args):
+        self.found.append(weakref.ref(args.out.node))
+
+
+def test_what_the_classifier_holds_is_gone_after_a_release():
+    task = Task("resnet8", MODELS["resnet8"], "@numpy", 4, 32)
+    bars = {bar.name: bar for bar in configs.bars("@numpy", arch="resnet8", batch=4, size=32)}
+    for name in ("fp32.yaml", "nhwc_fused_batched.yaml"):
+        step = bars[name].make(task)
+        alive = []
+        with Seen(alive):
+            step()
+        assert any(reference() is not None for reference in alive)
+        step.release()
+        gc.collect()
+        assert not any(reference() is not None for reference in alive)

@@ -14,6 +14,7 @@ from chainer.backends import cuda
 from mixprec import environment
 from mixprec.benchmark.bars import plain
 from mixprec.benchmark.bars.contestant import Bar, Task
+from mixprec.benchmark.bars.step import LR
 from models import MODELS
 
 OFF = "off: MIXPREC_CUDNN=0"
@@ -117,7 +118,7 @@ def test_a_step_is_one_of_a_training_loop_by_hand():
     run()
     run()
     model = network(1000)
-    optimizer = optimizers.CorrectedMomentumSGD(lr=0.01).setup(model)
+    optimizer = optimizers.CorrectedMomentumSGD(lr=LR).setup(model)
     x = np.random.RandomState(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
     for _ in range(2):
         loss = F.softmax_cross_entropy(model(x), np.arange(4, dtype=np.int32))
@@ -152,7 +153,7 @@ def test_plain_chainer_is_measured_on_the_gpu():
 
     bars = plain.bars("@cupy:0")
     task = Task("resnet18", MODELS["resnet18"], "@cupy:0", 8, 64)
-    results = measure(bars, task, Plan(2, 2, 300.0))
+    *_, results = measure(bars, task, Plan(2, 2, 300.0))
     rows = [row_of(8, result, (), None) for result in results]
     for row, bar in zip(rows, bars, strict=True):
         print(row)

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from mixprec.benchmark.bars.contestant import Bar, Block, Ready
+from mixprec.benchmark.bars.contestant import Bar, Block, Launches
 from mixprec.benchmark.bars.rows import Row, row_of
 from mixprec.benchmark.bars.turns import Result
 
@@ -17,7 +17,7 @@ OTHER = (Block(1.0, 0.3, 500 * MB), Block(2.5, 0.1, 700 * MB), Block(1.6, 0.2, 6
 
 
 def test_a_row_has_medians_of_blocks_and_the_ratio_of_turns():
-    result = Result(BAR, Ready(1.0, 5, 0), OTHER, "", "said")
+    result = Result(BAR, OTHER, Launches(5, 0), "", "said", False)
     assert row_of(16, result, BASE, 40.0) == Row(
         16,
         "other",
@@ -38,12 +38,12 @@ def test_a_row_has_medians_of_blocks_and_the_ratio_of_turns():
 
 
 def test_what_is_not_known_is_none():
-    row = row_of(16, Result(BAR, Ready(1.0), (Block(1.0, None, 5),), "", ""), (), None)
+    row = row_of(16, Result(BAR, (Block(1.0, None, 5),), None, "", "", False), (), None)
     assert (row.median, row.ratio, row.host_milliseconds, row.launches, row.syncs, row.roofline) == (16.0, *[None] * 5)
 
 
 def test_what_failed_has_a_reason_and_no_numbers():
-    result = Result(BAR, Ready(1.0, 5, 0), (), "needs a GPU", "the same step as x")
+    result = Result(BAR, (), None, "needs a GPU", "the same step as x", False)
     assert row_of(16, result, BASE, 40.0) == Row(16, "other", "config", reason="needs a GPU", note="the same step as x")
 
 
@@ -55,7 +55,7 @@ def test_a_drift_that_hits_both_leaves_the_ratio(pairs, drift):
     def ratio(factors):
         own, base = zip(*pairs, strict=True)
         blocks = [tuple(Block(s * f, None, 1) for s, f in zip(part, factors, strict=True)) for part in (own, base)]
-        return row_of(8, Result(BAR, Ready(1.0), blocks[0], "", ""), blocks[1], None).ratio
+        return row_of(8, Result(BAR, blocks[0], None, "", "", False), blocks[1], None).ratio
 
     factors = [drift if number % 2 else 1.0 for number in range(len(pairs))]
     assert ratio(factors) == pytest.approx(ratio([1.0] * len(pairs)), rel=1e-12)

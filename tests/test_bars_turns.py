@@ -1,12 +1,13 @@
 """mixprec.benchmark.bars.turns: who runs when, and what a failure leaves."""
 
+import contextlib
 import types
 
 import pytest
 from stub_worker import StubWorker
 
 from mixprec.benchmark.bars import contestant, turns
-from mixprec.benchmark.bars.contestant import Bar, Task
+from mixprec.benchmark.bars.contestant import Bar, Launches, Task
 from mixprec.benchmark.bars.step import Step
 from mixprec.benchmark.bars.turns import Plan, measure
 from mixprec.benchmark.processes import Worker
@@ -59,7 +60,8 @@ class Race:
         return Bar(name, make, key=key)
 
     def measure(self, *bars, blocks=BLOCKS, steps=STEPS, **plan):
-        return measure(list(bars), TASK, Plan(blocks, steps, 60.0, **plan), progress=self.seen.append)
+        self.rounds = list(measure(list(bars), TASK, Plan(blocks, steps, 60.0, **plan), progress=self.seen.append))
+        return self.rounds[-1]
 
     @property
     def steps(self):
@@ -88,14 +90,27 @@ def test_all_rows_are_warm_before_blocks_alternate(race):
 
 
 def test_a_row_has_given_back_what_steps_need_before_another_one_runs(race):
-    race.measure(race.bar("a", 0.5), race.bar("b", 0.5), blocks=1, steps=1)
+    race.measure(race.bar("a", 1.0), race.bar("b", 1.0), blocks=1, steps=1)
     warm, block = ["a"] * WARM, ["a"] * 3
     assert [event for event in race.events if event.startswith("a")] == [*warm, "a released", *block, "a released"]
 
 
 def test_a_block_of_slow_steps_has_fewer(race):
-    race.measure(race.bar("a", 2.0), race.bar("b", 7.0), race.bar("c", 0.1), blocks=1, steps=10)
+    race.measure(race.bar("a", 2.0), race.bar("b", 7.0), race.bar("c", 0.5), blocks=1, steps=10)
     assert {name: race.events.count(name) - WARM - 2 for name in "abc"} == {"a": 2, "b": 1, "c": 10}
+
+
+def test_a_block_of_quick_steps_has_more_and_its_clock_starts_when_the_device_is_up_to_speed(race):
+    race.measure(race.bar("a", 1 / 64), race.bar("b", 2.0**-20), blocks=1, steps=10)
+    before = int(0.3 * 64), int(0.3 * 2**20)
+    assert race.events.count("a") == WARM + 2 + before[0] + 64
+    assert race.events.count("b") == WARM + 2 + before[1] + 1000
+
+
+def test_there_are_results_after_each_round_of_blocks(race):
+    race.measure(race.bar("a", 1.0), race.bar("b", 1.0, (WARM + BLOCK + 1, RuntimeError("no room"))))
+    assert [[len(result.blocks) for result in results] for results in race.rounds] == [[1, 1], [2, 0], [2, 0]]
+    assert not any(result.is_cut for results in race.rounds for result in results)
 
 
 def test_what_does_the_same_is_measured_once(race):
@@ -109,7 +124,7 @@ def test_what_does_the_same_is_measured_once(race):
 
 def test_a_failure_while_warming_up_is_a_reason_and_its_process_ends_at_once(race):
     failed, other = race.measure(race.bar("a", 1.0, (2, RuntimeError("no room\nfor it"))), race.bar("b", 2.0))
-    assert (failed.blocks, failed.ready, failed.reason) == ((), None, ORDINARY)
+    assert (failed.blocks, failed.launches, failed.reason) == ((), None, ORDINARY)
     assert (len(other.blocks), other.reason) == (BLOCKS, "")
     assert race.events[:5] == ["start", "make a", "a", "end", "start"]  # its memory is free before b is made
 
@@ -133,12 +148,36 @@ def test_when_the_time_is_over_nothing_new_begins_but_the_first_block(race):
     results = race.measure(*bars, blocks=5, minutes=0.25, end=13.0)  # a is warm at 3, b at 15
     assert [result.reason for result in results] == ["", "", "not begun: 0.25 minutes were over"]
     assert [len(result.blocks) for result in results] == [1, 1, 0]
+    assert all(result.is_cut for result in results)
 
 
 def test_a_block_that_has_begun_for_one_row_comes_for_all(race):
     bars = [race.bar("a", 1.0), race.bar("b", 1.0)]
     results = race.measure(*bars, blocks=5, minutes=1, end=2 * WARM + 3 * BLOCK)  # over while b has its second one
     assert [len(result.blocks) for result in results] == [2, 2]
+
+
+@contextlib.contextmanager
+def _counting():
+    yield types.SimpleNamespace(launches=4, graph_launches=1, syncs=2)
+
+
+@contextlib.contextmanager
+def _no_counting():
+    raise OSError("libcupti is not there")
+    yield
+
+
+def test_launches_are_counted_after_the_last_block(race):
+    *_, (result,) = measure([race.bar("a", 1.0)], TASK, Plan(1, 3, 60.0), count=_counting)
+    assert result.launches == Launches(5, 2)
+    assert race.steps == ["start", "make a", *["a"] * (WARM + BLOCK), *["a"] * 3, "end"]
+
+
+def test_what_cannot_be_counted_is_a_note_and_the_blocks_stay(race):
+    *_, (result,) = measure([race.bar("a", 1.0)], TASK, Plan(1, 3, 60.0), count=_no_counting)
+    assert (len(result.blocks), result.launches, result.reason) == (1, None, "")
+    assert result.note == "launches were not counted: OSError: libcupti is not there"
 
 
 def test_ctrl_c_ends_all_processes(race):
@@ -209,10 +248,10 @@ def _quick(task):
 def test_a_crash_and_a_row_that_hangs_are_rows_with_a_reason(monkeypatch):
     died = "its process died: a crash, or the memory of the machine was not enough"
     makes = [_crashes, _crashes_later, _announces, _quick]
-    results = measure([Bar(make.__name__, make) for make in makes], TASK, Plan(2, 1, 60.0))
+    *_, results = measure([Bar(make.__name__, make) for make in makes], TASK, Plan(2, 1, 60.0))
     assert [result.reason for result in results] == [died, f"block 1 of 2: {died}", "", ""]
     assert [result.note for result in results] == ["", "", "convolution by Chainer's own, slower path", ""]
-    (hung,) = measure([Bar("hangs", _hangs)], TASK, Plan(1, 1, 3.0))
+    *_, (hung,) = measure([Bar("hangs", _hangs)], TASK, Plan(1, 1, 3.0))
     assert hung.reason == "no answer within 3 s"
 
 

@@ -19,6 +19,7 @@ from mixprec import environment
 from mixprec.backends import graphs_of
 from mixprec.backends.cudnn import settings
 from mixprec.benchmark import capture, contestants, gpu
+from mixprec.benchmark.device_memory import peak_of
 from mixprec.benchmark.processes import Worker
 
 EAGER, CAPTURED = "eager", "captured"
@@ -189,7 +190,8 @@ class Contestant:
         images = np.random.RandomState(0).normal(size=(batch, 3, size, size)).astype(np.float32)
         x, t = map(self._device.send, (images, np.arange(batch, dtype=np.int32) % _CLASSES))
         self._graphs = graphs_of(x)
-        self._peak = _peak_of(self._device.xp.cuda.MemoryHook, self._held)
+        self._peak = peak_of(self._device.xp.cuda.MemoryHook, self._held)
+        self._peak.__enter__()  # until the process ends
         model = L.Classifier(network(_CLASSES))
         mixprec.convert(model, images[:2])
         model.to_device(self._device)
@@ -224,19 +226,3 @@ class Contestant:
 
     def _held(self):
         return self._device.xp.get_default_memory_pool().total_bytes() + self._graphs.pool_bytes
-
-
-def _peak_of(hook_class, held):
-    """Returns a hook, in force from now on, whose ``bytes`` are the most that memory pools have had."""
-
-    class Peak(hook_class):
-        name = "mixprec.benchmark.Peak"
-        bytes = 0
-
-        def alloc_postprocess(self, *, mem_ptr, **_):
-            if mem_ptr:  # what could not be allocated counts until CuPy has noticed
-                self.bytes = max(self.bytes, held())
-
-    hook = Peak()
-    hook.__enter__()
-    return hook

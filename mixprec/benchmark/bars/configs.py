@@ -1,4 +1,7 @@
-"""The rows of mixprec: what the training script does with the configs of the talk, and with one key changed."""
+"""The rows of mixprec: what the training script does with the configs of the talk, in other precisions, without a part.
+
+Only the learning rate is another one, see :data:`mixprec.benchmark.bars.step.LR`.
+"""
 
 import dataclasses
 import functools
@@ -8,18 +11,20 @@ import chainer
 from mixprec.benchmark import configured
 from mixprec.benchmark.bars.chainer_step import step_of
 from mixprec.benchmark.bars.contestant import Bar
+from mixprec.benchmark.bars.step import LR
 
 TALK = ("fp32.yaml", "fp16.yaml", "dali.yaml", "nhwc_fused_batched.yaml", "static_graph.yaml")
 ALL = "static_graph.yaml"  # everything on
+_TINY_STEPS = [f"optimizer.lr={LR}", "optimizer.lr_images=null"]
 _PRECISIONS = {
     "bfloat16": ["precision.compute=bfloat16", "loss_scale.mode=none"],
     "float32": ["precision.compute=float32", "loss_scale.mode=none"],
     "TF32": ["precision.compute=float32", "loss_scale.mode=none", "cudnn.tf32=true"],
 }
 _WITHOUT = {
-    "layout nchw": ["model.layout=nchw", "model.fuse=false"],
+    "layout nchw, no fusion": ["model.layout=nchw", "model.fuse=false"],
     "no fusion": ["model.fuse=false"],
-    "no batched update": ["update.batched=false", "capture.mode=off"],  # which alone can be captured
+    "no batched update, no graph": ["update.batched=false", "capture.mode=off"],  # which alone can be captured
     "no graph": ["capture.mode=off"],
     "no autotuning": ["cudnn.autotune=off"],
     "no loss scale": ["loss_scale.mode=none"],
@@ -44,7 +49,7 @@ def bars(specifier, *, arch, batch, size):
     """
 
     def bar(name, group, file, overrides):
-        config = configured.load(file, arch=arch, batch=batch, size=size, overrides=overrides)
+        config = configured.load(file, arch=arch, batch=batch, size=size, overrides=[*_TINY_STEPS, *overrides])
         level = "nchw" if config.model.layout == "nchw" else "nhwc-fused" if config.model.fuse else "nhwc"
         make = functools.partial(_step, file, tuple(overrides))
         dtype = "tf32" if config.cudnn.tf32 else config.precision.compute
@@ -66,7 +71,13 @@ def _same(config, specifier):
 
 def _step(file, overrides, task):
     """Makes the step of the training script for a config."""
-    config = configured.load(file, arch=task.arch, batch=task.batch, size=task.size, overrides=overrides)
+    own = [*_TINY_STEPS, *overrides]
+    config = configured.load(file, arch=task.arch, batch=task.batch, size=task.size, overrides=own)
     updater = configured.updater_of(config, task.network, task.specifier)
     captured = None if config.capture.mode == "off" else updater.step
-    return step_of(chainer.get_device(task.specifier), updater.update, captured)
+    model = updater.get_optimizer("main").target
+
+    def forget():  # Chainer's classifier holds them, and all activations with them, until the next step
+        model.y = model.loss = model.accuracy = None
+
+    return step_of(chainer.get_device(task.specifier), updater.update, captured, forget)

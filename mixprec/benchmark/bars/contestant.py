@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+_BEFORE = 0.3  # seconds of steps before the clock starts: a GPU that was idle has to come up to its speed
 _HOST_STEPS = 5  # in a block, whose calls are timed with nothing in the queue of the device
 
 
@@ -54,18 +55,16 @@ class Bar:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ready:
-    """What is known of a way to train when it is warm.
+class Launches:
+    """What the host asks of the device in a step.
 
     Attributes:
-        seconds: of one step.
-        launches: kernels and graphs that the host launches in a step; ``None`` if nobody can count them.
-        syncs: how often the host waits for the device in a step, likewise.
+        launches: kernels and graphs.
+        syncs: how often the host waits for the device.
     """
 
-    seconds: float
-    launches: int | None = None
-    syncs: int | None = None
+    launches: int
+    syncs: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,32 +91,27 @@ class Contestant:
     Args:
         bar: how to make the step.
         task: :class:`Task`.
-        count: context manager that counts what the host asks of the device, and gives an object with ``launches``,
-            ``graph_launches`` and ``syncs``; ``None`` if there is nobody to count.
+
+    Attributes:
+        seconds: of one step, with nothing before it in the queue of the device.
     """
 
-    def __init__(self, bar, task, count=None):
+    def __init__(self, bar, task):
         self._on_cpu = task.specifier == "@numpy"
         self._step = bar.make(task)
         self._step.warm_up()
-        counts = None
-        if count is not None:
-            with count() as counts:
-                self._step()
         self._step.synchronize()
         start = time.perf_counter()
         self._step()
         self._step.synchronize()
-        seconds = time.perf_counter() - start
+        self.seconds = time.perf_counter() - start
         self._step.release()
-        self.ready = Ready(seconds)
-        if counts is not None:
-            launches = counts.launches + counts.graph_launches
-            self.ready = Ready(seconds, launches, counts.syncs)
 
     def block(self, steps):
         """Runs so many steps in a row, after some that are not timed; returns the :class:`Block`."""
         self._step.warm_up()
+        for _ in range(int(_BEFORE / self.seconds)):
+            self._step()
         self._step.synchronize()
         start = time.perf_counter()
         for _ in range(steps):
@@ -128,6 +122,19 @@ class Contestant:
         peak = self._step.peak()
         self._step.release()
         return Block(seconds, host_seconds, peak)
+
+    def launches(self, count):
+        """Runs a step that is counted; returns :class:`Launches`.
+
+        Args:
+            count: context manager that counts what the host asks of the device, and gives an object with ``launches``,
+                ``graph_launches`` and ``syncs``.
+        """
+        self._step.warm_up()
+        with count() as counts:
+            self._step()
+        self._step.release()
+        return Launches(counts.launches + counts.graph_launches, counts.syncs)
 
     def _host_seconds(self):
         seconds = []
@@ -154,16 +161,21 @@ _contestant = []
 _notes = _Notes()
 
 
-def prepare(bar, task, count=None):
-    """Makes the :class:`Contestant` of this process; returns its :class:`Ready`."""
+def prepare(bar, task):
+    """Makes the :class:`Contestant` of this process; returns the seconds that a step takes."""
     logging.getLogger("mixprec").addHandler(_notes)
-    _contestant[:] = [Contestant(bar, task, count)]
-    return _contestant[0].ready
+    _contestant[:] = [Contestant(bar, task)]
+    return _contestant[0].seconds
 
 
 def block(steps):
     """Runs a block of it, see :meth:`Contestant.block`."""
     return _contestant[0].block(steps)
+
+
+def launches(count):
+    """Counts a step of it, see :meth:`Contestant.launches`."""
+    return _contestant[0].launches(count)
 
 
 def notes():

@@ -13,11 +13,11 @@ from chainer.backends import cuda
 from mixprec import environment
 from mixprec.benchmark.bars.chainer_step import step_of
 from mixprec.benchmark.bars.contestant import Bar
+from mixprec.benchmark.bars.step import LR
 
 FP32, NO_CUDNN, CUDNN = "plain Chainer FP32", "plain Chainer FP32, no cuDNN", "plain Chainer FP32, cuDNN"
 MIXED16 = "plain Chainer mixed16"
 CLASSES = 1000
-_LR = 0.01
 
 
 def bars(specifier):
@@ -68,7 +68,7 @@ def step(task, *, mixed=False, **config):
     with chainer.using_config("dtype", chainer.mixed16 if mixed else np.float32):
         model = task.network(CLASSES)
     model.to_device(device)
-    optimizer = optimizers.CorrectedMomentumSGD(lr=_LR).setup(model)
+    optimizer = optimizers.CorrectedMomentumSGD(lr=LR).setup(model)
     if mixed:
         optimizer.use_fp32_update()
         optimizer.loss_scaling()

@@ -2,11 +2,12 @@
 
 import dataclasses
 import fnmatch
+import math
 import time
 from collections.abc import Callable
 
 from mixprec.backends.announcements import announce
-from mixprec.benchmark import counted, cupti, rates
+from mixprec.benchmark import counted, cupti, machine, rates
 from mixprec.benchmark.arguments import ArgumentsError
 from mixprec.benchmark.bars import configs, peer, plain, record, turns
 from mixprec.benchmark.bars.contestant import Task
@@ -57,7 +58,7 @@ def defaults(specifier):
     """
     if specifier == "@numpy":
         return {"arch": "resnet18", "batch": [8], "size": 64, "block_steps": 10}
-    return {"arch": "resnet50", "batch": [32, 64, 128, 256], "size": 224, "block_steps": 30}
+    return {"arch": "resnet50", "batch": [32, 64, 128, 256, 512], "size": 224, "block_steps": 30}
 
 
 def bars_of(settings, specifier, batch):
@@ -104,35 +105,40 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
         progress: see :func:`mixprec.benchmark.bars.turns.measure`.
 
     Yields:
-        dict: the record of all so far, see :mod:`mixprec.benchmark.bars.record`: after each batch size, and the whole
-        of it in the end.
+        ``(record, batch)``: the record of all so far, see :mod:`mixprec.benchmark.bars.record`, after each round of
+        blocks and in the end; and the batch size that this was the end of, or ``None``.
 
     Raises:
         ArgumentsError: a pattern names no row.
     """
     everything = [bars_of(settings, specifier, batch) for batch in settings.batch]
-    end = float("inf") if settings.minutes is None else time.monotonic() + 60 * settings.minutes
+    end = math.inf if settings.minutes is None else time.monotonic() + 60 * settings.minutes
     plan = turns.Plan(settings.blocks, settings.block_steps, settings.limit, settings.minutes, end)
     kind = "cpu" if specifier == "@numpy" else "gpu"
     count = None if kind == "cpu" or cupti.why_not() else cupti.counting
-    network = networks[settings.arch]
-    measured, walked, rows = _rates(specifier), layers.layers(network, settings.size), []
+    network, made = networks[settings.arch], machine.record()
+    measured, walked, rows, is_cut = _rates(specifier), layers.layers(network, settings.size), [], False
 
-    def written(counts=(), *, complete=False):
+    def written(more=(), counts=(), *, complete=False):
         chosen = dataclasses.asdict(settings)
-        return record.as_json(rows, counts, measured, device, kind, complete=complete, **chosen)
+        return record.as_json(rows + list(more), counts, measured, made, device, kind, complete=complete, **chosen)
 
     for bars, batch in zip(everything, settings.batch, strict=True):
         task = Task(settings.arch, network, specifier, batch, settings.size)
-        results = turns.measure(bars, task, plan, count=count, progress=progress)
-        base = next((result.blocks for result in results if result.bar.name == plain.base(specifier)), ())
-        for result in results:
-            rows.append(row_of(batch, result, base, _limit(walked, result.bar, batch, measured, specifier)))
-        yield written()
+        for results in turns.measure(bars, task, plan, count=count, progress=progress):
+            base = next((result.blocks for result in results if result.bar.name == plain.base(specifier)), ())
+            found = [
+                row_of(batch, result, base, _limit(walked, result.bar, batch, measured, specifier))
+                for result in results
+            ]
+            yield written(found), None
+        rows += found
+        is_cut = is_cut or any(result.is_cut for result in results)
+        yield written(), batch
     names = {bar.name for bars in everything for bar in bars}
     ways = [(name, *way) for name, _, *way in configs.WAYS if name in names] if kind == "cpu" else []
     counts = counted.counts_of(ways, networks["resnet50"], **_COUNTED)
-    yield written(counted.as_json(counts), complete=True)
+    yield written((), counted.as_json(counts), complete=not is_cut), None
 
 
 def _rates(specifier):

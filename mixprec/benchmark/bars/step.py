@@ -1,5 +1,9 @@
 """What a row runs in its process: training steps on one batch that lies on the device."""
 
+import pathlib
+
+LR = 1e-5  # of all rows: so small that the batch is not learnt by heart, and all blocks compute on the same numbers
+
 
 class Step:
     """Training steps; a subclass for each framework and kind of device. One instance lives in the process of a row.
@@ -20,11 +24,23 @@ class Step:
         """Waits until the device has done all that was asked of it; a CPU has when the call returns."""
 
     def release(self):
-        """Gives back all memory of the device but what outlives a step: parameters, states, the batch."""
+        """Gives back all memory of the device but what outlives a step: parameters, gradients, states, the batch."""
 
     def peak(self):
-        """Returns the most bytes of the device's memory that were needed since :meth:`release`.
+        """Returns the most bytes of the device that :meth:`warm_up` has needed since :meth:`release`.
 
-        On a CPU it is the memory of the process, the most that it ever had.
+        On a CPU it is :func:`memory_of_process`.
         """
         raise NotImplementedError
+
+
+def memory_of_process():
+    """Returns the most bytes of memory that this process has ever had.
+
+    It is the one of Linux that begins with the process: ``ru_maxrss`` begins with what the parent had.
+    """
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "VmHWM":
+            return int(value.split()[0]) << 10
+    raise RuntimeError("/proc/self/status has no VmHWM")

@@ -2,22 +2,22 @@
 
 The recipe is that of ``configs/resnet50/90ep.yaml``: momentum, weight decay of weights only, label smoothing. What a
 script does beside it is left out: no loss is read, no accuracy is computed, no batch is copied into the buffers of a
-graph, and the learning rate is a constant. All of that is in PyTorch's favour.
+graph, and the learning rate is a constant. Images are in the dtype of autocast, also in bfloat16, where those of the
+script are float32. All of that is in PyTorch's favour.
 """
 
 import gc
 import os
-import resource
 
 import numpy as np
 import torch
 from torch import nn
 
 from mixprec.benchmark.bars import torch_resnet
-from mixprec.benchmark.bars.step import Step
+from mixprec.benchmark.bars.step import LR, Step, memory_of_process
 
 CLASSES = 1000
-LR, MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.01, 0.875, 1 / 32768, 0.1
+MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.875, 1 / 32768, 0.1
 _INIT_SCALE = 2.0**16
 _STEPS = 3  # the first one compiles and makes what is made once
 _GPU_STEPS = 5  # engines of cuDNN in the first one; "reduce-overhead" records in the second one and replays from then
@@ -92,7 +92,7 @@ class CpuStep(Step):
         self._is_warm = True
 
     def peak(self):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        return memory_of_process()
 
     def _compile(self):
         self._model = _WithLoss(self.network)
@@ -157,7 +157,7 @@ class GpuStep(CpuStep):
             self._graph = None
         if self._way.compile == "reduce-overhead":
             # Its graphs hold memory as long as the compiled code, and no public function drops them alone. What was
-            # generated stays on disk: to compile again takes seconds, and warm_up does that.
+            # generated stays on disk; the rest of compiling, which warm_up does again, takes some ten seconds.
             torch.compiler.reset()
             self._compile()
             gc.collect()

@@ -6,13 +6,16 @@ their parameters and little else.
 
 import contextlib
 import dataclasses
+import math
 import time
 
 from mixprec.benchmark.bars import contestant
-from mixprec.benchmark.bars.contestant import Bar, Block, Ready
+from mixprec.benchmark.bars.contestant import Bar, Block, Launches
 from mixprec.benchmark.processes import Worker
 
-_BLOCK_SECONDS = 5.0  # a block has fewer steps, if it would take longer
+_LEAST, _MOST = 1.0, 5.0  # seconds of a block
+_MOST_STEPS = 1000
+NOT_YET = "not measured yet"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,17 +24,19 @@ class Result:
 
     Attributes:
         bar: the way to train.
-        ready: what is known of it when it is warm; ``None`` if it has failed before.
         blocks: what was measured; empty if it has failed.
+        launches: what the host asks of the device in a step; ``None`` if that was not counted.
         reason: why it has failed, or ``""``.
         note: what mixprec has announced in its process, and which row was measured in its place.
+        is_cut: whether there would be more blocks if there had been more time.
     """
 
     bar: Bar
-    ready: Ready | None
     blocks: tuple[Block, ...]
+    launches: Launches | None
     reason: str
     note: str
+    is_cut: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +45,8 @@ class Plan:
 
     Attributes:
         blocks: number of timed blocks of each row.
-        block_steps: number of timed steps in a block; fewer, if they would take more than five seconds.
+        block_steps: number of timed steps in a block; more if they take less than a second, fewer if they would take
+            more than five.
         limit: seconds after which a row is given up that does not answer.
         minutes: after which no row and no block begins any more, but the first block; ``None`` for no such time.
         end: when that is, by ``time.monotonic()``.
@@ -50,11 +56,16 @@ class Plan:
     block_steps: int
     limit: float
     minutes: float | None = None
-    end: float = float("inf")
+    end: float = math.inf
 
     def is_over(self):
         """Whether the time is over."""
         return time.monotonic() > self.end
+
+    def steps(self, seconds):
+        """Returns the number of steps in a block of steps that take so many seconds."""
+        wanted = max(self.block_steps, min(_MOST_STEPS, math.ceil(_LEAST / seconds)))
+        return min(wanted, max(1, int(_MOST / seconds)))
 
 
 def measure(bars, task, plan, *, count=None, progress=lambda name: None):
@@ -64,18 +75,18 @@ def measure(bars, task, plan, *, count=None, progress=lambda name: None):
         bars: list of :class:`~mixprec.benchmark.bars.contestant.Bar`.
         task: :class:`~mixprec.benchmark.bars.contestant.Task`.
         plan: :class:`Plan`.
-        count: see :class:`~mixprec.benchmark.bars.contestant.Contestant`.
+        count: see :meth:`mixprec.benchmark.bars.contestant.Contestant.launches`; ``None`` if there is nobody to count.
         progress: called with the name of a row when it is warm, and after each of its blocks.
 
-    Returns:
-        list of :class:`Result`
+    Yields:
+        list: of :class:`Result`, after each round of blocks and in the end.
     """
     firsts = _firsts(bars)
     with contextlib.ExitStack() as stack:
         contenders = {}
-        for bar in firsts.values():
-            contenders[bar.name] = stack.enter_context(_Contender(bar, plan))
-            contenders[bar.name].prepare(task, count)
+        for key, bar in firsts.items():
+            contenders[key] = stack.enter_context(_Contender(bar, plan))
+            contenders[key].prepare(task)
             progress(bar.name)
         for number in range(1, plan.blocks + 1):
             if number > 1 and plan.is_over():
@@ -83,16 +94,10 @@ def measure(bars, task, plan, *, count=None, progress=lambda name: None):
             for contender in contenders.values():
                 contender.block(f"block {number} of {plan.blocks}: ")
                 progress(contender.bar.name)
-        results = {name: contender.result() for name, contender in contenders.items()}
-    found = []
-    for bar in bars:
-        first = firsts[_key(bar)]
-        result = results[first.name]
-        if first is not bar:
-            note = "; ".join(filter(None, [f"the same step as {first.name}", result.note]))
-            result = dataclasses.replace(result, bar=bar, note=note)
-        found.append(result)
-    return found
+            yield _results(bars, firsts, contenders)
+        for contender in contenders.values():
+            contender.finish(count)
+        yield _results(bars, firsts, contenders)
 
 
 def calls(bars, blocks):
@@ -112,6 +117,17 @@ def _key(bar):
     return bar.name if bar.key is None else bar.key
 
 
+def _results(bars, firsts, contenders):
+    found = []
+    for bar in bars:
+        result, first = contenders[_key(bar)].result(), firsts[_key(bar)]
+        if first is not bar:
+            note = "; ".join(filter(None, [f"the same step as {first.name}", result.note]))
+            result = dataclasses.replace(result, bar=bar, note=note)
+        found.append(result)
+    return found
+
+
 class _Contender:
     """A way to train at one batch size, from its warm-up to its last block or its first failure.
 
@@ -125,23 +141,24 @@ class _Contender:
 
     def __init__(self, bar, plan):
         self.bar, self._plan = bar, plan
-        self._reason, self._notes, self._ready, self._blocks = bar.reason, [], None, []
+        self._reason, self._notes, self._blocks, self._launches = bar.reason, [], [], None
+        self._is_cut = False
         self._worker = None
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, kind, *error):
         if self._worker is not None:
-            self._worker.end()
+            self._worker.__exit__(kind, *error)
 
-    def prepare(self, task, count):
+    def prepare(self, task):
         """Starts the process, and makes a step that is warm, unless the time is over."""
         if not self._reason and self._plan.is_over():
-            self._reason = f"not begun: {self._plan.minutes:g} minutes were over"
+            self._reason, self._is_cut = f"not begun: {self._plan.minutes:g} minutes were over", True
         if not self._reason:
             self._worker = Worker()
-            self._ready = self._attempt("", contestant.prepare, self.bar, task, count)
+            self._seconds = self._attempt("", contestant.prepare, self.bar, task)
 
     def block(self, where):
         """Measures one more block, unless it has failed.
@@ -150,16 +167,25 @@ class _Contender:
             where: what the reason begins with if this fails.
         """
         if not self._reason:
-            steps = min(self._plan.block_steps, max(1, int(_BLOCK_SECONDS / self._ready.seconds)))
-            self._blocks.append(self._attempt(where, contestant.block, steps))
+            block = self._attempt(where, contestant.block, self._plan.steps(self._seconds))
+            self._blocks += [] if self._reason else [block]
+
+    def finish(self, count):
+        """Asks for what is said and counted after the last block; what fails here leaves the blocks as they are."""
+        if self._reason:
+            return
+        self._is_cut = len(self._blocks) < self._plan.blocks
+        self._notes, reason = self._worker.attempt(contestant.notes, limit=self._plan.limit)
+        if count is not None and not reason:
+            self._launches, reason = self._worker.attempt(contestant.launches, count, limit=self._plan.limit)
+        self._notes = [*(self._notes or []), *([f"launches were not counted: {reason}"] if reason else [])]
+        self._worker.end()
 
     def result(self):
-        """Returns the :class:`Result`."""
-        if not self._reason:
-            self._notes = self._attempt("", contestant.notes)
-        if self._reason:
-            return Result(self.bar, self._ready, (), self._reason, "")
-        return Result(self.bar, self._ready, tuple(self._blocks), "", "; ".join(self._notes))
+        """Returns the :class:`Result` so far."""
+        reason = self._reason or ("" if self._blocks else NOT_YET)
+        blocks = () if reason else tuple(self._blocks)
+        return Result(self.bar, blocks, self._launches, reason, "; ".join(self._notes), self._is_cut)
 
     def _attempt(self, where, function, *arguments):
         result, reason = self._worker.attempt(function, *arguments, limit=self._plan.limit)
