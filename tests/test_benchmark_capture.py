@@ -19,6 +19,7 @@ from mixprec import backends, environment
 from mixprec.backends import recording
 from mixprec.benchmark import capture, capture_gpu
 from mixprec.benchmark.capture_gpu import CAPTURED, EAGER, Row
+from mixprec.benchmark.device_memory import peak_of
 from mixprec.benchmark.processes import Worker
 from models import MODELS
 
@@ -151,7 +152,8 @@ class Pools:
 
 def test_the_peak_is_that_of_both_pools_together():
     pools = Pools()
-    peak = capture_gpu._peak_of(Hook, lambda: pools.default + pools.pool_bytes)
+    peak = peak_of(Hook, lambda: pools.default + pools.pool_bytes)
+    peak.__enter__()
     for default, of_graphs, address in [(5, 0, 1), (7, 0, 2), (0, 4, 3), (2, 6, 4), (2, 99, 0), (3, 1, 5)]:
         pools.take(default, of_graphs, address)
     assert peak is Hook.last
