@@ -1,11 +1,13 @@
 """What measurements on a GPU have in common."""
 
+import contextlib
 import statistics
 
 from mixprec.benchmark import contestants
 
 _COPIED = 2**30
 _MULTIPLIED = 8192
+_TF32 = 80  # compute capability, times 10, from which on there is TF32
 
 
 def seconds(device, step, steps=20):
@@ -40,9 +42,35 @@ def flops(device, repeats, dtype="float16"):
 
     The matrices are of ones, which takes less power, and so may be faster, than other numbers. Products in float32 are
     rounded to TF32 only where ``CUPY_TF32=1`` or ``NVIDIA_TF32_OVERRIDE=1`` asks for that.
+
+    Args:
+        device: :class:`chainer.backend.GpuDevice`.
+        repeats: number of turns.
+        dtype: of the matrices, or ``"tf32"`` for matrices of float32 whose products may be rounded to TF32, which a GPU
+            before Ampere cannot do: it computes in float32 then.
     """
-    a, b = (device.xp.ones((_MULTIPLIED, _MULTIPLIED), dtype) for _ in range(2))
-    times = contestants.take_turns(
-        {"product": lambda: device.xp.matmul(a, b)}, repeats, lambda step: seconds(device, step)
-    )
+    rounded = dtype == "tf32"
+    a, b = (device.xp.ones((_MULTIPLIED, _MULTIPLIED), "float32" if rounded else dtype) for _ in range(2))
+    with _rounding(device) if rounded else contextlib.nullcontext():
+        times = contestants.take_turns(
+            {"product": lambda: device.xp.matmul(a, b)}, repeats, lambda step: seconds(device, step)
+        )
     return 2 * _MULTIPLIED**3 / statistics.median(times["product"])
+
+
+@contextlib.contextmanager
+def _rounding(device):
+    """Inside of the block CuPy's products of float32 may be rounded to TF32, if the device can do that.
+
+    CuPy reads ``CUPY_TF32`` once; afterwards it keeps the answer, which is what is changed here.
+    """
+    if int(device.device.compute_capability) < _TF32:
+        yield
+        return
+    core = device.xp._core
+    before = core.get_compute_type("float32")
+    core.set_compute_type("float32", core._routines_linalg.COMPUTE_TYPE_TF32)
+    try:
+        yield
+    finally:
+        core.set_compute_type("float32", before)

@@ -10,18 +10,21 @@ import numpy as np
 
 from mixprec.benchmark import contestants, gpu
 
+_DTYPES = "float32", "tf32", "float16", "bfloat16"
 _COPIED = 2**28  # bytes; more than the caches of a CPU hold
 _MULTIPLIED = 2048
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What a device does in a second.
+    """What a device does in a second, as it was measured once, before whatever is compared with it.
+
+    A device that later gets warm, or is shared, is slower than that.
 
     Attributes:
         bandwidth: bytes that a copy reads and writes.
-        flops: dict from ``"float32"``, ``"float16"`` and ``"bfloat16"`` to the floating-point operations of a large
-            product of matrices.
+        flops: dict from ``"float32"``, ``"tf32"``, ``"float16"`` and ``"bfloat16"`` to the floating-point operations of
+            a large product of matrices; ``"tf32"`` are matrices of float32 whose products may be rounded to TF32.
     """
 
     bandwidth: float
@@ -41,15 +44,15 @@ def from_numbers(gigabytes_per_second, teraflops):
     for name, value in (("gigabytes_per_second", gigabytes_per_second), ("teraflops", teraflops)):
         if not 0 < value < float("inf"):
             raise ValueError(f"{name}: found {value}, expected a finite number above 0")
-    return Rates(gigabytes_per_second * 1e9, dict.fromkeys(("float32", "float16", "bfloat16"), teraflops * 1e12))
+    return Rates(gigabytes_per_second * 1e9, dict.fromkeys(_DTYPES, teraflops * 1e12))
 
 
 def measure(specifier, repeats=5):
     """Measures a device: medians of several turns, after one that is not counted.
 
     On a GPU it is a copy of 1 GiB, and products of matrices of 8192 x 8192 as :func:`mixprec.benchmark.gpu.flops` says;
-    the memory that this takes is given back. On a CPU it is :func:`bandwidth_of_cpu` and :func:`flops_of_cpu`; products
-    of 16-bit numbers have the rate of float32 there, as they are computed in float32.
+    the memory that this takes is given back. On a CPU it is :func:`bandwidth_of_cpu` and :func:`flops_of_cpu`; all
+    products have the rate of float32 there, as they are computed in float32.
 
     Args:
         specifier: of the device, ``"@numpy"`` or ``"@cupy:N"``.
@@ -62,8 +65,8 @@ def measure(specifier, repeats=5):
     device.use()
     if device.xp is np:
         product = flops_of_cpu(repeats)
-        return Rates(bandwidth_of_cpu(repeats), dict.fromkeys(("float32", "float16", "bfloat16"), product))
-    flops = {dtype: gpu.flops(device, repeats, dtype) for dtype in ("float32", "float16")}
+        return Rates(bandwidth_of_cpu(repeats), dict.fromkeys(_DTYPES, product))
+    flops = {dtype: gpu.flops(device, repeats, dtype) for dtype in ("float32", "tf32", "float16")}
     flops["bfloat16"] = _flops_of_bfloat16(device, repeats, flops["float16"])
     rates = Rates(gpu.bandwidth(device, repeats), flops)
     device.xp.get_default_memory_pool().free_all_blocks()
