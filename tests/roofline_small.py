@@ -42,16 +42,16 @@ _HEAD = [
 ]
 _UPDATE = [("update", 2 * WEIGHTS + 4 * VECTORS), ("update", 24 * WEIGHTS + 20 * VECTORS)]
 _RELU, _RELUB, _SUM = ("relu", 2 * A), ("relu_backward", 3 * A), ("gradient_sum", 3 * A)
-_AROUND1, _AROUND2 = [(_T, 2 * X), (_T, 2 * A), (_T, 2 * W1)], [(_T, 2 * A), (_T, 2 * A)]
+_AROUND1, _AROUND2 = [(_T, 2 * X + 2 * W1), (_T, 2 * A)], [(_T, 2 * A), (_T, 2 * A)]
 
 
 def _unfused(around1, around2):
     dgrad, wgrad = _C2B
     return [
-        *[_C1, *around1, (_BN, A), (_BN, 2 * A), _RELU],
-        *[_C2, *around2, (_BN, A), (_BN, 2 * A), ("add", 3 * A), _RELU, *_HEAD],
-        *[_RELUB, (_BNB, 2 * A), (_BNB, 3 * A), dgrad, *around2, wgrad, *around2, _SUM],
-        *[_RELUB, (_BNB, 2 * A), (_BNB, 3 * A), _C1B, *around1, *_UPDATE],
+        *[_C1, *around1, (_BN, 3 * A), _RELU],
+        *[_C2, *around2, (_BN, 3 * A), ("add", 3 * A), _RELU, *_HEAD],
+        *[_RELUB, (_BNB, 5 * A), dgrad, *around2, wgrad, *around2, _SUM],
+        *[_RELUB, (_BNB, 5 * A), _C1B, *around1, *_UPDATE],
     ]
 
 
@@ -59,15 +59,15 @@ KERNELS = {
     "nchw": _unfused(_AROUND1, _AROUND2),
     "nhwc": _unfused([], []),
     "nhwc-fused": [
-        *[_C1, (_BN, A), (_BN, 2 * A), _C2, (_BN, A), (_BN, 3 * A + B), *_HEAD],
-        *[(_BNB, 2 * A + B), (_BNB, 4 * A + B), *_C2B, _SUM, (_BNB, 2 * A), (_BNB, 3 * A), _C1B, *_UPDATE],
+        *[_C1, (_BN, 3 * A), _C2, (_BN, 4 * A + B), *_HEAD],
+        *[(_BNB, 6 * A + 2 * B), *_C2B, _SUM, (_BNB, 5 * A), _C1B, *_UPDATE],
     ],
     "nhwc-conv-fused": [
-        *[_C1, _C2, (_BN, 3 * A + B), *_HEAD, (_BNB, 2 * A + B), (_BNB, 4 * A + B)],
-        *[("convolution_dgrad", 3 * A + W2), _C2B[1], (_BNB, 2 * A), (_BNB, 3 * A), _C1B, *_UPDATE],
+        *[_C1, _C2, (_BN, 3 * A + B), *_HEAD, (_BNB, 6 * A + 2 * B)],
+        *[("convolution_dgrad", 3 * A + W2), _C2B[1], (_BNB, 5 * A), _C1B, *_UPDATE],
     ],
     "nhwc-all-fused": [
-        *[_C1, _C2, (_BN, 3 * A + B), *_HEAD, (_BNB, 2 * A + B), (_BNB, 4 * A + B)],
+        *[_C1, _C2, (_BN, 3 * A + B), *_HEAD, (_BNB, 6 * A + 2 * B)],
         *[("convolution_dgrad", 4 * A + W2), _C2B[1], (_BNB, 3 * A), _C1B, *_UPDATE],
     ],
 }

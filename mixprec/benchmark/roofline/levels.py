@@ -27,8 +27,12 @@ No layer has a dgrad whose input needs no gradient. Pixels of x that a stride la
 read; their dx is written, as zeros. The products are those of convolutions and linear layers; what a network multiplies
 elsewhere is not counted. Levels change this as follows, each one keeping what those before it do:
 
+A batch normalization is one kernel in each direction, though it passes over x twice: mixprec asks cuDNN for that in one
+call, and a kernel whose blocks stay on the device until the statistics are complete needs no other one.
+
 ``nchw``: Tensor cores compute on NHWC. In 16 bits each convolution is one kernel with others before and after it, which
-transpose what it reads and what it writes; filters of 1x1 are the same in both orders. In float32 there are none.
+transpose what it reads and what it writes, as cuDNN launches them; filters of 1x1 are the same in both orders, others
+are small and transposed with what is read. In float32 and TF32, and without Tensor cores, nothing is transposed.
 
 ``nhwc``: no transpositions.
 
@@ -42,7 +46,9 @@ that meet, those from convolutions are added in their dgrad, which reads the sum
 
 ``nhwc-all-fused``: where a dgrad completes the gradient of BN + ReLU or BN + add + ReLU, it applies the ReLU and takes
 the sums of the normalization, for which it reads x and the bits; if what was added is another normalization, the
-sums of that one, too. The gradient of what was added is then there without being written again.
+sums of that one, too. The gradient of what was added is then there without being written again: that allows a ResNet-50
+6 to 7 % more images/s than a model in which dgrad takes the sums, but the next pass applies the ReLU and writes that
+gradient, and the normalization of a projection reads it once more for its own sums.
 """
 
 import dataclasses
@@ -58,7 +64,7 @@ LEVELS = {
     "nhwc-conv-fused": "and BN forward in convolutions, sums of gradients in dgrad",
     "nhwc-all-fused": "and the sums of BN backward in dgrad",
 }
-_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_SIZES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 _OPTIMIZER = "MomentumSGD"
 
 
@@ -80,14 +86,16 @@ class Kernel:
     flops: int = 0
 
 
-def kernels(network, level, dtype, batch):
+def kernels(network, level, dtype, batch, *, transposes=True):
     """Returns the kernels of a training step: forward, backward, update by momentum SGD with weight decay.
 
     Args:
         network: :class:`~mixprec.benchmark.roofline.layers.Network`.
         level: one of :data:`LEVELS`.
-        dtype: name of the dtype of activations and weights, ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        dtype: name of the dtype of activations and weights, ``"float32"``, ``"float16"`` or ``"bfloat16"``; or
+            ``"tf32"``, float32 that products round.
         batch: images in a batch.
+        transposes: whether products of 16 bits are those of Tensor cores, which compute on NHWC.
 
     Returns:
         list of :class:`Kernel`
@@ -98,16 +106,16 @@ def kernels(network, level, dtype, batch):
     for name, value, known in (("level", level, LEVELS), ("dtype", dtype, _SIZES)):
         if value not in known:
             raise ValueError(f"{name}: found {value!r}, expected one of {', '.join(known)}")
-    return _Step(network, level, dtype, batch).kernels
+    return _Step(network, level, dtype, batch, transposes).kernels
 
 
 class _Step:
-    def __init__(self, network, level, dtype, batch):
+    def __init__(self, network, level, dtype, batch, transposes):
         depth = list(LEVELS).index(level)
         self._layers, self._batch, self._dtype = network.layers, batch, dtype
         self._fusion = Fusion(network.layers, pointwise=depth >= 2, forward=depth >= 3, backward=depth >= 4)
         self._reduced = self._fusion.reduced
-        self._transposes = level == "nchw" and _SIZES[dtype] == 2
+        self._transposes = transposes and level == "nchw" and _SIZES[dtype] == 2
         self.kernels = []
         computed = [index for index in range(len(network.layers)) if index not in self._fusion.absorbed]
         for index in computed:
@@ -178,9 +186,9 @@ class _Step:
         used = [_used(layer)] if read == layer.inputs else read
         self._add(index, kind, self._nbytes(used) + self._nbytes(other) + filters + more, flops)
         if self._transposes and layer.kind == "convolution":
-            arrays = [self._nbytes(read), self._nbytes(other)] + [filters] * (layer.filters[2:] != (1, 1))
-            for nbytes in arrays:
-                self._add(index, "transpose", 2 * nbytes)
+            filters *= layer.filters[2:] != (1, 1)
+            self._add(index, "transpose", 2 * (self._nbytes(read) + filters))
+            self._add(index, "transpose", 2 * self._nbytes(other))
 
     def _in_dgrad(self, index):
         """Bytes that a dgrad moves besides: the gradient that it adds to, what sums of normalizations need."""
@@ -191,12 +199,14 @@ class _Step:
         return moved
 
     def _normalize(self, index, x):
-        unit, kind = self._fusion.normalizations[index], "batch_normalization"
+        unit, moved = self._fusion.normalizations[index], 0
         if index not in self._fusion.in_epilogue:
-            self._add(index, kind, x)
+            moved += x
         if index not in self._fusion.in_prologue:
             added = 0 if unit.add is None else x
-            self._add(index, kind, x + added + x + self._bits(index))
+            moved += x + added + x + self._bits(index)
+        if moved:
+            self._add(index, "batch_normalization", moved)
 
     def _normalize_backward(self, index, x, dx):
         unit, kind = self._fusion.normalizations[index], "batch_normalization_backward"
@@ -204,9 +214,9 @@ class _Step:
         if index in self._reduced:
             self._add(index, kind, dy + x + dx)
             return
-        self._add(index, kind, dy + x + self._bits(index))
+        read = dy + x + self._bits(index)
         dadded = x if unit.add is not None and self._fusion.needs_gradient[unit.added] else 0
-        self._add(index, kind, dy + x + self._bits(index) + dx + dadded)
+        self._add(index, kind, 2 * read + dx + dadded)
 
     def _bits(self, index):
         """Bytes that say where the ReLU after a normalization and an addition was open."""

@@ -25,33 +25,38 @@ class Limit:
 
 
 def assumptions(specifier):
-    """Returns what :func:`limit` should assume of a device: a dict of ``share`` and ``gap``.
+    """Returns what :func:`limit` should assume of a device: a dict of ``share``, ``gap`` and ``transposes``.
 
-    On a GPU convolutions reach 70 % of the rate of a large product, and a microsecond passes between kernels, also in a
-    CUDA graph. On a CPU there is nothing between kernels, and BLAS computes the products.
+    On a GPU convolutions reach 70 % of the rate of a large product, a microsecond passes between kernels, also in a
+    CUDA graph, and Tensor cores compute on NHWC. On a CPU there is nothing between kernels, and BLAS computes the
+    products, for which nothing is transposed as a whole.
 
     Args:
         specifier: of the device, ``"@numpy"`` or ``"@cupy:N"``.
     """
-    return {"share": 1.0, "gap": 0.0} if specifier == "@numpy" else {"share": 0.7, "gap": 1e-6}
+    if specifier == "@numpy":
+        return {"share": 1.0, "gap": 0.0, "transposes": False}
+    return {"share": 0.7, "gap": 1e-6, "transposes": True}
 
 
-def limit(network, level, dtype, batch, rates, *, share=0.7, gap=1e-6):
+def limit(network, level, dtype, batch, rates, *, share=0.7, gap=1e-6, transposes=True):
     """Returns the :class:`Limit` of a training step.
 
     Args:
         network: :class:`~mixprec.benchmark.roofline.layers.Network`.
         level: one of :data:`~mixprec.benchmark.roofline.levels.LEVELS`.
-        dtype: name of the dtype of activations and weights, ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        dtype: name of the dtype of activations and weights, ``"float32"``, ``"float16"`` or ``"bfloat16"``; or
+            ``"tf32"``, float32 that products round.
         batch: images in a batch.
         rates: :class:`~mixprec.benchmark.rates.Rates` of the device.
         share: of the rate of a large product that convolutions reach.
         gap: seconds between kernels.
+        transposes: see :func:`~mixprec.benchmark.roofline.levels.kernels`.
 
     Raises:
         ValueError: ``level`` or ``dtype`` is none of those.
     """
-    found = kernels(network, level, dtype, batch)
+    found = kernels(network, level, dtype, batch, transposes=transposes)
     seconds = sum(seconds_of(kernel, dtype, rates, share=share, gap=gap) for kernel in found)
     moved, flops = (sum(getattr(kernel, name) for kernel in found) for name in ("bytes", "flops"))
     return Limit(seconds, batch / seconds, moved, flops, len(found))

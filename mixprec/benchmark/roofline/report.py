@@ -111,7 +111,7 @@ class Report:
             yield f"  {group:18}{max(part.flops for part in parts.values()) / 1e9:13.3f}{cells}".rstrip()
 
 
-def report(network, *, arch, size, batches, dtype, rates, share=0.7, gap=1e-6):
+def report(network, *, arch, size, batches, dtype, rates, share=0.7, gap=1e-6, transposes=True):
     """Computes the roofline of a classifier for 1000 classes at every level of fusion.
 
     Args:
@@ -119,11 +119,13 @@ def report(network, *, arch, size, batches, dtype, rates, share=0.7, gap=1e-6):
         arch: its name.
         size: height and width of an image in pixels.
         batches: numbers of images in a batch.
-        dtype: name of the dtype of activations and weights, ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        dtype: name of the dtype of activations and weights, ``"float32"``, ``"float16"`` or ``"bfloat16"``; or
+            ``"tf32"``, float32 that products round.
         rates: :class:`~mixprec.benchmark.rates.Rates` of the device.
         share: see :func:`~mixprec.benchmark.roofline.limit.limit`;
-            :func:`~mixprec.benchmark.roofline.limit.assumptions` knows both for a device.
+            :func:`~mixprec.benchmark.roofline.limit.assumptions` knows all three for a device.
         gap: likewise.
+        transposes: likewise.
 
     Returns:
         Report
@@ -132,13 +134,15 @@ def report(network, *, arch, size, batches, dtype, rates, share=0.7, gap=1e-6):
         ValueError: ``dtype`` is none of those.
     """
     found = layers(network, size)
-    assumed = {"share": share, "gap": gap}
+    speed = {"share": share, "gap": gap}
+    assumed = {**speed, "transposes": transposes}
     rows = [
         _row(level, batch, limit(found, level, dtype, batch, rates, **assumed)) for batch in batches for level in LEVELS
     ]
     parts = []
     for level in LEVELS:
-        parts += _parts(level, kernels(found, level, dtype, max(batches)), max(batches), dtype, rates, assumed)
+        computed = kernels(found, level, dtype, max(batches), transposes=transposes)
+        parts += _parts(level, computed, max(batches), dtype, rates, speed)
     settings = {"arch": arch, "size": size, "batches": list(batches), "dtype": dtype, "parameters": found.parameters}
     return Report(settings | assumed, rates, rows, parts)
 
@@ -148,11 +152,11 @@ def _row(level, batch, found):
     return Row(level, batch, *numbers)
 
 
-def _parts(level, found, batch, dtype, rates, assumed):
+def _parts(level, found, batch, dtype, rates, speed):
     groups = {}
     for kernel in found:
         moved, flops, seconds = groups.get(kernel.group, (0, 0, 0))
-        more = seconds_of(kernel, dtype, rates, **assumed)
+        more = seconds_of(kernel, dtype, rates, **speed)
         groups[kernel.group] = moved + kernel.bytes, flops + kernel.flops, seconds + more
     total = sum(seconds for _, _, seconds in groups.values())
     return [
