@@ -148,6 +148,20 @@ def test_floors_are_those_of_shapes():
     assert key.floor == pytest.approx((3 * 4 * 8 * 8 * 8 * 2 + 6 * 8 * 4) / 1e9)
 
 
+@pytest.mark.parametrize("tf32", [False, True])
+def test_floors_of_convolutions_that_tf32_rounds(tf32):
+    scale = ["loss_scale.mode=none", "precision.compute=float32", f"cudnn.tf32={str(tf32).lower()}"]
+    config = configured.load("static_graph.yaml", arch="resnet8", batch=2, size=32, overrides=scale)
+    known = types.SimpleNamespace(bandwidth=1e18, flops={"float32": 1e9, "tf32": 8e9})
+    found = profile.measure(config, MODELS["resnet8"], "@numpy", known, steps=1)
+    (first,) = (row for row in found.rows if row.layer == "conv1" and row.kind == kinds.CONV_FPROP)
+    assert first.floor == pytest.approx(2 * 2 * 32 * 32 * 16 * 27 / (8e9 if tf32 else 1e9) * 1e6)
+    last = {row.layer: row for row in found.rows if row.kind in (kinds.CONV_DGRAD, kinds.CONV_WGRAD)}["layer3/0/conv2"]
+    assert last.floor == pytest.approx(2 * 2 * 8 * 8 * 64 * 64 * 9 / (8e9 if tf32 else 1e9) * 1e6)
+    (linear,) = (row for row in found.rows if row.name == "linear")  # of which cudnn.tf32 says nothing
+    assert linear.floor == pytest.approx(2 * 2 * 64 * 1000 / 1e9 * 1e6)
+
+
 @pytest.mark.parametrize("rule", ["MomentumSGD", "Adam"])
 def test_the_floor_of_an_update_is_that_of_the_benchmark_of_updates(rule):
     model, optimizer, step = _trained(Small(), rule=getattr(optimizers, rule)(0.01))
@@ -488,7 +502,7 @@ def test_table():
         "BN forward                           1     0.500       10.0     0.100   0.20",
         "linear                               1     0.000        0.0     0.001",
         "update                               1     1.000       20.0     0.900   0.90",
-        "not attributed (Python, gaps)              0.500       10.0",
+        "in no row: other kernels, Python, gaps     0.500       10.0",
         "",
         "ms          fprop    dgrad    wgrad       BN   update    other      all",
         "layer1      3.000    0.000    0.000    0.500    0.000    0.000    3.500",

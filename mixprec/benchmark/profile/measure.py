@@ -49,7 +49,7 @@ def measure(config, network, specifier, rates, *, steps=5):
     primitives = primitives_of(next(optimizer.target.params()).array)
     on_gpu = isinstance(device, chainer.backend.GpuDevice)
     spans = Spans(clock := DeviceClock(device.xp.cuda, primitives.kernels) if on_gpu else HostClock())
-    with watching(spans, optimizer, primitives, rates):
+    with watching(spans, optimizer, primitives, rates, tf32=config.cudnn.tf32):
         for number in range(1 + steps):
             if number == 1:  # the first one finds out for how long a device has to be held back
                 clock.late = 0

@@ -4,7 +4,7 @@ import dataclasses
 
 from mixprec.benchmark.profile import kinds
 
-_REST = "not attributed (Python, gaps)"
+_REST = "in no row: other kernels, Python, gaps"
 _COLUMNS = {
     "fprop": (kinds.CONV_FPROP,),
     "dgrad": (kinds.CONV_DGRAD,),

@@ -36,11 +36,12 @@ _CLASSIFIER, _NETWORK, _STEP = "(classifier)", "(network)", "(step)"
 _PREDICTOR = "/predictor"
 _PRIMITIVES = [name for name, contract in vars(Primitives).items() if inspect.isfunction(contract)]
 _OURS = "mixprec."
+_CONVOLUTIONS = kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD
 _COPYING = (Concatenation, Dense)  # of ours, without a primitive
 
 
 @contextlib.contextmanager
-def watching(spans, optimizer, primitives, rates):
+def watching(spans, optimizer, primitives, rates, *, tf32=False):
     """Inside of the block all calls of a model's training steps are spans; afterwards nothing is wrapped any more.
 
     Args:
@@ -48,8 +49,9 @@ def watching(spans, optimizer, primitives, rates):
         optimizer: :class:`mixprec.MixedPrecisionOptimizer`; its model is a classifier, or any other link.
         primitives: those of the device of its model.
         rates: :class:`~mixprec.benchmark.rates.Rates` of the machine.
+        tf32: whether convolutions of float32 may be rounded to TF32, and so have its rate.
     """
-    watch = _Watch(spans, optimizer, rates)
+    watch = _Watch(spans, optimizer, rates, tf32)
     with contextlib.ExitStack() as stack:
         for name in _PRIMITIVES:
             stack.enter_context(_replaced(primitives, name, functools.partial(watch.primitive, name)))
@@ -101,8 +103,8 @@ class _Links(chainer.LinkHook):
 class _Watch:
     """See :func:`watching`."""
 
-    def __init__(self, spans, optimizer, rates):
-        self._spans, self._rates = spans, rates
+    def __init__(self, spans, optimizer, rates, tf32):
+        self._spans, self._rates, self._tf32 = spans, rates, tf32
         self._names = {id(link): _shown(name) for name, link in reversed(list(optimizer.target.namedlinks()))}
         self._optimizer, self._moved_by_update = optimizer, None
         self._layers = [_STEP]  # those in which the model is
@@ -233,6 +235,8 @@ class _Watch:
     def _key(self, kind, name, given, moved, operations):
         given = list(given)
         dtype = np.dtype(given[0].dtype).name if given else ""
+        if self._tf32 and dtype == "float32" and kind in _CONVOLUTIONS:
+            dtype = "tf32"
         return Key(self._layers[-1], kind, name, floors.shapes_of(given), *self._floor(moved, operations, dtype))
 
     def _floor(self, moved, operations, dtype):
