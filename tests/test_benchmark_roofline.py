@@ -86,10 +86,10 @@ def test_each_level_moves_fewer_bytes(arch):
 
 
 # The floor of ResNet-50 that an earlier study of the project computed, at 4.3 TB/s and 790 TFLOP/s: MB an image,
-# kernels, images/s in batches of 256 and 32. It has the bytes of six transpositions for each convolution, and the gaps
-# of two. At the last level it has 294 MB, 11052 and 9927 images/s, and moves what a dgrad need not that applies the ReLU
-# as it takes the sums: the gradient of a shortcut, which is there already, and, at a projection, the reading of it for
-# the sums of that, too.
+# kernels, images/s in batches of 256 and 32. It has the bytes of six transpositions for each convolution, and the
+# gaps of two. At the last level it has 294 MB, 11052 and 9927 images/s, and moves what a dgrad need not that applies
+# the ReLU as it takes the sums: the gradient of a shortcut, which is there already, and, at a projection, the reading
+# of it for the sums of that, too.
 STUDY = {
     "nchw": (729, 508, 5147, 4728),
     "nhwc": (472, 402, 7464, 6742),
