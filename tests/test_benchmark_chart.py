@@ -210,6 +210,17 @@ def test_title():
     )
 
 
+def test_a_dollar_is_a_dollar(tmp_path):
+    record = examples.cpu() | {"cpu": "a $CPU_{1$"}
+    for name, row in zip((r"$\x$, a", r"b $\frac{$"), record["rows"][5:7], strict=True):
+        row["name"] = name
+    examples.of(record, 8, "static_graph.yaml, no fusion")["name"] = r"static_graph.yaml, $\no$"
+    figure = chart.figure(record)
+    assert not any(text.get_parse_math() for text in _drawn_texts(figure) if "$" in text.get_text())
+    assert sum("$" in text.get_text() for text in _drawn_texts(figure)) == 4
+    chart.save(tmp_path / "a.png", record)
+
+
 @pytest.mark.parametrize(
     ("reason", "text"),
     [

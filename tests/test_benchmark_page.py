@@ -12,7 +12,7 @@ import bars_record as examples
 import pytest
 
 from mixprec.benchmark import command as benchmark_command
-from mixprec.benchmark.bars import goals, page
+from mixprec.benchmark.bars import configs, goals, page, peer, plain
 from mixprec.benchmark.bars.record import RecordError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -52,61 +52,119 @@ def test_goals_in_words():
     ]
 
 
-def _run(ours, peer, plain, syncs, batches=(32, 256)):
-    """A run on an H200 with one row of each kind: numbers by batch size; ``None`` is a row that failed."""
+BATCHES = (32, 64, 128, 256)
+
+
+def _run(ours, peers, plains, syncs, batches=BATCHES):
+    """A run on an H200: numbers by batch size, or one for all; ``None`` is a row that failed."""
     record = examples.gpu()
     record["settings"]["batch"] = list(batches)
     record["rows"] = []
+    names = [("plain Chainer FP32, cuDNN", "plain"), ("static_graph.yaml", "config"), ("PyTorch FP32", "peer")]
     for place, batch in enumerate(batches):
-        for name, group, rate in (("a", "plain", plain), ("b", "config", ours), ("c", "peer", peer)):
-            if rate[place] is None:
+        at = [value[place] if isinstance(value, tuple) else value for value in (plains, ours, peers, syncs)]
+        for (name, group), rate in zip(names, at[:3], strict=True):
+            if rate is None:
                 row = examples.failed(batch, name, group, examples.OUT_OF_MEMORY)
             else:
-                ratio = rate[place] / plain[place] if plain[place] else None
-                row = examples.measured(batch, name, group, rate[place], ratio=ratio, syncs=syncs[place])
+                ratio = rate / at[0] if at[0] else None
+                row = examples.measured(batch, name, group, rate, ratio=ratio, syncs=at[3])
             record["rows"].append(row)
+        record["rows"] += [examples.measured(batch, name, "peer", 10.0) for name in peer.NAMES_ON_GPU[1:]]
     return record
 
 
+def test_the_names_of_the_goals_are_those_of_rows():
+    assert peer.NAMES_ON_GPU[0] == "PyTorch FP32"
+    assert (plain.CUDNN, configs.ALL) == ("plain Chainer FP32, cuDNN", "static_graph.yaml")
+
+
 def test_goals_that_are_met_and_missed():
-    assert _answers(_run(ours=(5225, 9000), peer=(4000, 8000), plain=(800, 1600), syncs=(0, 0))) == [
+    record = _run(
+        ours=(5225, 6600, 8000, 9000), peers=(4000, 5000, 6000, 8000), plains=(800, 1000, 1200, 1600), syncs=0
+    )
+    assert _answers(record) == [
         ("9,000 at batch 256", "met: 12.5% above"),
         ("5,225 at batch 32", "missed: 5.0% below"),
-        ("1.31 at batch 32, 1.12 at batch 256", "missed: 10.0% below at batch 256"),
-        ("6.53 at batch 32, 5.62 at batch 256", "missed: 6.2% below at batch 256"),
-        ("0 at batch 32, 0 at batch 256", "met"),
+        (
+            "1.31 at batch 32, 1.32 at batch 64, 1.33 at batch 128, 1.12 at batch 256",
+            "missed: 10.0% below at batch 256",
+        ),
+        ("6.53 at batch 32, 6.60 at batch 64, 6.67 at batch 128, 5.62 at batch 256", "missed: 6.2% below at batch 256"),
+        ("0 at batch 32, 0 at batch 64, 0 at batch 128, 0 at batch 256", "met"),
     ]
-    assert _answers(_run(ours=(6600, 7000), peer=(4000, 5000), plain=(880, 1000), syncs=(1, 161)))[1:] == [
-        ("6,600 at batch 32", "met: 20.0% above"),
-        ("1.65 at batch 32, 1.40 at batch 256", "met: 12.0% above at batch 256"),
-        ("7.50 at batch 32, 7.00 at batch 256", "met: 16.7% above at batch 256"),
-        ("1 at batch 32, 161 at batch 256", "missed: 161 too many at batch 256"),
+    record = _run(ours=7000.0, peers=(4000, 4000, 4000, 5000), plains=(880, 880, 880, 1000), syncs=(1, 0, 0, 161))
+    gaps = [gap for _, gap in _answers(record)]
+    assert gaps == [
+        "missed: 12.5% below",
+        "met: 27.3% above",
+        "met: 12.0% above at batch 256",
+        "met: 16.7% above at batch 256",
+        "missed: 161 too many at batch 256",
     ]
 
 
 def test_a_goal_is_reached_exactly():
-    answers = _answers(_run(ours=(5500, 8000), peer=(4400, 6400), plain=(500, 500), syncs=(0, 0)))
+    answers = _answers(_run(ours=(5500, 5500, 5500, 8000), peers=(4400, 4400, 4400, 6400), plains=500, syncs=0))
     assert [gap for _, gap in answers[:3]] == ["met: 0.0% above", "met: 0.0% above", "met: 0.0% above at batch 32"]
 
 
 def test_what_was_not_measured_is_not_met():
-    assert _answers(_run(ours=(6600, None), peer=(None, 5000), plain=(880, None), syncs=(None, None))) == [
+    record = _run(ours=(6600, 6600, 6600, None), peers=(None, 4000, 4000, 4000), plains=(1000, 880, 880, None), syncs=0)
+    assert _answers(record) == [
         ("not measured at batch 256", "open"),
         ("6,600 at batch 32", "met: 20.0% above"),
-        ("not measured at batch 32, not measured at batch 256", "open"),
-        ("7.50 at batch 32, not measured at batch 256", "open"),
-        ("not measured at batch 32, not measured at batch 256", "open"),
+        ("not measured at batch 32, 1.65 at batch 64, 1.65 at batch 128, not measured at batch 256", "open"),
+        ("6.60 at batch 32, 7.50 at batch 64, 7.50 at batch 128, not measured at batch 256", "open"),
+        ("0 at batch 32, 0 at batch 64, 0 at batch 128, not measured at batch 256", "open"),
     ]
-    answers = _answers(_run(ours=(4000, 4000), peer=(None, 5000), plain=(1000, None), syncs=(0, None)))
-    assert answers[2:] == [
-        ("not measured at batch 32, 0.80 at batch 256", "missed: 36.0% below at batch 256"),
-        ("4.00 at batch 32, not measured at batch 256", "missed: 33.3% below at batch 32"),
-        ("0 at batch 32, not measured at batch 256", "open"),
+    answers = _answers(_run(ours=4000, peers=(None, 5000, 5000, 5000), plains=(1000, None, None, 500), syncs=0))
+    assert [gap for _, gap in answers[2:4]] == ["missed: 36.0% below at batch 64", "missed: 33.3% below at batch 32"]
+
+
+def test_every_batch_size_is_four_of_them():
+    """Whatever the settings of a run are: one with all of its own is not enough, a larger one is not asked for."""
+    answers = _answers(_run(ours=9000, peers=4000, plains=800, syncs=0, batches=(64,)))
+    assert [gap for _, gap in answers] == ["open"] * 5
+    four = _run(ours=9000, peers=4000, plains=800, syncs=0)
+    five = _run(ours=(9000, 9000, 9000, 9000, 1), peers=4000, plains=800, syncs=0, batches=(*BATCHES, 512))
+    assert _answers(five) == _answers(four)
+    assert all(gap.startswith("met") for _, gap in _answers(four))
+
+
+@pytest.mark.parametrize("name", peer.NAMES_ON_GPU)
+def test_the_goal_about_pytorch_is_open_until_all_of_its_rows_are_measured(name):
+    record = _run(ours=9000, peers=4000, plains=800, syncs=0)
+    row = examples.of(record, 64, name)
+    place = record["rows"].index(row)
+    record["rows"][place] = examples.failed(64, name, "peer", "no answer within 60 s")
+    measured, gap = _answers(record)[2]
+    assert (measured.split(", ")[1], gap) == ("not measured at batch 64", "open")
+    del record["rows"][place]
+    assert _answers(record)[2][1] == "open"
+
+
+def test_each_batch_size_is_of_the_newest_run_that_has_it():
+    days = [f"2026-11-2{day}T00:00:00+00:00" for day in range(6)]
+    runs = [
+        _run(ours=rate, peers=4000, plains=800, syncs=0, batches=(batch,))
+        for rate, batch in ((9000, 256), (8000, 256), (7000, 128), (6000, 64), (6000, 32))
     ]
-    assert _answers(_run(ours=(9000,), peer=(4000,), plain=(800,), syncs=(0,), batches=(64,)))[:2] == [
-        ("not measured at batch 256", "open"),
-        ("not measured at batch 32", "open"),
-    ]
+    split = [_at(run, day) for day, run in zip(days, runs, strict=False)]
+    expected = (
+        "7.50 at batch 32, 7.50 at batch 64, 8.75 at batch 128, 10.00 at batch 256",
+        "met: 25.0% above at batch 32",
+    )
+    assert _answers(*split)[3] == _answers(*split[::-1])[3] == expected
+    # One of some rows counts for what it has.
+    some = _at(_run(ours=(5000, 5000, 5000, 5000), peers=1, plains=500, syncs=0), days[5])
+    some["rows"] = [row for row in some["rows"] if row["group"] == "config"]
+    assert _answers(*split, some)[0] == ("5,000 at batch 256", "missed: 37.5% below")
+    assert _answers(*split, some)[2:4] == _answers(*split)[2:4]
+    # One that was cut short does not.
+    short = _at(_run(ours=1000, peers=4000, plains=800, syncs=0), days[5])
+    short["settings"]["blocks"] = 5
+    assert _answers(*split, short) == _answers(*split)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +193,7 @@ def test_the_best_row_is_ours_without_plain_rows_and_peers():
     assert goals.best(rows, goals.PEERS)["name"] == "PyTorch CUDA graph"
     assert goals.best([row for row in rows if row["group"] == "plain"], goals.OURS) is None
     failed = [examples.failed(64, "a", "config", "no"), examples.measured(64, "b", "precision", 1.0)]
-    assert goals.best([*failed, examples.measured(64, "c", "ablation", 1.0)], goals.OURS)["name"] == "b"
+    assert goals.best([*failed, examples.measured(64, "c", "ablation", 9.0)], goals.OURS)["name"] == "b"
 
 
 # Pages
@@ -147,8 +205,8 @@ def test_page_of_a_gpu_and_a_cpu():
     assert NO_GPU not in text
     assert _lines_of(text, "## ") == [
         "## Goals: ResNet-50 on an H200",
-        "## NVIDIA H200: resnet50, 224x224 pixels",
-        "## a CPU of the tests: resnet18, 64x64 pixels",
+        "## NVIDIA H200: resnet50, 224x224 pixels, batches of 32, 64, 128, 256",
+        "## a CPU of the tests: resnet18, 64x64 pixels, batches of 8",
         "## Launches, counted without a GPU",
         "## How to read it",
         "## How to make it again",
@@ -215,7 +273,11 @@ def test_tables_are_rectangular_and_lines_are_not_broken(records):
     record = examples.cpu()
     record["settings"]["size"] = 32
     record["rows"][0] |= {"name": "a | b\n*c* <d> `e` [f]", "note": "g\n\n| h"}
-    tables = _tables(_page(*records, record))
+    record["cpu"] = "a\n# <CPU>"
+    text = _page(*records, record)
+    tables = _tables(text)
+    assert len(_lines_of(text, "# ")) == 1
+    assert len(_lines_of(text, r"## a # \<CPU\>: resnet18, ")) == 1
     assert len(tables) == (11 if records else 4)
     for table in tables:
         assert {len(line) for line in table} == {len(table[0])}
@@ -243,6 +305,22 @@ def test_of_each_machine_the_newest_run_is_shown():
     assert _shown(_at(examples.cpu(), old), other) == [1, 0]
     elsewhere = examples.GPU_DEVICE.replace("GPU 0 of 1", "GPU 3 of 8")
     assert _shown(_at(examples.gpu(), new), _at(examples.gpu(elsewhere), old)) == [0]
+
+
+def test_runs_of_other_batch_sizes_and_of_some_rows_are_shown_beside_a_whole_one():
+    def of(number, **settings):
+        record = _at(examples.cpu(), f"2026-11-0{number}T00:00:00+00:00")
+        record["settings"] |= settings
+        return record
+
+    whole, other, some = of(1, batch=[8, 16]), of(2, batch=[8]), of(3, batch=[8, 16], rows=["fp*"])
+    alone = of(4, batch=[8, 16], peer=None)
+    assert _shown(whole, other, some, alone) == [3, 2, 1, 0]
+    assert _shown(whole, of(5, batch=[8, 16])) == [1]
+    assert [line.partition("pixels")[2] for line in _lines_of(_page(whole, some), "## a CPU")] == [
+        ", batches of 8, 16, some rows",
+        ", batches of 8, 16",
+    ]
 
 
 def test_a_run_that_was_ended_is_shown_only_if_there_is_no_other():

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mixprec import environment
+from mixprec.benchmark import machine
 from mixprec.benchmark.bars import page
 from mixprec.benchmark.bars import record as bars_record
 from mixprec.benchmark.bars.record import RecordError
@@ -44,24 +45,27 @@ def test_a_record_is_read_as_it_is(kind, tmp_path):
 
 
 SETTINGS = {"arch": "resnet18", "size": 64, "batch": [4], "blocks": 2, "block_steps": 3, "limit": 60.0}
+MADE = ("date", "python", "numpy", "chainer", "mixprec", "torch", "commit", "cpu")
 SETTINGS |= {"peer": None, "rows": ["plain*"], "minutes": 1.5}
 
 
 def test_what_is_written_can_be_read(tmp_path, monkeypatch):
     found = [environment.Component(*text.split("|")) for text in ("CUDA driver|ok|13.0", "CuPy|ok|14.2.0", "GPU|ok")]
     monkeypatch.setattr(environment, "components", lambda: found)
+    made = {key: examples.cpu()[key] for key in MADE}
     rows = [
         Row(4, "a", "plain", (8.0, 10.0), 9.0, 8.0, 10.0, 450.0, ratio=1.0, peak=12),
         Row(4, "b", "peer", reason="needs a GPU"),
     ]
     record = bars_record.as_json(
-        *(rows, examples.COUNTS, Rates(2e9, {"float32": 3e11}), examples.GPU_DEVICE, "gpu"),
+        *(rows, examples.COUNTS, Rates(2e9, {"float32": 3e11}), made, examples.GPU_DEVICE, "gpu"),
         complete=True,
         **SETTINGS,
     )
     read = _read(tmp_path, record)
     assert (read["format"], read["complete"], read["settings"]) == ("mixprec bars 1", True, SETTINGS)
     assert (read["driver"], read["versions"]) == ("13.0", {"CUDA driver": "13.0", "CuPy": "14.2.0"})
+    assert {key: read[key] for key in MADE} == made
     assert read["rates"] == {"bandwidth": 2e9, "flops": {"float32": 3e11}}
     assert read["counts"] == examples.COUNTS
     assert read["rows"] == [{**dataclasses.asdict(rows[0]), "blocks": [8.0, 10.0]}, dataclasses.asdict(rows[1])]
@@ -69,7 +73,8 @@ def test_what_is_written_can_be_read(tmp_path, monkeypatch):
 
 def test_without_driver_rates_and_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "components", list)
-    read = _read(tmp_path, bars_record.as_json([], [], None, "CPU: asked for", "cpu", complete=False, **SETTINGS))
+    found = bars_record.as_json([], [], None, machine.record(), "CPU: asked for", "cpu", complete=False, **SETTINGS)
+    read = _read(tmp_path, found)
     assert (read["driver"], read["versions"], read["rates"]) == (None, {}, None)
     assert (read["rows"], read["counts"], read["complete"]) == ([], [], False)
 
@@ -90,6 +95,16 @@ def test_a_file_that_is_no_record(text, message, tmp_path):
     with pytest.raises(RecordError) as caught:
         bars_record.read(path)
     assert str(caught.value) == f"{path}: {message}"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"rows": ' + "[" * 990 + "]" * 990 + "}", '{"a":' * 100_000])
+def test_a_file_that_is_nested_deeply(text, tmp_path):
+    path = tmp_path / "x-bars.json"
+    path.write_text(text)
+    with pytest.raises(RecordError) as caught:
+        bars_record.read(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

@@ -40,6 +40,7 @@ def save(path, record):
         figure(record).savefig(temporary, format="png", metadata={"Software": None})  # no version of matplotlib
 
 
+@matplotlib.rc_context({"text.parse_math": False})  # a $ in a name is a $
 def figure(record):
     """Returns the ``matplotlib.figure.Figure``: axes of the groups, and below those of the ablations, if there are any.
 

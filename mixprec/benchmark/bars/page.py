@@ -24,13 +24,21 @@ _NO_GPU = """
 the speed of a GPU.
 """
 _GOALS = """
+Every batch size is 32, 64, 128 and 256. A number is that of the newest run that has the rows for it: the one with
+everything on, plain Chainer if it is compared with that, all rows of PyTorch if it is compared with them. Rows without
+one thing are not our best. A goal is open as long as a number of it is not measured, and that about PyTorch as long as
+one of PyTorch's rows is not.
+
 The highest public figure for this GPU is 7,950 images/s at batch 400, by MLPerf Training v4.0: for each of 8 GPUs, with
 real JPEGs, and with gradients summed over all of them. A run on one GPU with synthetic data is easier.
 """
 _COUNTS = """
 A step of ResNet-50 with 224x224 pixels on a stand-in for the device, which computes nothing and notes what is asked of
-it. A launch is a kernel, an execution of cuDNN or a function of arrays, outside of graphs. The numbers are exact for
-what mixprec asks of a device; where functions of Chainer remain, their launches are not known.
+it. A launch is a kernel, a copy, an execution of cuDNN or a function of arrays, outside of graphs. The numbers are
+exact for what mixprec asks of a device. Where functions of Chainer remain, their launches are not known: neither rows
+of layout nchw nor that of the update of each parameter are counted, and plain Chainer is not in the table. They cannot
+be compared with the column "launches" of a GPU, where CUPTI counts kernels and graphs: copies are not in it, and an
+execution of cuDNN may be several kernels.
 """
 _COLUMNS = """\
 - **images/s**: median of the timed blocks of steps; the next column has the slowest and the fastest block. Blocks of
@@ -44,8 +52,9 @@ _COLUMNS = """\
   on a GPU at 70 % of that product, which convolutions reach, and with a microsecond between kernels. Copy and product
   are measured in the same run. Rows without fusion have a lower roof: a high share does not mean that a row is fast.
 - **over plain FP32** is the ratio of our best row; **ours / PyTorch** is of the two medians beside it.
-- An empty cell was not measured.
-- Where there are several runs of a network on a machine, the newest that has come to its end is here.
+- An empty cell was not measured or does not apply.
+- Of runs of the same rows of a network in the same batches on a machine, the newest that has come to its end is here. A
+  run of some rows or batch sizes does not take the place of one of all.
 """
 _AGAIN = """\
 ```
@@ -90,7 +99,7 @@ def page(records, others=()):
     parts = [_HEAD]
     if not any(record["kind"] == "gpu" and _is_measured(record) for record in shown.values()):
         parts.append(_NO_GPU)
-    parts += ["\n## Goals: ResNet-50 on an H200\n\n", _goals(shown.values()), _GOALS]
+    parts += ["\n## Goals: ResNet-50 on an H200\n\n", _goals(list(records.values())), _GOALS]
     for path, record in shown.items():
         parts += _section(path, record)
     for path, record in shown.items():
@@ -106,22 +115,22 @@ def page(records, others=()):
 
 
 def _newest(records):
-    """Of each network on each machine the newest run, if possible one that has come to its end; GPUs first."""
+    """Of runs that measure the same on a machine the newest, if possible one that has come to its end; GPUs first."""
 
     def order(item):
         return item[1]["complete"], bars_record.when(item[1])
 
     kept = {}
     for path, record in sorted(records.items(), key=order):
-        settings = record["settings"]
-        kept[record["kind"], _machine(record), settings["arch"], settings["size"]] = path, record
+        chosen = {key: record["settings"][key] for key in ("arch", "size", "batch", "peer", "rows")}
+        kept[record["kind"], _machine(record), repr(chosen)] = path, record
     newest_first = sorted(kept.values(), key=lambda item: bars_record.when(item[1]), reverse=True)
     return dict(sorted(newest_first, key=lambda item: item[1]["kind"] != "gpu"))
 
 
 def _machine(record):
-    """The name of what was measured, without its number among others, memory, and why it is no GPU."""
-    return record["device"].partition(": ")[2].partition(", ")[0] if record["kind"] == "gpu" else record["cpu"]
+    """The name of what was measured, and not why it is no GPU."""
+    return bars_record.gpu_name(record["device"]) if record["kind"] == "gpu" else record["cpu"]
 
 
 def _is_measured(record):
@@ -136,8 +145,9 @@ def _goals(records):
 def _section(path, record):
     """What was measured in a run, in parts."""
     settings = record["settings"]
-    name = f"{settings['arch']}, {settings['size']}x{settings['size']} pixels"
-    yield f"\n## {_escaped(_machine(record))}: {name}\n\n"
+    name = _escaped(f"{_machine(record)}: {settings['arch']}, {settings['size']}x{settings['size']} pixels")
+    batches = ", ".join(map(str, settings["batch"]))
+    yield f"\n## {name}, batches of {batches}{'' if settings['rows'] is None else ', some rows'}\n\n"
     if not record["complete"]:
         yield "**The run has not come to its end.**\n\n"
     yield _facts(path, record)
@@ -148,7 +158,7 @@ def _section(path, record):
     titles = [title for title, _ in ROW_COLUMNS]
     for batch in rows:
         lines = [[text(row) for _, text in ROW_COLUMNS] for row in rows[batch]]
-        yield f"\n### {_escaped(_machine(record))}: {name}, batch {batch}\n\n" + _markdown(titles, lines)
+        yield f"\n### {name}, batch {batch}\n\n" + _markdown(titles, lines)
 
 
 def _facts(path, record):
@@ -156,8 +166,8 @@ def _facts(path, record):
     facts = {
         "device": _escaped(record["device"]),
         "CPU": _escaped(record["cpu"]),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        "commit": record["commit"] or "unknown",
+        "versions": _escaped(", ".join(f"{name} {version}" for name, version in versions.items() if version)),
+        "commit": _escaped(record["commit"] or "unknown"),
         "date": bars_record.when(record).strftime("%Y-%m-%d %H:%M %Z"),
         "command": f"`{_command(record['settings'])}`",
         "rates": record["rates"] and _rates(record["rates"]),

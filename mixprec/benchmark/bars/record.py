@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable
 
 from mixprec import environment
-from mixprec.benchmark import machine
 
 FORMAT = "mixprec bars 1"
 GROUPS = ("plain", "config", "precision", "ablation", "peer")  # in the order of tables and charts
@@ -19,13 +18,14 @@ class RecordError(ValueError):
     """A file is not a record of the bars; in one line: file, key, what was found, what would be right."""
 
 
-def as_json(rows, counts, rates, device, kind, /, *, complete, **settings):
+def as_json(rows, counts, rates, made, device, kind, /, *, complete, **settings):
     """Returns the record of a run as a dict for JSON.
 
     Args:
         rows: list of :class:`~mixprec.benchmark.bars.rows.Row`.
         counts: list of dicts, see ``_COUNT_ROW``: a step of the full ResNet-50 on the stand-in device; may be empty.
         rates: :class:`~mixprec.benchmark.rates.Rates` of the machine, or ``None``.
+        made: what :func:`mixprec.benchmark.machine.record` has returned when the run began.
         device: what was measured, in words.
         kind: ``"gpu"`` or ``"cpu"``.
         complete: whether the run has come to its end.
@@ -37,7 +37,7 @@ def as_json(rows, counts, rates, device, kind, /, *, complete, **settings):
         "format": FORMAT,
         "complete": complete,
         "settings": settings,
-        **machine.record(),
+        **made,
         "device": device,
         "kind": kind,
         "driver": versions.get("CUDA driver"),
@@ -63,11 +63,13 @@ def read(path):
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
+        problem = next(_problems(record, _RECORD, ""), "") or next(_contradictions(record), "")
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # of json, or of the encoding
         raise RecordError(f"{path}: not JSON: {error}") from None
-    problem = next(_problems(record, _RECORD, ""), "") or next(_contradictions(record), "")
+    except RecursionError:
+        raise RecordError(f"{path}: lists or objects in each other, deeper than Python can read") from None
     if problem:
         raise RecordError(f"{path}: {problem}")
     return record
@@ -76,6 +78,11 @@ def read(path):
 def when(record):
     """Returns when a run was made, as a ``datetime`` with time zone."""
     return datetime.datetime.fromisoformat(record["date"])
+
+
+def gpu_name(device):
+    """Returns the name of a GPU from what it is in words, without its number among others, capability and memory."""
+    return device.partition(": ")[2].partition(", ")[0]
 
 
 # The schema: a dict is an object with exactly these keys, a list of one kind a list of it.
