@@ -1,7 +1,7 @@
 """Measures mixprec beside plain Chainer and PyTorch in one run.
 
-python scripts/benchmark.py bars [--peer pytorch] [--arch resnet50] [--batch 32,64,128,256] [--size 224] [--blocks 5]
-    [--block-steps 30] [--limit 600] [--minutes M] [--rows PATTERN ...] [--json FILE]
+python scripts/benchmark.py bars [--peer pytorch] [--arch resnet50] [--batch 32,64,128,256,512] [--size 224]
+    [--blocks 5] [--block-steps 30] [--limit 600] [--minutes M] [--rows PATTERN ...] [--json FILE]
 python scripts/benchmark.py page [--results benchmarks/results] [--out docs/results.md]
 python scripts/benchmark.py roofline [--arch resnet50] [--batch 32,256] [--size 224] [--dtype float16]
     [--bandwidth GB/s --tflops TFLOP/s] [--json FILE]
@@ -15,16 +15,14 @@ python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--
     [--gpu-batch 256] [--gpu-threads 8] [--json FILE]
 """
 
-import argparse
 import dataclasses
-import json
+import os
 import pathlib
 import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ lies beside scripts/
 
-from mixprec import files
 from mixprec.benchmark import (
     capture,
     capture_gpu,
@@ -39,8 +37,10 @@ from mixprec.benchmark import (
     update,
     update_gpu,
 )
-from mixprec.benchmark.arguments import ArgumentsError, add_arch, add_command, positive, positives
+from mixprec.benchmark.arguments import ArgumentsError, add_arch, positive, positives
 from mixprec.benchmark.bars.record import RecordError
+from mixprec.benchmark.output import Record, WriteError, add_command
+from mixprec.command_line import Parser
 from mixprec.config import ConfigError
 from mixprec.data.errors import DataError
 from mixprec.data.sources.opening import open_images
@@ -112,7 +112,7 @@ def _loader(save, data, images, batch, threads, repeats, seconds, gpu_batch, gpu
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     text = "the optimizer's step alone: plain Chainer, mixprec, torch"
     own = add_command(commands, _update, "update", text)
@@ -149,22 +149,38 @@ def main():
     settings = vars(parser.parse_args())
 
     del settings["command"]
-    function, path = settings.pop("function"), settings.pop("json")
-    if path is not None:
-        path = pathlib.Path(path)
-        if not path.parent.is_dir():
-            parser.error(f"--json {path}: {path.parent} is no folder")
-
-    def save(record):
-        if path is not None:
-            files.write_text(path, json.dumps(record, indent=2) + "\n")
-        return path
-
+    function, save = settings.pop("function"), Record(settings.pop("json"))
     try:
         function(save, **settings)
+        sys.stdout.flush()
     except BAD_INPUT as error:
-        print(f"benchmark: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(2, error)
+    except WriteError as error:
+        _end(1, error)
+    except BrokenPipeError:
+        if _is_read(sys.stdout):
+            raise  # that was another pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        _end(1, f"nobody reads the output any more; {_saved(save)}")
+    except KeyboardInterrupt:
+        _end(130, f"interrupted; {_saved(save)}")
+
+
+def _is_read(stream):
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def _end(status, text):
+    print(f"benchmark: {text}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _saved(save):
+    return f"what was measured before is in {save.path}" if save.is_written else "nothing is saved"
 
 
 if __name__ == "__main__":

@@ -4,44 +4,45 @@ import argparse
 import math
 
 
-class ArgumentsError(ValueError):
-    """Arguments that do not go together; the message is one line."""
+class ArgumentsError(argparse.ArgumentTypeError):
+    """An argument that is wrong, or some that do not go together; the message is one line."""
 
 
 def positive(text):
     """Returns an integer of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"found {number}, expected at least 1")
-    return number
+    try:
+        return _positive(text)
+    except ValueError:
+        raise ArgumentsError(f"found {text!r}, expected an integer of at least 1") from None
 
 
 def positives(text):
-    """Returns a list of integers of at least 1 from a text with commas."""
-    return [positive(part) for part in text.split(",")]
+    """Returns a list of different integers of at least 1 from a text with commas."""
+    try:
+        numbers = [_positive(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentsError(f"found {text!r}, expected integers of at least 1 with commas") from None
+    if len(set(numbers)) < len(numbers):
+        raise ArgumentsError(f"found {text!r}, expected each number once")
+    return numbers
+
+
+def _positive(text):
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def amount(text):
     """Returns a finite number above 0."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"found {text}, expected a finite number above 0")
+        raise ArgumentsError(f"found {text!r}, expected a finite number above 0")
     return number
-
-
-def add_command(commands, function, name, text):
-    """Adds a command whose numbers can be written to a file; returns its parser.
-
-    Args:
-        commands: what ``add_subparsers`` has returned.
-        function: called with ``save``, which writes a record to the file if there is to be one, and the arguments.
-        name: of the command.
-        text: what it does.
-    """
-    command = commands.add_parser(name, help=text)
-    command.set_defaults(function=function)
-    command.add_argument("--json", metavar="FILE", help="write the numbers there, too")
-    return command
 
 
 def add_arch(command, default, networks):

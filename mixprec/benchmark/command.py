@@ -1,15 +1,21 @@
 """The commands of ``scripts/benchmark.py`` about whole training steps: bars, page, roofline, profile."""
 
+import datetime
 import functools
 import pathlib
+import re
 
 from tqdm import tqdm
 
 from mixprec import environment
-from mixprec.benchmark import arguments, configured, machine, profile, rates
+from mixprec.benchmark import arguments, configured, machine, output, profile, rates
 from mixprec.benchmark.bars import chart, page, run, table
+from mixprec.benchmark.bars.record import gpu_name
 from mixprec.benchmark.roofline import limit as roofline_limit
 from mixprec.benchmark.roofline import report as roofline
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_RESULTS = _ROOT / "benchmarks" / "results"
 
 
 def add(commands, networks):
@@ -27,9 +33,11 @@ def add(commands, networks):
 
 def _add_bars(commands, networks):
     text = "images/s of training on synthetic data, a row for each way to train; on a GPU, or in small on the CPU"
-    command = arguments.add_command(commands, functools.partial(_bars, networks), "bars", text)
+    json = "the record, rewritten after each round of blocks; the chart is drawn beside it; default: "
+    json += "benchmarks/results/DATE-TIME-bars-MACHINE.json of the checkout"
+    command = output.add_command(commands, functools.partial(_bars, networks), "bars", text, json)
     arguments.add_arch(command, None, networks)
-    help = "images in a batch, with commas; default: 32,64,128,256, on a CPU 8"
+    help = "images in a batch, with commas; default: 32,64,128,256,512, on a CPU 8"
     command.add_argument("--batch", type=arguments.positives, help=help)
     help = "height and width of an image in pixels; default: 224, on a CPU 64"
     command.add_argument("--size", type=arguments.positive, help=help)
@@ -51,44 +59,61 @@ def _bars(networks, save, **chosen):
     small = ", therefore in small" if specifier == "@numpy" and any(chosen[key] is None for key in default) else ""
     settings = run.Settings(**{key: default.get(key) if value is None else value for key, value in chosen.items()})
     turns = run.turns_of(settings, specifier)
+    if save.path is None:
+        save.path = _file_of(specifier, device)
     print(f"{device}{small}")
     what = f"{settings.arch}, {settings.size}x{settings.size} pixels, training on synthetic data"
-    print(f"{what}, {settings.blocks} blocks of {settings.block_steps} steps", flush=True)
+    print(f"{what}, {settings.blocks} blocks of {settings.block_steps} steps")
+    print(f"record: {save.path}", flush=True)
     with tqdm(total=turns, unit="turn", leave=False, disable=None) as bar:
 
         def progress(name):
             bar.set_postfix_str(name)
             bar.update()
 
-        for record in run.run(networks, settings, specifier, device, progress=progress):
-            path = save(record)
-            bar.clear()
-            if not record["complete"]:
-                print(table.table(record, record["rows"][-1]["batch"]), flush=True)
+        for record, batch in run.run(networks, settings, specifier, device, progress=progress):
+            save(record)
+            if batch is not None:
+                bar.clear()
+                print(table.table(record, batch), flush=True)
     if record["counts"]:
         print(f"\n{table.counts(record)}")
-    if path is not None:
-        chart.save(path.with_suffix(".png"), record)
+    picture = save.path.with_suffix(".png")
+    with output.writing(picture):
+        chart.save(picture, record)
+
+
+def _file_of(specifier, device):
+    """Returns where the record of a run goes for which nobody has named a file: hours are not to be lost."""
+    name = "cpu" if specifier == "@numpy" else re.sub(r"[^a-z0-9]+", "-", gpu_name(device).lower()).strip("-")
+    now = datetime.datetime.now(datetime.timezone.utc)
+    try:
+        return output.json_file(_RESULTS / f"{now:%Y-%m-%d-%H%M%S}-bars-{name}.json")
+    except arguments.ArgumentsError as error:
+        raise arguments.ArgumentsError(f"without --json: {error}") from None
 
 
 def _add_page(commands):
     text = "docs/results.md and its charts from the records of bars in benchmarks/results"
     command = commands.add_parser("page", help=text)
     command.set_defaults(function=_page, json=None)
-    command.add_argument("--results", default="benchmarks/results", metavar="FOLDER", help="where the records are")
-    command.add_argument("--out", default="docs/results.md", metavar="FILE", help="the page")
+    help = "where the records are; default: benchmarks/results of the checkout"
+    command.add_argument("--results", type=pathlib.Path, default=_RESULTS, metavar="FOLDER", help=help)
+    default = _ROOT / "docs" / "results.md"
+    help = "the page; default: docs/results.md of the checkout"
+    command.add_argument("--out", type=output.markdown_file, default=default, metavar="FILE", help=help)
 
 
 def _page(save, results, out):
-    for option, folder in (("--results", pathlib.Path(results)), ("--out", pathlib.Path(out).parent)):
-        if not folder.is_dir():
-            raise arguments.ArgumentsError(f"{option}: {folder} is no folder")
-    page.write(results, out)
+    if not results.is_dir():
+        raise arguments.ArgumentsError(f"--results: {results} is no folder")
+    with output.writing(out):
+        page.write(results, out)
 
 
 def _add_roofline(commands, networks):
     text = "bytes and operations of each group of layers at each level of fusion, and the images/s that they allow"
-    command = arguments.add_command(commands, functools.partial(_roofline, networks), "roofline", text)
+    command = output.add_command(commands, functools.partial(_roofline, networks), "roofline", text)
     arguments.add_arch(command, "resnet50", networks)
     command.add_argument("--batch", type=arguments.positives, default=[32, 256], help="images in a batch, with commas")
     command.add_argument("--size", type=arguments.positive, default=224, help="height and width of an image in pixels")
@@ -115,7 +140,7 @@ def _roofline(networks, save, arch, batch, size, dtype, bandwidth, tflops):
 
 def _add_profile(commands, networks):
     text = "where the time of a training step goes: each layer and kind of kernel, beside what it needs at least"
-    command = arguments.add_command(commands, functools.partial(_profile, networks), "profile", text)
+    command = output.add_command(commands, functools.partial(_profile, networks), "profile", text)
     help = "of configs/resnet50, or a path"
     command.add_argument("--config", default="nhwc_fused_batched.yaml", metavar="FILE", help=help)
     arguments.add_arch(command, None, networks)
@@ -129,7 +154,8 @@ def _add_profile(commands, networks):
 def _profile(networks, save, config, arch, batch, size, steps, top):
     specifier, device = environment.resolve_device("auto")
     default = run.defaults(specifier)
-    arch, size, batch = arch or default["arch"], size or default["size"], batch or max(default["batch"])
+    arch, size = arch or default["arch"], size or default["size"]
+    batch = batch or (8 if specifier == "@numpy" else 256)
     loaded = configured.load(config, arch=arch, batch=batch, size=size)
     print(f"{device}\n{arch} by {config}, batch {batch}, {size}x{size} pixels")
     found = profile.measure(loaded, networks[arch], specifier, rates.measure(specifier), steps=steps)
