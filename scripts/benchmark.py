@@ -18,6 +18,7 @@ python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--
 import dataclasses
 import os
 import pathlib
+import select
 import sys
 import tempfile
 
@@ -167,11 +168,10 @@ def main():
 
 
 def _is_read(stream):
-    try:
-        stream.flush()
-    except BrokenPipeError:
-        return False
-    return True
+    """Whether somebody holds the other end of a pipe."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _end(status, text):

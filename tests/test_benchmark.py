@@ -1,7 +1,10 @@
 """scripts/benchmark.py: every row is there, and the numbers fit together."""
 
 import json
+import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
 import types
@@ -11,7 +14,8 @@ import numpy as np
 import pytest
 
 from mixprec import environment
-from mixprec.benchmark import contestants, gpu, update, update_gpu
+from mixprec.benchmark import command, contestants, gpu, update, update_gpu
+from mixprec.benchmark.arguments import ArgumentsError
 from models import MODELS
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "benchmark.py"
@@ -116,17 +120,65 @@ def _check_rows_of_a_gpu(expected=None):
 
 
 BAD = [
-    ("update", "--repeats", "0"),
-    ("update", "--repeats", "x"),
-    ("update", "--arch", "resnet9"),
-    ("update", "--json", "no/such/folder.json"),
-    ("primitives", "--gpu-batch", "0"),
+    (("update", "--repeats", "0"), "argument --repeats: found '0', expected an integer of at least 1"),
+    (("update", "--repeats", "x"), "argument --repeats: found 'x', expected an integer of at least 1"),
+    (("update", "--arch", "resnet9"), "argument --arch: invalid choice: 'resnet9'"),
+    (("update", "--json", "no/such/folder.json"), "argument --json: no/such is no folder"),
+    (("update", "--json", "a.txt"), "argument --json: found 'a.txt', expected a name that ends in .json"),
+    (("update", "--json", "a.json/"), "argument --json: found 'a.json/', expected a name that ends in .json"),
+    (("update", "--json", "/proc/a.json"), "argument --json: /proc takes no files: "),
+    (("page", "--out", "a.txt"), "argument --out: found 'a.txt', expected a name that ends in .md"),
+    (("primitives", "--gpu-batch", "0"), "argument --gpu-batch: found '0', expected an integer of at least 1"),
+    (("bars", "--batch", "8,x"), "argument --batch: found '8,x', expected integers of at least 1 with commas"),
+    (("bars", "--batch", "8,4,8"), "argument --batch: found '8,4,8', expected each number once"),
+    (("bars", "--limit", "x"), "argument --limit: found 'x', expected a finite number above 0"),
+    (("updates",), "argument command: invalid choice: 'updates'"),
 ]
 
 
-@pytest.mark.parametrize("arguments", BAD)
-def test_bad_arguments_end_with_exit_code_2(arguments, tmp_path):
+@pytest.mark.parametrize(("arguments", "error"), BAD)
+def test_bad_arguments_end_with_one_line_and_exit_code_2(arguments, error, tmp_path):
     process = _run(*arguments, cwd=tmp_path)
     assert process.returncode == 2
-    assert arguments[1] in process.stderr
-    assert "Traceback" not in process.stderr
+    (line,) = process.stderr.splitlines()
+    assert line.startswith(f"error: {error}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_is_one_line_that_says_where_the_numbers_are(tmp_path):
+    arguments = ("--batch", "2,4096", "--arch", "resnet110", "--size", "32", "--blocks", "1", "--block-steps", "1")
+    rows = ("--rows", "plain Chainer FP32")
+    with subprocess.Popen(
+        [sys.executable, SCRIPT, "bars", *arguments, *rows, "--json", "bars.json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        next(line for line in process.stdout if line.startswith("batch 2"))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors.splitlines() == ["benchmark: interrupted; what was measured before is in bars.json"]
+
+
+def test_a_closed_output_is_one_line(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = ["roofline", "--arch", "resnet18", "--size", "64", "--bandwidth", "4300", "--tflops", "790"]
+    process = subprocess.run([sys.executable, SCRIPT, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert process.returncode == 1
+    assert process.stderr == "benchmark: nobody reads the output any more; nothing is saved\n"
+
+
+def test_bars_have_a_file_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_RESULTS", tmp_path)
+    cpu = command._file_of("@numpy", "CPU: asked for")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}-bars-cpu\.json", cpu.name)
+    gpu = command._file_of("@cupy:0", "GPU 0 of 1: NVIDIA H200, compute capability 9.0, 139 GiB")
+    assert gpu.parent == tmp_path
+    assert gpu.name.endswith("-bars-nvidia-h200.json")
+    monkeypatch.setattr(command, "_RESULTS", tmp_path / "no")
+    with pytest.raises(ArgumentsError, match=r"^without --json: .*no is no folder$"):
+        command._file_of("@numpy", "CPU: asked for")

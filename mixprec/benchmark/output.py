@@ -80,7 +80,7 @@ def writing(path):
 
 def _checked(text, suffix):
     path = pathlib.Path(text)
-    if path.suffix != suffix:
+    if not str(text).endswith(suffix) or path.suffix != suffix:
         raise ArgumentsError(f"found {str(text)!r}, expected a name that ends in {suffix}")
     if path.is_dir():
         raise ArgumentsError(f"{path} is a folder")
