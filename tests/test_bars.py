@@ -97,7 +97,12 @@ def test_bad_arguments_end_with_exit_code_2(arguments, tmp_path):
 
 def test_what_is_measured_by_default():
     assert run.defaults("@numpy") == {"arch": "resnet18", "batch": [8], "size": 64, "block_steps": 10}
-    assert run.defaults("@cupy:0") == {"arch": "resnet50", "batch": [32, 64, 128, 256], "size": 224, "block_steps": 30}
+    assert run.defaults("@cupy:0") == {
+        "arch": "resnet50",
+        "batch": [32, 64, 128, 256, 512],
+        "size": 224,
+        "block_steps": 30,
+    }
 
 
 def test_rows_are_chosen_by_their_names():

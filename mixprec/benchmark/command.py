@@ -42,7 +42,7 @@ def _add_bars(commands, networks):
     help = "height and width of an image in pixels; default: 224, on a CPU 64"
     command.add_argument("--size", type=arguments.positive, help=help)
     command.add_argument("--blocks", type=arguments.positive, default=5, help="timed blocks of each row")
-    help = "timed steps in a block, fewer if they take more than 5 s; default: 30, on a CPU 10"
+    help = "timed steps in a block, more if they take less than 1 s, fewer if more than 5; default: 30, on a CPU 10"
     command.add_argument("--block-steps", type=arguments.positive, help=help)
     help = "seconds after which a row is given up that does not answer"
     command.add_argument("--limit", type=arguments.amount, default=600.0, help=help)
