@@ -3,7 +3,7 @@
 #ifndef HOST_LAUNCH
 __device__ __forceinline__ u64 now() {
     u64 nanoseconds;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(nanoseconds));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
     return nanoseconds;
 }
 #else
