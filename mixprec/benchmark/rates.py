@@ -79,11 +79,7 @@ def bandwidth_of_cpu(repeats):
     NumPy copies in one thread, as it computes all that is not a product. Lines of the target that the CPU may read
     before it writes them are not counted.
     """
-    source, target = (
-        np.zeros(_COPIED, np.uint8),
-        np.ones(_COPIED, np.uint8),
-    )  # both written once, so that memory is there
-    source[...] = 0
+    source, target = (np.ones(_COPIED, np.uint8) for _ in range(2))  # written once, so that memory is there
     return 2 * _COPIED / _seconds(lambda: np.copyto(target, source), repeats)
 
 

@@ -125,12 +125,10 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
 
     for bars, batch in zip(everything, settings.batch, strict=True):
         task = Task(settings.arch, network, specifier, batch, settings.size)
+        limits = {bar.name: _limit(walked, bar, batch, measured, specifier) for bar in bars}
         for results in turns.measure(bars, task, plan, count=count, progress=progress):
             base = next((result.blocks for result in results if result.bar.name == plain.base(specifier)), ())
-            found = [
-                row_of(batch, result, base, _limit(walked, result.bar, batch, measured, specifier))
-                for result in results
-            ]
+            found = [row_of(batch, result, base, limits[result.bar.name]) for result in results]
             yield written(found), None
         rows += found
         is_cut = is_cut or any(result.is_cut for result in results)

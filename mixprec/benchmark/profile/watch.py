@@ -23,7 +23,7 @@ import numpy as np
 from chainer import _backprop_utils, function, function_node
 
 from mixprec.backends.primitives import Primitives
-from mixprec.backends.recording import Call, Spec
+from mixprec.backends.recording import Call
 from mixprec.benchmark import floors
 from mixprec.benchmark.profile import kinds
 from mixprec.benchmark.profile.spans import Key
@@ -136,18 +136,18 @@ class _Watch:
         def run(*arguments, **keywords):
             if self._in_primitive:
                 return primitive(*arguments, **keywords)
-            call = Call(name, _specs(arguments), tuple((key, _specs(value)) for key, value in keywords.items()))
+            call = Call(name, arguments, tuple(keywords.items()))
             self._in_primitive = True
             try:
                 with self._spans.span() as span:
                     result = primitive(*arguments, **keywords)
             finally:
                 self._in_primitive = False
-            given = floors.arrays_of((arguments, tuple(keywords.values())))
+            given = floors.arrays_of((call.arguments, call.keywords))
             new = [array for array in floors.arrays_of(result) if not any(array is each for each in given)]
-            moved = floors.moved((call.arguments, call.keywords, new))
+            moved = floors.moved([*given, *new])
             span.key = self._key(
-                kinds.of_primitive(name), name, floors.arrays_of(call.arguments), moved, floors.operations(call, result)
+                kinds.of_primitive(name), name, floors.arrays_of(arguments), moved, floors.operations(call, result)
             )
             return result
 
@@ -256,16 +256,6 @@ def _class_of(node):
 
 def _computes(node):
     return isinstance(node, _COPYING) or not type(node).__module__.startswith(_OURS)
-
-
-def _specs(value):
-    """Puts a :class:`Spec` in the place of arrays, also those in tuples."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return Spec(value.shape, value.dtype.name)
-    if isinstance(value, tuple):
-        parts = map(_specs, value)
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value
 
 
 def _bytes_of_update(optimizer):
