@@ -38,7 +38,7 @@ test-cupy: install
 # Every cuDNN plan that ResNets need is built, for three GPUs and without one. Downloads 1 GB.
 test-plans: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test-plans]"
-	$(BIN)/python -m pytest tests/test_plans.py tests/test_check_gpu.py::test_the_real_cudnn_writes_files_as_the_tests_have_them \
+	$(BIN)/python -m pytest tests/backends/cudnn/test_plans.py tests/benchmarks/test_check_gpu.py::test_the_real_cudnn_writes_files_as_the_tests_have_them \
 		$(ARGS)
 
 lint: install
@@ -48,7 +48,7 @@ lint: install
 install: $(STAMP)
 
 # Chainer has an sdist only, and its setup.py imports pkg_resources, which setuptools 81 and later lack.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): setup.cfg setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 10) <= v <= (3, 13))' || \
 		{ echo "mixprec needs Python 3.10 to 3.13 with venv; '$(PYTHON)' is not: choose one by PYTHON=python3.12 make ..."; exit 2; }
 	$(PYTHON) -m venv --clear $(VENV)

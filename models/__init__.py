@@ -3,7 +3,7 @@
 ``MODELS[name](classes)`` makes a model; calling it on images (B, 3, H, W) returns logits (B, classes).
 """
 
-from models import resnet, resnet_cifar
+from . import resnet, resnet_cifar
 
 MODELS = {
     "resnet8": resnet_cifar.resnet8,

@@ -10,7 +10,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from models.resnet import BasicBlock, batch_normalization, convolution, global_average, stage, zero_last_scales
+from .resnet import BasicBlock, batch_normalization, convolution, global_average, stage, zero_last_scales
 
 
 class CifarResNet(chainer.Chain):

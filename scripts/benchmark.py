@@ -22,9 +22,9 @@ import select
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ lies beside scripts/
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec.benchmark import (
+from benchmarks import (
     capture,
     capture_gpu,
     command,
@@ -38,9 +38,9 @@ from mixprec.benchmark import (
     update,
     update_gpu,
 )
-from mixprec.benchmark.arguments import ArgumentsError, add_arch, positive, positives
-from mixprec.benchmark.bars.record import RecordError
-from mixprec.benchmark.output import Record, WriteError, add_command
+from benchmarks.arguments import ArgumentsError, add_arch, positive, positives
+from benchmarks.bars.record import RecordError
+from benchmarks.output import Record, WriteError, add_command
 from mixprec.command_line import Parser
 from mixprec.config import ConfigError
 from mixprec.data.errors import DataError

@@ -15,9 +15,11 @@ import datetime
 import pathlib
 import sys
 
-from mixprec.benchmark.gpu_check import check, summary
-from mixprec.benchmark.gpu_check import stages as all_stages
-from mixprec.benchmark.gpu_check.group import Interruption
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from benchmarks.gpu_check import check, summary
+from benchmarks.gpu_check import stages as all_stages
+from benchmarks.gpu_check.group import Interruption
 from mixprec.command_line import Parser
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -7,8 +7,10 @@ MODEL is module:callable or module:callable(arguments): models.resnet:resnet50, 
 """
 
 import os
+import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 sys.path.insert(0, os.getcwd())
 
 from mixprec.rewrite import command

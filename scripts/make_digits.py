@@ -2,10 +2,13 @@
 """Writes scikit-learn's handwritten digits as JPEG files in ImageNet's folder layout: a small real data set."""
 
 import argparse
+import pathlib
 import sys
 
-from mixprec.data.digits import make_digits
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
 from mixprec.data.errors import DataError
+from scripts.datasets.digits import make_digits
 
 
 def main():

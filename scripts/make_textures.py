@@ -2,10 +2,13 @@
 """Writes pictures of textured shapes among clutter as JPEG files in ImageNet's folder layout and size."""
 
 import argparse
+import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
 from mixprec.data.errors import DataError
-from mixprec.data.textures import make_textures
+from scripts.datasets.textures import make_textures
 
 
 def main():

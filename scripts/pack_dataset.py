@@ -2,7 +2,10 @@
 """Packs images into TFRecord or WebDataset shards, shuffled once; or verifies what was packed."""
 
 import argparse
+import pathlib
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from mixprec.data.errors import DataError
 from mixprec.data.sources.opening import open_images

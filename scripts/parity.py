@@ -12,10 +12,10 @@ import os
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ lies beside scripts/
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from benchmarks import parity, parity_no_masters, parity_plot
 from mixprec import files
-from mixprec.benchmark import parity, parity_no_masters, parity_plot
 from mixprec.config import ConfigError
 from models import MODELS
 

@@ -2,10 +2,10 @@
 
 python scripts/sanitize.py [--tool memcheck|racecheck|initcheck|synccheck ...]
 
-The tests of tests/test_gpu_primitives.py whose names have ``own_kernels``, and those of tests/test_nchw_*.py, run once
-for each tool, without CuPy's memory pool, so that every array is an allocation of its own and its end is seen. Those of
-bfloat16 are left out: the kernels differ from those of float16 in the conversion only, and most of the time goes into
-compiling. cuDNN is not needed.
+The tests of primitives on a GPU whose names have ``own_kernels``, and those in NCHW, run once for each tool, without
+CuPy's memory pool, so that every array is an allocation of its own and its end is seen. Those of bfloat16 are left out:
+the kernels differ from those of float16 in the conversion only, and most of the time goes into compiling. cuDNN is not
+needed.
 
 compute-sanitizer is looked for in PATH, in CUDA_HOME, and among NVIDIA's wheels. One line for each tool says what came
 out, after all that compute-sanitizer and pytest have printed if something is wrong.
@@ -22,13 +22,16 @@ import shutil
 import subprocess
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
 from mixprec import environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-FILES = ["gpu_primitives", *(f"nchw_{name}" for name in ("activation", "batch_norm", "bias", "pooling", "softmax"))]
+_NCHW = [f"nchw/test_nchw_{name}.py" for name in ("activation", "batch_norm", "bias", "pooling", "softmax")]
+FILES = [f"tests/backends/{name}" for name in ("cuda/test_gpu_primitives.py", *_NCHW)]
 NAMES = "(own_kernels or nchw) and not large and not cudnn and not bfloat16"
-TESTS = ("-m", "gpu", "-k", NAMES, *(f"tests/test_{name}.py" for name in FILES))
+TESTS = ("-m", "gpu", "-k", NAMES, *FILES)
 _CHILD = "import cupy, pytest, sys; cupy.cuda.set_allocator(None); sys.exit(pytest.main(sys.argv[1:]))"
 _INSTALL = "pip install nvidia-cuda-sanitizer-api  (CUDA 12: nvidia-cuda-sanitizer-api-cu12), or NVIDIA's CUDA toolkit"
 _ERRORS = 86  # exit status for what a tool has found; pytest's own are below 10

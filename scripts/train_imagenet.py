@@ -7,10 +7,9 @@ python scripts/train_imagenet.py --config configs/resnet50/90ep.yaml [--set KEY=
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # models/ lies beside scripts/
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec.training import command
-from models import MODELS
+from mixprec.train import main
 
 if __name__ == "__main__":
-    sys.exit(command.main(sys.argv[1:], MODELS))
+    sys.exit(main(sys.argv[1:]))

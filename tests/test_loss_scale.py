@@ -2,7 +2,6 @@
 
 import math
 
-import device_stand_in
 import numpy as np
 import pytest
 from chainer import serializers
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixprec import DynamicLossScale, NoLossScale, StaticLossScale
+from tests.stand_ins import device_stand_in
 
 
 class GradScalerReference:

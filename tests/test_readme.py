@@ -1,14 +1,14 @@
 """The Python of README and docs/primitives.md runs as printed, and what they name exists."""
 
 import itertools
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests import ROOT
+
 README = (ROOT / "README.md").read_text()
 PRIMITIVES = (ROOT / "docs/primitives.md").read_text()
 BLOCKS = [re.findall(r"```python\n(.*?)```", page, re.DOTALL) for page in (README, PRIMITIVES)]

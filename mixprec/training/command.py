@@ -13,6 +13,7 @@ from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.command_line import Parser
 from mixprec.data.errors import DataError
 from mixprec.loss_scale import LossScaleExhausted
+from mixprec.recipes import config_path
 from mixprec.training import dry_run, images, output, snapshots, surroundings, tensorboard
 from mixprec.training.averaging import averaged_weights
 from mixprec.training.evaluation import Evaluator
@@ -63,7 +64,12 @@ def main(argv, networks):
 
 def _parse(argv):
     parser = Parser(description="Trains an image classifier in mixed precision.", allow_abbrev=False)
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, see docs/config.md")
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see docs/config.md",
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -82,7 +88,9 @@ def _parse(argv):
         action="store_true",
         help="check and build everything, time a few steps, print what is needed, and stop; writes nothing but caches",
     )
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    arguments.config = config_path(arguments.config)
+    return arguments
 
 
 def _run(arguments, networks):

@@ -47,7 +47,7 @@ class Operation:
 
     A boolean takes a bit, it seems: since 9.25 cuDNN has another type for booleans that take a byte,
     ``CUDNN_DATA_BYTE_BOOLEAN``. That and the order of the bits have not been seen on a device.
-    For some of these there is no engine: what cuDNN 9.28 refuses is in ``tests/fake_cudnn_limits.py``.
+    For some of these there is no engine: what cuDNN 9.28 refuses is in ``tests/stand_ins/fake_cudnn_limits.py``.
 
     Attributes:
         kind: one of the table.

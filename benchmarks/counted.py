@@ -1,0 +1,250 @@
+"""What a training step asks of a GPU, counted without one: launches, graphs, uploads, waiting, layout conversions.
+
+The step runs on :mod:`benchmarks.recording`, a device that computes nothing and takes notes, so that the network
+can have its full size. The batch is as the training script would get it, and lies on the device; the learning rate is
+another one in each step, as under a schedule.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+
+import chainer
+
+import mixprec
+from benchmarks import configured, launches, recording
+from benchmarks.processes import Worker
+from mixprec.backends import graphs_of
+from mixprec.backends.notes import taking
+from mixprec.graph_capture.verification import Verification
+from mixprec.training import images
+from mixprec.training.model import build_model
+from mixprec.training.optimizers import attribute, build_optimizer
+
+_CONVERSIONS = ("to_nhwc", "to_nchw")
+_STEPS = 8  # at most, until one is like the one before
+_CALLS = 12  # at most, until a graph is launched
+_IMAGES = 2  # of a batch on which NumPy computes: how many functions there are does not depend on it
+_DECAY = 0.9999  # of the learning rate, from step to step
+# Functions of Chainer that ask for the same functions of arrays on a GPU and on the stand-in: arithmetic, and views.
+_THE_SAME = ("chainer.functions.math.basic_math", "chainer.functions.array.reshape")
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What the host asks of the device in one step; ``None`` is what is not known.
+
+    A launch is a kernel of mixprec, an execution of cuDNN, which may be several kernels, or a function of arrays for
+    which CuPy launches a kernel or a copy, for a sum over everything two. cuDNN is taken to have the engines that it
+    has on an H200, and what is chosen by measurement on a device is the first choice here.
+
+    Attributes:
+        launches: those outside of graphs.
+        graph_launches: launches of CUDA graphs.
+        in_graph: launches that are nodes of the graph; ``None`` also if there is no graph.
+        uploads: copies from the host.
+        syncs: values for which the host waits.
+        conversions: layout conversions among all launches.
+        functions: applications of functions of Chainer, forward and backward, whose launches cannot be seen here: all
+            but arithmetic and views.
+        parts: dict from names of primitives, or of functions of arrays, to their launches, in and outside of the graph.
+        note: one line that says more, such as why something is not known, or ``""``.
+    """
+
+    launches: int | None = None
+    graph_launches: int | None = None
+    in_graph: int | None = None
+    uploads: int | None = None
+    syncs: int | None = None
+    conversions: int | None = None
+    functions: int | None = None
+    parts: dict = dataclasses.field(default_factory=dict)
+    note: str = ""
+
+
+def counts_of(rows, network, **settings):
+    """Counts for several configs, each in a process of its own.
+
+    Args:
+        rows: list of ``(name, config, overrides)``, the last two as for :func:`benchmarks.configured.load`.
+        network: callable, at the top of a module, from the number of classes to a Chainer link from images to logits.
+        **settings: ``arch``, ``batch`` and ``size``, likewise.
+
+    Returns:
+        dict from names to :class:`Counts`, in the order of ``rows``; what has failed has a note that says why.
+    """
+    found = {}
+    for name, config, overrides in rows:
+        with Worker() as worker:
+            counts, reason = worker.attempt(_count, network, config, overrides, settings)
+        found[name] = counts or Counts(note=reason)
+    return found
+
+
+def count(config, network):
+    """Counts for a step of a config, when steps are all alike, on a device that this function installs.
+
+    What is global in a process is set as the training script would do it: random seeds, settings of cuDNN, what
+    converting a model changes. So :func:`counts_of` calls it in a process of its own.
+
+    Args:
+        config: from :func:`benchmarks.configured.load`.
+        network: callable from the number of classes to a Chainer link from images to logits.
+
+    Returns:
+        :class:`Counts`. With the layout nchw, where Chainer's own functions compute, only ``functions`` is known.
+
+    Raises:
+        ValueError: the config accumulates the gradients of several batches.
+        RuntimeError: steps do not come to be alike, or no graph is launched.
+    """
+    if config.training.accumulate > 1:
+        raise ValueError(f"training.accumulate is {config.training.accumulate}; only steps of one batch are counted")
+    model, _ = build_model(config, network, "@numpy")
+    train, _ = images.open_sources(config)
+    batch = images.converter_of(config)(images.train_iterator(config, train, chainer.get_device("@numpy")).next())
+    if config.model.layout == "nchw":
+        optimizer = build_optimizer(config, model)
+        with _chainers_own() as names:
+            optimizer.update(model, *(array[:_IMAGES] for array in batch))
+        return Counts(functions=names.total(), note=_unseen("the functions of layout nchw"))
+    recording.install()
+    optimizer = build_optimizer(config, recording.send(model))
+    batch = list(map(recording.array, batch))
+    rate = attribute(config.optimizer.name)
+    eager = _eager(optimizer, rate, batch)
+    if config.capture.mode == "off":
+        return eager
+    keywords = {"warmup": config.capture.warmup, "graphs": config.capture.graphs}
+    return _captured(mixprec.capture(optimizer, required=True, **keywords), optimizer, rate, batch, eager)
+
+
+def table(counts):
+    """Returns what :func:`counts_of` found as an aligned text table."""
+    titles = ("launches", "graphs", "uploads", "syncs", "conversions", "functions")
+    fields = ("launches", "graph_launches", *titles[2:])
+    width = max(map(len, counts)) + 2
+    lines = [f"{'':{width + 2}}" + "".join(f"{title:>{len(title) + 3}}" for title in titles)]
+    for name, found in counts.items():
+        numbers = [getattr(found, field) for field in fields]
+        cells = [
+            f"{'-' if number is None else number:>{len(title) + 3}}"
+            for title, number in zip(titles, numbers, strict=True)
+        ]
+        lines.append(f"  {name:{width}}{''.join(cells)}   {found.note}".rstrip())
+    return "\n".join(lines)
+
+
+def as_json(counts):
+    """Returns what :func:`counts_of` found as a list of dicts for JSON."""
+    fields = ("launches", "graph_launches", "uploads", "syncs", "conversions", "functions", "note")
+    return [{"name": name, **{field: getattr(found, field) for field in fields}} for name, found in counts.items()]
+
+
+def _count(network, name, overrides, settings):
+    return count(configured.load(name, overrides=overrides, **settings), network)
+
+
+def _eager(optimizer, rate, batch):
+    """Returns the :class:`Counts` of eager steps."""
+    before = None
+    for _ in range(_STEPS):
+        _move(optimizer, rate)
+        with graphs_of(batch[0]).on_stream(), _chainers_own() as names, taking() as notes:
+            optimizer.update(optimizer.target, *batch)
+        now = collections.Counter((note.kind, note.primitive, note.name) for note in notes)
+        if now == before:
+            break
+        before = now
+    else:
+        raise RuntimeError(f"the last of {_STEPS} steps asks the device for something else than the one before")
+    found = dataclasses.replace(_counts(notes), functions=names.total())
+    unseen, report = sorted(names), optimizer.report()
+    if report.batched < len(report.parameters):
+        unseen.append("the update of parameters one by one")
+    return dataclasses.replace(found, launches=None, note=_unseen(", ".join(unseen))) if unseen else found
+
+
+def _captured(step, optimizer, rate, batch, eager):
+    """Returns the :class:`Counts` of captured steps, given those of eager ones."""
+    with _graphs_compute_nothing() as launched:
+        for _ in range(_CALLS):
+            _move(optimizer, rate)
+            replays = step.replays
+            launched.clear()
+            with taking() as notes:
+                step(*batch)
+            if step.replays > replays:
+                break
+        else:
+            raise RuntimeError(f"no graph was launched in {_CALLS} steps: {step.report()}")
+    (graph,) = launched
+    inside, outside = _counts(graph.notes), _counts(notes)
+    known = eager.launches is not None
+    return dataclasses.replace(
+        outside,
+        graph_launches=len(launched),
+        in_graph=inside.launches if known else None,
+        conversions=inside.conversions + outside.conversions,
+        functions=eager.functions,
+        parts=dict(collections.Counter(inside.parts) + collections.Counter(outside.parts)),
+        note=f"{inside.launches} launches in the graph" if known else eager.note,
+    )
+
+
+def _counts(notes):
+    parts = collections.Counter(note.primitive or note.name for note in notes if note.kind in launches.LAUNCHES)
+    kinds = collections.Counter(note.kind for note in notes)
+    return Counts(
+        launches=parts.total(),
+        graph_launches=0,
+        uploads=kinds["upload"],
+        syncs=kinds["read"],
+        conversions=sum(parts[name] for name in _CONVERSIONS),
+        parts=dict(parts),
+    )
+
+
+def _move(optimizer, rate):
+    setattr(optimizer, rate, getattr(optimizer, rate) * _DECAY)
+
+
+@contextlib.contextmanager
+def _graphs_compute_nothing():
+    """Inside of the block launches of graphs are only put into the list that it gives, and nothing is compared."""
+    launch, difference = recording.Graph.launch, Verification.difference
+    launched = []
+    recording.Graph.launch = lambda graph: launched.append(graph)
+    Verification.difference = lambda *results: None
+    try:
+        yield launched
+    finally:
+        recording.Graph.launch, Verification.difference = launch, difference
+
+
+@contextlib.contextmanager
+def _chainers_own():
+    """Counts, in the counter of names that it gives, applications of functions of Chainer that cannot be seen.
+
+    Hooks would do that, too, but where there are hooks nothing is fused.
+    """
+    names = collections.Counter()
+    original = chainer.FunctionNode._check_data_type_forward  # which each application calls
+
+    @functools.wraps(original)
+    def check(self, arrays):
+        cls = type(self.function) if isinstance(self, chainer.function.FunctionAdapter) else type(self)
+        if cls.__module__.startswith("chainer.") and cls.__module__ not in _THE_SAME:
+            names[cls.__name__] += 1
+        original(self, arrays)
+
+    chainer.FunctionNode._check_data_type_forward = check
+    try:
+        yield names
+    finally:
+        chainer.FunctionNode._check_data_type_forward = original
+
+
+def _unseen(what):
+    return f"Chainer's own code, whose launches cannot be seen: {what}"

@@ -1,0 +1,153 @@
+"""What the summary quotes of each stage: a few lines from the files that it has made.
+
+Each function takes the stage's folder and its log, both paths. It raises ``OSError``, ``ValueError`` or ``LookupError``
+if the files are not as they should be.
+"""
+
+import collections
+import json
+import re
+import statistics
+from xml.etree import ElementTree
+
+from benchmarks.bars import record
+from benchmarks.gpu_check import properties as properties_file
+from benchmarks.gpu_check import surroundings
+
+JUNIT = "junit.xml"
+BARS = "bars.json"
+_BARS = {"plain": ("plain",), "mixprec": ("config", "precision"), "peer": ("peer",)}  # title -> groups
+LOG = "log.jsonl"  # of training, as mixprec.training.log_report has it, which imports Chainer
+_MOST = 10  # failures, or lines of a log
+_WIDTH = 160  # characters of a line
+
+
+def lines_of(log):
+    """Returns the lines of a log that are not empty, whatever bytes it holds; none if there is no log."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def cut(line):
+    """Returns a line of a length that suits a summary."""
+    line = line.rstrip()
+    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."
+
+
+def last_line(folder, log):
+    """The last line of the log."""
+    return [cut(line) for line in lines_of(log)[-1:]]
+
+
+def environment(folder, log):
+    """Memory, disk and the lines about the GPU."""
+    wanted = re.compile(r"(cpu |cores|memory|free disk|CuPy |CUDA driver|GPU \d|cuDNN |DALI |device 'auto')")
+    text = (folder / surroundings.NAME).read_text(encoding="utf-8", errors="replace")
+    return [cut(line) for line in text.splitlines() if wanted.match(line)]
+
+
+def properties(folder, log):
+    """The GPU, and what to do with the file."""
+    path = folder / properties_file.NAME
+    found = json.loads(path.read_text())
+    number = found["deviceVer"] // 10
+    return [
+        f"{found['deviceName']}, compute capability {number // 10}.{number % 10}",
+        f"plans for it: {path.name} as dev_NAME.json in tests/stand_ins/deviceless, and NAME: {number} in"
+        " tests/stand_ins/deviceless_cudnn.py",
+    ]
+
+
+def tests(folder, log):
+    """How many tests passed, failed and were skipped, and the first failures; of a killed run what its log says."""
+    path = folder / JUNIT
+    outcomes, failures = _junit(path) if path.exists() else _verbose(lines_of(log))
+    if not outcomes:
+        raise ValueError("no test has run")
+    if not path.exists():
+        failures.append("pytest did not come to its end; these are counts of its log")
+    return [", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()), *failures]
+
+
+def _junit(path):
+    try:
+        cases = ElementTree.parse(path).getroot().iter("testcase")
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    outcomes, failures = collections.Counter(), []
+    for case in cases:
+        wrong = next((part for part in case if part.tag in ("failure", "error")), None)
+        outcomes["failed" if wrong is not None else "skipped" if case.find("skipped") is not None else "passed"] += 1
+        if wrong is not None:
+            message = (wrong.get("message") or "").partition("\n")[0]
+            failures.append(cut(f"{case.get('classname')}::{case.get('name')}: {message}"))
+    return outcomes, _first(failures)
+
+
+def _verbose(lines):
+    """The same from the lines that pytest prints with -v while it runs."""
+    outcomes, failures, running = collections.Counter(), [], None
+    words = {"PASSED": "passed", "SKIPPED": "skipped", "FAILED": "failed", "ERROR": "failed", "XFAIL": "skipped"}
+    for line in lines:
+        match = re.match(r"(\S+\.py::.+?)(?: (PASSED|SKIPPED|FAILED|ERROR|XFAIL)\b.*)?$", line)
+        if match is None:
+            continue
+        running = None if match[2] else match[1].strip()
+        if match[2]:
+            outcomes[words[match[2]]] += 1
+            if words[match[2]] == "failed":
+                failures.append(match[1])
+    ended = [f"{running} was running"] if running else []
+    return outcomes, [*_first(failures), *ended]
+
+
+def bars(folder, log):
+    """The device; for each batch size the quickest of plain Chainer, of mixprec and of the peer; what is missing."""
+    found = record.read(folder / BARS)
+    measured = [row for row in found["rows"] if row["median"] is not None]
+    missing = [row for row in found["rows"] if row["median"] is None]
+    quoted = [cut(found["device"])]
+    for batch in sorted({row["batch"] for row in measured}, reverse=True):
+        for title, groups in _BARS.items():
+            rows = [row for row in measured if row["batch"] == batch and row["group"] in groups]
+            if rows:
+                quoted.append(_bar(title, max(rows, key=lambda row: row["median"])))
+    if missing:
+        first = f"{missing[0]['name']}, batch {missing[0]['batch']}: {missing[0]['reason']}"
+        quoted.append(cut(f"{len(missing)} of {len(found['rows'])} rows not measured, first {first}"))
+    if not measured:
+        raise ValueError("; ".join(quoted))
+    return quoted if found["complete"] else [*quoted, "the run did not come to its end"]
+
+
+def _bar(title, row):
+    ratio = "" if row["ratio"] is None else f", {row['ratio']:.2f} times the base"
+    return f"batch {row['batch']}, best of {title}: {row['name']}, {row['median']:.0f} images/s{ratio}"
+
+
+def profile(folder, log):
+    """The head of the printed profile, where its totals are."""
+    return [cut(line) for line in lines_of(log)[:_MOST]]
+
+
+def training(folder, log):
+    """Images/s from the log of the run, and the snapshot that SIGTERM has left."""
+    entries = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+    rates = [entry["images/s"] for entry in entries]
+    usual = statistics.median(rates[1:] or rates)
+    counted = (
+        f"median of epochs 2 to {len(rates)}" if len(rates) > 1 else "of the first epoch, engines and graph chosen"
+    )
+    quoted = [f"{usual:.0f} images/s in training, {counted}; evaluation, plots and snapshots not counted"]
+    snapshots = sorted(path.name for path in folder.glob("snapshot_iter_*.npz"))
+    if not snapshots:
+        raise ValueError("SIGTERM has left no snapshot")
+    return [*quoted, *last_line(folder, log), f"snapshot: {', '.join(snapshots)}"]
+
+
+def _first(failures):
+    more = len(failures) - _MOST
+    return [*failures[:_MOST], f"and {more} more"] if more > 0 else failures

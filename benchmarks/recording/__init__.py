@@ -1,0 +1,61 @@
+"""A stand-in for a CUDA device that computes nothing and takes notes of what it is asked.
+
+Arrays are of NumPy, with anything in them: they know address, shape and dtype. The primitives of such an array are
+those of :mod:`mixprec.backends.cuda`, with a launcher and a cuDNN that only take notes (:mod:`mixprec.backends.notes`);
+what is done to arrays by NumPy's functions, where CuPy would launch a kernel, is noted too. Outside of
+``Graphs.on_stream()`` a plain ``np.asarray`` of an array of the device is not: it gives one of the host.
+"""
+
+import inspect
+
+import numpy as np
+
+from benchmarks.recording.arrays import Array
+from benchmarks.recording.calls import Call, Spec, calls, named
+from benchmarks.recording.device import Dnn, Launcher
+from benchmarks.recording.graphs import Graph, Graphs
+from benchmarks.recording.memory import Memory
+from mixprec import backends
+from mixprec.backends.primitives import Primitives
+
+__all__ = ["Array", "Call", "Dnn", "Graph", "Graphs", "Launcher", "Spec", "array", "calls", "install", "send"]
+
+
+def array(value):
+    """Returns a copy of an array of NumPy on the device; that is an upload."""
+    value = np.asarray(value)
+    result = Array.memory.new(value.shape, value.dtype, np.empty_like(value).strides).view(Array)
+    Array.memory.upload("array", result.ctypes.data, value.nbytes)
+    result.view(np.ndarray)[...] = value
+    return result
+
+
+def send(link, array_type=None):
+    """Moves parameters and persistent arrays of a link to the device, in place of ``to_device``; returns the link.
+
+    Args:
+        link: any :class:`chainer.Link` on NumPy.
+        array_type: what its arrays become, a subclass of NumPy's; ``None`` for :class:`Array`.
+    """
+    array_type = array_type or Array
+    for part in link.links():
+        for name in part._persistent:
+            if isinstance(part.__dict__[name], np.ndarray):
+                part.__dict__[name] = part.__dict__[name].view(array_type)
+    for param in link.params(include_uninit=False):
+        param.array = param.array.view(array_type)
+        param.cleargrad()
+    return link
+
+
+def install():
+    """Makes :func:`mixprec.backends.primitives_of` know such arrays; the device has nothing in its memory yet."""
+    from mixprec.backends import cuda
+
+    Array.memory = Memory()
+    primitives = cuda.Cuda(Launcher(), Dnn())
+    for name, contract in vars(Primitives).items():
+        if inspect.isfunction(contract):
+            setattr(primitives, name, named(name, getattr(primitives, name)))
+    primitives.graphs = Graphs(primitives.launcher)
+    backends.register(Array, primitives)

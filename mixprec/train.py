@@ -1,0 +1,21 @@
+"""Trains a network that comes with mixprec on ImageNet, or on any folders of images.
+
+python -m mixprec.train --config resnet50/90ep.yaml [--set KEY=VALUE ...] [--out DIR] [--resume auto|FILE] [--dry-run]
+
+``--config`` is a file, or one of the configs that come with mixprec. In a checkout ``scripts/train_imagenet.py`` is the
+same command.
+"""
+
+import sys
+
+from mixprec.recipes.models import MODELS
+from mixprec.training import command
+
+
+def main(argv):
+    """Runs the command and returns its exit code, see :func:`mixprec.training.command.main`."""
+    return command.main(argv, MODELS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,5 @@
+"""Tests of mixprec: folders mirror the library, ``stand_ins`` stands for a GPU, ``zoo`` has networks of others."""
+
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -1,0 +1,159 @@
+"""Storage dtypes and layouts on NumPy: casts, NHWC and back."""
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixprec.backends.cpu import PRIMITIVES
+from mixprec.backends.cpu.storage import BLOCK, narrow, widen
+from tests.backends.primitive_cases import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    STORAGE,
+    arrays,
+    assert_close,
+    channel_counts,
+    exact,
+    positions,
+    seeds,
+    storage_dtypes,
+)
+
+HALVES = {dtype: np.arange(1 << 16, dtype=np.uint16).view(dtype) for dtype in (FLOAT16, BFLOAT16)}
+
+
+# --- dtype
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_number_goes_to_float32_and_back(dtype):
+    """In blocks in which all are finite, and in some in which not."""
+    with np.errstate(invalid="ignore"):
+        finite = HALVES[dtype][np.isfinite(HALVES[dtype])]
+    for numbers in (HALVES[dtype], finite):
+        wide = widen(numbers)
+        assert wide.dtype == np.float32
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_array_equal(wide, numbers.astype(np.float32))
+        back = narrow(wide, dtype)
+        assert back.dtype == dtype
+        np.testing.assert_array_equal(back.astype(np.float32), wide)
+        np.testing.assert_array_equal(np.signbit(back.astype(np.float32)), np.signbit(wide))
+
+
+@given(
+    shape=st.lists(st.integers(0, 12), max_size=4),
+    source=storage_dtypes,
+    target=storage_dtypes,
+    spread=st.sampled_from([1e-9, 1e-6, 1.0, 1e6]),
+    seed=seeds,
+)
+@settings(max_examples=100)
+def test_cast(shape, source, target, spread, seed):
+    with np.errstate(over="ignore"):
+        x = arrays(np.random.default_rng(seed), tuple(shape), np.float32, spread).astype(source)
+    y = PRIMITIVES.cast(x, target)
+    assert_close(y, exact(x), target)
+    assert (y is x) == (source == target)
+
+
+@pytest.mark.parametrize("target", STORAGE)
+@pytest.mark.parametrize("source", STORAGE)
+def test_cast_of_blocks(source, target):
+    x = arrays(np.random.default_rng(0), (3, BLOCK // 2 + 7), source)
+    x[1, 5] = np.nan
+    x[2, 7] = np.inf
+    assert_close(PRIMITIVES.cast(x, target), exact(x), target)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("size", [1, 5000])
+def test_ties_go_to_even_and_overflow_to_infinity(dtype, size):
+    step = 2.0 ** (-10 if dtype == FLOAT16 else -7)
+    for value, expected in (
+        (1 + step / 2, 1),
+        (1 + 3 * step / 2, 1 + 2 * step),
+        (np.nextafter(np.float32(1 + step / 2), np.float32(2)), 1 + step),
+        (65519.0, 65504 if dtype == FLOAT16 else 65536),
+        (65520.0, np.inf if dtype == FLOAT16 else 65536),
+        (3.4028235e38, np.inf),
+        (-np.inf, -np.inf),
+        (-0.0, 0),
+    ):
+        assert (narrow(np.full(size, value, np.float32), dtype).astype(np.float64) == expected).all()
+
+
+def test_wide_arrays_are_not_copied():
+    for dtype in (np.float32, np.float64):
+        x = np.ones(3, dtype)
+        assert widen(x) is x
+    x = np.ones(3, np.float32)
+    assert narrow(x, np.float32) is x
+
+
+def test_threads_have_scratch_of_their_own():
+    rng = np.random.default_rng(0)
+    inputs = [arrays(rng, 40 * BLOCK, np.float32) for _ in range(2)]
+    expected = [x.astype(np.float16) for x in inputs]
+    wrong = []
+
+    def work(index):
+        for _ in range(5):
+            if not np.array_equal(narrow(inputs[index], FLOAT16), expected[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=[index]) for index in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+# --- layout
+
+
+@given(
+    position=positions,
+    channels=channel_counts,
+    more=st.sampled_from([None, -1, 0, 1, 5]),
+    source=storage_dtypes,
+    target=storage_dtypes,
+    seed=seeds,
+)
+@settings(max_examples=80)
+def test_layouts(position, channels, more, source, target, seed):
+    count, height, width = position
+    x = arrays(np.random.default_rng(seed), (count, channels, height, width), source)
+    wanted = None if more is None else channels + more
+    y = PRIMITIVES.to_nhwc(x, target, wanted)
+    expected = exact(PRIMITIVES.cast(x, target)).transpose(0, 2, 3, 1)
+    assert y.dtype == target
+    assert y.flags.c_contiguous
+    assert y.shape == (*position, max(channels, wanted or 0))
+    np.testing.assert_array_equal(exact(y[..., :channels]), expected)
+    assert not y[..., channels:].any()
+
+    back = PRIMITIVES.to_nchw(y, source, channels)
+    assert back.flags.c_contiguous
+    assert back.dtype == source
+    np.testing.assert_array_equal(exact(back), exact(PRIMITIVES.cast(PRIMITIVES.cast(x, target), source)))
+    assert PRIMITIVES.to_nchw(y, source).shape == (count, y.shape[3], height, width)
+    assert PRIMITIVES.to_nchw(y, source, channels + 100).shape == (count, y.shape[3], height, width)
+
+
+def test_layouts_are_new_arrays():
+    """Also where both layouts are the same memory."""
+    x = np.ones((2, 1, 1, 1), FLOAT32)
+    assert not np.shares_memory(PRIMITIVES.to_nhwc(x, FLOAT32), x)
+    assert not np.shares_memory(PRIMITIVES.to_nchw(x, FLOAT32), x)

@@ -1,0 +1,159 @@
+"""Softmax cross entropy on NumPy beside FP64: Chainer's, and torch's for class weights and label smoothing."""
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixprec.backends.cpu import PRIMITIVES
+from tests.backends.primitive_cases import (
+    FLOAT16,
+    FLOAT32,
+    STORAGE,
+    arrays,
+    assert_close,
+    exact,
+    labels,
+    seeds,
+    softmax_cross_entropy,
+    softmax_cross_entropy_bounds,
+    storage_dtypes,
+)
+
+rows = st.sampled_from([1, 2, 5, 33])
+classes = st.sampled_from([1, 2, 3, 10, 17, 100, 1000])
+smoothings = st.sampled_from([0.0, 0.1, 0.5])
+
+
+# --- the reference
+
+
+@given(count=rows, number=classes, weighted=st.booleans(), ignore_label=st.sampled_from([-1, 255]), seed=seeds)
+@settings(max_examples=40)
+def test_the_reference_is_chainers(count, number, weighted, ignore_label, seed):
+    rng = np.random.default_rng(seed)
+    x, t = arrays(rng, (count, number), np.float64), labels(rng, count, number, ignore_label)
+    class_weight = rng.uniform(0.5, 2, number) if weighted else None
+    variable = chainer.Variable(x)
+    expected = F.softmax_cross_entropy(
+        variable, t, class_weight=class_weight, ignore_label=ignore_label, reduce="no", enable_double_backprop=True
+    )
+    expected.grad = np.ones(count)
+    expected.backward()
+    losses, _, gradient = softmax_cross_entropy(x, t, class_weight, 0.0, ignore_label)
+    np.testing.assert_allclose(losses, expected.array, atol=1e-12)
+    np.testing.assert_allclose(gradient, variable.grad, atol=1e-12)
+
+
+@given(count=rows, number=classes, weighted=st.booleans(), smoothing=smoothings, seed=seeds)
+@settings(max_examples=40)
+def test_the_reference_is_torchs(count, number, weighted, smoothing, seed):
+    torch = pytest.importorskip("torch", reason="torch is not installed: it has class weights with label smoothing")
+    rng = np.random.default_rng(seed)
+    x, t = arrays(rng, (count, number), np.float64), labels(rng, count, number, -1)
+    class_weight = rng.uniform(0.5, 2, number) if weighted else None
+    tensor = torch.tensor(x, requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(
+        tensor,
+        torch.tensor(t, dtype=torch.long),
+        weight=None if class_weight is None else torch.tensor(class_weight),
+        ignore_index=-1,
+        reduction="none",
+        label_smoothing=smoothing,
+    )
+    expected.sum().backward()
+    losses, _, gradient = softmax_cross_entropy(x, t, class_weight, smoothing, -1)
+    np.testing.assert_allclose(losses, expected.detach().numpy(), atol=1e-10)
+    np.testing.assert_allclose(gradient, tensor.grad.numpy(), atol=1e-10)
+
+
+# --- the primitive
+
+
+@given(
+    count=rows,
+    number=classes,
+    dtype=storage_dtypes,
+    weighted=st.booleans(),
+    smoothing=smoothings,
+    ignore_label=st.sampled_from([-1, 255, 0]),
+    spread=st.sampled_from([1.0, 20.0, 1000.0]),
+    one_factor=st.booleans(),
+    seed=seeds,
+)
+@settings(max_examples=150)
+def test_softmax_cross_entropy(count, number, dtype, weighted, smoothing, ignore_label, spread, one_factor, seed):
+    rng = np.random.default_rng(seed)
+    x, t = arrays(rng, (count, number), dtype, spread), labels(rng, count, number, ignore_label)
+    class_weight = rng.uniform(0.5, 2, number).astype(np.float32) if weighted else None
+    options = {"class_weight": class_weight, "smoothing": smoothing, "ignore_label": ignore_label}
+    losses, log_z = PRIMITIVES.softmax_cross_entropy(x, t, **options)
+
+    expected, expected_log_z, gradient = softmax_cross_entropy(x, t, **options)
+    loss_bound, log_z_bound, gradient_bound = softmax_cross_entropy_bounds(x, class_weight, expected_log_z)
+    assert_close(losses, expected, FLOAT32, loss_bound)
+    assert_close(log_z, expected_log_z, FLOAT32, log_z_bound)
+    assert (losses[t == ignore_label] == 0).all()
+
+    factors = np.array(128, np.float32) if one_factor else arrays(rng, count, np.float32)
+    dx = PRIMITIVES.softmax_cross_entropy_backward(factors, x, t, log_z, **options)
+    by_row = np.broadcast_to(exact(factors), count)[:, None]
+    assert_close(dx, gradient * by_row, dtype, gradient_bound * np.abs(by_row))
+    assert not dx[t == ignore_label].any()
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.filterwarnings("error")
+def test_logits_of_any_size(dtype):
+    largest = 65504 if dtype == FLOAT16 else 1e38
+    x = np.array([[largest, -largest, 0], [-largest, -largest, -largest], [0, -np.inf, 0]], dtype)
+    t = np.zeros(3, np.int32)
+    losses, log_z = PRIMITIVES.softmax_cross_entropy(x, t)
+    np.testing.assert_allclose(losses, [0, np.log(3), np.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(log_z, [exact(x)[0, 0], exact(x)[1, 0] + np.log(3), np.log(2)], rtol=1e-6)
+    dx = PRIMITIVES.softmax_cross_entropy_backward(np.float32(1), x, t, log_z)
+    assert dx[0].tolist() == [0, 0, 0]
+    assert dx[2].tolist() == [-0.5, 0, 0.5]
+
+
+def test_rows_that_do_not_count_may_hold_anything():
+    x = np.array([[np.nan, 0], [np.inf, np.inf], [0, 0]], np.float16)
+    t = np.array([-1, -1, 1], np.int32)
+    losses, log_z = PRIMITIVES.softmax_cross_entropy(x, t, smoothing=0.1)
+    assert losses[:2].tolist() == [0, 0]
+    assert losses[2] == np.float32(np.log(2))
+    dx = PRIMITIVES.softmax_cross_entropy_backward(np.float32(1), x, t, log_z, smoothing=0.1)
+    assert not dx[:2].any()
+
+
+def test_a_scaled_gradient_that_does_not_fit_is_infinite():
+    x, t = np.zeros((1, 2), np.float16), np.zeros(1, np.int32)
+    _, log_z = PRIMITIVES.softmax_cross_entropy(x, t)
+    dx = PRIMITIVES.softmax_cross_entropy_backward(np.float32(2**18), x, t, log_z)
+    assert dx.tolist() == [[-np.inf, np.inf]]
+
+
+@pytest.mark.parametrize(("count", "divisor"), [(None, 3), (8, 8), (0.5, 0.5)])
+def test_mean_of_counted(count, divisor):
+    losses, t = np.array([1, 2, 0, 4.5], np.float32), np.array([0, 1, -1, 2], np.int32)
+    mean, factor = PRIMITIVES.mean_of_counted(losses, t, count=count)
+    assert mean.shape == factor.shape == ()
+    assert mean.dtype == factor.dtype == np.float32
+    np.testing.assert_allclose(factor, 1 / divisor, rtol=1e-7)
+    np.testing.assert_allclose(mean, 7.5 / divisor, rtol=1e-6)
+
+
+def test_mean_of_none():
+    for t in (np.full(2, 7, np.int32), np.zeros(0, np.int32)):
+        mean, factor = PRIMITIVES.mean_of_counted(np.zeros(len(t), np.float32), t, ignore_label=7)
+        assert mean == 0
+        assert factor == 1
+
+
+def test_an_empty_batch():
+    x, t = np.zeros((0, 3), np.float16), np.zeros(0, np.int32)
+    losses, log_z = PRIMITIVES.softmax_cross_entropy(x, t)
+    assert losses.shape == log_z.shape == (0,)
+    assert PRIMITIVES.softmax_cross_entropy_backward(np.float32(1), x, t, log_z).shape == (0, 3)

@@ -1,0 +1,74 @@
+"""Kernels of biases, run on the host, beside NumPy's."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixprec.backends.cpu import PRIMITIVES
+from tests.backends.primitive_cases import (
+    FLOAT32,
+    accumulated,
+    arrays,
+    assert_close,
+    channel_counts,
+    exact,
+    seeds,
+    storage_dtypes,
+)
+from tests.stand_ins.host_launch import HostLauncher
+from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, receive, send
+
+shapes = st.tuples(st.integers(1, 200), channel_counts) | st.tuples(
+    st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), channel_counts
+)
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
+
+
+@settings(max_examples=50)
+@given(shapes, storage_dtypes, st.booleans(), seeds, st.booleans())
+def test_add_bias(device, shape, dtype, wide, seed, misaligned):
+    rng = np.random.default_rng(seed)
+    x, b = arrays(rng, shape, dtype), arrays(rng, shape[-1:], FLOAT32 if wide else dtype)
+    assert_same(device.add_bias(send(x, misaligned), send(b, misaligned)), PRIMITIVES.add_bias(x, b))
+
+
+@settings(max_examples=50)
+@given(shapes, storage_dtypes, st.booleans(), seeds, st.booleans())
+def test_bias_grad(device, shape, dtype, wide, seed, misaligned):
+    dy = arrays(np.random.default_rng(seed), shape, dtype, mean=1)
+    own = FLOAT32 if wide else dtype
+    found = receive(device.bias_grad(send(dy, misaligned), own))
+    axes = tuple(range(len(shape) - 1))
+    assert_close(found, exact(dy).sum(axes), own, accumulated(dy[..., 0].size, np.abs(exact(dy)).sum(axes)))
+
+
+@pytest.mark.parametrize(("shape", "launches"), [((256, 16), 1), ((20_000, 40), 2), ((3, 100, 100, 3), 2)])
+def test_many_rows(device, shape, launches):
+    """They are distributed over blocks first; for a sum that is one launch more, and not less exact."""
+    dy = arrays(np.random.default_rng(0), shape, np.float16, mean=1)
+    found = receive(device.bias_grad(send(dy), np.float32))
+    axes = tuple(range(len(shape) - 1))
+    # No sum of a thread has more than a hundredth of the terms.
+    count = dy[..., 0].size // 100 if launches == 2 else len(dy)
+    assert_close(found, exact(dy).sum(axes), FLOAT32, accumulated(count, np.abs(exact(dy)).sum(axes)))
+    assert device.launches_of("bias_grad", send(dy), np.float32) == launches
+    b = arrays(np.random.default_rng(1), shape[-1:], FLOAT32)
+    assert_same(device.add_bias(send(dy), send(b)), PRIMITIVES.add_bias(dy, b))
+    assert device.launches_of("add_bias", send(dy), send(b)) == 1
+
+
+def test_a_sum_is_the_same_every_time(device):
+    """Blocks and threads come in another order every second time."""
+    dy = send(arrays(np.random.default_rng(0), (20_000, 24), np.float32))
+    first, second = (receive(device.bias_grad(dy, np.float32)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_no_rows(device):
+    assert not receive(device.bias_grad(send(np.ones((0, 5), np.float16)), np.float16)).any()
+    assert device.add_bias(send(np.ones((0, 5), np.float16)), send(np.ones(5, np.float16))).shape == (0, 5)

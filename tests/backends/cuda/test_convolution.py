@@ -1,0 +1,400 @@
+"""Convolutions on CUDA, run on the host: cuDNN's stand-in and the kernels around it, beside Chainer's in float64."""
+
+import logging
+
+import chainer
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixprec.backends import announcements
+from mixprec.backends.cpu import PRIMITIVES
+from mixprec.backends.cuda import operations
+from mixprec.backends.cuda.ways import WithoutCudnn
+from mixprec.backends.cudnn import settings as cudnn
+from mixprec.backends.cudnn.errors import NoEngine
+from mixprec.backends.cudnn.library import CudnnMissing
+from mixprec.backends.geometry import BatchNorm, Convolution
+from mixprec.backends.primitives import Affine
+from tests.backends.cpu.test_convolution import activated, bounds, chainers, convolutions, drawn
+from tests.backends.primitive_cases import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    STORAGE,
+    accumulated,
+    arrays,
+    assert_close,
+    channel_parameters,
+    eps_of,
+    exact,
+    seeds,
+    storage_dtypes,
+)
+from tests.stand_ins import fake_cudnn_limits
+from tests.stand_ins.cuda_on_host import HostCuda, kernels_folder, receive, same, send
+
+THREE = Convolution((1, 1), (1, 1))
+X, W, Y = (2, 6, 5, 16), (24, 3, 3, 16), (2, 6, 5, 24)  # shapes that every engine takes
+
+
+@pytest.fixture(scope="module")
+def cuda(tmp_path_factory):
+    return HostCuda(kernels_folder(tmp_path_factory))
+
+
+@pytest.fixture
+def fresh(tmp_path_factory):
+    """One that has found no ways yet."""
+    return HostCuda(kernels_folder(tmp_path_factory))
+
+
+@pytest.fixture
+def announced(monkeypatch, caplog):
+    """What is announced, as if nothing had been announced before."""
+    monkeypatch.setattr(announcements, "_said", set())
+    caplog.set_level(logging.WARNING, "mixprec")
+    return caplog
+
+
+def refuse(monkeypatch, refused):
+    """Makes cuDNN's stand-in have no engine where ``refused(kinds, nodes)``."""
+    monkeypatch.setitem(fake_cudnn_limits._RULES, "a test", lambda nodes, kinds, storage: refused(kinds, nodes))
+
+
+def odd_channels(kinds, nodes):
+    """Convolutions whose channels are no multiples of 8."""
+    return any(
+        tensor.dim[axis] % 8
+        for node in nodes
+        if node.kind.startswith("conv")
+        for tensor in (*node.inputs.values(), *node.outputs)
+        for axis in (0, 1)
+        if axis == 1 or tensor.name == "w"
+    )
+
+
+def checked(cuda, case, dtype, seed):
+    """Compares all three convolutions of a case."""
+    convolution, shape, w_shape = case
+    x, w, dy = drawn(case, dtype, seed)
+    found = (
+        cuda.conv_fprop(*send((x, w)), convolution),
+        cuda.conv_dgrad(*send((dy, w)), convolution, shape),
+        cuda.conv_wgrad(*send((x, dy)), convolution, w_shape),
+    )
+    for ours, theirs, bound in zip(found, chainers(x, w, dy, convolution), bounds(x, w, dy, convolution), strict=True):
+        assert_close(receive(ours), theirs, dtype, bound)
+
+
+# --- all shapes
+
+
+@settings(max_examples=50)
+@given(case=convolutions(), dtype=storage_dtypes, seed=seeds)
+def test_against_float64(cuda, case, dtype, seed):
+    checked(cuda, case, dtype, seed)
+
+
+@settings(max_examples=25)
+@given(case=convolutions(), dtype=storage_dtypes, seed=seeds)
+def test_channels_that_no_engine_takes(tmp_path_factory, case, dtype, seed):
+    """Zeros are added; of groups there would have to be more."""
+    with pytest.MonkeyPatch.context() as patch:
+        refuse(patch, odd_channels)
+        cuda = HostCuda(kernels_folder(tmp_path_factory))
+        convolution, shape, w_shape = case
+        if convolution.groups > 1 and (shape[3] % 8 or w_shape[0] % 8 or w_shape[3] % 8):
+            with pytest.raises(NoEngine, match=r"cuDNN 9\.28\.0 has no engine on .* for conv_fprop"):
+                checked(cuda, case, dtype, seed)
+        else:
+            checked(cuda, case, dtype, seed)
+
+
+@settings(max_examples=40)
+@given(
+    case=convolutions(),
+    dtype=storage_dtypes,
+    of_bias=st.sampled_from([None, "storage", "float32"]),
+    relu=st.booleans(),
+    prologue=st.booleans(),
+    statistics=st.booleans(),
+    fusible=st.sets(st.sampled_from(["bias", "relu", "scale", "genstats", "relu_backward"])),
+    seed=seeds,
+)
+def test_everything_around_a_convolution(
+    tmp_path_factory, case, dtype, of_bias, relu, prologue, statistics, fusible, seed
+):
+    """Whatever cuDNN fuses, and what it does not."""
+    convolution, shape, w_shape = case
+    statistics = statistics and not relu
+    x, w, dy = drawn(case, dtype, seed)
+    rng = np.random.default_rng(seed + 1)
+    x[rng.random(shape) < 0.3] = 0  # where a ReLU is closed
+    b = None if of_bias is None else arrays(rng, len(w), FLOAT32 if of_bias == "float32" else dtype)
+    affine = Affine(*arrays(rng, (2, shape[3]), FLOAT32)) if prologue else None
+    z = activated(x, affine) if prologue else x
+    (expected,), (magnitude,) = (chainers(f(exact(z)), f(exact(w)), None, convolution) for f in (np.array, np.abs))
+    offset = 0.0 if b is None else exact(b)
+    bound = accumulated(w[0].size + 1, magnitude + np.abs(offset))
+    if b is not None and not {"bias", *["relu"] * relu} <= fusible:  # may be added to what has been rounded
+        bound = bound + eps_of(dtype) * (np.abs(expected) + bound) + float(np.nextafter(dtype.type(0), dtype.type(1)))
+    expected = expected + offset
+    expected = np.maximum(expected, 0) if relu else expected
+    with pytest.MonkeyPatch.context() as patch:
+        refuse(
+            patch,
+            lambda kinds, nodes: (
+                not set(kinds) & {"batchnorm", "batchnorm_backward"}
+                and set(kinds) - fusible - {"conv_fprop", "conv_dgrad", "conv_wgrad"}
+            ),
+        )
+        cuda = HostCuda(kernels_folder(tmp_path_factory))
+        found = cuda.conv_fprop(
+            *send((x, w)), convolution, send(b), relu=relu, prologue=send(affine), statistics=statistics
+        )
+        dx = cuda.conv_dgrad(*send((dy, w)), convolution, shape, relu_input=send(x))
+        dw = cuda.conv_wgrad(*send((x, dy)), convolution, w_shape, prologue=send(affine))
+    if statistics:
+        found, sums = receive(found)
+        flat, error = (array.reshape(-1, len(w)) for array in (expected, np.broadcast_to(bound, expected.shape)))
+        error = error + eps_of(dtype) * np.abs(flat)  # they may be those of what is rounded
+        squares = 2 * np.abs(flat) * error + error**2
+        count = len(flat) + 8
+        assert_close(sums[0], flat.sum(0), FLOAT32, error.sum(0) + accumulated(count, (np.abs(flat) + error).sum(0)))
+        assert_close(
+            sums[1], (flat**2).sum(0), FLOAT32, squares.sum(0) + accumulated(count, (flat**2 + squares).sum(0))
+        )
+    assert_close(np.asarray(found), expected, dtype, bound)
+    _, expected_dx, _ = chainers(x, w, dy, convolution)
+    _, dx_bound, _ = bounds(x, w, dy, convolution)
+    _, _, expected_dw = chainers(z, w, dy, convolution)
+    _, _, dw_bound = bounds(z, w, dy, convolution)
+    assert_close(receive(dx), expected_dx * (exact(x) > 0), dtype, dx_bound * (exact(x) > 0))
+    assert_close(receive(dw), expected_dw, dtype, dw_bound)
+
+
+@settings(max_examples=20)
+@given(case=convolutions(), dtype=storage_dtypes, seed=seeds, surplus=st.integers(1, 5))
+def test_channels_of_zeros_beyond_the_filter(cuda, case, dtype, seed, surplus):
+    """As of images: three channels, and one of zeros."""
+    convolution, shape, w_shape = case
+    convolution = Convolution(convolution.stride, convolution.pad, convolution.dilation)
+    case = convolution, shape, (*w_shape[:3], shape[3])
+    x, w, dy = drawn(case, dtype, seed)
+    wider = np.concatenate([x, np.zeros((*shape[:3], surplus), dtype)], 3)
+    same(cuda.conv_fprop(*send((wider, w)), convolution), receive(cuda.conv_fprop(*send((x, w)), convolution)))
+    same(
+        cuda.conv_wgrad(*send((wider, dy)), convolution, w.shape),
+        receive(cuda.conv_wgrad(*send((x, dy)), convolution, w.shape)),
+    )
+    dx = receive(cuda.conv_dgrad(*send((dy, w)), convolution, wider.shape))
+    np.testing.assert_array_equal(dx[..., : shape[3]], receive(cuda.conv_dgrad(*send((dy, w)), convolution, shape)))
+    assert not dx[..., shape[3] :].any()
+
+
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+@pytest.mark.parametrize("of_bias", [None, FLOAT32])
+def test_deconvolution(cuda, dtype, of_bias):
+    convolution = Convolution((2, 2), (1, 1))
+    x, w, y_shape = *drawn((convolution, (2, 9, 7, 8), (16, 3, 3, 8)), dtype, 0)[:0:-1], (2, 9, 7, 8)
+    b = None if of_bias is None else np.arange(8, dtype=of_bias)
+    found = cuda.deconv_fprop(*send((x, w)), convolution, y_shape, send(b))
+    expected = receive(cuda.conv_dgrad(*send((x, w)), convolution, y_shape))
+    same(found, expected if b is None else PRIMITIVES.add_bias(expected, b))
+
+
+# --- launches
+
+
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+def test_a_convolution_is_one_launch(cuda, dtype):
+    x, w, dy = send(tuple(drawn((THREE, X, W), dtype, 0)))
+    b = send(np.ones(W[0], dtype))
+    for plan, call in {
+        "conv_fprop": lambda: cuda.conv_fprop(x, w, THREE),
+        "conv_fprop+bias": lambda: cuda.conv_fprop(x, w, THREE, b),
+        "conv_fprop+bias+relu": lambda: cuda.conv_fprop(x, w, THREE, b, relu=True),
+        "conv_dgrad": lambda: cuda.conv_dgrad(dy, w, THREE, X),
+        "conv_dgrad+relu_backward": lambda: cuda.conv_dgrad(dy, w, THREE, X, relu_input=x),
+        "conv_wgrad": lambda: cuda.conv_wgrad(x, dy, THREE, W),
+    }.items():
+        with cuda.counting() as found:
+            call()
+        assert (found.kernels, found.plans) == (0, [plan])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "prologue", "statistics", "kernels", "plan"),
+    [
+        (FLOAT16, True, False, 0, "conv_fprop+scale+bias+relu"),
+        (FLOAT16, False, True, 0, "conv_fprop+genstats"),
+        # Both at once cuDNN has with a scale and a bias of float16 only, which would not be exact enough.
+        (FLOAT16, True, True, 2, "conv_fprop+scale+bias+relu"),
+        (BFLOAT16, False, True, 2, "conv_fprop"),
+    ],
+    ids=str,
+)
+def test_what_cudnn_does_not_fuse_is_done_by_kernels(cuda, dtype, prologue, statistics, kernels, plan):
+    x, w, _ = send(tuple(drawn((THREE, X, W), dtype, 0)))
+    affine = send(Affine(*np.ones((2, X[3]), np.float32))) if prologue else None
+    with cuda.counting() as found:
+        cuda.conv_fprop(x, w, THREE, prologue=affine, statistics=statistics)
+    assert found.kernels == kernels
+    (found_plan,) = found.plans
+    assert sorted(found_plan.split("+")) == sorted(plan.split("+"))
+
+
+def test_statistics_are_those_of_what_has_a_bias(fresh, monkeypatch):
+    """If cuDNN fuses statistics, but no bias."""
+    refuse(monkeypatch, lambda kinds, nodes: "bias" in kinds)
+    x, w, _ = drawn((THREE, X, W), FLOAT16, 0)
+    y, sums = receive(fresh.conv_fprop(*send((x, w)), THREE, send(np.full(W[0], 5, np.float16)), statistics=True))
+    assert_close(sums[0], exact(y).sum((0, 1, 2)), FLOAT32, accumulated(100, np.abs(exact(y)).sum((0, 1, 2))))
+
+
+def test_the_gradient_of_a_prologue_and_of_strides_before_a_relu(cuda):
+    """One kernel more: cuDNN has the first with float16 parameters only, and is slow to build the second."""
+    convolution = Convolution((2, 2), (1, 1))
+    x, w, dy = send(tuple(drawn((convolution, X, W), FLOAT16, 0)))
+    for plan, call in {
+        "conv_wgrad": lambda: cuda.conv_wgrad(
+            x, dy, convolution, W, prologue=send(Affine(*np.ones((2, X[3]), np.float32)))
+        ),
+        "conv_dgrad": lambda: cuda.conv_dgrad(dy, w, convolution, X, relu_input=x),
+    }.items():
+        with cuda.counting() as found:
+            call()
+        assert (found.kernels, found.plans) == (1, [plan])
+
+
+def test_a_known_call_describes_no_operation(fresh, monkeypatch):
+    """What to run is found by shapes; Python has little to do then."""
+    x, w, _ = send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
+    parameters = send(tuple(np.ones((2, W[0]), np.float32)))
+
+    def step():
+        _, y, saved = fresh.conv_batch_norm(x, w, THREE, *parameters, None, BatchNorm(relu=True))
+        fresh.batch_norm_backward(y, y, *parameters, saved, BatchNorm(relu=True))
+        return fresh.conv_dgrad(y, w, THREE, X), fresh.conv_wgrad(x, y, THREE, W)
+
+    expected = receive(step())
+    for name in ("conv_fprop", "conv_dgrad", "conv_wgrad", "batch_norm", "batch_norm_backward"):
+        monkeypatch.setattr(operations, name, None)
+    monkeypatch.setattr(fresh.dnn, "plan", None)
+    same(step(), expected)
+
+
+def test_other_settings_are_other_plans(fresh):
+    """The first of the stand-in's engines is not deterministic."""
+    from tests.stand_ins import fake_cudnn
+
+    x, w, _ = send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
+    used = []
+    for deterministic in (False, True, False):
+        cudnn.configure(deterministic=deterministic)
+        fresh.conv_fprop(x, w, THREE)
+        used.append(fake_cudnn.executed[-1][1])
+    assert used == [0, 1, 0]
+
+
+# --- convolution and batch normalization
+
+
+@pytest.mark.parametrize(
+    ("add", "autotune", "node_cost", "fused"),
+    [
+        (False, "heuristic", 0.8, False),
+        (True, "heuristic", 0.8, False),
+        (True, "measure", 0.1, False),  # five nodes, or two and two kernels
+        (True, "measure", 0.8, True),
+        (False, "measure", 0.8, False),  # three nodes
+    ],
+)
+def test_convolution_and_batch_normalization(tmp_path_factory, add, autotune, node_cost, fused):
+    """Apart: two plans. With the sums of the convolution: one, and two kernels, if that is measured to be faster."""
+    cuda = HostCuda(kernels_folder(tmp_path_factory), node_cost)
+    cudnn.configure(autotune=autotune)
+    x, w, _ = drawn((THREE, X, W), FLOAT16, 0)
+    rng = np.random.default_rng(1)
+    other = arrays(rng, Y, FLOAT16) if add else None
+    gamma, beta = channel_parameters(rng, W[0])
+    attributes = BatchNorm(relu=True)
+    running, expected_running = send(tuple(np.ones((2, W[0]), np.float32))), tuple(np.ones((2, W[0]), np.float32))
+    z, y, saved = cuda.conv_batch_norm(*send((x, w)), THREE, *send((gamma, beta)), running, attributes, add=send(other))
+    expected_z, expected_y, expected_saved = PRIMITIVES.conv_batch_norm(
+        x, w, THREE, gamma, beta, expected_running, attributes, add=other
+    )
+    same(z, expected_z)
+    # Of what is not yet rounded to float16 some statistics are taken.
+    np.testing.assert_allclose(receive(saved.mean), expected_saved.mean, atol=1e-3)
+    np.testing.assert_allclose(receive(saved.invstd), expected_saved.invstd, rtol=1e-3)
+    np.testing.assert_allclose(exact(receive(y)), exact(expected_y), atol=2e-2)
+    for found, expected in zip(running, expected_running, strict=True):
+        np.testing.assert_allclose(receive(found), expected, rtol=2e-3, atol=2e-3)
+    with cuda.counting() as found:
+        cuda.conv_batch_norm(*send((x, w)), THREE, *send((gamma, beta)), running, attributes, add=send(other))
+    if fused:
+        assert (found.kernels, found.plans) == (2, ["conv_fprop+genstats"])
+    else:
+        assert (found.kernels, len(found.plans)) == (0, 2)
+
+
+@pytest.mark.parametrize(("node_cost", "kernels", "plan"), [(0.1, 0, 4), (1.0, 1, 1)])
+def test_a_prologue_is_measured_too(tmp_path_factory, node_cost, kernels, plan):
+    """In one graph of four nodes, or by a kernel."""
+    cuda = HostCuda(kernels_folder(tmp_path_factory), node_cost)
+    cudnn.configure(autotune="measure")
+    x, w, _ = send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
+    affine = send(Affine(*np.ones((2, X[3]), np.float32)))
+    first = receive(cuda.conv_fprop(x, w, THREE, prologue=affine))
+    with cuda.counting() as found:
+        same(cuda.conv_fprop(x, w, THREE, prologue=affine), first)
+    assert found.kernels == kernels
+    assert [len(nodes.split("+")) for nodes in found.plans] == [plan]
+
+
+# --- what is said
+
+
+def test_padding_is_announced_once_for_each_shape(fresh, monkeypatch, announced):
+    refuse(monkeypatch, odd_channels)
+    for shape in [(2, 4, 4, 10), (2, 4, 4, 10), (3, 4, 4, 10)]:
+        x, w, _ = drawn((THREE, shape, (12, 3, 3, 10)), FLOAT16, 0)
+        fresh.conv_fprop(*send((x, w)), THREE)
+        fresh.conv_fprop(*send((x, w)), THREE)
+    messages = [record.getMessage() for record in announced.records]
+    assert len(messages) == 2
+    assert messages[0].startswith("conv_fprop(x float16 2x4x4x10, w float16 12x3x3x10")
+    assert messages[0].endswith(
+        "cuDNN has no engine for these channels; each call copies arrays to multiples of 8, which is slow"
+    )
+
+
+def test_three_channels_and_one_of_zeros_are_no_news(fresh, announced):
+    x, w, _ = drawn((THREE, (2, 4, 4, 4), (8, 3, 3, 3)), FLOAT16, 0)
+    fresh.conv_fprop(*send((x, w)), THREE)
+    assert not announced.records
+
+
+def test_without_cudnn_convolutions_say_what_is_missing(tmp_path_factory, announced):
+    x, w, dy = send(tuple(drawn((THREE, (2, 4, 4, 10), (12, 3, 3, 10)), FLOAT16, 0)))
+    cuda = HostCuda(kernels_folder(tmp_path_factory))
+    message = r"^conv_fprop\(x float16 2x4x4x10, w .* is computed by cuDNN: chainer.config.use_cudnn is 'never'; set it"
+    with chainer.using_config("use_cudnn", "never"), pytest.raises(CudnnMissing, match=message):
+        cuda.conv_fprop(x, w, THREE)
+    cuda.conv_fprop(x, w, THREE)
+    cuda = HostCuda(kernels_folder(tmp_path_factory))
+    cuda.dnn = WithoutCudnn("nvidia-cudnn-cu13 is missing: pip install it")
+    for name, call in {
+        "conv_fprop": lambda: cuda.conv_fprop(x, w, THREE),
+        "conv_dgrad": lambda: cuda.conv_dgrad(dy, w, THREE, x.shape),
+        "conv_wgrad": lambda: cuda.conv_wgrad(x, dy, THREE, w.shape),
+    }.items():
+        with pytest.raises(CudnnMissing, match=rf"^{name}\(.* is computed by cuDNN: nvidia-cudnn-cu13 is missing"):
+            call()
+    assert not announced.records
+    parameters = send(tuple(np.ones((2, 12), np.float32)))
+    y, saved = cuda.batch_norm(dy, *parameters, None, BatchNorm())
+    cuda.batch_norm_backward(y, dy, *parameters, saved, BatchNorm())

@@ -1,0 +1,59 @@
+"""The dropout kernel, run on the host, beside NumPy's."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixprec.backends.cpu import PRIMITIVES
+from tests.backends.primitive_cases import storage_dtypes
+from tests.stand_ins.host_launch import HostLauncher
+from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, receive, send
+
+words = st.integers(0, 2**64 - 1)
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
+
+
+@settings(max_examples=60)
+@given(
+    size=st.integers(1, 1100),
+    dtype=storage_dtypes,
+    ratio=st.sampled_from([0.0, 0.1, 0.5, 0.9]) | st.floats(0, 0.999),
+    key=st.tuples(words, words),
+    misaligned=st.booleans(),
+)
+def test_dropout(device, size, dtype, ratio, key, misaligned):
+    x = odd_values(np.random.default_rng(size), (size,), dtype)
+    key = np.array(key, np.uint64)
+    found = device.dropout(send(x, misaligned), ratio, send(key))
+    assert_same(found, PRIMITIVES.dropout(x, ratio, key))
+
+
+def test_the_place_in_an_array_decides_whatever_its_shape(device):
+    x = np.ones((3, 5, 7, 9), np.float16)
+    key = np.array([1, 2], np.uint64)
+    found = receive(device.dropout(send(x), 0.5, send(key)))
+    np.testing.assert_array_equal(found.reshape(-1), receive(device.dropout(send(x.reshape(-1)), 0.5, send(key))))
+    assert 0.4 < (found == 0).mean() < 0.6
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**64 - 1])
+def test_keys(device, seed):
+    """Each is a copy of the state, which moves on."""
+    state, expected = device.new_random_state(seed), PRIMITIVES.new_random_state(seed)
+    assert_same(state, expected)
+    for _ in range(3):
+        assert_same(device.dropout_key(state), PRIMITIVES.dropout_key(expected))
+        assert_same(state, expected)
+
+
+def test_each_is_one_launch(device):
+    state = device.new_random_state(1)
+    key = device.dropout_key(state)
+    assert device.launches_of("dropout_key", state) == 1
+    assert device.launches_of("dropout", send(np.ones((3, 1000), np.float16)), 0.5, key) == 1
+    assert device.launches_of("dropout", send(np.ones(0, np.float16)), 0.5, key) == 0

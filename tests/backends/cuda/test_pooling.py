@@ -1,0 +1,131 @@
+"""Pooling kernels, run on the host, beside NumPy's."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixprec.backends.cpu import PRIMITIVES
+from mixprec.backends.geometry import Pooling
+from tests.backends.primitive_cases import (
+    STORAGE,
+    accumulated,
+    arrays,
+    assert_close,
+    exact,
+    poolings,
+    seeds,
+    storage_dtypes,
+)
+from tests.stand_ins.host_launch import HostLauncher
+from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, receive, send
+
+RESNET = Pooling((3, 3), (2, 2), (1, 1))
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
+
+
+@settings(max_examples=40)
+@given(case=poolings(), dtype=storage_dtypes, seed=seeds, odd=st.booleans(), misaligned=st.booleans())
+def test_max_pool(device, case, dtype, seed, odd, misaligned):
+    pooling, shape = case
+    rng = np.random.default_rng(seed)
+    x = odd_values(rng, shape, dtype) if odd else arrays(rng, shape, dtype)
+    y, where = device.max_pool(send(x, misaligned), pooling)
+    expected_y, expected_where = PRIMITIVES.max_pool(x, pooling)
+    assert_same(y, expected_y, sign_of_zero=False)  # NumPy's has one zero only
+    assert_same(where, expected_where)
+    dy = arrays(rng, y.shape, dtype)
+    dx = device.max_pool_backward(send(dy, misaligned), where, pooling, shape)
+    assert_same(dx, PRIMITIVES.max_pool_backward(dy, expected_where, pooling, shape))
+
+
+@settings(max_examples=40)
+@given(case=poolings(average=True), dtype=storage_dtypes, seed=seeds, misaligned=st.booleans())
+def test_average_pool(device, case, dtype, seed, misaligned):
+    pooling, shape = case
+    rng = np.random.default_rng(seed)
+    x = arrays(rng, shape, dtype)
+    y = device.average_pool(send(x, misaligned), pooling)
+    assert_same(y, PRIMITIVES.average_pool(x, pooling))
+    dy = arrays(rng, y.shape, dtype)
+    found = receive(device.average_pool_backward(send(dy, misaligned), pooling, shape))
+    # Of the exact gradients, the sums of which NumPy rounds elsewhere.
+    expected, magnitude = (
+        PRIMITIVES.average_pool_backward(exact(terms), pooling, shape) for terms in (dy, np.abs(exact(dy)))
+    )
+    count = pooling.window[0] * pooling.window[1]
+    assert_close(found, expected, dtype, accumulated(count + 1, magnitude))
+
+
+@settings(max_examples=25)
+@given(
+    images=st.integers(1, 3),
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    channels=st.sampled_from([1, 3, 8, 9, 24, 40, 264]),
+    dtype=storage_dtypes,
+    seed=seeds,
+    misaligned=st.booleans(),
+)
+def test_global_average_pool(device, images, size, channels, dtype, seed, misaligned):
+    rng = np.random.default_rng(seed)
+    x = arrays(rng, (images, *size, channels), dtype)
+    y = receive(device.global_average_pool(send(x, misaligned)))
+    count = size[0] * size[1]
+    assert_close(y, exact(x).mean((1, 2)), dtype, accumulated(count + 1, np.abs(exact(x)).mean((1, 2))))
+    dy = arrays(rng, y.shape, dtype)
+    dx = device.global_average_pool_backward(send(dy, misaligned), x.shape)
+    assert_same(dx, PRIMITIVES.global_average_pool_backward(dy, x.shape))
+
+
+def test_windows_of_255_elements(device):
+    """The greatest position that uint8 can hold."""
+    pooling = Pooling((15, 17), (15, 17))
+    x = np.zeros((1, 30, 34, 3), np.float16)
+    x[:, 14::15, 16::17] = 1
+    y, where = device.max_pool(send(x), pooling)
+    assert (receive(y) == 1).all()
+    assert (receive(where) == 254).all()
+    dx = device.max_pool_backward(y, where, pooling, x.shape)
+    assert_same(dx, x)
+
+
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+def test_channels_of_many_blocks(device, dtype):
+    """A block has fewer channels than an image has, and fewer rows than are added up."""
+    rng = np.random.default_rng(0)
+    x = arrays(rng, (2, 7, 7, 1040), dtype)
+    assert_same(device.max_pool(send(x), RESNET)[0], PRIMITIVES.max_pool(x, RESNET)[0])
+    found = receive(device.global_average_pool(send(x)))
+    assert_close(found, exact(x).mean((1, 2)), dtype, accumulated(50, np.abs(exact(x)).mean((1, 2))))
+
+
+def test_means_of_many_pixels(device):
+    """A thread reads and writes several rows."""
+    rng = np.random.default_rng(0)
+    x = arrays(rng, (2, 60, 61, 40), np.float16, mean=1)
+    found = receive(device.global_average_pool(send(x)))
+    assert_close(found, exact(x).mean((1, 2)), x.dtype, accumulated(60 * 61 // 8, np.abs(exact(x)).mean((1, 2))))
+    dx = device.global_average_pool_backward(send(found), x.shape)
+    assert_same(dx, PRIMITIVES.global_average_pool_backward(found, x.shape))
+
+
+def test_each_is_one_launch(device):
+    x = send(np.ones((3, 6, 6, 16), np.float16))
+    y, where = device.max_pool(x, RESNET)
+    pooled = device.global_average_pool(x)
+    assert device.launches_of("max_pool", x, RESNET) == 1
+    assert device.launches_of("max_pool_backward", y, where, RESNET, x.shape) == 1
+    assert device.launches_of("average_pool", x, RESNET) == 1
+    assert device.launches_of("average_pool_backward", y, RESNET, x.shape) == 1
+    assert device.launches_of("global_average_pool", x) == 1
+    assert device.launches_of("global_average_pool_backward", pooled, x.shape) == 1
+
+
+def test_no_images(device):
+    x = send(np.ones((0, 6, 6, 16), np.float16))
+    assert device.max_pool(x, RESNET)[0].shape == (0, 3, 3, 16)
+    assert device.global_average_pool(x).shape == (0, 16)

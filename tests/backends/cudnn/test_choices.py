@@ -1,0 +1,151 @@
+"""Measured choices on disk: kept, shared by processes, refused when damaged or of other versions."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mixprec.backends.cudnn.choices import Choices
+from tests import ROOT
+
+ENVIRONMENT = {"device": "NVIDIA H200 / 141 GB", "sm": 90, "driver": 13000, "cudnn": "9.28.0", "frontend": "1.28.0"}
+
+
+def test_what_was_chosen_is_there_for_the_next_process(tmp_path):
+    first = Choices(tmp_path / "new", ENVIRONMENT)
+    assert first.get("conv") is None
+    first.put("conv", "eng1_k2=3", 0.25)
+    assert first.get("conv") == "eng1_k2=3"
+    assert Choices(tmp_path / "new", ENVIRONMENT).get("conv") == "eng1_k2=3"
+
+
+def test_the_file_says_what_it_is_for(tmp_path):
+    choices = Choices(tmp_path, ENVIRONMENT)
+    choices.put("conv", "eng1", 0.25)
+    name = "device_NVIDIA_H200_141_GB-sm_90-driver_13000-cudnn_9.28.0-frontend_1.28.0.json"
+    assert choices.path == str(tmp_path / name)
+    assert json.loads((tmp_path / name).read_text()) == {
+        "format": 1,
+        "environment": ENVIRONMENT,
+        "choices": {"conv": {"name": "eng1", "milliseconds": 0.25}},
+    }
+
+
+@pytest.mark.parametrize("change", [{"cudnn": "9.29.0"}, {"frontend": "1.27.0"}, {"driver": 12090}, {"sm": 100}])
+def test_another_version_has_a_file_of_its_own(tmp_path, change):
+    Choices(tmp_path, ENVIRONMENT).put("conv", "eng1", 0.25)
+    other = Choices(tmp_path, {**ENVIRONMENT, **change})
+    assert other.get("conv") is None
+    other.put("conv", "eng2", 0.25)
+    assert Choices(tmp_path, ENVIRONMENT).get("conv") == "eng1"
+
+
+def damaged(content):
+    return pytest.param(content if isinstance(content, bytes) else json.dumps(content).encode())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        damaged(b""),
+        damaged(b"{"),
+        damaged(b"\xff\xfe"),
+        damaged([]),
+        damaged({"format": 2, "environment": ENVIRONMENT, "choices": {}}),
+        damaged({"format": 1, "environment": ENVIRONMENT}),
+        damaged({"format": 1, "environment": ENVIRONMENT, "choices": []}),
+        damaged({"format": 1, "environment": ENVIRONMENT, "choices": {"conv": "eng1"}}),
+        damaged({"format": 1, "environment": ENVIRONMENT, "choices": {"conv": {"name": 1}}}),
+        damaged({"format": 1, "environment": {**ENVIRONMENT, "sm": 80}, "choices": {"conv": {"name": "eng9"}}}),
+    ],
+)
+def test_a_file_that_cannot_be_trusted_is_named_once_and_replaced(tmp_path, caplog, content):
+    path = Path(Choices(tmp_path, ENVIRONMENT).path)
+    path.write_bytes(content)
+    choices = Choices(tmp_path, ENVIRONMENT)
+    assert choices.get("conv") is None
+    choices.put("conv", "eng2", 0.5)
+    choices.put("bn", "eng3", 0.5)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(path) in record.message
+    assert "made anew" in record.message
+    fresh = Choices(tmp_path, ENVIRONMENT)
+    assert (fresh.get("conv"), fresh.get("bn")) == ("eng2", "eng3")
+    assert len(caplog.records) == 1
+
+
+def test_without_a_folder_choices_last_as_long_as_the_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    choices = Choices(None, ENVIRONMENT)
+    choices.put("conv", "eng1", 0.25)
+    assert choices.get("conv") == "eng1"
+    assert os.listdir(tmp_path) == []
+
+
+def test_where_nothing_can_be_written_choices_last_as_long_as_the_process(tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    choices = Choices(tmp_path / "file", ENVIRONMENT)
+    choices.put("conv", "eng1", 0.25)
+    choices.put("bn", "eng2", 0.25)
+    assert (choices.get("conv"), choices.get("bn")) == ("eng1", "eng2")
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
+
+
+def test_an_interrupted_write_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    choices = Choices(tmp_path, ENVIRONMENT)
+    choices.put("conv", "eng1", 0.25)
+
+    def interrupted(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        choices.put("bn", "eng2", 0.25)
+    monkeypatch.undo()
+    assert Choices(tmp_path, ENVIRONMENT).get("conv") == "eng1"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".lock"]
+
+
+def test_two_that_were_read_at_the_same_time_do_not_overwrite_each_other(tmp_path):
+    first, second = Choices(tmp_path, ENVIRONMENT), Choices(tmp_path, ENVIRONMENT)
+    first.put("conv", "eng1", 0.25)
+    second.put("bn", "eng2", 0.25)
+    assert second.get("conv") == "eng1"
+    assert Choices(tmp_path, ENVIRONMENT).get("conv") == "eng1"
+
+
+def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path):
+    code = """
+import sys
+from mixprec.backends.cudnn.choices import Choices
+choices = Choices(sys.argv[1], {"device": "x"})
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(10):
+    choices.put(f"{sys.argv[2]} {number}", f"eng{number}", 1.0)
+"""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        for number in range(4)
+    ]
+    for process in processes:
+        assert process.stdout.readline() == b"ready\n"
+    for process in processes:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
+    choices = Choices(tmp_path, {"device": "x"})
+    assert [choices.get(f"{p} {n}") for p in range(4) for n in range(10)] == [f"eng{n}" for n in range(10)] * 4

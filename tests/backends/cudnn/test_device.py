@@ -1,0 +1,174 @@
+"""What cuDNN's run time asks of CuPy: on a stand-in for its module, and on a device."""
+
+import contextlib
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from mixprec.backends.cudnn import device as device_module
+from mixprec.backends.cudnn import settings
+from mixprec.backends.cudnn.device import CupyDevice
+from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.geometry import Convolution
+from tests.backends.cudnn.operations import batch_norm, conv_fprop
+from tests.update.test_cubin import ARCHITECTURES, compiler_for
+
+
+class FakeCupy:
+    """The parts of CuPy that are used, with a log of what happens on the stream."""
+
+    def __init__(self):
+        self.log = []
+        self.clock = 0.0
+        self.stream = types.SimpleNamespace(ptr=5, is_capturing=lambda: False)
+        properties = {"name": b"NVIDIA H200", "major": 9, "minor": 0}
+        runtime = types.SimpleNamespace(
+            getDeviceProperties=lambda number: properties,
+            driverGetVersion=lambda: 13000,
+            memcpyDeviceToDevice=3,
+            memcpyAsync=lambda *arguments: self.log.append(arguments),
+        )
+        self.cuda = types.SimpleNamespace(
+            Device=lambda number: contextlib.nullcontext(number),
+            runtime=runtime,
+            get_current_stream=lambda: self.stream,
+            Event=lambda: FakeEvent(self),
+            get_elapsed_time=lambda first, last: last.time - first.time,
+            alloc=lambda size: types.SimpleNamespace(ptr=256, size=size),
+        )
+
+
+class FakeEvent:
+    def __init__(self, cupy):
+        self._cupy, self.time = cupy, None
+
+    def record(self, stream):
+        assert stream is self._cupy.stream
+        self._cupy.log.append("event")
+        self.time = self._cupy.clock
+
+    def synchronize(self):
+        self._cupy.log.append("wait")
+
+
+class FakeLauncher:
+    def __init__(self, number):
+        self.log = []
+
+    def compile(self, source, names):
+        return {name: name for name in names}
+
+    def launch(self, kernel, blocks, arguments):
+        self.log.append((kernel, blocks))
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    found = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", found)
+    monkeypatch.setattr(device_module, "CupyLauncher", FakeLauncher)
+    return found
+
+
+def test_a_device_says_what_measurements_depend_on(cupy):
+    device = CupyDevice(0)
+    assert (device.name, device.capability, device.driver) == ("NVIDIA H200", 90, 13000)
+    assert (device.stream(), device.capturing(), device.allocate(7).size) == (5, False, 7)
+
+
+def test_bytes_are_copied_on_the_current_stream(cupy):
+    CupyDevice(0).copy(512, 514, 30)
+    assert cupy.log == [(512, 514, 30, 3, 5)]
+
+
+def test_functions_are_timed_behind_a_kernel_that_keeps_the_device_busy(cupy):
+    device = CupyDevice(0)
+    device._launcher.log = cupy.log
+
+    def taking(milliseconds):
+        def function():
+            cupy.clock += milliseconds
+            cupy.log.append(milliseconds)
+
+        return function
+
+    assert device.times([taking(2.0), taking(0.5)]) == [2.0, 0.5]
+    assert cupy.log == [("spin", 1), "event", 2.0, "event", 0.5, "event", "wait"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_kernel_that_keeps_the_device_busy_compiles(architecture):
+    log = compiler_for(architecture)(device_module._SPIN, architecture)
+    assert f"spin' for '{architecture}'" in log
+    assert "warning" not in log
+
+
+# On a device
+
+X, W = (8, 14, 14, 64), (32, 3, 3, 64)
+CONV = conv_fprop(X, W, Convolution(pad=(1, 1)), "float16")
+
+
+def run_on_gpu(dnn, operation, seed=0):
+    cupy = pytest.importorskip("cupy")
+    random = np.random.RandomState(seed)
+    inputs = {t.name: cupy.asarray(random.uniform(0.5, 1, t.shape).astype(t.dtype)) for t in operation.inputs}
+    outputs = {t.name: cupy.zeros(t.shape, t.dtype) for t in operation.outputs}
+    dnn.plan(operation).run(*(array.data.ptr for array in (*inputs.values(), *outputs.values())))
+    return {name: array.get() for name, array in outputs.items()}
+
+
+@pytest.fixture
+def dnn():
+    from mixprec.backends.cudnn.dnn import Dnn
+
+    return Dnn(0)
+
+
+@pytest.mark.gpu
+def test_the_clock_of_the_device_sees_what_takes_longer():
+    import cupy
+
+    small, large = (cupy.ones(size, np.float32) for size in (2**10, 2**27))
+    short, long = np.median([CupyDevice(0).times([lambda: small.fill(1), lambda: large.fill(1)]) for _ in range(5)], 0)
+    assert 0 < short < long
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operation", [CONV, batch_norm(X, "float16", relu=True)], ids=["conv", "batch norm"])
+def test_every_way_to_choose_an_engine_gives_the_same_result(dnn, operation, tmp_path):
+    results = []
+    for autotune in settings.AUTOTUNE:
+        settings.configure(autotune=autotune, cache=tmp_path)
+        results.append(run_on_gpu(dnn, operation))
+        assert dnn.plan(operation).engine.startswith("eng")
+    for found in results[1:]:
+        for name, array in found.items():
+            # Both round float32 sums of 576 products, or of 1,568 elements, once to the output's dtype.
+            rtol = 2.0**-10 if array.dtype == np.float16 else 1e-5
+            np.testing.assert_allclose(array.astype(float), results[0][name].astype(float), rtol, atol=1e-4)
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".json", ".lock"]
+
+
+@pytest.mark.gpu
+def test_a_captured_plan_replays_and_one_that_is_new_is_an_error(dnn):
+    import cupy
+
+    x, w = cupy.ones(X, np.float16), cupy.ones(W, np.float16)
+    y = cupy.zeros((*X[:3], W[0]), np.float16)
+    addresses = [array.data.ptr for array in (x, w, y)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        dnn.plan(CONV).run(*addresses)
+        stream.begin_capture()
+        dnn.plan(CONV).run(*addresses)
+        with pytest.raises(CaptureError, match="is not built yet"):
+            dnn.plan(batch_norm(X, "float16"))
+        graph = stream.end_capture()
+        y.fill(0)
+        graph.launch()
+        stream.synchronize()
+    assert float(y[0, 7, 7, 0]) == 9 * 64

@@ -1,0 +1,148 @@
+"""cuDNN has engines for what training asks, and they are built: for three GPUs, without one. See the Makefile.
+
+Not shown here: that they compute the right thing, or how fast.
+"""
+
+import concurrent.futures
+import multiprocessing
+import os
+
+import pytest
+
+from mixprec.backends.cudnn import library
+from mixprec.backends.cudnn.engines import Engines
+from mixprec.backends.cudnn.errors import NoEngine
+from mixprec.backends.cudnn.settings import Settings
+from tests.backends.cudnn import plan_cases_nchw
+from tests.backends.cudnn.plan_cases import NETWORKS, operations_of
+from tests.backends.cudnn.plan_variants import variants
+from tests.stand_ins import deviceless_cudnn, fake_cudnn
+
+try:
+    library.load()
+except library.CudnnMissing as error:
+    pytest.skip(f"{error}; make test-plans installs it", allow_module_level=True)
+
+_cudnn = None  # in a worker
+
+
+def start_worker(driver):
+    global _cudnn
+    _cudnn = deviceless_cudnn.load(driver)
+
+
+def build(operation, gpu, settings):
+    """Builds the first engine that can be built, in a worker; returns its name, or why there is none."""
+    try:
+        engines = Engines(_cudnn, operation, settings, **deviceless_cudnn.arguments_for(_cudnn, gpu))
+        name = next(engines.usable(), None)
+    except NoEngine as error:
+        return None, str(error)
+    return name, engines.why_none()
+
+
+def build_with_float16_sums(operation, gpu, settings):
+    """Builds the first engine that is allowed and adds up in less than float32; returns its name or ``None``."""
+    engines = Engines(_cudnn, operation, settings, **deviceless_cudnn.arguments_for(_cudnn, gpu))
+    engines.graph.select_numeric_notes([_cudnn.numerical_note.REDUCED_PRECISION_REDUCTION])
+    return next(engines.usable(), None)
+
+
+class Builder:
+    """Builds in parallel, each plan once."""
+
+    def __init__(self, pool):
+        self.pool = pool
+        self.results = {}
+
+    def __call__(self, operations, gpu, settings):
+        """Returns (name of the engine, or None; the reason if so) for each operation."""
+        todo = [operation for operation in operations if (operation, gpu, settings) not in self.results]
+        built = self.pool.map(build, todo, [gpu] * len(todo), [settings] * len(todo), chunksize=2)
+        self.results.update(zip([(operation, gpu, settings) for operation in todo], built, strict=True))
+        return [self.results[operation, gpu, settings] for operation in operations]
+
+    def pytest_terminal_summary(self, terminalreporter):
+        built = sum(name is not None for name, _ in self.results.values())
+        terminalreporter.write_line(f"{built} plans of cuDNN were built")
+
+
+@pytest.fixture(scope="module")
+def builder(request, tmp_path_factory):
+    driver = deviceless_cudnn.compile_driver(tmp_path_factory.mktemp("driver"))
+    context = multiprocessing.get_context("spawn")  # a copy of this process would have what it has loaded
+    workers = len(os.sched_getaffinity(0))
+    with concurrent.futures.ProcessPoolExecutor(workers, context, start_worker, (driver,)) as pool:
+        found = Builder(pool)
+        request.config.pluginmanager.register(found)
+        yield found
+
+
+@pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("batch", [32, 256])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_network(builder, network, batch, dtype, gpu):
+    operations = operations_of(network, batch, dtype)
+    assert len(operations) > 50
+    results = builder(operations, gpu, Settings())
+    missing = [f"{op}: {why}" for op, (name, why) in zip(operations, results, strict=True) if name is None]
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("network", plan_cases_nchw.NETWORKS)
+def test_plain_chainer(builder, network, dtype, gpu):
+    """Every convolution that Chainer's own networks ask for through the bridge, in NCHW."""
+    operations = plan_cases_nchw.operations_of(network, 32, dtype)
+    assert len(operations) >= 12
+    results = builder(operations, gpu, Settings())
+    missing = [f"{op}: {why}" for op, (name, why) in zip(operations, results, strict=True) if name is None]
+    assert not missing, "\n".join(missing)
+
+
+def refused_by_stand_in(operation, settings):
+    try:
+        engines = Engines(fake_cudnn, operation, settings, sm_version=90)
+    except NoEngine:
+        return True
+    return next(engines.usable(), None) is None
+
+
+def assert_as_stand_in(builder, operations, gpu, settings):
+    results = builder(operations.values(), gpu, settings)
+    refused = {name for name, (engine, _) in zip(operations, results, strict=True) if engine is None}
+    assert refused == {name for name, operation in operations.items() if refused_by_stand_in(operation, settings)}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_stand_in_refuses_what_cudnn_refuses_on_an_h200(builder, dtype):
+    assert_as_stand_in(builder, variants(dtype), "H200", Settings(autotune="off"))
+
+
+@pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
+@pytest.mark.parametrize("tf32", [True, False], ids=["tf32", "float32"])
+def test_float32(builder, gpu, tf32):
+    """All convolutions have engines that round nothing to TF32, but for the one with a prologue."""
+    assert_as_stand_in(builder, variants("float32"), gpu, Settings(autotune="off", tf32=tf32))
+
+
+@pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
+def test_deterministic(builder, gpu):
+    """What has an engine has one that gives the same bits each time, but for the sums of a convolution on a B200."""
+    operations = variants("float16")
+    results = builder(operations.values(), gpu, Settings(autotune="off"))
+    supported = {name: op for (name, op), (engine, _) in zip(operations.items(), results, strict=True) if engine}
+    assert len(supported) > 60
+    results = builder(supported.values(), gpu, Settings(autotune="off", deterministic=True))
+    missing = {name for name, (engine, _) in zip(supported, results, strict=True) if engine is None}
+    assert missing == ({"fprop -> sums", "7x7 fprop -> sums"} if gpu == "B200" else set())
+
+
+@pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
+def test_sums_are_float32(builder, gpu):
+    """cuDNN lists engines for gradients of float16 whose parts of a sum are added in float16."""
+    gradients = [op for name, op in variants("float16").items() if name in ("dgrad 3x3", "wgrad 3x3", "wgrad 1x1")]
+    for operation in gradients:
+        assert builder.pool.submit(build_with_float16_sums, operation, gpu, Settings(autotune="off")).result() is None

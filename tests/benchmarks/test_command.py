@@ -1,0 +1,184 @@
+"""scripts/benchmark.py: every row is there, and the numbers fit together."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import types
+
+import chainer
+import numpy as np
+import pytest
+
+from benchmarks import command, contestants, gpu, update, update_gpu
+from benchmarks.arguments import ArgumentsError
+from mixprec import environment
+from models import MODELS
+from tests import ROOT
+
+SCRIPT = ROOT / "scripts" / "benchmark.py"
+
+
+def _run(*arguments, cwd):
+    return subprocess.run([sys.executable, SCRIPT, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def test_update_prints_tables_and_writes_the_same_numbers(tmp_path):
+    process = _run("update", "--arch", "resnet8", "--repeats", "1", "--json", "update.json", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    record = json.loads((tmp_path / "update.json").read_text())
+    assert record["settings"] == {"arch": "resnet8", "repeats": 1}
+    assert {"date", "python", "numpy", "chainer", "mixprec", "commit", "cpu", "threads"} <= record.keys()
+    names = ["plain Chainer", "mixprec", "mixprec, batched=False"]
+    parts = ["all elements", "one element each", "one element each, in links"]
+    found = {}
+    for row in record["rows"]:
+        found.setdefault(row["part"], []).append(row["name"])
+    assert found == {
+        part + hook: names + ["torch.optim.SGD, foreach"] * (part == "all elements")
+        for part in parts
+        for hook in (", weight decay", "")
+    }
+    for row in record["rows"]:
+        assert row["part"] in process.stdout
+        if row["microseconds"] is None:
+            assert row["note"] in process.stdout
+            continue
+        assert f"  {row['name']:42}{row['microseconds']:12.0f}" in process.stdout
+        base = next(other["microseconds"] for other in record["rows"] if other["part"] == row["part"])
+        assert row["ratio"] == pytest.approx(base / row["microseconds"])
+    if not environment.usable_device_count():
+        assert record["gpu"]["rows"] == []
+        assert f"not measured on a GPU: {record['gpu']['missing']}\n" in process.stdout
+
+
+def test_without_torch_the_row_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(contestants, "take_turns", lambda names, *_: {name: [1.0] for name in names})
+    rows = update.measure(MODELS["resnet8"], repeats=1)
+    (row, _) = [row for row in rows if row.name.startswith("torch")]
+    assert row.microseconds is None
+    assert f"{row.name:42}torch cannot be imported: " in update.table(rows)
+
+
+def test_the_floor_of_a_gpu_is_the_time_of_its_bytes():
+    shapes = [(3, 5), (7,)]
+    assert update_gpu.floor("MomentumSGD", shapes, 1) == 15 * 26 + 7 * 24
+    assert update_gpu.floor("Adam", shapes, 1) == 15 * 34 + 7 * 32
+
+
+class StubDevice:
+    """A GPU on the host, where each of 20 steps takes a millisecond."""
+
+    xp = types.SimpleNamespace(
+        zeros=np.zeros,
+        empty_like=np.empty_like,
+        cuda=types.SimpleNamespace(
+            Event=lambda: types.SimpleNamespace(record=lambda: None, synchronize=lambda: None),
+            get_elapsed_time=lambda start, stop: 20.0,
+        ),
+    )
+
+    def use(self):
+        pass
+
+
+@pytest.fixture
+def stub_gpu(monkeypatch):
+    monkeypatch.setattr(environment, "resolve_device", lambda wanted: ("@cupy:0", "GPU 0 of 1: Stub H200"))
+    others = chainer.get_device
+    monkeypatch.setattr(chainer, "get_device", lambda name: StubDevice() if name == "@cupy:0" else others(name))
+    monkeypatch.setattr(chainer.Link, "to_device", lambda link, device: link)
+    monkeypatch.setattr(gpu, "_COPIED", 10**6)
+
+
+@pytest.mark.usefixtures("stub_gpu")
+def test_rows_of_a_gpu():
+    _check_rows_of_a_gpu(expected={"device": "GPU 0 of 1: Stub H200", "copy_gigabytes_per_second": 2.0})
+
+
+@pytest.mark.gpu
+def test_update_is_measured_on_the_gpu():
+    _check_rows_of_a_gpu()
+
+
+def _check_rows_of_a_gpu(expected=None):
+    rows, settings = update_gpu.measure(MODELS["resnet8"], repeats=1)
+    names = ["plain Chainer", "mixprec", "torch.optim.{}, fused, float32"]
+    parts = [("MomentumSGD", "SGD"), ("Adam", "Adam")]
+    assert [(row.part, row.name) for row in rows] == [
+        (part, name.format(torch)) for part, torch in parts for name in names
+    ]
+    assert expected is None or settings == expected
+    table = update_gpu.table(rows, settings)
+    for row in rows:
+        assert row.note or row.floors > 0
+        assert f"  {row.name:42}{row.note}" in table
+    assert json.loads(json.dumps(update_gpu.as_json(rows, settings)))["rows"][0]["part"] == "MomentumSGD"
+
+
+BAD = [
+    (("update", "--repeats", "0"), "argument --repeats: found '0', expected an integer of at least 1"),
+    (("update", "--repeats", "x"), "argument --repeats: found 'x', expected an integer of at least 1"),
+    (("update", "--arch", "resnet9"), "argument --arch: invalid choice: 'resnet9'"),
+    (("update", "--json", "no/such/folder.json"), "argument --json: no/such is no folder"),
+    (("update", "--json", "a.txt"), "argument --json: found 'a.txt', expected a name that ends in .json"),
+    (("update", "--json", "a.json/"), "argument --json: found 'a.json/', expected a name that ends in .json"),
+    (("update", "--json", "/proc/a.json"), "argument --json: /proc takes no files: "),
+    (("page", "--out", "a.txt"), "argument --out: found 'a.txt', expected a name that ends in .md"),
+    (("primitives", "--gpu-batch", "0"), "argument --gpu-batch: found '0', expected an integer of at least 1"),
+    (("bars", "--batch", "8,x"), "argument --batch: found '8,x', expected integers of at least 1 with commas"),
+    (("bars", "--batch", "8,4,8"), "argument --batch: found '8,4,8', expected each number once"),
+    (("bars", "--limit", "x"), "argument --limit: found 'x', expected a finite number above 0"),
+    (("updates",), "argument command: invalid choice: 'updates'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error"), BAD)
+def test_bad_arguments_end_with_one_line_and_exit_code_2(arguments, error, tmp_path):
+    process = _run(*arguments, cwd=tmp_path)
+    assert process.returncode == 2
+    (line,) = process.stderr.splitlines()
+    assert line.startswith(f"error: {error}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_is_one_line_that_says_where_the_numbers_are(tmp_path):
+    arguments = ("--batch", "2,4096", "--arch", "resnet110", "--size", "32", "--blocks", "1", "--block-steps", "1")
+    rows = ("--rows", "plain Chainer FP32")
+    with subprocess.Popen(
+        [sys.executable, SCRIPT, "bars", *arguments, *rows, "--json", "bars.json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        next(line for line in process.stdout if line.startswith("batch 2"))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors.splitlines() == ["benchmark: interrupted; what was measured before is in bars.json"]
+
+
+def test_a_closed_output_is_one_line(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = ["roofline", "--arch", "resnet18", "--size", "64", "--bandwidth", "4300", "--tflops", "790"]
+    process = subprocess.run([sys.executable, SCRIPT, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert process.returncode == 1
+    assert process.stderr == "benchmark: nobody reads the output any more; nothing is saved\n"
+
+
+def test_bars_have_a_file_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_RESULTS", tmp_path)
+    cpu = command._file_of("@numpy", "CPU: asked for")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}-bars-cpu\.json", cpu.name)
+    gpu = command._file_of("@cupy:0", "GPU 0 of 1: NVIDIA H200, compute capability 9.0, 139 GiB")
+    assert gpu.parent == tmp_path
+    assert gpu.name.endswith("-bars-nvidia-h200.json")
+    monkeypatch.setattr(command, "_RESULTS", tmp_path / "no")
+    with pytest.raises(ArgumentsError, match=r"^without --json: .*no is no folder$"):
+        command._file_of("@numpy", "CPU: asked for")

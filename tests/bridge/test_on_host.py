@@ -1,0 +1,46 @@
+"""The tests of the bridge that are written for a GPU, on the host: in a process of their own, on :mod:`fake_cupy`."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import ROOT
+from tests.stand_ins.kernels_on_host import kernels_folder
+
+TIMEOUT = 900  # seconds; it takes one minute, two on a busy machine
+# Counted here once more: what is skipped or was not collected is missed.
+EXPECTED = {
+    "tests/bridge/test_gpu.py": {"passed": 183},
+    "tests/bridge/test_curve.py": {"passed": 3},
+}
+
+
+@pytest.mark.parametrize("file", EXPECTED)
+def test_the_tests_of_the_gpu_pass_on_the_host(file, tmp_path_factory):
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed: the kernels cannot run on the host")
+    mine = ("MIXPREC_CUDNN", "CUDA_VISIBLE_DEVICES", "PYTEST_ADDOPTS")
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in mine and not name.startswith("CHAINER_")},
+        "PYTHONPATH": str(ROOT),
+        "FAKE_CUPY_FOLDER": str(kernels_folder(tmp_path_factory)),
+    }
+    options = ["-q", "-p", "no:cacheprovider", "-p", "tests.stand_ins.fake_cupy", "-m", "gpu", file]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
+    last = done.stdout.strip().splitlines()[-1]
+    counts = {
+        word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|failed|xfailed|xpassed|error)", last)
+    }
+    assert counts == EXPECTED[file], last

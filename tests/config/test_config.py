@@ -1,0 +1,934 @@
+"""Config files: what loads, what is refused and in which words, and the way back to YAML."""
+
+import dataclasses
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mixprec.config import Config, ConfigError, dump, load, reference
+from models import MODELS
+from tests import ROOT
+
+REQUIRED = {
+    "model": {"arch": "resnet50", "classes": 10},
+    "data": {"train": "t", "val": "v"},
+    "optimizer": {"lr": 0.5},
+    "training": {"batch_size": 32, "epochs": 90},
+}
+
+
+def merged(**sections):
+    """The smallest config as YAML text, with more keys."""
+    content = {section: dict(keys) for section, keys in REQUIRED.items()}
+    for section, keys in sections.items():
+        content[section] = {**content.get(section, {}), **keys}
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes files into an empty working directory, so that messages hold relative paths."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, content):
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return name
+
+    return write
+
+
+def refusal(path, overrides=(), **keywords):
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides, **keywords)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+# What loads
+
+
+def test_defaults_are_those_of_the_design(write):
+    config = load(write("c.yaml", merged()))
+    assert dataclasses.asdict(config) == {
+        "model": {"arch": "resnet50", "classes": 10, "layout": "nhwc", "fuse": True, "zero_init_residual": False},
+        "precision": {"compute": "float16"},
+        "loss_scale": {
+            "mode": "dynamic",
+            "init": 65536.0,
+            "growth": 2.0,
+            "backoff": 0.5,
+            "interval": 2000,
+            "floor": 6.103515625e-05,
+            "cap": 16777216.0,
+            "hysteresis": 1,
+            "patience": 50,
+        },
+        "data": {
+            "format": "auto",
+            "train": "t",
+            "val": "v",
+            "root": None,
+            "synthetic_images": None,
+            "on_error": "stop",
+            "loader": "auto",
+            "size": 224,
+            "val_size": None,
+            "resize": 256,
+            "crop_area": (0.08, 1.0),
+            "flip": True,
+            "mean": (123.675, 116.28, 103.53),
+            "std": (58.395, 57.12, 57.375),
+            "pad_channels": False,
+            "last_batch": "partial",
+            "shuffle_window": 16384,
+            "threads": 4,
+            "prefetch": 2,
+            "decode": "gpu",
+            "hw_decoder_load": 0.65,
+            "preallocate": True,
+            "decoded_cache_mib": 0,
+        },
+        "optimizer": {
+            "name": "CorrectedMomentumSGD",
+            "lr": 0.5,
+            "lr_images": None,
+            "momentum": None,
+            "trust_coefficient": None,
+            "weight_decay": 0.0,
+            "decay_norm_and_bias": False,
+        },
+        "update": {"batched": True},
+        "cudnn": {"autotune": "measure", "workspace_mib": 512, "deterministic": False, "tf32": False},
+        "schedule": {
+            "kind": "cosine",
+            "warmup_epochs": 0.0,
+            "milestones": (),
+            "gamma": 0.1,
+            "power": 2.0,
+            "end_lr": 0.0,
+        },
+        "training": {
+            "batch_size": 32,
+            "accumulate": 1,
+            "epochs": 90,
+            "seed": 0,
+            "device": "auto",
+            "label_smoothing": 0.0,
+            "ema_decay": None,
+        },
+        "capture": {"mode": "off", "warmup": 3, "graphs": 4, "other_shapes": "capture", "evaluation": True},
+        "snapshot": {"every": "1 epoch", "keep": 3, "best": True},
+        "log": {"every": "1 epoch", "gradient_histogram": None, "tensorboard": False},
+    }
+
+
+def test_off_is_text_with_and_without_quotes(write):
+    for text in ("off", "'off'"):
+        assert load(write("c.yaml", merged()), [f"cudnn.autotune={text}"]).cudnn.autotune == "off"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [("true", "auto"), ("false", "off"), ("off", "off"), ("auto", "auto"), ("required", "required")],
+)
+def test_a_value_in_place_of_the_section_is_its_mode(write, text, mode):
+    config = load(write("c.yaml", merged() + f"capture: {text}\n"))
+    assert config == load(write("d.yaml", merged()), [f"capture={text}"])
+    assert config == load(write("e.yaml", merged(capture={"mode": mode})))
+    assert dataclasses.astuple(config.capture) == (mode, 3, 4, "capture", True)
+
+
+def test_a_value_in_place_of_the_section_leaves_its_other_keys(write):
+    write("lib/a.yaml", merged(capture={"mode": "required", "warmup": 5}))
+    write("c.yaml", "base: lib/a.yaml\ncapture: true\n")
+    assert dataclasses.astuple(load("c.yaml").capture) == ("auto", 5, 4, "capture", True)
+    config = load("c.yaml", ["capture.graphs=1", "capture=false", "capture.warmup=2"])
+    assert dataclasses.astuple(config.capture) == ("off", 2, 1, "capture", True)
+
+
+def test_no_interval_is_no_trigger(write):
+    assert load(write("c.yaml", merged())).log.gradient_histogram_trigger is None
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "+1e-3", "0.1e-2", ".001", "0.001", "10e-4"])
+def test_every_notation_of_a_float_is_a_number(write, text):
+    assert load(write("c.yaml", merged()), [f"optimizer.lr={text}"]).optimizer.lr == 0.001
+
+
+def test_an_integer_becomes_a_float_where_a_float_is_wanted(write):
+    config = load(write("c.yaml", merged()), ["optimizer.lr=1", "data.mean=[1, 2, 3e0]"])
+    assert type(config.optimizer.lr) is float
+    assert config.data.mean == (1.0, 2.0, 3.0)
+    assert {type(value) for value in config.data.mean} == {float}
+
+
+def test_a_date_an_octal_and_a_sexagesimal_are_what_they_look_like(write):
+    """PyYAML alone makes them a date, 8 and 90."""
+    config = load(write("c.yaml", merged()), ["data.train=2024-01-01", "training.seed=010", "data.val=1:30"])
+    assert (config.data.train, config.training.seed, config.data.val) == ("2024-01-01", 10, "1:30")
+
+
+@pytest.mark.parametrize(
+    ("text", "trigger"),
+    [
+        ("1 epoch", (1, "epoch")),
+        ("5 epochs", (5, "epoch")),
+        ("1 iteration", (1, "iteration")),
+        ("500 iterations", (500, "iteration")),
+    ],
+)
+def test_intervals_become_triggers_of_chainer(write, text, trigger):
+    config = load(write("c.yaml", merged(log={"every": text, "gradient_histogram": text}, snapshot={"every": text})))
+    assert config.log.trigger == trigger
+    assert config.log.gradient_histogram_trigger == trigger
+    assert config.snapshot.trigger == trigger
+
+
+def test_base_is_relative_to_its_file_and_later_files_win_key_by_key(write):
+    write("lib/deep/a.yaml", merged(optimizer={"weight_decay": 0.25, "momentum": 0.5}, data={"mean": [1, 2, 3]}))
+    write("lib/b.yaml", "base: deep/a.yaml\noptimizer: {weight_decay: 0.125, lr: 2}\n")
+    config = load(write("c.yaml", "optimizer: {lr: 3}\nbase: lib/b.yaml\ndata: {mean: [4, 5, 6]}\n"))
+    assert dataclasses.astuple(config.optimizer) == ("CorrectedMomentumSGD", 3.0, None, 0.5, None, 0.125, False)
+    assert config.data.mean == (4.0, 5.0, 6.0)
+    assert config.data.train == "t"
+
+
+def test_overrides_win_over_files_and_the_last_one_over_the_others(write):
+    write("c.yaml", merged(loss_scale={"cap": 65536}))
+    config = load("c.yaml", ["optimizer.lr=2", "loss_scale.cap=null", "optimizer.lr=3", "data.train=a=b"])
+    assert (config.optimizer.lr, config.loss_scale.cap, config.data.train) == (3.0, None, "a=b")
+
+
+def test_the_script_names_the_architectures(write):
+    path = write("c.yaml", merged())
+    assert load(path, choices={"model.arch": ["resnet8", "resnet50"]}).model.arch == "resnet50"
+    assert refusal(path, ["model.arch=resnet5"], choices={"model.arch": ["resnet8", "resnet50"]}) == (
+        "--set: 'model.arch' is 'resnet5'; allowed: resnet8, resnet50; did you mean 'resnet50'?"
+    )
+    with pytest.raises(KeyError):
+        load(path, choices={"model.architecture": ["resnet8"]})
+
+
+# What is refused, and in which words
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "optimizer:\n  # 0.1 is too much\n  learning_rate: 0.1\n",
+            "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, lr_images, momentum, "
+            "trust_coefficient, weight_decay, decay_norm_and_bias; did you mean 'optimizer.lr'?",
+        ),
+        (
+            "model:\n  arch: a\noptimiser: {lr: 1}\n",
+            "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, optimizer, update, "
+            "cudnn, schedule, training, capture, snapshot, log, base; did you mean 'optimizer'?",
+        ),
+        ("training:\n  epochs: 1\n  epochs: 2\n", "c.yaml:3: duplicate key 'epochs'; it is already on line 2"),
+        ("log: {}\nmodel: {}\nlog: {}\n", "c.yaml:3: duplicate key 'log'; it is already on line 1"),
+        (
+            "mode: static\n",
+            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
+            "update, cudnn, schedule, training, capture, snapshot, log, base; did you mean 'loss_scale.mode'?",
+        ),
+        (
+            "mode: {arch: a}\n",
+            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
+            "update, cudnn, schedule, training, capture, snapshot, log, base; did you mean 'model'?",
+        ),
+        ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
+        ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every, gradient_histogram"),
+        (
+            "capture: 1\n",
+            "c.yaml:1: 'capture' is 1; allowed: true, false, off, auto, required, or a section with the keys mode, "
+            "warmup, graphs, other_shapes, evaluation",
+        ),
+        ("\ncapture:\n", "c.yaml:2: 'capture' is null; allowed: true, false, off, auto, required, or a section "),
+        ("capture: [auto]\n", "c.yaml:1: 'capture' is ['auto']; allowed: true, false, off, auto, required, or a "),
+        ("capture: !mine true\n", "c.yaml:1: 'capture' cannot be read: tag '!mine' is not allowed"),
+        ("log: true\n", "c.yaml:1: 'log' is true; allowed: a section with the keys every, gradient_histogram"),
+        ("\n- 1\n", "c.yaml:2: found a list; allowed: sections with keys"),
+        ("nonsense\n", "c.yaml:1: found 'nonsense'; allowed: sections with keys"),
+        ("model: {}\n? [a]\n: 1\n", "c.yaml:2: found a list or mapping as a key; allowed: a name"),
+        ("model: {}\n\tlog: {}\n", "c.yaml:2: not valid YAML: found character '\\t' that cannot start any token"),
+        (
+            "a: 1\n---\nb: 1\n",
+            "c.yaml:2: not valid YAML: expected a single document in the stream but found another document",
+        ),
+        ("log:\n  every: \x07\n", "c.yaml:2: not valid YAML: character U+0007 is not allowed"),
+        (b"log:\n  every: \xe9\n", "c.yaml:2: not UTF-8 (byte 0xe9)"),
+        (
+            "",
+            "c.yaml: missing keys: model.arch, model.classes, optimizer.lr, "
+            "training.batch_size, training.epochs; they have no default",
+        ),
+        ("log:\n  every: !!python/name:os.system\n", "c.yaml:2: 'every' cannot be read: tag "),
+        ("log: !mine {}\n", "c.yaml:1: tag '!mine' is not allowed"),
+        ("log: {every: !!int one}\n", "c.yaml:1: 'every' cannot be read: tag 'tag:yaml.org,2002:int' is not allowed"),
+        ("log: &log {every: *log}\n", "c.yaml:1: 'log.every' is a mapping; allowed: text of the form"),
+        ("data:\n  mean: &m [1, *m, 3]\n", "c.yaml:2: 'data.mean' is [1, ..., 3]; allowed: a list of 3 numbers"),
+        ("training: {epochs: " + "9" * 5000 + "}\n", "c.yaml:1: 'epochs' cannot be read: Exceeds the limit"),
+        ('a: "\\U00110000"\n', "c.yaml: not valid YAML: chr() arg not in range"),
+        ("a: " + "[" * 3000, "c.yaml: not valid YAML: nested too deeply"),
+        ("base: [a.yaml]\n", "c.yaml:1: 'base' is ['a.yaml']; allowed: the path of a YAML file"),
+        ("\nbase: b.yaml\n", "c.yaml:2: 'base' is 'b.yaml'; no such file: b.yaml"),
+        ("base: c.yaml\n", "c.yaml:1: 'base' goes round in a circle: c.yaml -> c.yaml"),
+        ('"two\\nlines": 1\n', "c.yaml:1: unknown section 'two\\nlines'; allowed: "),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
+    assert refusal(write("c.yaml", text)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lr", "'optimizer.lr' has no '='; allowed: SECTION.KEY=VALUE"),
+        ("=1", "unknown key ''; allowed: model.*, precision.*, "),
+        ("model={arch: a}", "unknown key 'model'; allowed: arch, classes"),
+        ("optimizer.lr=[1", "'optimizer.lr': not valid YAML: "),
+        ("optimizer.lr=", "'optimizer.lr' is null; allowed: a number > 0"),
+        ("optimizer.lr=fast", "'optimizer.lr' is 'fast'; allowed: a number > 0"),
+        ("optimizer.lr='0.1'", "'optimizer.lr' is '0.1'; allowed: a number > 0"),
+        ("optimizer.lr=true", "'optimizer.lr' is true; allowed: a number > 0"),
+        ("optimizer.lr=0", "'optimizer.lr' is 0; allowed: a number > 0"),
+        ("optimizer.lr=.inf", "'optimizer.lr' is '.inf'; allowed: a number > 0"),
+        ("optimizer.lr=1e999", "'optimizer.lr' is inf; allowed: a number > 0"),
+        ("optimizer.lr=1" + "0" * 400, "'optimizer.lr' is 100000"),
+        ("optimizer.name=adam", "'optimizer.name' is 'adam'; allowed: SGD, MomentumSGD, CorrectedMomentumSGD, "),
+        ("optimizer.momentum=1", "'optimizer.momentum' is 1; allowed: a number >= 0 and < 1, or null"),
+        (
+            "optimizer.trust_coefficient=0",
+            "'optimizer.trust_coefficient' is 0; allowed: a number > 0, or null",
+        ),
+        ("update.batched=1", "'update.batched' is 1; allowed: true or false"),
+        ("cudnn.autotune=false", "'cudnn.autotune' is false; allowed: off, heuristic, measure"),
+        ("cudnn.workspace_mib=-1", "'cudnn.workspace_mib' is -1; allowed: an integer >= 0"),
+        ("cudnn.workspace_mib=0.5", "'cudnn.workspace_mib' is 0.5; allowed: an integer >= 0"),
+        ("cudnn.tf32=off", "'cudnn.tf32' is 'off'; allowed: true or false"),
+        ("optimizer.weight_decay=-1e-4", "'optimizer.weight_decay' is -0.0001; allowed: a number >= 0"),
+        ("model.classes=true", "'model.classes' is true; allowed: an integer >= 2"),
+        ("model.classes=1", "'model.classes' is 1; allowed: an integer >= 2"),
+        ("model.classes=10.0", "'model.classes' is 10.0; allowed: an integer >= 2"),
+        ("model.arch=50", "'model.arch' is 50; allowed: text"),
+        (
+            "precision.compute=float64",
+            "'precision.compute' is 'float64'; allowed: float16, bfloat16, float32; did you mean ",
+        ),
+        ("loss_scale.mode=null", "'loss_scale.mode' is null; allowed: dynamic, static, none"),
+        ("loss_scale.init=1000", "'loss_scale.init' is 1000; allowed: a number that is a power of two"),
+        ("loss_scale.init=-2", "'loss_scale.init' is -2; allowed: a number that is a power of two"),
+        ("loss_scale.growth=1", "'loss_scale.growth' is 1; allowed: a number that is a power of two from 2 "),
+        ("loss_scale.backoff=1", "'loss_scale.backoff' is 1; allowed: a number that is a power of two from "),
+        ("loss_scale.floor=3", "'loss_scale.floor' is 3; allowed: "),
+        ("loss_scale.cap=0", "'loss_scale.cap' is 0; allowed: "),
+        ("loss_scale.interval=0", "'loss_scale.interval' is 0; allowed: an integer >= 1"),
+        ("data.threads=true", "'data.threads' is true; allowed: an integer >= 1"),
+        ("data.train=''", "'data.train' is ''; allowed: text that is not empty"),
+        ("data.size=7", "'data.size' is 7; allowed: an integer >= 8"),
+        ("data.flip=yes", "'data.flip' is 'yes'; allowed: true or false"),
+        ("data.flip=1", "'data.flip' is 1; allowed: true or false"),
+        ("data.crop_area=[0, 1]", "'data.crop_area' is [0, 1]; allowed: a list of 2 numbers with 0 < first "),
+        ("data.crop_area=[0.5, 0.25]", "'data.crop_area' is [0.5, 0.25]; allowed: "),
+        ("data.crop_area=[0.5, 1.5]", "'data.crop_area' is [0.5, 1.5]; allowed: "),
+        ("data.mean=[1, 2]", "'data.mean' is [1, 2]; allowed: a list of 3 numbers"),
+        ("data.mean=[1, 2, true]", "'data.mean' is [1, 2, true]; allowed: a list of 3 numbers"),
+        ("data.mean=128", "'data.mean' is 128; allowed: a list of 3 numbers"),
+        (
+            "schedule.milestones=30",
+            "'schedule.milestones' is 30; allowed: a list of numbers >= 0, each larger than the ",
+        ),
+        ("schedule.milestones=[30, 30]", "'schedule.milestones' is [30, 30]; allowed: a list of numbers >= 0, each "),
+        ("schedule.milestones=[-1]", "'schedule.milestones' is [-1]; allowed: a list of numbers >= 0, each larger "),
+        ("schedule.milestones=[30, x]", "'schedule.milestones' is [30, 'x']; allowed: a list of numbers >= 0, each "),
+        ("data.std=[1, 2, 0]", "'data.std' is [1, 2, 0]; allowed: a list of 3 numbers > 0"),
+        ("training.seed=-1", "'training.seed' is -1; allowed: an integer >= 0 and < 2^32"),
+        ("training.seed=4294967296", "'training.seed' is 4294967296; allowed: an integer >= 0 and < 2^32"),
+        ("training.device=cuda", "'training.device' is 'cuda'; allowed: text of the form auto, cpu, gpu or gpu:N"),
+        ("training.device=gpu:x", "'training.device' is 'gpu:x'; allowed: "),
+        ("training.device=gpu:", "'training.device' is a mapping; allowed: "),
+        ("capture=1", "'capture' is 1; allowed: true, false, off, auto, required"),
+        ("capture=1.0", "'capture' is 1.0; allowed: true, false, off, auto, required"),
+        ("capture=", "'capture' is null; allowed: true, false, off, auto, required"),
+        (
+            "capture=requird",
+            "'capture' is 'requird'; allowed: true, false, off, auto, required; did you mean 'required'?",
+        ),
+        ("capture={mode: auto}", "'capture' is a mapping; allowed: true, false, off, auto, required"),
+        ("capture.mode=true", "'capture.mode' is true; allowed: off, auto, required"),
+        ("capture.warmup=1", "'capture.warmup' is 1; allowed: an integer >= 2"),
+        ("capture.graphs=0", "'capture.graphs' is 0; allowed: an integer >= 1"),
+        (
+            "capture.other_shapes=eagre",
+            "'capture.other_shapes' is 'eagre'; allowed: capture, eager; did you mean 'eager'",
+        ),
+        ("capture.evaluation=auto", "'capture.evaluation' is 'auto'; allowed: true or false"),
+        (
+            "training=true",
+            "unknown key 'training'; allowed: batch_size, accumulate, epochs, seed, device, label_smoothing, ema_decay",
+        ),
+        ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
+        ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
+        (
+            "log.gradient_histogram=often",
+            "'log.gradient_histogram' is 'often'; allowed: text of the form 'N epochs' or 'N iterations', or null",
+        ),
+        ("snapshot.every=2", "'snapshot.every' is 2; allowed: "),
+        ("snapshot.every='1 epoch\n'", "'snapshot.every' is "),
+    ],
+)
+def test_a_bad_override_is_one_line_that_says_what_is_allowed(write, override, message):
+    assert refusal(write("c.yaml", merged()), [override]).startswith(f"--set: {message}")
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("lr=1", "optimizer.lr"),
+        ("optimiser.lr=1", "optimizer.lr"),
+        ("optimizer.LR=1", "optimizer.lr"),
+        ("optimizer.alpha=1", "optimizer.lr"),
+        ("optimizer.momentun=1", "optimizer.momentum"),
+        ("model.num_classes=1", "model.classes"),
+        ("schedule.epochs=1", "training.epochs"),
+        ("log.weigth_decay=1", "optimizer.weight_decay"),
+        ("training.batchsize=1", "training.batch_size"),
+        ("precision.dtype=1", "precision.compute"),
+        ("data.workers=1", "data.threads"),
+        ("optimizer.eta=1", "optimizer.trust_coefficient"),
+        ("update.fused=true", "update.batched"),
+        ("cudnn.max_workspace_size=1", "cudnn.workspace_mib"),
+        ("cudnn.allow_tf32=true", "cudnn.tf32"),
+        ("capture.max_graphs=2", "capture.graphs"),
+        ("schedule.warmup=5", "schedule.warmup_epochs"),
+    ],
+)
+def test_an_unknown_key_gets_the_nearest_name(write, override, near):
+    assert refusal(write("c.yaml", merged()), [override]).endswith(f"; did you mean '{near}'?")
+
+
+def test_a_key_like_no_other_gets_no_proposal(write):
+    assert "did you mean" not in refusal(write("c.yaml", merged()), ["optimizer.xyzzy=1"])
+
+
+@pytest.mark.parametrize(
+    ("sections", "overrides", "message"),
+    [
+        (
+            {"data": {"size": 224, "resize": 200}},
+            [],
+            "c.yaml:8: impossible combination: 'data.size' is 224 (c.yaml:7), 'data.val_size' is null (default), "
+            "'data.resize' is 200 (c.yaml:8); allowed: data.val_size, or data.size if that is null, <= data.resize",
+        ),
+        (
+            {"data": {"resize": 256}},
+            ["data.size=288"],
+            "--set: impossible combination: 'data.size' is 288 (--set), 'data.val_size' is null (default), "
+            "'data.resize' is 256 (c.yaml:7); allowed: data.val_size, or data.size if that is null, <= data.resize",
+        ),
+        (
+            {"data": {"size": 224, "resize": 256}},
+            ["data.size=288"],
+            "--set: impossible combination: 'data.size' is 288 (--set), 'data.val_size' is null (default), "
+            "'data.resize' is 256 (c.yaml:8); ",
+        ),
+        (
+            {"data": {"size": 128, "resize": 200}},
+            ["data.val_size=224"],
+            "--set: impossible combination: 'data.size' is 128 (c.yaml:7), 'data.val_size' is 224 (--set), "
+            "'data.resize' is 200 (c.yaml:8); ",
+        ),
+        (
+            {},
+            ["data.train=null"],
+            "--set: impossible combination: 'data.format' is 'auto' (default), 'data.train' is null (--set), "
+            "'data.val' is 'v' (c.yaml:6), 'data.synthetic_images' is null (default); allowed: data.train and "
+            "data.val, without data.synthetic_images; with data.format synthetic only the latter",
+        ),
+        (
+            {},
+            ["data.format=synthetic", "data.synthetic_images=100"],
+            "--set: impossible combination: 'data.format' is ",
+        ),
+        ({}, ["data.root=r"], "--set: impossible combination: 'data.format' is 'auto' (default), 'data.root' is 'r'"),
+        (
+            {},
+            ["data.loader=pillow", "data.decoded_cache_mib=1"],
+            "--set: impossible combination: 'data.loader' is 'pillow' (--set), 'data.decoded_cache_mib' is 1 (--set); ",
+        ),
+        (
+            {"model": {"layout": "nchw", "fuse": False}},
+            ["data.pad_channels=true"],
+            "--set: impossible combination: 'model.layout' is 'nchw' (c.yaml:4), 'data.pad_channels' is true (--set); ",
+        ),
+        (
+            {},
+            ["schedule.kind=step"],
+            "--set: impossible combination: 'schedule.kind' is 'step' (--set), 'schedule.milestones' is [] (default); "
+            "allowed: schedule.milestones with kind step, and with no other",
+        ),
+        ({}, ["schedule.milestones=[30]"], "--set: impossible combination: 'schedule.kind' is 'cosine' (default), "),
+        (
+            {},
+            ["schedule.kind=constant", "schedule.end_lr=0.1"],
+            "--set: impossible combination: 'schedule.kind' is 'constant' (--set), 'schedule.end_lr' is 0.1 (--set); ",
+        ),
+        (
+            {},
+            ["schedule.end_lr=0.75"],
+            "--set: impossible combination: 'schedule.end_lr' is 0.75 (--set), 'optimizer.lr' is 0.5 (c.yaml:",
+        ),
+        (
+            {"loss_scale": {"floor": 131072}},
+            [],
+            "c.yaml:13: impossible combination: 'loss_scale.floor' is 131072.0 (c.yaml:13), "
+            "'loss_scale.init' is 65536.0 (default), ",
+        ),
+        (
+            {},
+            ["model.layout=nchw"],
+            "--set: impossible combination: 'model.layout' is 'nchw' (--set), 'model.fuse' is true (default); "
+            "allowed: model.fuse only with model.layout nhwc",
+        ),
+        (
+            {},
+            ["model.layout=nchw", "model.fuse=false", "precision.compute=bfloat16"],
+            "--set: impossible combination: 'precision.compute' is 'bfloat16' (--set), "
+            "'model.layout' is 'nchw' (--set); "
+            "allowed: precision.compute bfloat16 only with model.layout nhwc",
+        ),
+        ({}, ["loss_scale.init=33554432"], "--set: impossible combination: 'loss_scale.floor' is "),
+        (
+            {"optimizer": {"momentum": 0.9}},
+            ["optimizer.name=Adam"],
+            "--set: impossible combination: 'optimizer.name' is 'Adam' (--set), "
+            "'optimizer.momentum' is 0.9 (c.yaml:9); allowed: optimizer.momentum only with "
+            "MomentumSGD, CorrectedMomentumSGD, NesterovAG, RMSpropGraves, LARS; null with the others",
+        ),
+        (
+            {"optimizer": {"trust_coefficient": 0.001}},
+            ["optimizer.name=LAMB"],
+            "--set: impossible combination: 'optimizer.name' is 'LAMB' (--set), "
+            "'optimizer.trust_coefficient' is 0.001 (c.yaml:9); allowed: optimizer.trust_coefficient only with LARS; "
+            "null with the others",
+        ),
+        (
+            {},
+            ["schedule.warmup_epochs=90"],
+            "--set: impossible combination: 'schedule.warmup_epochs' is 90.0 (--set), ",
+        ),
+        (
+            {"update": {"batched": False}},
+            ["capture=true"],
+            "--set: impossible combination: 'update.batched' is false (c.yaml:13), 'capture.mode' is 'auto' (--set); "
+            "allowed: capture.mode off if update.batched is false: only the batched update can be captured",
+        ),
+        (
+            {"training": {"device": "cpu"}, "capture": {"mode": "required"}},
+            [],
+            "c.yaml:14: impossible combination: 'training.device' is 'cpu' (c.yaml:12), 'capture.mode' is 'required' "
+            "(c.yaml:14); allowed: capture.mode required only on a GPU, not with training.device cpu",
+        ),
+        (
+            {"model": {"layout": "nchw", "fuse": False}, "capture": {"mode": "required"}},
+            [],
+            "c.yaml:15: impossible combination: 'model.layout' is 'nchw' (c.yaml:4), 'capture.mode' is 'required' "
+            "(c.yaml:15); allowed: capture.mode required only with model.layout nhwc: ",
+        ),
+    ],
+)
+def test_an_impossible_combination_names_every_value_and_its_place(write, sections, overrides, message):
+    assert refusal(write("c.yaml", merged(**sections)), overrides).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.size=256"],
+        ["loss_scale.init=1", "loss_scale.floor=1", "loss_scale.cap=1"],
+        ["loss_scale.init=33554432", "loss_scale.cap=null"],
+        ["loss_scale.init=33554432", "loss_scale.mode=static"],
+        ["loss_scale.init=0.5", "loss_scale.floor=1", "loss_scale.mode=none"],
+        ["optimizer.name=Adam", "optimizer.momentum=null"],
+        ["optimizer.name=NesterovAG", "optimizer.momentum=0"],
+        ["optimizer.name=LARS", "optimizer.momentum=0", "optimizer.trust_coefficient=1"],
+        ["schedule.warmup_epochs=89.5"],
+        ["update.batched=false", "capture=false"],
+        ["capture=true", "training.device=cpu", "model.layout=nchw", "model.fuse=false"],
+        ["capture=required", "capture.warmup=2", "capture.graphs=1"],
+        ["training.seed=4294967295", "training.device=gpu:1", "data.crop_area=[1, 1]"],
+    ],
+)
+def test_values_at_the_edge_of_what_is_allowed_load(write, overrides):
+    load(write("c.yaml", merged()), overrides)
+
+
+def test_a_mistake_in_a_base_is_reported_there_even_if_overridden(write):
+    write("lib/a.yaml", merged(optimizer={"lr": "fast"}))
+    path = write("c.yaml", "base: lib/a.yaml\noptimizer: {lr: 1}\n")
+    assert refusal(path, ["optimizer.lr=1"]) == "lib/a.yaml:8: 'optimizer.lr' is 'fast'; allowed: a number > 0"
+
+
+def test_a_cycle_of_bases_is_refused_also_through_a_link(write):
+    write("lib/a.yaml", "\nbase: ../link.yaml\n")
+    write("c.yaml", "base: lib/a.yaml\n")
+    os.symlink("c.yaml", "link.yaml")
+    assert refusal("c.yaml") == (
+        "lib/a.yaml:2: 'base' goes round in a circle: c.yaml -> lib/a.yaml -> lib/../link.yaml; "
+        "allowed: a file not in it"
+    )
+
+
+def test_a_file_that_cannot_be_read_is_named(write, tmp_path):
+    assert refusal("none.yaml") == "none.yaml: no such file"
+    assert refusal("two\nlines.yaml") == "two lines.yaml: no such file"
+    assert refusal(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    assert refusal("a\0b").endswith("cannot be read: embedded null byte")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission_is_named(write):
+    os.chmod(write("c.yaml", merged()), 0)
+    assert refusal("c.yaml") == "c.yaml: cannot be read: Permission denied"
+
+
+def test_a_config_error_is_a_value_error_that_survives_pickling(write):
+    with pytest.raises(ValueError, match="no such file") as caught:
+        load("none.yaml")
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copy), str(copy)) == (ConfigError, str(caught.value))
+
+
+_fragment = st.sampled_from(
+    [
+        "model",
+        "data",
+        "optimizer",
+        "capture",
+        "lr",
+        "true",
+        "base",
+        ": ",
+        ":",
+        "\n",
+        "\n  ",
+        "- ",
+        "[",
+        "]",
+        "{",
+        "}",
+        ", ",
+        "&a ",
+        "*a",
+        "!",
+        "!!int ",
+    ]
+    + [
+        "!!bool ",
+        "!<x>",
+        "|",
+        ">-\n",
+        '"',
+        "'",
+        "\\x0",
+        "\\U00110000",
+        "\\uD800",
+        "%YAML 1.1",
+        "%TAG",
+        "---",
+        "...",
+        "? ",
+        "#",
+        "<<",
+        "=",
+    ]
+    + ["1e3", "9" * 4301, "null", "\t", "\r", "\0", "\x85", "\u2028", "\ufeff", "\ud800"]
+)
+
+
+@given(st.lists(_fragment | st.text(max_size=2), max_size=12).map("".join), st.booleans())
+def test_any_text_loads_or_is_refused_in_one_line(tmp_path_factory, text, as_override):
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes((merged() if as_override else text).encode("utf-8", "surrogatepass"))
+    try:
+        load(path, [f"optimizer.lr={text}"] if as_override else [])
+    except ConfigError as error:
+        message = str(error)
+    else:
+        return
+    assert len(message.splitlines()) == 1
+
+
+# The way back to YAML
+
+_text = st.text(st.characters(), min_size=1)  # any code point, lone surrogates too
+_number = st.floats(allow_nan=False, allow_infinity=False)
+_positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+_count = st.integers(1, 10**30)
+_power = st.integers(-126, 126).map(lambda exponent: 2.0**exponent)
+_every = st.tuples(st.integers(1, 999_999_999), st.sampled_from(["epoch", "epochs", "iteration", "iterations"]))
+_every = _every.map("{0[0]} {0[1]}".format)
+
+
+_sources = st.fixed_dictionaries(
+    {"format": st.sampled_from(["auto", "folders", "tfrecord", "webdataset"]), "train": _text, "val": _text}
+) | st.fixed_dictionaries({"format": st.just("list"), "root": st.none() | _text, "train": _text, "val": _text})
+
+
+@st.composite
+def _configs(draw):
+    floor, init, cap = sorted(draw(st.tuples(_power, _power, _power)))
+    size, resize = sorted(draw(st.tuples(st.integers(8, 10**6), st.integers(8, 10**6))))
+    low, high = sorted(draw(st.tuples(*[st.floats(0, 1, exclude_min=True)] * 2)))
+    name = draw(st.sampled_from(["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "LARS", "LAMB"]))
+    momentum = st.none()
+    if name in ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "LARS"):
+        momentum |= st.floats(0, 1, exclude_max=True)
+    epochs = draw(st.integers(1, 10**9))
+    batched = draw(st.booleans())
+    device = draw(st.sampled_from(["auto", "cpu", "gpu", "gpu:7"]))
+    loader = draw(st.sampled_from(["auto", "dali", "pillow"]))
+    kind = draw(st.sampled_from(["constant", "cosine", "step", "poly"]))
+    lr = draw(_positive)
+    modes = ["off", "auto", "required"] if device != "cpu" else ["off", "auto"]
+    return {
+        "model": {
+            "arch": draw(_text),
+            "classes": draw(st.integers(2, 10**30)),
+            "zero_init_residual": draw(st.booleans()),
+        },
+        "precision": {"compute": draw(st.sampled_from(["float16", "float32"]))},
+        "loss_scale": {
+            "mode": draw(st.sampled_from(["dynamic", "static", "none"])),
+            "init": init,
+            "growth": 2.0 ** draw(st.integers(1, 126)),
+            "backoff": 2.0 ** draw(st.integers(-126, -1)),
+            "interval": draw(_count),
+            "floor": draw(st.sampled_from([floor, None])),
+            "cap": draw(st.sampled_from([cap, None])),
+            "hysteresis": draw(_count),
+            "patience": draw(_count),
+        },
+        "data": {
+            **draw(_sources),
+            "on_error": draw(st.sampled_from(["stop", "skip"])),
+            "loader": loader,
+            "size": draw(st.integers(8, size)),
+            "val_size": size,
+            "resize": resize,
+            "crop_area": (low, high),
+            "flip": draw(st.booleans()),
+            "mean": draw(st.tuples(_number, _number, _number)),
+            "std": draw(st.tuples(_positive, _positive, _positive)),
+            "pad_channels": draw(st.booleans()),
+            "last_batch": draw(st.sampled_from(["partial", "drop", "pad"])),
+            "shuffle_window": draw(_count),
+            "threads": draw(_count),
+            "prefetch": draw(_count),
+            "decode": draw(st.sampled_from(["gpu", "cpu"])),
+            "hw_decoder_load": draw(st.floats(0, 1)),
+            "preallocate": draw(st.booleans()),
+            "decoded_cache_mib": 0 if loader == "pillow" else draw(st.integers(0, 10**30)),
+        },
+        "optimizer": {
+            "name": name,
+            "lr": lr,
+            "lr_images": draw(st.none() | _count),
+            "momentum": draw(momentum),
+            "trust_coefficient": draw(st.none() | _positive) if name == "LARS" else None,
+            "weight_decay": draw(st.just(0.0) | _positive),
+            "decay_norm_and_bias": draw(st.booleans()),
+        },
+        "update": {"batched": batched},
+        "cudnn": {
+            "autotune": draw(st.sampled_from(["off", "heuristic", "measure"])),
+            "workspace_mib": draw(st.integers(0, 10**30)),
+            "deterministic": draw(st.booleans()),
+            "tf32": draw(st.booleans()),
+        },
+        "schedule": {
+            "kind": kind,
+            "warmup_epochs": draw(st.floats(0, epochs, exclude_max=True)),
+            "milestones": tuple(sorted(draw(st.sets(_positive, min_size=1)))) if kind == "step" else (),
+            "gamma": draw(_positive),
+            "power": draw(_positive),
+            "end_lr": draw(st.floats(0, lr)) if kind in ("cosine", "poly") else 0.0,
+        },
+        "training": {
+            "batch_size": draw(_count),
+            "accumulate": draw(_count),
+            "label_smoothing": draw(st.floats(0, 1, exclude_max=True)),
+            "ema_decay": draw(st.none() | st.floats(0, 1, exclude_min=True, exclude_max=True)),
+            "epochs": epochs,
+            "seed": draw(st.integers(0, 2**32 - 1)),
+            "device": device,
+        },
+        "capture": {
+            "mode": draw(st.sampled_from(modes)) if batched else "off",
+            "warmup": draw(st.integers(2, 10**30)),
+            "graphs": draw(_count),
+            "other_shapes": draw(st.sampled_from(["capture", "eager"])),
+            "evaluation": draw(st.booleans()),
+        },
+        "snapshot": {"every": draw(_every), "keep": draw(_count), "best": draw(st.booleans())},
+        "log": {
+            "every": draw(_every),
+            "gradient_histogram": draw(st.none() | _every),
+            "tensorboard": draw(st.booleans()),
+        },
+    }
+
+
+@given(_configs(), _text, st.lists(_text, max_size=2))
+def test_a_dumped_config_loads_back_to_an_equal_one(tmp_path_factory, values, source, overrides):
+    declarations = {field.name: field.type for field in dataclasses.fields(Config)}
+    config = Config(**{name: declarations[name](**keys) for name, keys in values.items()})
+    path = tmp_path_factory.getbasetemp() / "dumped.yaml"
+    path.write_bytes(dump(config, source=source, overrides=overrides, version="1.2.3").encode())
+    assert load(path) == config
+    assert repr(load(path)) == repr(config)  # also the types: 1 == 1.0 == True
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1e3", "+1", ".5", "010", "1_0", "0x1f", "null", "~", "true", "no", "2024-01-01", "1:30", "=", "<<", "- ", "a: b"]
+    + [
+        "# a",
+        " a ",
+        "a\n b\n",
+        "\x00",
+        "\x85",
+        "a\u2028",
+        "\ufeff",
+        "\ud800",
+        "ü 数",
+        "😀",
+        "a" * 300 + " " + "b" * 300,
+    ],
+)
+def test_text_that_looks_like_something_else_survives_a_dump(write, text):
+    config = load(write("c.yaml", merged()))
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, train=text))
+    assert load(write("dumped.yaml", dump(config))).data.train == text
+
+
+def test_the_header_names_source_overrides_and_version(write):
+    config = load(write("c.yaml", merged()), ["optimizer.lr=2"])
+    head = dump(config, source="c.yaml", overrides=["optimizer.lr=2", "data.train=a\nb"], version="1.2.3")
+    assert head.splitlines()[:4] == [
+        "# Resolved config, written by mixprec 1.2.3",
+        "# from c.yaml",
+        "# --set optimizer.lr=2",
+        "# --set data.train=a\\nb",
+    ]
+
+
+def test_a_dumped_config_is_plain_yaml_for_other_readers(write):
+    """PyYAML on its own reads the same values, also where YAML 1.1 would see a boolean or a date in a text."""
+    config = load(write("c.yaml", merged()), ["cudnn.autotune=off", "data.train=2024-01-01"])
+    assert (config.capture.mode, config.cudnn.autotune) == ("off", "off")
+    expected = {
+        section: {name: list(value) if isinstance(value, tuple) else value for name, value in keys.items()}
+        for section, keys in dataclasses.asdict(config).items()
+    }
+    assert yaml.safe_load(dump(config)) == expected
+
+
+# The files beside the code
+
+
+def test_the_table_of_keys_in_the_docs_is_the_schema():
+    """If it fails: the command that makes the table anew stands in docs/config.md."""
+    tables = (ROOT / "docs/config.md").read_text(encoding="utf-8").partition("\n# Keys\n\n")[2]
+    assert tables == reference()
+
+
+def test_the_example_message_in_the_docs_is_the_real_one(write):
+    path = write("configs/mine.yaml", "\n" * 10 + "optimizer:\n  learning_rate: 1\n")
+    assert refusal(path) in (ROOT / "docs/config.md").read_text(encoding="utf-8").splitlines()
+
+
+def test_digits_config_is_a_short_run_whose_loss_scale_moves():
+    config = load(ROOT / "configs/digits.yaml")
+    assert (config.model.arch, config.model.classes) == ("resnet8", 10)
+    assert (config.data.train, config.data.val) == ("data/digits/train", "data/digits/val")
+    assert not config.data.flip
+    assert config.loss_scale.mode == "dynamic"
+    # scikit-learn has 1797 digits, so a few more than 20 steps make an epoch; the scale must grow within the run.
+    assert config.loss_scale.interval < 1000 // config.training.batch_size * config.training.epochs
+
+
+def test_90ep_is_the_recipe_of_deep_learning_examples():
+    """Numbers from NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5/README.md."""
+    config = load(ROOT / "configs/resnet50/90ep.yaml")
+    assert (config.optimizer.momentum, config.optimizer.weight_decay) == (0.875, 1 / 32768)
+    assert (config.optimizer.lr, config.optimizer.lr_images) == (0.256, 256)
+    assert not config.optimizer.decay_norm_and_bias
+    assert (config.schedule.kind, config.schedule.warmup_epochs, config.training.epochs) == ("cosine", 5, 90)
+    assert config.training.label_smoothing == 0.1
+    assert (config.data.size, config.data.resize, config.data.crop_area) == (224, 256, (0.08, 1.0))
+
+
+def test_mlperf_lars_is_a_reference_convergence_point():
+    """resnet_ref_1632 in mlcommons/logging, mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json."""
+    config = load(ROOT / "configs/resnet50/mlperf_lars.yaml")
+    images = config.training.batch_size * config.training.accumulate
+    assert (images, config.training.batch_size) == (1632, 204)
+    assert (config.optimizer.name, config.optimizer.lr, config.optimizer.lr_images) == ("LARS", 7.4, None)
+    assert (config.optimizer.momentum, config.optimizer.weight_decay) == (0.9, 5e-5)
+    assert (config.schedule.kind, config.schedule.power, config.schedule.end_lr) == ("poly", 2, 1e-4)
+    decay_steps = (config.training.epochs - config.schedule.warmup_epochs) * 1281167 / images
+    assert config.schedule.warmup_epochs == 2
+    assert decay_steps == pytest.approx(27476, abs=785 / 2)  # to the nearest epoch
+
+
+def test_the_rows_of_the_talk_switch_one_thing_on_each():
+    """What differs from one row to the next, and that the last one is the recipe with everything on."""
+    rows = ["fp32", "fp16", "dali", "nhwc_fused_batched", "static_graph"]
+    configs = [dataclasses.asdict(load(ROOT / f"configs/resnet50/{row}.yaml")) for row in rows]
+    changes = [
+        {
+            (section, key): (value, after[section][key])
+            for section, keys in before.items()
+            for key, value in keys.items()
+            if value != after[section][key]
+        }
+        for before, after in itertools.pairwise(configs)
+    ]
+    assert changes == [
+        {("precision", "compute"): ("float32", "float16"), ("loss_scale", "mode"): ("none", "dynamic")},
+        {("data", "loader"): ("pillow", "dali")},
+        {
+            ("model", "layout"): ("nchw", "nhwc"),
+            ("model", "fuse"): (False, True),
+            ("update", "batched"): (False, True),
+        },
+        {("capture", "mode"): ("off", "auto")},
+    ]
+    assert configs[-1] == dataclasses.asdict(load(ROOT / "configs/resnet50/90ep.yaml"))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.name)
+def test_every_config_of_the_project_loads_with_the_networks_of_the_project(path):
+    load(path, choices={"model.arch": sorted(MODELS)})
+
+
+def test_loading_a_config_imports_nothing_heavy():
+    code = (
+        "import sys; from mixprec.config import load; load(sys.argv[1]); "
+        "print(sorted({'numpy', 'chainer', 'cupy', 'PIL', 'matplotlib', 'nvidia'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, str(ROOT / "configs/digits.yaml")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout == "[]\n"

@@ -1,0 +1,119 @@
+"""Converters of batches: what a network computes with a channel of zeros, and that nothing is copied on the way."""
+
+import copy
+import logging
+import pickle
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import mixprec
+from mixprec.backends import announcements
+from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
+from mixprec.graph_capture.arguments import Arguments
+from tests.stand_ins.graph_on_host import GraphCuda
+
+BATCH, SIZE = 4, 16
+
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, stride=2, pad=1)
+            self.bn = L.BatchNormalization(8)
+            self.fc = L.Linear(8, 5)
+
+    def forward(self, x):
+        h = F.relu(self.bn(self.conv(x)))
+        return self.fc(F.average_pooling_2d(h, SIZE // 2).reshape(-1, 8))
+
+
+@pytest.fixture(scope="module")
+def net():
+    np.random.seed(0)
+    return Net()
+
+
+@pytest.fixture
+def batch():
+    """As an iterator with ``pad_channels=True`` gives it."""
+    rng = np.random.default_rng(0)
+    memory = np.zeros((BATCH, SIZE, SIZE, 4), np.float16)
+    memory[..., :3] = rng.standard_normal((BATCH, SIZE, SIZE, 3))
+    return memory[..., :3], rng.integers(0, 5, BATCH).astype(np.int32)
+
+
+def results(net, x, t):
+    net = copy.deepcopy(net)
+    loss = F.softmax_cross_entropy(net(x), t)
+    loss.backward()
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        logits = net(x)
+    return loss.array, logits.array, *(param.grad for _, param in sorted(net.namedparams()))
+
+
+def test_the_first_convolution_takes_the_channel_of_zeros_as_it_is(net, batch, caplog, monkeypatch):
+    """Bit for bit what it computes without; with neither a conversion of the layout nor an announced copy."""
+    monkeypatch.setattr(announcements, "_said", set())
+    model = copy.deepcopy(net)
+    mixprec.convert(model, np.zeros((2, 3, SIZE, SIZE), np.float32))
+    x, t = batch
+    dense = np.ascontiguousarray(x)
+    with caplog.at_level(logging.WARNING, "mixprec"):
+        padded, labels = to_padded_nchw(batch)
+        found = results(model, padded, labels)
+        assert not caplog.records
+    assert padded.shape == (BATCH, 4, SIZE, SIZE)
+    for one, other in zip(found, results(model, *to_nchw((dense, t))), strict=True):
+        np.testing.assert_array_equal(one, other)
+    model = copy.deepcopy(net)
+    assert "layout conversions:   0 a step" in str(mixprec.convert(model, padded))
+
+
+def test_three_of_four_channels_are_right_for_every_network(net, batch):
+    """Chainer's own convolution, too, which copies them."""
+    memory, t = np.zeros((BATCH, SIZE, SIZE, 4), np.float32), batch[1]
+    memory[..., :3] = batch[0]
+    x = memory[..., :3]
+    converted = copy.deepcopy(net)
+    mixprec.convert(converted, np.zeros((2, 3, SIZE, SIZE), np.float32))
+    for model in (net, converted):
+        for one, other in zip(
+            results(model, *to_nchw((x, t))), results(model, *to_nchw((np.ascontiguousarray(x), t))), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_the_input_of_a_captured_step_keeps_the_channel_of_zeros(batch, tmp_path):
+    graphs = GraphCuda(tmp_path).graphs
+    x, t = to_padded_nchw(batch)
+    arguments = Arguments((x, t), {})
+    buffers = arguments.buffers_on(graphs)
+    buffers.fill(arguments)
+    (found, labels), _ = buffers.arguments()
+    assert found.strides == x.strides
+    np.testing.assert_array_equal(np.asarray(found), x)
+    np.testing.assert_array_equal(np.asarray(labels), t)
+    assert graphs.copies == 2
+
+
+def test_a_small_last_batch_has_the_channel_too(batch):
+    x, t = batch
+    padded, _ = to_padded_nchw((x[:1], t[:1]))
+    assert padded.shape == (1, 4, SIZE, SIZE)
+    np.testing.assert_array_equal(padded[:, :3], x[:1].transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_images_without_a_fourth_channel_are_refused(channels):
+    with pytest.raises(ValueError, match=r"have no fourth channel: the iterator needs pad_channels=True"):
+        to_padded_nchw((np.zeros((2, 8, 8, channels), np.float32), np.zeros(2, np.int32)))
+
+
+def test_it_can_be_pickled(batch):
+    x, _ = pickle.loads(pickle.dumps(to_padded_nchw))(batch, "@numpy")
+    assert np.shares_memory(x, batch[0])

@@ -1,0 +1,360 @@
+"""DALI on a GPU, without one: what is asked of DALI, and how its batches become arrays, with a stub in CuPy's place."""
+
+import contextlib
+import sys
+import types
+import weakref
+
+import numpy as np
+import pytest
+from chainer import serializers
+
+from tests.data.test_dali import MEAN, STD, assert_same, flat, noise, take  # noqa: F401 (fixtures)
+
+dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
+
+from mixprec.data.errors import DataError  # noqa: E402
+from mixprec.data.loaders import dali as iterators  # noqa: E402
+from mixprec.data.loaders import pipeline  # noqa: E402
+from mixprec.data.loaders.device_batches import DeviceBatches  # noqa: E402
+from mixprec.data.loaders.pipeline import DaliDevice, define_pipeline, new_pipeline  # noqa: E402
+from mixprec.data.loaders.spec import BatchSpec  # noqa: E402
+from mixprec.data.sources.shards import ImageShards  # noqa: E402
+
+
+class Graph:
+    """The operators of a pipeline, as DALI has them before it looks for a GPU; its own checks have seen them."""
+
+    def __init__(self, monkeypatch, images, device, **settings):
+        defaults = {"batch_size": 2, "train": True, "size": 16, "resize": None, "crop_area": (0.08, 1.0), "seed": 1}
+        defaults |= {"aspect": (3 / 4, 4 / 3), "flip": False, "mean": MEAN, "std": STD, "last_batch": "partial"}
+        monkeypatch.setattr(
+            pipeline, "new_pipeline", lambda *graph, device_id, **rest: new_pipeline(*graph, device_id=None, **rest)
+        )
+        found = define_pipeline(
+            images,
+            BatchSpec(**{**defaults, **settings}, shard=0, num_shards=1),
+            device,
+            dtype="float16",
+            pad_channels=True,
+            threads=3,
+            prefetch=5,
+            window=100,
+        )
+        found._build_graph()
+        self.prefetch, self.threads = found.prefetch_queue_depth, found.num_threads
+        self.devices = [output.device for output in found._graph_outputs]
+        self._operators = {operator.name: operator._op for operator in found._ops}
+
+    def kind(self, name):
+        return self._operators[name].schema_name
+
+    def device(self, name):
+        return self._operators[name].device
+
+    def arguments(self, name):
+        return self._operators[name]._init_args
+
+
+HINTS = {"preallocate_width_hint", "preallocate_height_hint", "device_memory_padding", "host_memory_padding"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [({"train": True}, "decoders__ImageRandomCrop"), ({"train": False, "resize": 20}, "decoders__Image")],
+)
+def test_the_gpu_decodes_and_does_the_rest(monkeypatch, flat, settings, kind):  # noqa: F811
+    graph = Graph(monkeypatch, flat, DaliDevice(device_id=0, hw_decoder_load=0.5), **settings)
+    assert (graph.kind("decode"), graph.device("decode")) == (kind, "mixed")
+    decoder = graph.arguments("decode")
+    assert decoder["hw_decoder_load"] == 0.5
+    assert decoder["preallocate_width_hint"] == 5980
+    assert {name for name in decoder if name in HINTS} == HINTS
+    assert "cache_size" not in decoder
+    assert graph.device("resize") == graph.device("normalize") == "gpu"
+    assert graph.devices == ["gpu", "gpu"]
+    assert (graph.prefetch, graph.threads) == (5, 3)
+
+
+def test_nothing_is_allocated_ahead_if_not_wanted(monkeypatch, flat):  # noqa: F811
+    graph = Graph(monkeypatch, flat, DaliDevice(device_id=0, preallocate=False))
+    assert not HINTS & set(graph.arguments("decode"))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_cpu_decodes_for_the_gpu(monkeypatch, flat, train):  # noqa: F811
+    graph = Graph(monkeypatch, flat, DaliDevice(device_id=0, decode="cpu"), train=train)
+    assert graph.device("decode") == "cpu"
+    assert not (HINTS | {"hw_decoder_load"}) & set(graph.arguments("decode"))
+    assert graph.device("normalize") == "gpu"
+    assert graph.devices == ["gpu", "gpu"]
+
+
+def test_decoded_images_are_kept_as_a_whole_and_cropped_then(monkeypatch, flat):  # noqa: F811
+    graph = Graph(monkeypatch, flat, DaliDevice(device_id=0, decoded_cache_mib=77), crop_area=(0.25, 0.5))
+    assert (graph.kind("decode"), graph.device("decode")) == ("decoders__Image", "mixed")
+    assert graph.arguments("decode")["cache_size"] == 77
+    assert graph.arguments("decode")["cache_type"] == "threshold"
+    assert (graph.kind("resize"), graph.device("resize")) == ("RandomResizedCrop", "gpu")
+    assert graph.arguments("resize")["random_area"] == [0.25, 0.5]
+    assert graph.arguments("resize")["antialias"]
+    assert graph.arguments("resize")["interp_type"] == dali.types.INTERP_LINEAR
+    validation = Graph(monkeypatch, flat, DaliDevice(device_id=0, decoded_cache_mib=77), train=False)
+    assert "cache_size" not in validation.arguments("decode")
+
+
+def test_the_cpu_has_the_same_graph_but_for_the_devices(monkeypatch, flat):  # noqa: F811
+    """And the settings of the GPU have no meaning there."""
+    host = Graph(monkeypatch, flat, DaliDevice(decoded_cache_mib=77))
+    device = Graph(monkeypatch, flat, DaliDevice(device_id=0, preallocate=False))
+    assert host.devices == ["cpu", "cpu"]
+    for name in ("reader", "resize", "normalize"):
+        assert (host.kind(name), host.arguments(name)) == (device.kind(name), device.arguments(name))
+    added = {"hw_decoder_load": 0.65}
+    assert {**host.arguments("decode"), **added} == device.arguments("decode")
+
+
+def test_no_operator_has_a_name_of_dalis_choice(monkeypatch, flat):  # noqa: F811
+    """A checkpoint finds operators by their names, and DALI counts those that it gives through the whole process."""
+    graph = Graph(monkeypatch, flat, DaliDevice(device_id=0, decode="cpu"), flip=True)
+    assert {name for name in graph._operators if not name.startswith("__Copy")} == {
+        "reader",
+        "decode",
+        "resize",
+        "mirror",
+        "normalize",
+    }
+
+
+def test_labels_of_webdataset_stay_on_the_host(monkeypatch):
+    none = np.zeros(0, np.int64)
+    images = ImageShards("/", ("0",), none, "webdataset", ("/none.tar",), none, (), none, none, ())
+    monkeypatch.setattr(ImageShards, "index_files", lambda self: ["/none.idx"])
+    assert Graph(monkeypatch, images, DaliDevice(device_id=0)).devices == ["gpu", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device_id": -1}, "device_id -1: "),
+        ({"decode": "mixed"}, "decode 'mixed': must be 'gpu' or 'cpu'"),
+        ({"hw_decoder_load": 1.5}, "hw_decoder_load 1.5: "),
+        ({"decoded_cache_mib": -1}, "decoded_cache_mib -1: "),
+        ({"decode": "cpu", "decoded_cache_mib": 1}, "decoded_cache_mib 1: only with decode 'gpu'"),
+    ],
+)
+def test_impossible_argument_is_named(arguments, message):
+    with pytest.raises(DataError) as caught:
+        DaliDevice(**arguments).validate()
+    assert str(caught.value).startswith(message)
+
+
+class Event:
+    def __init__(self, log):
+        self.done, self._log = False, log
+
+    def record(self, stream):
+        self._log.append(("record", stream))
+
+    def synchronize(self):
+        self._log.append(("wait for event", self))
+        self.done = True
+
+
+class Tensor:
+    """What DALI gives for an output on its device."""
+
+    device_id = 0
+
+    def __init__(self, array):
+        self._array = array
+
+    def as_tensor(self):
+        return self
+
+    def as_cpu(self):
+        raise AssertionError("through the host")
+
+
+class Array(np.ndarray):
+    """An array of CuPy; weak references to it are possible."""
+
+
+class Stream:
+    ptr = 5
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """A stub: events are done when a test says so, and nothing may wait for the device."""
+    stub = types.SimpleNamespace(log=[], events=[], stream=Stream())
+
+    def event(*, disable_timing):
+        assert disable_timing
+        stub.events.append(Event(stub.log))
+        return stub.events[-1]
+
+    def from_dlpack(tensor):
+        array = tensor._array if isinstance(tensor, Tensor) else np.from_dlpack(tensor)
+        return array.view(Array)
+
+    stub.cuda = types.SimpleNamespace(
+        Device=lambda number: contextlib.nullcontext(),
+        PinnedMemoryPool=lambda: None,
+        Event=event,
+        get_current_stream=lambda: stub.stream,
+    )
+    stub.from_dlpack = from_dlpack
+    stub.empty = lambda shape, dtype: np.empty(shape, dtype).view(Array)
+    monkeypatch.setitem(sys.modules, "cupy", stub)
+    return stub
+
+
+class Pipeline:
+    def __init__(self, log):
+        self._log, self.number = log, 0
+
+    def run(self, stream):
+        self._log.append(("run", stream))
+        self.number += 1
+        pixels = np.full((2, 4, 4, 3), self.number, np.float16)
+        return Tensor(pixels), Tensor(np.array([[self.number], [7]], np.int32))
+
+
+def test_batches_are_the_memory_of_dali_in_the_current_stream(cupy):
+    made, batches = Pipeline(cupy.log), DeviceBatches(0, 4)
+    x, t = batches.take(made)
+    assert x.shape == (2, 4, 4, 3)
+    assert (x == 1).all()
+    assert t.tolist() == [1, 7]
+    assert t.shape == (2,)
+    assert cupy.log == [("run", cupy.stream)]
+    first, cupy.stream = cupy.stream, Stream()
+    del x, t
+    batches.take(made)
+    # What was asked with the first batch may be in the stream that is current now; `first` is behind.
+    assert cupy.log[1:] == [("record", cupy.stream), ("run", cupy.stream)]
+    assert first is not cupy.stream
+
+
+def test_a_batch_is_kept_until_what_was_asked_with_it_is_done(cupy):
+    made, batches = Pipeline(cupy.log), DeviceBatches(0, 4)
+    memory = weakref.ref(batches.take(made)[0])
+    assert memory() is not None  # nobody has been able to say yet that it is done
+    batches.take(made)
+    batches.take(made)
+    assert memory() is not None
+    (event, _) = cupy.events
+    event.done = True
+    batches.take(made)
+    assert memory() is None
+    assert not any(words[0] == "wait for event" for words in cupy.log)
+
+
+def test_a_batch_that_is_used_after_the_next_ones_were_asked_for_is_kept_until_that_is_done(cupy):
+    """As those of one step of the optimizer are, of which the first one is used when the last one has come."""
+    made, batches = Pipeline(cupy.log), DeviceBatches(0, 4)
+
+    def take_another():
+        batches.take(made)
+        for event in cupy.events[:-1]:  # all that was asked before the last batch was asked for
+            event.done = True
+
+    x, t = batches.take(made)
+    memory, view = weakref.ref(x), x[..., :2].transpose(0, 3, 1, 2)
+    del x
+    for _ in range(3):
+        take_another()
+    assert memory() is not None, "a view of its images is held"
+    del view
+    for _ in range(3):
+        take_another()
+    assert memory() is not None, "its labels are held"
+    del t
+    take_another()
+    assert memory() is not None, "what was asked with it may not be done"
+    take_another()
+    take_another()
+    assert memory() is None
+    assert not any(words[0] == "wait for event" for words in cupy.log)
+
+
+def test_a_host_that_is_far_ahead_waits_for_the_oldest_batch_alone(cupy):
+    made, batches = Pipeline(cupy.log), DeviceBatches(0, 2)
+    kept = [weakref.ref(batches.take(made)[0]) for _ in range(4)]
+    waits = [words[1] for words in cupy.log if words[0] == "wait for event"]
+    assert waits == cupy.events[:2]
+    assert [memory() is not None for memory in kept] == [False, False, True, True]
+
+
+def test_a_batch_that_nobody_wants_does_not_replace_the_last_one(cupy):
+    made, batches = Pipeline(cupy.log), DeviceBatches(0, 4)
+    x, _ = batches.take(made)
+    memory = weakref.ref(x)
+    del x
+    batches.leave_out(made)
+    assert made.number == 2
+    assert memory() is not None
+
+
+@pytest.fixture
+def on_device(cupy, monkeypatch):
+    """DaliIterator for a GPU, whose pipeline is that of the CPU; labels come on the host, as with WebDataset."""
+    uploads = []
+
+    def define(images, spec, device, **settings):
+        made = define_pipeline(images, spec, DaliDevice(), **settings)
+        if device.device_id is not None:
+            run = made.run
+            made.run = lambda stream: run() if stream is cupy.stream else pytest.fail("not on the current stream")
+        return made
+
+    def upload(launcher, source, target):
+        uploads.append(source.nbytes)
+        target.view(np.uint8)[:] = source
+
+    monkeypatch.setattr(iterators, "define_pipeline", define)
+    monkeypatch.setattr("mixprec.backends.launch.CupyLauncher.upload", upload)
+
+    def build(images, batch_size=4, **settings):
+        defaults = {"train": True, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 2}
+        return iterators.DaliIterator(images, batch_size, **{**defaults, **settings})
+
+    build.uploads = uploads
+    return build
+
+
+@pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
+def test_an_iterator_on_a_device_gives_what_one_on_the_cpu_does(on_device, noise, last_batch):  # noqa: F811
+    """Accounting, padding, and a snapshot in between; with batches of which some are made and not given."""
+    settings = {"flip": True, "pad_channels": True, "last_batch": last_batch, "num_shards": 2, "shard": 0}
+    expected = take(on_device(noise, 5, **settings), 12)
+    device = on_device(noise, 5, device_id=0, **settings)
+    found = take(device, 4)
+    fresh = on_device(noise, 5, device_id=0, **settings)
+    serializers.NpzDeserializer(serializers.npz.serialize(device)).load(fresh)
+    found += take(fresh, 8)
+    assert all(isinstance(array, Array) for batch in found for array in batch[:2])
+    assert_same(found, expected)
+    assert set(on_device.uploads) == {20}  # labels
+
+
+def test_a_snapshot_of_another_device_is_refused(on_device, noise):  # noqa: F811
+    saved = serializers.npz.serialize(on_device(noise, device_id=0))
+    with pytest.raises(DataError, match="decode is cpu here, gpu in the snapshot"):
+        serializers.NpzDeserializer(saved).load(on_device(noise, device_id=0, decode="cpu"))
+    with pytest.raises(DataError, match="device is cpu here, gpu in the snapshot"):
+        serializers.NpzDeserializer(saved).load(on_device(noise))
+
+
+def test_without_a_gpu_the_error_is_one_line(cupy, noise):  # noqa: F811
+    from mixprec import environment
+
+    if environment.usable_device_count():
+        pytest.skip("there is a GPU")
+    iterator = iterators.DaliIterator(
+        noise, 4, device_id=0, train=True, size=16, mean=MEAN, std=STD, dtype="float32", seed=1, threads=1
+    )
+    with pytest.raises(DataError, match=r"^DALI cannot start: .*CUDA") as caught:
+        next(iterator)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,406 @@
+"""scripts/pack_dataset.py: what is written, that a killed run goes on to the same bytes, and --verify."""
+
+import errno
+import hashlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mixprec.data.errors import DataError
+from mixprec.data.sources import pack as pack_module
+from mixprec.data.sources.folders import scan_folders
+from mixprec.data.sources.opening import open_images
+from mixprec.data.sources.pack import pack, verify
+from mixprec.data.sources.shards import FORMATS, scan_shards
+from tests import ROOT
+
+SCRIPT = ROOT / "scripts" / "pack_dataset.py"
+MIB = 0.02  # a shard; the images have about 1.5 KB
+
+# Ends itself with SIGKILL in place of the n-th renaming of a finished temporary file.
+KILLED = """
+import os, runpy, signal, sys
+rename, left = os.replace, int(sys.argv.pop(1))
+def replace(*names):
+    global left
+    left -= "/cache/" not in str(names[1])
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(*names)
+os.replace = replace
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """60 images in three classes, and names that are unusual but allowed."""
+    folder = tmp_path_factory.mktemp("source") / "images"
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        name = ("cat", "dog", "mäuse und ratten")[number % 3]
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (24, 20 + number % 5, 3), dtype=np.uint8)
+        file = "same.name.jpg" if number < 3 else f"{number} ü.{'png' if number % 7 == 0 else 'JPEG'}"
+        Image.fromarray(pixels).save(folder / name / file)
+    return folder
+
+
+@pytest.fixture
+def source(root):
+    return scan_folders(root)
+
+
+@pytest.fixture(params=["tfrecord", "webdataset"])
+def form(request):
+    return request.param
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def run(*arguments, killed_at=None):
+    head = [SCRIPT] if killed_at is None else ["-c", KILLED, killed_at, SCRIPT]
+    return subprocess.run([sys.executable, *map(str, (*head, *arguments))], capture_output=True, text=True, timeout=120)
+
+
+def refused(function, *arguments, **options):
+    with pytest.raises(DataError) as caught:
+        function(*arguments, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_every_image_is_packed_once_with_its_label_and_class(source, form, tmp_path):
+    manifest, made = pack(source, tmp_path / "out", form=form, shard_mib=MIB)
+    assert made
+    packed = open_images(tmp_path / "out")
+    assert packed.format == form
+    assert packed.classes == source.classes
+    assert packed.named
+    pairs = sorted((source.read(index), source.labels[index]) for index in range(60))
+    assert sorted((packed.read(index), packed.labels[index]) for index in range(60)) == pairs
+    assert len(packed.shards) == len(manifest["shards"]) >= 3
+    sizes = [shard["bytes"] for shard in manifest["shards"].values()]
+    assert max(sizes) < 1.3 * min(sizes)
+    names = [f"images-{number:05}-of-{len(sizes):05}" for number in range(len(sizes))]
+    expected = [f"{name}{suffix}" for name in names for suffix in (FORMATS[form].SUFFIX, ".idx")]
+    assert sorted(contents(tmp_path / "out")) == sorted([*expected, "manifest.json"])
+    for name, shard in manifest["shards"].items():
+        assert shard["sha256"] == hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest()
+
+
+def test_names_of_the_files_are_kept(source, form, tmp_path):
+    pack(source, tmp_path / "out", form=form)
+    packed = scan_shards(tmp_path / "out")
+    by_content = {source.read(index): os.path.basename(source.files[index]) for index in range(60)}
+    for index in range(60):
+        name, original = packed.name(index).rpartition(": ")[2], by_content[packed.read(index)]
+        if form == "tfrecord":
+            assert name == original
+        else:
+            stem = os.path.splitext(original)[0].replace(" ", "_").replace(".", "_").replace("ü", "_")
+            assert name == f"{index:09}-{stem}.{'png' if original.endswith('png') else 'jpg'}"
+
+
+def test_order_is_shuffled_and_follows_from_the_seed_alone(source, form, tmp_path):
+    """Classes are mixed: no shard, of 15 images or more, lacks one."""
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        pack(source, tmp_path / name, form=form, shard_mib=MIB, seed=seed)
+    a, b, c = (contents(tmp_path / name) for name in "abc")
+    assert a == b
+    assert all(a[name] != c[name] for name in a)
+    packed = scan_shards(tmp_path / "a")
+    for shard in range(len(packed.shards)):
+        assert len(set(packed.labels[packed.parts == shard].tolist())) == 3
+
+
+def test_index_beside_a_shard_is_that_of_dalis_tools(source, form, tmp_path):
+    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
+    pack(source, tmp_path / "out", form=form)
+    shard = next(path for path in (tmp_path / "out").iterdir() if path.suffix == FORMATS[form].SUFFIX)
+    tool = pathlib.Path(sys.executable).parent / {"tfrecord": "tfrecord2idx", "webdataset": "wds2idx"}[form]
+    subprocess.run([sys.executable, tool, shard, tmp_path / "theirs"], check=True, capture_output=True)
+    assert shard.with_suffix(".idx").read_text() == (tmp_path / "theirs").read_text()
+
+
+def test_foreign_shards_and_lists_can_be_packed(source, form, tmp_path):
+    """From list to TFRecord to WebDataset and so on: labels and images stay."""
+    lines = [f"{file} {label}\n" for file, label in zip(source.files, source.labels, strict=True)]
+    (tmp_path / "list.txt").write_text("".join(lines))
+    images = open_images(tmp_path / "list.txt", root=source.root)
+    pack(images, tmp_path / "first", form=form, shard_mib=MIB)
+    (tmp_path / "first" / "manifest.json").unlink()
+    again = open_images(tmp_path / "first")
+    assert not again.named
+    pack(again, tmp_path / "second", form="tfrecord" if form == "webdataset" else "webdataset")
+    packed = open_images(tmp_path / "second")
+    assert not packed.named
+    assert packed.classes == ("0", "1", "2")
+    pairs = sorted((source.read(index), source.labels[index]) for index in range(60))
+    assert sorted((packed.read(index), packed.labels[index]) for index in range(60)) == pairs
+
+
+# Again, after a kill, after a loss
+
+
+def test_second_call_writes_nothing(source, form, tmp_path):
+    manifest, _ = pack(source, tmp_path / "out", form=form, shard_mib=MIB)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert pack(source, tmp_path / "out", form=form, shard_mib=MIB) == (manifest, False)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
+
+
+def test_killed_anywhere_and_called_again_gives_the_same_bytes(root, tmp_path):
+    """SIGKILL before each kind of renaming: of shard, index, notes, manifest; always in the same folder."""
+    arguments = ("--source", root, "--format", "tfrecord", "--shard-mib", 0.04)
+    whole = run(*arguments, "--out", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    shards = len(list((tmp_path / "whole").glob("*.tfrecord")))
+    assert shards == 2
+    out = tmp_path / "killed"
+    # Notes; then a shard, its index and the notes, twice; then the manifest. A call after a kill writes notes first.
+    for killed_at, finished in ((1, None), (2, 0), (3, 0), (4, 0), (5, 1), (4, 1), (5, 2)):
+        process = run(*arguments, "--out", out, killed_at=killed_at)
+        assert process.returncode == -signal.SIGKILL, process.stderr
+        assert not (out / "manifest.json").exists()
+        notes = out / "packing.json"
+        assert (len(json.loads(notes.read_bytes())["shards"]) if notes.exists() else None) == finished
+        if finished is not None:
+            assert refused(open_images, out).endswith(
+                "killed: not complete: the same call of scripts/pack_dataset.py goes on with it"
+            )
+    times = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tfrecord")}
+    assert len(times) == 2
+    resumed = run(*arguments, "--out", out)
+    assert resumed.returncode == 0, resumed.stderr
+    assert contents(out) == contents(tmp_path / "whole")
+    assert {path.name: path.stat().st_mtime_ns for path in out.glob("*.tfrecord")} == times
+
+
+def test_call_that_was_killed_when_the_manifest_was_there_already(source, form, tmp_path):
+    pack(source, tmp_path / "out", form=form)
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out" / "packing.json").write_bytes(whole["manifest.json"])
+    pack(source, tmp_path / "out", form=form)
+    assert contents(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize("loss", ["missing", "cut", "index"])
+def test_lost_shard_is_written_again(source, form, tmp_path, loss):
+    out = tmp_path / "out"
+    pack(source, out, form=form, shard_mib=MIB)
+    whole = contents(out)
+    shard = sorted(out.glob(f"*{FORMATS[form].SUFFIX}"))[1]
+    if loss == "index":
+        shard.with_suffix(".idx").unlink()
+    elif loss == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes()[:100])
+    if loss != "index":
+        message = refused(scan_shards, out)
+        assert message.startswith(f"{shard}: " + ("this shard is missing" if loss == "missing" else "has 100 bytes; "))
+    assert pack(source, out, form=form, shard_mib=MIB)[1]
+    assert contents(out) == whole
+
+
+def test_other_settings_or_another_source_are_refused(source, form, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    pack(source, out, form=form, shard_mib=MIB)
+    before = contents(out)
+    say = f"{out}: holds a set with other "
+    choose = "; choose another folder"
+    assert refused(pack, source, out, form=form, shard_mib=MIB, seed=1) == f"{say}seed 0, not 1{choose}"
+    assert refused(pack, source, out, form=form, shard_mib=1) == f"{say}shard_mib 0.02, not 1{choose}"
+    other = "tfrecord" if form == "webdataset" else "webdataset"
+    assert refused(pack, source, out, form=other, shard_mib=MIB) == f"{say}format {form}, not {other}{choose}"
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_module, "_sizes", lambda source: np.full(60, 1500))
+        message = refused(pack, source, out, form=form, shard_mib=MIB)
+        assert message.startswith(f"{say}order and sizes of the images (SHA-256) ")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "cat").symlink_to(os.path.join(source.root, "cat"))
+    message = refused(pack, scan_folders(tmp_path / "source"), out, form=form, shard_mib=MIB)
+    assert message == f"{say}images 60, not 20{choose}"
+    assert contents(out) == before
+
+
+def test_folder_with_other_files_is_left_alone(source, form, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("mine")
+    assert refused(pack, source, tmp_path / "out", form=form) == (
+        f"{tmp_path}/out: not empty, and not made by this script: holds thesis.tex"
+    )
+    (tmp_path / "out" / "manifest.json").write_text('{"made by": "another program"}')
+    assert "not made by this script: holds manifest.json" in refused(pack, source, tmp_path / "out", form=form)
+    assert sorted(contents(tmp_path / "out")) == ["manifest.json", "thesis.tex"]
+
+
+def test_folder_in_the_source_is_refused(source, form):
+    out = os.path.join(source.root, "packed")
+    assert refused(pack, source, out, form=form) == f"{out}: lies in the source, {source.root}"
+    assert not os.path.exists(out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "zip"}, "format 'zip': must be one of tfrecord, webdataset"),
+        ({"shard_mib": 0}, "shard_mib 0: must be above 0"),
+        ({"shard_mib": float("nan")}, "shard_mib nan: must be above 0"),
+        ({"seed": -1}, "seed -1: must be at least 0"),
+    ],
+)
+def test_impossible_arguments(source, tmp_path, options, message):
+    assert refused(pack, source, tmp_path / "out", **{"form": "tfrecord", **options}) == message
+    assert not (tmp_path / "out").exists()
+
+
+def test_full_disk_leaves_nothing_half_written_and_the_next_call_goes_on(source, form, tmp_path, monkeypatch):
+    pack(source, tmp_path / "whole", form=form, shard_mib=MIB)
+    out, written = tmp_path / "out", []
+
+    def samples(*arguments):
+        for sample in original(*arguments):
+            if len(written) == 30:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written.append(sample)
+            yield sample
+
+    original = pack_module._encoded
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_module, "_encoded", samples)
+        message = refused(pack, source, out, form=form, shard_mib=MIB)
+    assert message == f"{out}: No space left on device; the same call goes on from what is finished"
+    assert 1 <= len(list(out.glob(f"*{FORMATS[form].SUFFIX}"))) < len(list(out.parent.glob("whole/*.idx")))
+    assert not list(out.glob(".*"))
+    pack(source, out, form=form, shard_mib=MIB)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_two_at_once_are_refused(source, form, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    with pack_module._locked(str(out)):
+        assert refused(pack, source, out, form=form) == f"{out}: another process is packing into this folder"
+    assert pack(source, out, form=form)[1]
+
+
+def test_image_that_is_gone_since_the_scan_is_named(source, form, tmp_path, monkeypatch):
+    path = pathlib.Path(source.path(7))
+    sizes = pack_module._sizes(source)
+    content = path.read_bytes()
+    path.unlink()
+    try:
+        assert refused(pack, source, tmp_path / "out", form=form) == f"{source.name(7)}: No such file or directory"
+        monkeypatch.setattr(pack_module, "_sizes", lambda source: sizes)
+        assert refused(pack, source, tmp_path / "out", form=form) == f"{source.name(7)}: No such file or directory"
+    finally:
+        path.write_bytes(content)
+    assert not list((tmp_path / "out").glob("images*"))
+
+
+# --verify
+
+
+def test_verify_finds_a_flipped_bit(source, form, tmp_path):
+    out = tmp_path / "out"
+    manifest, _ = pack(source, out, form=form, shard_mib=MIB)
+    assert verify(out) == (60, len(manifest["shards"]))
+    shard = sorted(out.glob(f"*{FORMATS[form].SUFFIX}"))[1]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert refused(verify, out) == f"{shard}: has been changed since it was packed (SHA-256)"
+
+
+def test_verify_decodes_every_image(source, form, tmp_path, monkeypatch):
+    """A source whose images were never checked."""
+    original = type(source).read
+    monkeypatch.setattr(type(source), "read", lambda self, index: original(self, index)[: 500 if index == 7 else None])
+    pack(source, tmp_path / "out", form=form)
+    stem = pathlib.Path(source.path(7)).stem
+    if form == "webdataset":
+        stem = stem.replace(" ", "_").replace("ü", "_")
+    assert stem in refused(verify, tmp_path / "out")
+
+
+def test_verify_of_what_was_not_packed(tmp_path):
+    assert refused(verify, tmp_path) == f"{tmp_path}: no manifest.json of scripts/pack_dataset.py"
+
+
+def test_damaged_manifest_is_not_taken_for_none(tmp_path, source, form):
+    out = tmp_path / "out"
+    pack(source, out, form=form, shard_mib=MIB)
+    whole = (out / "manifest.json").read_bytes()
+    for damaged in (whole[:-40], b"", b"\xff" + whole):
+        (out / "manifest.json").write_bytes(damaged)
+        for read in (scan_shards, verify):
+            assert refused(read, out) == f"{out}/manifest.json: damaged: not JSON"
+
+
+def test_verify_says_that_a_shard_cannot_be_read(tmp_path, source, form, monkeypatch):
+    pack(source, tmp_path / "out", form=form, shard_mib=MIB)
+
+    def unreadable(path):
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    monkeypatch.setattr(pack_module, "_sha256", unreadable)
+    assert refused(verify, tmp_path / "out") == f"{tmp_path}/out: a shard cannot be read (Input/output error)"
+
+
+def test_shards_smaller_than_any_image_hold_one_each(tmp_path, source):
+    manifest, _ = pack(source, tmp_path / "out", form="tfrecord", shard_mib=1e-300)
+    assert len(manifest["shards"]) <= len(source)
+
+
+# The script
+
+
+def test_script_packs_says_what_it_left_out_and_verifies(root, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for path in list((root / name).iterdir())[:3]:
+            (tmp_path / "in" / name / path.name).write_bytes(path.read_bytes())
+    broken = tmp_path / "in" / "dog" / "broken.jpg"
+    broken.write_bytes(b"text")
+    out = tmp_path / "out"
+    arguments = ("--source", tmp_path / "in", "--out", out, "--format", "webdataset")
+    stopped = run(*arguments)
+    assert stopped.returncode == 2
+    assert stopped.stderr.startswith(f"pack_dataset: {broken}: not an image")
+    assert stopped.stderr.count("\n") == 1
+    assert not out.exists()
+    first = run(*arguments, "--on-error", "skip")
+    assert first.returncode == 0, first.stderr
+    said = f"{out}: 6 images of 2 classes in 1 shards, 0 MiB"
+    left_out = f"{out}: 1 bad images were left out: skipped.txt\n"
+    assert first.stdout == f"{said}\n{left_out}"
+    assert (out / "skipped.txt").read_text().startswith(f"{broken}: not an image")
+    assert run(*arguments, "--on-error", "skip").stdout == f"{said}, already there\n{left_out}"
+    verified = run("--verify", out)
+    assert verified.stdout == f"{out}: 6 images in 1 shards are as they were packed\n"
+    assert verified.returncode == 0
+
+
+def test_script_wants_its_arguments(tmp_path):
+    assert "--out, --format must be given, or --verify" in run("--source", tmp_path).stderr
+    both = run("--verify", tmp_path, "--out", tmp_path)
+    assert both.returncode == 2
+    assert "--verify goes with nothing else" in both.stderr

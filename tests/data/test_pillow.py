@@ -1,0 +1,406 @@
+"""mixprec.data.loaders.pillow: the tests of the DALI loader, pixels like DALI's, and what can happen to processes.
+
+DALI's tests are run here once more with the other iterator, except those that are about DALI itself.
+"""
+
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from mixprec.data.errors import DataError
+from mixprec.data.loaders.pillow import PillowIterator
+from mixprec.data.loaders.pillow_worker import random_crop
+from mixprec.data.sources.shards import scan_shards
+from tests.data import test_dali as test_data_dali
+from tests.data.test_dali import COUNT, MEAN, PLAIN, STD, assert_same, fake_scan, one_pass, take
+
+cache_home, flat, noise = test_data_dali.cache_home, test_data_dali.flat, test_data_dali.noise
+
+_ABOUT_DALI = {
+    "test_process_killed_in_the_middle_of_an_epoch_is_continued_by_another",
+    "test_images_of_the_batch_are_named_when_none_is_broken",
+}
+
+
+def _takes_make(test):
+    return "make" in test.__code__.co_varnames[: test.__code__.co_argcount]
+
+
+globals().update(
+    (name, test)
+    for name, test in vars(test_data_dali).items()
+    if name.startswith("test_") and name not in _ABOUT_DALI and _takes_make(test)
+)
+
+# With 21 small images most of a test's time is that of starting processes.
+DEFAULTS = {"train": True, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 1}
+
+
+@pytest.fixture
+def make():
+    """PillowIterator with defaults for what a test does not care about."""
+    made = weakref.WeakSet()
+
+    def build(images, batch_size=4, **settings):
+        iterator = PillowIterator(images, batch_size, **{**DEFAULTS, **settings})
+        made.add(iterator)
+        return iterator
+
+    yield build
+    for iterator in made:
+        iterator.finalize()
+
+
+@pytest.fixture
+def make_dali():
+    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
+    from mixprec.data.loaders.dali import DaliIterator
+
+    return lambda images, batch_size=4, **settings: DaliIterator(images, batch_size, **{**DEFAULTS, **settings})
+
+
+# The same pictures as DALI
+
+
+def _encoded(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def _orientation(value):
+    exif = Image.Exif()
+    exif[0x112] = value
+    return exif.tobytes()
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    """Smooth pictures of 53 x 37 pixels in all the ways in which both loaders read them."""
+    y, x = np.mgrid[:37, :53]
+    rgb = Image.fromarray(np.stack([y * 6, x * 4, 255 - (x + y) * 2], -1).astype(np.uint8))
+    clear = rgb.convert("RGBA")
+    clear.putalpha(Image.fromarray((x * 4).astype(np.uint8)))
+    files = {
+        **{f"turned{value}.jpg": _encoded(rgb, "JPEG", exif=_orientation(value)) for value in range(1, 9)},
+        "not_turned_by_xmp.jpg": _encoded(rgb, "JPEG", xmp=b'<x:xmpmeta tiff:Orientation="6"/>'),
+        "turned.png": _encoded(rgb, "PNG", exif=_orientation(6)),
+        "gray.jpg": _encoded(rgb.convert("L"), "JPEG"),
+        "cmyk.jpg": _encoded(rgb.convert("CMYK"), "JPEG"),
+        "progressive.jpg": _encoded(rgb, "JPEG", progressive=True),
+        "palette.png": _encoded(rgb.quantize(16), "PNG"),
+        "palette_transparent.png": _encoded(rgb.quantize(16), "PNG", transparency=3),
+        "alpha.png": _encoded(clear, "PNG"),
+        "gray_alpha.png": _encoded(clear.convert("LA"), "PNG"),
+        "bits.png": _encoded(rgb.convert("1"), "PNG"),
+        "palette.bmp": _encoded(rgb.quantize(16), "BMP"),
+        "lossy.webp": _encoded(rgb, "WEBP"),
+        "alpha.webp": _encoded(clear, "WEBP", lossless=True),
+        "rgb.tif": _encoded(rgb, "TIFF"),
+        "gray.pgm": _encoded(rgb.convert("L"), "PPM"),
+    }
+    root = tmp_path_factory.mktemp("kinds")
+    (root / "0").mkdir()
+    for name, content in files.items():
+        (root / "0" / name).write_bytes(content)
+    return fake_scan(root)
+
+
+@pytest.mark.parametrize("size", [32, 37])
+def test_decoded_pixels_are_those_of_dali(make, make_dali, kinds, size):
+    """Colours, directions, and centres at an odd distance from the border: bit for bit."""
+    settings = {"train": False, "size": size, **PLAIN}
+    x, _ = one_pass(make(kinds, **settings))
+    expected, _ = one_pass(make_dali(kinds, **settings))
+    for index, (found, wanted) in enumerate(zip(x, expected, strict=True)):
+        np.testing.assert_array_equal(found, wanted, err_msg=kinds.name(index))
+
+
+@pytest.mark.parametrize(("width", "height"), [(53, 37), (37, 53), (500, 375), (333, 501), (60, 60)])
+@pytest.mark.parametrize(("resize", "size"), [(20, 15), (24, 16), (70, 61)])
+def test_resized_pixels_are_those_of_dali(make, make_dali, tmp_path, width, height, resize, size):
+    """Also where the longer side has to be rounded. Pillow rounds between its two passes, too: two levels at most."""
+    (tmp_path / "0").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "0" / "0.png")
+    images = fake_scan(tmp_path)
+    settings = {"train": False, "size": size, "resize": resize, **PLAIN}
+    x, _ = next(make(images, 1, **settings))
+    expected, _ = next(make_dali(images, 1, **settings))
+    assert np.abs(x - expected).max() <= 2
+
+
+def _geometry(iterator, count):
+    """Width, height, horizontal and vertical centre of random crops from pictures whose red is x and green is y."""
+    found = []
+    for _ in range(count):
+        x, _ = next(iterator)
+        for pixels in x.astype(np.float64):
+            horizontal, vertical = pixels[..., 0].mean(axis=0), pixels[..., 1].mean(axis=1)
+            scale = len(horizontal) / (len(horizontal) - 1)
+            sides = np.ptp(horizontal) * scale, np.ptp(vertical) * scale
+            found.append([*sides, horizontal.mean(), vertical.mean()])
+    return np.array(found)
+
+
+def test_random_crops_are_distributed_as_those_of_dali(make, make_dali, tmp_path):
+    """Means and standard deviations, of 800 crops each, are equal within five standard errors."""
+    (tmp_path / "0").mkdir()
+    y, x = np.mgrid[:180, :240]
+    Image.fromarray(np.stack([x, y, x * 0], -1).astype(np.uint8)).save(tmp_path / "0" / "0.png")
+    images = fake_scan(tmp_path)
+    found, expected = (
+        _geometry(iterator, 800)
+        for iterator in (make(images, 1, size=24, **PLAIN), make_dali(images, 1, size=24, **PLAIN))
+    )
+    extra = [np.log(g[:, 0] / g[:, 1]) for g in (found, expected)], [g[:, 0] * g[:, 1] for g in (found, expected)]
+    pairs = [(found[:, column], expected[:, column]) for column in range(4)] + [tuple(pair) for pair in extra]
+    for ours, theirs in pairs:
+        error = np.sqrt((ours.var() + theirs.var()) / len(ours))
+        assert abs(ours.mean() - theirs.mean()) < 5 * error
+        fourth = np.mean((theirs - theirs.mean()) ** 4) / theirs.var() ** 2  # the kurtosis: how precise a variance is
+        assert abs(ours.var() / theirs.var() - 1) < 5 * np.sqrt(2 * (fourth - 1) / len(ours))
+
+
+@given(
+    st.integers(1, 300),
+    st.integers(1, 300),
+    st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(sorted),
+    st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)).map(sorted),
+    st.lists(st.floats(0, 1, exclude_max=True), min_size=40, max_size=40),
+)
+def test_random_crops_lie_in_the_image_and_in_the_ranges(width, height, area, aspect, attempts):
+    left, top, right, bottom = random_crop(width, height, area, aspect, attempts)
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+    w, h = right - left, bottom - top
+    if min(w, h) > 1:  # both have been rounded, by half a pixel at most
+        assert (w - 0.5) * (h - 0.5) <= area[1] * width * height * (1 + 1e-9)
+        assert (w - 0.5) / (h + 0.5) <= aspect[1] * (1 + 1e-9)
+        assert (w + 0.5) / (h - 0.5) >= aspect[0] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "area", "box"),
+    [
+        (1000, 100, (0.9, 1), (433, 0, 566, 100)),  # 4:3 and 3:4 are the ends
+        (100, 1000, (0.9, 1), (0, 433, 100, 566)),
+        (1000, 100, (0.0332, 0.0333), (466, 25, 533, 75)),  # a quarter of it, that being too large
+    ],
+)
+def test_without_a_fitting_attempt_the_centre_is_taken(width, height, area, box):
+    attempts = [0, 0, 0, 0] * 10 if area[0] > 0.5 else []
+    assert random_crop(width, height, area, (3 / 4, 4 / 3), attempts) == box
+
+
+def test_image_that_is_smaller_than_the_crop_is_named(make, flat):
+    with pytest.raises(DataError) as caught:
+        next(make(flat, 2, train=False, size=64))
+    assert str(caught.value) == f"{flat.paths()[0]}: 24x20 pixels: smaller than the crop of 64x64"
+
+
+def test_images_of_shards_are_those_of_their_files(make, noise, tmp_path):
+    with tarfile.open(tmp_path / "train-00000.tar", "w") as archive:
+        for index in range(COUNT):
+            key, label = f"{index:05}", str(noise.labels[index]).encode()
+            for suffix, content in ((noise.files[index].rpartition(".")[2], noise.read(index)), ("cls", label)):
+                header = tarfile.TarInfo(f"{key}.{suffix}")
+                header.size = len(content)
+                archive.addfile(header, io.BytesIO(content))
+    shards = scan_shards(tmp_path)
+    assert len(shards) == COUNT
+    assert_same(take(make(noise, flip=True), 8), take(make(shards, flip=True), 8))
+
+
+# Memory
+
+
+def test_memory_of_batches_that_nobody_has_is_used_again(make, noise):
+    iterator = make(noise, prefetch=2)
+    kept = take(iterator, 4)
+    views = [next(iterator)[0][1:, ::2] for _ in range(5)]  # a view holds the whole batch
+    copies = [view.copy() for view in views]
+    take(iterator, 9)
+    most = len(iterator._workers._slots)
+    assert most <= 5 + 2 + 2  # views, batches ahead, the one that is handed out and the one before
+    for view, copy in zip(views, copies, strict=True):
+        np.testing.assert_array_equal(view, copy)
+    del views, view
+    take(iterator, 30)
+    assert len(iterator._workers._slots) == most
+    iterator.reset()
+    assert_same(kept, take(iterator, 4))
+
+
+def test_too_little_memory_is_an_error_in_one_line(make, flat, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(DataError, match=r"^no shared memory for a batch of 0 MiB \(No space left on device\)$"):
+        next(make(flat))
+
+
+def test_without_memfd_batches_lie_in_unnamed_files(make, noise, monkeypatch):
+    expected = take(make(noise), 7)
+    before = os.listdir("/dev/shm")
+    monkeypatch.delattr(os, "memfd_create")
+    iterator = make(noise)
+    assert_same(expected, take(iterator, 7))
+    assert os.listdir("/dev/shm") == before
+
+
+# Processes
+
+
+def _processes(iterator):
+    return list(iterator._workers._processes)
+
+
+def test_killed_process_is_an_error_in_one_line_and_the_next_batch_is_the_same(make, noise):
+    iterator, other = make(noise, threads=2), make(noise)
+    before = take(iterator, 2)
+    processes = _processes(iterator)
+    os.kill(processes[1].pid, signal.SIGKILL)
+    with pytest.raises(DataError) as caught:
+        before += take(iterator, 9)  # what was made ahead may still come
+    assert str(caught.value) == f"the Pillow loader's process {processes[1].pid} has ended by SIGKILL"
+    assert [process.returncode for process in processes] == [-9, -9]
+    delivered = round(iterator.epoch_detail * COUNT / 4)
+    assert_same(take(other, delivered + 5)[delivered:], take(iterator, 5))
+
+
+def test_process_that_cannot_start_is_an_error_in_one_line(make, noise, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "path", ["/nowhere"])
+    with pytest.raises(DataError, match=r"^the Pillow loader's process \d+ has ended with exit status 1$"):
+        next(make(noise))
+    assert "ModuleNotFoundError" in capfd.readouterr().err
+
+
+def test_signals_to_all_are_for_the_trainer(make, noise):
+    """Schedulers send SIGTERM to every process of a job; the trainer writes a snapshot, and goes on until then."""
+    iterator, other = make(noise, threads=2), make(noise)
+    found = take(iterator, 2)
+    for process in _processes(iterator):
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+    assert_same(take(other, 14), found + take(iterator, 12))
+
+
+def test_ctrl_c_at_any_time_loses_and_repeats_nothing(make, noise):
+    """Raised by a timer, in a batch or between two of them."""
+    expected = take(make(noise), 24)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    iterator, found, interrupts = make(noise), [], 0
+    random = np.random.default_rng(0)
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while len(found) < 24:
+            found.append(next(iterator))  # starts processes: an interrupted Popen would warn
+            while len(found) < 24:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.choice([0.0003, 0.001, 1]))
+                    batch = next(iterator)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    found.append(batch)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    found += [None] * (iterator._delivered - len(found))  # it was this loop that lost one
+                    break
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert interrupts > 3
+    assert found.count(None) < 12
+    for batch, (expected_x, expected_t, *_) in zip(found, expected, strict=True):
+        if batch is not None:
+            np.testing.assert_array_equal(batch[0], expected_x)
+            np.testing.assert_array_equal(batch[1], expected_t)
+
+
+@pytest.mark.parametrize("gone", ["finalize", "del"])
+def test_processes_end_with_the_iterator(noise, gone):
+    iterator = PillowIterator(noise, 4, **{**DEFAULTS, "threads": 3})
+    x, _ = next(iterator)
+    copy, processes = x.copy(), _processes(iterator)
+    assert [process.poll() for process in processes] == [None] * 3
+    if gone == "finalize":
+        iterator.finalize()
+    else:
+        del iterator
+    assert [process.returncode for process in processes] == [-9] * 3
+    np.testing.assert_array_equal(x, copy)
+
+
+SCRIPT = """
+# No guard around the main part: processes must not run this again.
+import os, pickle, signal, sys
+from mixprec.data.loaders.pillow import PillowIterator
+
+with open(sys.argv[1], "rb") as file:
+    images = pickle.load(file)
+settings = pickle.loads(bytes.fromhex(sys.argv[2]))
+iterator = PillowIterator(images, 4, **settings)
+next(iterator)
+print(*[process.pid for process in iterator._workers._processes], flush=True)
+if os.fork() == 0:
+    sys.exit()  # a fork ends its own things only
+os.wait()
+for _ in range(12):
+    next(iterator)
+print("still there", flush=True)
+if sys.argv[3] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+while sys.argv[3] == "interrupted":
+    next(iterator)
+"""
+
+
+def _is_there(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("end", ["returns", "killed", "interrupted"])
+def test_processes_end_with_the_script(noise, tmp_path, end):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "images").write_bytes(pickle.dumps(noise))
+    settings = pickle.dumps({**DEFAULTS, "threads": 2}).hex()
+    command = [sys.executable, "-W", "error", tmp_path / "train.py", tmp_path / "images", settings, end]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as process:
+        first, second = process.stdout.readline(), process.stdout.readline()
+        if end == "interrupted":
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        rest, errors = process.communicate(timeout=60)
+    pids = list(map(int, first.split()))
+    assert len(pids) == 2
+    assert (second, rest) == ("still there\n", "")
+    if end == "interrupted":
+        assert process.returncode == -signal.SIGINT
+        assert errors.splitlines()[-1] == "KeyboardInterrupt"
+        assert errors.count("Traceback") == 1
+    else:
+        assert (process.returncode, errors) == (-9 if end == "killed" else 0, "")
+    deadline = time.monotonic() + 30  # they end as soon as they notice
+    while any(map(_is_there, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(_is_there, pids))

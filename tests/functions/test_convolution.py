@@ -1,0 +1,367 @@
+"""Convolutions of variables in NHWC beside Chainer's in NCHW and float64."""
+
+import logging
+
+import chainer
+import chainer.functions as CF
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixprec import functions as F
+from mixprec.backends import announcements, cpu
+from tests.functions.nhwc import BFLOAT16, DTYPES, EPS, EPS32, assert_rounded, channels_last, normal, run, to_nchw, wide
+
+CONVOLUTIONS = {
+    "n": st.integers(1, 3),
+    "c": st.integers(1, 5),
+    "k": st.integers(1, 5),
+    "size": st.tuples(st.integers(5, 8), st.integers(5, 8)),
+    "ksize": st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([1, 3])),
+    "stride": st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    "pad": st.tuples(st.integers(0, 2), st.integers(0, 1)),
+    "dilate": st.integers(1, 2),
+    "groups": st.integers(1, 2),
+    "bias": st.booleans(),
+    "dtype": st.sampled_from(DTYPES),
+    "seed": st.integers(0, 1000),
+}
+
+
+def _chainer(function, arrays, dy):
+    """Result and gradients of Chainer's function of NCHW in float64, the images among them in NHWC again."""
+    x, W, *b = (wide(array) for array in arrays)
+    y, gradients, _ = run(function, (to_nchw(x), np.ascontiguousarray(W), *b), to_nchw(wide(dy)))
+    return [y.transpose(0, 2, 3, 1), gradients[0].transpose(0, 2, 3, 1), *gradients[1:]]
+
+
+def _assert_right(mine, chainers, arrays, terms, roundings=1):
+    """Result and gradients are rounded once, and are otherwise sums of as many products in float32 as in ``terms``."""
+    dtype = arrays[0].dtype
+    y, gradients, dy = run(mine, arrays)
+    exact = _chainer(chainers, arrays, dy)
+    magnitudes = _chainer(chainers, [np.abs(array) for array in arrays], np.abs(dy))
+    for found, right, magnitude, count in zip([y, *gradients], exact, magnitudes, terms, strict=False):
+        assert_rounded(found, right, dtype, (count + 1) * EPS32 * magnitude + (roundings - 1) * EPS[dtype] * magnitude)
+    assert gradients[1].transpose(0, 2, 3, 1).flags.c_contiguous
+
+
+@settings(max_examples=40)
+@given(**CONVOLUTIONS)
+def test_convolution_is_chainers(n, c, k, size, ksize, stride, pad, dilate, groups, bias, dtype, seed):
+    arrays = [
+        normal(seed, n, *size, c * groups, dtype=dtype),
+        channels_last(normal(seed + 1, k * groups, c, *ksize, dtype=dtype)),
+        normal(seed + 2, k * groups, dtype=dtype),
+    ][: 3 if bias else 2]
+    rest = {"stride": stride, "pad": pad, "dilate": dilate, "groups": groups}
+    taps, pixels = ksize[0] * ksize[1], n * (size[0] + 4) * (size[1] + 2)
+    _assert_right(
+        lambda *inputs: F.convolution_2d(*inputs, **rest),
+        lambda *inputs: CF.convolution_2d(*inputs, **rest),
+        arrays,
+        (c * taps + 1, k * taps, pixels, pixels),
+    )
+
+
+@settings(max_examples=40)
+@given(**CONVOLUTIONS, more=st.tuples(st.integers(0, 1), st.integers(0, 1)))
+def test_deconvolution_is_chainers(n, c, k, size, ksize, stride, pad, dilate, groups, bias, dtype, seed, more):
+    arrays = [
+        normal(seed, n, *size, c * groups, dtype=dtype),
+        channels_last(normal(seed + 1, c * groups, k, *ksize, dtype=dtype)),
+        normal(seed + 2, k * groups, dtype=dtype),
+    ][: 3 if bias else 2]
+    outsize = tuple(
+        s * (h - 1) + (r - 1) * dilate + 1 - 2 * p + min(m, s - 1)
+        for h, r, s, p, m in zip(size, ksize, stride, pad, more, strict=True)
+    )
+    if min(outsize) <= 0:
+        return
+    rest = {"stride": stride, "pad": pad, "outsize": outsize if any(more) else None, "dilate": dilate, "groups": groups}
+    taps, pixels = ksize[0] * ksize[1], n * (outsize[0] + 4) * (outsize[1] + 2)
+    _assert_right(
+        lambda *inputs: F.deconvolution_2d(*inputs, **rest),
+        lambda *inputs: CF.deconvolution_2d(*inputs, **rest),
+        arrays,
+        (c * taps + 1, k * taps, pixels, pixels),
+        roundings=2,  # a bias is added to what was rounded
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_relu_after_a_convolution(dtype):
+    arrays = [normal(0, 2, 6, 7, 8, dtype=dtype), channels_last(normal(1, 5, 8, 3, 3, dtype=dtype)), normal(2, 5)]
+
+    def relu_of(*inputs):
+        return CF.relu(CF.convolution_2d(*inputs, pad=1))
+
+    y, gradients, dy = run(lambda *inputs: F.convolution_2d(*inputs, pad=1, relu=True), arrays)
+    exact = _chainer(relu_of, arrays, dy)
+    assert (y == 0).any()
+    slack = 90 * EPS32 * 100
+    for found, right in zip([y, *gradients], exact, strict=True):
+        assert_rounded(found, right, arrays[2].dtype if right.ndim == 1 else dtype, slack)
+
+
+def test_zeros_in_padded_channels_change_nothing():
+    x, W = normal(0, 2, 6, 6, 3), channels_last(normal(1, 8, 3, 3, 3))
+    padded = np.concatenate([x, np.zeros((2, 6, 6, 1), "f")], 3)
+    y, (dx, dW), dy = run(F.convolution_2d, (x, W))
+    y4, (dx4, dW4), _ = run(F.convolution_2d, (padded, W), dy)
+    np.testing.assert_allclose(y4, y, atol=1e-5)
+    np.testing.assert_allclose(dW4, dW, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dx4[..., :3], dx, atol=1e-5)
+    assert not dx4[..., 3].any()
+
+
+def test_filters_in_chainers_order_are_copied_which_is_announced_once(caplog, monkeypatch):
+    monkeypatch.setattr(announcements, "_said", set())
+    x, W = normal(0, 2, 6, 6, 3), normal(1, 8, 3, 3, 3)
+    with caplog.at_level(logging.WARNING, "mixprec"):
+        y, (_, dW), dy = run(F.convolution_2d, (x, W))
+        run(F.convolution_2d, (x, W))
+    assert [record.name for record in caplog.records] == ["mixprec"]
+    assert caplog.messages == [
+        "convolution_2d: W in the order (K, R, S, C / groups) is not C-contiguous, and is copied in every step"
+    ]
+    expected, (_, dW_expected), _ = run(F.convolution_2d, (x, channels_last(W)), dy)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(dW, dW_expected)
+
+
+def test_a_transposed_view_as_input(caplog, monkeypatch):
+    monkeypatch.setattr(announcements, "_said", set())
+    x, W = normal(0, 2, 3, 6, 6), channels_last(normal(1, 8, 3, 3, 3))
+    with caplog.at_level(logging.WARNING, "mixprec"):
+        y, (dx, dW), dy = run(lambda x, W: F.convolution_2d(CF.transpose(x, (0, 2, 3, 1)), W), (x, W))
+    assert caplog.messages == ["convolution_2d: x is not C-contiguous, and is copied in every step"]
+    expected, gradients, _ = run(F.convolution_2d, (np.ascontiguousarray(x.transpose(0, 2, 3, 1)), W), dy)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(dx, gradients[0].transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(dW, gradients[1])
+
+
+def _normalized(seed, dtype, groups=1):
+    """x, W, gamma, beta, add, running mean, running variance."""
+    return [
+        normal(seed, 3, 6, 5, 4, dtype=dtype),
+        channels_last(normal(seed + 1, 8, 4 // groups, 3, 3, dtype=dtype)),
+        normal(seed + 2, 8) + 1,
+        normal(seed + 3, 8),
+        normal(seed + 4, 3, 3, 3, 8, dtype=dtype),
+        normal(seed + 5, 8),
+        np.abs(normal(seed + 6, 8)),
+    ]
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_convolution_with_batch_normalization_is_one_after_the_other(dtype, added, relu):
+    *arrays, mean, variance = _normalized(0, dtype)
+    rest, where = {"eps": 1e-3, "decay": 0.7, "relu": relu}, {"stride": 2, "pad": 1}
+
+    def apart(x, W, gamma, beta, add=None):
+        return F.batch_normalization(
+            F.convolution_2d(x, W, **where),
+            gamma,
+            beta,
+            running_mean=means[0],
+            running_var=variances[0],
+            add=add,
+            **rest,
+        )
+
+    def together(x, W, gamma, beta, add=None):
+        return F.convolution_batch_normalization(
+            *(x, W, gamma, beta), **where, running_mean=means[1], running_var=variances[1], add=add, **rest
+        )
+
+    means, variances = [mean, mean.copy()], [variance, variance.copy()]
+    arrays = arrays if added else arrays[:4]
+    expected, gradients_expected, dy = run(apart, arrays)
+    found, gradients, _ = run(together, arrays, dy)
+    np.testing.assert_array_equal(found, expected)
+    for each, right in zip(gradients, gradients_expected, strict=True):
+        np.testing.assert_array_equal(each, right)
+    np.testing.assert_array_equal(means[1], means[0])
+    np.testing.assert_array_equal(variances[1], variances[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_batch_normalization_inside_of_convolutions(dtype):
+    """conv - BN - ReLU - conv - BN, the statistics taken from the first convolution's sums, and the second's."""
+    x, W1, gamma, beta, _, mean, variance = _normalized(0, dtype)
+    W2, b2 = channels_last(normal(9, 5, 8, 3, 3, dtype=dtype)), normal(10, 5)
+    gamma2 = normal(11, 5) + 1
+    statistics = [[mean, variance], [mean.copy(), variance.copy()]]
+
+    def inside(x, W1, gamma, beta, W2, gamma2, b2):
+        z, sums = F.convolution_2d(x, W1, statistics=True)
+        z, sums = F.batch_normalization_relu_convolution_2d(
+            *(z, sums, gamma, beta, W2),
+            pad=1,
+            running_mean=statistics[0][0],
+            running_var=statistics[0][1],
+            statistics=True,
+        )
+        return F.batch_normalization(z, gamma2, b2, sums=sums, relu=True)
+
+    def one_by_one(x, W1, gamma, beta, W2, gamma2, b2):
+        z = F.convolution_2d(x, W1)
+        h = F.batch_normalization(
+            z, gamma, beta, running_mean=statistics[1][0], running_var=statistics[1][1], relu=True
+        )
+        return F.batch_normalization(F.convolution_2d(h, W2, pad=1), gamma2, b2, relu=True)
+
+    arrays = [x, W1, gamma, beta, W2, gamma2, b2]
+    expected, gradients_expected, dy = run(one_by_one, arrays)
+    found, gradients, _ = run(inside, arrays, dy)
+    # Sums before rounding, or another order of operations, may move single values to the next one.
+    eps = 8 * EPS[dtype] if dtype != np.float32 else 2.0**-16
+    for each, right in zip([found, *gradients], [expected, *gradients_expected], strict=True):
+        assert each.dtype == right.dtype
+        assert np.abs(wide(each) - wide(right)).max() <= eps * np.abs(wide(right)).max()
+    np.testing.assert_allclose(statistics[0], statistics[1], rtol=eps)
+
+
+class _Recorder:
+    def __init__(self, primitives):
+        self._primitives, self.calls = primitives, []
+
+    def __getattr__(self, name):
+        method = getattr(self._primitives, name)
+        return lambda *args, **kwargs: self.calls.append(name) or method(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "calls"),
+    [
+        ("x", ["conv_fprop", "conv_dgrad"]),
+        ("W", ["conv_fprop", "conv_wgrad"]),
+        ("b", ["conv_fprop", "bias_grad"]),
+        ("xW", ["conv_fprop", "conv_dgrad", "conv_wgrad"]),
+        ("xWb", ["conv_fprop", "conv_dgrad", "conv_wgrad", "bias_grad"]),
+    ],
+)
+def test_only_what_is_asked_for_is_computed(monkeypatch, wanted, calls):
+    recorder = _Recorder(cpu.PRIMITIVES)
+    monkeypatch.setattr(cpu, "PRIMITIVES", recorder)
+    arrays = {"x": normal(0, 1, 4, 4, 2), "W": channels_last(normal(1, 3, 2, 3, 3)), "b": normal(2, 3)}
+    inputs = [chainer.Variable(array, requires_grad=name in wanted) for name, array in arrays.items()]
+    y = F.convolution_2d(*inputs)
+    y.grad = np.ones_like(y.array)
+    y.backward()
+    assert recorder.calls == calls
+    assert [variable.grad is not None for variable in inputs] == [name in wanted for name in "xWb"]
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16])
+def test_what_does_not_fit_becomes_inf_without_a_warning(dtype):
+    large = np.full((1, 2, 2, 8), 60000 if dtype == np.float16 else 3e38, dtype)
+    assert np.isposinf(F.convolution_2d(large, np.full((1, 8, 1, 1), 2, dtype)).array.astype("f")).all()
+
+
+def _filters(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda x: F.convolution_2d(x((2, 16, 8, 8)), _filters(4, 16, 3, 3)),
+            ValueError,
+            "convolution_2d: x must be (N, H, W, 16); found shape (2, 16, 8, 8), which looks like (N, C, H, W): "
+            "use to_nhwc()",
+        ),
+        (
+            lambda x: F.convolution_2d(x((2, 8, 8, 15)), _filters(4, 16, 3, 3)),
+            ValueError,
+            "convolution_2d: x must be (N, H, W, 16); found shape (2, 8, 8, 15)",
+        ),
+        (
+            lambda x: F.convolution_2d(x((8, 8, 16)), _filters(4, 16, 3, 3)),
+            ValueError,
+            "convolution_2d: x must be (N, H, W, 16); found shape (8, 8, 16)",
+        ),
+        (
+            lambda x: F.convolution_2d(x((2, 9, 9, 12)), _filters(4, 4, 3, 3), groups=2),
+            ValueError,
+            "convolution_2d: x must be (N, H, W, 8); found shape (2, 9, 9, 12)",
+        ),
+        (
+            lambda x: F.convolution_2d(x((2, 8, 8, 8)), _filters(3, 4, 3, 3), groups=2),
+            ValueError,
+            "convolution_2d: 2 groups do not divide the 3 filters of W (3, 4, 3, 3)",
+        ),
+        (
+            lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4)),
+            ValueError,
+            "convolution_2d: W must be (K, C / groups, R, S); found shape (3, 4)",
+        ),
+        (
+            lambda x: F.convolution_2d(x((2, 4, 4, 3)), _filters(4, 3, 7, 7), pad=1),
+            ValueError,
+            "convolution_2d: x (2, 4, 4, 3) with pad (1, 1) is smaller than the filters, W (4, 3, 7, 7)",
+        ),
+        (
+            lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3, dtype=np.float16)),
+            TypeError,
+            "convolution_2d: W must have the dtype of x, float32; found float16: use cast()",
+        ),
+        (
+            lambda x: F.convolution_2d(x((2, 8, 8, 4), np.float64), _filters(3, 4, 3, 3)),
+            TypeError,
+            "convolution_2d: x must be float16, bfloat16 or float32; found float64",
+        ),
+        (
+            lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3), _filters(4)),
+            ValueError,
+            "convolution_2d: b must have shape (3,); found (4,)",
+        ),
+        (
+            lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3), _filters(3, dtype=np.float16)),
+            TypeError,
+            "convolution_2d: b must be float32; found float16",
+        ),
+        (
+            lambda x: F.deconvolution_2d(x((2, 4, 8, 8)), _filters(4, 3, 3, 3)),
+            ValueError,
+            "deconvolution_2d: x must be (N, H, W, 4); found shape (2, 4, 8, 8), which looks like (N, C, H, W): "
+            "use to_nhwc()",
+        ),
+        (
+            lambda x: F.deconvolution_2d(x((2, 8, 8, 4)), _filters(4, 3, 3, 3), stride=2, outsize=(30, 17)),
+            ValueError,
+            "deconvolution_2d: an output of (30, 17) pixels does not belong to x (2, 8, 8, 4) and W (4, 3, 3, 3) with "
+            "stride (2, 2) and pad (0, 0)",
+        ),
+        (
+            lambda x: F.convolution_batch_normalization(
+                x((2, 8, 8, 4)), _filters(3, 4, 3, 3), _filters(3), _filters(3), add=_filters(2, 8, 8, 3)
+            ),
+            ValueError,
+            "convolution_batch_normalization: add must have the shape of the result, (2, 6, 6, 3); found (2, 8, 8, 3)",
+        ),
+        (
+            lambda x: F.batch_normalization_relu_convolution_2d(
+                x((2, 8, 8, 4)), _filters(2, 3), _filters(4), _filters(4), _filters(3, 4, 3, 3)
+            ),
+            ValueError,
+            "batch_normalization_relu_convolution_2d: sums must be (2, 4) float32, from "
+            "convolution_2d(..., statistics=True); found (2, 3) float32",
+        ),
+        (
+            lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3), relu=True, statistics=True),
+            ValueError,
+            "convolution_2d: statistics are those before a ReLU: relu and statistics exclude each other",
+        ),
+    ],
+)
+def test_messages(call, error, message):
+    with pytest.raises(error) as caught:
+        call(lambda shape, dtype=np.float32: np.zeros(shape, dtype))
+    assert str(caught.value) == message

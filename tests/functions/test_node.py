@@ -1,0 +1,221 @@
+"""What all function nodes of mixprec do in Chainer's modes, graphs and hooks."""
+
+import gc
+import weakref
+
+import chainer
+import chainer.functions as CF
+import numpy as np
+import pytest
+from chainer import computational_graph, function_hooks, gradient_check
+
+from mixprec import functions as F
+from mixprec.backends import cpu
+from mixprec.backends.cpu import PRIMITIVES
+from mixprec.backends.primitives import Primitives
+from mixprec.functions.layout import Dense
+from mixprec.functions.node import Node
+from mixprec.functions.pooling import GlobalAveragePooling2D
+from mixprec.policy import Policy
+from mixprec.rewrite import dispatch
+from mixprec.rewrite.scope import Scope, calling
+from mixprec.rewrite.state import Conversion
+from tests.functions.nhwc import DTYPES, channels_last, normal, run
+
+IMAGES, VECTORS = (2, 5, 4, 8), (8,)
+ONES = np.ones(8, np.float32)
+# name: (function of variables, shapes of the inputs; those of one axis are float32)
+FUNCTIONS = {
+    "convolution_2d": (F.convolution_2d, [IMAGES, (6, 8, 3, 3), (6,)]),
+    "convolution_2d + relu": (lambda *xs: F.convolution_2d(*xs, relu=True), [IMAGES, (6, 8, 3, 3), (6,)]),
+    "deconvolution_2d": (F.deconvolution_2d, [IMAGES, (8, 6, 3, 3), (6,)]),
+    "batch_normalization": (F.batch_normalization, [IMAGES, VECTORS, VECTORS]),
+    "batch_normalization + add + relu": (
+        lambda x, g, b, a: F.batch_normalization(x, g, b, add=a, relu=True),
+        [IMAGES, VECTORS, VECTORS, IMAGES],
+    ),
+    "fixed_batch_normalization + relu": (
+        lambda x, g, b: F.fixed_batch_normalization(x, g, b, ONES, ONES, relu=True),
+        [IMAGES, VECTORS, VECTORS],
+    ),
+    "convolution_batch_normalization": (F.convolution_batch_normalization, [IMAGES, (8, 8, 3, 3), VECTORS, VECTORS]),
+    "batch_normalization_relu_convolution_2d": (
+        lambda x, g, b, W: F.batch_normalization_relu_convolution_2d(
+            x, np.stack([x.array.sum((0, 1, 2), "f"), (x.array.astype("f") ** 2).sum((0, 1, 2), "f")]), g, b, W
+        ),
+        [IMAGES, VECTORS, VECTORS, (6, 8, 3, 3)],
+    ),
+    "max_pooling_2d": (lambda x: F.max_pooling_2d(x, 2), [IMAGES]),
+    "average_pooling_2d": (lambda x: F.average_pooling_2d(x, 2), [IMAGES]),
+    "global_average_pooling_2d": (F.global_average_pooling_2d, [IMAGES]),
+    "local_response_normalization": (lambda x: F.local_response_normalization(x, 3, 1, 0.5), [IMAGES]),
+    "linear": (F.linear, [(3, 5), (4, 5), (4,)]),
+    "relu": (F.relu, [(3, 5)]),
+    "softmax_cross_entropy": (lambda x: F.softmax_cross_entropy(x, np.array([1, 0, 4], np.int32)), [(3, 5)]),
+    "concat": (lambda *xs: F.concat(xs), [IMAGES, IMAGES]),
+    "dense": (lambda x: Dense().apply((x,))[0], [IMAGES]),
+    "dropout": (F.dropout, [(3, 5)]),
+    "to_nhwc": (F.to_nhwc, [IMAGES]),
+    "to_nchw": (F.to_nchw, [IMAGES]),
+    "cast": (lambda x: F.cast(x, "float16" if x.dtype != "float16" else "float32"), [(3, 5)]),
+}
+every_function = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def _case(name, dtype=np.float32):
+    function, shapes = FUNCTIONS[name]
+    arrays = [normal(seed, *shape, dtype=np.float32 if len(shape) == 1 else dtype) for seed, shape in enumerate(shapes)]
+    return function, [channels_last(array) if array.shape[2:] == (3, 3) else array for array in arrays]
+
+
+@every_function
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_forward_and_backward_in_every_dtype(name, dtype):
+    function, arrays = _case(name, dtype)
+    y, gradients, _ = run(function, arrays)
+    assert np.isfinite(y.astype(np.float64)).all()
+    for array, gradient in zip(arrays, gradients, strict=True):
+        assert gradient.dtype == array.dtype
+        assert gradient.strides == array.strides
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ("dropout", "cast")])
+def test_gradients_are_numerical_derivatives(name):
+    function, arrays = _case(name)
+    y = function(*map(chainer.Variable, arrays))
+    dy = None if y.ndim == 0 else normal(9, *y.shape)
+    gradient_check.check_backward(function, tuple(arrays), dy, eps=2.0**-8, atol=2e-2, rtol=2e-2)
+
+
+@every_function
+def test_double_backprop_is_an_error_that_names_the_function(name):
+    function, arrays = _case(name)
+    variables = [chainer.Variable(array) for array in arrays]
+    y = function(*variables)
+    y.grad = np.ones_like(y.array)
+    message = f"{y.creator_node.name} of mixprec has no double backprop: "
+    assert "\n" not in message
+    with pytest.raises(RuntimeError, match=message):
+        y.backward(enable_double_backprop=True)
+    y = function(*variables)
+    with pytest.raises(RuntimeError, match=message):
+        chainer.grad([y], variables[:1], enable_double_backprop=True)
+    (found,) = chainer.grad([function(*variables)], variables[:1])
+    assert found.shape == arrays[0].shape
+
+
+@every_function
+def test_without_backprop_nothing_is_kept(name):
+    function, arrays = _case(name)
+    nodes = []
+
+    class Hook(chainer.FunctionHook):
+        name = "nodes"
+
+        def forward_postprocess(self, function, in_data):
+            nodes.append(weakref.ref(function))
+
+    with chainer.no_backprop_mode(), Hook():
+        y = function(*map(chainer.Variable, arrays))
+    gc.collect()
+    assert y.creator_node is None
+    assert all(node() is None for node in nodes)
+    assert len(nodes) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "dropout"])
+def test_forget_gives_the_same(name):
+    function, arrays = _case(name)
+    expected, gradients_expected, dy = run(function, arrays)
+    found, gradients, _ = run(lambda *xs: CF.forget(function, *xs), arrays, dy)
+    np.testing.assert_array_equal(found, expected)
+    for each, right in zip(gradients, gradients_expected, strict=True):
+        np.testing.assert_array_equal(each, right)
+
+
+@every_function
+def test_nodes_are_labelled_in_graphs_and_timed_by_hooks(name):
+    function, arrays = _case(name)
+    hook = function_hooks.TimerHook()
+    with hook:
+        y = function(*map(chainer.Variable, arrays))
+        y.grad = np.ones_like(y.array)
+        y.backward()
+    label = y.creator_node.label
+    assert label.startswith(name.split(" ")[0])
+    assert label in computational_graph.build_computational_graph([y]).dump()
+    assert len(hook.call_history) == 2
+
+
+@every_function
+def test_a_policy_for_chainers_functions_leaves_these_alone(name):
+    function, arrays = _case(name)
+    expected, _, dy = run(function, arrays)
+    dispatch.install()
+    if name == "dropout":
+        return
+    with calling(Scope(Conversion(Policy()))):
+        found, gradients, _ = run(function, arrays, dy)
+    np.testing.assert_array_equal(found, expected, strict=True)
+    assert [gradient.dtype for gradient in gradients] == [array.dtype for array in arrays]
+
+
+def test_gradients_of_two_branches_are_added_in_every_dtype():
+    for dtype in DTYPES:
+        x = chainer.Variable(normal(0, *IMAGES, dtype=dtype))
+        ones = np.ones(8, np.float32)
+        h = F.batch_normalization(x, ones, ones, relu=True)
+        y = F.batch_normalization(F.convolution_2d(h, np.eye(8, dtype=dtype)[:, :, None, None]), ones, ones, add=h)
+        y.grad = np.ones_like(y.array)
+        y.backward()
+        assert x.grad.dtype == dtype
+
+
+def test_every_function_is_here():
+    def names(cls):
+        return {sub.name for sub in cls.__subclasses__() if sub.name}.union(*map(names, cls.__subclasses__()))
+
+    assert names(Node) == {name.split(" ")[0] for name in FUNCTIONS}
+
+
+def test_checks_can_be_switched_off(monkeypatch):
+    monkeypatch.setattr(GlobalAveragePooling2D, "check", pytest.fail)
+    with chainer.using_config("type_check", False):
+        F.global_average_pooling_2d(normal(0, *IMAGES))
+
+
+class _Dense(type(PRIMITIVES)):
+    """Those of NumPy, on arrays that a device could take."""
+
+    def __getattribute__(self, name):
+        method = super().__getattribute__(name)
+        if not hasattr(Primitives, name):
+            return method
+
+        def call(*arguments, **keywords):
+            nested = [*arguments, *keywords.values()]
+            flat = [part for value in nested for part in (value if type(value) is tuple else (value,))]
+            for array in flat:
+                assert not isinstance(array, np.ndarray) or array.flags.c_contiguous, name
+            return method(*arguments, **keywords)
+
+        return call
+
+
+@every_function
+def test_primitives_get_contiguous_arrays_only(name, monkeypatch):
+    function, arrays = _case(name)
+    expected, expected_gradients, dy = run(function, arrays)
+    monkeypatch.setattr(cpu, "PRIMITIVES", _Dense())
+    strided = [np.repeat(array, 2, axis=0)[::2] for array in arrays]
+    if name != "dropout":
+        found, gradients, _ = run(function, strided, dy)
+        np.testing.assert_array_equal(found, expected)
+        for gradient, other in zip(gradients, expected_gradients, strict=True):
+            np.testing.assert_array_equal(gradient, other)
+
+
+def test_running_statistics_that_cannot_be_moved_in_place_are_an_error():
+    strided = np.ones(16, np.float32)[::2]
+    with pytest.raises(ValueError, match="batch_normalization: running_var is moved in place and must be contiguous"):
+        F.batch_normalization(normal(0, *IMAGES), ONES, ONES, running_mean=ONES.copy(), running_var=strided)

@@ -1,0 +1,223 @@
+"""What users do to functions and links on NHWC that is not ordinary: allowed or not, it is easily done."""
+
+import chainer
+import chainer.functions as CF
+import chainer.links as CL
+import numpy as np
+import pytest
+from chainer import serializers
+from chainer.link_hooks import SpectralNormalization, WeightStandardization
+
+from mixprec import functions as F
+from mixprec import links as L
+from tests.functions.nhwc import DTYPES, normal, to_nchw
+
+IMAGES, FILTERS = normal(0, 2, 6, 5, 8), normal(1, 4, 8, 3, 3)
+ONES, ZEROS = np.ones(8, np.float32), np.zeros(8, np.float32)
+
+
+# Strides and the like
+
+GEOMETRIES = {
+    "convolution_2d: stride": (lambda value: F.convolution_2d(IMAGES, FILTERS, stride=value), 1),
+    "convolution_2d: pad": (lambda value: F.convolution_2d(IMAGES, FILTERS, pad=value), 0),
+    "convolution_2d: dilate": (lambda value: F.convolution_2d(IMAGES, FILTERS, pad=2, dilate=value), 1),
+    "deconvolution_2d: stride": (lambda value: F.deconvolution_2d(IMAGES[..., :4].copy(), FILTERS, stride=value), 1),
+    "deconvolution_2d: pad": (lambda value: F.deconvolution_2d(IMAGES[..., :4].copy(), FILTERS, pad=value), 0),
+    "deconvolution_2d: outsize": (
+        lambda value: F.deconvolution_2d(IMAGES[..., :4].copy(), FILTERS, stride=2, outsize=value),
+        1,
+    ),
+    "convolution_batch_normalization: stride": (
+        lambda value: F.convolution_batch_normalization(IMAGES, FILTERS, ONES[:4], ZEROS[:4], value),
+        1,
+    ),
+    "batch_normalization_relu_convolution_2d: pad": (
+        lambda value: F.batch_normalization_relu_convolution_2d(
+            IMAGES, np.ones((2, 8), np.float32), ONES, ZEROS, FILTERS, pad=value
+        ),
+        0,
+    ),
+    "max_pooling_2d: ksize": (lambda value: F.max_pooling_2d(IMAGES, value), 1),
+    "max_pooling_2d: stride": (lambda value: F.max_pooling_2d(IMAGES, 2, value), 1),
+    "max_pooling_2d: pad": (lambda value: F.max_pooling_2d(IMAGES, 2, 2, value), 0),
+    "average_pooling_2d: ksize": (lambda value: F.average_pooling_2d(IMAGES, value), 1),
+    "average_pooling_2d: pad": (lambda value: F.average_pooling_2d(IMAGES, 2, 2, value), 0),
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("value", ["too small", 1.5, "2", (1, 2, 3), (2, None)])
+def test_steps_and_margins_are_whole_numbers(name, value):
+    function, least = GEOMETRIES[name]
+    value = least - 1 if value == "too small" else value
+    with pytest.raises(ValueError, match=rf"^{name} must be .*whole number.* {least} .*; found [^\n]+$"):
+        function(value)
+
+
+@pytest.mark.parametrize("value", [np.int64(2), [2, 2], np.array([2, 2]), (np.int32(2), 2)])
+def test_steps_and_margins_may_be_numpys(value):
+    expected = F.max_pooling_2d(F.convolution_2d(IMAGES, FILTERS, stride=2, pad=2, dilate=2), 2).array
+    found = F.max_pooling_2d(F.convolution_2d(IMAGES, FILTERS, stride=value, pad=value, dilate=value), value).array
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("groups", [0, -1, 1.5, (1, 1)])
+def test_groups_are_a_whole_number(groups):
+    for call in (F.convolution_2d, F.deconvolution_2d):
+        with pytest.raises(ValueError, match=f"^{call.__name__}: groups must be a whole number, 1 or more; found "):
+            call(IMAGES, FILTERS, groups=groups)
+
+
+# Inputs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_more_channels_than_the_filter_has_must_be_zeros(dtype):
+    x, W = normal(0, 2, 5, 5, 4, dtype=dtype), normal(1, 8, 3, 3, 3, dtype=dtype)
+    calls = (
+        lambda: F.convolution_2d(x, W),
+        lambda: F.convolution_batch_normalization(x, W, ONES, ZEROS),
+        lambda: L.Convolution2D(3, 8, 3, dtype=dtype)(x),
+    )
+    for call in calls:
+        with pytest.raises(
+            ValueError, match=r"x must be \(N, H, W, 3\), with zeros alone beyond; found .*\(2, 5, 5, 4"
+        ):
+            call()
+    x[..., 3:] = 0
+    for call in calls:
+        call()
+
+
+def test_images_of_an_empty_batch():
+    W = normal(1, 4, 12)
+    x = chainer.Variable(np.empty((0, 2, 2, 3), np.float32))
+    y = F.linear(x, W)
+    assert y.shape == (0, 4)
+    y.grad = np.empty((0, 4), np.float32)
+    y.backward()
+    assert x.grad.shape == x.shape
+    assert F.linear(np.empty((0, 5, 12), np.float32), W, n_batch_axes=2).shape == (0, 5, 4)
+
+
+def test_class_weights_that_are_no_array():
+    with pytest.raises(TypeError, match=r"class_weight must be an array.*; found list"):
+        F.softmax_cross_entropy(normal(0, 2, 3), np.array([0, 1]), class_weight=[1.0, 2.0, 3.0])
+
+
+def test_a_number_for_gamma():
+    with pytest.raises(ValueError, match=r"gamma must have shape \(8,\); found \(\)"):
+        F.batch_normalization(IMAGES, np.array(1, np.float32), ZEROS)
+
+
+# Batch normalization
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+def test_statistics_that_move_between_a_testing_forward_pass_and_its_backward_pass(relu, added):
+    x, other, dy = normal(0, 4, 5, 5, 3), normal(1, 4, 5, 5, 3), normal(2, 4, 5, 5, 3)
+
+    def plain(bn, x, other):
+        y = bn(x)
+        y = y + other if added else y
+        return CF.relu(y) if relu else y
+
+    results = []
+    for bn, function, order in (
+        (L.BatchNormalization(3), lambda bn, x, other: bn(x, relu=relu, add=other if added else None), np.array),
+        (CL.BatchNormalization(3), plain, to_nchw),
+    ):
+        bn.cleargrads()
+        variable = chainer.Variable(order(x))
+        with chainer.using_config("train", False):
+            y = function(bn, variable, order(other))
+        if isinstance(bn, L.BatchNormalization):  # Chainer mixes statistics from before and after
+            bn(3 * x + 7)
+        y.grad = order(dy)
+        y.backward()
+        results.append([variable.grad, bn.gamma.grad, bn.beta.grad])
+    found, expected = results
+    expected[0] = expected[0].transpose(0, 2, 3, 1)
+    for one, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, right, rtol=1e-5, atol=1e-5)
+
+
+FUSED = {
+    "convolution_batch_normalization": lambda x, **running: F.convolution_batch_normalization(
+        x, FILTERS, ONES[:4], ZEROS[:4], **running
+    ),
+    "batch_normalization_relu_convolution_2d": lambda x, **running: F.batch_normalization_relu_convolution_2d(
+        x, np.ones((2, 8), np.float32), ONES, ZEROS, FILTERS, pad=1, **running
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_an_empty_batch_leaves_the_statistics_of_fused_functions_alone(name):
+    size = 4 if name.startswith("conv") else 8
+    running = np.zeros(size, np.float32), np.ones(size, np.float32)
+    with pytest.raises(ValueError, match="an empty batch has no statistics"):
+        FUSED[name](np.empty((0, 3, 3, 8), np.float32), running_mean=running[0], running_var=running[1])
+    assert (running[0] == 0).all()
+    assert (running[1] == 1).all()
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_one_element_in_each_channel_of_fused_functions(name):
+    x = IMAGES[:1, :3, :3].copy() if name.startswith("conv") else IMAGES[:1, :1, :1].copy()
+    with pytest.warns(UserWarning, match=rf"^{name}: .* one element in each channel"):
+        FUSED[name](x)
+
+
+# Links
+
+
+@pytest.mark.parametrize("hook", [WeightStandardization, SpectralNormalization])
+@pytest.mark.parametrize("kind", ["Convolution2D", "Deconvolution2D"])
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("height", [5, 6])
+def test_hooks_on_links(hook, kind, lazy, height):
+    x = normal(0, 2, height, 4, 6)  # as high as it has channels, and not
+    results = []
+    for links, images in ((L, x), (CL, to_nchw(x))):
+        np.random.seed(0)
+        link = getattr(links, kind)(None if lazy else 6, 8, 3)
+        link.add_hook(hook())
+        y = link(images)
+        link.cleargrads()
+        CF.sum(y * y).backward()
+        results += [y.array if links is L else y.array.transpose(0, 2, 3, 1), link.W.grad]
+        assert type(link.W) is chainer.Parameter
+    np.testing.assert_allclose(results[0], results[2], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(results[1], results[3], rtol=1e-4, atol=1e-4 * np.abs(results[3]).max())
+
+
+def test_values_of_a_subclass_are_saved_in_their_own_dtype(tmp_path):
+    class Counting(L.Convolution2D):
+        def __init__(self):
+            super().__init__(3, 4, 3, dtype="float16")
+            self.add_persistent("share", np.array([1 / 3]))
+
+    source, target = Counting(), Counting()
+    target.share[...] = 0
+    serializers.save_npz(str(tmp_path / "link.npz"), source)
+    serializers.load_npz(str(tmp_path / "link.npz"), target)
+    assert target.share.dtype == np.float64
+    assert target.share[0] == 1 / 3
+
+
+def test_a_static_graph_is_refused_by_name():
+    class Model(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.fc = L.Linear(3, 2)
+
+        @chainer.static_graph
+        def forward(self, x):
+            return self.fc(x)
+
+    with pytest.raises(RuntimeError, match=r"linear of mixprec .* chainer\.static_graph"):
+        Model()(normal(0, 4, 3))

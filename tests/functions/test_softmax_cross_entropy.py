@@ -1,0 +1,168 @@
+"""The loss beside Chainer's in float64, and beside torch's with label smoothing."""
+
+import chainer
+import chainer.functions as CF
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixprec import backends
+from mixprec import functions as F
+from mixprec.backends import cpu
+from tests.functions.nhwc import DTYPES, EPS, normal, run, wide
+from tests.stand_ins.device_stand_in import DeviceArray
+from tests.stand_ins.device_stand_in import array as on_device
+
+
+@settings(max_examples=40)
+@given(
+    shape=st.sampled_from([(5,), (1,), (2, 3, 4)]),
+    classes=st.integers(1, 30),
+    normalize=st.booleans(),
+    weighted=st.booleans(),
+    ignore_label=st.sampled_from([-1, 0, 255]),
+    reduce=st.sampled_from(["mean", "no"]),
+    dtype=st.sampled_from(DTYPES),
+    labels=st.sampled_from([np.int32, np.int64, np.int8]),
+    seed=st.integers(0, 1000),
+)
+def test_loss_is_chainers(shape, classes, normalize, weighted, ignore_label, reduce, dtype, labels, seed):
+    random = np.random.RandomState(seed)
+    t = random.randint(0, classes, shape)
+    if labels != np.int8:
+        t[random.uniform(size=shape) < 0.3] = ignore_label
+    elif ignore_label == 255:
+        ignore_label = -1
+    x, t = normal(seed, *shape, classes, dtype=dtype) * dtype.type(3), t.astype(labels)
+    weight = random.uniform(0.5, 2, classes).astype(np.float32) if weighted else None
+
+    def arguments(weight):
+        return {"normalize": normalize, "class_weight": weight, "ignore_label": ignore_label, "reduce": reduce}
+
+    loss, (dx,), dloss = run(lambda x: F.softmax_cross_entropy(x, t, **arguments(weight)), [x])
+    exact, (dx_exact,), _ = run(
+        lambda x: CF.softmax_cross_entropy(
+            CF.moveaxis(x, -1, 1), t, **arguments(weight if weight is None else wide(weight))
+        ),
+        [wide(x)],
+        wide(dloss),
+    )
+    assert loss.dtype == np.float32
+    assert dx.dtype == dtype
+    np.testing.assert_allclose(loss, exact, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(wide(dx), dx_exact, rtol=2 * EPS[dtype] + 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_smoothing_is_torchs(weighted):
+    torch = pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
+    x, t = normal(0, 6, 9), np.array([3, -1, 0, 8, 2, 2], np.int32)
+    weight = np.linspace(0.5, 2, 9).astype(np.float32) if weighted else None
+    losses, (dx,), dlosses = run(
+        lambda x: F.softmax_cross_entropy(x, t, class_weight=weight, reduce="no", smoothing=0.1), [x]
+    )
+    x = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(
+        *(x, torch.tensor(t, dtype=torch.int64)),
+        weight=None if weight is None else torch.tensor(weight, dtype=torch.float64),
+        ignore_index=-1,
+        reduction="none",
+        label_smoothing=0.1,
+    )
+    expected.backward(torch.tensor(dlosses, dtype=torch.float64))
+    np.testing.assert_allclose(losses, expected.detach(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(dx, x.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_all_ignored_and_far_apart_logits():
+    x = np.array([[60000, -60000], [-60000, 60000]], np.float16)
+    loss, (dx,), _ = run(lambda x: F.softmax_cross_entropy(x, np.array([-1, -1], np.int32)), [x], np.ones((), "f"))
+    assert loss == 0
+    assert not dx.any()
+    loss, (dx,), _ = run(lambda x: F.softmax_cross_entropy(x, np.array([1, 1], np.int32)), [x], np.ones((), "f"))
+    assert loss == 60000
+    np.testing.assert_array_equal(dx, np.array([[0.5, -0.5], [0, 0]], np.float16))
+
+
+def test_labels_as_a_variable_get_no_gradient():
+    t = chainer.Variable(np.array([1, 0], np.int32))
+    loss = F.softmax_cross_entropy(chainer.Variable(normal(0, 2, 3)), t)
+    loss.backward()
+    assert t.grad is None
+
+
+class _OnDevice:
+    """The primitives of NumPy for arrays on the stand-in device, whose values they may look at."""
+
+    def __getattr__(self, name):
+        def run(*arguments, **keywords):
+            found = getattr(cpu.PRIMITIVES, name)(
+                *map(_plain, arguments), **{key: _plain(value) for key, value in keywords.items()}
+            )
+            return tuple(map(on_device, found)) if isinstance(found, tuple) else on_device(found)
+
+        return run
+
+
+def _plain(value):
+    return value.view(np.ndarray) if isinstance(value, DeviceArray) else value
+
+
+@pytest.mark.parametrize("reduce", ["mean", "no"])
+def test_nobody_reads_from_a_device(reduce):
+    """Not even labels that are out of range."""
+    backends.register(DeviceArray, _OnDevice())
+    try:
+        x, t = chainer.Variable(on_device(normal(0, 4, 3))), on_device(np.array([0, 2, 1, -1], np.int32))
+        DeviceArray.reads = 0
+        loss = F.softmax_cross_entropy(x, t, reduce=reduce, class_weight=on_device(np.ones(3, "f")))
+        loss.grad = on_device(np.ones(loss.shape, np.float32))
+        loss.backward()
+        assert DeviceArray.reads == 0
+    finally:
+        del backends._OTHERS[DeviceArray]
+
+
+def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
+    return lambda: F.softmax_cross_entropy(np.zeros(x, dtype), np.zeros(t, labels), **rest)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: F.softmax_cross_entropy(np.zeros((2, 3), "f"), np.array([3, 0])),
+            ValueError,
+            "softmax_cross_entropy: labels must be from 0 to 2, or -1 to be ignored; found 3",
+        ),
+        (
+            lambda: F.softmax_cross_entropy(np.zeros((2, 3), "f"), np.array([-1, 2**33]), ignore_label=7),
+            ValueError,
+            "softmax_cross_entropy: labels must be from 0 to 2, or 7 to be ignored; found -1",
+        ),
+        (
+            _loss((2, 3, 4, 4), (2, 4, 4)),
+            ValueError,
+            "softmax_cross_entropy: t must have the shape of x without its last axis, the classes; found (2, 4, 4) and "
+            "(2, 3, 4, 4)",
+        ),
+        (_loss(labels=np.float32), TypeError, "softmax_cross_entropy: t must be signed integers; found float32"),
+        (_loss(reduce="sum"), ValueError, "softmax_cross_entropy: reduce must be 'mean' or 'no'; found 'sum'"),
+        (_loss(smoothing=1), ValueError, "softmax_cross_entropy: smoothing must be from 0 to below 1; found 1"),
+        (
+            _loss(class_weight=np.ones(2, "f")),
+            ValueError,
+            "softmax_cross_entropy: class_weight must have shape (3,); found (2,)",
+        ),
+        (
+            _loss(class_weight=chainer.Variable(np.ones(3, "f"))),
+            TypeError,
+            "softmax_cross_entropy: class_weight must be an array, it gets no gradient; found Variable",
+        ),
+    ],
+)
+def test_messages(call, error, message):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message

@@ -1,0 +1,186 @@
+"""Promise 11: the wrapper in the places where Chainer wants an optimizer: updaters, trainer, schedules, ChainerMN."""
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizer_hooks, optimizers, training
+from chainer.training import extensions
+
+import mixprec
+from mixprec.optimizer.gradients import UnscaledBackward
+from tests.stand_ins import without_mpi
+
+X = np.random.RandomState(0).normal(size=(32, 4)).astype(np.float32)
+T = np.arange(32, dtype=np.int32) % 3
+
+
+def _optimizer(loss_scale="dynamic", compute="float16"):
+    model = L.Classifier(L.Linear(4, 3, initialW=np.linspace(-1, 1, 12, dtype="f").reshape(3, 4)))
+    mixprec.convert(model, compute=compute)
+    return mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(lr=0.1), loss_scale).setup(model)
+
+
+def _iterator():
+    return chainer.iterators.SerialIterator(chainer.datasets.TupleDataset(X, T), 8, shuffle=False)
+
+
+def _weights(optimizer):
+    return optimizer.master(optimizer.target.predictor.W).array
+
+
+def _reference():
+    optimizer = _optimizer()
+    for batch in range(4):
+        optimizer.update(optimizer.target, X[8 * batch : 8 * batch + 8], T[8 * batch : 8 * batch + 8])
+    return _weights(optimizer)
+
+
+@pytest.mark.parametrize("keywords", [{}, {"loss_func": True}, {"device": "@numpy"}])
+def test_standard_updater_and_trainer(keywords, tmp_path):
+    """Works: with its own loss function, too, with a device, extensions, epochs and a log."""
+    optimizer = _optimizer()
+    if "loss_func" in keywords:
+        keywords = {"loss_func": lambda x, t: optimizer.target(x, t)}
+    updater = training.StandardUpdater(_iterator(), optimizer, **keywords)
+    trainer = training.Trainer(updater, (1, "epoch"), out=str(tmp_path))
+    trainer.extend(extensions.LogReport())
+    trainer.extend(extensions.observe_lr())
+    trainer.extend(extensions.ExponentialShift("lr", 0.5), trigger=(1, "epoch"))
+    trainer.extend(extensions.FailOnNonNumber())
+    trainer.run()
+    np.testing.assert_array_equal(_weights(optimizer), _reference())
+    assert (optimizer.t + optimizer.skipped, optimizer.epoch, optimizer.lr) == (4, 1, 0.05)
+    assert trainer.get_extension("LogReport").log[0]["lr"] == 0.1
+
+
+def test_standard_updater_may_repeat_the_static_scale_and_nothing_else():
+    """``StandardUpdater(loss_scale=...)`` sets the scale of the optimizer: here it is the wrapper's."""
+    training.StandardUpdater(_iterator(), _optimizer(1024), loss_scale=1024)
+    for loss_scale in ("dynamic", 8, None):
+        with pytest.raises(ValueError, match=r"loss_scale=1024 here, but .*: leave it out here"):
+            training.StandardUpdater(_iterator(), _optimizer(loss_scale), loss_scale=1024)
+
+
+@pytest.mark.parametrize("scale", [None, 1024])
+def test_parallel_updater_with_a_static_scale_or_none(scale):
+    """Works: half a batch on each of two devices, here both the CPU; its gradients are the sum of the two means."""
+    optimizer = _optimizer(scale, compute="float32")
+    devices = {"main": "@numpy", "second": "@numpy"}
+    training.updaters.ParallelUpdater(_iterator(), optimizer, devices=devices, loss_scale=scale).update()
+
+    reference = _optimizer(None, compute="float32")
+    model = reference.target
+    model.cleargrads()
+    for part in (slice(0, 8, 2), slice(1, 8, 2)):
+        model(X[part], T[part]).backward()
+    reference.update()
+    np.testing.assert_allclose(_weights(optimizer), _weights(reference), rtol=1e-6)
+
+
+def test_parallel_updater_with_a_dynamic_scale():
+    """Raises, and says what does it: this updater takes one number, once."""
+    devices = {"main": "@numpy", "second": "@numpy"}
+    updater = training.updaters.ParallelUpdater(_iterator(), _optimizer(), devices=devices)
+    with pytest.raises(
+        UnscaledBackward, match="ParallelUpdater: pass one static loss_scale to it and to the optimizer"
+    ):
+        updater.update()
+
+
+def test_it_passes_for_the_wrapped_optimizer():
+    """Hyperparameters, hooks, epochs and schedules reach through."""
+    optimizer = _optimizer()
+    shift = extensions.ExponentialShift("lr", 0.5, init=0.4, optimizer=optimizer)
+    shift.initialize(None)
+    assert optimizer.lr == pytest.approx(0.4)
+    optimizer.momentum = 0.5
+    assert optimizer.target.predictor.W.update_rule.hyperparam.momentum == 0.5
+    optimizer.new_epoch()
+    assert optimizer.epoch == 1
+    optimizer.add_hook(optimizer_hooks.WeightDecay(0.1))
+    optimizer.remove_hook("WeightDecay")
+    optimizer.t = 7
+    assert optimizer.t == 7
+
+
+MULTI_NODE = """
+    import chainer, chainermn, mixprec, numpy as np
+    import chainer.links as L
+
+    np.seterr(over="ignore", invalid="ignore")
+
+    class Communicator:  # of a world of one
+        def bcast_data(self, model):
+            print("broadcast")
+        def multi_node_mean_grad(self, model, zero_fill):
+            print("all-reduce")
+            for param in model.params():
+                if zero_fill and param.array is not None and param.grad is None:
+                    param.grad = np.zeros_like(param.array)
+
+    def network():
+        initial = np.eye(2, dtype="f")
+        links = chainer.ChainList(L.Linear(2, 2, initialW=initial), L.Linear(2, 2, initialW=initial))
+        links.forward = lambda x: links[0](x)  # the other link has no gradient, and ChainerMN gives it zeros
+        model = L.Classifier(links)
+        mixprec.convert(model)
+        return model
+
+    def optimizer(loss_scale="dynamic"):
+        return mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(), loss_scale)
+
+    def batch(value):
+        return np.full((4, 2), value, np.float32), np.zeros(4, np.int32)
+"""
+
+
+def test_create_multi_node_optimizer_around_the_wrapper():
+    """Works: the scaled gradients are summed over the nodes, and every node checks the same sum."""
+    lines = without_mpi.run(
+        MULTI_NODE,
+        """
+        inner, alone = optimizer(), optimizer()
+        outer = chainermn.create_multi_node_optimizer(inner, Communicator()).setup(network())
+        alone.setup(network())
+        outer.update(outer.target, *batch(5.0))  # the first call only broadcasts the weights
+        for value in (1.0, np.inf, 2.0):
+            outer.update(outer.target, *batch(value))
+            alone.update(alone.target, *batch(value))
+        print(outer.t, outer.skipped, outer.loss_scale == alone.loss_scale, outer.lr)
+        for found, expected in zip(outer.target.params(), alone.target.params()):
+            np.testing.assert_array_equal(inner.master(found).array, alone.master(expected).array)
+        """,
+    )
+    assert lines == ["broadcast", "all-reduce", "all-reduce", "all-reduce", "2 1 True 0.01"]
+
+
+def test_a_multi_node_optimizer_inside_the_wrapper():
+    """Raises, and says the order that works."""
+    lines = without_mpi.run(
+        MULTI_NODE,
+        """
+        inner = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), Communicator())
+        try:
+            mixprec.MixedPrecisionOptimizer(inner)
+        except TypeError as error:
+            print(error)
+        """,
+    )
+    assert lines[0].endswith("create_multi_node_optimizer(MixedPrecisionOptimizer(optimizer), communicator)")
+
+
+def test_double_buffering():
+    """Raises with a dynamic scale, as the gradients come a step late; a static scale is let through to Chainer."""
+    lines = without_mpi.run(
+        MULTI_NODE,
+        """
+        for wrapped in (optimizer(), optimizer(8)):
+            try:
+                chainermn.create_multi_node_optimizer(wrapped, Communicator(), double_buffering=True)
+            except ValueError as error:
+                print(error)
+        """,
+    )
+    assert lines[0].startswith("double_buffering updates with the gradients of the step before")
+    assert lines[1].startswith("This communicator does not support double buffering")

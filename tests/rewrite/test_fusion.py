@@ -1,0 +1,1105 @@
+"""Deferred batch normalizations: what is fused, what is not, and that nobody can tell by the numbers."""
+
+import contextlib
+import copy
+import gc
+import logging
+import pickle
+import threading
+import weakref
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import mixprec
+from mixprec.backends import announcements
+from mixprec.rewrite.scope import current
+from mixprec.rewrite.watching import ADD_RELU, RELU
+from tests.rewrite.twins import WIDTH, assert_same, beside, fusions, images, new, site, statistics, step
+
+KEPT = "it is kept, or a result of the model"
+ASKED = "its value is asked for"
+
+
+@pytest.fixture
+def announced(monkeypatch, caplog):
+    """What is announced, as if nothing had been announced before."""
+    monkeypatch.setattr(announcements, "_said", set())
+    caplog.set_level(logging.WARNING, "mixprec")
+    return caplog
+
+
+def normalized(model, x):
+    """The batch normalization that most tests look at."""
+    return model.bn1(model.conv1(model.stem(x)))
+
+
+def calls(model):
+    """Counts the calls of a model, from 1."""
+    model.calls = getattr(model, "calls", 0) + 1
+    return model.calls
+
+
+# What is fused: name -> (function of the model, what is found for each batch normalization that it uses).
+
+
+def relu_by_name(m, x):
+    return m.conv2(F.relu(normalized(m, x)))
+
+
+def sum_with_plus(m, x):
+    x = m.stem(x)
+    return F.relu(m.bn1(m.conv1(x)) + x)
+
+
+def sum_the_other_way_round(m, x):
+    x = m.stem(x)
+    return m.conv2(F.relu(x + m.bn1(m.conv1(x))))
+
+
+def sum_in_place(m, x):
+    x = m.stem(x)
+    h = F.relu(m.bn1(m.conv1(x)))
+    h = m.bn2(m.conv2(h))
+    h += x
+    return F.relu(h)
+
+
+def shortcut_in_place(m, x):
+    x = m.stem(x)
+    h = m.bn1(m.conv1(x))
+    x += h
+    return F.relu(x)
+
+
+def sum_by_function(m, x):
+    x = m.stem(x)
+    return F.relu(F.add(m.bn1(m.conv1(x)), x))
+
+
+def projection(m, x):
+    """A shortcut with a batch normalization of its own: one of the two has the other as what is added."""
+    x = m.stem(x)
+    h = F.relu(m.bn1(m.conv1(x)))
+    return F.relu(m.bn2(m.conv2(h)) + m.bn3(m.conv3(x)))
+
+
+def names_for_everything(m, x):
+    h1 = m.stem(x)
+    h2 = m.conv1(h1)
+    h3 = m.bn1(h2)
+    h4 = F.relu(h3)
+    h5 = m.bn2(m.conv2(h4))
+    h6 = h5 + h1
+    h7 = F.relu(h6)
+    return m.conv3(h7)
+
+
+def sequential(m, x):
+    return chainer.Sequential(m.stem, m.conv1, m.bn1, F.relu, m.conv2, m.bn2, F.relu)(x)
+
+
+def in_a_list(m, x):
+    history = [m.stem(x)]
+    for layer in (m.conv1, m.bn1, F.relu, m.conv2):
+        history.append(layer(history[-1]))
+    return history[-1]
+
+
+def in_a_closure(m, x):
+    h = normalized(m, x)
+
+    def activated():
+        return F.relu(h)
+
+    return m.conv2(activated())
+
+
+def one_link_in_two_ways(m, x):
+    h = F.relu(m.bn1(m.conv1(m.stem(x))))
+    return F.sigmoid(m.bn1(m.conv2(h)))
+
+
+def without_a_link(m, x):
+    h = F.batch_normalization(m.conv1(m.stem(x)), m.bn1.gamma, m.bn1.beta)
+    return m.conv2(F.relu(h))
+
+
+def two_dimensions(m, x):
+    h = F.average(m.stem(x), axis=(2, 3))
+    return F.relu(m.bn1(h))
+
+
+def recursive(m, x, depth=3):
+    if depth == 0:
+        return x
+    return F.relu(m.bn1(m.conv1(x if depth < 3 else m.stem(x)))) + recursive(m, m.conv2(m.stem(images(9))), depth - 1)
+
+
+FUSED = [
+    (relu_by_name, {"/bn1": [RELU]}),
+    (sum_with_plus, {"/bn1": [ADD_RELU]}),
+    (sum_the_other_way_round, {"/bn1": [ADD_RELU]}),
+    (sum_in_place, {"/bn1": [RELU], "/bn2": [ADD_RELU]}),
+    (shortcut_in_place, {"/bn1": [ADD_RELU]}),
+    (sum_by_function, {"/bn1": [ADD_RELU]}),
+    (projection, {"/bn1": [RELU], "/bn2": [ADD_RELU], "/bn3": ["it is added to another one, or broadcast"]}),
+    (names_for_everything, {"/bn1": [RELU], "/bn2": [ADD_RELU]}),
+    (sequential, {"/bn1": [RELU], "/bn2": [RELU]}),
+    (in_a_list, {"/bn1": [RELU]}),
+    (in_a_closure, {"/bn1": [RELU]}),
+    (one_link_in_two_ways, {"/bn1": [RELU, "Sigmoid follows"]}),
+    (two_dimensions, {"/bn1": [RELU]}),
+    (recursive, {"/bn1": [RELU, RELU, RELU]}),
+]
+
+
+@pytest.mark.parametrize(("function", "expected"), FUSED, ids=[function.__name__ for function, _ in FUSED])
+def test_what_is_fused(function, expected):
+    model, report = beside(function, example=images(0))
+    assert {name: found for name, found in fusions(model).items() if found} == expected
+    found = [each for sites in expected.values() for each in sites]
+    alone = len([each for each in found if each not in (RELU, ADD_RELU)])
+    assert report.fused == {RELU: found.count(RELU), ADD_RELU: found.count(ADD_RELU), "": alone}
+
+
+@pytest.mark.parametrize(("function", "expected"), FUSED, ids=[function.__name__ for function, _ in FUSED])
+def test_without_an_example_the_same_is_fused_from_the_first_call_on(function, expected, announced):
+    model, report = beside(function, calls=1)
+    for name, found in fusions(model).items():
+        assert [each in (RELU, ADD_RELU) and each for each in found] == [
+            each in (RELU, ADD_RELU) and each for each in expected.get(name, [])
+        ]
+    assert report.traced
+    assert not announced.records
+
+
+def test_batch_normalization_of_the_model_itself_is_fused():
+    model, report = beside(without_a_link)
+    assert site(model).fused == RELU
+    assert report.fused[RELU] == 1
+
+
+@pytest.mark.parametrize("function", [relu_by_name, sum_with_plus, projection], ids=lambda each: each.__name__)
+def test_evaluation_is_a_place_of_its_own(function):
+    with chainer.using_config("train", False):
+        model, _ = beside(function)
+    assert site(model.bn1, train=False).fused == (ADD_RELU if function is sum_with_plus else RELU)
+    assert (True, 0) not in model.bn1.__dict__["_mixprec_conversion"].sites
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        beside(function)
+
+
+def test_fuse_false_fuses_nothing():
+    model, report = beside(projection, fuse=False)
+    assert not any(fusions(model).values())
+    assert report.fused == {RELU: 0, ADD_RELU: 0, "": 3}
+
+
+# What is not fused, and why. A function may keep something in `m.notes`.
+
+
+def _keep(m, value):
+    m.notes[:] = [value]
+    return value
+
+
+NOT_FUSED = {
+    "leaky relu": (lambda m, x: F.leaky_relu(normalized(m, x)), "LeakyReLU follows"),
+    "a number": (lambda m, x: F.relu(normalized(m, x) + 0.25), "AddConstant follows"),
+    "three": (lambda m, x: F.relu(F.add(normalized(m, x), m.stem(x), m.stem(x))), "MultiAdd follows"),
+    "difference": (lambda m, x: F.relu(normalized(m, x) - m.stem(x)), "Sub follows"),
+    "itself": (lambda m, x: F.relu((h := normalized(m, x)) + h), "it is used by 2: Add, Add"),
+    "twice": (lambda m, x: F.relu(h := normalized(m, x)) * F.sigmoid(h), "it is used by 2: ReLU, Sigmoid"),
+    "two relus": (lambda m, x: F.relu(h := normalized(m, x)) * F.relu(h), "it is used by 2: ReLU, ReLU"),
+    "kept": (lambda m, x: F.relu(_keep(m, normalized(m, x))), KEPT),
+    "a result": (lambda m, x: (h := normalized(m, x), F.relu(h)), KEPT),
+    "not used": (lambda m, x: (normalized(m, x), m.stem(x))[1], "it is not used"),
+    "broadcast": (
+        lambda m, x: F.relu(normalized(m, x) + F.broadcast_to(m.bn2.gamma[:, None, None], (WIDTH, 6, 6))),
+        "it is added to another one, or broadcast",
+    ),
+    "sum kept": (
+        lambda m, x: F.relu(_keep(m, normalized(m, x) + m.stem(x))),
+        "a sum with it is kept, or a result of the model",
+    ),
+    "sum twice": (
+        lambda m, x: F.relu(s := normalized(m, x) + m.stem(x)) + s,
+        "an addition follows, and then ReLU, Add",
+    ),
+    "sum and tanh": (lambda m, x: F.tanh(normalized(m, x) + m.stem(x)), "an addition follows, and then Tanh"),
+    "sum alone": (lambda m, x: normalized(m, x) + m.stem(x), "a sum with it is kept, or a result of the model"),
+    "max pooling": (lambda m, x: F.relu(F.max_pooling_2d(normalized(m, x), 2)), "MaxPoolingND follows"),
+    "cast": (lambda m, x: F.relu(F.cast(normalized(m, x), "float64")), "Cast follows"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FUSED)
+def test_what_is_not_fused_and_why(name, announced):
+    function, why = NOT_FUSED[name]
+    model, report = beside(function, example=images(0))
+    assert fusions(model)["/bn1"] == [why]
+    assert report.fused[RELU] == report.fused[ADD_RELU] == 0
+    assert why in str(report)
+    assert not announced.records
+
+
+@pytest.mark.parametrize("name", NOT_FUSED)
+def test_without_an_example_it_is_found_out_as_well(name):
+    function, _ = NOT_FUSED[name]
+    model, report = beside(function)
+    assert site(model.bn1).fused is False
+    assert site(model.bn1).why in str(report)
+
+
+def test_a_sum_with_an_array_that_is_no_variable_is_not_fused():
+    offset = images(5, (3, WIDTH, 6, 6))
+    model, _ = beside(lambda m, x: F.relu(normalized(m, x) + offset))
+    assert not site(model.bn1).fused
+
+
+# Somebody looks at a deferred variable: before the ReLU, between ReLU and convolution, or after the convolution has
+# used the ReLU, in the second call for the first time.
+
+
+def _weighed(h):
+    """A number that depends on each element differently: the gradient of a sum of normalized values would be 0."""
+    weights = np.random.RandomState(3).uniform(0, 1, h.shape).astype(h.dtype)
+    return F.sum(h * weights) * 0.1
+
+
+def _pickled(m, h):
+    return float(pickle.loads(pickle.dumps(h)).array.std())
+
+
+def _backwards(m, h):
+    h.unchain_backward()
+
+
+def _in_a_user_s_function(m, h):
+    class Double(chainer.Function):
+        def forward(self, inputs):
+            return (inputs[0] * 2,)
+
+        def backward(self, inputs, grads):
+            return (grads[0] * 2,)
+
+    return _weighed(Double()(h))
+
+
+def _without_backprop(m, h):
+    with chainer.no_backprop_mode():
+        return _weighed(F.relu(h)).array
+
+
+LOOKS = {
+    "array": lambda m, h: h.array.std(),
+    "data": lambda m, h: h.data.std(),
+    "raw array": lambda m, h: h.raw_array.std(),
+    "str": lambda m, h: float(len(str(h)) > 0),
+    "repr": lambda m, h: float("Deferred" in repr(h)),
+    "debug_print": lambda m, h: float("shape" in h.debug_print()),
+    "copy": lambda m, h: _weighed(copy.copy(h)),
+    "deepcopy": lambda m, h: float(copy.deepcopy(h).array.std()),
+    "pickle": _pickled,
+    "float64": lambda m, h: F.cast(_weighed(F.cast(h, "float64")), "float32"),
+    "sigmoid": lambda m, h: _weighed(F.sigmoid(h)),
+    "relu": lambda m, h: _weighed(F.relu(h)),
+    "sum": lambda m, h: _weighed(h + h),
+    "item": lambda m, h: h[0, 0, 0, 0] * 0.1,
+    "transposed": lambda m, h: _weighed(h.T),
+    "user's function": _in_a_user_s_function,
+    "kept": lambda m, h: m.notes.append(h),
+    "kept in a dict": lambda m, h: setattr(m, "seen", {"h": h}),
+    "kept in a closure": lambda m, h: m.notes.append(lambda: h),
+    "kept by its node": lambda m, h: m.notes.append(h.node),
+    "named": lambda m, h: setattr(h, "name", "h"),
+    "gradient set": lambda m, h: setattr(h, "grad", np.ones(h.shape, h.dtype)),
+    "attribute": lambda m, h: setattr(h, "note", 1),
+    "creator": lambda m, h: float(h.creator is h.creator_node),
+    "rank": lambda m, h: float(h.rank > 0),
+    "unchained": _backwards,
+    "no_backprop_mode": _without_backprop,
+}
+TIMES = ("before the ReLU", "after the ReLU", "after the convolution")
+
+
+WHEN = {
+    "at once": lambda m, x: True,
+    "in the second call": lambda m, x: calls(m) > 1,
+    "after an example": lambda m, x: not np.array_equal(chainer.as_array(x), images(0)),
+}
+
+
+def _looked_at(look, time, added, when="in the second call"):
+    def function(m, x):
+        later = WHEN[when](m, x)
+        del m.notes[:]
+        x = m.stem(x)
+        total = [F.sum(x) * 0.01]
+
+        def look_now(*things):
+            if later:
+                total.extend(found for thing in things if (found := look(m, thing)) is not None)
+
+        h = m.bn1(m.conv1(x))
+        s = h + x if added else h
+        things = {id(h): h, id(s): s}.values()
+        if time == TIMES[0]:
+            look_now(*things)
+        y = F.relu(s)
+        if time == TIMES[1]:
+            look_now(*things)
+        z = m.conv2(y)
+        if time == TIMES[2]:
+            look_now(*things)
+        return z, sum(total[1:], total[0])
+
+    return function
+
+
+# Those who want nothing at once: the ReLU, or another one, has been computed when they are given what they want.
+LATE = {"kept", "kept in a dict", "kept in a closure", "relu"}
+
+
+@pytest.mark.parametrize("added", [False, True], ids=[RELU, ADD_RELU])
+@pytest.mark.parametrize("time", TIMES)
+@pytest.mark.parametrize("name", LOOKS)
+@pytest.mark.parametrize("when", WHEN)
+def test_whoever_looks_sees_what_plain_chainer_would_show(when, name, time, added, announced):
+    example = images(0) if when == "after an example" else None
+    model, _ = beside(_looked_at(LOOKS[name], time, added, when), calls=3, example=example)
+    assert site(model.bn1).fused is False
+    assert site(model.bn1).why
+    # What has been fused is computed a second time in the call in which somebody looks, and never again.
+    messages = [record.getMessage() for record in announced.records]
+    assert [m[:51] for m in messages] == ["/bn1: a batch normalization is computed twice in on"] * len(messages)
+    assert len(messages) == (time == TIMES[2] or name in LATE)
+
+
+def _shape_and_the_like(m, h):
+    n, c, height, width = h.shape
+    assert (h.ndim, h.size, len(h), h.dtype.kind) == (4, n * c * height * width, n, "f")
+    assert (h.xp, h.device.name, h.requires_grad) == (np, "@numpy", chainer.config.enable_backprop)
+    assert isinstance(h, chainer.Variable)
+    assert h is +h
+    assert h.layout is None
+
+
+@pytest.mark.parametrize("added", [False, True], ids=[RELU, ADD_RELU])
+@pytest.mark.parametrize("time", TIMES)
+def test_shape_dtype_device_and_length_are_known_without_computing(time, added, announced):
+    model, _ = beside(_looked_at(_shape_and_the_like, time, added))
+    assert site(model.bn1).fused == (ADD_RELU if added else RELU)
+    assert not announced.records
+
+
+@pytest.mark.parametrize("compare", ["__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__", "__bool__"])
+def test_comparisons_are_refused_as_for_any_variable(compare):
+    refused = []
+
+    def function(m, x):
+        h = normalized(m, x)
+        y = m.conv2(F.relu(h))
+        try:
+            getattr(h, compare)(*[] if compare == "__bool__" else [h])
+        except TypeError as error:
+            refused.append(str(error))
+        return y
+
+    model, _ = beside(function, calls=2)
+    assert len(refused) == 4  # two calls of two models
+    assert len(set(refused)) == 1
+    assert site(model.bn1).fused == RELU
+
+
+def test_chainer_grad_by_a_fused_normalization():
+    """As for a gradient penalty or Grad-CAM: the graph is asked for what fusion has left out."""
+
+    def function(m, x):
+        x = m.stem(x)
+        h = m.bn1(m.conv1(x))
+        s = h + x
+        y = m.conv2(F.relu(s))
+        by_h, by_s, by_x = chainer.grad([_weighed(F.tanh(y))], [h, s, x])
+        return y, by_h, by_s, by_x
+
+    model, _ = beside(function)
+    assert site(model.bn1).fused is False
+
+
+def test_a_gradient_inside_of_the_model_by_a_fused_relu_leaves_it_fused():
+    def function(m, x):
+        y = F.relu(normalized(m, x))
+        (by_y,) = chainer.grad([_weighed(F.tanh(m.conv2(y)))], [y])
+        return y, by_y
+
+    model, _ = beside(function)
+    assert site(model.bn1).fused == RELU
+
+
+def _kept_gradients(model, x, keep_from):
+    """Gradients of what the model keeps, as ``backward(retain_grad=True)`` leaves them."""
+    del model.notes[:]
+    model.keeps = getattr(model, "calls", 0) + 1 >= keep_from
+    model.cleargrads()
+    F.sum(model(x) ** 2).backward(retain_grad=True)
+    return {str(number): h.grad for number, h in enumerate(model.notes)} | {"W": model.conv1.W.grad}
+
+
+@pytest.mark.parametrize("keep_from", [1, 2, 3])
+@pytest.mark.parametrize("added", [False, True], ids=[RELU, ADD_RELU])
+def test_gradients_of_what_the_user_keeps(added, keep_from):
+    def function(m, x):
+        calls(m)
+        x = m.stem(x)
+        things = [m.bn1(m.conv1(x))]
+        if added:
+            things.append(things[-1] + x)
+        things.append(F.relu(things[-1]))
+        if m.keeps:
+            m.notes += things
+        return m.conv2(things[-1])
+
+    plain, converted = new(function), new(function)
+    mixprec.convert(converted, compute="float32")
+    for call in range(4):
+        expected = _kept_gradients(plain, images(call), keep_from)
+        assert all(grad is not None for grad in expected.values())
+        assert_same(_kept_gradients(converted, images(call), keep_from), expected)
+    assert site(converted.bn1).fused is False
+
+
+# The model does something else in later calls.
+
+
+def used_otherwise_in_every_call(m, x):
+    """What is proven in the first call of each place is not true in the next."""
+    number = calls(m)
+    x = m.stem(x)
+    h1, h2 = m.bn1(m.conv1(x)), m.bn2(m.conv2(x))
+    if number % 4 == 1:
+        return F.relu(h1 + x) + F.relu(h2 + x)
+    if number % 4 == 2:
+        return F.sigmoid(h1 + h2)
+    if number % 4 == 3:
+        return F.relu(h1 + F.relu(h2)) + F.relu(h2)
+    return F.relu(h2 + h1) + h1
+
+
+def its_own_relu_is_added(m, x):
+    number = calls(m)
+    x = m.stem(x)
+    h = m.bn1(m.conv1(x))
+    return F.relu(h + x) if number == 1 else F.relu(h + F.relu(h))
+
+
+def relu_of_relu_of_sum(m, x):
+    number = calls(m)
+    x = m.stem(x)
+    s = m.bn1(m.conv1(x)) + x
+    y = F.relu(s)
+    if number > 1:
+        m.notes[:] = [F.relu(y), y]
+    return m.conv2(F.relu(y))
+
+
+def dropped(m, x):
+    number = calls(m)
+    h = normalized(m, x)
+    return m.stem(x) if number % 3 == 2 else F.relu(h)
+
+
+def sum_dropped(m, x):
+    number = calls(m)
+    x = m.stem(x)
+    s = m.bn1(m.conv1(x)) + x
+    return x if number > 1 else F.relu(s)
+
+
+def relu_dropped(m, x):
+    number = calls(m)
+    y = F.relu(normalized(m, x))
+    return m.stem(x) if number % 2 == 0 else y
+
+
+def another_order(m, x):
+    """The second is computed first, and both move the same running statistics."""
+    number = calls(m)
+    x = m.stem(x)
+    y1, y2 = F.relu(m.bn1(m.conv1(x))), F.relu(m.bn1(m.conv2(x) * 2))
+    return m.conv3(y1) + y2 if number == 1 else F.tanh(m.conv3(y2)) + y1
+
+
+def sums_in_another_order(m, x):
+    x = m.stem(x)
+    s1, s2 = m.bn1(m.conv1(x)) + x, m.bn1(m.conv2(x) * 2) + x
+    return m.conv3(F.relu(s2)) + F.relu(s1)
+
+
+def no_backprop_for_the_relu(m, x):
+    h = normalized(m, x)
+    with chainer.no_backprop_mode():
+        y = F.relu(h)
+    return m.conv2(y) + m.stem(x)
+
+
+def no_backprop_for_the_sum(m, x):
+    x = m.stem(x)
+    h = m.bn1(m.conv1(x))
+    with chainer.no_backprop_mode():
+        s = h + x
+    return m.conv2(F.relu(s)) + x
+
+
+def no_backprop_for_the_normalization(m, x):
+    with chainer.no_backprop_mode():
+        h = normalized(m, x)
+    return m.conv2(F.relu(h)) + m.stem(x)
+
+
+def backprop_for_the_relu_only(m, x):
+    with chainer.no_backprop_mode():
+        h = normalized(m, x)
+        with chainer.force_backprop_mode():
+            y = m.conv2(F.relu(h))
+    return y + m.stem(x)
+
+
+def evaluation_for_the_relu(m, x):
+    h = normalized(m, x)
+    with chainer.using_config("train", False):
+        return m.conv2(F.relu(h))
+
+
+def forgotten(m, x):
+    h = F.forget(lambda x: F.relu(m.bn1(m.conv1(x))), m.stem(x))
+    return F.forget(lambda h: F.relu(m.bn2(m.conv2(h)) + h), h)
+
+
+def forgotten_in_part(m, x):
+    x = m.stem(x)
+    h = F.forget(lambda x: m.bn1(m.conv1(x)), x)
+    return F.forget(F.relu, m.bn2(F.sigmoid(h))) + F.relu(m.bn3(m.conv3(x)))
+
+
+def frozen_and_not(m, x):
+    """The running statistics that one of them reads are those that the other one has not moved yet."""
+    h = m.conv1(m.stem(x)).array
+    with chainer.using_config("train", False):
+        frozen = F.relu(m.bn1(h))
+    moving = F.relu(m.bn1(h * 2))
+    return m.conv2(moving) + m.conv3(frozen).array
+
+
+def finetuned(m, x):
+    return F.relu(m.bn1(m.conv1(m.stem(x)), finetune=True))
+
+
+def without_gradients(m, x):
+    """Nothing before the ReLU wants a gradient."""
+    return m.conv2(F.relu(F.batch_normalization(x[:, :2], np.ones(2, x.dtype), np.zeros(2, x.dtype)))[:, [0, 1, 0, 1]])
+
+
+def unchained_after_the_convolution(m, x):
+    x = m.stem(x)
+    h = m.bn1(m.conv1(x))
+    y = m.conv2(F.relu(h))
+    h.unchain_backward()
+    return y + x
+
+
+def unchained_by_hand(m, x):
+    x = m.stem(x)
+    s = m.bn1(m.conv1(x)) + x
+    y = m.conv2(F.relu(s)) + F.relu(m.bn2(m.conv3(x)))
+    s.creator_node = None
+    return y
+
+
+def unchained_behind_the_relu(m, x):
+    """What is before the ReLU is unchained as well."""
+    x = m.stem(x)
+    h = m.bn1(m.conv1(x))
+    y = F.relu(h)
+    y.unchain_backward()
+    return F.relu(m.bn2(m.conv2(y))) + F.sigmoid(h) + x
+
+
+def unchained_behind_the_relu_of_a_sum(m, x):
+    x = m.stem(x)
+    s = m.bn1(m.conv1(x)) + m.bn2.gamma[None, :, None, None] * x
+    y = F.relu(s)
+    y.unchain_backward()
+    return F.relu(m.bn2(m.conv2(y))) + F.sigmoid(s) + x
+
+
+CHANGES = [
+    *(used_otherwise_in_every_call, its_own_relu_is_added, relu_of_relu_of_sum, dropped, sum_dropped, relu_dropped),
+    *(another_order, sums_in_another_order, no_backprop_for_the_relu, no_backprop_for_the_sum),
+    *(no_backprop_for_the_normalization, backprop_for_the_relu_only, evaluation_for_the_relu, forgotten),
+    *(forgotten_in_part, frozen_and_not, finetuned, without_gradients, unchained_after_the_convolution),
+    *(unchained_by_hand, unchained_behind_the_relu, unchained_behind_the_relu_of_a_sum),
+]
+
+
+@pytest.mark.parametrize("function", CHANGES, ids=lambda function: function.__name__)
+def test_results_gradients_and_statistics_are_those_of_plain_chainer(function):
+    beside(function, calls=8)
+
+
+WITHOUT_A_GRAPH = [
+    f for f in [f for f, _ in FUSED] + CHANGES if f not in (unchained_by_hand, backprop_for_the_relu_only)
+]
+
+
+@pytest.mark.parametrize("function", WITHOUT_A_GRAPH, ids=lambda function: function.__name__)
+def test_the_same_without_backprop(function):
+    with chainer.no_backprop_mode():
+        beside(function)
+    with chainer.no_backprop_mode(), chainer.using_config("train", False):
+        beside(function)
+
+
+def test_training_evaluation_and_training_again():
+    plain, converted = new(projection), new(projection)
+    mixprec.convert(converted, compute="float32")
+    for call in range(6):
+        with chainer.using_config("train", call % 3 != 2):
+            assert_same(step(converted, images(call)), step(plain, images(call)))
+    assert {key: each.fused for key, each in converted.bn2.__dict__["_mixprec_conversion"].sites.items()} == {
+        (True, 0): ADD_RELU,
+        (False, 0): ADD_RELU,
+    }
+
+
+# Hooks.
+
+
+class _Notes(chainer.FunctionHook):
+    name = "notes"
+
+    def __init__(self):
+        self.seen = []
+
+    def forward_postprocess(self, function, in_data):
+        self.seen.append(function.label)
+
+
+class _Sums(chainer.LinkHook):
+    """Reads what links return."""
+
+    name = "sums"
+
+    def __init__(self, kind=chainer.Link, kept=None):
+        self.kind = kind
+        self.kept = kept
+        self.sums = []
+
+    def forward_postprocess(self, args):
+        if isinstance(args.link, self.kind):
+            self.sums.append(float(abs(args.out.array).sum()))
+            if self.kept is not None:
+                self.kept.append(args.out)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["read", "kept"])
+@pytest.mark.parametrize("local", [False, True], ids=["global", "local"])
+def test_link_hooks_see_what_links_return(local, kept):
+    plain, converted = new(projection), new(projection)
+    mixprec.convert(converted, images(7), compute="float32")
+    assert site(converted.bn2).fused == ADD_RELU
+    found = []
+    for model in (plain, converted):
+        hook = _Sums(L.BatchNormalization, [] if kept else None)
+        if local:
+            model.bn2.add_hook(hook)
+        with contextlib.nullcontext() if local else hook:
+            for call in range(3):
+                found.append(step(model, images(call)))
+        assert len(hook.sums) == (3 if local else 9)
+        found.append({str(number): each for number, each in enumerate(hook.sums)})
+    for each, expected in zip(found[4:], found[:4], strict=True):
+        assert_same(each, expected)
+    assert site(converted.bn2).fused is False
+    assert (site(converted.bn1).fused == RELU) == local
+
+
+def test_function_hooks_see_every_function_alone_and_fusion_goes_on_afterwards():
+    model, _ = beside(projection)
+    with _Notes() as hook:
+        model(images(0))
+    assert [label for label in hook.seen if "batch" in label or label in ("relu", "_ + _")] == [
+        *("batch_normalization", "relu", "batch_normalization", "batch_normalization", "_ + _", "relu"),
+    ]
+    assert site(model.bn2).fused == ADD_RELU
+    node = model(images(0)).creator_node.inputs[0].creator_node
+    assert node.label == "batch_normalization + add + relu"
+
+
+def test_a_function_hook_around_the_relu_alone():
+    hook = _Notes()
+
+    def function(m, x):
+        h = normalized(m, x)
+        with hook:
+            y = F.relu(h)
+        return m.conv2(y)
+
+    beside(function)
+    assert [label.lower() for label in hook.seen if "relu" in label.lower()] == ["relu"] * 8
+
+
+def test_function_hooks_in_the_first_calls_do_not_decide_anything():
+    plain, converted = new(projection), new(projection)
+    mixprec.convert(converted, compute="float32")
+    for call in range(5):
+        with _Notes() if call < 2 else contextlib.nullcontext():
+            assert_same(step(converted, images(call)), step(plain, images(call)))
+    assert site(converted.bn2).fused == ADD_RELU
+
+
+# Exceptions, threads, calls within calls.
+
+
+class _Failure(Exception):
+    pass
+
+
+@pytest.mark.parametrize("where", range(4))
+def test_an_exception_in_the_middle_leaves_nothing_behind(where):
+    def function(m, x):
+        number = calls(m)
+
+        def fail(here):
+            if number in (2, 4) and here == where:
+                raise _Failure
+
+        x = m.stem(x)
+        fail(0)
+        h = m.bn1(m.conv1(x))
+        fail(1)
+        s = h + x
+        fail(2)
+        y = F.relu(s)
+        fail(3)
+        return m.conv2(y)
+
+    plain, converted = new(function), new(function)
+    mixprec.convert(converted, compute="float32")
+    for call in range(6):
+        if call in (1, 3):
+            for model in (plain, converted):
+                with pytest.raises(_Failure) as caught:
+                    model(images(call))
+                assert caught.value.__cause__ is caught.value.__context__ is None
+        else:
+            assert_same(step(converted, images(call)), step(plain, images(call)))
+        assert current() is None
+        assert F.relu(np.ones((1, 1), np.float16)).dtype == np.float16  # plain Chainer
+    assert site(converted.bn1).fused == ADD_RELU
+
+
+def test_a_deferred_variable_that_outlives_an_exception_is_computed_when_it_is_read():
+    def function(m, x):
+        number = calls(m)
+        h = normalized(m, x)
+        if number == 3:
+            m.notes.append(h)
+            m.notes.append(F.relu(h))
+            raise _Failure
+        return m.conv2(F.relu(h))
+
+    plain, converted = new(function), new(function)
+    mixprec.convert(converted, compute="float32")
+    for model in (plain, converted):
+        for call in range(2):
+            model(images(call))
+        with pytest.raises(_Failure):
+            model(images(2))
+    for found, expected in zip(converted.notes, plain.notes, strict=True):
+        np.testing.assert_allclose(found.array, expected.array, atol=1e-5)
+    assert_same(statistics(converted), statistics(plain))
+
+
+def test_two_threads_run_two_models_at_once():
+    meeting = threading.Barrier(2, timeout=30)
+
+    def function(m, x):
+        h = normalized(m, x)
+        meeting.wait()
+        y = F.relu(h)
+        meeting.wait()
+        return F.relu(m.bn2(m.conv2(y)) + y)
+
+    def alone(m, x):
+        y = F.relu(normalized(m, x))
+        return F.relu(m.bn2(m.conv2(y)) + y)
+
+    found, errors = {}, []
+    models = {compute: new(function) for compute in ("float32", "float16")}
+
+    def train(compute, seed):
+        try:
+            model = models[compute]
+            mixprec.convert(model, compute=compute)
+            found[compute] = [step(model, images(seed + call)) for call in range(4)]
+            assert fusions(model)["/bn1"] == [RELU]
+        except BaseException as error:
+            errors.append(error)
+            meeting.abort()
+
+    threads = [threading.Thread(target=train, args=each) for each in (("float32", 0), ("float16", 10))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for compute, seed in (("float32", 0), ("float16", 10)):
+        model = new(alone)
+        mixprec.convert(model, compute=compute)
+        for call in range(4):
+            expected = step(model, images(seed + call))
+            for name, array in found[compute][call].items():
+                np.testing.assert_array_equal(array, expected[name])
+
+
+def test_another_thread_that_computes_plain_chainer_is_left_alone():
+    inside, done = threading.Event(), threading.Event()
+    found = []
+
+    def function(m, x):
+        h = normalized(m, x)
+        inside.set()
+        assert done.wait(30)
+        return F.relu(h)
+
+    def other():
+        assert inside.wait(30)
+        found.append(F.relu(np.ones((1, 1), np.float16)).creator_node.__class__.__module__)
+        done.set()
+
+    model = new(function)
+    mixprec.convert(model)
+    thread = threading.Thread(target=other)
+    thread.start()
+    model(images(0))
+    thread.join()
+    assert found == ["chainer.functions.activation.relu"]
+
+
+@pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
+def test_a_converted_model_within_another_one(compute):
+    """A teacher that is no child of its student, for which the student's dtype is none."""
+    teachers = {}
+
+    def function(m, x):
+        h = F.relu(normalized(m, x))
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            target = teachers[id(m)](x)
+        assert target.dtype == np.float32
+        return m.conv2(h), target * 1
+
+    plain, converted = new(function), new(function)
+    for model in (plain, converted):
+        teachers[id(model)] = new(projection)
+    mixprec.convert(teachers[id(converted)], compute="float32")
+    mixprec.convert(converted, compute=compute)
+    for call in range(3):
+        expected, found = step(plain, images(call)), step(converted, images(call))
+        np.testing.assert_allclose(found["result 1"], expected["result 1"], atol=1e-5)
+        bound = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 0.15}[compute]
+        np.testing.assert_allclose(
+            found["result 0"], expected["result 0"], atol=bound * abs(expected["result 0"]).max()
+        )
+    assert site(teachers[id(converted)].bn2, train=False).fused == ADD_RELU
+    assert site(converted.bn1).fused == RELU
+
+
+def test_a_converted_model_in_the_hook_of_another_one():
+    inner = new(sum_with_plus)
+    mixprec.convert(inner, compute="float32")
+    plain_inner = new(sum_with_plus)
+    sums = {}
+
+    class Calls(chainer.LinkHook):
+        name = "calls"
+
+        def __init__(self, model, sums):
+            self.model = model
+            self.sums = sums
+
+        def forward_preprocess(self, args):
+            self.sums.append(float(self.model(images(3)).array.sum()))
+
+    for compute, model in (("plain", plain_inner), ("float16", inner)):
+        outer = new(relu_by_name)
+        if compute != "plain":
+            mixprec.convert(outer, compute=compute)
+        hook = Calls(model, sums.setdefault(compute, []))
+        outer.bn1.add_hook(hook)
+        for call in range(3):
+            outer(images(call))
+    np.testing.assert_allclose(sums["float16"], sums["plain"], rtol=1e-5)
+    assert site(outer.bn1).fused == RELU
+    assert site(inner.bn1).fused == ADD_RELU
+    assert_same(statistics(inner), statistics(plain_inner))
+
+
+def test_a_converted_model_in_a_loss_function_of_an_optimizer():
+    models = {name: (new(relu_by_name), new(projection)) for name in ("plain", "converted")}
+    for each in models["converted"]:
+        mixprec.convert(each, compute="float32")
+    found = {}
+    for name, (first, second) in models.items():
+        optimizer = chainer.optimizers.SGD(lr=0.01).setup(first)
+
+        def loss(x, first=first, second=second):
+            return F.mean((first(x) - second(x)) ** 2)
+
+        for call in range(3):
+            optimizer.update(loss, images(call))
+        found[name] = {path: param.array for path, param in first.namedparams()} | statistics(second)
+    assert_same(found["converted"], found["plain"])
+
+
+def generated(m, x):
+    """The body runs when the caller goes on, after the call."""
+
+    def parts():
+        h = m.stem(x)
+        for conv, bn in ((m.conv1, m.bn1), (m.conv2, m.bn2)):
+            h = F.relu(bn(conv(h)))
+            yield h
+
+    return parts()
+
+
+def test_a_generator_that_leaves_the_model_computes_outside_of_it():
+    plain, converted = new(generated), new(generated)
+    mixprec.convert(converted, compute="float32")
+    for call in range(3):
+        found, expected = list(converted(images(call))), list(plain(images(call)))
+        for y, each in zip(found, expected, strict=True):
+            assert y.dtype == np.float32
+            np.testing.assert_allclose(y.array, each.array, atol=1e-5)
+    assert_same(statistics(converted), statistics(plain))
+
+
+def test_a_generator_within_the_model():
+    def function(m, x):
+        return tuple(y * 2 for y in generated(m, x))
+
+    model, _ = beside(function)
+    assert fusions(model)["/bn1"] == fusions(model)["/bn2"] == [RELU]
+
+
+# What is left behind.
+
+
+def test_nothing_of_a_call_outlives_it():
+    """Inputs of what was deferred, unused or watched are freed without the garbage collector."""
+
+    def function(m, x):
+        number = calls(m)
+        h = m.conv1(m.stem(x))
+        m.notes[:] = [weakref.ref(h.array), weakref.ref(h)]
+        y = F.relu(m.bn1(h))
+        m.bn2(h) if number > 1 else F.relu(m.bn2(h))
+        return m.conv3(y)
+
+    model = new(function)
+    mixprec.convert(model, compute="float32")
+    gc.disable()
+    try:
+        for call in range(3):
+            y = model(images(call))
+            array, variable = model.notes
+            assert variable() is None
+            assert array() is not None  # of the graph
+            del y
+            assert array() is None
+            with chainer.no_backprop_mode():
+                model(images(call))
+            assert model.notes[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_fused_normalization_does_not_keep_what_the_relu_would_have_kept():
+    graphs = {}
+    for fuse in (False, True):
+        model = new(lambda m, x: F.average_pooling_2d(F.relu(normalized(m, x)), 2))
+        report = mixprec.convert(model, images(0), compute="float32", fuse=fuse)
+        graphs[fuse] = report.activation_bytes
+    (before, unfused), (same, fused) = graphs[False], graphs[True]
+    assert before == same
+    assert unfused - fused == 4 * 3 * WIDTH * 6 * 6
+
+
+# 16-bit dtypes: what is fused is rounded once.
+
+
+@pytest.mark.parametrize(("compute", "eps"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8), ("float32", 2.0**-24)])
+@pytest.mark.parametrize("added", [False, True], ids=[RELU, ADD_RELU])
+def test_what_is_fused_is_rounded_once(compute, eps, added):
+    seen = {}
+
+    def function(m, x):
+        x = m.stem(x)
+        h = m.conv1(x)
+        seen.update(x=x.array.astype(np.float64), h=h.array.astype(np.float64))
+        y = m.bn1(h)
+        y = F.relu(y + x if added else y)
+        seen.update(y=y.array.astype(np.float64), dtype=y.dtype.name)
+        return y
+
+    model = new(function)
+    mixprec.convert(model, images(0), compute=compute)
+    model(images(1))
+    assert site(model.bn1).fused == (ADD_RELU if added else RELU)
+    assert seen["dtype"] == compute
+    gamma, beta = (param.array.astype(np.float64) for param in (model.bn1.gamma, model.bn1.beta))
+    exact = F.batch_normalization(seen["h"], gamma, beta, eps=model.bn1.eps).array
+    size = abs(exact) + added * abs(seen["x"])
+    exact = np.maximum(exact + added * seen["x"], 0)
+    # FP32: a mean and a variance of 108 numbers, then a product and two sums; half a subnormal of FP16.
+    within_fp32 = 64 * 2.0**-24 * (size + abs(gamma).max() + abs(beta).max())
+    assert (abs(seen["y"] - exact) <= eps * abs(exact) + within_fp32 + 2.0**-25).all()
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+@pytest.mark.parametrize("function", [projection, one_link_in_two_ways, names_for_everything], ids=lambda f: f.__name__)
+def test_gradients_of_what_is_fused_are_those_of_what_is_not(compute, function):
+    eps = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[compute]
+    found = {}
+    for fuse in (False, True):
+        model = new(function)
+        mixprec.convert(model, images(0), compute=compute, fuse=fuse)
+        found[fuse] = {name: array for name, array in step(model, images(1)).items() if array is not None}
+    assert found[True].keys() == found[False].keys()
+    for name, expected in found[False].items():
+        difference = np.linalg.norm(np.float64(found[True][name]) - np.float64(expected))
+        # A sum that is rounded once in place of three times, in two places; the rest is the same arithmetic.
+        assert difference <= 16 * eps * np.linalg.norm(np.float64(expected)), name
+
+
+@pytest.mark.parametrize("name", ["kept", "unchained", "sigmoid", "array"])
+@pytest.mark.parametrize("time", TIMES)
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+def test_whoever_looks_at_16_bits_sees_what_is_there_without_fusion(compute, time, name):
+    eps = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[compute]
+    with_fusion, without = new(_looked_at(LOOKS[name], time, True)), new(_looked_at(LOOKS[name], time, True))
+    mixprec.convert(with_fusion, compute=compute)
+    mixprec.convert(without, compute=compute, fuse=False)
+    for call in range(3):
+        found, expected = step(with_fusion, images(call)), step(without, images(call))
+        for key, array in expected.items():
+            assert (array is None) == (found[key] is None), key
+            if array is not None:
+                difference = np.linalg.norm(np.float64(found[key]) - np.float64(array))
+                assert difference <= 16 * eps * np.linalg.norm(np.float64(array)), (call, key)
+    assert site(with_fusion.bn1).fused is False

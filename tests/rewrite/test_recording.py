@@ -1,0 +1,49 @@
+"""What a converted model asks of a device: a stand-in for one computes nothing and notes every launch."""
+
+import collections
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+
+import mixprec
+from benchmarks import launches, recording
+from mixprec.backends.notes import taking
+from models import MODELS
+
+
+def _launches(name, images, example):
+    """Returns how often each primitive is launched by forward and backward pass, and what the host reads."""
+    recording.install()
+    model = L.Classifier(MODELS[name](1000))
+    model.compute_accuracy = False
+    mixprec.convert(model, example)
+    recording.send(model)
+    t = np.zeros(len(images), np.int32).view(recording.Array)
+    for _ in range(2):  # gradients of the first step are new arrays
+        model.cleargrads()
+        with taking() as notes:
+            model(chainer.Variable(images, requires_grad=False), t).backward()
+    launched = [note for note in notes if note.kind in launches.LAUNCHES]
+    counts = collections.Counter(note.primitive or launches.OTHERS + note.name for note in launched)
+    return counts, [note for note in notes if note.kind == "read"]
+
+
+@pytest.mark.parametrize(
+    ("name", "by_hand"), [("resnet18", "resnet18"), ("resnet50", "resnet50"), ("resnext50_32x4d", "resnext50")]
+)
+def test_a_converted_network_launches_what_one_written_for_nhwc_does(name, by_hand):
+    images = np.empty((8, 3, 64, 64), np.float32).view(recording.Array)
+    counts, reads = _launches(name, images, np.zeros((2, 3, 64, 64), np.float32))
+    assert counts == launches.count(by_hand, batch=8, size=64).launches
+    assert reads == []
+    assert counts["to_nhwc"] == 1
+
+
+def test_nothing_is_converted_if_images_come_in_nhwc():
+    images = np.empty((8, 64, 64, 4), np.float16).view(recording.Array).transpose(0, 3, 1, 2)
+    counts, reads = _launches("resnet50", images, np.zeros((2, 3, 64, 64), np.float32))
+    assert counts["to_nhwc"] == counts["to_nchw"] == 0
+    assert sum(counts.values()) == launches.count("resnet50", batch=8, size=64).total - 1
+    assert reads == []

@@ -1,0 +1,213 @@
+"""make_digits.py: what is written, that it is written completely or not at all, and once."""
+
+import hashlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mixprec.data.errors import DataError
+from mixprec.data.sources.classes import check_same_classes
+from mixprec.data.sources.folders import scan_folders
+from scripts.datasets import digits, generated_set
+from tests import ROOT
+
+pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[digits]'")
+
+SHA256_OF_THE_NAMES = "4f21a43057458eea979577afa3a86d35fbfc70a8911f3e0643731ea01a156ab5"
+SCRIPT = ROOT / "scripts" / "make_digits.py"
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """The set at the default size."""
+    out = tmp_path_factory.mktemp("set") / "digits"
+    assert digits.make_digits(out) == (1442, 355, True)
+    return out
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A folder to write, and 30 images only, so that each test writes little."""
+    original = digits._load
+    monkeypatch.setattr(digits, "_load", lambda: tuple(part[:30] for part in original()))
+    return tmp_path / "digits"
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_set_is_complete_split_by_class_and_readable(complete):
+    """scikit-learn's class sizes; a fifth of each, rounded down, is for validation."""
+    from sklearn.datasets import load_digits
+
+    sizes = np.bincount(load_digits().target)
+    train, val = scan_folders(complete / "train"), scan_folders(complete / "val")
+    check_same_classes(train, val)
+    assert train.classes == tuple("0123456789")
+    np.testing.assert_array_equal(np.bincount(val.labels), sizes // 5)
+    np.testing.assert_array_equal(np.bincount(train.labels) + sizes // 5, sizes)
+    numbers = sorted(int(Path(file).stem) for file in train.files + val.files)
+    assert numbers == list(range(1797))
+
+
+def test_files_show_scikit_learns_digits_under_their_labels(complete):
+    """Reduced to 8x8 again, an image correlates best with the digit of its number, of all 1,797."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+
+    def normalized(pixels):
+        centred = pixels.reshape(-1, 64) - pixels.reshape(-1, 64).mean(axis=1, keepdims=True)
+        return centred / np.linalg.norm(centred, axis=1, keepdims=True)
+
+    originals = normalized(bunch.images)
+    for path in complete.glob("*/*/*.jpg"):
+        with Image.open(path) as image:
+            assert (image.mode, image.size) == ("L", (40, 40))
+            reduced = np.asarray(image.resize((8, 8), Image.Resampling.BOX), np.float64)
+        number = int(path.stem)
+        assert (originals @ normalized(reduced)[0]).argmax() == number
+        assert bunch.target[number] == int(path.parent.name)
+
+
+def test_split_and_file_names_never_change(complete):
+    """Fixed here: results of different days and machines must be over the same images."""
+    names = sorted(name for name in contents(complete) if name.endswith(".jpg"))
+    assert hashlib.sha256("\n".join(names).encode()).hexdigest() == SHA256_OF_THE_NAMES
+
+
+def test_same_bytes_every_time(small, tmp_path):
+    digits.make_digits(small)
+    digits.make_digits(tmp_path / "again")
+    assert contents(small) == contents(tmp_path / "again")
+
+
+def test_second_run_writes_nothing(small):
+    train, val, made = digits.make_digits(small)
+    assert made
+    times = {path: path.stat().st_mtime_ns for path in small.rglob("*")}
+    assert digits.make_digits(small) == (train, val, False)
+    assert digits.make_digits(small, force=True) == (train, val, False)
+    assert {path: path.stat().st_mtime_ns for path in small.rglob("*")} == times
+
+
+def test_other_size_needs_force(small):
+    digits.make_digits(small, size=32)
+    before = contents(small)
+    with pytest.raises(DataError, match=r"^\S+/digits: holds digits of size 32, not 48; --force"):
+        digits.make_digits(small, size=48)
+    assert contents(small) == before
+    assert digits.make_digits(small, size=48, force=True)[2]
+    image = next(small.glob("train/*/*.jpg"))
+    assert Image.open(io.BytesIO(image.read_bytes())).size == (48, 48)
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_damaged_set_is_noticed_and_made_again_with_force(small, damage):
+    digits.make_digits(small)
+    before = contents(small)
+    victim = next(small.glob("train/*/*.jpg"))
+    victim.unlink() if damage == "missing" else victim.write_bytes(victim.read_bytes() + b"x")
+    name = victim.relative_to(small)
+    with pytest.raises(DataError, match=f"{name} (is missing|has been changed); --force"):
+        digits.make_digits(small)
+    assert digits.make_digits(small, force=True)[2]
+    assert contents(small) == before
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_foreign_folder_is_left_alone(small, force):
+    small.mkdir()
+    (small / "thesis.tex").write_text("mine")
+    with pytest.raises(DataError, match="not empty, and not a set of digits"):
+        digits.make_digits(small, force=force)
+    (small / "manifest.json").write_text('["another program\'s"]')
+    with pytest.raises(DataError, match="not empty, and not a set of digits"):
+        digits.make_digits(small, force=force)
+    assert sorted(contents(small)) == ["manifest.json", "thesis.tex"]
+
+
+def test_file_of_the_user_inside_a_set_is_not_deleted(small):
+    digits.make_digits(small, size=32)
+    (small / "train" / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match=r"holds train/notes\.txt, which is not part"):
+        digits.make_digits(small, size=40, force=True)
+    assert (small / "train" / "notes.txt").read_text() == "mine"
+
+
+def test_empty_folder_is_filled(small):
+    small.mkdir()
+    assert digits.make_digits(small)[2]
+
+
+def test_interrupted_run_leaves_nothing_behind(small, monkeypatch):
+    original, written = generated_set._write, []
+
+    def write(path, content):
+        if len(written) == 10:
+            raise KeyboardInterrupt
+        written.append(path)
+        original(path, content)
+
+    monkeypatch.setattr(generated_set, "_write", write)
+    with pytest.raises(KeyboardInterrupt):
+        digits.make_digits(small)
+    assert list(small.parent.iterdir()) == []
+
+
+def test_interrupted_replacement_keeps_the_old_set(small, monkeypatch):
+    digits.make_digits(small, size=32)
+    before = contents(small)
+    monkeypatch.setattr(digits, "_jpeg", lambda pixels, size: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        digits.make_digits(small, size=40, force=True)
+    assert contents(small) == before
+    assert list(small.parent.iterdir()) == [small]
+
+
+def test_size_below_32_is_refused(small):
+    with pytest.raises(DataError, match="size 31: must be at least 32"):
+        digits.make_digits(small, size=31)
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r'pip install -e "\.\[digits\]"'):
+        digits.make_digits(tmp_path / "digits")
+
+
+def test_script_says_where_and_how_many_and_that_it_is_already_there(tmp_path):
+    out = tmp_path / "digits"
+    first = run("--out", out, "--size", 32)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == f"{out}: 1442 training and 355 validation images\n"
+    assert json.loads((out / "manifest.json").read_text())["size"] == 32
+    second = run("--out", out, "--size", 32)
+    assert second.stdout == f"{out}: 1442 training and 355 validation images, already there\n"
+
+
+@pytest.mark.parametrize("case", ["foreign", "unwritable"])
+def test_script_ends_with_one_line_and_code_2(tmp_path, case):
+    (tmp_path / "file").write_text("mine")
+    out = tmp_path if case == "foreign" else tmp_path / "file" / "digits"
+    ended = run("--out", out)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith(f"make_digits: {out}: ")

@@ -1,0 +1,137 @@
+"""scripts/sanitize.py with a stand-in for compute-sanitizer: what it runs, and what it makes of the answers."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from mixprec import environment
+from tests import ROOT
+
+SCRIPT = ROOT / "scripts" / "sanitize.py"
+CLEAN = "120 passed, 600 deselected in 3.00s\\n========= {} SUMMARY: 0 {}\\n"
+ANSWERS = {
+    "memcheck": (CLEAN.format("ERROR", "errors"), 0),
+    "racecheck": (CLEAN.format("RACECHECK", "hazards displayed (0 errors, 0 warnings)"), 0),
+}
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("sanitize", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def answer(tmp_path, monkeypatch):
+    """Puts a compute-sanitizer into PATH that writes down its arguments, prints something, and exits."""
+    monkeypatch.setattr(environment, "resolve_device", lambda wanted: ("@cupy:0", "GPU 0 of 1: Stub"))
+
+    def answer(text, status, folder="path"):
+        path = tmp_path / folder / "compute-sanitizer"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\necho \"$@\" >> {tmp_path}/calls\nprintf '{text}'\nexit {status}\n")
+        path.chmod(0o755)
+        return tmp_path / "calls"
+
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:/usr/bin:/bin")
+    return answer
+
+
+def test_all_tools_in_turn(script, answer, capsys):
+    calls = answer(*ANSWERS["memcheck"])
+    assert script.main([]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{tool}: clean, 120 tests" for tool in script.TOOLS]
+    lines = calls.read_text().splitlines()
+    assert [line.split()[:2] for line in lines] == [["--tool", tool] for tool in script.TOOLS]
+    for line in lines:
+        assert "--error-exitcode 86" in line
+        assert "cupy.cuda.set_allocator(None)" in line
+        assert (
+            "-m gpu -k (own_kernels or nchw) and not large and not cudnn and not bfloat16 tests/backends/cuda/test_gpu_"
+            in line
+        )
+        assert line.endswith("tests/backends/nchw/test_nchw_pooling.py tests/backends/nchw/test_nchw_softmax.py")
+
+
+def test_chosen_tools(script, answer, capsys):
+    answer(*ANSWERS["racecheck"])
+    assert script.main(["--tool", "racecheck", "--tool", "memcheck"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["racecheck: clean, 120 tests", "memcheck: clean, 120 tests"]
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "verdict"),
+    [
+        ("1 passed\\n========= ERROR SUMMARY: 3 errors\\n", 86, "3 errors or hazards"),
+        ("1 passed\\n========= RACECHECK SUMMARY: 2 hazards displayed\\n", 0, "2 errors or hazards"),
+        ("1 failed, 3 passed\\n========= ERROR SUMMARY: 0 errors\\n", 1, "the tests failed, exit status 1"),
+        ("600 skipped\\n========= ERROR SUMMARY: 0 errors\\n", 0, "nothing was checked"),
+        ("12 passed\\n", 0, "nothing was checked"),
+        ("========= Error: Device not supported\\n", 255, "the tests failed, exit status 255"),
+    ],
+)
+def test_what_is_not_clean(script, answer, capsys, text, status, verdict):
+    answer(text, status)
+    assert script.main(["--tool", "memcheck"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(text.replace("\\n", "\n"))
+    assert f"memcheck: {verdict}" in out
+
+
+@pytest.mark.parametrize("place", ["CUDA_HOME", "wheel"])
+def test_where_it_is_looked_for(script, answer, tmp_path, monkeypatch, place):
+    if place == "CUDA_HOME":
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
+        folder = "toolkit/bin"
+    else:
+        found = importlib.util.spec_from_loader("nvidia", None, is_package=True)
+        found.submodule_search_locations[:] = [str(tmp_path / "nvidia")]
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+        folder = "nvidia/cu13/bin"
+    answer("", 0, folder)
+    assert script.find() == str(tmp_path / folder / "compute-sanitizer")
+
+
+def test_where_it_is_not_installed(script, answer, monkeypatch, capsys):
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "")
+    assert script.main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sanitize: compute-sanitizer is not installed: pip install nvidia-cuda-sanitizer-api")
+
+
+def test_without_a_gpu(script, answer, monkeypatch, capsys):
+    def refuse(wanted):
+        raise ValueError(f"device: found {wanted!r}, but no NVIDIA driver is installed")
+
+    answer("", 0)
+    monkeypatch.setattr(environment, "resolve_device", refuse)
+    assert script.main([]) == 2
+    assert capsys.readouterr().err == "sanitize: device: found 'gpu', but no NVIDIA driver is installed\n"
+
+
+def test_an_unknown_tool():
+    process = subprocess.run([sys.executable, SCRIPT, "--tool", "leakcheck"], capture_output=True, text=True)
+    assert process.returncode == 2
+    assert "invalid choice: 'leakcheck'" in process.stderr
+
+
+def test_there_are_tests_to_run(script):
+    """Those of every file of kernels."""
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", *script.TESTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stdout
+    for name in ("batch_norm", "pooling", "biases", "softmax", "dropout", "layouts", "channels", "inference"):
+        assert name in process.stdout
+    assert "bfloat16" not in process.stdout
+    assert "cudnn" not in process.stdout

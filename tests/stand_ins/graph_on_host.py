@@ -1,0 +1,168 @@
+"""A stand-in for a CUDA device with CUDA graphs, which compute on the host what was captured.
+
+Kernels are compiled by g++, graphs of cuDNN are computed by :mod:`fake_cudnn`, and functions of arrays by NumPy, see
+:mod:`graph_array`: now, or in each launch of the graph that is being captured.
+"""
+
+import contextlib
+import gc
+import types
+import weakref
+
+import numpy as np
+
+from mixprec.backends.cuda import Cuda
+from mixprec.backends.cudnn.dnn import Dnn
+from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.launch import Kernel
+from mixprec.backends.notes import take
+from tests.stand_ins import fake_cudnn, graph_array, graph_work
+from tests.stand_ins.cudnn_host import HostDevice
+from tests.stand_ins.graph_array import GraphArray
+from tests.stand_ins.host_launch import HostLauncher
+
+MODULES = {"graph_array", "graph_on_host", "graph_work", "host_launch"}  # no user's code
+_STREAM = 7
+
+
+class GraphLauncher(HostLauncher):
+    """Launches now or with a graph; see :class:`~host_launch.HostLauncher`."""
+
+    def compile(self, source, names):
+        return {name: Kernel(name, function) for name, function in super().compile(source, names).items()}
+
+    def launch(self, kernel, blocks, arguments):
+        take("kernel", kernel.name, blocks, *arguments)
+        graph_work.do(super().launch, kernel.function, blocks, tuple(arguments))
+
+    def holds(self, array):
+        # `device.send` of a number gives back what it is given: here the host is the device.
+        return isinstance(array, GraphArray) or (isinstance(array, np.ndarray) and array.ndim == 0)
+
+    def empty(self, shape, dtype):
+        return graph_array.new(shape, dtype)
+
+    def full(self, shape, value, dtype):
+        array = graph_array.new(shape, dtype)
+        array.fill(value)
+        return array
+
+    def upload(self, source, target):
+        if graph_work.is_capturing():
+            raise CaptureError("what the host knows would be copied while a CUDA graph captures: it would be frozen")
+        graph_work.upload("table", source.nbytes)
+        target.view(np.ndarray)[: source.nbytes] = source
+        self.uploads.append(source.nbytes)
+
+
+class _Device(HostDevice):
+    def allocate(self, size):
+        self.allocated.append(size)
+        memory = graph_array.new((size,), np.uint8)
+        return types.SimpleNamespace(ptr=memory.ctypes.data, memory=memory)
+
+    def copy(self, target, source, size):
+        graph_work.do(super().copy, target, source, size)
+
+
+class _Pygraph(fake_cudnn.pygraph):
+    def execute_plan_at_index(self, pack, workspace, index, handle=None):
+        graph_work.do(super().execute_plan_at_index, dict(pack), workspace, index, handle)
+
+
+class GraphCuda(Cuda):
+    """The primitives of :class:`~graph_array.GraphArray`.
+
+    Args:
+        folder: where compiled kernels go, and stay.
+    """
+
+    def __init__(self, folder):
+        frontend = types.SimpleNamespace(**{**vars(fake_cudnn), "pygraph": _Pygraph})
+        device = _Device()
+        super().__init__(GraphLauncher(folder), Dnn(0, frontend=frontend, device=device))
+        self.graphs = HostGraphs(device)
+
+
+class HostGraphs:
+    """Has the interface of :class:`mixprec.backends.graphs.CupyGraphs`.
+
+    Args:
+        device: :class:`~cudnn_host.HostDevice`, of whose streams number 7 is the one that captures.
+
+    Attributes:
+        launches: number of launches of graphs.
+        copies: number of arrays that :meth:`copy` has copied.
+    """
+
+    def __init__(self, device):
+        self._device = device
+        self._graphs = weakref.WeakSet()
+        self._pools = []  # of graphs, also of those that are gone, as long as something in them is in use
+        self.launches = self.copies = 0
+
+    @property
+    def pool_bytes(self):
+        return sum(pool.bytes for pool in self._pools)
+
+    @contextlib.contextmanager
+    def on_stream(self):
+        if self._device.stream() == _STREAM:
+            yield
+            return
+        with self._device.on(_STREAM), graph_array.conversions_stay():
+            yield
+
+    def capture(self, function):
+        assert self._device.stream() == _STREAM, "outside of on_stream()"
+        collects = gc.isenabled()
+        gc.collect()
+        self.release()
+        gc.disable()
+        try:
+            pool = graph_work.NanPool()
+            self._pools.append(pool)
+            with self._device.on(_STREAM, capturing=True), graph_work.capturing(pool) as work:
+                result = function()
+        finally:
+            if collects:
+                gc.enable()
+        graph = HostGraph(self, work, pool)
+        self._graphs.add(graph)
+        return graph, result
+
+    @contextlib.contextmanager
+    def watching(self):
+        with graph_work.watching():
+            yield
+
+    def empty_like(self, array):
+        return np.empty_like(graph_array.array(array))
+
+    def copy(self, source, target):
+        assert not graph_work.is_capturing()
+        target.view(np.ndarray)[...] = source
+        self.copies += 1
+
+    def sync(self):
+        """There is nothing to wait for."""
+
+    def release(self):
+        """Forgets the memory of graphs that are gone, but for what arrays hold."""
+        used = {id(graph.pool) for graph in self._graphs}
+        for pool in self._pools:
+            if id(pool) not in used:
+                pool.free_all_blocks()
+        self._pools = [pool for pool in self._pools if id(pool) in used or pool.bytes]
+
+
+class HostGraph:
+    """What :meth:`HostGraphs.capture` gives."""
+
+    def __init__(self, graphs, work, pool):
+        self._graphs, self._work, self.pool = graphs, work, pool
+
+    def launch(self):
+        assert self._graphs._device.stream() == _STREAM, "outside of on_stream()"
+        self._work.run()
+        self._graphs.launches += 1

@@ -1,0 +1,102 @@
+"""In place of ``CupyLauncher``: the same CUDA source on the host, compiled by g++, on stand-ins for device arrays."""
+
+import ctypes
+import hashlib
+import pathlib
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.stand_ins.device_stand_in import DeviceArray
+
+_HEADER = pathlib.Path(__file__).with_name("host_cuda.h")
+_SHARED = re.compile(r"__shared__ ([^;]*?(\w+)(?:\[[^;]*\])?);")
+
+
+class HostLauncher:
+    """Small blocks, so that small parameters have several; counts launches and uploads.
+
+    Args:
+        folder: where compiled sources go, and stay.
+        flags: for g++ beside the usual ones.
+    """
+
+    threads = 64
+    chunk = 1024
+
+    def __init__(self, folder, flags=("-ffp-contract=off",)):
+        if shutil.which("g++") is None:
+            pytest.skip("g++ is not installed: the kernels cannot run on the host")
+        self._folder = folder
+        self._flags = flags
+        self.launches = []
+        self.uploads = []
+
+    def compile(self, source, names):
+        wrappers = (
+            f'extern "C" const char* run_{name}(unsigned blocks, const host::Value* values) '
+            f"{{ return host::call({name}, blocks, THREADS, values); }}"
+            for name in names
+        )
+        poisoned = _SHARED.sub(r"__shared__ \1; host::poison(&\2, sizeof(\2));", source)
+        text = "\n".join([_HEADER.read_text(), poisoned, *wrappers, ""])
+        digest = hashlib.sha256(" ".join([text, *self._flags]).encode()).hexdigest()[:16]
+        library = self._folder / f"{digest}.so"
+        if not library.exists():
+            path = library.with_suffix(".cpp")
+            path.write_text(text)
+            command = ["g++", "-std=c++17", "-O1", "-w", *self._flags, "-shared", "-fPIC", path, "-o", library]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+        loaded = ctypes.CDLL(str(library))
+        kernels = {name: loaded[f"run_{name}"] for name in names}
+        for kernel in kernels.values():
+            kernel.restype = ctypes.c_char_p
+        return kernels
+
+    def launch(self, kernel, blocks, arguments):
+        values = np.zeros(len(arguments), np.int64)
+        for place, value in enumerate(arguments):
+            if isinstance(value, float):
+                values.view(np.float64)[place] = value
+            else:
+                values[place] = value
+        error = kernel(blocks, values.ctypes.data_as(ctypes.c_void_p))
+        assert error is None, error.decode()
+        self.launches.append(blocks)
+
+    def holds(self, array):
+        return isinstance(array, DeviceArray)
+
+    def address(self, array):
+        return array.ctypes.data
+
+    def addresses(self, arrays):
+        return [array.ctypes.data for array in arrays] if all(map(self.holds, arrays)) else None
+
+    def orders(self, arrays):
+        contiguous = [array.flags.c_contiguous for array in arrays]
+        if all(contiguous):
+            return ()
+        return contiguous, [array.strides for array, is_so in zip(arrays, contiguous, strict=True) if not is_so]
+
+    def empty(self, shape, dtype):
+        array = np.empty(shape, dtype)
+        array.reshape(-1).view(np.uint8)[...] = 0xFF  # NaN in every dtype: what is not written is seen
+        return array.view(DeviceArray)
+
+    def full(self, shape, value, dtype):
+        return np.full(shape, value, dtype).view(DeviceArray)
+
+    def contiguous(self, array):
+        return array.copy(order="C")
+
+    def zero(self, array):
+        array[...] = 0
+
+    def upload(self, source, target):
+        target[: source.nbytes] = source
+        self.uploads.append(source.nbytes)

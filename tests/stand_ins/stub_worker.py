@@ -1,0 +1,43 @@
+"""A worker whose process is that of the test."""
+
+from benchmarks import processes
+
+
+class StubWorker:
+    """In place of :class:`benchmarks.processes.Worker`: what a contestant keeps in its module is of its own.
+
+    Args:
+        module: whose ``_contestant`` that is.
+        events: list in which it is noted that a worker starts and ends.
+    """
+
+    def __init__(self, module, events=None):
+        self._module, self._events, self._contestant = module, [] if events is None else events, []
+        self._events.append("start")
+        self._has_ended = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.end()
+
+    def call(self, function, *arguments):
+        assert not self._has_ended
+        others, self._module._contestant = self._module._contestant, self._contestant
+        try:
+            return function(*arguments)
+        finally:
+            self._module._contestant = others
+
+    def attempt(self, function, *arguments, limit=None):
+        try:
+            return self.call(function, *arguments), ""
+        except Exception as error:
+            return None, processes.reason_of(error)
+
+    def end(self, grace=0.0):
+        if not self._has_ended:
+            self._contestant.clear()
+            self._events.append("end")
+        self._has_ended = True

@@ -1,0 +1,275 @@
+"""scripts/train_imagenet.py as people run it: a run, a kill, a resume, and every kind of bad input."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import yaml
+from chainer import serializers
+from PIL import Image
+
+from models import MODELS
+from tests import ROOT
+from tests.training import finished_run
+
+pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """22 training and 7 validation images of three gray levels: 6 and 2 batches of 4, the last of 2 and 3."""
+    root = tmp_path_factory.mktemp("images")
+    random = np.random.RandomState(0)
+    for split, count in (("train", 22), ("val", 7)):
+        for index in range(count):
+            folder = root / split / "abc"[index % 3]
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = random.randint(0, 60, (12, 12, 3)) + 90 * (index % 3)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index:02}.jpg", quality=95)
+    return root
+
+
+@pytest.fixture
+def run(images, tmp_path):
+    """Runs the script in an empty folder with a small config; returns the finished process."""
+    settings = {
+        "model": {"arch": "resnet8", "classes": 3},
+        "loss_scale": {"interval": 3, "init": 2.0**20},
+        "data": {
+            "train": str(images / "train"),
+            "val": str(images / "val"),
+            "size": 8,
+            "resize": 8,
+            "crop_area": [0.5, 1.0],
+            "threads": 1,
+        },
+        "optimizer": {"lr": 0.02, "weight_decay": 0.001},
+        "training": {"batch_size": 4, "epochs": 3, "device": "cpu"},
+        "snapshot": {"every": "1 iteration"},
+        "log": {"every": "4 iterations"},
+    }
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "small.yaml").write_text(yaml.safe_dump(settings))
+
+    def start(*arguments):
+        command = [sys.executable, ROOT / "scripts" / "train_imagenet.py", *map(str, arguments)]
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        return subprocess.Popen(
+            command, cwd=work, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def finish(*arguments):
+        process = start(*arguments)
+        process.out, process.err = process.communicate(timeout=300)
+        return process
+
+    finish.start = start
+    finish.work = work
+    return finish
+
+
+def _wait_for(path, process):
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no snapshot after 120 s"
+        time.sleep(0.01)
+
+
+def test_a_run_from_config_to_results(run):
+    process = run("--config", "small.yaml", "--out", "out")
+    assert process.returncode == 0, process.err
+    lines = process.out.splitlines()
+    out = run.work / "out"
+    log = finished_run.log(out)
+    assert lines[0].startswith("device: @numpy")
+    assert lines[-1].startswith("validation accuracy ")
+    assert float(lines[-1].split()[-1]) == pytest.approx(log[-1]["validation/main/accuracy"], abs=5e-5)
+    assert [entry["iteration"] for entry in log] == [4, 8, 12, 16, 18]
+    assert {"main/loss", "main/accuracy", "lr", "loss_scale", "skipped"} <= log[-1].keys()
+    assert len({entry["loss_scale"] for entry in log}) > 1, "the loss scale moves"
+    plots = ("loss", "accuracy", "loss_scale", "learning_rate", "gradient_norm", "images_per_second")
+    for name in (*(f"{plot}.png" for plot in plots), "snapshot_best.npz", "conversion.txt"):
+        assert (out / name).stat().st_size > 0
+    about = (out / "environment.txt").read_text()
+    for row in ("command", "CPU", "memory", "folder", "NumPy", "CUDA driver"):
+        assert f"\n{row} " in f"\n{about}"
+    assert not [name for name in os.listdir(out) if name.startswith((".tmp", "tmp"))]
+
+    # the resolved config is complete and runs again, with captured steps, which on a CPU are the same
+    again = run("--config", "out/config.yaml", "--out", "again", "--set", "capture=true")
+    assert (again.returncode, again.err) == (0, process.err)
+    assert finished_run.log(run.work / "again") == log
+    for name in ("snapshot_iter_18.npz", "model.npz"):
+        assert finished_run.members(run.work / "again" / name) == finished_run.members(out / name)
+    lines = again.out.splitlines()
+    assert "capture: none, there is no graph on a CPU: steps are eager" in lines
+    assert "capture: 0 of 18 steps were launches of a graph; more in again/capture.txt" in lines
+    assert set(os.listdir(run.work / "again")) == {"capture.txt", *os.listdir(out)}
+    assert yaml.safe_load((run.work / "again" / "config.yaml").read_text())["capture"]["mode"] == "auto"
+
+    # the weights load into the plain network
+    plain = MODELS["resnet8"](3)
+    serializers.load_npz(out / "model.npz", plain)
+    assert plain.conv1.W.dtype == np.float32
+
+
+@pytest.mark.parametrize("compute", ["float16", "float32"])
+def test_kill_and_resume_give_the_log_and_the_snapshot_of_an_uninterrupted_run(run, compute):
+    arguments = ("--config", "small.yaml", "--set", f"precision.compute={compute}", "--out")
+    assert run(*arguments, "whole").returncode == 0
+    last = run.work / "whole" / "snapshot_iter_18.npz"
+
+    killed = run.work / "killed"
+    process = run.start(*arguments, "killed")
+    _wait_for(killed / "snapshot_iter_7.npz", process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (killed / last.name).exists(), "killed too late to test anything"
+
+    resumed = run(*arguments, "killed", "--resume", "auto")
+    assert resumed.returncode == 0, resumed.err
+    assert "resuming from killed/snapshot_iter_" in resumed.out
+    assert finished_run.log(killed) == finished_run.log(run.work / "whole")
+    expected, found = finished_run.members(last), finished_run.members(killed / last.name)
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if found[name] != expected[name]] == []
+
+
+def test_a_capture_that_is_required_needs_a_gpu(run, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    process = run("--config", "small.yaml", "--set", "training.device=auto", "--set", "capture=required")
+    assert (process.returncode, process.out) == (2, "")
+    (line,) = process.err.splitlines()
+    assert line.startswith("error: small.yaml: 'capture.mode' is 'required', which needs a GPU; the device is CPU: ")
+    assert os.listdir(run.work) == ["small.yaml"]
+
+
+def test_resuming_a_finished_run_says_its_result_again(run):
+    first = run("--config", "small.yaml", "--out", "out")
+    again = run("--config", "small.yaml", "--out", "out", "--resume", "auto")
+    assert again.returncode == 0, again.err
+    assert again.out.splitlines()[-1] == first.out.splitlines()[-1]
+
+
+def test_ctrl_c_says_how_to_go_on(run):
+    process = run.start("--config", "small.yaml", "--out", "out", "--set", "training.epochs=1000")
+    _wait_for(run.work / "out" / "snapshot_iter_1.npz", process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert errors.splitlines() == ["interrupted; --resume auto goes on from the last snapshot, if there is one"]
+
+
+def test_a_diverged_run_ends_with_one_line_that_names_parameters(run):
+    """A scale of 2**60 overflows every gradient."""
+    hopeless = [f"loss_scale.{setting}" for setting in ("init=1152921504606846976", "cap=null", "patience=2")]
+    settings = [word for setting in hopeless for word in ("--set", setting)]
+    process = run("--config", "small.yaml", "--out", "out", *settings)
+    assert process.returncode == 1, process.out
+    (line,) = process.err.splitlines()
+    assert line.startswith("error: 2 steps in a row overflowed")
+    assert "/predictor/layer3/0/conv2/W (" in line
+    assert line.endswith("every activation is finite, so that the overflow is in the backward pass")
+
+
+def test_dry_run_builds_everything_and_leaves_nothing(run):
+    process = run("--config", "small.yaml", "--dry-run")
+    assert process.returncode == 0, process.err
+    assert "batch_size: 4" in process.out
+    assert "/predictor/conv1" in process.out
+    assert os.listdir(run.work) == ["small.yaml"]
+
+
+def _bad(name, arguments, message, prepare=None):
+    return pytest.param(arguments, message, prepare, id=name)
+
+
+def _copy_images(images, work):
+    shutil.copytree(images, work / "images")
+    return work / "images" / "train"
+
+
+def _empty_class(images, work):
+    (_copy_images(images, work) / "d").mkdir()
+
+
+def _truncate(images, work):
+    path = _copy_images(images, work) / "b" / "01.jpg"
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _use(images, work):
+    (work / "used").mkdir()
+    (work / "used" / "log").touch()
+
+
+def _corrupt(images, work):
+    (work / "bad.npz").write_bytes(b"PK\x03\x04 not really")
+
+
+def _corrupt_newest(images, work):
+    (work / "o").mkdir()
+    (work / "o" / "snapshot_iter_3.npz").write_bytes(b"PK\x03\x04 not really")
+
+
+OWN = ("--set", "data.train=images/train")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "prepare"),
+    [
+        _bad("no config", ["--config", "missing.yaml"], "missing.yaml"),
+        _bad("no option", ["--set", "a=1"], "--config"),
+        _bad("unknown option", ["--confg", "small.yaml"], "--conf"),
+        _bad("unknown key", ["--set", "optimizer.learning_rate=1"], "optimizer.lr"),
+        _bad("wrong type", ["--set", "training.epochs=many"], "training.epochs"),
+        _bad("bad --set", ["--set", "training.epochs"], "training.epochs"),
+        _bad("bad loss scale", ["--set", "loss_scale.init=3"], "loss_scale.init"),
+        _bad("a capture that cannot be", ["--set", "capture=true", "--set", "update.batched=false"], "update.batched"),
+        _bad("unknown network", ["--set", "model.arch=resnet9"], "resnet8"),
+        _bad("wrong number of classes", ["--set", "model.classes=10"], "model.classes is 10"),
+        _bad("no GPU", ["--set", "training.device=gpu:77"], "gpu:77"),
+        _bad("no data folder", ["--set", "data.train=nowhere"], "nowhere"),
+        _bad("empty class folder", OWN, "images/train/d", _empty_class),
+        _bad("truncated JPEG", OWN, "images/train/b/01.jpg", _truncate),
+        _bad("batch size 0", ["--set", "training.batch_size=0"], "training.batch_size"),
+        _bad("batch size too large", ["--set", "training.batch_size=23"], "22 images, but training.batch_size is 23"),
+        _bad("out is not writable", ["--out", "/proc/out"], "/proc/out: not writable"),
+        _bad("out is a file", ["--out", "small.yaml"], "small.yaml: not a folder"),
+        _bad("out is used", ["--out", "used"], "used: already used", _use),
+        _bad("corrupt snapshot", ["--resume", "bad.npz"], "bad.npz: corrupt snapshot", _corrupt),
+        _bad("corrupt newest", ["--out", "o", "--resume", "auto"], "; remove it, and --resume auto", _corrupt_newest),
+        _bad("no snapshot", ["--resume", "none.npz"], "none.npz: no such snapshot"),
+    ],
+)
+def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(run, images, arguments, message, prepare):
+    if prepare:
+        prepare(images, run.work)
+    before = sorted(run.work.rglob("*"))
+    has_config = "--config" in arguments or message == "--config" or "--confg" in arguments
+    process = run(*([] if has_config else ["--config", "small.yaml"]), *arguments)
+    assert process.returncode == 2, process.out + process.err
+    (line,) = process.err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert process.out == ""
+    assert sorted(run.work.rglob("*")) == before
+
+
+def test_a_snapshot_of_another_model_or_other_data_is_refused(run):
+    assert run("--config", "small.yaml", "--out", "out", "--set", "training.epochs=1").returncode == 0
+    for setting, message in (
+        ("model.arch=resnet14", "a snapshot of another model"),
+        ("training.batch_size=5", "batch_size"),
+    ):
+        process = run("--config", "small.yaml", "--out", "out", "--resume", "auto", "--set", setting)
+        assert process.returncode == 2, process.out
+        (line,) = process.err.splitlines()
+        assert message in line

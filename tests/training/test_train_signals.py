@@ -1,0 +1,298 @@
+"""Runs that are stopped, killed and resumed: log, snapshots and weights are those of a run that was left alone."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mixprec import files
+from mixprec.training import command, snapshots, surroundings
+from mixprec.training.plots import Plots
+from tests import ROOT
+from tests.training import finished_run
+
+pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
+
+# The calls of the network: steps, and batches of evaluations.
+CALLS = 3 * (["step", "step", "step", "step", "step", "step", "batch", "batch"])
+EVALUATIONS = [place for place, call in enumerate(CALLS, 1) if call == "batch"]
+
+
+class Tiny(chainer.Chain):
+    """A network that sends a signal to its process in its n-th call of the training run."""
+
+    number, place, calls = None, None, 0
+    then = staticmethod(lambda: None)
+
+    def __init__(self, classes):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 4, 3, nobias=True)
+            self.norm = L.BatchNormalization(4)
+            self.linear = L.Linear(4, classes)
+
+    def forward(self, x):
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # the run has begun
+            Tiny.calls += 1
+            if Tiny.calls == Tiny.place:
+                os.kill(os.getpid(), Tiny.number)
+                Tiny.then()
+        h = F.relu(self.norm(self.conv(x)))
+        return self.linear(F.average_pooling_2d(h, h.shape[2:]))
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A folder with 22 training and 7 validation images, 6 and 2 batches of 4, and a config."""
+    root = tmp_path_factory.mktemp("work")
+    random = np.random.RandomState(0)
+    for split, count in (("train", 22), ("val", 7)):
+        for index in range(count):
+            folder = root / "images" / split / "abc"[index % 3]
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = random.randint(0, 60, (12, 12, 3)) + 90 * (index % 3)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index:02}.jpg", quality=95)
+    sections = {
+        "model": {"arch": "tiny", "classes": 3},
+        "loss_scale": {"interval": 3, "init": 2.0**20},
+        "data": {"train": "images/train", "val": "images/val", "size": 8, "resize": 8, "threads": 1},
+        "optimizer": {"lr": 0.02, "weight_decay": 0.001},
+        "training": {"batch_size": 4, "epochs": 3, "device": "cpu"},
+        "snapshot": {"every": "5 iterations"},
+        "log": {"every": "4 iterations"},  # never where an epoch ends, but at the end of training
+    }
+    (root / "small.yaml").write_text(yaml.safe_dump(sections))
+    return root
+
+
+@pytest.fixture(scope="module")
+def train(work):
+    """Runs the command in this process, with a signal on the way; returns its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(work)
+        patch.setenv("XDG_CACHE_HOME", str(work / "cache"))
+        patch.setattr(Plots, "__call__", lambda self, trainer: None)  # which takes most of the time
+        patch.setattr(surroundings, "report", lambda: "")
+
+        def train(*arguments, place=None):
+            Tiny.place, Tiny.number, Tiny.calls = place, signal.SIGTERM, 0
+            return command.main(["--config", "small.yaml", *arguments], {"tiny": Tiny})
+
+        yield train
+
+
+@pytest.fixture(scope="module")
+def whole(train, work):
+    """The folder of the run that was left alone."""
+    assert train("--out", "whole") == 0
+    assert Tiny.calls == len(CALLS)
+    return work / "whole"
+
+
+def _assert_same(found, expected):
+    assert finished_run.log(found) == finished_run.log(expected)
+    for name in ("snapshot_iter_18.npz", "snapshot_best.npz", "model.npz"):
+        first, second = (finished_run.members(folder / name) for folder in (found, expected))
+        assert first.keys() == second.keys()
+        assert [member for member in first if first[member] != second[member]] == [], name
+
+
+def _iterations(folder):
+    return sorted(int(re.fullmatch(r"snapshot_iter_(\d+)\.npz", path.name)[1]) for path in folder.glob("*_iter_*"))
+
+
+def _files(folder):
+    return {path.name for path in folder.iterdir() if "_iter_" not in path.name}
+
+
+def test_the_run_that_was_left_alone(whole):
+    assert [entry["iteration"] for entry in finished_run.log(whole)] == [4, 8, 12, 16, 18]
+    evaluated = ["validation/main/accuracy" in entry for entry in finished_run.log(whole)]
+    assert evaluated == [False, True, True, False, True]
+    assert _iterations(whole) == [10, 15, 18]
+
+
+@pytest.mark.parametrize("place", [1, 5, 22, *EVALUATIONS])
+def test_sigterm_and_resume(train, work, whole, capsys, place):
+    """At the end of a step; in an evaluation after it, which the resumed run does first."""
+    out = work / f"stopped{place}"
+    assert train("--out", out.name, place=place) == 0
+    step = CALLS[:place].count("step")
+    where = "in the evaluation" if CALLS[place : place + 1] == ["batch"] else "at the end"
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.splitlines()[-1] == (
+        f"stopped by SIGTERM {where} of iteration {step}; --resume auto goes on from "
+        f"{out.name}/snapshot_iter_{step}.npz"
+    )
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert _iterations(out)[-1] == step
+    assert not (out / "model.npz").exists()
+
+    assert train("--out", out.name, "--resume", "auto") == 0
+    _assert_same(out, whole)
+    assert _files(out) == _files(whole)
+    assert len(_iterations(out)) <= 3
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.sampled_from(["float16", "float32"]))
+def test_a_run_that_is_stopped_again_and_again(train, work, places, compute):
+    reference, out = work / f"whole-{compute}", work / "again"
+    arguments = ("--set", f"precision.compute={compute}", "--set", "snapshot.keep=1", "--out")
+    if not reference.exists():
+        assert train(*arguments, reference.name) == 0
+    shutil.rmtree(out, ignore_errors=True)
+    for place in places:
+        assert train(*arguments, out.name, "--resume", "auto", place=place) == 0
+    assert train(*arguments, out.name, "--resume", "auto") == 0
+    _assert_same(out, reference)
+    assert len(_iterations(out)) == 1
+
+
+def test_the_evaluation_is_stopped_in_the_resumed_run_too(train, work, whole):
+    out = work / "twice"
+    for place in (EVALUATIONS[0], 1):  # the first call of the resumed run is again the first batch of the evaluation
+        assert train("--out", out.name, "--resume", "auto", place=place) == 0
+        assert _iterations(out)[-1] == 6
+    assert train("--out", out.name, "--resume", "auto") == 0
+    _assert_same(out, whole)
+
+
+def test_sigterm_while_a_snapshot_is_written(train, work, whole, monkeypatch):
+    save, out = snapshots.AtomicWriter.save, work / "writing"
+    asked = []
+
+    def interrupted(self, filename, *args, **kwargs):
+        if "_iter_10" in filename and not asked:
+            asked.append(os.kill(os.getpid(), signal.SIGTERM))
+        save(self, filename, *args, **kwargs)
+
+    monkeypatch.setattr(snapshots.AtomicWriter, "save", interrupted)
+    assert train("--out", out.name) == 0
+    assert _iterations(out) == [5, 10]
+    assert train("--out", out.name, "--resume", "auto") == 0
+    _assert_same(out, whole)
+
+
+@pytest.mark.parametrize("place", [3, EVALUATIONS[0], None])
+def test_a_snapshot_that_cannot_be_written_is_one_line(train, work, capsys, monkeypatch, place):
+    """The disk is full: that there is no snapshot must not look like success, also if the run is stopped."""
+
+    def full(file, target, compression):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshots.AtomicWriter.__init__, "__defaults__", (full,))
+    out = work / f"full{place}"
+    assert train("--out", out.name, "--set", "snapshot.every=1 epoch", place=place) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"error: {out.name}/snapshot_\w+\.npz: cannot be written \(No space left on device\)", line)
+    assert not [name for name in os.listdir(out) if name.startswith((".tmp", "snapshot"))]
+
+
+def test_a_snapshot_of_a_longer_run_is_an_error(train, work, whole, capsys):
+    """Training would not end at 2 epochs, where it never comes again, but at 4."""
+    out = work / "shorter"
+    shutil.copytree(whole, out)
+    assert train("--out", out.name, "--resume", "auto", "--set", "training.epochs=2") == 2
+    assert capsys.readouterr().err == (
+        "error: shorter/snapshot_iter_18.npz: of epoch 3, and training.epochs is 2; it must be at least that\n"
+    )
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == {
+        path.name: path.stat().st_mtime_ns for path in whole.iterdir()
+    }
+    assert train("--out", out.name, "--resume", "auto") == 0  # one that is over does nothing
+    _assert_same(out, whole)
+
+
+def test_a_log_that_cannot_be_written_is_one_line(train, work, capsys, monkeypatch):
+    def full(path, text, write=files.write_text):
+        if str(path).endswith("log.jsonl"):
+            raise OSError(28, "No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(files, "write_text", full)
+    assert train("--out", "log") == 1
+    message = "error: No space left on device; --resume auto goes on from the last snapshot\n"
+    assert capsys.readouterr().err == message
+
+
+# Signals that nobody can handle, in a process of its own
+
+
+PROGRAM = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from tests.training import test_train_signals as tests
+from mixprec.training import command, snapshots
+
+def forever():
+    while True:
+        print("waits", flush=True)
+
+def killed(self, filename, outdir, target, savefun, **keywords):
+    def half(file, target, compression):
+        savefun(file, target, compression=compression)
+        with open(file, "r+b") as written:
+            written.truncate(os.path.getsize(file) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    save(self, filename, outdir, target, half if filename == {filename!r} else savefun, **keywords)
+
+save, snapshots.AtomicWriter.save = snapshots.AtomicWriter.save, killed
+tests.Tiny.place, tests.Tiny.number, tests.Tiny.then = {place!r}, {number}, forever
+tests.Plots.__call__ = lambda self, trainer: None
+sys.exit(command.main(["--config", "small.yaml", *sys.argv[1:]], {{"tiny": tests.Tiny}}))
+"""
+
+
+def _start(work, out, number, place=None, filename=None):
+    program = PROGRAM.format(root=str(ROOT), number=int(number), place=place, filename=filename)
+    return subprocess.Popen(
+        [sys.executable, "-c", program, "--out", out], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "filename", "last"),
+    [
+        (10, None, 5),
+        (EVALUATIONS[3], None, 10),
+        (None, "snapshot_iter_15.npz", 10),
+        (None, "snapshot_best.npz", 5),
+    ],
+)
+def test_kill_9_and_resume(train, work, whole, place, filename, last):
+    """In a step, in an evaluation, and half way through the file of a snapshot."""
+    out = work / f"killed-{place}-{filename}"
+    process = _start(work, out.name, signal.SIGKILL, place, filename)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, errors
+    assert _iterations(out)[-1:] == [last]
+    assert train("--out", out.name, "--resume", "auto") == 0
+    _assert_same(out, whole)
+    assert _files(out) == _files(whole)
+
+
+def test_a_second_sigterm_ends_the_process_at_once(work):
+    """The first comes in a step that never ends."""
+    process = _start(work, "second", signal.SIGTERM, place=4)
+    try:
+        assert b"waits\n" in iter(process.stdout.readline, b"")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == -signal.SIGTERM
