@@ -1,25 +1,22 @@
-"""Skips the tests of the device where there is none, takes the clock out of property tests, resets cuDNN's settings."""
+"""Circles, skips of what needs a device, kernels that g++ has compiled, and settings that tests leave behind."""
 
 import dataclasses
-import os
 import sys
 
-import hypothesis
 import pytest
 
 from mixprec import environment
 from mixprec.backends.cudnn import settings as cudnn
-
-hypothesis.settings.register_profile(
-    "mixprec",
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    derandomize="CI" in os.environ,  # CI repeats the same examples, other runs look for new ones
-)
-hypothesis.settings.load_profile("mixprec")
+from tests import circles
 
 
+def pytest_configure(config):
+    circles.load_profile(config)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
 def pytest_collection_modifyitems(items):
+    circles.mark(items)
     if environment.usable_device_count():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device and CuPy, see python -m mixprec")

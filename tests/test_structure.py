@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mixprec.optimizer.structure import Structure
+from tests.circles import tries
 
 
 def _param():
@@ -462,7 +463,7 @@ def test_chainers_own_links_are_walked_once():
 # --- any sequence of changes
 
 
-@settings(max_examples=20, stateful_step_count=30)
+@settings(max_examples=tries(20), stateful_step_count=30)
 class AnyChanges(RuleBasedStateMachine):
     """A model whose parts are added, moved, replaced and removed, and a structure that looks at it now and then."""
 

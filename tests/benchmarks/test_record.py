@@ -17,6 +17,7 @@ from benchmarks.bars.rows import Row
 from benchmarks.rates import Rates
 from mixprec import environment
 from tests.benchmarks import bars_record as examples
+from tests.circles import tries
 
 ABSENT = object()
 
@@ -197,7 +198,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.sampled_from(PLACES), value=st.just(ABSENT) | VALUES)
 def test_a_changed_record_is_refused_in_one_line_or_has_a_page(place, value, tmp_path):
     record = copy.deepcopy(examples.cpu())

@@ -20,6 +20,7 @@ from mixprec.data.sources import shards, tfrecord, webdataset
 from mixprec.data.sources.crc32c import crc32c
 from mixprec.data.sources.shard_folder import shard_format
 from mixprec.data.sources.shards import FORMATS, scan_shards
+from tests.circles import tries
 
 
 def encoded(seed, kind="JPEG"):
@@ -162,7 +163,7 @@ def framed(data):
     return b"".join((length, checks[0], data, checks[1]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tries(50), deadline=None)
 @given(
     image=st.binary(max_size=3000),
     label=st.integers(0, 10**6 - 1),
@@ -180,7 +181,7 @@ def test_protobuf_reads_what_is_written(image, label, name):
     assert list(feature["image/filename"].bytes_list.value) == [name.encode()]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tries(50), deadline=None)
 @given(
     image=st.binary(min_size=1, max_size=3000),
     label=st.integers(-(2**63), 2**63 - 1),
@@ -213,7 +214,7 @@ def test_what_protobuf_writes_is_read(tmp_path_factory, image, label, others):
         assert index.problems == [f"label {label}: must be 0 to 999999"]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tries(50), deadline=None)
 @given(data=st.binary(max_size=200))
 def test_any_other_message_is_a_bad_sample(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("one") / "x.tfrecord"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mixprec import functions as F
 from mixprec.backends import announcements, cpu
+from tests.circles import tries
 from tests.functions.nhwc import BFLOAT16, DTYPES, EPS, EPS32, assert_rounded, channels_last, normal, run, to_nchw, wide
 
 CONVOLUTIONS = {
@@ -47,7 +48,7 @@ def _assert_right(mine, chainers, arrays, terms, roundings=1):
     assert gradients[1].transpose(0, 2, 3, 1).flags.c_contiguous
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(**CONVOLUTIONS)
 def test_convolution_is_chainers(n, c, k, size, ksize, stride, pad, dilate, groups, bias, dtype, seed):
     arrays = [
@@ -65,7 +66,7 @@ def test_convolution_is_chainers(n, c, k, size, ksize, stride, pad, dilate, grou
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(**CONVOLUTIONS, more=st.tuples(st.integers(0, 1), st.integers(0, 1)))
 def test_deconvolution_is_chainers(n, c, k, size, ksize, stride, pad, dilate, groups, bias, dtype, seed, more):
     arrays = [

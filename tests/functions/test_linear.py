@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec import functions as F
+from tests.circles import tries
 from tests.functions.nhwc import DTYPES, EPS32, assert_rounded, normal, run, to_nchw, wide
 
 
@@ -23,7 +24,7 @@ def _assert_right(arrays, **rest):
         assert_rounded(found, right, arrays[0].dtype, terms * EPS32 * size)
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(
     b=st.integers(1, 6),
     c=st.integers(1, 40),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mixprec import functions as F
 from mixprec.backends.geometry import LocalResponseNorm
 from mixprec.functions.local_response_normalization import LocalResponseNormalization
+from tests.circles import tries
 from tests.functions.nhwc import DTYPES, EPS32, assert_rounded, normal, run, to_nchw, wide
 
 
@@ -25,7 +26,7 @@ def _assert_right(arguments, x):
         assert_rounded(found, right, x.dtype, slack)
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(
     shape=st.sampled_from([(2, 3, 4, 8), (1, 5, 1, 3), (4, 1), (3, 17)]),
     n=st.integers(1, 8),

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec import functions as F
+from tests.circles import tries
 from tests.functions.nhwc import DTYPES, EPS32, assert_rounded, normal, run, to_nchw, wide
 
 
@@ -22,7 +23,7 @@ def _assert_right(mine, chainers, x, terms):
         assert_rounded(found, right.reshape(found.shape), x.dtype, slack)
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(
     size=st.tuples(st.integers(3, 8), st.integers(3, 8)),
     ksize=st.tuples(st.integers(1, 3), st.integers(1, 3)),

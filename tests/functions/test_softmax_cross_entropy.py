@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from mixprec import backends
 from mixprec import functions as F
 from mixprec.backends import cpu
+from tests.circles import tries
 from tests.functions.nhwc import DTYPES, EPS, normal, run, wide
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.device_stand_in import array as on_device
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(
     shape=st.sampled_from([(5,), (1,), (2, 3, 4)]),
     classes=st.integers(1, 30),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.functions import widening
+from tests.circles import tries
 
 EPS16 = 2.0**-11
 EPS32 = 2.0**-24
@@ -44,7 +45,7 @@ CONVOLUTIONS = {
 }
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(**CONVOLUTIONS)
 def test_convolution_and_its_gradients_round_once(n, c, k, size, ksize, stride, dilate, groups, seed):
     random = np.random.RandomState(seed)
@@ -68,7 +69,7 @@ def test_convolution_and_its_gradients_round_once(n, c, k, size, ksize, stride, 
         _assert_rounded_once(*result)
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(n=st.integers(1, 9), c=st.integers(1, 2000), k=st.integers(1, 9), seed=st.integers(0, 1000))
 def test_linear_rounds_once(n, c, k, seed):
     random = np.random.RandomState(seed)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import mixprec
 from mixprec import functions, links
+from tests.circles import tries
 
 # plain: Chainer alone; bfloat16: the links of mixprec, wrapped; the others: converted to that dtype, and wrapped
 KINDS = ("plain", "float32", "float16", "bfloat16")
@@ -259,7 +260,7 @@ def test_a_trainer_that_loads_its_snapshot_by_itself_is_bitwise_one_that_never_s
     _assert_same(_state(resumed), _state(train(6, "whole")))
 
 
-@settings(max_examples=50)
+@settings(max_examples=tries(50))
 @given(
     kind=st.sampled_from(KINDS[2:]),
     before=st.text("x.", max_size=4),

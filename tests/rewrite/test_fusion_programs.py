@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mixprec
+from tests.circles import tries
 from tests.rewrite.twins import WIDTH, images, new, step
 
 SHAPE = (2, 3, 3, 3)
@@ -123,7 +124,7 @@ def _assert_same(found, expected):
 
 
 # Always the same examples: in others a value may be so close to 0 that rounding decides what its ReLU is.
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=tries(60), derandomize=True)
 @given(PROGRAMS, CHANGES, st.booleans())
 def test_random_programs(program, changes, with_example):
     plain, converted = model(), model()

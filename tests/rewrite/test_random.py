@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from tests.circles import tries
 from tests.zoo.cases import Case, images, moment
 from tests.zoo.grammar import IMAGES, Net, networks
 from tests.zoo.pairs import NoClearInputs, converted, reference, run, statistics
@@ -11,7 +12,7 @@ from tests.zoo.pairs import NoClearInputs, converted, reference, run, statistics
 BOUND = 1e-4  # roundings of some 1e-7 each, which a network that has clear inputs makes larger at most a hundred times
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(networks(), st.booleans())
 def test_a_random_network_is_exact_in_float32(network, example):
     case = Case(lambda: Net(*network), images(*IMAGES), moment)

@@ -13,6 +13,7 @@ from mixprec.backends import notes
 from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.backends.geometry import Convolution
 from mixprec.update.copies import BFLOAT16
+from tests.circles import tries
 from tests.stand_ins import graph_array, graph_work, update_twin
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.graph_on_host import GraphCuda
@@ -119,7 +120,7 @@ def run(program, x, state):
         max_size=15,
     )
 )
-@settings(max_examples=80)
+@settings(max_examples=tries(80))
 def test_random_programs(cuda, program):
     """Captured once and launched three times with other inputs; at once; and by NumPy."""
     on_host, at_once, in_graph = numbers(0), graph_array.array(numbers(0)), graph_array.array(numbers(0))

@@ -18,6 +18,7 @@ from mixprec.training.stopping import Stopped, Stopping
 from mixprec.training.updater import TimedUpdater
 from mixprec.update import moving_average
 from mixprec.update.moving_average import MovingAverage
+from tests.circles import tries
 from tests.graph_capture.captured_runs import FIRST_REPLAY, POISONED, REQUIRED, Run, batch
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
@@ -95,7 +96,7 @@ def launcher(tmp_path_factory):
     st.lists(st.booleans(), min_size=1, max_size=5),
     st.sampled_from([0.5, 0.99, 0.9999]),
 )
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 def test_a_device_has_the_bits_of_numpy_by_two_launches(launcher, kinds, skipped, decay):
     """Arrays of several blocks, in any order of axes; whether a step counts is not read."""
     random = np.random.RandomState(len(kinds))

@@ -21,6 +21,7 @@ from mixprec import files
 from mixprec.training import command, snapshots, surroundings
 from mixprec.training.plots import Plots
 from tests import ROOT
+from tests.circles import tries
 from tests.training import finished_run
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
@@ -147,7 +148,7 @@ def test_sigterm_and_resume(train, work, whole, capsys, place):
     assert len(_iterations(out)) <= 3
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.sampled_from(["float16", "float32"]))
 def test_a_run_that_is_stopped_again_and_again(train, work, places, compute):
     reference, out = work / f"whole-{compute}", work / "again"

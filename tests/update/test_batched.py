@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.update.copies import BFLOAT16 as BF16
+from tests.circles import tries
 from tests.stand_ins.update_pair import RULES, Pair, new_optimizer, rate_of
 
 F16, F32, F64 = np.float16, np.float32, np.float64
@@ -461,7 +462,7 @@ _PARAMS = st.lists(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(
     params=_PARAMS,
     hooks=st.lists(st.sampled_from([DECAY, LASSO, HARD, CLIP, LARS]), max_size=2),

@@ -13,6 +13,7 @@ import mixprec
 from mixprec import backends
 from mixprec.optimizer import statistics
 from mixprec.update.saved_arrays import SavedArrays
+from tests.circles import tries
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.cuda_on_host import kernels_folder
 from tests.stand_ins.device_runs import CHAINERS
@@ -32,7 +33,7 @@ DTYPES = (np.float32, np.float16, np.int64, np.int8, np.bool_)
     st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 40_000), st.integers(0, 3)), min_size=1, max_size=6),
     st.integers(0, 2**31),
 )
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=tries(30))
 def test_all_arrays_are_copied_and_nothing_else(launcher, kinds, seed):
     """Of any dtype, size and alignment; sizes of several blocks among them."""
     random = np.random.RandomState(seed)

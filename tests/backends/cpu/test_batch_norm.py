@@ -28,8 +28,9 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 
-EXAMPLES = settings(max_examples=60)
+EXAMPLES = settings(max_examples=tries(60))
 
 
 def relu(values):
@@ -102,7 +103,7 @@ def test_the_reference_is_chainers_in_inference(shape, seed):
     mean=st.sampled_from([0.0, 3.0]),
     seed=seeds,
 )
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 def test_forward_and_backward(shape, dtype, attributes, with_add, spread, mean, seed):
     rng = np.random.default_rng(seed)
     x = arrays(rng, shape, dtype, spread, mean)
@@ -147,7 +148,7 @@ def test_forward_and_backward(shape, dtype, attributes, with_add, spread, mean, 
 
 
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, with_add=st.booleans(), seed=seeds)
-@settings(max_examples=80)
+@settings(max_examples=tries(80))
 def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(shape, dtype, with_add, seed):
     """Also at 0, where many of these sums are: all numbers are small integers."""
     rng = np.random.default_rng(seed)
@@ -237,7 +238,7 @@ def test_statistics_of_a_convolution(shape, dtype, attributes, seed):
 
 
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, attributes=batch_norms, with_add=st.booleans(), seed=seeds)
-@settings(max_examples=120)
+@settings(max_examples=tries(120))
 def test_inference(shape, dtype, attributes, with_add, seed):
     rng = np.random.default_rng(seed)
     x = arrays(rng, shape, dtype)

@@ -25,6 +25,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 
 pairs = {"stride": st.integers(1, 3), "pad": st.integers(0, 3), "dilation": st.integers(1, 2)}
 
@@ -97,7 +98,7 @@ def activated(x, affine):
 # --- all shapes
 
 
-@settings(max_examples=150)
+@settings(max_examples=tries(150))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
 def test_against_float64(case, dtype, seed, limit):
     convolution, shape, w_shape = case
@@ -114,7 +115,7 @@ def test_against_float64(case, dtype, seed, limit):
         assert_close(ours, theirs, dtype, bound)
 
 
-@settings(max_examples=50)
+@settings(max_examples=tries(50))
 @given(case=cases, seed=seeds, limit=limits)
 def test_gradients_are_adjoint(case, seed, limit):
     """<dy, conv(x, w)> = <dgrad(dy, w), x> = <wgrad(x, dy), w>, in float64 up to its rounding."""
@@ -130,7 +131,7 @@ def test_gradients_are_adjoint(case, seed, limit):
     assert abs(by_filter - forward) <= tolerance
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, relu=st.booleans(), wide_bias=st.booleans())
 def test_bias_and_relu(case, dtype, seed, relu, wide_bias):
     convolution = case[0]
@@ -144,7 +145,7 @@ def test_bias_and_relu(case, dtype, seed, relu, wide_bias):
     assert_close(PRIMITIVES.conv_fprop(x, w, convolution, b, relu=relu), expected, dtype, bound)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
 def test_prologue_then_zeros_around(case, dtype, seed, limit):
     """As if the rounded result of scale, bias and ReLU had been the input; padding stays 0 whatever the bias."""
@@ -160,7 +161,7 @@ def test_prologue_then_zeros_around(case, dtype, seed, limit):
         assert_close(PRIMITIVES.conv_wgrad(x, dy, convolution, w_shape, prologue=affine), dw, dtype, dw_bound)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits, biased=st.booleans())
 def test_statistics(case, dtype, seed, limit, biased):
     """Sums and sums of squares of what is not yet rounded; y is the same with them and without."""
@@ -184,7 +185,7 @@ def test_statistics(case, dtype, seed, limit, biased):
     assert_close(sums, [expected.sum(axes), (expected**2).sum(axes)], FLOAT32, bound)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
 def test_gradient_through_a_relu_before(case, dtype, seed, limit):
     """Closed where its input was 0, negative or -0.0; wide where it is the smallest number above."""
@@ -201,7 +202,7 @@ def test_gradient_through_a_relu_before(case, dtype, seed, limit):
     assert_close(found, dx * opened, dtype, bound * opened)
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits, surplus=st.integers(1, 5))
 def test_channels_of_zeros_beyond_the_filter(case, dtype, seed, limit, surplus):
     convolution, shape, w_shape = case
@@ -229,7 +230,7 @@ def test_channels_of_zeros_beyond_the_filter(case, dtype, seed, limit, surplus):
     assert not dx[..., shape[3] :].any()
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, biased=st.booleans())
 def test_deconvolution(case, dtype, seed, biased):
     """Beside Chainer's; a bias is added to what has been rounded."""
@@ -380,7 +381,7 @@ def test_sums_of_millions_for_a_batch_normalization():
 # --- memory, and the number of products
 
 
-@settings(max_examples=100)
+@settings(max_examples=tries(100))
 @given(count=st.integers(0, 9), rows=st.integers(0, 9), row_size=st.integers(0, 50), limit=st.integers(1, 4000))
 def test_parts_cover_every_row_once(count, rows, row_size, limit):
     covered = np.zeros((count, rows), int)

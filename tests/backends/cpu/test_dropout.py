@@ -9,6 +9,7 @@ from scipy import stats
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cpu.dropout import philox
 from tests.backends.primitive_cases import EPS32, STORAGE, arrays, assert_close, exact, seeds, storage_dtypes
+from tests.circles import tries
 
 words = st.integers(0, 2**32 - 1)
 
@@ -51,7 +52,7 @@ def test_known_answer_of_digits_of_pi():
 
 
 @given(counter=st.tuples(words, words, words, words), key=st.tuples(words, words))
-@settings(max_examples=50)
+@settings(max_examples=tries(50))
 def test_random_numbers(counter, key):
     assert philox(as_counters(*counter), key).tolist() == [philox_of_one(counter, key)]
 
@@ -63,7 +64,7 @@ def test_random_numbers(counter, key):
     ratio=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
     dtype=storage_dtypes,
 )
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 def test_which_elements_stay(size, seed, sequence, ratio, dtype):
     y = PRIMITIVES.dropout(np.ones(size, dtype), ratio, np.array([seed, sequence], np.uint64))
     assert y.dtype == dtype
@@ -82,7 +83,7 @@ def test_a_number_that_is_the_ratio_stays():
 
 
 @given(dtype=storage_dtypes, ratio=st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.75, 0.999]), seed=seeds)
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 def test_what_stays_is_divided(dtype, ratio, seed):
     rng = np.random.default_rng(seed)
     x = arrays(rng, (3, 5, 7, 2), dtype)

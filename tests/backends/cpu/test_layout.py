@@ -23,6 +23,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 
 HALVES = {dtype: np.arange(1 << 16, dtype=np.uint16).view(dtype) for dtype in (FLOAT16, BFLOAT16)}
 
@@ -53,7 +54,7 @@ def test_every_number_goes_to_float32_and_back(dtype):
     spread=st.sampled_from([1e-9, 1e-6, 1.0, 1e6]),
     seed=seeds,
 )
-@settings(max_examples=100)
+@settings(max_examples=tries(100))
 def test_cast(shape, source, target, spread, seed):
     with np.errstate(over="ignore"):
         x = arrays(np.random.default_rng(seed), tuple(shape), np.float32, spread).astype(source)
@@ -131,7 +132,7 @@ def test_threads_have_scratch_of_their_own():
     target=storage_dtypes,
     seed=seeds,
 )
-@settings(max_examples=80)
+@settings(max_examples=tries(80))
 def test_layouts(position, channels, more, source, target, seed):
     count, height, width = position
     x = arrays(np.random.default_rng(seed), (count, channels, height, width), source)

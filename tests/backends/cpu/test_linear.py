@@ -22,12 +22,13 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 
 sizes = st.sampled_from([1, 2, 3, 5, 8, 17, 64, 129])
 
 
 @given(batch=sizes, inputs=sizes, outputs=sizes, dtype=storage_dtypes, bias=st.booleans(), seed=seeds)
-@settings(max_examples=100)
+@settings(max_examples=tries(100))
 def test_linear(batch, inputs, outputs, dtype, bias, seed):
     rng = np.random.default_rng(seed)
     x, w, dy = (arrays(rng, shape, dtype) for shape in ((batch, inputs), (outputs, inputs), (batch, outputs)))
@@ -57,7 +58,7 @@ def test_linear(batch, inputs, outputs, dtype, bias, seed):
 
 
 @given(position=positions, channels=channel_counts, dtype=storage_dtypes, of_bias=storage_dtypes, seed=seeds)
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 def test_bias_of_images(position, channels, dtype, of_bias, seed):
     rng = np.random.default_rng(seed)
     x, b = arrays(rng, (*position, channels), dtype), arrays(rng, channels, of_bias)

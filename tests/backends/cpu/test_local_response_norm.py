@@ -23,6 +23,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 
 STRONG = LocalResponseNorm(n=5, k=1.0, alpha=0.5, beta=0.75)
 
@@ -50,7 +51,7 @@ def test_the_formula_is_chainers(n, channels):
 
 
 @given(position=positions, channels=channel_counts, dtype=storage_dtypes, attributes=local_response_norms, seed=seeds)
-@settings(max_examples=120)
+@settings(max_examples=tries(120))
 def test_local_response_norm(position, channels, dtype, attributes, seed):
     rng = np.random.default_rng(seed)
     x, dy = arrays(rng, (2, *position, channels), dtype, 3)

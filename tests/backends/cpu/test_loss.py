@@ -21,6 +21,7 @@ from tests.backends.primitive_cases import (
     softmax_cross_entropy_bounds,
     storage_dtypes,
 )
+from tests.circles import tries
 
 rows = st.sampled_from([1, 2, 5, 33])
 classes = st.sampled_from([1, 2, 3, 10, 17, 100, 1000])
@@ -31,7 +32,7 @@ smoothings = st.sampled_from([0.0, 0.1, 0.5])
 
 
 @given(count=rows, number=classes, weighted=st.booleans(), ignore_label=st.sampled_from([-1, 255]), seed=seeds)
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 def test_the_reference_is_chainers(count, number, weighted, ignore_label, seed):
     rng = np.random.default_rng(seed)
     x, t = arrays(rng, (count, number), np.float64), labels(rng, count, number, ignore_label)
@@ -48,7 +49,7 @@ def test_the_reference_is_chainers(count, number, weighted, ignore_label, seed):
 
 
 @given(count=rows, number=classes, weighted=st.booleans(), smoothing=smoothings, seed=seeds)
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 def test_the_reference_is_torchs(count, number, weighted, smoothing, seed):
     torch = pytest.importorskip("torch", reason="torch is not installed: it has class weights with label smoothing")
     rng = np.random.default_rng(seed)
@@ -83,7 +84,7 @@ def test_the_reference_is_torchs(count, number, weighted, smoothing, seed):
     one_factor=st.booleans(),
     seed=seeds,
 )
-@settings(max_examples=150)
+@settings(max_examples=tries(150))
 def test_softmax_cross_entropy(count, number, dtype, weighted, smoothing, ignore_label, spread, one_factor, seed):
     rng = np.random.default_rng(seed)
     x, t = arrays(rng, (count, number), dtype, spread), labels(rng, count, number, ignore_label)

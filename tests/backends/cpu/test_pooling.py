@@ -25,6 +25,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 
 
 def nchw(x):
@@ -56,7 +57,7 @@ def windows(x, pooling):
 
 
 @given(case=poolings(), dtype=storage_dtypes, ties=st.booleans(), seed=seeds)
-@settings(max_examples=120)
+@settings(max_examples=tries(120))
 def test_max_pool(case, dtype, ties, seed):
     """The outputs are elements of the input: nothing is rounded."""
     pooling, shape = case
@@ -139,7 +140,7 @@ def test_what_is_infinite_goes_only_to_the_maximum():
 
 
 @given(case=poolings(average=True), dtype=storage_dtypes, seed=seeds)
-@settings(max_examples=100)
+@settings(max_examples=tries(100))
 def test_average_pool(case, dtype, seed):
     pooling, shape = case
     rng = np.random.default_rng(seed)
@@ -160,7 +161,7 @@ def test_average_pool(case, dtype, seed):
 
 
 @given(position=positions, channels=channel_counts, dtype=storage_dtypes, seed=seeds)
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 def test_global_average_pool(position, channels, dtype, seed):
     rng = np.random.default_rng(seed)
     shape = (*position, channels)

@@ -27,6 +27,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins import fake_cudnn_limits
 from tests.stand_ins.cuda_on_host import ENGINES, HostCuda, engine, kernels_folder, receive, same, send
 
@@ -68,7 +69,7 @@ def check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add, 
 # --- training
 
 
-@settings(max_examples=120)
+@settings(max_examples=tries(120))
 @given(
     shape=batch_norm_shapes(),
     dtype=storage_dtypes,
@@ -118,7 +119,7 @@ def test_forward_and_backward(cuda, shape, dtype, attributes, with_add, by, misa
     check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, with_add)
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(
     shape=batch_norm_shapes(),
     dtype=storage_dtypes,
@@ -148,7 +149,7 @@ def test_the_own_kernels_compute_each_element_as_numpy_does(cuda, shape, dtype, 
     same(dadd, expected[3])
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, with_add=st.booleans(), by=engines, seed=seeds)
 def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(cuda, shape, dtype, with_add, by, seed):
     """Also at 0, where many of these sums are: all numbers are small integers."""
@@ -219,7 +220,7 @@ def test_statistics_of_parts_that_differ(cuda):
     np.testing.assert_allclose(receive(saved.invstd), 1 / np.sqrt(exact(x).var() + 2e-5), rtol=1e-5)
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, attributes=batch_norms, with_add=st.booleans(), seed=seeds)
 def test_statistics_of_a_convolution(cuda, shape, dtype, attributes, with_add, seed):
     rng = np.random.default_rng(seed)
@@ -251,7 +252,7 @@ def test_statistics_of_a_convolution(cuda, shape, dtype, attributes, with_add, s
     check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, with_add)
 
 
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, seed=seeds)
 def test_sums_in_place_of_those_of_a_convolution(cuda, shape, dtype, seed):
     x = arrays(np.random.default_rng(seed), shape, dtype, 1, 2)
@@ -264,7 +265,7 @@ def test_sums_in_place_of_those_of_a_convolution(cuda, shape, dtype, seed):
 # --- inference
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, attributes=batch_norms, with_add=st.booleans(), seed=seeds)
 def test_inference(cuda, shape, dtype, attributes, with_add, seed):
     rng = np.random.default_rng(seed)

@@ -16,6 +16,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, receive, send
 
@@ -29,7 +30,7 @@ def device(tmp_path_factory):
     return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=tries(50))
 @given(shapes, storage_dtypes, st.booleans(), seeds, st.booleans())
 def test_add_bias(device, shape, dtype, wide, seed, misaligned):
     rng = np.random.default_rng(seed)
@@ -37,7 +38,7 @@ def test_add_bias(device, shape, dtype, wide, seed, misaligned):
     assert_same(device.add_bias(send(x, misaligned), send(b, misaligned)), PRIMITIVES.add_bias(x, b))
 
 
-@settings(max_examples=50)
+@settings(max_examples=tries(50))
 @given(shapes, storage_dtypes, st.booleans(), seeds, st.booleans())
 def test_bias_grad(device, shape, dtype, wide, seed, misaligned):
     dy = arrays(np.random.default_rng(seed), shape, dtype, mean=1)

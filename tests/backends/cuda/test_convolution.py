@@ -32,6 +32,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins import fake_cudnn_limits
 from tests.stand_ins.cuda_on_host import HostCuda, kernels_folder, receive, same, send
 
@@ -91,13 +92,13 @@ def checked(cuda, case, dtype, seed):
 # --- all shapes
 
 
-@settings(max_examples=50)
+@settings(max_examples=tries(50))
 @given(case=convolutions(), dtype=storage_dtypes, seed=seeds)
 def test_against_float64(cuda, case, dtype, seed):
     checked(cuda, case, dtype, seed)
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(case=convolutions(), dtype=storage_dtypes, seed=seeds)
 def test_channels_that_no_engine_takes(tmp_path_factory, case, dtype, seed):
     """Zeros are added; of groups there would have to be more."""
@@ -112,7 +113,7 @@ def test_channels_that_no_engine_takes(tmp_path_factory, case, dtype, seed):
             checked(cuda, case, dtype, seed)
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(
     case=convolutions(),
     dtype=storage_dtypes,
@@ -175,7 +176,7 @@ def test_everything_around_a_convolution(
     assert_close(receive(dw), expected_dw, dtype, dw_bound)
 
 
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 @given(case=convolutions(), dtype=storage_dtypes, seed=seeds, surplus=st.integers(1, 5))
 def test_channels_of_zeros_beyond_the_filter(cuda, case, dtype, seed, surplus):
     """As of images: three channels, and one of zeros."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import storage_dtypes
+from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, receive, send
 
@@ -18,7 +19,7 @@ def device(tmp_path_factory):
     return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(
     size=st.integers(1, 1100),
     dtype=storage_dtypes,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import BFLOAT16, FLOAT16, FLOAT32, STORAGE, arrays, seeds, storage_dtypes
+from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, send
 
@@ -51,7 +52,7 @@ def test_a_cast_to_the_same_dtype_is_none(device):
     assert device.launches_of("cast", x, "float16") == 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(shapes, wanted, storage_dtypes, storage_dtypes, seeds, st.booleans())
 def test_to_nhwc(device, shape, channels, dtype, other, seed, misaligned):
     images, height, width, own = shape
@@ -60,7 +61,7 @@ def test_to_nhwc(device, shape, channels, dtype, other, seed, misaligned):
     assert_same(found, PRIMITIVES.to_nhwc(x, other, channels))
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(shapes, wanted, storage_dtypes, storage_dtypes, seeds, st.booleans())
 def test_to_nchw(device, shape, channels, dtype, other, seed, misaligned):
     x = arrays(np.random.default_rng(seed), shape, dtype)

@@ -15,6 +15,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins.cuda_on_host import HostCuda, kernels_folder, receive, send
 
 sizes = st.sampled_from([1, 2, 3, 8, 17, 64, 129])
@@ -25,7 +26,7 @@ def cuda(tmp_path_factory):
     return HostCuda(kernels_folder(tmp_path_factory))
 
 
-@settings(max_examples=50)
+@settings(max_examples=tries(50))
 @given(batch=sizes, inputs=sizes, outputs=sizes, dtype=storage_dtypes, bias=st.sampled_from([0, 1, 2]), seed=seeds)
 def test_linear(cuda, batch, inputs, outputs, dtype, bias, seed):
     rng = np.random.default_rng(seed)

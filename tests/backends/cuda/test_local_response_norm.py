@@ -20,6 +20,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, receive, send
 
@@ -46,7 +47,7 @@ def check(device, x, dy, attributes, misaligned=False):
         assert_same(array, expected)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(
     position=positions,
     channels=channel_counts,
@@ -60,7 +61,7 @@ def test_local_response_norm(device, position, channels, dtype, attributes, seed
     check(device, x, dy, attributes, misaligned)
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(channels=channel_counts, n=st.integers(1, 12), dtype=storage_dtypes, seed=seeds, misaligned=st.booleans())
 def test_odd_values(device, channels, n, dtype, seed, misaligned):
     rng = np.random.default_rng(seed)

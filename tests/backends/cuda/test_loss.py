@@ -19,6 +19,7 @@ from tests.backends.primitive_cases import (
     softmax_cross_entropy_bounds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, kernels_folder, receive, send
 
@@ -31,7 +32,7 @@ def device(tmp_path_factory):
     return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
 
 
-@settings(max_examples=80)
+@settings(max_examples=tries(80))
 @given(
     count=st.sampled_from([1, 2, 5, 17]),
     number=classes,
@@ -112,7 +113,7 @@ def test_a_scaled_gradient_that_does_not_fit_is_infinite(device):
     assert receive(dx).tolist() == [[-np.inf, np.inf]]
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(
     count=st.sampled_from([0, 1, 63, 64, 65, 5000]),
     divisor=st.sampled_from([None, 8, 0.5]),

@@ -17,6 +17,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, receive, send
 
@@ -28,7 +29,7 @@ def device(tmp_path_factory):
     return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(case=poolings(), dtype=storage_dtypes, seed=seeds, odd=st.booleans(), misaligned=st.booleans())
 def test_max_pool(device, case, dtype, seed, odd, misaligned):
     pooling, shape = case
@@ -43,7 +44,7 @@ def test_max_pool(device, case, dtype, seed, odd, misaligned):
     assert_same(dx, PRIMITIVES.max_pool_backward(dy, expected_where, pooling, shape))
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(case=poolings(average=True), dtype=storage_dtypes, seed=seeds, misaligned=st.booleans())
 def test_average_pool(device, case, dtype, seed, misaligned):
     pooling, shape = case
@@ -61,7 +62,7 @@ def test_average_pool(device, case, dtype, seed, misaligned):
     assert_close(found, expected, dtype, accumulated(count + 1, magnitude))
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(
     images=st.integers(1, 3),
     size=st.tuples(st.integers(1, 9), st.integers(1, 9)),

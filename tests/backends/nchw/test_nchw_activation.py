@@ -22,6 +22,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost
 from tests.stand_ins.kernels_on_host import kernels_folder, odd_values
 
@@ -76,7 +77,7 @@ def backward_of_chainer(x, y, dy, mode, coef):
     return dx, accumulated(3, np.abs(dx) if mode == "sigmoid" else np.abs(dy) * (1 + y * y))
 
 
-@settings(max_examples=120)
+@settings(max_examples=tries(120))
 @given(
     shape=shapes,
     mode=st.sampled_from(MODES),

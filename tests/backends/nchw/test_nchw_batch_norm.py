@@ -26,6 +26,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides
 from tests.stand_ins.kernels_on_host import kernels_folder
 
@@ -147,7 +148,7 @@ def check(side, shape, dtype, misaligned=False, eps=2e-5, decay=0.9, spread=2.0,
 
 
 @pytest.mark.filterwarnings("ignore:A batch with no more than one sample")
-@settings(max_examples=80)
+@settings(max_examples=tries(80))
 @given(
     shape=shapes,
     dtype=storage_dtypes,
@@ -177,7 +178,7 @@ def test_large_arrays(gpu, shape, dtype):
     check(gpu, shape, dtype, mean=1.0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(shape=shapes, dtype=storage_dtypes, seed=seeds)
 def test_gradients_are_chainers(host, shape, dtype, seed):
     """With the statistics of the same pass, of planes that are no constants."""
@@ -228,7 +229,7 @@ def test_statistics_of_planes_that_differ(host):
 # --- inference
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(shape=shapes, dtype=storage_dtypes, misaligned=st.booleans(), eps=epsilons, seed=seeds)
 def test_inference(host, shape, dtype, misaligned, eps, seed):
     rng = np.random.default_rng(seed)
@@ -347,7 +348,7 @@ def test_bits_repeat_by_own_kernels(side, case, dtype):
         assert bits == first
 
 
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(
     images=st.integers(0, 2000),
     channels=st.integers(1, 5000),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mixprec.backends.nchw.bias import PlaneBiases
 from mixprec.backends.nchw.planes import Tiling
 from tests.backends.primitive_cases import STORAGE, arrays, exact, seeds, storage_dtypes
+from tests.circles import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.kernels_on_host import kernels_folder, odd_values
@@ -51,7 +52,7 @@ def check(side, y, b, misaligned=False):
         np.testing.assert_array_equal(exact(found), exact(expected))
 
 
-@settings(max_examples=80)
+@settings(max_examples=tries(80))
 @given(shape=shapes, dtype=storage_dtypes, misaligned=st.booleans(), odd=st.booleans(), seed=seeds)
 def test_biases(host, shape, dtype, misaligned, odd, seed):
     rng = np.random.default_rng(seed)

@@ -21,6 +21,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins import fake_cudnn_limits
 from tests.stand_ins.cuda_on_host import HostCuda, kernels_folder, receive, send
 
@@ -110,13 +111,13 @@ def checked(nchw, case, dtype, seed, **options):
         assert_close(ours, theirs, dtype, bound)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(case=convolutions(), dtype=storage_dtypes, seed=seeds, misaligned=st.booleans())
 def test_against_float64(nchw, case, dtype, seed, misaligned):
     checked(nchw, case, dtype, seed, misaligned=misaligned)
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(case=convolutions(most=2), dtype=storage_dtypes, seed=seeds)
 def test_channels_last(nchw, case, dtype, seed):
     checked(nchw, case, dtype, seed, layout="NHWC")

@@ -21,6 +21,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.kernels_on_host import kernels_folder, odd_values
@@ -103,7 +104,7 @@ def drawn(rng, shape, dtype, values):
 values_of_x = st.sampled_from(["odd", "equal", "equal", "normal"])
 
 
-@settings(max_examples=80)
+@settings(max_examples=tries(80))
 @given(
     case=cases(),
     cover_all=st.booleans(),
@@ -135,7 +136,7 @@ def test_max_is_chainers(device, case, cover_all, dtype, values, misaligned, see
     assert_close(dx, expected_dx, dtype, accumulated(np.prod(windows[0]), magnitude))
 
 
-@settings(max_examples=80)
+@settings(max_examples=tries(80))
 @given(
     case=cases(overlapping_pad=False),
     kind=st.sampled_from(AVERAGES),
@@ -166,7 +167,7 @@ def test_average_is_chainers(device, case, kind, dtype, misaligned, seed):
     assert_close(dx, expected_dx, dtype, accumulated(count + 1, magnitude))
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(case=cases(overlapping_pad=False), kind=st.sampled_from(AVERAGES), dtype=storage_dtypes, seed=seeds)
 def test_averages_of_windows_beyond_the_padding(device, case, kind, dtype, seed):
     """As many as Chainer's cover_all has, which its own averages refuse; of none there is no average."""

@@ -22,6 +22,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
+from tests.circles import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost
 from tests.stand_ins.kernels_on_host import kernels_folder
 
@@ -94,7 +95,7 @@ def cases(draw):
     return shape, draw(st.integers(-len(shape), len(shape) - 1))
 
 
-@settings(max_examples=150)
+@settings(max_examples=tries(150))
 @given(
     case=cases(),
     log=st.booleans(),
