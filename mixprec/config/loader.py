@@ -7,6 +7,7 @@ from mixprec.config.declaration import keys, sections, switch_of
 from mixprec.config.errors import ConfigError, hint, nearest, shown
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import read_file, read_value
+from mixprec.recipes import config_names, config_path
 
 _SET = "--set"
 
@@ -21,8 +22,9 @@ def load(path, overrides=(), choices=None):
     """Loads a config file.
 
     ``base: other.yaml`` at the top of a file inherits from another one, whose path is relative to the file that says
-    it. Keys of the inheriting file win one by one; lists are replaced as a whole. ``overrides`` win over all files.
-    Every value of every file is checked, also one that is overridden.
+    it. If there is no such file, it is a config that comes with mixprec, see :func:`mixprec.recipes.config_path`. Keys
+    of the inheriting file win one by one; lists are replaced as a whole. ``overrides`` win over all files. Every value
+    of every file is checked, also one that is overridden.
 
     Args:
         path: path of the YAML file.
@@ -52,7 +54,10 @@ def _chain(path):
     """Returns ``(path, entries without base)`` of a file and of all it inherits from, in this order."""
     chain, seen = [], {}
     while path is not None:
-        entries = read_file(path)
+        try:
+            entries = read_file(path)
+        except FileNotFoundError:
+            raise ConfigError(path, f"no such file{_shipped(path)}") from None
         seen[os.path.realpath(path)] = path
         base = next((entry for entry in entries if entry.key == "base"), None)
         chain.append((path, [entry for entry in entries if entry is not base]))
@@ -61,13 +66,20 @@ def _chain(path):
         value = base.value()
         if not isinstance(value, str) or not value:
             raise ConfigError(base.where, f"'base' is {shown(value)}; allowed: the path of a YAML file")
-        path = os.path.join(os.path.dirname(path), value)
+        path = config_path(value, os.path.dirname(path))
         if not os.path.isfile(path):
-            raise ConfigError(base.where, f"'base' is {shown(value)}; no such file: {path}")
+            raise ConfigError(base.where, f"'base' is {shown(value)}; no such file: {path}{_shipped(path)}")
         if os.path.realpath(path) in seen:
             cycle = " -> ".join([*seen.values(), path])
             raise ConfigError(base.where, f"'base' goes round in a circle: {cycle}; allowed: a file not in it")
     return chain
+
+
+def _shipped(path):
+    """Returns the end of a message about a missing file: the configs of mixprec, and which of them may be meant."""
+    names = {os.path.basename(name).removesuffix(".yaml"): name for name in config_names()}
+    near = nearest(os.path.splitext(os.path.basename(path))[0], names)
+    return f"; mixprec comes with {', '.join(names.values())}{hint(near and names[near])}"
 
 
 def _put(settings, later):

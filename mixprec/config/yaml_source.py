@@ -93,13 +93,14 @@ def read_file(path):
         list of Entry: empty if the file is.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ConfigError: the file cannot be read, is not UTF-8, is not YAML, is not a mapping or repeats a key.
     """
     try:
         with open(path, "rb") as file:
             data = file.read()
     except FileNotFoundError:
-        raise ConfigError(path, "no such file") from None
+        raise
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise ConfigError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:

@@ -6,20 +6,27 @@ import pathlib
 _CONFIGS = pathlib.Path(__file__).with_name("configs")
 
 
-def config_path(name):
-    """Returns the path of a config: the file ``name`` itself, or the one that comes with mixprec under this name.
+def config_names():
+    """Returns the names of the configs that come with mixprec, sorted: ``"resnet50/90ep.yaml"`` and others."""
+    return sorted(path.relative_to(_CONFIGS).as_posix() for path in _CONFIGS.rglob("*.yaml"))
+
+
+def config_path(name, folder=""):
+    """Returns the path of a config: a file of the user's, or else the one that comes with mixprec under this name.
 
     Args:
-        name (str): a path, relative to the working directory, or relative to ``configs/``, as in
-            ``"resnet50/90ep.yaml"``. ``"configs/resnet50/90ep.yaml"`` works too.
+        name (str): a path, or one of :func:`config_names`. ``"configs/resnet50/90ep.yaml"`` is another way to say
+            ``"resnet50/90ep.yaml"``.
+        folder (str): folder that a path is relative to; default: the working directory.
 
     Returns:
-        str: ``name`` where there is such a file, or none in either place.
+        str: ``name`` in ``folder`` where there is such a file, and where there is none in either place.
 
     Example:
         >>> from mixprec.recipes import config_path
         >>> config_path("resnet50/90ep.yaml")[-18:]
         'resnet50/90ep.yaml'
     """
-    shipped = _CONFIGS / os.path.relpath(name, "configs") if name.startswith("configs/") else _CONFIGS / name
-    return str(shipped) if not os.path.exists(name) and shipped.is_file() else name
+    path = os.path.join(folder, name)
+    shipped = _CONFIGS / name.removeprefix("configs/")
+    return str(shipped) if not os.path.exists(path) and shipped.is_file() else path

@@ -575,6 +575,22 @@ def test_values_at_the_edge_of_what_is_allowed_load(write, overrides):
     load(write("c.yaml", merged()), overrides)
 
 
+def test_a_base_may_be_a_config_that_comes_with_mixprec_unless_there_is_a_file_of_this_name(write):
+    path = write("mine/c.yaml", "base: resnet50/fp16.yaml\noptimizer: {lr: 3}\n")
+    config = load(path)
+    assert (config.model.arch, config.precision.compute, config.optimizer.lr) == ("resnet50", "float16", 3.0)
+    write("resnet50/fp16.yaml", merged())  # relative to the working directory, not to the file that says it
+    assert load(path) == config
+    write("mine/resnet50/fp16.yaml", merged(model={"classes": 7}))
+    assert load(path).model.classes == 7
+
+
+def test_a_base_that_is_missing_names_the_nearest_config_of_mixprec(write):
+    message = refusal(write("c.yaml", "base: resnet50/90_ep.yaml\n"))
+    assert message.startswith("c.yaml:1: 'base' is 'resnet50/90_ep.yaml'; no such file: resnet50/90_ep.yaml; ")
+    assert message.endswith("; did you mean 'resnet50/90ep.yaml'?")
+
+
 def test_a_mistake_in_a_base_is_reported_there_even_if_overridden(write):
     write("lib/a.yaml", merged(optimizer={"lr": "fast"}))
     path = write("c.yaml", "base: lib/a.yaml\noptimizer: {lr: 1}\n")
@@ -592,8 +608,9 @@ def test_a_cycle_of_bases_is_refused_also_through_a_link(write):
 
 
 def test_a_file_that_cannot_be_read_is_named(write, tmp_path):
-    assert refusal("none.yaml") == "none.yaml: no such file"
-    assert refusal("two\nlines.yaml") == "two lines.yaml: no such file"
+    assert refusal("none.yaml").startswith("none.yaml: no such file; mixprec comes with digits.yaml, resnet50/")
+    assert refusal("two\nlines.yaml").startswith("two lines.yaml: no such file; ")
+    assert refusal("resnet50/fp-16.yml").endswith("; did you mean 'resnet50/fp16.yaml'?")
     assert refusal(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
     assert refusal("a\0b").endswith("cannot be read: embedded null byte")
 
