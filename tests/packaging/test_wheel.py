@@ -1,0 +1,191 @@
+"""A wheel, and what a user has who installed it, in a folder of their own and without the checkout."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+import zipfile
+from email.parser import Parser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests import ROOT
+from tests.packaging.conftest import Environment
+
+pytestmark = pytest.mark.sweep
+
+FOLDERS = ("benchmarks", "configs", "mixprec", "models", "scripts", "tests")
+FILES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
+INFO = "mixprec-0.1.0.dist-info/"
+
+
+def build(source, out):
+    """Builds a wheel of the folder ``source`` and returns its path."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--disable-pip-version-check", "--wheel-dir", out, source], check=True)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def contents(wheel):
+    """Returns a dict from names to contents of the files in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory):
+    """A copy, as building leaves folders behind."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def wheel(checkout, tmp_path_factory):
+    return build(checkout, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def environment(wheel, tmp_path_factory):
+    return Environment(tmp_path_factory.mktemp("installed"), wheel)
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory):
+    """Three classes, six images each: their colours differ."""
+    folder = tmp_path_factory.mktemp("images")
+    random = np.random.RandomState(0)
+    for label, name in enumerate(("blue", "green", "red")):
+        (folder / name).mkdir()
+        for number in range(6):
+            pixels = random.randint(0, 60, (40, 40, 3)).astype(np.uint8)
+            pixels[..., 2 - label] += 150
+            Image.fromarray(pixels).save(folder / name / f"{number}.jpg")
+    return folder
+
+
+def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_else(checkout, wheel):
+    names = set(contents(wheel))
+    expected = set()
+    for folder, prefix in (
+        ("mixprec", "mixprec"),
+        ("models", "mixprec/recipes/models"),
+        ("configs", "mixprec/recipes/configs"),
+    ):
+        files = [path for path in (checkout / folder).rglob("*.*") if path.is_file() and path.suffix != ".pth"]
+        expected |= {f"{prefix}/{path.relative_to(checkout / folder)}" for path in files}
+    assert {name for name in names if not name.startswith(INFO)} == expected | {"mixprec_startup.pth"}
+    for name in (
+        "backends/kernels/batch_norm.cu",
+        "backends/kernels/batch_norm.cuh",
+        "update/kernels/common.cuh",
+        "recipes/models/resnet.py",
+        "recipes/configs/digits.yaml",
+        "recipes/configs/resnet50/90ep.yaml",
+    ):
+        assert f"mixprec/{name}" in names
+    assert f"{INFO}licenses/LICENSE" in names
+    assert not [name for name in names if "bench" in name or "test" in name]
+
+
+def test_metadata_of_the_wheel(wheel):
+    metadata = Parser().parsestr(contents(wheel)[f"{INFO}METADATA"].decode())
+    assert (metadata["Name"], metadata["License-Expression"]) == ("mixprec", "MIT")
+    assert sorted(metadata["Requires-Python"].split(",")) == ["<3.14", ">=3.10"]
+    extras = {"cuda12", "cuda13", "dali", "digits", "tensorboard", "test", "test-cupy", "test-plans", "torch"}
+    assert set(metadata.get_all("Provides-Extra")) == extras
+    always = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    assert "chainer==7.8.1" in always
+    assert len(always) == 7
+    assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+
+
+def test_a_wheel_made_from_an_sdist_is_the_same(checkout, wheel, tmp_path):
+    make = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", make, tmp_path], cwd=checkout, stdout=subprocess.DEVNULL, check=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(sdist, tmp_path)
+    unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
+    assert not (unpacked / "tests").exists()
+    assert contents(build(unpacked, tmp_path)) == contents(wheel)
+
+
+def test_chainer_imports_without_mixprec_and_in_a_worker(environment, tmp_path):
+    script = """
+        import chainer, multiprocessing, sys
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print(pool.apply_async(chainer.links.Linear(3, 2).count_params).get(100))
+        print(sys.modules["mixprec"].__file__)
+    """
+    printed, errors = environment.run("-W", "error", "-c", textwrap.dedent(script), cwd=tmp_path)
+    count, file = printed.splitlines()
+    assert count == "8"
+    assert file.startswith(str(environment.folder))
+    assert errors == ""
+
+
+def test_convert_wrap_and_capture(environment, tmp_path):
+    """On a machine without a GPU a captured step is the eager one."""
+    script = """
+        import chainer, chainer.functions as F, chainer.links as L, numpy as np
+        import mixprec
+        network = chainer.Sequential(L.Convolution2D(1, 4, 3), L.BatchNormalization(4), F.relu, L.Linear(None, 3))
+        model = L.Classifier(network)
+        images, labels = np.random.RandomState(0).rand(6, 1, 8, 8).astype("f"), np.arange(6, dtype="i") % 3
+        print(mixprec.convert(model, images))
+        optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0.1)).setup(model)
+        optimizer.update(model, images, labels)
+        step = mixprec.capture(optimizer)
+        losses = [float(step(images, labels).array) for _ in range(20)]
+        assert losses[-1] < losses[0] / 2, losses
+        assert network[0].W.dtype == np.float16
+    """
+    printed, errors = environment.run("-c", textwrap.dedent(script), cwd=tmp_path)
+    assert "compute:              float16, NHWC" in printed
+    assert errors == ""
+
+
+def test_training_from_a_file_of_the_users_own(environment, images, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "base: resnet50/90ep.yaml\n"
+        "model: {arch: resnet8, classes: 3}\n"
+        f"data: {{train: '{images}', val: '{images}', loader: pillow, size: 32, resize: 40, threads: 1, prefetch: 1}}\n"
+        "optimizer: {lr: 0.05, lr_images: null}\n"
+        "schedule: {warmup_epochs: 0}\n"
+        "training: {batch_size: 6, epochs: 2, device: cpu}\n"
+    )
+    printed, _ = environment.run("-m", "mixprec.train", "--config", "mine.yaml", "--out", "out", cwd=tmp_path)
+    assert "18 training and 18 validation images in 3 classes" in printed
+    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["epoch"] == 2
+    with np.load(tmp_path / "out" / "model.npz") as weights:
+        assert weights["fc/W"].dtype == np.float32
+
+
+def test_dry_run_of_a_config_that_comes_with_it(environment, images, tmp_path):
+    settings = [f"data.train={images}", f"data.val={images}", "model.classes=3", "training.device=cpu"]
+    settings = [argument for setting in settings for argument in ("--set", setting)]
+    run = ("-m", "mixprec.train", "--config", "digits.yaml", "--dry-run", *settings, "--set", "data.loader=pillow")
+    printed, _ = environment.run(*run, cwd=tmp_path)
+    assert "dry run: all is well; without --dry-run the results would go to results/digits/" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_config_is_answered_with_those_there_are(environment, tmp_path):
+    printed, errors = environment.run("-m", "mixprec.train", "--config", "resnet50/90epochs.yaml", cwd=tmp_path, code=2)
+    assert printed == ""
+    assert errors.startswith("error: resnet50/90epochs.yaml: no such file; mixprec comes with digits.yaml, resnet50/")
+    assert errors.endswith("textures.yaml; did you mean 'resnet50/90ep.yaml'?\n")
+    assert errors.count("\n") == 1
+
+
+def test_nothing_that_measures_is_imported(environment, tmp_path):
+    script = "import mixprec, mixprec.train, sys; assert not any('bench' in name for name in sys.modules)"
+    environment.run("-c", script, cwd=tmp_path)
