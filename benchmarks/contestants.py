@@ -2,7 +2,7 @@
 
 import chainer
 import numpy as np
-from chainer import optimizer_hooks
+from chainer import optimizer_hooks, optimizers
 
 import mixprec
 
@@ -43,6 +43,19 @@ def plain(optimizer, model, hook):
 def mixed(optimizer, model, hook, *, batched=True):
     """Returns mixprec's ``update`` of a model."""
     return _with_hook(mixprec.MixedPrecisionOptimizer(optimizer, batched=batched).setup(model), hook).update
+
+
+def mixed_sgd(model, *, lr, init_scale):
+    """Returns mixprec's momentum SGD of a converted model, with weight decay and a dynamic loss scale.
+
+    Args:
+        model: the model.
+        lr: the learning rate.
+        init_scale: the loss scale at the start.
+    """
+    scale = mixprec.DynamicLossScale(init=init_scale)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(lr=lr), scale).setup(model)
+    return _with_hook(optimizer, True)
 
 
 def with_torch(torch, name, shapes, hook, device="cpu", **options):

@@ -14,7 +14,7 @@ import chainer.links as L
 import numpy as np
 
 import mixprec
-from benchmarks import capture, contestants
+from benchmarks import contestants
 from benchmarks.loader_contestants import AUGMENTATION, SIZE
 from benchmarks.processes import Worker
 from mixprec import environment
@@ -169,4 +169,4 @@ class Contestant:
         model = L.Classifier(network(_CLASSES))
         mixprec.convert(model, np.zeros((2, 3, SIZE, SIZE), np.float32))
         model.to_device(self._device)
-        return mixprec.capture(capture.optimizer_of(model, lr=_LR, init_scale=2.0**16), required=True)
+        return mixprec.capture(contestants.mixed_sgd(model, lr=_LR, init_scale=2.0**16), required=True)

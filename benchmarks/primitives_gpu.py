@@ -10,9 +10,10 @@ import dataclasses
 import chainer
 import numpy as np
 
-from benchmarks import contestants, gpu, launches
+from benchmarks import contestants, gpu
 from benchmarks.floors import moved, operations, shapes_of
 from benchmarks.recording import Spec
+from benchmarks.step import by_hand
 from mixprec import environment
 from mixprec.backends import primitives_of
 
@@ -68,7 +69,7 @@ def measure(*, batch=32, size=224, dtype="float16", repeats=5):
         times = contestants.take_turns({"call": call}, repeats, lambda step: gpu.seconds(device, step, _STEPS))
         return float(np.median(times["call"]))
 
-    counted = collections.Counter(launches.calls("resnet50", batch=batch, size=size, dtype=dtype))
+    counted = collections.Counter(by_hand.calls("resnet50", batch=batch, size=size, dtype=dtype))
     rows = [row_of(call, count, primitives, device.send, time, rates) for call, count in counted.items()]
     return rows, {
         "device": reason,

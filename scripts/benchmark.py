@@ -9,8 +9,7 @@ python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch r
     [--steps 5] [--top 20] [--json FILE]
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--json FILE]
 python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--gpu-batch 32] [--json FILE]
-python scripts/benchmark.py host [--arch resnet50] [--repeats 15] [--profile] [--json FILE]
-python scripts/benchmark.py capture [--arch resnet50] [--batch 32,64,128,256] [--size 224] [--repeats 15] [--json FILE]
+python scripts/benchmark.py step [--arch resnet50] [--size 224] [--repeats 15] [--json FILE]
 python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--threads 2] [--repeats 7] [--seconds 10]
     [--gpu-batch 256] [--gpu-threads 8] [--json FILE]
 """
@@ -25,22 +24,20 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import (
-    capture,
-    capture_gpu,
     command,
-    host,
-    launches,
     loader,
     loader_contestants,
     loader_gpu,
+    machine,
     primitives,
     primitives_gpu,
     update,
     update_gpu,
 )
-from benchmarks.arguments import ArgumentsError, add_arch, positive, positives
+from benchmarks.arguments import ArgumentsError, add_arch, positive
 from benchmarks.bars.record import RecordError
 from benchmarks.output import Record, WriteError, add_command
+from benchmarks.step import counts, python_time
 from mixprec.command_line import Parser
 from mixprec.config import ConfigError
 from mixprec.data.errors import DataError
@@ -48,6 +45,7 @@ from mixprec.data.sources.opening import open_images
 from models import MODELS
 
 WITHOUT_GROUPS = {name: network for name, network in MODELS.items() if not name.startswith("resnext")}
+_COUNTED = 2  # images in a batch: launches do not depend on it
 BAD_INPUT = (ArgumentsError, ConfigError, DataError, RecordError)
 
 
@@ -64,35 +62,24 @@ def _primitives(save, batch, size, repeats, gpu_batch):
     rows = primitives.measure(MODELS["resnet50"], batch=batch, size=size, repeats=repeats)
     print(f"ResNet-50, batch {batch}, {size}x{size} pixels, forward and backward pass on NumPy")
     print(primitives.table(rows))
-    counts = launches.count("resnet50", batch=gpu_batch)
-    print(
-        f"\nlaunches of ResNet-50 by mixprec.links in float16, counted without a GPU; at most {launches.BOUND} wanted"
-    )
-    print(launches.table(counts))
     gpu = primitives_gpu.measure(batch=gpu_batch, repeats=repeats)
     print(f"\nprimitives of ResNet-50 in float16, batch {gpu_batch}, 224x224 pixels")
     print(primitives_gpu.table(*gpu))
     record = primitives.as_json(rows, batch=batch, size=size, repeats=repeats, gpu_batch=gpu_batch)
-    save({**record, "launches": dataclasses.asdict(counts), "gpu": primitives_gpu.as_json(*gpu)})
+    save({**record, "gpu": primitives_gpu.as_json(*gpu)})
 
 
-def _host(save, arch, repeats, profile):
-    rows, profiles = host.measure(arch, MODELS[arch], repeats=repeats, profile=profile)
-    print(f"{arch}, Python of a step with kernels that compute nothing")
-    print(host.table(rows))
-    for (part, name), text in profiles.items():
-        print(f"\n{name}, {part}\n{text}")
-    save(host.as_json(rows, arch=arch, repeats=repeats))
-
-
-def _capture(save, arch, batch, size, repeats):
-    rows = capture.measure(MODELS[arch], repeats=repeats)
-    print(f"{arch}, converted, Python of a training step, launches left out")
-    print(capture.table(rows))
-    gpu = capture_gpu.measure(MODELS[arch], batches=batch, size=size, repeats=repeats)
-    print(f"\n{arch} in float16, a training step with {size}x{size} pixels, eager and as one CUDA graph")
-    print(capture_gpu.table(*gpu))
-    save(capture.as_json(rows, capture_gpu.as_json(*gpu), arch=arch, batch=batch, size=size, repeats=repeats))
+def _step(save, arch, size, repeats):
+    found = counts.counts_of(counts.WAYS, MODELS[arch], arch=arch, batch=_COUNTED, size=size)
+    print(f"{arch}, {size}x{size} pixels: what a training step asks of a device, counted without one")
+    print(counts.table(found))
+    print(f"\nlaunches of an eager step\n{counts.parts_table(found[counts.EAGER])}")
+    rows = python_time.measure(MODELS[arch], repeats=repeats)
+    print(f"\n{arch}: CPU time of a step's Python, with kernels that compute nothing and without launches")
+    print(python_time.table(rows))
+    record = {"settings": {"arch": arch, "size": size, "repeats": repeats}, **machine.record()}
+    parts = found[counts.EAGER].parts
+    save({**record, "counts": counts.as_json(found), "parts": parts, "rows": list(map(dataclasses.asdict, rows))})
 
 
 def _loader(save, data, images, batch, threads, repeats, seconds, gpu_batch, gpu_threads):
@@ -112,30 +99,32 @@ def _loader(save, data, images, batch, threads, repeats, seconds, gpu_batch, gpu
     save(loader.as_json(speeds, waits, loader_gpu.as_json(*gpu), **settings))
 
 
-def main():
+def main(argv=None):
+    """Runs a command.
+
+    Args:
+        argv: its arguments; ``None`` for those of the process.
+
+    Raises:
+        SystemExit: it has not ended well; the reason is on standard error.
+    """
     parser = Parser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     text = "the optimizer's step alone: plain Chainer, mixprec, torch"
     own = add_command(commands, _update, "update", text)
     add_arch(own, "resnet50", MODELS)
     own.add_argument("--repeats", type=positive, default=7, help="timed turns")
-    text = "forward and backward pass of ResNet-50: NCHW and NHWC on the CPU, launches, each primitive on a GPU"
+    text = "forward and backward pass of ResNet-50: NCHW and NHWC on the CPU, each primitive on a GPU"
     own = add_command(commands, _primitives, "primitives", text)
     own.add_argument("--batch", type=positive, default=8, help="images in a batch on the CPU")
     own.add_argument("--size", type=positive, default=64, help="height and width of an image on the CPU in pixels")
     own.add_argument("--repeats", type=positive, default=5, help="timed turns")
     own.add_argument("--gpu-batch", type=positive, default=32, help="images in a batch on the GPU")
-    text = "the Python of a training step: plain Chainer, converted, by hand, with kernels that compute nothing"
-    own = add_command(commands, _host, "host", text)
+    text = "what a training step asks of a device, counted without one, and the CPU time of its Python"
+    own = add_command(commands, _step, "step", text)
     add_arch(own, "resnet50", WITHOUT_GROUPS)
+    own.add_argument("--size", type=positive, default=224, help="height and width of an image in pixels")
     own.add_argument("--repeats", type=positive, default=15, help="timed turns of ten steps")
-    own.add_argument("--profile", action="store_true", help="print in which functions the time is spent")
-    text = "a training step as one CUDA graph: its Python beside that of an eager one, and on a GPU time and memory"
-    own = add_command(commands, _capture, "capture", text)
-    add_arch(own, "resnet50", WITHOUT_GROUPS)
-    own.add_argument("--batch", type=positives, default=[32, 64, 128, 256], help="images in a batch, with commas")
-    own.add_argument("--size", type=positive, default=224, help="height and width of an image on a GPU in pixels")
-    own.add_argument("--repeats", type=positive, default=15, help="timed turns")
     text = "images/s of the loaders beside Chainer's with Pillow, how long training waits, and on a GPU with ResNet-50"
     own = add_command(commands, _loader, "loader", text)
     own.add_argument("--data", metavar="PATH", help="images to read, as data.train in a config; default: made")
@@ -147,7 +136,7 @@ def main():
     own.add_argument("--gpu-batch", type=positive, default=256, help="images in a batch on the GPU")
     own.add_argument("--gpu-threads", type=positive, default=8, help="threads of DALI beside the GPU")
     command.add(commands, MODELS)
-    settings = vars(parser.parse_args())
+    settings = vars(parser.parse_args(argv))
 
     del settings["command"]
     function, save = settings.pop("function"), Record(settings.pop("json"))
@@ -162,13 +151,13 @@ def main():
         if _is_read(sys.stdout):
             raise  # that was another pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
-        _end(1, f"nobody reads the output any more; {_saved(save)}")
+        _end(1, f"the output is closed; {_saved(save)}")
     except KeyboardInterrupt:
         _end(130, f"interrupted; {_saved(save)}")
 
 
 def _is_read(stream):
-    """Whether somebody holds the other end of a pipe."""
+    """Whether the other end of a pipe is open."""
     poll = select.poll()
     poll.register(stream, 0)
     return not any(event & select.POLLERR for _, event in poll.poll(0))

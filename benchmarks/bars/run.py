@@ -6,13 +6,14 @@ import math
 import time
 from collections.abc import Callable
 
-from benchmarks import counted, cupti, machine, rates
+from benchmarks import cupti, machine, rates
 from benchmarks.arguments import ArgumentsError
 from benchmarks.bars import configs, peer, plain, record, turns
 from benchmarks.bars.contestant import Task
 from benchmarks.bars.rows import row_of
 from benchmarks.processes import Worker
 from benchmarks.roofline import layers, limit
+from benchmarks.step import counts as counting
 from mixprec.backends.announcements import announce
 
 PEERS = ("pytorch",)
@@ -135,8 +136,8 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
         yield written(), batch
     names = {bar.name for bars in everything for bar in bars}
     ways = [(name, *way) for name, _, *way in configs.WAYS if name in names] if kind == "cpu" else []
-    counts = counted.counts_of(ways, networks["resnet50"], **_COUNTED)
-    yield written((), counted.as_json(counts), complete=not is_cut), None
+    counts = counting.counts_of(ways, networks["resnet50"], **_COUNTED)
+    yield written((), counting.as_json(counts), complete=not is_cut), None
 
 
 def _rates(specifier):

@@ -1,9 +1,9 @@
 """When things happen: on the host, and on a device that is held back so that it never waits for the host."""
 
+import pathlib
 import time
 
-import numpy as np
-
+_SPIN = pathlib.Path(__file__).with_name("spin.cu")
 _SPANS = 100  # between two pauses: their 200 events, and a few kernels each, fit into the queue of a stream, about 1000
 _HELD = 30 * 10**6  # nanoseconds for which a device is held back at first
 _LONGEST = 10**9
@@ -48,14 +48,15 @@ class DeviceClock:
 
     Args:
         cuda: ``cupy.cuda``.
-        kernels: :class:`~mixprec.backends.cuda.kernels.Kernels` of the device.
+        launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
 
     Attributes:
         late: how often the device went on before the host had asked for all that was to follow.
     """
 
-    def __init__(self, cuda, kernels):
-        self._cuda, self._kernels = cuda, kernels
+    def __init__(self, cuda, launcher):
+        self._cuda, self._launcher = cuda, launcher
+        self._spin = launcher.compile(source(launcher.threads), ("spin",))["spin"]
         self._events, self._used = [], 0
         self._nanoseconds = _HELD
         self._spans = 0  # since the last pause
@@ -86,7 +87,7 @@ class DeviceClock:
         """Waits until the device has nothing to do, and holds it back; returns marks before and after that."""
         start = self.mark()
         self.wait()
-        self._kernels.launch("spin", "spin", 1, [self._nanoseconds], np.dtype(np.float32))
+        self._launcher.launch(self._spin, 1, [self._nanoseconds])
         self._released = self.mark()
         return start, self._released
 
@@ -101,3 +102,8 @@ class DeviceClock:
     def seconds(self, start, stop):
         """Returns the seconds between two marks, after :meth:`wait`."""
         return self._cuda.get_elapsed_time(start, stop) / 1e3
+
+
+def source(threads):
+    """Returns the CUDA source of the kernel that spins, for so many threads in a block."""
+    return f"#define THREADS {threads}\n{_SPIN.read_text('utf-8')}"

@@ -12,6 +12,7 @@ from benchmarks.profile.rows import profile_of
 from benchmarks.profile.spans import Spans
 from benchmarks.profile.watch import watching
 from mixprec.backends import primitives_of
+from mixprec.backends.launch import launcher_of
 
 _WARM_UP = 5  # the first calls of a converted model are looked at, and engines of cuDNN chosen
 _SKIPPED = 30  # steps in which a dynamic loss scale finds out how large it may be
@@ -46,10 +47,10 @@ def measure(config, network, specifier, rates, *, steps=5):
             break
         updater.update()
     eager = statistics.median(_seconds(device, updater.update) for _ in range(steps))
-    primitives = primitives_of(next(optimizer.target.params()).array)
+    array = next(optimizer.target.params()).array
     on_gpu = isinstance(device, chainer.backend.GpuDevice)
-    spans = Spans(clock := DeviceClock(device.xp.cuda, primitives.kernels) if on_gpu else HostClock())
-    with watching(spans, optimizer, primitives, rates, tf32=config.cudnn.tf32):
+    spans = Spans(clock := DeviceClock(device.xp.cuda, launcher_of(array)) if on_gpu else HostClock())
+    with watching(spans, optimizer, primitives_of(array), rates, tf32=config.cudnn.tf32):
         for number in range(1 + steps):
             if number == 1:  # the first one finds out for how long a device has to be held back
                 clock.late = 0

@@ -12,9 +12,9 @@ import pytest
 from benchmarks.arguments import ArgumentsError
 from benchmarks.bars import record, run
 from benchmarks.bars.contestant import Bar
-from benchmarks.counted import Counts
 from benchmarks.rates import Rates
 from benchmarks.roofline import layers, limit
+from benchmarks.step.counts import Counts
 from models import MODELS
 from tests import ROOT
 
@@ -150,7 +150,7 @@ def few(monkeypatch):
     ]
     monkeypatch.setattr(run, "bars_of", lambda settings, specifier, batch: bars)
     monkeypatch.setattr(run, "_rates", lambda specifier: RATES)
-    monkeypatch.setattr(run.counted, "counts_of", lambda ways, network, **settings: {"fp16.yaml": Counts(launches=1)})
+    monkeypatch.setattr(run.counting, "counts_of", lambda ways, network, **settings: {"fp16.yaml": Counts(launches=1)})
     return bars
 
 
@@ -208,7 +208,7 @@ def test_rows_in_a_dtype_without_a_rate_have_no_roofline(few):
 def test_a_machine_whose_rates_cannot_be_measured_has_no_roofline_and_says_so(few, monkeypatch, caplog):
     monkeypatch.undo()
     monkeypatch.setattr(run, "bars_of", lambda settings, specifier, batch: few)
-    monkeypatch.setattr(run.counted, "counts_of", lambda ways, network, **settings: {})
+    monkeypatch.setattr(run.counting, "counts_of", lambda ways, network, **settings: {})
     monkeypatch.setattr("mixprec.backends.announcements._said", set())
     monkeypatch.setattr(run, "_RATES_LIMIT", 1e-3)
     *_, (found, _) = _records()

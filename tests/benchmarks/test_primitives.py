@@ -7,8 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import launches, primitives, primitives_gpu
+from benchmarks import primitives, primitives_gpu
 from benchmarks.recording import Call, Spec
+from benchmarks.step import by_hand
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from tests import ROOT
 from tests.stand_ins import cuda_on_host
@@ -33,8 +34,6 @@ def test_tables_and_the_same_numbers_as_json(tmp_path):
     assert [(row["name"], row["bound"]) for row in record["rows"]] == list(zip(names, (None, 1.0, 1.5), strict=True))
     for row in record["rows"]:
         assert f"{row['name']:30}{row['forward']:12.1f}{row['backward']:13.1f}" in process.stdout
-    assert sum(record["launches"]["launches"].values()) <= launches.BOUND
-    assert f"  {'conv_wgrad':34}{record['launches']['launches']['conv_wgrad']:8}" in process.stdout
     assert ("missing" in record["gpu"]) == ("not measured on a GPU" in process.stdout)
 
 
@@ -44,7 +43,7 @@ def test_ratios_are_of_medians():
 
 
 def test_calls_are_those_that_are_counted():
-    calls = launches.calls("resnet18", batch=2, size=32)
+    calls = by_hand.calls("resnet18", batch=2, size=32)
     assert sum(call.name == "conv_fprop" for call in calls) == 20
     pooled = next(call for call in calls if call.name == "max_pool")
     pooling = Pooling((3, 3), (2, 2), (1, 1))

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from benchmarks.processes import Worker
+from tests import ROOT
 
 DIED = "its process died: a crash, or the memory of the machine was not enough"
 
@@ -111,6 +112,7 @@ def test_ctrl_c_is_for_the_parent():
 PARENT = """
 import os, sys, time
 from benchmarks.processes import Worker
+from tests import ROOT
 
 if __name__ == "__main__":
     worker = Worker()
@@ -123,7 +125,8 @@ if __name__ == "__main__":
 def test_it_ends_with_a_parent_that_is_killed(number, tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True) as parent:
         pid = int(parent.stdout.readline())
         assert _is_there(pid)
         parent.send_signal(number)

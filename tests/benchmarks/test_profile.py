@@ -14,21 +14,23 @@ import pytest
 from chainer import _backprop_utils, optimizers
 
 import mixprec
-from benchmarks import configured, floors, launches, profile, recording, update_gpu
-from benchmarks.profile import kinds
+from benchmarks import configured, floors, profile, recording, update_gpu
+from benchmarks.profile import clocks, kinds
 from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.rows import Profile, Row, profile_of
 from benchmarks.profile.spans import Key, Spans, Step
 from benchmarks.profile.watch import watching
 from benchmarks.recording.calls import named
+from benchmarks.step import by_hand
 from mixprec import functions
 from mixprec.backends import cpu, primitives_of
-from mixprec.backends.cuda.kernels import Kernels
+from mixprec.backends.launch import CupyLauncher
 from mixprec.optimizer.batched import Batched
 from mixprec.rewrite.deferred import Normalization
 from models import MODELS
 from tests.stand_ins.cuda_on_host import kernels_folder
 from tests.stand_ins.host_launch import HostLauncher
+from tests.update.test_cubin import ARCHITECTURES, compiler_for
 
 RATES = types.SimpleNamespace(bandwidth=1e9, flops=dict.fromkeys(("float16", "bfloat16", "float32"), 1e9))
 IMAGES = np.random.RandomState(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
@@ -333,12 +335,14 @@ def test_steps_of_a_captured_config_are_eager(monkeypatch):
 
 
 class Device:
-    """Stands for ``cupy.cuda`` and the kernels of a device: an event takes it a millisecond, unless it is ahead.
+    """Stands for ``cupy.cuda`` and the launcher of a device: an event takes it a millisecond, unless it is ahead.
 
     Attributes:
         log: what it was asked.
         quick: whether it has always done everything already.
     """
+
+    threads = 256
 
     def __init__(self):
         self.log, self.now, self.quick = [], 0.0, False
@@ -363,10 +367,14 @@ class Device:
     def get_elapsed_time(start, stop):
         return stop.at - start.at
 
-    def launch(self, file, name, blocks, arguments, dtype):
-        assert (file, blocks) == (name, 1)
+    def compile(self, source, names):
+        assert all(f"{name}(" in source for name in names)
+        return {name: name for name in names}
+
+    def launch(self, kernel, blocks, arguments):
+        assert blocks == 1
         self.now += 1000.0
-        self.log.append((name, *arguments))
+        self.log.append((kernel, *arguments))
 
 
 HELD = ["event", "synchronize", ("spin", 30 * 10**6), "event"]
@@ -410,7 +418,7 @@ def test_a_device_is_held_back_anew_for_each_hundred_calls_and_for_the_update():
 
 def test_primitives_of_cuda_on_a_device_that_computes_nothing():
     recording.install()
-    network = recording.send(launches.NETWORKS["resnet18"](10, "float16"))
+    network = recording.send(by_hand.NETWORKS["resnet18"](10, "float16"))
     x, t = recording.array(IMAGES), recording.array(LABELS)
     device = Device()
     spans = Spans(DeviceClock(device, device))
@@ -455,8 +463,16 @@ def test_events_are_used_again():
 
 def test_the_kernel_that_spins_ends(tmp_path_factory):
     launcher = HostLauncher(kernels_folder(tmp_path_factory))
-    Kernels(launcher).launch("spin", "spin", 1, [1000], np.dtype(np.float32))
-    assert len(launcher.launches) == 1
+    kernel = launcher.compile(clocks.source(launcher.threads), ("spin",))["spin"]
+    launcher.launch(kernel, 1, [1000])
+    assert launcher.launches == [1]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_kernel_that_spins_compiles_for_a_gpu(architecture):
+    log = compiler_for(architecture)(clocks.source(CupyLauncher.threads), architecture)
+    assert f"spin' for '{architecture}'" in log
+    assert "warning" not in log
 
 
 # Rows and tables

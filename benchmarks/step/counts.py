@@ -13,7 +13,7 @@ import functools
 import chainer
 
 import mixprec
-from benchmarks import configured, launches, recording
+from benchmarks import configured, recording
 from benchmarks.processes import Worker
 from mixprec.backends import graphs_of
 from mixprec.backends.notes import taking
@@ -22,6 +22,10 @@ from mixprec.training import images
 from mixprec.training.model import build_model
 from mixprec.training.optimizers import attribute, build_optimizer
 
+# Of nhwc_fused_batched.yaml and static_graph.yaml: everything on, without and with a graph.
+EAGER, CAPTURED = "eager", "captured"
+WAYS = [(EAGER, "nhwc_fused_batched.yaml", ()), (CAPTURED, "static_graph.yaml", ())]
+LAUNCHES = ("kernel", "cudnn", "array")  # kinds of notes
 _CONVERSIONS = ("to_nhwc", "to_nchw")
 _STEPS = 8  # at most, until one is like the one before
 _CALLS = 12  # at most, until a graph is launched
@@ -136,10 +140,29 @@ def table(counts):
     return "\n".join(lines)
 
 
+def parts_table(counts):
+    """Returns the launches of :class:`Counts` by primitive or function as an aligned text table."""
+    rows = [*counts.parts.items(), ("all", sum(counts.parts.values()))]
+    return "\n".join(f"  {name:34}{number:8}" for name, number in rows)
+
+
 def as_json(counts):
     """Returns what :func:`counts_of` found as a list of dicts for JSON."""
     fields = ("launches", "graph_launches", "uploads", "syncs", "conversions", "functions", "note")
     return [{"name": name, **{field: getattr(found, field) for field in fields}} for name, found in counts.items()]
+
+
+@contextlib.contextmanager
+def graphs_compute_nothing():
+    """Inside of the block launches of graphs are only put into the list that it gives, and nothing is compared."""
+    launch, difference = recording.Graph.launch, Verification.difference
+    launched = []
+    recording.Graph.launch = lambda graph: launched.append(graph)
+    Verification.difference = lambda *results: None
+    try:
+        yield launched
+    finally:
+        recording.Graph.launch, Verification.difference = launch, difference
 
 
 def _count(network, name, overrides, settings):
@@ -168,7 +191,7 @@ def _eager(optimizer, rate, batch):
 
 def _captured(step, optimizer, rate, batch, eager):
     """Returns the :class:`Counts` of captured steps, given those of eager ones."""
-    with _graphs_compute_nothing() as launched:
+    with graphs_compute_nothing() as launched:
         for _ in range(_CALLS):
             _move(optimizer, rate)
             replays = step.replays
@@ -194,7 +217,7 @@ def _captured(step, optimizer, rate, batch, eager):
 
 
 def _counts(notes):
-    parts = collections.Counter(note.primitive or note.name for note in notes if note.kind in launches.LAUNCHES)
+    parts = collections.Counter(note.primitive or note.name for note in notes if note.kind in LAUNCHES)
     kinds = collections.Counter(note.kind for note in notes)
     return Counts(
         launches=parts.total(),
@@ -208,19 +231,6 @@ def _counts(notes):
 
 def _move(optimizer, rate):
     setattr(optimizer, rate, getattr(optimizer, rate) * _DECAY)
-
-
-@contextlib.contextmanager
-def _graphs_compute_nothing():
-    """Inside of the block launches of graphs are only put into the list that it gives, and nothing is compared."""
-    launch, difference = recording.Graph.launch, Verification.difference
-    launched = []
-    recording.Graph.launch = lambda graph: launched.append(graph)
-    Verification.difference = lambda *results: None
-    try:
-        yield launched
-    finally:
-        recording.Graph.launch, Verification.difference = launch, difference
 
 
 @contextlib.contextmanager

@@ -1,8 +1,4 @@
-"""``scripts/benchmark.py host``: steps are replayed without computing, and only what is promised is replaced."""
-
-import json
-import subprocess
-import sys
+"""Steps are replayed without computing, and only what is promised is replaced."""
 
 import chainer
 import chainer.functions as F
@@ -12,16 +8,8 @@ import pytest
 from chainer import function_node
 
 import mixprec
-from benchmarks import host, launches
-from benchmarks.processes import Worker
-from benchmarks.replay import Tape
+from benchmarks.step.tape import Tape
 from mixprec.backends.cpu import PRIMITIVES
-from models import MODELS
-from tests import ROOT
-
-SCRIPT = ROOT / "scripts" / "benchmark.py"
-PARTS = ["forward and backward", "forward, backward, update"]
-NAMES = ["plain Chainer", "mixprec.convert", "mixprec.convert, fuse=False", "mixprec.convert, layout='nchw'"]
 
 
 class Net(chainer.Chain):
@@ -121,53 +109,3 @@ def test_a_step_that_computes_something_else_is_an_error():
     with pytest.raises(RuntimeError, match="ended before Exp, which"):
         replay(lambda: None)
     assert F.exp(x).array[0] == np.exp(np.float32(1))
-
-
-def test_narrow_models_run_and_keep_the_order_of_their_memory():
-    plain, by_hand = host.narrow(MODELS["resnet18"](8)), host.narrow(launches.NETWORKS["resnet18"](8, "float32"))
-    shapes = {name: param.shape for name, param in plain.namedparams()}
-    assert shapes == {name: param.shape for name, param in by_hand.namedparams()}
-    assert {shape[0] for shape in shapes.values()} == {8}
-    assert all(param.array.transpose(0, 2, 3, 1).flags.c_contiguous for param in by_hand.params() if param.ndim == 4)
-    x = np.random.RandomState(0).normal(size=(2, 3, 32, 32)).astype(np.float32)
-    assert plain(x).shape == by_hand(x.transpose(0, 2, 3, 1).copy()).shape == (2, 8)
-
-
-def _apply_of_chainer():
-    return function_node.FunctionNode.apply.__module__, chainer.Link.__call__.__module__
-
-
-def test_plain_chainer_has_nothing_of_a_conversion_in_its_process():
-    with Worker() as worker:
-        counts = worker.call(host._prepare, host.PLAIN, "resnet8", MODELS["resnet8"])
-        assert list(counts) == PARTS
-        assert worker.call(_apply_of_chainer) == ("chainer.function_node", "chainer.link")
-
-
-def test_the_script_prints_a_table_and_writes_the_same_numbers(tmp_path):
-    command = [sys.executable, SCRIPT, "host", "--arch", "resnet8", "--repeats", "1", "--profile"]
-    process = subprocess.run(
-        [*command, "--json", "host.json"], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert process.returncode == 0, process.stderr
-    record = json.loads((tmp_path / "host.json").read_text())
-    assert record["settings"] == {"arch": "resnet8", "repeats": 1}
-    assert {"date", "python", "numpy", "chainer", "mixprec", "commit", "cpu"} <= record.keys()
-    assert [(row["part"], row["name"]) for row in record["rows"]] == [(part, name) for part in PARTS for name in NAMES]
-    for row in record["rows"]:
-        base = next(other["milliseconds"] for other in record["rows"] if other["part"] == row["part"])
-        assert row["ratio"] == pytest.approx(row["milliseconds"] / base)
-        assert row["bound"] == (1.0 if row["name"] == "mixprec.convert" else None)
-        assert f"  {row['name']:38}{row['milliseconds']:10.2f}" in process.stdout
-    kernels = {row["name"]: row["kernels"] for row in record["rows"] if row["part"] == PARTS[0]}
-    # Seven ReLUs forward and backward, and three additions.
-    assert kernels["mixprec.convert, fuse=False"] - kernels["mixprec.convert"] == 2 * 7 + 3
-    assert process.stdout.count("Ordered by: internal time") == 4
-
-
-def test_groups_are_refused(tmp_path):
-    process = subprocess.run(
-        [sys.executable, SCRIPT, "host", "--arch", "resnext50_32x4d"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert process.returncode == 2
-    assert "--arch" in process.stderr

@@ -1,4 +1,4 @@
-"""A step of training that is recorded once, and then run again with everything but the computing.
+"""A training step that is recorded once, and then run again with everything but the computing.
 
 What is replaced is the innermost of a kernel call: ``forward`` of Chainer's function nodes, and the primitives of
 NumPy, which those of mixprec call. What they returned, and what ``forward`` set on the node, is given back, in the same

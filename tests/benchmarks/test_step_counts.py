@@ -1,0 +1,171 @@
+"""Counts of a training step on the stand-in device: each number is the sum of what a network is made of."""
+
+import json
+from typing import NamedTuple
+
+import pytest
+
+from benchmarks.step import counts
+from benchmarks.step.counts import Counts
+from models import MODELS
+
+SMALL = {"arch": "resnet18", "batch": 4, "size": 32}
+FULL = {"arch": "resnet50", "batch": 2, "size": 224}
+
+
+class Network(NamedTuple):
+    """What a network is made of. Each convolution has a batch normalization, and each block an addition."""
+
+    convolutions: int
+    blocks: int
+    relus: int
+    params: int
+
+
+# ResNet-18: 1 + 8 blocks of 2 + 3 shortcuts. ResNet-50: 1 + 16 blocks of 3 + 4 shortcuts.
+# A filter and two of batch normalization for each convolution, and two of the last layer.
+RESNET18 = Network(20, 8, 17, 3 * 20 + 2)
+RESNET50 = Network(53, 16, 49, 3 * 53 + 2)
+
+
+def _parts(network):
+    """Returns how often a step of everything in float16 launches each primitive and function."""
+    convolutions = network.convolutions
+    layers = {"conv_fprop": convolutions, "batch_norm": convolutions, "max_pool": 1, "global_average_pool": 1}
+    layers |= {f"{name}_backward": number for name, number in layers.items() if name != "conv_fprop"}
+    layers |= {"conv_dgrad": convolutions - 1, "conv_wgrad": convolutions}  # none of the images
+    layers |= {"linear": 1, "linear_dgrad": 1, "linear_wgrad": 1, "bias_grad": 1}
+    loss = {"softmax_cross_entropy": 1, "mean_of_counted": 1, "softmax_cross_entropy_backward": 1}
+    # Gradients meet where a block begins; the loss is multiplied by its scale, and so is its gradient, which begins
+    # with 1.
+    sums = {"add": network.blocks, "astype": 2, "multiply": 3, "ones_like": 1}
+    # hits = argmax == t; share = hits.sum() / maximum((t != -1).sum(), 1), in float32; 16-bit logits are cast first.
+    accuracy = {"argmax": 1, "equal": 1, "not_equal": 1, "add.reduce": 2, "maximum": 1, "divide": 1, "asarray": 1}
+    update = {"save": 1, "check": 1, "update": 1}  # running statistics are kept for a step that is skipped
+    return layers | loss | sums | accuracy | CAST | update
+
+
+CAST = {"cast": 1}
+STEP = _parts(RESNET18)
+LAUNCHES = sum(STEP.values())
+# Arguments go into the buffers of the graph; loss, reported loss and reported accuracy come out of it.
+AROUND_A_GRAPH = {"setitem": 2, "copy": 3}
+
+
+def _count(*overrides, config="nhwc_fused_batched.yaml"):
+    return counts.counts_of([("it", config, overrides)], MODELS["resnet18"], **SMALL)["it"]
+
+
+@pytest.fixture(scope="module")
+def full():
+    """A ResNet-50 on 224x224 pixels, eager and captured."""
+    return counts.counts_of(counts.WAYS, MODELS["resnet50"], **FULL)
+
+
+def test_a_fused_step(full):
+    found = full[counts.EAGER]
+    assert found.note == ""
+    assert found.parts == _parts(RESNET50)
+    assert found.launches == sum(found.parts.values()) == 309
+    # What a schedule moves is uploaded with one copy; images come from the loader as the network wants them.
+    assert (found.uploads, found.syncs, found.conversions, found.functions) == (1, 0, 0, 0)
+    assert (found.graph_launches, found.in_graph) == (0, None)
+
+
+def test_a_step_as_a_graph(full):
+    found = full[counts.CAPTURED]
+    assert found.parts == _parts(RESNET50) | AROUND_A_GRAPH
+    assert (found.launches, found.graph_launches, found.in_graph) == (sum(AROUND_A_GRAPH.values()), 1, 309)
+    assert (found.uploads, found.syncs, found.conversions, found.functions) == (1, 0, 0, 0)
+    assert found.note == "309 launches in the graph"
+
+
+def test_a_table_of_parts(full):
+    lines = counts.parts_table(full[counts.EAGER]).splitlines()
+    assert lines[-1].split() == ["all", "309"]
+    assert ["conv_dgrad", "52"] in map(str.split, lines)
+
+
+def test_without_fusion_additions_and_relus_are_launches_of_their_own():
+    found = _count("model.fuse=false")
+    relus, blocks = RESNET18.relus, RESNET18.blocks
+    assert found.parts == STEP | {"relu": relus, "relu_backward": relus, "add": 2 * blocks}
+    assert found.launches == LAUNCHES + 2 * relus + blocks
+    assert (found.uploads, found.syncs, found.conversions, found.functions) == (1, 0, 0, 0)
+
+
+def test_in_float32_logits_are_not_cast():
+    found = _count("precision.compute=float32")
+    assert found.parts == {name: number for name, number in STEP.items() if name not in CAST}
+    assert (found.launches, found.note) == (LAUNCHES - 1, "")
+
+
+def test_in_bfloat16_images_and_what_is_computed_in_float32_are_cast():
+    """Loaders have no bfloat16. Nothing changes its layout."""
+    found = _count("precision.compute=bfloat16")
+    assert {name: number for name, number in found.parts.items() if name != "cast"} == {
+        name: number for name, number in STEP.items() if name != "cast"
+    }
+    assert found.conversions == found.syncs == 0
+
+
+def test_with_padded_channels_the_first_filter_gets_zeros_and_its_gradient_loses_them():
+    found = _count("data.pad_channels=true")
+    convolutions = RESNET18.convolutions + 1
+    assert found.parts == STEP | {"conv_fprop": convolutions, "conv_wgrad": convolutions}
+    assert found.conversions == 0
+
+
+def test_an_update_one_by_one_cannot_be_seen():
+    found = _count("update.batched=false")
+    assert found.launches is None
+    assert found.note.endswith("whose launches cannot be seen: the update of parameters one by one")
+    # More than one for each parameter, and no read of the loss scale.
+    assert sum(found.parts.values()) > LAUNCHES + RESNET18.params
+    assert (found.uploads, found.syncs, found.conversions, found.functions) == (0, 0, 0, 0)
+
+
+def test_in_layout_nchw_functions_are_chainers_own():
+    found = _count(config="fp32.yaml")
+    convolutions, _, relus, _ = RESNET18
+    forward = 2 * convolutions + relus + 3  # two poolings, and the last layer
+    # Of the last layer there are gradients of inputs, weights and bias.
+    backward = (convolutions - 1) + 2 * convolutions + relus + 2 + 3
+    assert found.functions == forward + backward
+    assert found.launches is found.syncs is found.uploads is found.conversions is None
+    assert found.note.endswith("the functions of layout nchw")
+
+
+def test_what_fails_has_a_note():
+    found = counts.counts_of(
+        [("two batches", "fp32.yaml", ["training.accumulate=2"]), ("no config", "none.yaml", [])],
+        MODELS["resnet18"],
+        **SMALL,
+    )
+    assert [each.launches for each in found.values()] == [None, None]
+    assert found["two batches"].note == "ValueError: training.accumulate is 2; only steps of one batch are counted"
+    assert "none.yaml" in found["no config"].note
+
+
+@pytest.fixture
+def found():
+    return {
+        "seen": Counts(5, 1, 309, 1, 0, 0, 0, {"copy": 5}, "309 launches in the graph"),
+        "not seen": Counts(functions=370, note="why"),
+    }
+
+
+def test_a_table(found):
+    title, seen, unseen = counts.table(found).splitlines()
+    assert title.split() == ["launches", "graphs", "uploads", "syncs", "conversions", "functions"]
+    assert seen.split() == ["seen", "5", "1", "1", "0", "0", "0", "309", "launches", "in", "the", "graph"]
+    assert unseen.split() == ["not", "seen", "-", "-", "-", "-", "-", "370", "why"]
+
+
+def test_a_list_for_json(found):
+    keys = {"name", "launches", "graph_launches", "uploads", "syncs", "conversions", "functions", "note"}
+    rows = json.loads(json.dumps(counts.as_json(found)))
+    assert [set(row) for row in rows] == [keys, keys]
+    numbers = {"launches": 5, "graph_launches": 1, "uploads": 1, "syncs": 0, "conversions": 0, "functions": 0}
+    assert rows[0] == {"name": "seen", **numbers, "note": "309 launches in the graph"}
+    assert (rows[1]["launches"], rows[1]["functions"]) == (None, 370)
