@@ -71,11 +71,7 @@ class _Pygraph(fake_cudnn.pygraph):
 
 
 class GraphCuda(Cuda):
-    """The primitives of :class:`~graph_array.GraphArray`.
-
-    Args:
-        folder: where compiled kernels go, and stay.
-    """
+    """The primitives of :class:`~graph_array.GraphArray`."""
 
     def __init__(self):
         frontend = types.SimpleNamespace(**{**vars(fake_cudnn), "pygraph": _Pygraph})

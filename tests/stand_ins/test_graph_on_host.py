@@ -112,6 +112,7 @@ def run(program, x, state):
     return alive[2:]
 
 
+@pytest.mark.sweep
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 9), st.integers(0, 9), st.booleans()),

@@ -631,6 +631,7 @@ def _serialize(optimizer, serializer):
     optimizer.target.serialize(serializer["model"])
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("place", range(6))
 @pytest.mark.parametrize("scale", [2.0**10, 2.0**20])  # the latter overflows at first
 def test_a_file_may_be_loaded_at_any_time(cuda, place, scale):

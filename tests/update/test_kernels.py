@@ -40,6 +40,7 @@ def twin(launcher, params, hooks=(), rule_hooks=(), seed=0):
     return Twin(launcher, array, receive, params, hooks, rule_hooks, seed)
 
 
+@pytest.mark.core(4)
 @pytest.mark.parametrize("hooks", HOOKS)
 def test_all_rules_with_hooks_are_chainers(launcher, hooks):
     both = twin(launcher, of_all_rules(), HOOKS[hooks])
@@ -47,6 +48,7 @@ def test_all_rules_with_hooks_are_chainers(launcher, hooks):
     assert len(launcher.launches) == both.batch.launches * STEPS
 
 
+@pytest.mark.sweep
 def test_all_rules_if_a_compiler_contracts():
     """Into fused multiply-adds, as CUDA's would without --fmad=false."""
     if " fma " not in pathlib.Path("/proc/cpuinfo").read_text():
