@@ -40,9 +40,9 @@ def mark(items):
         wanted = family[0].get_closest_marker("core")
         size = wanted.args[0] if wanted else CORE
         if len(family) > size:
-            core = cover({item.nodeid: _values(item) for item in family}, size)
+            core = cover({_name(item): _values(item) for item in family}, size)
             for item in family:
-                if item.nodeid not in core:
+                if _name(item) not in core:
                     item.add_marker(pytest.mark.sweep)
 
 
@@ -87,6 +87,11 @@ def load_profile(config):
 def tries(number):
     """Returns how many examples a property test tries: ``number`` in the sweep, fewer in the core."""
     return min(number, EXAMPLES) if hypothesis.settings.get_current_profile_name() == _CORE else number
+
+
+def _name(item):
+    """What stands in brackets: functions with the same cases, which often share results, get the same core."""
+    return item.nodeid.partition("[")[2]
 
 
 def _values(item):

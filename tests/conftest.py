@@ -1,6 +1,7 @@
 """Circles, skips of what needs a device, kernels that g++ has compiled, and settings that tests leave behind."""
 
 import dataclasses
+import signal
 import sys
 
 import pytest
@@ -12,6 +13,9 @@ from tests import circles
 
 def pytest_configure(config):
     circles.load_profile(config)
+    for number in (signal.SIGINT, signal.SIGHUP):  # ignored under nohup and in a shell's background, also by children
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark

@@ -18,7 +18,7 @@ from mixprec.bridge.calls import NotBridged
 from mixprec.functions import reset_dropout
 from tests.backends.primitive_cases import FLOAT16, FLOAT32, arrays
 from tests.stand_ins import fake_cudnn_limits
-from tests.stand_ins.cuda_on_host import HostCuda, kernels_folder, send
+from tests.stand_ins.cuda_on_host import HostCuda, send
 from tests.stand_ins.device_stand_in import DeviceArray
 
 FLOAT64 = np.dtype(np.float64)
@@ -27,10 +27,10 @@ GEOMETRY = (1, 1), (1, 1), (1, 1), 1  # pad, stride, dilation, groups
 
 
 @pytest.fixture(autouse=True)
-def device(tmp_path_factory, monkeypatch):
+def device(monkeypatch):
     """Arrays of the stand-in belong to a device whose kernels run on the host."""
     monkeypatch.setattr(backends, "_OTHERS", dict(backends._OTHERS))
-    primitives = HostCuda(kernels_folder(tmp_path_factory))
+    primitives = HostCuda()
     backends.register(DeviceArray, primitives)
     return primitives
 

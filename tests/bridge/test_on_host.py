@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.stand_ins.kernels_on_host import kernels_folder
 
 TIMEOUT = 900  # seconds; it takes one minute, two on a busy machine
 # Counted here once more: what is skipped or was not collected is missed.
@@ -20,14 +19,13 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("file", EXPECTED)
-def test_the_tests_of_the_gpu_pass_on_the_host(file, tmp_path_factory):
+def test_the_tests_of_the_gpu_pass_on_the_host(file):
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed: the kernels cannot run on the host")
     mine = ("MIXPREC_CUDNN", "CUDA_VISIBLE_DEVICES", "PYTEST_ADDOPTS")
     environment = {
         **{name: value for name, value in os.environ.items() if name not in mine and not name.startswith("CHAINER_")},
         "PYTHONPATH": str(ROOT),
-        "FAKE_CUPY_FOLDER": str(kernels_folder(tmp_path_factory)),
     }
     options = ["-q", "-p", "no:cacheprovider", "-p", "tests.stand_ins.fake_cupy", "-m", "gpu", file]
     done = subprocess.run(

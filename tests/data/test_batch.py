@@ -88,8 +88,8 @@ def test_three_of_four_channels_are_right_for_every_network(net, batch):
             np.testing.assert_array_equal(one, other)
 
 
-def test_the_input_of_a_captured_step_keeps_the_channel_of_zeros(batch, tmp_path):
-    graphs = GraphCuda(tmp_path).graphs
+def test_the_input_of_a_captured_step_keeps_the_channel_of_zeros(batch):
+    graphs = GraphCuda().graphs
     x, t = to_padded_nchw(batch)
     arguments = Arguments((x, t), {})
     buffers = arguments.buffers_on(graphs)

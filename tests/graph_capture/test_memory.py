@@ -86,6 +86,7 @@ def test_a_captured_step_needs_what_an_eager_one_does(counted):
     assert eager > state + 150 * MEBI  # the activations are what this is about
 
 
+@pytest.mark.sweep
 def test_a_second_graph_has_memory_of_its_own_and_gives_it_back(counted):
     step = mixprec.capture(_optimizer(), graphs=1, required=True)
     batches = _batch(8), _batch(4)

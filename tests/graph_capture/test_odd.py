@@ -408,6 +408,7 @@ def test_parameters_that_come_late():
             assert optimizer.t == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("what", ["graphs", "kinds"])
 def test_what_goes_on_eagerly_for_want_of_room_is_said_once(what, cuda, caplog):
     def lossfun(model, x, t, number):
@@ -468,6 +469,7 @@ def test_hooks_of_links_in_an_evaluation(cuda, caplog):
     assert evaluate.why_not == "a graph would leave out the hook Counting of /predictor/fc"
 
 
+@pytest.mark.sweep
 def test_a_kind_that_comes_rarely_does_not_end_the_others(cuda):
     """As the last batch of an epoch: something else is updated each time, which is no fault of the step."""
 
@@ -680,6 +682,7 @@ class Actions:
             (self.run if a < 0.5 else self.second).step.reset()
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_random_program(seed, cuda):
     choose = random.Random(seed)

@@ -12,7 +12,6 @@ from tests.backends.primitive_cases import FLOAT16, FLOAT32, exact
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides
 from tests.stand_ins.device_stand_in import DeviceArray
-from tests.stand_ins.kernels_on_host import kernels_folder
 
 CLASSES = 10
 
@@ -52,8 +51,8 @@ class Gpu(OnGpu):
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(kernels_folder(tmp_path_factory))
+def host():
+    return Host()
 
 
 @pytest.fixture(scope="module")

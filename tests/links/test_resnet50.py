@@ -59,6 +59,7 @@ def _take_over(target, source):
             param.update_rule.state["v"][...] = sources[name].update_rule.state["v"]
 
 
+@pytest.mark.sweep
 def test_each_of_20_steps_is_that_of_plain_chainer(digits):
     np.random.seed(0)
     plain, by_hand = _quieter(MODELS["resnet50"](10)), resnet.resnet50(10, "float32")
@@ -91,6 +92,7 @@ def _step(optimizer, loss):
     return loss.array
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_it_trains(digits, dtype):
     np.random.seed(0)

@@ -129,8 +129,8 @@ def test_a_run_that_diverged_names_layer_and_gradients_in_bfloat16():
 
 
 @pytest.fixture
-def launcher(tmp_path_factory, monkeypatch):
-    launcher = HostLauncher(tmp_path_factory.getbasetemp())
+def launcher(monkeypatch):
+    launcher = HostLauncher()
     monkeypatch.setattr(batched_step, "launcher_of", lambda array: launcher if isinstance(array, DeviceArray) else None)
     return launcher
 

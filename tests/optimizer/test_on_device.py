@@ -34,14 +34,9 @@ class _Launcher(HostLauncher):
         return isinstance(array, np.ndarray)  # some of Chainer's functions lose the stand-in's class on NumPy
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
-def launcher(folder, monkeypatch):
-    launcher = _Launcher(folder)
+def launcher(monkeypatch):
+    launcher = _Launcher()
     monkeypatch.setattr(batched, "launcher_of", lambda array: launcher if isinstance(array, DeviceArray) else None)
     return launcher
 

@@ -79,6 +79,7 @@ def test_models_that_are_wrong_with_fusion(case):
     _check_float32(case, converted(case, compute="float32"), new(case))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", LARGE.values(), ids=LARGE)
 def test_float32_of_large_models(case):
     """As above, but for half of the gradients, or a quarter without normalizations. Some ReLU or maximum goes the other

@@ -90,6 +90,7 @@ def test_bfloat16(name):
     _check(SMALL[name], "bfloat16")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", LARGE.values(), ids=LARGE)
 def test_float16_of_large_models(case):
     """One call, fused. Their ReLUs are open or closed for good, so that errors are those of rounding alone, which grow

@@ -19,7 +19,6 @@ from tests.stand_ins import graph_array, graph_work
 from tests.stand_ins.cuda_sides import OnGpu
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.graph_on_host import MODULES, GraphCuda
-from tests.stand_ins.kernels_on_host import kernels_folder
 
 
 def _waits(*_, **__):
@@ -165,9 +164,9 @@ class Gpu(OnGpu):
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory):
+def device():
     """The primitives of the stand-in."""
-    return GraphCuda(kernels_folder(tmp_path_factory))
+    return GraphCuda()
 
 
 @pytest.fixture

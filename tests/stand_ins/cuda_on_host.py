@@ -12,7 +12,6 @@ from tests.stand_ins import fake_cudnn, kernels_on_host
 from tests.stand_ins.cudnn_host import HostDevice
 from tests.stand_ins.host_launch import HostLauncher
 
-kernels_folder = kernels_on_host.kernels_folder
 ENGINES = ("cudnn", "kernels")
 
 
@@ -20,12 +19,11 @@ class HostCuda(Cuda):
     """A :class:`Cuda` without a device, that counts its launches.
 
     Args:
-        folder: where compiled kernels go, and stay.
         node_cost: milliseconds that a node of cuDNN's graphs takes when it is measured; a kernel of ours takes 1.
     """
 
-    def __init__(self, folder, node_cost=1.0):
-        super().__init__(HostLauncher(folder), Dnn(0, frontend=fake_cudnn, device=HostDevice(self._took)))
+    def __init__(self, node_cost=1.0):
+        super().__init__(HostLauncher(), Dnn(0, frontend=fake_cudnn, device=HostDevice(self._took)))
         self._node_cost = node_cost
         self._counted = 0, 0
 

@@ -65,22 +65,17 @@ class Side:
 
 
 class OnHost(Side):
-    """Kernels by g++, cuDNN's graphs by :mod:`fake_cudnn`; memory is NaN before it is written.
-
-    Args:
-        folder: of compiled kernels.
-    """
+    """Kernels by g++, cuDNN's graphs by :mod:`fake_cudnn`; memory is NaN before it is written."""
 
     is_gpu = False
     send, receive = staticmethod(send), staticmethod(receive)
 
-    def __init__(self, folder):
-        self._folder = folder
+    def __init__(self):
         self.cuda = self.fresh()
 
     def fresh(self):
         """Returns primitives that have neither found nor built anything yet."""
-        return HostCuda(self._folder)
+        return HostCuda()
 
     def fill(self, address, byte, size):
         """Sets memory."""

@@ -7,14 +7,9 @@ kernels those of :class:`cuda_on_host.HostCuda`. :func:`install` has to come bef
 It is a plugin of pytest: ``python -m pytest -p tests.stand_ins.fake_cupy tests/bridge/test_gpu.py -m gpu``.
 """
 
-import atexit
 import contextlib
 import functools
-import os
-import pathlib
-import shutil
 import sys
-import tempfile
 import types
 
 import numpy as np
@@ -23,8 +18,6 @@ import pytest
 from tests.stand_ins import fake_cudnn, fake_cupy_kernels
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.fake_cupy_devices import Device, Event, MemoryPool, Stream
-
-FOLDER = "FAKE_CUPY_FOLDER"  # where compiled kernels go and stay; without it they go when the process does
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -36,11 +29,6 @@ def pytest_load_initial_conftests():
 def install():
     """Makes ``import cupy`` give the stand-in, with one device, and mixprec compute with it on the host."""
     assert "chainer" not in sys.modules, "fake_cupy.install() comes before the first import of Chainer"
-    folder = os.environ.get(FOLDER)
-    if folder is None:
-        folder = tempfile.mkdtemp(prefix="fake_cupy_")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    fake_cupy_kernels._compile.folder = pathlib.Path(folder)
 
     sys.modules.update(_modules())
     sys.modules["cudnn"] = fake_cudnn
@@ -61,7 +49,7 @@ def install():
     from mixprec.backends import cuda
     from tests.stand_ins.cuda_on_host import HostCuda
 
-    primitives = HostCuda(pathlib.Path(folder))
+    primitives = HostCuda()
     backends.register(DeviceArray, primitives)
     cuda.primitives_of = lambda device_id: primitives
 

@@ -5,15 +5,11 @@ of one type variable have one dtype.
 """
 
 import ctypes
-import hashlib
-import pathlib
 import re
-import shutil
-import subprocess
-import tempfile
 
 import numpy as np
 
+from tests.stand_ins import compiled
 from tests.stand_ins.device_stand_in import DeviceArray
 
 _HEADER = """
@@ -258,19 +254,6 @@ class RawKernel:
 
 def _compile(source):
     """Returns the function ``run`` of a C++ source."""
-    folder = pathlib.Path(tempfile.gettempdir()) if _compile.folder is None else _compile.folder
-    library = folder / f"cupy_{hashlib.sha256(source.encode()).hexdigest()[:16]}.so"
-    if not library.exists():
-        if shutil.which("g++") is None:
-            raise NotImplementedError("fake CuPy runs no kernels without g++")
-        path = library.with_suffix(".cpp")
-        path.write_text(source)
-        command = ["g++", "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC", path, "-o", library]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    run = ctypes.CDLL(str(library)).run
+    run = compiled.library(source, ("-ffp-contract=off",)).run
     run.restype = None
     return run
-
-
-_compile.folder = None

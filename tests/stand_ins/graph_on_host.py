@@ -71,16 +71,12 @@ class _Pygraph(fake_cudnn.pygraph):
 
 
 class GraphCuda(Cuda):
-    """The primitives of :class:`~graph_array.GraphArray`.
+    """The primitives of :class:`~graph_array.GraphArray`."""
 
-    Args:
-        folder: where compiled kernels go, and stay.
-    """
-
-    def __init__(self, folder):
+    def __init__(self):
         frontend = types.SimpleNamespace(**{**vars(fake_cudnn), "pygraph": _Pygraph})
         device = _Device()
-        super().__init__(GraphLauncher(folder), Dnn(0, frontend=frontend, device=device))
+        super().__init__(GraphLauncher(), Dnn(0, frontend=frontend, device=device))
         self.graphs = HostGraphs(device)
 
 

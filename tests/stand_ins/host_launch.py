@@ -1,15 +1,12 @@
 """In place of ``CupyLauncher``: the same CUDA source on the host, compiled by g++, on stand-ins for device arrays."""
 
 import ctypes
-import hashlib
 import pathlib
 import re
-import shutil
-import subprocess
 
 import numpy as np
-import pytest
 
+from tests.stand_ins import compiled
 from tests.stand_ins.device_stand_in import DeviceArray
 
 _HEADER = pathlib.Path(__file__).with_name("host_cuda.h")
@@ -20,17 +17,14 @@ class HostLauncher:
     """Small blocks, so that small parameters have several; counts launches and uploads.
 
     Args:
-        folder: where compiled sources go, and stay.
         flags: for g++ beside the usual ones.
     """
 
     threads = 64
     chunk = 1024
 
-    def __init__(self, folder, flags=("-ffp-contract=off",)):
-        if shutil.which("g++") is None:
-            pytest.skip("g++ is not installed: the kernels cannot run on the host")
-        self._folder = folder
+    def __init__(self, flags=("-ffp-contract=off",)):
+        compiled.need_compiler()
         self._flags = flags
         self.launches = []
         self.uploads = []
@@ -43,15 +37,7 @@ class HostLauncher:
         )
         poisoned = _SHARED.sub(r"__shared__ \1; host::poison(&\2, sizeof(\2));", source)
         text = "\n".join([_HEADER.read_text(), poisoned, *wrappers, ""])
-        digest = hashlib.sha256(" ".join([text, *self._flags]).encode()).hexdigest()[:16]
-        library = self._folder / f"{digest}.so"
-        if not library.exists():
-            path = library.with_suffix(".cpp")
-            path.write_text(text)
-            command = ["g++", "-std=c++17", "-O1", "-w", *self._flags, "-shared", "-fPIC", path, "-o", library]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-        loaded = ctypes.CDLL(str(library))
+        loaded = compiled.library(text, self._flags)
         kernels = {name: loaded[f"run_{name}"] for name in names}
         for kernel in kernels.values():
             kernel.restype = ctypes.c_char_p

@@ -28,13 +28,6 @@ class OwnKernels(Poolings, LocalResponseNorms, Losses, Dropouts, Layouts, Biases
         return len(self.launcher.launches) - before
 
 
-def kernels_folder(tmp_path_factory):
-    """Returns the folder of compiled kernels: those of one module of tests serve the others."""
-    folder = tmp_path_factory.getbasetemp() / "kernels_on_host"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 def send(value, misaligned=False):
     """A copy on the stand-in device; ``misaligned``: one that begins in the middle of 16 bytes."""
     value = np.asarray(value)

@@ -17,14 +17,13 @@ from tests.circles import tries
 from tests.stand_ins import graph_array, graph_work, update_twin
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.graph_on_host import GraphCuda
-from tests.stand_ins.kernels_on_host import kernels_folder
 
 SHAPE = 4, 6
 
 
 @pytest.fixture(scope="module")
-def cuda(tmp_path_factory):
-    cuda = GraphCuda(kernels_folder(tmp_path_factory))
+def cuda():
+    cuda = GraphCuda()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(backends._OTHERS, GraphArray, cuda)
         yield cuda
@@ -113,6 +112,7 @@ def run(program, x, state):
     return alive[2:]
 
 
+@pytest.mark.sweep
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 9), st.integers(0, 9), st.booleans()),

@@ -5,7 +5,7 @@ import pytest
 
 from mixprec.backends.launch import text_of
 from tests.stand_ins.host_launch import HostLauncher
-from tests.stand_ins.kernels_on_host import kernels_folder, send
+from tests.stand_ins.kernels_on_host import send
 
 _BARRIER = "__syncthreads();"
 _SOURCES = {
@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(THREADS) rounds(float* x, float* y) {
 
 
 @pytest.fixture
-def launcher(tmp_path_factory):
-    return HostLauncher(kernels_folder(tmp_path_factory))
+def launcher():
+    return HostLauncher()
 
 
 def run(launcher, name, source, x, blocks=1):

@@ -22,7 +22,6 @@ from tests.circles import tries
 from tests.graph_capture.captured_runs import FIRST_REPLAY, POISONED, REQUIRED, Run, batch
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
-from tests.stand_ins.cuda_on_host import kernels_folder
 from tests.stand_ins.cuda_sides import both_sides
 from tests.stand_ins.host_launch import HostLauncher
 from tests.training import finished_run
@@ -87,8 +86,8 @@ def test_without_the_first_steps_it_is_the_average_of_torch():
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
-    return HostLauncher(kernels_folder(tmp_path_factory))
+def launcher():
+    return HostLauncher()
 
 
 @given(

@@ -27,7 +27,6 @@ from mixprec.training.updater import TimedUpdater
 from tests.stand_ins import graph_array
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.graph_on_host import GraphCuda
-from tests.stand_ins.kernels_on_host import kernels_folder
 
 # The log: on NumPy it is Chainer's, byte for byte
 
@@ -499,9 +498,9 @@ def test_a_required_capture_that_fails_ends_the_command_with_one_line(monkeypatc
 
 
 @pytest.fixture(scope="module")
-def cuda(tmp_path_factory):
+def cuda():
     """The primitives of the stand-in, whose graphs compute on the host."""
-    cuda = GraphCuda(kernels_folder(tmp_path_factory))
+    cuda = GraphCuda()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(backends._OTHERS, GraphArray, cuda)
         yield cuda
@@ -632,6 +631,7 @@ def _serialize(optimizer, serializer):
     optimizer.target.serialize(serializer["model"])
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("place", range(6))
 @pytest.mark.parametrize("scale", [2.0**10, 2.0**20])  # the latter overflows at first
 def test_a_file_may_be_loaded_at_any_time(cuda, place, scale):

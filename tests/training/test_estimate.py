@@ -64,6 +64,7 @@ def _trainer(optimizer, device=None):
 # Memory
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("arch", "batch_size", "compute", "name"),
     [

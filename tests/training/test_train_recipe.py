@@ -56,6 +56,7 @@ def run(tmp_path, monkeypatch):
     return start
 
 
+@pytest.mark.core(1)
 def test_a_recipe_from_config_to_results(run, tmp_path, capsys):
     assert run("--out", "whole", "--dry-run") == 0
     assert "moving average of the weights" in capsys.readouterr().out

@@ -97,6 +97,7 @@ def compiler_for(architecture):
     return compiler
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_rule_and_hook_compiles_without_spills(architecture):
     compiler = compiler_for(architecture)

@@ -22,14 +22,9 @@ from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run
 
 
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory):
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
-def launcher(compiled):
-    return HostLauncher(compiled)
+def launcher():
+    return HostLauncher()
 
 
 def parameter(array, grad):
@@ -45,6 +40,7 @@ def twin(launcher, params, hooks=(), rule_hooks=(), seed=0):
     return Twin(launcher, array, receive, params, hooks, rule_hooks, seed)
 
 
+@pytest.mark.core(4)
 @pytest.mark.parametrize("hooks", HOOKS)
 def test_all_rules_with_hooks_are_chainers(launcher, hooks):
     both = twin(launcher, of_all_rules(), HOOKS[hooks])
@@ -52,11 +48,12 @@ def test_all_rules_with_hooks_are_chainers(launcher, hooks):
     assert len(launcher.launches) == both.batch.launches * STEPS
 
 
-def test_all_rules_if_a_compiler_contracts(compiled):
+@pytest.mark.sweep
+def test_all_rules_if_a_compiler_contracts():
     """Into fused multiply-adds, as CUDA's would without --fmad=false."""
     if " fma " not in pathlib.Path("/proc/cpuinfo").read_text():
         pytest.skip("the processor has no fused multiply-add")
-    launcher = HostLauncher(compiled, ("-mfma", "-fexpensive-optimizations", "-ffp-contract=fast"))
+    launcher = HostLauncher(("-mfma", "-fexpensive-optimizations", "-ffp-contract=fast"))
     run(twin(launcher, of_all_rules(), HOOKS["lasso and hard clipping"]), closely)
 
 
@@ -200,10 +197,10 @@ def test_gradients_are_not_kept_alive(launcher):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32])
-def test_arrays_that_are_not_aligned(compiled, dtype):
+def test_arrays_that_are_not_aligned(dtype):
     """Views into other arrays. An access that is not aligned to its size, an error on a GPU, ends the process here."""
     flags = ("-ffp-contract=off", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
-    launcher = HostLauncher(compiled, flags)
+    launcher = HostLauncher(flags)
 
     def send(value):
         buffer = array(np.zeros(value.size + 3, value.dtype))

@@ -382,8 +382,8 @@ class _Launcher(HostLauncher):
 
 
 @pytest.fixture
-def launcher(compiled):
-    return _Launcher(compiled)
+def launcher():
+    return _Launcher()
 
 
 def _send(value):

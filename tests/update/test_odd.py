@@ -298,8 +298,8 @@ class _Launcher(HostLauncher):
 
 
 @pytest.fixture
-def launcher(tmp_path, monkeypatch):
-    launcher = _Launcher(tmp_path)
+def launcher(monkeypatch):
+    launcher = _Launcher()
     monkeypatch.setattr(
         batched_module, "launcher_of", lambda array: launcher if isinstance(array, DeviceArray) else None
     )

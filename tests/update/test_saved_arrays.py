@@ -15,15 +15,14 @@ from mixprec.optimizer import statistics
 from mixprec.update.saved_arrays import SavedArrays
 from tests.circles import tries
 from tests.stand_ins import device_stand_in
-from tests.stand_ins.cuda_on_host import kernels_folder
 from tests.stand_ins.device_runs import CHAINERS
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.host_launch import HostLauncher
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
-    return HostLauncher(kernels_folder(tmp_path_factory))
+def launcher():
+    return HostLauncher()
 
 
 DTYPES = (np.float32, np.float16, np.int64, np.int8, np.bool_)

@@ -11,7 +11,7 @@ from mixprec.backends.cudnn.library import CudnnMissing
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from mixprec.backends.primitives import Primitives
 from tests.backends.primitive_cases import FLOAT16, arrays, exact
-from tests.stand_ins.cuda_on_host import HostCuda, kernels_folder, receive, send
+from tests.stand_ins.cuda_on_host import HostCuda, receive, send
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def test_without_cudnn_a_device_still_has_primitives(devices, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_small_network_is_numpys(tmp_path_factory, dtype, caplog):
+def test_a_small_network_is_numpys(dtype, caplog):
     """Stem, block with a residual connection, head, loss, and all gradients: the same calls on both backends.
 
     Nothing is computed in a slow way, and 23 launches do it all, two of them for the filter of the stem.
     """
     caplog.set_level(logging.WARNING, "mixprec")
-    device = HostCuda(kernels_folder(tmp_path_factory))
+    device = HostCuda()
     rng = np.random.default_rng(0)
     dtype = np.dtype(dtype)
     images = arrays(rng, (4, 3, 16, 16), np.float32)

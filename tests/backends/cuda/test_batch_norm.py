@@ -29,14 +29,14 @@ from tests.backends.primitive_cases import (
 )
 from tests.circles import tries
 from tests.stand_ins import fake_cudnn_limits
-from tests.stand_ins.cuda_on_host import ENGINES, HostCuda, engine, kernels_folder, receive, same, send
+from tests.stand_ins.cuda_on_host import ENGINES, HostCuda, engine, receive, same, send
 
 engines = st.sampled_from(ENGINES)
 
 
 @pytest.fixture(scope="module")
-def cuda(tmp_path_factory):
-    return HostCuda(kernels_folder(tmp_path_factory))
+def cuda():
+    return HostCuda()
 
 
 def opened(values, relu):
@@ -436,11 +436,11 @@ def test_a_mask_is_read_by_the_engine_that_made_it(cuda, by):
     assert not wrong[np.abs(before) > bound].any()
 
 
-def test_a_mask_that_cudnn_could_not_read_is_not_made_by_it(tmp_path_factory, monkeypatch):
+def test_a_mask_that_cudnn_could_not_read_is_not_made_by_it(monkeypatch):
     monkeypatch.setitem(
         fake_cudnn_limits._RULES, "a test", lambda nodes, kinds, storage: kinds == ["scale", "batchnorm_backward"]
     )
-    cuda = HostCuda(kernels_folder(tmp_path_factory))
+    cuda = HostCuda()
     x = send(np.ones((2, 3, 3, 16), np.float16))
     parameters = send(tuple(np.ones((2, 16), np.float32)))
     y, saved = cuda.batch_norm(x, *parameters, None, BatchNorm(relu=True), add=x)
@@ -466,9 +466,9 @@ def test_running_variance_if_cudnns_is_biased(cuda, monkeypatch):
 
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("node_cost", [0.5, 2.0])
-def test_the_faster_engine_is_chosen_by_measurement(tmp_path_factory, add, node_cost):
+def test_the_faster_engine_is_chosen_by_measurement(add, node_cost):
     """For each way; own kernels are three, cuDNN's nodes from two to four. Measuring moves no running statistics."""
-    cuda = HostCuda(kernels_folder(tmp_path_factory), node_cost)
+    cuda = HostCuda(node_cost)
     cudnn.configure(autotune="measure")
     rng = np.random.default_rng(0)
     x, dy = arrays(rng, (2, 2, 3, 3, 16), FLOAT16)

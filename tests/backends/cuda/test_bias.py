@@ -18,7 +18,7 @@ from tests.backends.primitive_cases import (
 )
 from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
-from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, receive, send
+from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, receive, send
 
 shapes = st.tuples(st.integers(1, 200), channel_counts) | st.tuples(
     st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), channel_counts
@@ -26,8 +26,8 @@ shapes = st.tuples(st.integers(1, 200), channel_counts) | st.tuples(
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory):
-    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
+def device():
+    return OwnKernels(HostLauncher())
 
 
 @settings(max_examples=tries(50))

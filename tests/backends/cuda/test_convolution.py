@@ -34,21 +34,21 @@ from tests.backends.primitive_cases import (
 )
 from tests.circles import tries
 from tests.stand_ins import fake_cudnn_limits
-from tests.stand_ins.cuda_on_host import HostCuda, kernels_folder, receive, same, send
+from tests.stand_ins.cuda_on_host import HostCuda, receive, same, send
 
 THREE = Convolution((1, 1), (1, 1))
 X, W, Y = (2, 6, 5, 16), (24, 3, 3, 16), (2, 6, 5, 24)  # shapes that every engine takes
 
 
 @pytest.fixture(scope="module")
-def cuda(tmp_path_factory):
-    return HostCuda(kernels_folder(tmp_path_factory))
+def cuda():
+    return HostCuda()
 
 
 @pytest.fixture
-def fresh(tmp_path_factory):
+def fresh():
     """One that has found no ways yet."""
-    return HostCuda(kernels_folder(tmp_path_factory))
+    return HostCuda()
 
 
 @pytest.fixture
@@ -100,11 +100,11 @@ def test_against_float64(cuda, case, dtype, seed):
 
 @settings(max_examples=tries(25))
 @given(case=convolutions(), dtype=storage_dtypes, seed=seeds)
-def test_channels_that_no_engine_takes(tmp_path_factory, case, dtype, seed):
+def test_channels_that_no_engine_takes(case, dtype, seed):
     """Zeros are added; of groups there would have to be more."""
     with pytest.MonkeyPatch.context() as patch:
         refuse(patch, odd_channels)
-        cuda = HostCuda(kernels_folder(tmp_path_factory))
+        cuda = HostCuda()
         convolution, shape, w_shape = case
         if convolution.groups > 1 and (shape[3] % 8 or w_shape[0] % 8 or w_shape[3] % 8):
             with pytest.raises(NoEngine, match=r"cuDNN 9\.28\.0 has no engine on .* for conv_fprop"):
@@ -124,9 +124,7 @@ def test_channels_that_no_engine_takes(tmp_path_factory, case, dtype, seed):
     fusible=st.sets(st.sampled_from(["bias", "relu", "scale", "genstats", "relu_backward"])),
     seed=seeds,
 )
-def test_everything_around_a_convolution(
-    tmp_path_factory, case, dtype, of_bias, relu, prologue, statistics, fusible, seed
-):
+def test_everything_around_a_convolution(case, dtype, of_bias, relu, prologue, statistics, fusible, seed):
     """Whatever cuDNN fuses, and what it does not."""
     convolution, shape, w_shape = case
     statistics = statistics and not relu
@@ -151,7 +149,7 @@ def test_everything_around_a_convolution(
                 and set(kinds) - fusible - {"conv_fprop", "conv_dgrad", "conv_wgrad"}
             ),
         )
-        cuda = HostCuda(kernels_folder(tmp_path_factory))
+        cuda = HostCuda()
         found = cuda.conv_fprop(
             *send((x, w)), convolution, send(b), relu=relu, prologue=send(affine), statistics=statistics
         )
@@ -313,9 +311,9 @@ def test_other_settings_are_other_plans(fresh):
         (False, "measure", 0.8, False),  # three nodes
     ],
 )
-def test_convolution_and_batch_normalization(tmp_path_factory, add, autotune, node_cost, fused):
+def test_convolution_and_batch_normalization(add, autotune, node_cost, fused):
     """Apart: two plans. With the sums of the convolution: one, and two kernels, if that is measured to be faster."""
-    cuda = HostCuda(kernels_folder(tmp_path_factory), node_cost)
+    cuda = HostCuda(node_cost)
     cudnn.configure(autotune=autotune)
     x, w, _ = drawn((THREE, X, W), FLOAT16, 0)
     rng = np.random.default_rng(1)
@@ -343,9 +341,9 @@ def test_convolution_and_batch_normalization(tmp_path_factory, add, autotune, no
 
 
 @pytest.mark.parametrize(("node_cost", "kernels", "plan"), [(0.1, 0, 4), (1.0, 1, 1)])
-def test_a_prologue_is_measured_too(tmp_path_factory, node_cost, kernels, plan):
+def test_a_prologue_is_measured_too(node_cost, kernels, plan):
     """In one graph of four nodes, or by a kernel."""
-    cuda = HostCuda(kernels_folder(tmp_path_factory), node_cost)
+    cuda = HostCuda(node_cost)
     cudnn.configure(autotune="measure")
     x, w, _ = send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
     affine = send(Affine(*np.ones((2, X[3]), np.float32)))
@@ -379,14 +377,14 @@ def test_three_channels_and_one_of_zeros_are_no_news(fresh, announced):
     assert not announced.records
 
 
-def test_without_cudnn_convolutions_say_what_is_missing(tmp_path_factory, announced):
+def test_without_cudnn_convolutions_say_what_is_missing(announced):
     x, w, dy = send(tuple(drawn((THREE, (2, 4, 4, 10), (12, 3, 3, 10)), FLOAT16, 0)))
-    cuda = HostCuda(kernels_folder(tmp_path_factory))
+    cuda = HostCuda()
     message = r"^conv_fprop\(x float16 2x4x4x10, w .* is computed by cuDNN: chainer.config.use_cudnn is 'never'; set it"
     with chainer.using_config("use_cudnn", "never"), pytest.raises(CudnnMissing, match=message):
         cuda.conv_fprop(x, w, THREE)
     cuda.conv_fprop(x, w, THREE)
-    cuda = HostCuda(kernels_folder(tmp_path_factory))
+    cuda = HostCuda()
     cuda.dnn = WithoutCudnn("nvidia-cudnn-cu13 is missing: pip install it")
     for name, call in {
         "conv_fprop": lambda: cuda.conv_fprop(x, w, THREE),

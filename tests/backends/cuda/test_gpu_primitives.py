@@ -56,7 +56,6 @@ from tests.backends.primitive_cases import (
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cuda_on_host import ENGINES, engine
 from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides, on_devices
-from tests.stand_ins.kernels_on_host import kernels_folder
 
 THREE = Convolution((1, 1), (1, 1))
 X, W = (2, 6, 5, 16), (24, 3, 3, 16)
@@ -64,8 +63,8 @@ dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return OnHost(kernels_folder(tmp_path_factory))
+def host():
+    return OnHost()
 
 
 @pytest.fixture(scope="module")

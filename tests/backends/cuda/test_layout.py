@@ -11,7 +11,7 @@ from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import BFLOAT16, FLOAT16, FLOAT32, STORAGE, arrays, seeds, storage_dtypes
 from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
-from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, send
+from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, odd_values, send
 
 shapes = st.tuples(
     st.integers(1, 3),
@@ -24,8 +24,8 @@ wanted = st.sampled_from([None, 1, 3, 4, 8, 9, 16, 72, 80])
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory):
-    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
+def device():
+    return OwnKernels(HostLauncher())
 
 
 @pytest.mark.parametrize(("dtype", "other"), list(itertools.permutations(STORAGE, 2)), ids=str)

@@ -16,14 +16,14 @@ from tests.backends.primitive_cases import (
     storage_dtypes,
 )
 from tests.circles import tries
-from tests.stand_ins.cuda_on_host import HostCuda, kernels_folder, receive, send
+from tests.stand_ins.cuda_on_host import HostCuda, receive, send
 
 sizes = st.sampled_from([1, 2, 3, 8, 17, 64, 129])
 
 
 @pytest.fixture(scope="module")
-def cuda(tmp_path_factory):
-    return HostCuda(kernels_folder(tmp_path_factory))
+def cuda():
+    return HostCuda()
 
 
 @settings(max_examples=tries(50))

@@ -22,14 +22,14 @@ from tests.backends.primitive_cases import (
 )
 from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
-from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, receive, send
+from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, odd_values, receive, send
 
 POWERS = (0.75, 0.6)  # by roots, and by powf
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory):
-    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
+def device():
+    return OwnKernels(HostLauncher())
 
 
 def both(primitives, x, dy, attributes):

@@ -21,15 +21,15 @@ from tests.backends.primitive_cases import (
 )
 from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
-from tests.stand_ins.kernels_on_host import OwnKernels, kernels_folder, receive, send
+from tests.stand_ins.kernels_on_host import OwnKernels, receive, send
 
 # A thread, some threads, a warp, and a block for a row, whole groups of classes or not.
 classes = st.sampled_from([1, 2, 3, 8, 10, 21, 33, 64, 100, 136, 520, 1000])
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory):
-    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
+def device():
+    return OwnKernels(HostLauncher())
 
 
 @settings(max_examples=tries(80))

@@ -19,14 +19,14 @@ from tests.backends.primitive_cases import (
 )
 from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
-from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, kernels_folder, odd_values, receive, send
+from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, odd_values, receive, send
 
 RESNET = Pooling((3, 3), (2, 2), (1, 1))
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory):
-    return OwnKernels(HostLauncher(kernels_folder(tmp_path_factory)))
+def device():
+    return OwnKernels(HostLauncher())
 
 
 @settings(max_examples=tries(40))

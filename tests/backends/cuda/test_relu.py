@@ -5,12 +5,12 @@ import pytest
 
 from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import STORAGE, arrays
-from tests.stand_ins.cuda_on_host import HostCuda, kernels_folder, same, send
+from tests.stand_ins.cuda_on_host import HostCuda, same, send
 
 
 @pytest.fixture(scope="module")
-def cuda(tmp_path_factory):
-    return HostCuda(kernels_folder(tmp_path_factory))
+def cuda():
+    return HostCuda()
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 3, 8), (3, 5), (1,)])

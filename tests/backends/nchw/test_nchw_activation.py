@@ -24,7 +24,7 @@ from tests.backends.primitive_cases import (
 )
 from tests.circles import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost
-from tests.stand_ins.kernels_on_host import kernels_folder, odd_values
+from tests.stand_ins.kernels_on_host import odd_values
 
 MODES = ("relu", "clipped_relu", "sigmoid", "tanh")
 modes = pytest.mark.parametrize("mode", MODES)
@@ -50,9 +50,9 @@ class Device:
 
 
 @pytest.fixture(scope="module", params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request, tmp_path_factory):
+def device(request):
     if request.param == "host":
-        yield Device(OnHost(kernels_folder(tmp_path_factory)))
+        yield Device(OnHost())
         return
     side = OnGpu()
     yield Device(side)

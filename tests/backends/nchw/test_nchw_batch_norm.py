@@ -28,7 +28,6 @@ from tests.backends.primitive_cases import (
 )
 from tests.circles import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides
-from tests.stand_ins.kernels_on_host import kernels_folder
 
 dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)
 # (N, C, *spatial), with planes of whole units of 16 bytes, of nearly whole ones, and shorter than one.
@@ -54,8 +53,8 @@ SHAPES = {
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return OnHost(kernels_folder(tmp_path_factory))
+def host():
+    return OnHost()
 
 
 @pytest.fixture(scope="module")

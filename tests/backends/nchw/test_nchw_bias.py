@@ -13,7 +13,7 @@ from tests.backends.primitive_cases import STORAGE, arrays, exact, seeds, storag
 from tests.circles import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides
 from tests.stand_ins.device_stand_in import DeviceArray
-from tests.stand_ins.kernels_on_host import kernels_folder, odd_values
+from tests.stand_ins.kernels_on_host import odd_values
 
 shapes = st.tuples(
     st.integers(1, 5),
@@ -23,8 +23,8 @@ shapes = st.tuples(
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return OnHost(kernels_folder(tmp_path_factory))
+def host():
+    return OnHost()
 
 
 @pytest.fixture(scope="module")

@@ -23,26 +23,26 @@ from tests.backends.primitive_cases import (
 )
 from tests.circles import tries
 from tests.stand_ins import fake_cudnn_limits
-from tests.stand_ins.cuda_on_host import HostCuda, kernels_folder, receive, send
+from tests.stand_ins.cuda_on_host import HostCuda, receive, send
 
 LAYOUTS = ("NCHW", "NHWC")
 CASE = Convolution((1, 1), (1, 1)), (2, 16, 6, 5), (24, 16, 3, 3)
 
 
-def new(folder):
-    primitives = HostCuda(folder)
+def new():
+    primitives = HostCuda()
     return Nchw(primitives.launcher, primitives.dnn)
 
 
 @pytest.fixture(scope="module")
-def nchw(tmp_path_factory):
-    return new(kernels_folder(tmp_path_factory))
+def nchw():
+    return new()
 
 
 @pytest.fixture
-def fresh(tmp_path_factory):
+def fresh():
     """One that has found no ways yet."""
-    return new(kernels_folder(tmp_path_factory))
+    return new()
 
 
 @st.composite

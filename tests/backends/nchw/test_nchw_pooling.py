@@ -24,7 +24,7 @@ from tests.backends.primitive_cases import (
 from tests.circles import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost
 from tests.stand_ins.device_stand_in import DeviceArray
-from tests.stand_ins.kernels_on_host import kernels_folder, odd_values
+from tests.stand_ins.kernels_on_host import odd_values
 
 AVERAGES = ("average", "average_without_padding")
 dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)
@@ -49,9 +49,9 @@ class Device:
 
 
 @pytest.fixture(scope="module", params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request, tmp_path_factory):
+def device(request):
     if request.param == "host":
-        yield Device(OnHost(kernels_folder(tmp_path_factory)))
+        yield Device(OnHost())
         return
     side = OnGpu()
     yield Device(side)
@@ -304,9 +304,9 @@ def test_no_windows_at_all_give_no_gradient(device):
         same(device.backward(x, y, y, kind, (5, 2), (5, 2), (0, 0)), np.zeros(x.shape))
 
 
-def test_a_plane_too_large_to_be_numbered(tmp_path_factory):
+def test_a_plane_too_large_to_be_numbered():
     """Not an array that is there: nothing looks at it."""
-    poolings = PlanePoolings(OnHost(kernels_folder(tmp_path_factory)).cuda.launcher, None)
+    poolings = PlanePoolings(OnHost().cuda.launcher, None)
     x = np.broadcast_to(np.float16(0), (1, 1, 2**16, 2**15)).view(DeviceArray)
     y = np.zeros((1, 1, 1, 1), np.float16).view(DeviceArray)
     with pytest.raises(ValueError, match=r"planes of 2147483648 elements: they may have 2\*\*31 - 1"):

@@ -24,7 +24,6 @@ from tests.backends.primitive_cases import (
 )
 from tests.circles import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost
-from tests.stand_ins.kernels_on_host import kernels_folder
 
 logs = pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
 # A thread, some threads, a warp, a block for a row, whole vectors or not.
@@ -49,9 +48,9 @@ class Device:
 
 
 @pytest.fixture(scope="module", params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request, tmp_path_factory):
+def device(request):
     if request.param == "host":
-        yield Device(OnHost(kernels_folder(tmp_path_factory)))
+        yield Device(OnHost())
         return
     side = OnGpu()
     yield Device(side)
