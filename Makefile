@@ -1,5 +1,9 @@
-# make train | test | test-cupy | test-plans | lint | install | clean    PYTHON=python3.13 chooses .venv's interpreter
-# A machine with a GPU: make train EXTRAS=cuda13,digits,test (or cuda12 on a V100)
+# `make help` prints this list of variables, and the targets:
+##   PYTHON   interpreter of the environment, 3.10 to 3.13: PYTHON=python3.13; default: python3
+##   EXTRAS   extras of setup.cfg that are installed: EXTRAS=cuda13,digits,test on a machine with a GPU (cuda12 on a V100)
+##   CONFIG   what `make train` trains; default: configs/digits.yaml
+##   ARGS     more arguments of the command that a target ends with: ARGS="--set training.epochs=2" of train,
+##            ARGS="-k digits" of the tests
 PYTHON ?= python3
 EXTRAS ?= dali,digits,test
 CONFIG ?= configs/digits.yaml
@@ -11,54 +15,70 @@ BIN := $(VENV)/bin
 # The stamp names interpreter and extras: another PYTHON or EXTRAS makes the environment anew.
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)-$(subst $(comma),-,$(EXTRAS))
 
-# For the tests that compare with torch, and with the Python that the extra test has it for. PyPI's torch for Linux brings
-# gigabytes of CUDA along; the one for the CPU has an index of its own, or lies where pip is configured to look.
-INSTALL_TORCH = $(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --retries 1 \
-	--extra-index-url https://download.pytorch.org/whl/cpu "torch; python_version == '3.11'"
+# pip would compile every module to bytecode, which takes longer than all the rest. It is done once, at the end, on all
+# cores, and without tests of packages and torch with its symbolic algebra: Python compiles those if it comes to them.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: train test test-cupy test-plans lint install clean
+.PHONY: train help test test-cupy test-plans lint install clean
 
-train: install data/digits
+train: install data/digits ## install, write the digits, train a small ResNet on them (the default target)
 	@$(BIN)/python scripts/train_imagenet.py --config $(CONFIG) $(ARGS)
 
-data/digits: | install
+data/digits: | install ## scikit-learn's handwritten digits as JPEG files
 	@$(BIN)/python scripts/make_digits.py --out $@
 
-test: install
+test: install ## the core of the tests
 	$(BIN)/python -m pytest $(ARGS)
 
 # The same tests with CuPy installed: without a GPU, importing it changes nothing, and kernels compile. Without those of
 # data, which do not import it, of whole runs, which take minutes, and of arithmetic, which has its backend handed to it.
 WITHOUT = data_dali* data_pillow* data_s* pack_* make_* train_signals* train_recipe* parity* benchmark_* convert_models* \
 	convert_random* primitives_* nchw_* cuda_[!k]* update_batched* update_kernels* update_t* update_w* bars* check_gpu*
-test-cupy: install
+test-cupy: install ## the tests with CuPy installed, without a GPU
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test-cupy]"
 	$(BIN)/python -m pytest $(foreach name,$(WITHOUT),'--ignore-glob=tests/test_$(name)') $(ARGS)
 
 # Every cuDNN plan that ResNets need is built, for three GPUs and without one. Downloads 1 GB.
-test-plans: install
+test-plans: install ## cuDNN's plans of ResNets, without a GPU; downloads 1 GB
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test-plans]"
 	$(BIN)/python -m pytest tests/backends/cudnn/test_plans.py tests/benchmarks/test_check_gpu.py::test_the_real_cudnn_writes_files_as_the_tests_have_them \
 		$(ARGS)
 
-lint: install
+lint: install ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-install: $(STAMP)
+install: $(STAMP) ## make .venv with Chainer, mixprec and EXTRAS; nothing to do if it is up to date
 
-# Chainer has an sdist only, and its setup.py imports pkg_resources, which setuptools 81 and later lack.
+# Chainer has an sdist only, and its setup.py imports pkg_resources, which setuptools 81 and later lack. PyPI's torch for
+# Linux brings gigabytes of CUDA along; the one for the CPU has an index of its own, or lies where pip is configured to
+# look. Only Python 3.11 has it in the extra test.
 $(STAMP): setup.cfg setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 10) <= v <= (3, 13))' || \
 		{ echo "mixprec needs Python 3.10 to 3.13 with venv; '$(PYTHON)' is not: choose one by PYTHON=python3.12 make ..."; exit 2; }
-	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt "setuptools<81" wheel
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation chainer==7.8.1
-	$(if $(filter test,$(subst $(comma), ,$(EXTRAS))),$(INSTALL_TORCH))
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	@echo "install: a new environment in $(VENV), with $(PYTHON)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@echo "install: setuptools, of a version that can build Chainer"
+	@$(INSTALL) "setuptools<81" wheel
+	@echo "install: Chainer 7.8.1, built from its sdist; up to a minute"
+	@$(INSTALL) --no-build-isolation chainer==7.8.1
+ifneq (,$(filter test,$(subst $(comma), ,$(EXTRAS))))
+	@echo "install: torch for the CPU, which the tests on Python 3.11 compare with; 200 MB, nothing on other versions"
+	@$(INSTALL) --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu "torch; python_version == '3.11'"
+endif
+	@echo "install: mixprec, to be edited in place, and what it needs for the extras $(EXTRAS)"
+	@$(INSTALL) --no-build-isolation --editable ".[$(EXTRAS)]"
+	@echo "install: bytecode of most packages"
+	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests?|torch|sympy|networkx|pip)/' $(VENV)/lib || :
 	@touch $@
 
-# Results stay: they may be weeks of training.
-clean:
-	rm -rf $(VENV) data/digits data/textures .pytest_cache .ruff_cache .hypothesis
+clean: ## remove the environment, generated images, caches and what building leaves; results stay
+	rm -rf $(VENV) data/digits data/textures .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## this list
+	@echo "make TARGET VARIABLE=VALUE ..."
+	@echo "targets:"
+	@awk -F ':.*## ' '/^[a-z\/-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "variables:"
+	@sed -n 's/^##  //p' $(MAKEFILE_LIST)
