@@ -1,6 +1,7 @@
 # `make help` prints this list of variables, and the targets:
 ##   PYTHON   interpreter of the environment, 3.10 to 3.13: PYTHON=python3.13; default: python3
-##   EXTRAS   extras of setup.cfg that are installed: EXTRAS=cuda13,digits,test on a machine with a GPU (cuda12 on a V100)
+##   EXTRAS   extras of setup.cfg that are installed; default: dali,digits,test. On a machine with a GPU:
+##            EXTRAS=cuda13,digits,test, or cuda12 on a V100
 ##   CONFIG   what `make train` trains; default: configs/digits.yaml
 ##   ARGS     more arguments of the command that a target ends with: ARGS="--set training.epochs=2" of train,
 ##            ARGS="-k digits" of the tests

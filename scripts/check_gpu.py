@@ -25,15 +25,22 @@ from mixprec.command_line import Parser
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def main(arguments=None):
-    """Runs the stages and returns the exit status."""
+def main(argv=None):
+    """Runs the stages.
+
+    Args:
+        argv: arguments; ``None`` for those of the process.
+
+    Returns:
+        int: exit code.
+    """
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     names = ", ".join(stage.name for stage in all_stages.stages(ROOT, ROOT))
     parser.add_argument("--out", metavar="DIR", help="new or empty folder; default: results/check_gpu/<date-time>")
     parser.add_argument(
         "--stage", action="append", default=[], metavar="NAME", help=f"may be repeated; default: all of {names}"
     )
-    settings = parser.parse_args(arguments)
+    settings = parser.parse_args(argv)
     now = datetime.datetime.now()
     out = pathlib.Path(settings.out or f"results/check_gpu/{now:%Y%m%d-%H%M%S}").absolute()
     try:

@@ -29,9 +29,18 @@ def _positive(text):
     return number
 
 
-def main():
-    if sys.argv[1:2] == ["--without-masters"]:  # how the study starts a run of its second control
-        return parity_no_masters.main(sys.argv[2:], MODELS)
+def main(argv=None):
+    """Runs the study.
+
+    Args:
+        argv: arguments; ``None`` for those of the process.
+
+    Returns:
+        int: exit code.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["--without-masters"]:  # how the study starts a run of its second control
+        return parity_no_masters.main(argv[1:], MODELS)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default=os.path.relpath(CONFIG), metavar="FILE", help="default: %(default)s")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="overrides a key for all runs")
@@ -41,7 +50,7 @@ def main():
     parser.add_argument("--out", default="results/parity", metavar="DIR", help="of the runs (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write settings, machine, runs and comparisons there")
     parser.add_argument("--plot", metavar="FILE", help="draw differences and accuracies there")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     study = {"config": args.config, "settings": args.set, "seeds": args.seeds}
     study["control_seeds"] = args.control_seeds or args.seeds
     try:

@@ -18,6 +18,7 @@ from benchmarks.gpu_check import check, group, properties, quotes, stages, surro
 from benchmarks.gpu_check.stages import Stage
 from mixprec.backends.cudnn import library
 from mixprec.training.log_report import LOG
+from scripts import benchmark, check_gpu
 from tests import ROOT
 from tests.benchmarks import bars_record
 from tests.stand_ins import deviceless_cudnn
@@ -126,11 +127,12 @@ def test_the_environment(finished):
         (["--stages"], "unrecognized arguments: --stages"),
     ],
 )
-def test_bad_arguments_are_one_line(tmp_path, arguments, error):
+def test_bad_arguments_are_one_line(tmp_path, arguments, error, capsys):
     (tmp_path / "file").write_text("")
-    process = start(*(argument.format(used=tmp_path) for argument in arguments))
-    printed, errors = process.communicate()
-    assert process.returncode == 2
+    with pytest.raises(SystemExit) as ended:
+        check_gpu.main([argument.format(used=tmp_path) for argument in arguments])
+    printed, errors = capsys.readouterr()
+    assert ended.value.code == 2
     assert printed == ""
     (line,) = errors.splitlines()
     assert line.startswith(f"error: {error.format(used=tmp_path)}")
@@ -418,13 +420,16 @@ def test_the_rows_of_the_bars_are_there_on_a_gpu():
 
 
 @pytest.mark.parametrize("name", ["bars", "profile"])
-def test_the_benchmark_takes_the_arguments(command_of, name):
+def test_the_benchmark_takes_the_arguments(command_of, name, capsys):
     _, script, subcommand, *arguments = command_of(name)
-    ended = run_here([sys.executable, script, subcommand, "--help"])
-    assert ended.returncode == 0, ended.stderr
+    assert script == benchmark.__file__
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main([subcommand, "--help"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
     for argument in arguments:
         if argument.startswith("--"):
-            assert f" {argument} " in ended.stdout
+            assert f" {argument} " in printed
 
 
 class Properties:

@@ -1,7 +1,6 @@
 """Counting calls of the CUDA driver: names, a stand-in for CUPTI that is compiled here, and a GPU."""
 
 import ctypes
-import pathlib
 import shutil
 import subprocess
 import threading
@@ -10,8 +9,9 @@ import pytest
 
 from benchmarks import cupti
 from benchmarks.cupti import Calls, CuptiMissing
+from tests import ROOT
 
-SOURCE = pathlib.Path(__file__).with_name("fake_cupti.c")
+SOURCE = ROOT / "tests" / "stand_ins" / "fake_cupti.c"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 import pathlib
 import signal
 import statistics
@@ -26,6 +25,7 @@ from benchmarks.parity_arms import ARMS, CONTROLS, FP16, FP32, LOW_LR, NO_MASTER
 from benchmarks.parity_runs import Run
 from benchmarks.parity_statistics import MARGIN, compare, t_quantile
 from models import MODELS
+from scripts import parity as script
 from tests import ROOT
 
 RESULT = ROOT / "benchmarks" / "results" / "2026-11-22-parity-cpu.json"
@@ -219,16 +219,16 @@ SETTINGS = (
 )
 
 
-def _study(folder, *arguments):
-    overrides = [word for setting in SETTINGS for word in ("--set", setting)]
-    return subprocess.Popen(
-        [sys.executable, ROOT / "scripts" / "parity.py", *overrides, *arguments],
-        cwd=folder,
-        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OPENBLAS_NUM_THREADS": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+OVERRIDES = [word for setting in SETTINGS for word in ("--set", setting)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working folder of a study."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def _wait_until_nobody_is_at_work(out):
@@ -237,18 +237,19 @@ def _wait_until_nobody_is_at_work(out):
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def pictures(folder):
     pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
     make = [sys.executable, ROOT / "scripts" / "make_textures.py", "--out", "set", "--images", "100"]
-    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True)
-    return tmp_path
+    subprocess.run(make, check=True, capture_output=True)
+    return folder
 
 
-def test_study_with_one_seed_is_killed_and_goes_on(pictures):
+def test_study_with_one_seed_is_killed_and_goes_on(pictures, capsys):
     """What was finished is kept, bit for bit; what is said follows from the runs' own logs."""
     out = pictures / "runs"
     options = ["--seeds", "1", "--jobs", "1", "--out", "runs", "--json", "study.json"]
-    process = _study(pictures, *options)
+    command = [sys.executable, ROOT / "scripts" / "parity.py", *OVERRIDES, *options]
+    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while not (out / "fp32-0" / "model.npz").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -258,9 +259,8 @@ def test_study_with_one_seed_is_killed_and_goes_on(pictures):
     _wait_until_nobody_is_at_work(out)  # a run that was under way has finished, or was killed
     kept = {path: path.stat().st_mtime_ns for path in out.glob("fp32-0/*")}
 
-    process = _study(pictures, *options, "--plot", "study.png")
-    stdout, stderr = process.communicate(timeout=600)
-    assert process.returncode == 0, stderr
+    assert script.main([*OVERRIDES, *options, "--plot", "study.png"]) == 0
+    stdout = capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     record = json.loads((pictures / "study.json").read_text())
     assert stdout.strip() == parity.table(record)
@@ -297,13 +297,11 @@ def _check_that_arms_are_what_they_are_called(weights):
     assert all(0 < difference < 0.5 for difference in different)
 
 
-def test_failed_run_is_named_with_its_last_words(pictures):
+def test_failed_run_is_named_with_its_last_words(pictures, capsys):
     out = pictures / "runs"
-    process = _study(
-        pictures, "--set", "training.batch_size=1000", "--seeds", "1", "--control-seeds", "1", "--out", "runs"
-    )
-    stdout, stderr = process.communicate(timeout=600)
-    assert process.returncode == 2
+    own = ("--set", "training.batch_size=1000", "--seeds", "1", "--control-seeds", "1", "--out", "runs")
+    assert script.main([*OVERRIDES, *own]) == 2
+    stdout, stderr = capsys.readouterr()
     assert stdout == ""
     last = stderr.splitlines()[-1]
     assert last.startswith("error: fp")
@@ -312,27 +310,26 @@ def test_failed_run_is_named_with_its_last_words(pictures):
     assert "(all in runs/fp" in last
 
     out.joinpath("study.json").write_text(json.dumps({"config (SHA-256)": "0", "settings": []}))
-    process = _study(pictures, "--out", "runs")
-    assert process.communicate()[1].splitlines()[-1] == (
+    assert script.main([*OVERRIDES, "--out", "runs"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
         "error: runs: holds runs of another config, or with other settings; give another --out"
     )
     with open(out / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        process = _study(pictures, "--out", "runs")
-        assert process.communicate()[1].splitlines()[-1] == (
+        assert script.main([*OVERRIDES, "--out", "runs"]) == 2
+        assert capsys.readouterr().err.splitlines()[-1] == (
             "error: runs: a study, or a run of one that was killed, is at work there"
         )
-        assert process.returncode == 2
 
 
-def test_bad_arguments_end_before_anything_is_written(tmp_path):
+def test_bad_arguments_end_before_anything_is_written(folder, capsys):
     for arguments, message in (
         (["--seeds", "1", "--control-seeds", "2"], "error: --control-seeds 2: at most --seeds, 1"),
         (["--set", "model.arch=resnet9"], "model.arch"),
         (["--config", "missing.yaml"], "missing.yaml"),
     ):
-        process = _study(tmp_path, *arguments)
-        stdout, stderr = process.communicate()
-        assert (process.returncode, stdout) == (2, "")
+        assert script.main([*OVERRIDES, *arguments]) == 2
+        stdout, stderr = capsys.readouterr()
+        assert stdout == ""
         assert message in stderr.splitlines()[-1]
-    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}  # matplotlib lists fonts there
+    assert {path.name for path in folder.iterdir()} <= {"cache"}  # matplotlib lists fonts there

@@ -1,8 +1,6 @@
 """scripts/benchmark.py primitives: the tables, and the floor of a primitive."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,10 +9,8 @@ from benchmarks import primitives, primitives_gpu
 from benchmarks.recording import Call, Spec
 from benchmarks.step import by_hand
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
-from tests import ROOT
+from scripts import benchmark
 from tests.stand_ins import cuda_on_host
-
-SCRIPT = ROOT / "scripts" / "benchmark.py"
 
 X, W = Spec((2, 6, 5, 16), "float16"), Spec((8, 3, 3, 16), "float16")
 DY = Spec((2, 3, 3, 8), "float16")
@@ -23,18 +19,17 @@ CHANNELS = Spec((16,), "float32")
 PRODUCTS = 2 * (2 * 3 * 3 * 8) * (3 * 3 * 16)
 
 
-def test_tables_and_the_same_numbers_as_json(tmp_path):
-    small = ("--batch", "2", "--size", "32", "--repeats", "1", "--gpu-batch", "1", "--json", "primitives.json")
-    command = [sys.executable, SCRIPT, "primitives", *small]
-    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert process.returncode == 0, process.stderr
+def test_tables_and_the_same_numbers_as_json(tmp_path, capsys):
+    small = ("--batch", "2", "--size", "32", "--repeats", "1", "--gpu-batch", "1")
+    benchmark.main(["primitives", *small, "--json", str(tmp_path / "primitives.json")])
+    printed = capsys.readouterr().out
     record = json.loads((tmp_path / "primitives.json").read_text())
     assert record["settings"] == {"batch": 2, "size": 32, "repeats": 1, "gpu_batch": 1}
     names = ["plain Chainer float32, NCHW", "mixprec.links float32, NHWC", "mixprec.links float16, NHWC"]
     assert [(row["name"], row["bound"]) for row in record["rows"]] == list(zip(names, (None, 1.0, 1.5), strict=True))
     for row in record["rows"]:
-        assert f"{row['name']:30}{row['forward']:12.1f}{row['backward']:13.1f}" in process.stdout
-    assert ("missing" in record["gpu"]) == ("not measured on a GPU" in process.stdout)
+        assert f"{row['name']:30}{row['forward']:12.1f}{row['backward']:13.1f}" in printed
+    assert ("missing" in record["gpu"]) == ("not measured on a GPU" in printed)
 
 
 def test_ratios_are_of_medians():
@@ -67,8 +62,8 @@ def test_operations_of_products(call, result, expected):
 
 
 @pytest.fixture(scope="module")
-def cuda(tmp_path_factory):
-    return cuda_on_host.HostCuda(cuda_on_host.kernels_folder(tmp_path_factory))
+def cuda():
+    return cuda_on_host.HostCuda()
 
 
 def _row(cuda, call, rates):

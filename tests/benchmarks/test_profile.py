@@ -28,7 +28,6 @@ from mixprec.backends.launch import CupyLauncher
 from mixprec.optimizer.batched import Batched
 from mixprec.rewrite.deferred import Normalization
 from models import MODELS
-from tests.stand_ins.cuda_on_host import kernels_folder
 from tests.stand_ins.host_launch import HostLauncher
 from tests.update.test_cubin import ARCHITECTURES, compiler_for
 
@@ -461,8 +460,8 @@ def test_events_are_used_again():
     assert len(made) == 3
 
 
-def test_the_kernel_that_spins_ends(tmp_path_factory):
-    launcher = HostLauncher(kernels_folder(tmp_path_factory))
+def test_the_kernel_that_spins_ends():
+    launcher = HostLauncher()
     kernel = launcher.compile(clocks.source(launcher.threads), ("spin",))["spin"]
     launcher.launch(kernel, 1, [1000])
     assert launcher.launches == [1]
