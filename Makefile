@@ -29,7 +29,7 @@ data/digits: | install ## scikit-learn's handwritten digits as JPEG files
 	@$(BIN)/python scripts/make_digits.py --out $@
 
 # Two workers on two cores, each with one thread of BLAS; one line of progress.
-PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -p tests.progress -n auto --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.progress -n auto --dist worksteal
 
 test: install ## the core of the tests: what a user's trust rests on
 	@$(PYTEST) $(ARGS)
@@ -51,7 +51,7 @@ test-cupy: install ## with CuPy installed, without a GPU: parts of the core agai
 test-plans: install ## with cuDNN installed, without a GPU: its plans of ResNets; downloads 1 GB
 	@echo "install: cuDNN, its frontend, and what they load"
 	@$(INSTALL) --no-build-isolation --editable ".[test-plans]"
-	@$(BIN)/python -m pytest -q -p tests.progress -m plans $(ARGS)
+	@$(BIN)/python -m pytest -q -o console_output_style=classic -p tests.progress -m plans $(ARGS)
 
 lint: install ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """One line of progress in the place of a letter for each test: ``pytest -p tests.progress``, as `make test` calls it.
 
 On a terminal the line is written anew as tests end. Elsewhere, as in the log of CI, a tenth of the tests has a line.
+What fails is named at once.
 """
 
 import sys
@@ -17,18 +18,19 @@ class Progress:
         self._start = self._written = time.monotonic()
         self._ended = self._failed = self._tenths = 0
         self._terminal = sys.stdout.isatty()
+        self._clear = "\r\x1b[K" if self._terminal else ""
 
+    @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self, report):
-        """Keeps the categories of the summary and drops the letters; other plugins decide on what is odd."""
-        if report.passed:
-            return ("passed" if report.when == "call" else ""), "", ""
-        if report.skipped and not hasattr(report, "wasxfail"):
-            return "skipped", "", ""
-        return None
+        """Keeps what the summary needs and drops the letters."""
+        category, _, word = yield
+        return category, "", word if category != "passed" else ""
 
     def pytest_runtest_logreport(self, report):
-        self._failed += report.failed
         self._ended += report.when == "teardown"
+        if report.failed:
+            self._failed += 1
+            print(f"{self._clear}FAILED {report.nodeid}", flush=True)
         self._write(report.when == "teardown")
 
     def _write(self, ended):
@@ -40,11 +42,10 @@ class Progress:
         self._tenths, self._written = tenths, now
         minutes, seconds = divmod(int(now - self._start), 60)
         text = f"{self._ended} of {total} tests, {self._failed} failed, {minutes}:{seconds:02}"
-        print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", flush=True)
+        print(f"{self._clear}{text}", end="" if self._terminal else "\n", flush=True)
 
     def pytest_sessionfinish(self):
-        if self._terminal:
-            print("\r\x1b[K", end="", flush=True)
+        print(self._clear, end="", flush=True)
 
 
 @pytest.hookimpl(trylast=True)
