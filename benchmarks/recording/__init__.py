@@ -17,6 +17,7 @@ from benchmarks.recording.graphs import Graph, Graphs
 from benchmarks.recording.memory import Memory
 from mixprec import backends
 from mixprec.backends.primitives import Primitives
+from mixprec.graph_capture import origin
 
 __all__ = ["Array", "Call", "Dnn", "Graph", "Graphs", "Launcher", "Spec", "array", "calls", "install", "send"]
 
@@ -59,3 +60,4 @@ def install():
             setattr(primitives, name, named(name, getattr(primitives, name)))
     primitives.graphs = Graphs(primitives.launcher)
     backends.register(Array, primitives)
+    origin.LIBRARIES.add(__name__)

@@ -5,7 +5,8 @@ import traceback
 
 import chainer
 
-_LIBRARIES = {"mixprec", "chainer", "cupy", "cupyx", "cupy_backends", "numpy", "contextlib", "functools"}
+# Packages and modules that are not the user's code; a device that stands in for a GPU adds itself.
+LIBRARIES = {"mixprec", "chainer", "cupy", "cupyx", "cupy_backends", "numpy", "contextlib", "functools"}
 # What CuPy says while a stream captures.
 _MEANINGS = {
     "synchronous API": "the host waits for the device",
@@ -45,7 +46,8 @@ def cause_of(error):
 
 
 def _is_users(frame):
-    return frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
+    name = f"{frame.f_globals.get('__name__', '')}."
+    return not any(name.startswith(f"{library}.") for library in LIBRARIES)
 
 
 def _described(file, line):

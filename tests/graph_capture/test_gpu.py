@@ -19,7 +19,7 @@ from tests.stand_ins.cuda_sides import both_sides
 STEPS = 20
 
 
-@pytest.mark.core(6)
+@pytest.mark.core(3)
 @both_sides
 @pytest.mark.parametrize(
     ("rule", "settings"),

@@ -194,6 +194,7 @@ def test_a_hook_of_a_link_is_not_left_out(added, cuda, caplog):
 # --- errors
 
 
+@pytest.mark.core(5)
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 @pytest.mark.parametrize("when", [(0, 1), (2,), (1, 2, 3), (3, 4)])
 @pytest.mark.parametrize("late", [False, True], ids=["before the forward pass", "after it"])

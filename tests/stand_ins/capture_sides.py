@@ -18,7 +18,7 @@ from mixprec.graph_capture import origin
 from tests.stand_ins import graph_array, graph_work
 from tests.stand_ins.cuda_sides import OnGpu
 from tests.stand_ins.graph_array import GraphArray
-from tests.stand_ins.graph_on_host import MODULES, GraphCuda
+from tests.stand_ins.graph_on_host import GraphCuda
 
 
 def _waits(*_, **__):
@@ -174,7 +174,7 @@ def host(device, monkeypatch):
     monkeypatch.setitem(backends._OTHERS, GraphArray, device)
     # Chainer takes this device for the host.
     monkeypatch.setattr(sys.modules["mixprec.functions.dropout"], "_primitives", lambda _: device)
-    monkeypatch.setattr(origin, "_LIBRARIES", origin._LIBRARIES | MODULES)
+    monkeypatch.setattr(origin, "LIBRARIES", origin.LIBRARIES | {"tests.stand_ins"})
     cudnn.configure(deterministic=True)
     return HOST
 

@@ -21,7 +21,6 @@ from tests.stand_ins.cudnn_host import HostDevice
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.host_launch import HostLauncher
 
-MODULES = {"graph_array", "graph_on_host", "graph_work", "host_launch"}  # no user's code
 _STREAM = 7
 
 

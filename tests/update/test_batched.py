@@ -78,6 +78,7 @@ def _scale(random, names, step):
 # --- every rule
 
 
+@pytest.mark.core(6)
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_is_chainers(name):
     """50 steps: all kinds of parameters, schedules, scales that differ, missing gradients, skips wherever they hurt."""
@@ -140,6 +141,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.core(5)
 @pytest.mark.parametrize("hooks", HOOKS)
 def test_every_rule_with_hooks_is_chainers(hooks):
     """50 steps of all rules in one model. Half of the rules have the hooks for rules."""
