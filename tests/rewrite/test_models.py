@@ -31,6 +31,11 @@ WAYS = {
     "nchw": {"layout": "nchw", "fuse": False},
 }
 
+# Sums over images and pixels have up to 1,024 terms. NumPy adds them in pairs, BLAS of some processors one after another:
+# roundings that are independent then add up to sqrt(1024) times as much.
+ANY_ORDER = 32
+ONE_ROUNDING = 2**-10  # less than a rounding to float16 anywhere would make
+
 
 def _check_float32(case, model, plain, run_converted=run, share=1.0):
     """``share``: how many of the gradients, the most exact ones, have to be within the bound."""
@@ -40,10 +45,9 @@ def _check_float32(case, model, plain, run_converted=run, share=1.0):
         gradients, results = _split(distances(run_converted(model, case, seed, train=train), exact))
         of_plain, _ = _split(distances(run_plain(plain, case, seed, train=train), exact))
         assert max(results.values()) <= 1e-5, (where, results)
-        # Both are sums of roundings, whose order BLAS chooses by the CPU: a factor of 5 between them has been seen.
-        limit = max(1e-5, 8 * np.quantile(list(of_plain.values()), share))
-        # Less than a rounding to float16 anywhere would make.
-        assert limit < 2**-10, "not a fair case: plain float32 is off itself"
+        plain_error = np.quantile(list(of_plain.values()), share)
+        assert 8 * plain_error < ONE_ROUNDING, "not a fair case: plain float32 is off itself"
+        limit = min(ONE_ROUNDING, max(1e-5, ANY_ORDER * plain_error))
         worst = max(gradients, key=gradients.get)
         assert np.quantile(list(gradients.values()), share) <= limit, (where, worst, gradients[worst])
         assert gradients[worst] < 5e-2, (where, worst, gradients[worst])
@@ -61,8 +65,8 @@ def _split(errors):
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
 def test_float32_is_exact_to_1e_5(case, way):
-    """Results are, and so are gradients where plain Chainer's own are: their bound is 1e-5, or eight times the largest
-    error of plain float32, which is above 1e-5 where contributions cancel."""
+    """Results are, and so are gradients where plain Chainer's own are: their bound is 1e-5, or 32 times the largest error
+    of plain float32, which is above 1e-5 where contributions cancel."""
     # In NCHW dropout is Chainer's own.
     run_converted = run_plain if way.get("layout") == "nchw" else run
     _check_float32(case, converted(case, compute="float32", **way), new(case), run_converted)
