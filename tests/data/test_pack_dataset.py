@@ -1,6 +1,7 @@
 """scripts/pack_dataset.py: what is written, that a killed run goes on to the same bytes, and --verify."""
 
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -19,7 +20,9 @@ from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.opening import open_images
 from mixprec.data.sources.pack import pack, verify
 from mixprec.data.sources.shards import FORMATS, scan_shards
+from scripts import pack_dataset
 from tests import ROOT
+from tests.called import call
 
 SCRIPT = ROOT / "scripts" / "pack_dataset.py"
 MIB = 0.02  # a shard; the images have about 1.5 KB
@@ -76,6 +79,9 @@ def contents(folder):
 def run(*arguments, killed_at=None):
     head = [SCRIPT] if killed_at is None else ["-c", KILLED, killed_at, SCRIPT]
     return subprocess.run([sys.executable, *map(str, (*head, *arguments))], capture_output=True, text=True, timeout=120)
+
+
+run_here = functools.partial(call, pack_dataset.main)
 
 
 def refused(function, *arguments, **options):
@@ -382,7 +388,7 @@ def test_script_packs_says_what_it_left_out_and_verifies(root, tmp_path):
     broken.write_bytes(b"text")
     out = tmp_path / "out"
     arguments = ("--source", tmp_path / "in", "--out", out, "--format", "webdataset")
-    stopped = run(*arguments)
+    stopped = run_here(*arguments)
     assert stopped.returncode == 2
     assert stopped.stderr.startswith(f"pack_dataset: {broken}: not an image")
     assert stopped.stderr.count("\n") == 1
@@ -393,14 +399,16 @@ def test_script_packs_says_what_it_left_out_and_verifies(root, tmp_path):
     left_out = f"{out}: 1 bad images were left out: skipped.txt\n"
     assert first.stdout == f"{said}\n{left_out}"
     assert (out / "skipped.txt").read_text().startswith(f"{broken}: not an image")
-    assert run(*arguments, "--on-error", "skip").stdout == f"{said}, already there\n{left_out}"
-    verified = run("--verify", out)
+    assert run_here(*arguments, "--on-error", "skip").stdout == f"{said}, already there\n{left_out}"
+    verified = run_here("--verify", out)
     assert verified.stdout == f"{out}: 6 images in 1 shards are as they were packed\n"
     assert verified.returncode == 0
 
 
 def test_script_wants_its_arguments(tmp_path):
-    assert "--out, --format must be given, or --verify" in run("--source", tmp_path).stderr
-    both = run("--verify", tmp_path, "--out", tmp_path)
+    missing = run_here("--source", tmp_path)
+    assert missing.returncode == 2
+    assert "--out, --format must be given, or --verify" in missing.stderr
+    both = run_here("--verify", tmp_path, "--out", tmp_path)
     assert both.returncode == 2
     assert "--verify goes with nothing else" in both.stderr

@@ -1,5 +1,6 @@
 """make_digits.py: what is written, that it is written completely or not at all, and once."""
 
+import functools
 import hashlib
 import io
 import json
@@ -14,8 +15,10 @@ from PIL import Image
 from mixprec.data.errors import DataError
 from mixprec.data.sources.classes import check_same_classes
 from mixprec.data.sources.folders import scan_folders
+from scripts import make_digits
 from scripts.datasets import digits, generated_set
 from tests import ROOT
+from tests.called import call
 
 pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[digits]'")
 
@@ -50,6 +53,9 @@ def contents(folder):
 
 def run(*arguments):
     return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True)
+
+
+run_here = functools.partial(call, make_digits.main)
 
 
 def test_set_is_complete_split_by_class_and_readable(complete):
@@ -198,7 +204,7 @@ def test_script_says_where_and_how_many_and_that_it_is_already_there(tmp_path):
     assert first.returncode == 0, first.stderr
     assert first.stdout == f"{out}: 1442 training and 355 validation images\n"
     assert json.loads((out / "manifest.json").read_text())["size"] == 32
-    second = run("--out", out, "--size", 32)
+    second = run_here("--out", out, "--size", 32)
     assert second.stdout == f"{out}: 1442 training and 355 validation images, already there\n"
 
 
@@ -206,7 +212,7 @@ def test_script_says_where_and_how_many_and_that_it_is_already_there(tmp_path):
 def test_script_ends_with_one_line_and_code_2(tmp_path, case):
     (tmp_path / "file").write_text("mine")
     out = tmp_path if case == "foreign" else tmp_path / "file" / "digits"
-    ended = run("--out", out)
+    ended = run_here("--out", out)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.count("\n") == 1
