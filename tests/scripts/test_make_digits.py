@@ -33,9 +33,11 @@ def cache_home(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
-    """The set at the default size."""
+    """The set at the default size, made by the script."""
     out = tmp_path_factory.mktemp("set") / "digits"
-    assert digits.make_digits(out) == (1442, 355, True)
+    made = subprocess.run([sys.executable, SCRIPT, "--out", out], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout == f"{out}: 1442 training and 355 validation images\n"
     return out
 
 
@@ -51,11 +53,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True)
-
-
-run_here = functools.partial(call, make_digits.main)
+run = functools.partial(call, make_digits.main)
 
 
 def test_set_is_complete_split_by_class_and_readable(complete):
@@ -198,21 +196,24 @@ def test_without_scikit_learn_the_error_says_what_to_install(tmp_path, monkeypat
         digits.make_digits(tmp_path / "digits")
 
 
-def test_script_says_where_and_how_many_and_that_it_is_already_there(tmp_path):
-    out = tmp_path / "digits"
-    first = run("--out", out, "--size", 32)
+def test_script_says_where_and_how_many_and_that_it_is_already_there(small, complete):
+    """What it says of the whole set when it makes it is seen where that is made."""
+    assert json.loads((complete / "manifest.json").read_text())["size"] == 40
+    assert run("--out", complete).stdout == f"{complete}: 1442 training and 355 validation images, already there\n"
+    first = run("--out", small, "--size", 32)
     assert first.returncode == 0, first.stderr
-    assert first.stdout == f"{out}: 1442 training and 355 validation images\n"
-    assert json.loads((out / "manifest.json").read_text())["size"] == 32
-    second = run_here("--out", out, "--size", 32)
-    assert second.stdout == f"{out}: 1442 training and 355 validation images, already there\n"
+    train, val = (len(list(small.glob(f"{part}/*/*.jpg"))) for part in ("train", "val"))
+    assert train + val == 30
+    assert first.stdout == f"{small}: {train} training and {val} validation images\n"
+    assert json.loads((small / "manifest.json").read_text())["size"] == 32
+    assert run("--out", small, "--size", 32).stdout == f"{first.stdout[:-1]}, already there\n"
 
 
 @pytest.mark.parametrize("case", ["foreign", "unwritable"])
 def test_script_ends_with_one_line_and_code_2(tmp_path, case):
     (tmp_path / "file").write_text("mine")
     out = tmp_path if case == "foreign" else tmp_path / "file" / "digits"
-    ended = run_here("--out", out)
+    ended = run("--out", out)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.count("\n") == 1
