@@ -1,6 +1,7 @@
 # `make help` prints this list of variables, and the targets:
 ##   PYTHON   interpreter of the environment, 3.10 to 3.13: PYTHON=python3.13; default: python3
-##   EXTRAS   extras of setup.cfg that are installed: EXTRAS=cuda13,digits,test on a machine with a GPU (cuda12 on a V100)
+##   EXTRAS   extras of setup.cfg that are installed; default: dali,digits,test. On a machine with a GPU:
+##            EXTRAS=cuda13,digits,test, or cuda12 on a V100
 ##   CONFIG   what `make train` trains; default: configs/digits.yaml
 ##   ARGS     more arguments of the command that a target ends with: ARGS="--set training.epochs=2" of train,
 ##            ARGS="-k digits" of the tests
@@ -19,7 +20,7 @@ STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sy
 # cores, and without tests of packages and torch with its symbolic algebra: Python compiles those if it comes to them.
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: train help test test-cupy test-plans lint install clean
+.PHONY: train help test test-all test-sweep test-cupy test-plans lint install clean
 
 train: install data/digits ## install, write the digits, train a small ResNet on them (the default target)
 	@$(BIN)/python scripts/train_imagenet.py --config $(CONFIG) $(ARGS)
@@ -27,22 +28,30 @@ train: install data/digits ## install, write the digits, train a small ResNet on
 data/digits: | install ## scikit-learn's handwritten digits as JPEG files
 	@$(BIN)/python scripts/make_digits.py --out $@
 
-test: install ## the core of the tests
-	$(BIN)/python -m pytest $(ARGS)
+# Two workers on two cores, each with one thread of BLAS; one line of progress.
+PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -p tests.progress -n auto --dist worksteal
 
-# The same tests with CuPy installed: without a GPU, importing it changes nothing, and kernels compile. Without those of
-# data, which do not import it, of whole runs, which take minutes, and of arithmetic, which has its backend handed to it.
-WITHOUT = data_dali* data_pillow* data_s* pack_* make_* train_signals* train_recipe* parity* benchmark_* convert_models* \
-	convert_random* primitives_* nchw_* cuda_[!k]* update_batched* update_kernels* update_t* update_w* bars* check_gpu*
-test-cupy: install ## the tests with CuPy installed, without a GPU
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test-cupy]"
-	$(BIN)/python -m pytest $(foreach name,$(WITHOUT),'--ignore-glob=tests/test_$(name)') $(ARGS)
+test: install ## the core of the tests: what a user's trust rests on
+	@$(PYTEST) $(ARGS)
 
-# Every cuDNN plan that ResNets need is built, for three GPUs and without one. Downloads 1 GB.
-test-plans: install ## cuDNN's plans of ResNets, without a GPU; downloads 1 GB
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test-plans]"
-	$(BIN)/python -m pytest tests/backends/cudnn/test_plans.py tests/benchmarks/test_check_gpu.py::test_the_real_cudnn_writes_files_as_the_tests_have_them \
-		$(ARGS)
+test-all: test test-sweep test-cupy test-plans ## all tests: the core, and everything below
+
+test-sweep: install ## the other cases of the core's tests, all examples of property tests, and the measuring tools
+	@$(PYTEST) -m "(sweep or examples) and not cupy and not plans" $(ARGS)
+
+# Without a GPU importing CuPy changes nothing, and kernels compile. Arithmetic has its backend handed to it, and loaders
+# do not import CuPy: neither is run again.
+CUPY = tests/*.py $(addprefix tests/,bridge compat functions graph_capture links optimizer rewrite update) \
+	tests/backends/*.py tests/backends/cuda/test_kernels*.py tests/training/test_train_command.py
+test-cupy: install ## with CuPy installed, without a GPU: parts of the core again, and all kernels compile
+	@echo "install: CuPy and NVRTC"
+	@$(INSTALL) --no-build-isolation --editable ".[test-cupy]"
+	@$(PYTEST) -m "cupy or not sweep" $(CUPY) $(ARGS)
+
+test-plans: install ## with cuDNN installed, without a GPU: its plans of ResNets; downloads 1 GB
+	@echo "install: cuDNN, its frontend, and what they load"
+	@$(INSTALL) --no-build-isolation --editable ".[test-plans]"
+	@$(BIN)/python -m pytest -q -p tests.progress -m plans $(ARGS)
 
 lint: install ## ruff: rules and format
 	$(BIN)/ruff check .

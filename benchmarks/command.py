@@ -84,7 +84,7 @@ def _bars(networks, save, **chosen):
 
 
 def _file_of(specifier, device):
-    """Returns where the record of a run goes for which nobody has named a file: hours are not to be lost."""
+    """Returns where the record of a run goes that has no ``--json``: hours are not to be lost."""
     name = "cpu" if specifier == "@numpy" else re.sub(r"[^a-z0-9]+", "-", gpu_name(device).lower()).strip("-")
     now = datetime.datetime.now(datetime.timezone.utc)
     try:

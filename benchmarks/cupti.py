@@ -1,8 +1,8 @@
-"""Counts what a process asks of the CUDA driver, whoever asks: CuPy, cuDNN, PyTorch. By the callbacks of CUPTI.
+"""Counts what a process asks of the CUDA driver through CuPy, cuDNN or PyTorch. By the callbacks of CUPTI.
 
 CUPTI is NVIDIA's interface for profilers (https://docs.nvidia.com/cupti): it calls back at the beginning and at the end
 of each function of the driver, those that the CUDA runtime calls included. No counter of the GPU is read, so that
-nobody needs a permission for it.
+it needs no permission.
 """
 
 import collections
@@ -64,7 +64,7 @@ class Calls:
 def counting():
     """Gives :class:`Calls`, whose numbers are there when the block has ended.
 
-    In a process only one can count at a time, and nobody while a profiler does, such as PyTorch's. A call of the
+    In a process only one can count at a time, and none while a profiler does, such as PyTorch's. A call of the
     driver takes some microseconds more inside of the block.
 
     Raises:

@@ -115,7 +115,7 @@ def prepare(name, images, batch, threads):
 
 
 def turn(batches):
-    """Returns the seconds that an image takes, while nobody else wants a processor."""
+    """Returns the seconds that an image takes, while nothing else wants a processor."""
     for _ in range(_DRAIN):
         _next()
     images = 0

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import statistics
 
-#: Percentage points. Fixed before the study was run: a difference in accuracy that nobody would mind.
+#: Percentage points. Fixed before the study was run: a difference in accuracy that does not matter.
 MARGIN = 1.0
 
 #: Of the confidence intervals.

@@ -85,7 +85,7 @@ def reason_of(error):
 
 
 def _serve(connection):
-    """What runs in the process: does what it is asked until nobody can ask any more."""
+    """What runs in the process: does what it is asked until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     while True:

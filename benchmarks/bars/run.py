@@ -49,7 +49,7 @@ class Settings:
 
 
 def defaults(specifier):
-    """Returns what is measured on a device unless somebody asks for something else.
+    """Returns what is measured on a device by default.
 
     Args:
         specifier: of the device.

@@ -198,7 +198,7 @@ class _WithLoss(nn.Module):
 def _optimizer(network, fused):
     """Returns SGD with weight decay on weights, none on biases and batch normalization, and momenta that are 0.
 
-    Where the first step overflows, fused SGD would skip it, and leave momenta behind that nobody has written.
+    Where the first step overflows, fused SGD would skip it, and leave momenta behind that were never written.
     """
     params = list(network.parameters())
     groups = [

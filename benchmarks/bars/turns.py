@@ -75,7 +75,7 @@ def measure(bars, task, plan, *, count=None, progress=lambda name: None):
         bars: list of :class:`~benchmarks.bars.contestant.Bar`.
         task: :class:`~benchmarks.bars.contestant.Task`.
         plan: :class:`Plan`.
-        count: see :meth:`benchmarks.bars.contestant.Contestant.launches`; ``None`` if there is nobody to count.
+        count: see :meth:`benchmarks.bars.contestant.Contestant.launches`; ``None`` if nothing can count.
         progress: called with the name of a row when it is warm, and after each of its blocks.
 
     Yields:

@@ -48,7 +48,7 @@ class Ended:
 class Interruption:
     """Notes SIGINT, SIGTERM and SIGHUP in a ``with`` statement, for :func:`run` to look at.
 
-    A handler that raises could do so between the start of a process and the moment where somebody knows of it.
+    A handler that raises could do so between the start of a process and the moment where it is known here.
 
     Attributes:
         signals: numbers of the signals that have come.

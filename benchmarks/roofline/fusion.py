@@ -82,7 +82,7 @@ class Fusion:
         normalizations: dict from indices of batch normalizations to :class:`Normalization`.
         absorbed: indices of additions and ReLUs that are no kernel of their own.
         in_epilogue: batch normalizations whose statistics the convolution before them takes.
-        in_prologue: batch normalizations that whoever reads them applies, so that nobody writes the result.
+        in_prologue: batch normalizations that each reader applies, so that their result is never written.
         summed: dict from layers to the number of arrays that a kernel adds up to the gradient of their output.
         accumulating: convolutions whose dgrad adds to an array that is there.
         reducing: dict from convolutions to the batch normalizations for which their dgrad takes sums.

@@ -58,8 +58,10 @@ def _count(*overrides, config="nhwc_fused_batched.yaml"):
 
 @pytest.fixture(scope="module")
 def full():
-    """A ResNet-50 on 224x224 pixels, eager and captured."""
-    return counts.counts_of(counts.WAYS, MODELS["resnet50"], **FULL)
+    """A ResNet-50, eager on 224x224 pixels, and captured on few."""
+    eager, captured = counts.WAYS
+    found = counts.counts_of([eager], MODELS["resnet50"], **FULL)
+    return found | counts.counts_of([captured], MODELS["resnet50"], **FULL | {"size": 32})
 
 
 def test_a_fused_step(full):

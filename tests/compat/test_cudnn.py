@@ -178,6 +178,7 @@ def test_names_are_those_of_the_functions_when_they_are_asked_for(tmp_path):
 # --- with CuPy as it is
 
 
+@pytest.mark.plans
 @pytest.mark.parametrize("frontend", [FRONTEND, None], ids=["stand-in", "cuDNN"])
 def test_importing_chainer_initializes_no_cuda(tmp_path, frontend):
     """With the real CuPy, and the real cuDNN, on a driver that ends the process."""
@@ -352,6 +353,7 @@ def test_constants_need_nothing():
     assert python(code, None) == (["[]"], [])
 
 
+@pytest.mark.plans
 def test_constants_are_those_of_the_headers():
     """The C headers that come with nvidia-cudnn."""
     nvidia = pytest.importorskip("nvidia.cudnn", reason="nvidia-cudnn is not installed")

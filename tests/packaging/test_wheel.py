@@ -38,7 +38,7 @@ def contents(wheel):
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory):
-    """A copy, as building leaves folders behind."""
+    """A copy of the checkout, as building leaves folders behind."""
     copy = tmp_path_factory.mktemp("checkout")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))

@@ -97,6 +97,7 @@ def compiler_for(architecture):
     return compiler
 
 
+@pytest.mark.cupy
 @pytest.mark.sweep
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_rule_and_hook_compiles_without_spills(architecture):
@@ -114,6 +115,7 @@ def test_every_rule_and_hook_compiles_without_spills(architecture):
         assert all(sizes == ("0", "0", "0") for sizes in moved), f"{name}: {log}"
 
 
+@pytest.mark.cupy
 def test_cupy_compiles_with_the_same_options_and_no_others(monkeypatch):
     """CuPy's RawModule would flush subnormal numbers to zero."""
     pytest.importorskip("cupy", reason="CuPy is not installed")

@@ -34,6 +34,7 @@ def test_there_are_kernels():
         assert len(kernels.names_in(file)) == text_of("mixprec.backends", f"{file}.cu").count("__global__")
 
 
+@pytest.mark.cupy
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("architecture", "whole"), [*((architecture, True) for architecture in ARCHITECTURES), ("sm_90", False)]

@@ -14,6 +14,8 @@ from mixprec.backends.geometry import Convolution
 from tests.backends.cudnn.operations import conv_fprop
 from tests.stand_ins import deviceless_cudnn
 
+pytestmark = [pytest.mark.sweep, pytest.mark.plans]
+
 try:
     library.load()
 except library.CudnnMissing as error:

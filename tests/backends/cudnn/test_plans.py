@@ -18,6 +18,8 @@ from tests.backends.cudnn.plan_cases import NETWORKS, operations_of
 from tests.backends.cudnn.plan_variants import variants
 from tests.stand_ins import deviceless_cudnn, fake_cudnn
 
+pytestmark = [pytest.mark.sweep, pytest.mark.plans]
+
 try:
     library.load()
 except library.CudnnMissing as error:
