@@ -11,9 +11,15 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-sys.path.insert(0, os.getcwd())
 
 from mixprec.rewrite import command
 
+
+def main(argv=None):
+    """Runs the command with arguments, ``None`` for those of the process; returns its exit code."""
+    sys.path.insert(0, os.getcwd())
+    return command.main(sys.argv[1:] if argv is None else argv)
+
+
 if __name__ == "__main__":
-    sys.exit(command.main(sys.argv[1:]))
+    sys.exit(main())

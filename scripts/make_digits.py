@@ -11,12 +11,20 @@ from mixprec.data.errors import DataError
 from scripts.datasets.digits import make_digits
 
 
-def main():
+def main(argv=None):
+    """Runs the script.
+
+    Args:
+        argv: its arguments; ``None`` for those of the process.
+
+    Raises:
+        SystemExit: it has not ended well; the reason is on standard error.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="data/digits", help="folder to make (default: %(default)s)")
     parser.add_argument("--size", type=int, default=40, help="pixels a side, at least 32 (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace a damaged set, or one of another size")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     try:
         train, val, made = make_digits(args.out, size=args.size, force=args.force)
     except DataError as error:

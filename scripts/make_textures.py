@@ -11,7 +11,15 @@ from mixprec.data.errors import DataError
 from scripts.datasets.textures import make_textures
 
 
-def main():
+def main(argv=None):
+    """Runs the script.
+
+    Args:
+        argv: its arguments; ``None`` for those of the process.
+
+    Raises:
+        SystemExit: it has not ended well; the reason is on standard error.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="data/textures", help="folder to make (default: %(default)s)")
     parser.add_argument(
@@ -19,7 +27,7 @@ def main():
     )
     parser.add_argument("--seed", type=int, default=0, help="another one gives other pictures (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace a damaged set, or one of other parameters")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     try:
         train, val, made = make_textures(args.out, images=args.images, seed=args.seed, force=args.force)
     except DataError as error:

@@ -12,7 +12,15 @@ from mixprec.data.sources.opening import open_images
 from mixprec.data.sources.pack import SKIPPED, pack, verify
 
 
-def main():
+def main(argv=None):
+    """Runs the script.
+
+    Args:
+        argv: its arguments; ``None`` for those of the process.
+
+    Raises:
+        SystemExit: it has not ended well; the reason is on standard error.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", help="folder of class folders, list of files, or folder of shards")
     parser.add_argument("--out", help="folder to make; the same call goes on where one that was killed stopped")
@@ -34,7 +42,7 @@ def main():
         "(default: %(default)s)",
     )
     parser.add_argument("--verify", metavar="DIR", help="compare every shard with the manifest; decode every image")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.verify is None:
         missing = [f"--{name}" for name in ("source", "out", "format") if getattr(args, name) is None]
         if missing:

@@ -30,6 +30,7 @@ def run_python(code, *options, env=None):
     return done.stdout
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize(
     "imports",
     ["import chainer", "import chainer, mixprec", "import mixprec, chainer", "import chainermn"],
@@ -39,6 +40,7 @@ def test_chainer_imports_silently_in_any_order(imports):
     assert run_python(imports, "-W", "error") == ""
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("module", ["chainer.testing", "chainer.gradient_check", "chainer.testing.doctest_helper"])
 def test_modules_that_want_pkg_resources_import_silently(module):
     assert run_python(f"import {module}", "-W", "error") == ""
@@ -91,6 +93,7 @@ def test_worker_started_from_pytest_unpickles_chainer_objects(method, tmp_path):
         np.testing.assert_array_equal(saved["W"], link.W.array)
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_worker_of_a_parent_without_a_main_file_unpickles_chainer_objects(method):
     """The parent, `python -c`, imports Chainer first; no script runs again in the worker that could import a shim."""
@@ -103,6 +106,7 @@ def test_worker_of_a_parent_without_a_main_file_unpickles_chainer_objects(method
     assert run_python(code).strip() == "8"
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_multiprocess_iterator_hands_over_chainer_data_sets(method):
     code = f"""

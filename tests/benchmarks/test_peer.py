@@ -253,10 +253,7 @@ def test_compiled_steps_are_the_eager_ones(torch, torch_step, tmp_path, monkeypa
 
     With a cache of its own: code of another instruction set, taken from the common one, has given NaN and crashes.
     """
-    from torch._inductor import config
-
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)  # which takes longer than the code
     ways = [peer.Way("float32"), peer.Way("float32", compile="default")]
     eager, compiled = (_small(torch, torch_step.CpuStep, way) for way in ways)
     exact = _in_float64(_small(torch, torch_step.CpuStep, ways[0]))

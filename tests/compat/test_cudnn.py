@@ -55,6 +55,7 @@ def test_everything_of_chainer_imports(tmp_path):
     assert python(code, machine(tmp_path)) == (["True"], [])
 
 
+@pytest.mark.core(3)
 @pytest.mark.parametrize(
     ("settings", "variables"),
     [
@@ -73,6 +74,7 @@ def test_without_a_gpu_or_switched_off_nothing_is_placed_and_nothing_said(tmp_pa
     assert python(SEEN, machine(tmp_path, **settings, **variables)) == ([OFF], [])
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("value", ["", "1"])
 def test_switched_on(tmp_path, value):
     assert python(SEEN, machine(tmp_path, MIXPREC_CUDNN=value)) == ([ON], [])
@@ -84,6 +86,7 @@ def test_an_odd_switch_is_named(tmp_path):
     assert said == ["MIXPREC_CUDNN=off: expected 0 or 1; it is taken as 1"]
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("frontend", "named"),
     [
@@ -127,6 +130,7 @@ OWN = {
 }
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("frontend", [FRONTEND, NO_FRONTEND])
 def test_cudnn_of_cupy_stays(tmp_path, frontend):
     code = """
@@ -243,6 +247,7 @@ BRANCHES = """
 """
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("use_cudnn", ["auto", "always", "never"])
 def test_rnn_and_spatial_transformer_take_chainers_own_branch(tmp_path, use_cudnn):
     """With NumPy in place of CuPy, so that the conditions of the branches see a GPU's arrays."""
@@ -264,6 +269,7 @@ def test_rnn_and_spatial_transformer_take_chainers_own_branch(tmp_path, use_cudn
     assert said == [f"cuDNN's {what} is not bridged: Chainer's own path" for what in on]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("run", ["sequences()", "transformer('gpu')"])
 def test_with_cudnn_of_cupy_its_branches_are_taken(tmp_path, run):
     code = f"""
@@ -306,6 +312,7 @@ def test_functions_stay_what_they_were(tmp_path):
 # --- the report
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("settings", "variables", "row"),
     [

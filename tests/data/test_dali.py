@@ -384,6 +384,7 @@ def test_shards_of_validation_are_parts_of_the_whole_in_order(make, flat, last_b
             shard.reset()
 
 
+@pytest.mark.core(3)
 @pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_shard_goes_on_after_any_batch(make, noise, last_batch, shard):

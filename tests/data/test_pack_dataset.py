@@ -1,6 +1,7 @@
 """scripts/pack_dataset.py: what is written, that a killed run goes on to the same bytes, and --verify."""
 
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -19,24 +20,32 @@ from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.opening import open_images
 from mixprec.data.sources.pack import pack, verify
 from mixprec.data.sources.shards import FORMATS, scan_shards
+from scripts import pack_dataset
 from tests import ROOT
+from tests.called import call
 
 SCRIPT = ROOT / "scripts" / "pack_dataset.py"
 MIB = 0.02  # a shard; the images have about 1.5 KB
 
-# Ends itself with SIGKILL in place of the n-th renaming of a finished temporary file.
+# Runs the script again and again, in forks, and prints their exit codes. Each line that is read is a number n: in place
+# of the n-th renaming of a finished temporary file the fork ends itself with SIGKILL.
 KILLED = """
-import os, runpy, signal, sys
-rename, left = os.replace, int(sys.argv.pop(1))
+import os, signal, sys
+from scripts import pack_dataset
+rename = os.replace
 def replace(*names):
     global left
     left -= "/cache/" not in str(names[1])
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     rename(*names)
-os.replace = replace
-sys.argv.pop(0)
-runpy.run_path(sys.argv[0], run_name="__main__")
+for line in sys.stdin:
+    fork = os.fork()
+    if fork == 0:
+        os.replace, left = replace, int(line)
+        pack_dataset.main(sys.argv[1:])
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
 """
 
 
@@ -73,9 +82,11 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def run(*arguments, killed_at=None):
-    head = [SCRIPT] if killed_at is None else ["-c", KILLED, killed_at, SCRIPT]
-    return subprocess.run([sys.executable, *map(str, (*head, *arguments))], capture_output=True, text=True, timeout=120)
+def run(*arguments):
+    return subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+run_here = functools.partial(call, pack_dataset.main)
 
 
 def refused(function, *arguments, **options):
@@ -169,22 +180,25 @@ def test_second_call_writes_nothing(source, form, tmp_path):
 def test_killed_anywhere_and_called_again_gives_the_same_bytes(root, tmp_path):
     """SIGKILL before each kind of renaming: of shard, index, notes, manifest; always in the same folder."""
     arguments = ("--source", root, "--format", "tfrecord", "--shard-mib", 0.04)
-    whole = run(*arguments, "--out", tmp_path / "whole")
+    whole = run_here(*arguments, "--out", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     shards = len(list((tmp_path / "whole").glob("*.tfrecord")))
     assert shards == 2
     out = tmp_path / "killed"
-    # Notes; then a shard, its index and the notes, twice; then the manifest. A call after a kill writes notes first.
-    for killed_at, finished in ((1, None), (2, 0), (3, 0), (4, 0), (5, 1), (4, 1), (5, 2)):
-        process = run(*arguments, "--out", out, killed_at=killed_at)
-        assert process.returncode == -signal.SIGKILL, process.stderr
-        assert not (out / "manifest.json").exists()
-        notes = out / "packing.json"
-        assert (len(json.loads(notes.read_bytes())["shards"]) if notes.exists() else None) == finished
-        if finished is not None:
-            assert refused(open_images, out).endswith(
-                "killed: not complete: the same call of scripts/pack_dataset.py goes on with it"
-            )
+    command = [sys.executable, "-c", KILLED, *map(str, arguments), "--out", str(out)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, cwd=ROOT) as runs:
+        # Notes; a shard, its index and the notes, twice; then the manifest. A call after a kill writes notes first.
+        for killed_at, finished in ((1, None), (2, 0), (3, 0), (4, 0), (5, 1), (4, 1), (5, 2)):
+            print(killed_at, file=runs.stdin, flush=True)
+            assert runs.stdout.readline() == f"-{signal.SIGKILL.value}\n"
+            assert not (out / "manifest.json").exists()
+            notes = out / "packing.json"
+            assert (len(json.loads(notes.read_bytes())["shards"]) if notes.exists() else None) == finished
+            if finished is not None:
+                assert refused(open_images, out).endswith(
+                    "killed: not complete: the same call of scripts/pack_dataset.py goes on with it"
+                )
     times = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tfrecord")}
     assert len(times) == 2
     resumed = run(*arguments, "--out", out)
@@ -382,25 +396,27 @@ def test_script_packs_says_what_it_left_out_and_verifies(root, tmp_path):
     broken.write_bytes(b"text")
     out = tmp_path / "out"
     arguments = ("--source", tmp_path / "in", "--out", out, "--format", "webdataset")
-    stopped = run(*arguments)
+    stopped = run_here(*arguments)
     assert stopped.returncode == 2
     assert stopped.stderr.startswith(f"pack_dataset: {broken}: not an image")
     assert stopped.stderr.count("\n") == 1
     assert not out.exists()
-    first = run(*arguments, "--on-error", "skip")
+    first = run_here(*arguments, "--on-error", "skip")
     assert first.returncode == 0, first.stderr
     said = f"{out}: 6 images of 2 classes in 1 shards, 0 MiB"
     left_out = f"{out}: 1 bad images were left out: skipped.txt\n"
     assert first.stdout == f"{said}\n{left_out}"
     assert (out / "skipped.txt").read_text().startswith(f"{broken}: not an image")
-    assert run(*arguments, "--on-error", "skip").stdout == f"{said}, already there\n{left_out}"
-    verified = run("--verify", out)
+    assert run_here(*arguments, "--on-error", "skip").stdout == f"{said}, already there\n{left_out}"
+    verified = run_here("--verify", out)
     assert verified.stdout == f"{out}: 6 images in 1 shards are as they were packed\n"
     assert verified.returncode == 0
 
 
 def test_script_wants_its_arguments(tmp_path):
-    assert "--out, --format must be given, or --verify" in run("--source", tmp_path).stderr
-    both = run("--verify", tmp_path, "--out", tmp_path)
+    missing = run_here("--source", tmp_path)
+    assert missing.returncode == 2
+    assert "--out, --format must be given, or --verify" in missing.stderr
+    both = run_here("--verify", tmp_path, "--out", tmp_path)
     assert both.returncode == 2
     assert "--verify goes with nothing else" in both.stderr

@@ -314,7 +314,7 @@ def test_ctrl_c_at_any_time_loses_and_repeats_nothing(make, noise):
             found.append(next(iterator))  # starts processes: an interrupted Popen would warn
             while len(found) < 24:
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, random.choice([0.0003, 0.001, 1]))
+                    signal.setitimer(signal.ITIMER_REAL, random.choice([0.00003, 0.0003, 0.001, 1]))
                     batch = next(iterator)
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     found.append(batch)

@@ -1,5 +1,6 @@
 """scripts/convert_report.py as people run it: models of all kinds, and every kind of bad input."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 from mixprec.rewrite import command
+from scripts import convert_report
 from tests import ROOT
+from tests.called import call
 
 SCRIPT = ROOT / "scripts" / "convert_report.py"
 
@@ -85,13 +88,23 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(folder):
-    def finish(*arguments):
-        return subprocess.run(
-            [sys.executable, SCRIPT, *arguments], cwd=folder, capture_output=True, text=True, timeout=300
-        )
+def run(folder, monkeypatch):
+    """Calls the script in the user's folder; the user's modules are imported anew, and forgotten."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield functools.partial(call, convert_report.main)
+    for name in ("nets", "ill"):
+        sys.modules.pop(name, None)
 
-    return finish
+
+def test_the_script_imports_from_the_current_directory(folder):
+    arguments = ("nets:Net", "--input", "2x3x8x8", "--strict")
+    process = subprocess.run(
+        [sys.executable, SCRIPT, *arguments], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout.startswith("link")
 
 
 GOOD = [

@@ -1,5 +1,6 @@
 """make_digits.py: what is written, that it is written completely or not at all, and once."""
 
+import functools
 import hashlib
 import io
 import json
@@ -14,8 +15,10 @@ from PIL import Image
 from mixprec.data.errors import DataError
 from mixprec.data.sources.classes import check_same_classes
 from mixprec.data.sources.folders import scan_folders
+from scripts import make_digits
 from scripts.datasets import digits, generated_set
 from tests import ROOT
+from tests.called import call
 
 pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[digits]'")
 
@@ -30,9 +33,11 @@ def cache_home(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
-    """The set at the default size."""
+    """The set at the default size, made by the script."""
     out = tmp_path_factory.mktemp("set") / "digits"
-    assert digits.make_digits(out) == (1442, 355, True)
+    made = subprocess.run([sys.executable, SCRIPT, "--out", out], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout == f"{out}: 1442 training and 355 validation images\n"
     return out
 
 
@@ -48,8 +53,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True)
+run = functools.partial(call, make_digits.main)
 
 
 def test_set_is_complete_split_by_class_and_readable(complete):
@@ -192,14 +196,17 @@ def test_without_scikit_learn_the_error_says_what_to_install(tmp_path, monkeypat
         digits.make_digits(tmp_path / "digits")
 
 
-def test_script_says_where_and_how_many_and_that_it_is_already_there(tmp_path):
-    out = tmp_path / "digits"
-    first = run("--out", out, "--size", 32)
+def test_script_says_where_and_how_many_and_that_it_is_already_there(small, complete):
+    """What it says of the whole set when it makes it is seen where that is made."""
+    assert json.loads((complete / "manifest.json").read_text())["size"] == 40
+    assert run("--out", complete).stdout == f"{complete}: 1442 training and 355 validation images, already there\n"
+    first = run("--out", small, "--size", 32)
     assert first.returncode == 0, first.stderr
-    assert first.stdout == f"{out}: 1442 training and 355 validation images\n"
-    assert json.loads((out / "manifest.json").read_text())["size"] == 32
-    second = run("--out", out, "--size", 32)
-    assert second.stdout == f"{out}: 1442 training and 355 validation images, already there\n"
+    train, val = (len(list(small.glob(f"{part}/*/*.jpg"))) for part in ("train", "val"))
+    assert train + val == 30
+    assert first.stdout == f"{small}: {train} training and {val} validation images\n"
+    assert json.loads((small / "manifest.json").read_text())["size"] == 32
+    assert run("--out", small, "--size", 32).stdout == f"{first.stdout[:-1]}, already there\n"
 
 
 @pytest.mark.parametrize("case", ["foreign", "unwritable"])

@@ -20,8 +20,10 @@ from PIL import Image
 from mixprec.data.errors import DataError
 from mixprec.data.sources.classes import check_same_classes
 from mixprec.data.sources.folders import scan_folders
+from scripts import make_textures
 from scripts.datasets import generated_set, textures
 from tests import ROOT
+from tests.called import call
 
 SHA256_OF_THE_NAMES = "ef245880920a7788dc74424d281ec4db23c1e501a16decc177e2e2f25d1cb394"
 SCRIPT = ROOT / "scripts" / "make_textures.py"
@@ -52,10 +54,6 @@ def here(monkeypatch):
 
 def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def run(*arguments):
-    return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True)
 
 
 def test_set_is_complete_split_by_class_and_readable(complete):
@@ -265,11 +263,12 @@ def test_impossible_arguments_are_refused(tmp_path, keywords, message):
 
 
 def test_script_says_where_and_how_many_and_that_it_is_already_there(tmp_path, complete):
-    second = run("--out", complete, "--images", 104)
+    command = [sys.executable, SCRIPT, "--out", complete, "--images", "104"]
+    second = subprocess.run(command, capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
     assert second.stdout == f"{complete}: 74 training and 30 validation images, already there\n"
     (tmp_path / "mine").write_text("mine")
-    ended = run("--out", tmp_path)
+    ended = call(make_textures.main, "--out", tmp_path)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.startswith(f"make_textures: {tmp_path}: not empty, and not a set of textures")

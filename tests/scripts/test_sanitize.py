@@ -8,6 +8,7 @@ import pytest
 
 from mixprec import environment
 from tests import ROOT
+from tests.called import call
 
 SCRIPT = ROOT / "scripts" / "sanitize.py"
 CLEAN = "120 passed, 600 deselected in 3.00s\\n========= {} SUMMARY: 0 {}\\n"
@@ -116,12 +117,13 @@ def test_without_a_gpu(script, answer, monkeypatch, capsys):
     assert capsys.readouterr().err == "sanitize: device: found 'gpu', but no NVIDIA driver is installed\n"
 
 
-def test_an_unknown_tool():
-    process = subprocess.run([sys.executable, SCRIPT, "--tool", "leakcheck"], capture_output=True, text=True)
+def test_an_unknown_tool(script):
+    process = call(script.main, "--tool", "leakcheck")
     assert process.returncode == 2
     assert "invalid choice: 'leakcheck'" in process.stderr
 
 
+@pytest.mark.sweep
 def test_there_are_tests_to_run(script):
     """Those of every file of kernels."""
     process = subprocess.run(

@@ -1,9 +1,12 @@
 """Machines for subprocesses that import Chainer: with a CuPy 14, a GPU and cuDNN's frontend, or stand-ins for them."""
 
+import functools
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
@@ -51,8 +54,15 @@ def compile_library(folder, name, source):
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed: it compiles the stand-ins for NVIDIA's libraries")
     folder.mkdir(exist_ok=True)
-    command = ["gcc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-xc", "-", "-o", str(folder / name)]
-    subprocess.run(command, input=textwrap.dedent(source), text=True, check=True, capture_output=True)
+    (folder / name).write_bytes(_compiled(name, source))
+
+
+@functools.cache
+def _compiled(name, source):
+    with tempfile.NamedTemporaryFile() as made:
+        command = ["gcc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-xc", "-", "-o", made.name]
+        subprocess.run(command, input=textwrap.dedent(source), text=True, check=True, capture_output=True)
+        return pathlib.Path(made.name).read_bytes()
 
 
 def machine(folder, gpus=1, cupy=True, frontend=FRONTEND, more=None, **variables):

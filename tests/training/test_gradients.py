@@ -17,6 +17,7 @@ from chainer.training import extensions
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 import mixprec
 from mixprec import config as configs
@@ -25,6 +26,7 @@ from mixprec.training import model as models
 from mixprec.training import trainer as trainers
 from mixprec.training.gradient_counts import LOWEST, Regions, summarize
 from mixprec.training.gradient_histogram import draw
+from mixprec.training.plots import Plots
 from tests.training import finished_run
 
 
@@ -361,6 +363,7 @@ def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, mon
     monkeypatch.setattr(mixprec.MixedPrecisionOptimizer, "unscaled_gradients", watched)
     monkeypatch.setattr(trainers, "train_iterator", lambda config, images, device: Batches(repeat=True))
     monkeypatch.setattr(trainers, "val_iterator", lambda config, images, device, one_shape: Batches(repeat=False))
+    monkeypatch.setattr(Plots, "_draw", lambda self, *_: Figure())  # an empty one, which is quicker
     model, _ = models.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
     out = tmp_path / "out"
     trainers.build_trainer(config, model, range(6), range(6), "@numpy", str(out)).run()

@@ -1,5 +1,6 @@
 """scripts/train_imagenet.py as people run it: a run, a kill, a resume, and every kind of bad input."""
 
+import functools
 import os
 import shutil
 import signal
@@ -11,13 +12,19 @@ import numpy as np
 import pytest
 import yaml
 from chainer import serializers
+from matplotlib.figure import Figure
 from PIL import Image
 
+from mixprec import train
+from mixprec.training.plots import Plots
 from models import MODELS
 from tests import ROOT
+from tests.called import call
 from tests.training import finished_run
 
 pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
+
+SCRIPT = ROOT / "scripts" / "train_imagenet.py"
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +41,9 @@ def images(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def run(images, tmp_path):
-    """Runs the script in an empty folder with a small config; returns the finished process."""
+@pytest.fixture(scope="module")
+def config(images):
+    """The text of a small config."""
     settings = {
         "model": {"arch": "resnet8", "classes": 3},
         "loss_scale": {"interval": 3, "init": 2.0**20},
@@ -51,47 +58,66 @@ def run(images, tmp_path):
         "optimizer": {"lr": 0.02, "weight_decay": 0.001},
         "training": {"batch_size": 4, "epochs": 3, "device": "cpu"},
         "snapshot": {"every": "1 iteration"},
-        "log": {"every": "4 iterations"},
+        "log": {"every": "7 iterations"},
     }
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "small.yaml").write_text(yaml.safe_dump(settings))
-
-    def start(*arguments):
-        command = [sys.executable, ROOT / "scripts" / "train_imagenet.py", *map(str, arguments)]
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        return subprocess.Popen(
-            command, cwd=work, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-
-    def finish(*arguments):
-        process = start(*arguments)
-        process.out, process.err = process.communicate(timeout=300)
-        return process
-
-    finish.start = start
-    finish.work = work
-    return finish
+    return yaml.safe_dump(settings)
 
 
-def _wait_for(path, process):
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no snapshot after 120 s"
-        time.sleep(0.01)
+def _start(work, program, *arguments):
+    """Starts a process in a folder: the script, or Python with other arguments."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(work.parent / "cache")}
+    return subprocess.Popen(
+        [sys.executable, *program, *arguments],
+        cwd=work,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
-def test_a_run_from_config_to_results(run):
-    process = run("--config", "small.yaml", "--out", "out")
-    assert process.returncode == 0, process.err
-    lines = process.out.splitlines()
-    out = run.work / "out"
+def _finish(process):
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.fixture
+def work(config, tmp_path, monkeypatch):
+    """The working directory of a test: a folder with nothing but the config."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "small.yaml").write_text(config)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+@pytest.fixture
+def run(work, monkeypatch):
+    """Calls what the script calls, but draws no plots, which takes most of the time."""
+    monkeypatch.setattr(Plots, "__call__", lambda self, trainer: None)
+    return functools.partial(call, train.main)
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """The finished process of the script and its results folder, ``out``; not to be changed."""
+    folder = tmp_path_factory.mktemp("whole") / "work"
+    folder.mkdir()
+    (folder / "small.yaml").write_text(config)
+    process = _finish(_start(folder, [SCRIPT], "--config", "small.yaml", "--out", "out"))
+    assert process.returncode == 0, process.stderr
+    return process, folder / "out"
+
+
+def test_a_run_from_config_to_results(whole, work, monkeypatch):
+    process, out = whole
+    lines = process.stdout.splitlines()
     log = finished_run.log(out)
     assert lines[0].startswith("device: @numpy")
     assert lines[-1].startswith("validation accuracy ")
     assert float(lines[-1].split()[-1]) == pytest.approx(log[-1]["validation/main/accuracy"], abs=5e-5)
-    assert [entry["iteration"] for entry in log] == [4, 8, 12, 16, 18]
+    assert [entry["iteration"] for entry in log] == [7, 14, 18]
     assert {"main/loss", "main/accuracy", "lr", "loss_scale", "skipped"} <= log[-1].keys()
     assert len({entry["loss_scale"] for entry in log}) > 1, "the loss scale moves"
     plots = ("loss", "accuracy", "loss_scale", "learning_rate", "gradient_norm", "images_per_second")
@@ -103,16 +129,17 @@ def test_a_run_from_config_to_results(run):
     assert not [name for name in os.listdir(out) if name.startswith((".tmp", "tmp"))]
 
     # the resolved config is complete and runs again, with captured steps, which on a CPU are the same
-    again = run("--config", "out/config.yaml", "--out", "again", "--set", "capture=true")
-    assert (again.returncode, again.err) == (0, process.err)
-    assert finished_run.log(run.work / "again") == log
+    monkeypatch.setattr(Plots, "_draw", lambda self, *_: Figure())  # an empty one, which is quicker
+    again = call(train.main, "--config", out / "config.yaml", "--out", "again", "--set", "capture=true")
+    assert (again.returncode, again.stderr) == (0, process.stderr)
+    assert finished_run.log(work / "again") == log
     for name in ("snapshot_iter_18.npz", "model.npz"):
-        assert finished_run.members(run.work / "again" / name) == finished_run.members(out / name)
-    lines = again.out.splitlines()
+        assert finished_run.members(work / "again" / name) == finished_run.members(out / name)
+    lines = again.stdout.splitlines()
     assert "capture: none, there is no graph on a CPU: steps are eager" in lines
     assert "capture: 0 of 18 steps were launches of a graph; more in again/capture.txt" in lines
-    assert set(os.listdir(run.work / "again")) == {"capture.txt", *os.listdir(out)}
-    assert yaml.safe_load((run.work / "again" / "config.yaml").read_text())["capture"]["mode"] == "auto"
+    assert set(os.listdir(work / "again")) == {"capture.txt", *os.listdir(out)}
+    assert yaml.safe_load((work / "again" / "config.yaml").read_text())["capture"]["mode"] == "auto"
 
     # the weights load into the plain network
     plain = MODELS["resnet8"](3)
@@ -120,47 +147,69 @@ def test_a_run_from_config_to_results(run):
     assert plain.conv1.W.dtype == np.float32
 
 
-@pytest.mark.parametrize("compute", ["float16", "float32"])
-def test_kill_and_resume_give_the_log_and_the_snapshot_of_an_uninterrupted_run(run, compute):
+def _wait_for(path, process):
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no snapshot after 120 s"
+        time.sleep(0.01)
+
+
+# Ends itself with SIGKILL in place of renaming the eighth snapshot, which is complete.
+KILLED = """
+import os, runpy, signal, sys
+rename = os.replace
+def replace(*names):
+    if str(names[1]).endswith("snapshot_iter_8.npz"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(*names)
+os.replace = replace
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("compute", ["float16", pytest.param("float32", marks=pytest.mark.sweep)])
+def test_kill_and_resume_give_the_log_and_the_snapshot_of_an_uninterrupted_run(whole, work, compute):
     arguments = ("--config", "small.yaml", "--set", f"precision.compute={compute}", "--out")
-    assert run(*arguments, "whole").returncode == 0
-    last = run.work / "whole" / "snapshot_iter_18.npz"
+    expected = whole[1]
+    if compute != "float16":  # which is the default
+        assert call(train.main, *arguments, "whole").returncode == 0
+        expected = work / "whole"
+    last, killed = "snapshot_iter_18.npz", work / "killed"
+    process = _finish(_start(work, ["-c", KILLED, SCRIPT], *arguments, "killed"))
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert (killed / "snapshot_iter_7.npz").exists()
+    assert not (killed / last).exists()
 
-    killed = run.work / "killed"
-    process = run.start(*arguments, "killed")
-    _wait_for(killed / "snapshot_iter_7.npz", process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not (killed / last.name).exists(), "killed too late to test anything"
-
-    resumed = run(*arguments, "killed", "--resume", "auto")
-    assert resumed.returncode == 0, resumed.err
-    assert "resuming from killed/snapshot_iter_" in resumed.out
-    assert finished_run.log(killed) == finished_run.log(run.work / "whole")
-    expected, found = finished_run.members(last), finished_run.members(killed / last.name)
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if found[name] != expected[name]] == []
+    resumed = _finish(_start(work, [SCRIPT], *arguments, "killed", "--resume", "auto"))
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming from killed/snapshot_iter_7.npz" in resumed.stdout
+    assert finished_run.log(killed) == finished_run.log(expected)
+    wanted, found = finished_run.members(expected / last), finished_run.members(killed / last)
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if found[name] != wanted[name]] == []
 
 
-def test_a_capture_that_is_required_needs_a_gpu(run, monkeypatch):
+def test_a_capture_that_is_required_needs_a_gpu(run, work, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     process = run("--config", "small.yaml", "--set", "training.device=auto", "--set", "capture=required")
-    assert (process.returncode, process.out) == (2, "")
-    (line,) = process.err.splitlines()
+    assert (process.returncode, process.stdout) == (2, "")
+    (line,) = process.stderr.splitlines()
     assert line.startswith("error: small.yaml: 'capture.mode' is 'required', which needs a GPU; the device is CPU: ")
-    assert os.listdir(run.work) == ["small.yaml"]
+    assert os.listdir(work) == ["small.yaml"]
 
 
-def test_resuming_a_finished_run_says_its_result_again(run):
-    first = run("--config", "small.yaml", "--out", "out")
+def test_resuming_a_finished_run_says_its_result_again(run, work, whole):
+    shutil.copytree(whole[1], work / "out")
     again = run("--config", "small.yaml", "--out", "out", "--resume", "auto")
-    assert again.returncode == 0, again.err
-    assert again.out.splitlines()[-1] == first.out.splitlines()[-1]
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.splitlines()[-1] == whole[0].stdout.splitlines()[-1]
 
 
-def test_ctrl_c_says_how_to_go_on(run):
-    process = run.start("--config", "small.yaml", "--out", "out", "--set", "training.epochs=1000")
-    _wait_for(run.work / "out" / "snapshot_iter_1.npz", process)
+def test_ctrl_c_says_how_to_go_on(work):
+    process = _start(work, [SCRIPT], "--config", "small.yaml", "--out", "out", "--set", "training.epochs=1000")
+    _wait_for(work / "out" / "snapshot_iter_1.npz", process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
@@ -172,19 +221,19 @@ def test_a_diverged_run_ends_with_one_line_that_names_parameters(run):
     hopeless = [f"loss_scale.{setting}" for setting in ("init=1152921504606846976", "cap=null", "patience=2")]
     settings = [word for setting in hopeless for word in ("--set", setting)]
     process = run("--config", "small.yaml", "--out", "out", *settings)
-    assert process.returncode == 1, process.out
-    (line,) = process.err.splitlines()
+    assert process.returncode == 1, process.stdout
+    (line,) = process.stderr.splitlines()
     assert line.startswith("error: 2 steps in a row overflowed")
     assert "/predictor/layer3/0/conv2/W (" in line
     assert line.endswith("every activation is finite, so that the overflow is in the backward pass")
 
 
-def test_dry_run_builds_everything_and_leaves_nothing(run):
+def test_dry_run_builds_everything_and_leaves_nothing(run, work):
     process = run("--config", "small.yaml", "--dry-run")
-    assert process.returncode == 0, process.err
-    assert "batch_size: 4" in process.out
-    assert "/predictor/conv1" in process.out
-    assert os.listdir(run.work) == ["small.yaml"]
+    assert process.returncode == 0, process.stderr
+    assert "batch_size: 4" in process.stdout
+    assert "/predictor/conv1" in process.stdout
+    assert os.listdir(work) == ["small.yaml"]
 
 
 def _bad(name, arguments, message, prepare=None):
@@ -249,27 +298,29 @@ OWN = ("--set", "data.train=images/train")
         _bad("no snapshot", ["--resume", "none.npz"], "none.npz: no such snapshot"),
     ],
 )
-def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(run, images, arguments, message, prepare):
+def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(run, work, images, arguments, message, prepare):
     if prepare:
-        prepare(images, run.work)
-    before = sorted(run.work.rglob("*"))
+        prepare(images, work)
+    before = sorted(work.rglob("*"))
     has_config = "--config" in arguments or message == "--config" or "--confg" in arguments
     process = run(*([] if has_config else ["--config", "small.yaml"]), *arguments)
-    assert process.returncode == 2, process.out + process.err
-    (line,) = process.err.splitlines()
+    assert process.returncode == 2, process.stdout + process.stderr
+    (line,) = process.stderr.splitlines()
     assert line.startswith("error: ")
     assert message in line
-    assert process.out == ""
-    assert sorted(run.work.rglob("*")) == before
+    assert process.stdout == ""
+    assert sorted(work.rglob("*")) == before
 
 
-def test_a_snapshot_of_another_model_or_other_data_is_refused(run):
-    assert run("--config", "small.yaml", "--out", "out", "--set", "training.epochs=1").returncode == 0
+def test_a_snapshot_of_another_model_or_other_data_is_refused(run, work, whole):
+    shutil.copytree(whole[1], work / "out")
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
     for setting, message in (
         ("model.arch=resnet14", "a snapshot of another model"),
         ("training.batch_size=5", "batch_size"),
     ):
         process = run("--config", "small.yaml", "--out", "out", "--resume", "auto", "--set", setting)
-        assert process.returncode == 2, process.out
-        (line,) = process.err.splitlines()
+        assert process.returncode == 2, process.stdout
+        (line,) = process.stderr.splitlines()
         assert message in line
+    assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import yaml
 from chainer import serializers
+from matplotlib.figure import Figure
 from PIL import Image
 
 from mixprec.training import command
+from mixprec.training.plots import Plots
 from models import MODELS
 from tests.training import finished_run
 
@@ -39,6 +41,7 @@ RECIPE = {
 def run(tmp_path, monkeypatch):
     """Returns a function that runs the command with the recipe and further arguments, in an empty folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(Plots, "_draw", lambda self, *_: Figure())  # an empty one, which is quicker
     monkeypatch.chdir(tmp_path)
     random = np.random.RandomState(0)
     for split, count in (("train", 22), ("val", 9)):

@@ -266,6 +266,7 @@ def _start(work, out, number, place=None, filename=None):
     )
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("place", "filename", "last"),
     [
