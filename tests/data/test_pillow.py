@@ -192,6 +192,13 @@ def test_random_crops_lie_in_the_image_and_in_the_ranges(width, height, area, as
         assert (w + 0.5) / (h - 0.5) >= aspect[0] * (1 - 1e-9)
 
 
+def test_a_random_crop_is_at_each_place_equally_often():
+    """Of 5x5 in 10x10 there are six places on each axis, the first and the last of them at the border."""
+    middles = [(place + 0.5) / 6 for place in range(6)]
+    found = [random_crop(10, 10, (0.25, 0.25), (1, 1), [0.5, 0.5, x, y]) for x in middles for y in middles]
+    assert found == [(left, top, left + 5, top + 5) for left in range(6) for top in range(6)]
+
+
 @pytest.mark.parametrize(
     ("width", "height", "area", "box"),
     [

@@ -89,6 +89,21 @@ def test_the_gradient_of_an_addition_without_relu_is_that_of_the_result(train):
     np.testing.assert_array_equal(gradients[3], dy)
 
 
+def test_gradients_in_testing_are_of_the_statistics_of_the_forward_pass():
+    """Also if a training pass moves them before the backward pass; gamma's is the sum of normalized x."""
+    x, gamma, beta = map(chainer.Variable, _arrays(np.float32, added=False))
+    mean, var = _statistics()
+    invstd = 1 / np.sqrt(var.astype(np.float64) + 2e-5)
+    expected = ((x.array - mean.astype(np.float64)) * invstd).sum(axis=(0, 1, 2))
+    y = F.fixed_batch_normalization(x, gamma, beta, mean, var)
+    mean += 1
+    var *= 4
+    y.grad = np.ones_like(y.array)
+    y.backward()
+    np.testing.assert_allclose(gamma.grad, expected, rtol=1e-4)
+    np.testing.assert_allclose(x.grad, np.broadcast_to(gamma.array * invstd, SHAPE), rtol=1e-5)
+
+
 def test_running_statistics_are_chainers_over_several_steps():
     found, expected = _statistics(), [wide(array) for array in _statistics()]
     gamma, beta = normal(1, 7), normal(2, 7)

@@ -8,7 +8,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES, columns
@@ -52,6 +52,7 @@ def convolutions(draw, depthwise=False):
 
 cases = st.one_of(convolutions(), convolutions(), convolutions(depthwise=True))
 limits = st.sampled_from([1, 1 << 14, columns.LIMIT])  # single rows, a few of them, everything at once
+POINTWISE_WITH_PADDING = Convolution((2, 2), (1, 1)), (2, 5, 6, 3), (4, 1, 1, 3)
 
 
 def chainers(x, w, dy, convolution):
@@ -100,6 +101,7 @@ def activated(x, affine):
 
 @settings(max_examples=tries(150))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
+@example(case=POINTWISE_WITH_PADDING, dtype=FLOAT16, seed=0, limit=columns.LIMIT)
 def test_against_float64(case, dtype, seed, limit):
     convolution, shape, w_shape = case
     x, w, dy = drawn(case, dtype, seed)

@@ -1,0 +1,407 @@
+"""Planted faults that the core of the tests has to find: ``python tests/mutants.py [--package P] [NAME ...]``.
+
+Each mutant is a fault of the kind that really happens and that nobody would see: training goes on, and is worse. The
+script copies the tree, plants one fault after the other, and runs what `make test` runs of the tests that are named
+with it. The exit status is 1 if one survives, or if a test that failed also fails without the fault.
+
+Mutants
+-------
+
+To add one, write a line of :data:`MUTANTS`: a name, the file below ``mixprec/``, the tests to try first below
+``tests/``, the original text (a part of a line that occurs once in the file), what becomes of it, and what that would
+do to a user. Then run the script with the name. If the mutant survives, look what kills it with ``-m ""``: give that
+test function more cases in the core (``@pytest.mark.core(n)``), or write a small one. A mutant that changes nothing for
+a user says nothing either: plant another one. The sweep looks whether all texts are still there (test_mutants.py).
+"""
+
+import argparse
+import collections
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+import hypothesis
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+KERNELS = pathlib.Path(".pytest_cache") / "kernels"  # of tests/stand_ins/compiled.py
+LIMIT = 1200  # seconds for a run of tests; a mutant that takes longer counts as one that survives
+SURVIVED = "SURVIVED"
+
+
+class Mutant(NamedTuple):
+    """A planted fault; see the text above."""
+
+    name: str
+    file: str
+    tests: str
+    original: str
+    mutated: str
+    harm: str
+
+    @property
+    def package(self):
+        """The package of mixprec that the file is in, ``mixprec`` for a module of its own."""
+        return self.file.partition("/")[0] if "/" in self.file else "mixprec"
+
+    @property
+    def path(self):
+        """Path of the file in the tree."""
+        return pathlib.Path("mixprec") / self.file
+
+    def planted(self, text):
+        """Returns the text of the file with the fault.
+
+        Raises:
+            ValueError: the original text does not occur exactly once.
+        """
+        if text.count(self.original) != 1:
+            raise ValueError(f"{self.name}: {self.original!r} occurs {text.count(self.original)} times in {self.path}")
+        return text.replace(self.original, self.mutated)
+
+
+# Of the update's kernels; a whole file would compile all of them anew.
+RULES = "update/test_kernels.py::test_all_rules_with_hooks_are_chainers"
+COUNTERS = "update/test_kernels.py::test_loss_scale_and_counters_advance_as_on_the_host update/test_kernels.py"
+
+# fmt: off
+MUTANTS = [
+    # backends
+    Mutant("pooling-border", "backends/kernels/pooling.cu", "backends/cuda/test_pooling.py",
+           "min(count, size - first)}", "min(count, size - first - 1)}", "windows at the border lose a row"),
+    Mutant("pooling-gradient", "backends/kernels/pooling.cu", "backends/cuda/test_pooling.py",
+           "min(last + 1, outputs)}", "min(last, outputs)}", "gradients do not come from the last window"),
+    Mutant("pooling-nchw", "backends/kernels/pooling_planes.cu", "backends/nchw/test_nchw_pooling.py",
+           "min(place / stride + 1, outputs)", "min(place / stride, outputs)", "plain Chainer loses gradients"),
+    Mutant("biased-variance", "backends/cpu/batch_norm.py", "backends/cpu/test_batch_norm.py",
+           "count / max(count - 1, 1)", "count / max(count, 1)", "running variances are biased on NumPy"),
+    Mutant("biased-variance-cuda", "backends/kernels/batch_norm.cuh", "backends/cuda/test_batch_norm.py",
+           "count / fmaxf(count - 1.0f, 1.0f)", "count / fmaxf(count, 1.0f)", "running variances are biased on a GPU"),
+    Mutant("relu-bits", "backends/kernels/batch_norm.cu", "backends/cuda/test_batch_norm.py",
+           "open >> k & 1 ?", "open >> k ?", "gradients go through ReLUs that were closed"),
+    Mutant("statistics-count", "backends/kernels/batch_norm.cu", "backends/cuda/test_batch_norm.py",
+           "(tile.end - tile.begin + tile.step - 1) / tile.step", "(tile.end - tile.begin + tile.step) / tile.step",
+           "means are too small where a thread has all of its rows"),
+    Mutant("column-sums", "backends/kernels/columns.cu", "backends/cuda/test_bias.py backends/cuda/test_pooling.py",
+           "half >= lanes", "half > lanes", "gradients of biases have half of the rows"),
+    Mutant("padding-channel", "backends/kernels/layout.cu", "backends/cuda/test_layout.py",
+           "if (c + k < x_channels)", "if (c + k <= x_channels)", "the channel of zeros has pixels of another image"),
+    Mutant("dropout-repeats", "backends/kernels/dropout.cu", "backends/cuda/test_dropout.py",
+           "state[1]++", "state[1]", "dropout takes the same elements in each step"),
+    Mutant("smoothing-loss", "backends/kernels/loss.cu", "backends/cuda/test_loss.py",
+           "smoothing / classes) * (distances", "smoothing / (classes - 1)) * (distances",
+           "label smoothing is too large by K / (K - 1)"),
+    Mutant("smoothing-gradient", "backends/cpu/loss.py", "backends/cpu/test_loss.py",
+           "np.float32(smoothing / classes) * weights", "np.float32(smoothing / (classes - 1)) * weights",
+           "the gradient is of another smoothing than the loss"),
+    Mutant("pointwise-padding", "backends/cpu/columns.py", "backends/cpu/test_convolution.py",
+           "filter_size == (1, 1) and convolution.pad == (0, 0)", "filter_size == (1, 1)",
+           "a 1x1 convolution forgets its padding"),
+    Mutant("small-float16", "backends/half.py", "backends/cpu/test_half.py",
+           "np.full(size, 2.0**-14,", "np.full(size, 2.0**-13,", "small gradients lose their last bit"),
+    # update
+    Mutant("scale-late-cuda", "update/kernels/update.cu", COUNTERS,
+           "*clean + 1 == interval", "*clean == interval", "the loss scale grows a step late on a GPU"),
+    Mutant("hysteresis-cuda", "update/kernels/update.cu", COUNTERS,
+           "*left > 1 ? *left - 1 : 0", "0", "one overflow lowers the scale, whatever the hysteresis"),
+    Mutant("skipped-steps-count", "update/kernels/update.cu", COUNTERS,
+           "if (!skips) *applied += 1;", "*applied += 1;", "Adam's t counts skipped steps"),
+    Mutant("last-statistic", "update/kernels/update.cu", "graph_capture/test_on_host.py graph_capture",
+           "blockIdx.x < chunk_count + restore_count", "blockIdx.x + 1 < chunk_count + restore_count",
+           "a skipped step spoils the last running statistic"),
+    Mutant("overflow-of-a-thread", "update/kernels/check.cu", COUNTERS,
+           "if (__syncthreads_or(!finite) && threadIdx.x == 0) *found", "if (!finite && threadIdx.x == 0) *found",
+           "most overflows are not seen on a GPU"),
+    Mutant("hooks-overflow", "update/host.py", "update/test_batched.py update/test_odd.py",
+           "return not self._hooks or all(", "return True or all(", "a hook's inf reaches the weights on NumPy"),
+    Mutant("average-decay-cuda", "update/kernels/average.cu", "training/test_averaging.py",
+           "min(decay,", "max(decay,", "averaged weights stay near the first ones"),
+    Mutant("average-decay", "update/moving_average.py", "training/test_averaging.py",
+           "min(decay, (1 + int(steps))", "min(decay, int(steps)", "averaged weights forget too fast"),
+    Mutant("decay-of-biases", "update/plan.py", "update/test_no_decay.py",
+           "and master.no_decay))", "and False))", "weight decay pulls at biases and normalizations"),
+    Mutant("momentum-sign", "update/rules/momentum.py", RULES,
+           "param += lr * v;", "param -= lr * v;", "the default optimizer goes uphill on a GPU"),
+    Mutant("bias-correction", "update/host.py", "update/test_batched.py",
+           "self._rules[0].t + 1)", "max(self._rules[0].t, 1))", "Adam corrects the bias of the step before"),
+    Mutant("clipping-by-layer", "update/hooks.py", RULES,
+           'norms="all",', 'norms="each",', "each gradient is clipped by its own norm"),
+    Mutant("trust-ratio", "update/rules/lars.py", RULES,
+           "? trust_coefficient * param_norm / (grad_norm + weight_decay * param_norm + eps) : 1.0f;",
+           "? trust_coefficient * param_norm / (grad_norm + eps) : 1.0f;", "LARS takes longer steps on a GPU"),
+    # optimizer
+    Mutant("unscaled-twice", "optimizer/gradients.py", "optimizer/test_wrapper.py",
+           "out *= _inverse(factor, param.device, inverses)", "out *= _inverse(factor, param.device, inverses) ** 2",
+           "gradients are divided by the square of the scale, and weights hardly move"),
+    Mutant("scale-of-one", "optimizer/batched.py", "optimizer/test_wrapper.py",
+           "return 1 / number if number else math.inf", "return 1.0", "weights move by scaled gradients"),
+    Mutant("masters-rounded", "optimizer/masters.py", "optimizer/test_wrapper.py optimizer",
+           "master.xp.where(where, param.array.astype(np.float32), master.array)", "param.array.astype(np.float32)",
+           "who writes one weight rounds all masters"),
+    Mutant("lazy-variance", "optimizer/statistics.py", "optimizer",
+           '"avg_var": 1.0}', '"avg_var": 0.0}', "a first step that is skipped leaves variances of 0"),
+    Mutant("finetune-count", "optimizer/statistics.py", "optimizer",
+           "elif _moved(now, value) and read(skipped):", "elif False:", "skipped steps count in fine-tuning"),
+    Mutant("t-of-skipped", "optimizer/steps.py", "optimizer/test_on_device.py optimizer",
+           "owner.t -= skipped", "owner.t -= 0 * skipped", "t counts skipped steps on a device"),
+    Mutant("rollback", "optimizer/rollback.py", "optimizer/test_on_device.py optimizer",
+           "_select(master.array, before, skipped, out=array)", "array[...] = master.array",
+           "weights become NaN in a step that overflows"),
+    Mutant("float16-loss", "optimizer/scaled_loss.py", "optimizer/test_wrapper.py",
+           'if loss.dtype == "float16":', 'if loss.dtype == "float64":', "a loss in float16 overflows in each step"),
+    Mutant("patience", "optimizer/patience.py", "optimizer/test_wrapper.py optimizer/test_diverged.py",
+           "if in_row >= self._scaler.patience:", "if in_row > self._scaler.patience:", "a dead run ends a step late"),
+    Mutant("old-rate", "optimizer/graph_step.py", "graph_capture/test_on_host.py graph_capture",
+           "self._table.refresh()", "self._table", "a captured step keeps the learning rate of its capture"),
+    # mixprec
+    Mutant("scale-late", "loss_scale.py", "test_loss_scale.py",
+           "self._clean + 1 < self.interval", "self._clean + 1 <= self.interval", "the scale grows a step late"),
+    Mutant("hysteresis", "loss_scale.py", "test_loss_scale.py",
+           "xp.maximum(left - 1, 0)", "0 * left", "one overflow lowers the scale, whatever the hysteresis"),
+    Mutant("lost-counter", "loss_scale.py", "test_loss_scale.py optimizer/test_snapshots.py",
+           "self._set(*state)", "self._set(state[0], 0, *state[2:])", "after a resume the scale grows later"),
+    Mutant("not-atomic", "files.py", "training/test_parts.py training",
+           "    os.close(handle)", "    os.close(handle), os.remove(temporary)\n    temporary = path",
+           "a kill while a snapshot is written destroys the one before"),
+    # training
+    Mutant("warmup", "training/schedule.py", "training/test_schedule.py",
+           "(epoch + self.iteration_epochs) / self.warmup_epochs", "epoch / self.warmup_epochs",
+           "the first step has a rate of 0, and the warm-up is one step behind"),
+    Mutant("milestone", "training/schedule.py", "training/test_schedule.py",
+           "epoch >= milestone", "epoch > milestone", "the rate falls a step late"),
+    Mutant("average-of-skipped", "training/averaging.py", "training/test_averaging.py",
+           "self._average.update(skip_flag(self._optimizer))", "self._average.update(np.bool_(False))",
+           "skipped steps move the averages"),
+    Mutant("accumulated-mean", "training/accumulation.py", "training/test_accumulation.py",
+           "np.float32(count / total)", "np.float32(1 / len(counts))", "the last, smaller batch has too much weight"),
+    Mutant("accumulated-epochs", "training/updater.py", "training/test_accumulation.py",
+           "< self._accumulate and not iterator.is_new_epoch", "< self._accumulate", "a step has images of two epochs"),
+    Mutant("evaluation-padding", "training/evaluation.py", "training/test_evaluation.py",
+           "images = valid_images(arrays)", "images = len(arrays[0])", "padding counts in the accuracy"),
+    Mutant("top5", "training/accuracy.py", "training/test_model.py training/test_evaluation.py",
+           "rank <= k", "rank < k", "the top-5 accuracy is a top-4 accuracy"),
+    Mutant("newest-snapshot", "training/snapshots.py", "training/test_parts.py training",
+           "max(iterations))", "max(iterations, key=str))", "a run goes on from snapshot 900, not 1000"),
+    Mutant("best-snapshot", "training/snapshots.py", "training/test_parts.py training",
+           "if value > self._value:", "if value != self._value:", "the best snapshot is the last one"),
+    Mutant("throughput", "training/updater.py", "training/test_parts.py training",
+           "self._since = (epoch, seconds)", "self._since = (epoch, 0.0)", "the log's images/s fall with time"),
+    # config
+    Mutant("bound", "config/limits.py", "config", "value >= low)", "value > low)", "batches of one image are refused"),
+    Mutant("scale-bound", "config/limits.py", "config",
+           "low <= value <= high", "low <= value < high", "the largest backoff, 0.5, is refused"),
+    Mutant("base-wins", "config/loader.py", "config",
+           "in reversed(_chain(path)):", "in _chain(path):", "a file cannot change what it inherits"),
+    Mutant("first-override", "config/loader.py", "config",
+           "for override in overrides:", "for override in reversed(overrides):", "the first --set wins"),
+    Mutant("unknown-key", "config/loader.py", "config",
+           "raise _unknown_key(name, entry.where, known)", "continue", "a misspelled key has no effect"),
+    # data
+    Mutant("shards", "data/loaders/epochs.py", "data/test_epochs.py",
+           "return self.images * self.shard // self.num_shards", "return self.images // self.num_shards * self.shard",
+           "processes read some images twice, and others never"),
+    Mutant("last-batch", "data/loaders/epochs.py", "data/test_epochs.py",
+           "-(-self._length // self.batch_size)", "self._length // self.batch_size", "the last images are never seen"),
+    Mutant("resumed-batch", "data/loaders/iterator.py", "data/test_pillow.py",
+           'serializer("delivered", self._delivered)', 'serializer("delivered", self._delivered + 1)',
+           "a resumed run leaves out a batch"),
+    Mutant("padding-label", "data/loaders/iterator.py", "data/test_pillow.py",
+           "t[count:] = -1", "t[count + 1 :] = -1", "an image that fills up counts twice"),
+    Mutant("same-order", "data/loaders/pillow.py", "data/test_pillow.py",
+           "RandomState([self._spec.seed, epoch])", "RandomState([self._spec.seed, 0])", "epochs have one order"),
+    Mutant("centre", "data/loaders/pillow_worker.py", "data/test_pillow.py",
+           "(side - size + 1) // 2", "(side - size) // 2", "validation crops are not DALI's"),
+    Mutant("crop-range", "data/loaders/pillow_worker.py", "data/test_pillow.py",
+           "int(x * (width - w + 1))", "int(x * (width - w))", "crops never reach the right border"),
+    Mutant("old-index", "data/sources/shard_index.py", "data/test_shards.py",
+           " {status.st_mtime_ns} {path}", " {path}", "a shard that was packed anew has its old labels"),
+    # functions
+    Mutant("moved-statistics", "functions/batch_normalization.py", "functions/test_batch_normalization.py",
+           "tuple(array.copy() for array in self._statistics)", "self._statistics",
+           "gradients are of statistics that have moved since"),
+    Mutant("label-k", "functions/softmax_cross_entropy.py", "functions/test_softmax_cross_entropy.py",
+           "(t >= classes)", "(t > classes)", "label K is accepted, and the loss is of some other number"),
+    Mutant("dropout-gradient", "functions/dropout.py", "functions/test_dropout.py",
+           "dropout(dy, self._ratio, self._key)", "dropout(dy, self._ratio, dropout_key(primitives))",
+           "gradients are dropped elsewhere than activations"),
+    Mutant("rounded-gamma", "functions/widening.py", "functions/test_widening.py",
+           "bn.BatchNormalizationGrad: (0, 1, 1)", "bn.BatchNormalizationGrad: (0, 0, 0)",
+           "the gradient of gamma is rounded to float16"),
+    Mutant("layout-gradient", "functions/layout.py", "functions/test_layout.py",
+           "to_nchw(dy, dtype, shape[1])", "to_nchw(dy, dy.dtype, shape[1])", "gradients of inputs stay in float16"),
+    # links
+    Mutant("finetune-decay", "links/batch_normalization.py", "links/test_batch_normalization.py",
+           "decay = 1 - 1 / self.N", "decay = 1 - 1 / (self.N + 1)", "fine-tuned statistics keep the old ones"),
+    Mutant("recomputed", "links/batch_normalization.py", "links",
+           "if chainer.config.in_recomputing:", "if False:", "F.forget counts each batch twice"),
+    Mutant("float16-file", "links/storage.py", "links/test_files.py",
+           "_float32(value) if _is_floating(value) else value", "value", "files of weights are in float16"),
+    Mutant("evaluation-eps", "links/batch_normalization.py", "links",
+           "self.avg_mean, self.avg_var, self.eps,", "self.avg_mean, self.avg_var, 2e-5,", "eps is another one"),
+    # rewrite
+    Mutant("half-statistics", "rewrite/parameters.py", "rewrite/test_convert.py",
+           "_cast_statistics(link, before, np.float32)", "_cast_statistics(link, before, np.float16)",
+           "running statistics stay in float16"),
+    Mutant("counted-twice", "rewrite/deferred.py", "rewrite/test_fusion.py",
+           "self._build(relu, not self.counted)", "self._build(relu, True)", "statistics move twice in a step"),
+    Mutant("fused-though-used", "rewrite/watching.py", "rewrite/test_fusion.py",
+           "elif len(consumers) != 1:", "elif not consumers:", "what is used twice is computed twice"),
+    Mutant("reverted", "rewrite/convert.py", "rewrite/test_convert.py",
+           "set_state(link, None)", "pass", "a reverted model goes on in float16"),
+    Mutant("float16-sum", "rewrite/casting.py", "rewrite", '    "Sum",\n', "", "F.sum overflows at 65504"),
+    Mutant("average-padding", "rewrite/layers.py", "rewrite/test_layout.py rewrite",
+           "or (node.pad_value is None and any(node.pad)):", "or False:", "padding counts in averages without it"),
+    Mutant("cover-all", "rewrite/layers.py", "rewrite/test_layout.py rewrite",
+           "node.pad, node.cover_all)", "node.pad, False)", "max pooling loses its last windows"),
+    # graph_capture
+    Mutant("other-shape", "graph_capture/arguments.py", "graph_capture",
+           "return array.shape, array.dtype, order", "return array.ndim, array.dtype, order",
+           "the graph of a full batch runs on the last one"),
+    Mutant("not-compared", "graph_capture/verification.py", "graph_capture",
+           "for name, array in found.arrays.items():", "for name, array in ():", "a graph may spoil weights unseen"),
+    Mutant("graph-of-training", "graph_capture/captured.py", "graph_capture",
+           '("train", "enable_backprop",', '("enable_backprop",', "evaluation launches the graph of training"),
+    Mutant("kept-result", "graph_capture/reports.py", "graph_capture",
+           "chainer.Variable(value.array.copy(),", "chainer.Variable(value.array,", "all losses are the last one"),
+    # bridge
+    Mutant("momentum-for-decay", "bridge/batch_norm.py", "bridge",
+           "batch_norm(x, gamma, beta, running, eps, decay)", "batch_norm(x, gamma, beta, running, eps, 1 - decay)",
+           "running statistics of plain Chainer are those of the last batch"),
+    Mutant("no-eps", "bridge/batch_norm.py", "bridge", "*of_channels, eps)", "*of_channels, 0.0)", "eps is left out"),
+    Mutant("padded-average", "bridge/planes.py", "bridge",
+           '"average_without_padding"', '"average"', "averages at the border count padding"),
+    Mutant("no-bias", "bridge/convolution.py", "bridge",
+           "conv_dgrad(contiguous(x), contiguous(W), b,", "conv_dgrad(contiguous(x), contiguous(W), None,",
+           "deconvolutions of plain Chainer lose their bias"),
+    Mutant("not-written", "bridge/calls.py", "bridge",
+           "if not fits:", "if not fits and dtype is None:", "running statistics in float16 never move"),
+    # compat
+    Mutant("float64-update", "compat/scalars.py", "compat/test_scalars.py",
+           "object.__setattr__(self, name, _python_scalar(value))", "object.__setattr__(self, name, value)",
+           "a schedule makes updates run in float64"),
+    Mutant("hinge-dtype", "compat/losses.py", "compat/test_losses.py",
+           'None if y is None else y.astype("float16")', "None if y is None else y", "a float16 loss is float32"),
+    Mutant("msvag-power", "compat/defects.py", "compat/test_defects.py",
+           "** (self.t + 1)", "** self.t", "MSVAG goes on from Chainer's snapshots with other steps"),
+    Mutant("lost-mean", "compat/multi_node.py", "compat/test_multi_node.py",
+           "if dense is not recvbuf:", "if False:", "each process trains its filters for itself"),
+]
+# fmt: on
+
+
+def pytest_load_initial_conftests():
+    """Spares property tests the search for a smaller example: that one fails is enough. This file is their plugin."""
+    phases = [phase for phase in hypothesis.Phase if phase not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
+    hypothesis.settings.register_profile("mutants", phases=phases, database=None)
+    hypothesis.settings.load_profile("mutants")
+
+
+class Tree:
+    """A copy of the tree in which faults are planted, in a folder that is gone at the end of the block."""
+
+    def __enter__(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="mutants-")
+        self.root = pathlib.Path(self._folder.name)
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        for name in filter(None, names.split("\0")):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / name).exists():
+                shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
+        if (ROOT / KERNELS).is_dir():  # g++ has compiled these; those of mutants go with the copy
+            shutil.copytree(ROOT / KERNELS, self.root / KERNELS)
+        self._times = itertools.count(1)
+        return self
+
+    def __exit__(self, *error):
+        self._folder.cleanup()
+
+    def write(self, path, text):
+        """Writes a file, with a time of its own: Python takes bytecode for that of a file of its time and size."""
+        (self.root / path).write_text(text)
+        os.utime(self.root / path, (next(self._times),) * 2)
+
+    def failing(self, tests):
+        """Runs the core of some tests up to the first that fails.
+
+        Args:
+            tests: list of files and folders, relative to the tree, or ids of tests.
+
+        Returns:
+            The id of that test, or ``None``.
+
+        Raises:
+            RuntimeError: pytest has not run tests: a file cannot be imported, or there is none.
+        """
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
+        command += ["-p", "tests.mutants", *tests]
+        environment = {**os.environ, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        try:
+            done = subprocess.run(
+                command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=LIMIT
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        if done.returncode not in (0, 1):
+            raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        return found[1] if found else None
+
+
+def run(mutant, tree, whole):
+    """Returns the id of the first test that kills a mutant, or ``None``.
+
+    Args:
+        mutant: :class:`Mutant`.
+        tree: :class:`Tree`.
+        whole: whether to run all of the core if the mutant survives its own tests.
+    """
+    text = (ROOT / mutant.path).read_text()
+    tree.write(mutant.path, mutant.planted(text))
+    try:
+        # One after the other: pytest would put a folder's tests in its own order, whatever comes first.
+        found = map(tree.failing, [*([f"tests/{name}"] for name in mutant.tests.split()), *([["tests"]] * whole)])
+        return next(filter(None, found), None)
+    finally:
+        tree.write(mutant.path, text)
+
+
+def main(arguments=None):
+    """Runs mutants, prints a line for each and a table by package; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Plants faults and runs the core of the tests.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to run; default: all")
+    parser.add_argument("--package", help="only the mutants of this package")
+    parser.add_argument("--whole", action="store_true", help="run all of the core on mutants that survive their tests")
+    given = parser.parse_args(arguments)
+    wanted = [each for each in MUTANTS if given.package in (None, each.package)]
+    wanted = [each for each in wanted if not given.names or each.name in given.names]
+    if not wanted or set(given.names) - {each.name for each in wanted}:
+        parser.error("no such mutants")
+    killers, counts = {}, collections.defaultdict(lambda: [0, 0, 0.0])
+    with Tree() as tree:
+        for mutant in wanted:
+            start = time.monotonic()
+            killer = run(mutant, tree, given.whole)
+            seconds = time.monotonic() - start
+            said = f"killed by {killer}" if killer else f"{SURVIVED}: {mutant.harm};"
+            print(f"{mutant.package}/{mutant.name}: {said} in {seconds:.0f} s", flush=True)
+            killers |= {killer: mutant} if killer else {}
+            row = counts[mutant.package]
+            row[:] = row[0] + 1, row[1] + bool(killer), row[2] + seconds
+        innocent = tree.failing(list(killers)) if killers else None
+    print(f"\n{'package':<14}{'mutants':>8}{'killed':>8}{'seconds':>9}")
+    for package, (mutants, killed, seconds) in counts.items():
+        print(f"{package:<14}{mutants:>8}{killed:>8}{seconds:>9.0f}")
+    if innocent:
+        print(f"{innocent} fails without any fault, too")
+    return int(bool(innocent) or any(killed < mutants for mutants, killed, _ in counts.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
