@@ -31,8 +31,8 @@ WAYS = {
     "nchw": {"layout": "nchw", "fuse": False},
 }
 
-# Sums over images and pixels have up to 1,024 terms. NumPy adds them in pairs, BLAS of some processors one after another:
-# roundings that are independent then add up to sqrt(1024) times as much.
+# Sums over images and pixels have up to 1,024 terms. NumPy adds them in pairs, BLAS of some processors one after the
+# other: roundings that are independent then add up to sqrt(1024) times as much.
 ANY_ORDER = 32
 ONE_ROUNDING = 2**-10  # less than a rounding to float16 anywhere would make
 
@@ -65,8 +65,8 @@ def _split(errors):
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
 def test_float32_is_exact_to_1e_5(case, way):
-    """Results are, and so are gradients where plain Chainer's own are: their bound is 1e-5, or 32 times the largest error
-    of plain float32, which is above 1e-5 where contributions cancel."""
+    """Results are, and so are gradients where plain Chainer's own are: their bound is 1e-5, or 32 times the largest
+    error of plain float32, which is above 1e-5 where contributions cancel."""
     # In NCHW dropout is Chainer's own.
     run_converted = run_plain if way.get("layout") == "nchw" else run
     _check_float32(case, converted(case, compute="float32", **way), new(case), run_converted)
