@@ -94,6 +94,20 @@ def test_dtypes_of_parameters_and_gradients():
     assert model.predictor.bn.avg_mean.dtype == np.float32
 
 
+@pytest.mark.parametrize("size", [{"size": 8}, {"axis": (0, 2, 3)}], ids=["initialized", "lazy"])
+def test_statistics_in_fp16_are_those_of_fp32_until_the_model_is_reverted(size):
+    half, single = (chainer.Sequential(L.BatchNormalization(**size, dtype=dtype)) for dtype in (np.float16, np.float32))
+    for model in (half, single):
+        mixprec.convert(model)
+        for _ in range(3):
+            model(np.random.RandomState(0).normal(300, 1, (4, 8, 5, 5)).astype(np.float32))
+    for name in ("avg_mean", "avg_var"):
+        assert getattr(half[0], name).dtype == np.float32
+        np.testing.assert_array_equal(getattr(half[0], name), getattr(single[0], name))
+    mixprec.revert(half)
+    assert half[0].avg_mean.dtype == half[0].avg_var.dtype == np.float16
+
+
 def test_activations_are_fp16_and_losses_metrics_and_outputs_fp32():
     seen = {}
 

@@ -47,6 +47,22 @@ def pair(function, **options):
     return plain, converted
 
 
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda h: F.average_pooling_nd(h, 3, stride=2, pad=1, pad_value=None),
+        lambda h: F.average_pooling_2d(h, 3, stride=2, pad=1),
+        lambda h: F.max_pooling_2d(h, 3, stride=2),
+    ],
+    ids=["average without padding", "average with padding", "maximum that covers all"],
+)
+def test_poolings_at_the_border(pool):
+    plain, converted = pair(lambda net, x: pool(net.conv(x)))
+    expected, found = plain(images()), converted(images())
+    assert found.shape == expected.shape == (2, 8, 3, 3)
+    np.testing.assert_allclose(found.array, expected.array, rtol=1e-4, atol=1e-5)
+
+
 # Parameters that several links share.
 
 
