@@ -70,6 +70,10 @@ class Mutant(NamedTuple):
 RULES = "update/test_kernels.py::test_all_rules_with_hooks_are_chainers"
 COUNTERS = "update/test_kernels.py::test_loss_scale_and_counters_advance_as_on_the_host update/test_kernels.py"
 
+CAPTURED = "graph_capture/test_on_host.py graph_capture/test_parts.py graph_capture/test_odd.py"
+BRIDGED = "bridge/test_on_host.py bridge/test_calls.py"
+PILLOW = "data/test_pillow.py::test_"
+
 # fmt: off
 MUTANTS = [
     # backends
@@ -194,10 +198,10 @@ MUTANTS = [
            "processes read some images twice, and others never"),
     Mutant("last-batch", "data/loaders/epochs.py", "data/test_epochs.py",
            "-(-self._length // self.batch_size)", "self._length // self.batch_size", "the last images are never seen"),
-    Mutant("resumed-batch", "data/loaders/iterator.py", "data/test_pillow.py::test_loading_a_snapshot_goes_on_bit_for_bit",
+    Mutant("resumed-batch", "data/loaders/iterator.py", PILLOW + "loading_a_snapshot_goes_on_bit_for_bit",
            'serializer("delivered", self._delivered)', 'serializer("delivered", self._delivered + 1)',
            "a resumed run leaves out a batch"),
-    Mutant("crop-range", "data/loaders/pillow_worker.py", "data/test_pillow.py::test_a_random_crop_is_at_each_place_equally_often",
+    Mutant("crop-range", "data/loaders/pillow_worker.py", PILLOW + "a_random_crop_is_at_each_place_equally_often",
            "int(x * (width - w + 1))", "int(x * (width - w))", "crops never reach the right border"),
     Mutant("old-index", "data/sources/shard_index.py", "data/test_shards.py",
            " {status.st_mtime_ns} {path}", " {path}", "a shard that was packed anew has its old labels"),
@@ -228,32 +232,34 @@ MUTANTS = [
            "elif len(consumers) != 1:", "elif not consumers:", "what is used twice is computed twice"),
     Mutant("reverted", "rewrite/convert.py", "rewrite/test_chainer.py::test_revert_gives_the_plain_model_back",
            "set_state(link, None)", "pass", "a reverted model goes on in float16"),
-    Mutant("float16-sum", "rewrite/casting.py", "rewrite/test_convert.py", '    "Sum",\n', "", "sums overflow at 65504"),
+    Mutant("float16-sum", "rewrite/casting.py", "rewrite/test_convert.py",
+           '    "Sum",\n', "", "sums overflow at 65504"),
     Mutant("average-padding", "rewrite/layers.py", "rewrite/test_odd.py",
            "or (node.pad_value is None and any(node.pad)):", "or False:", "padding counts in averages without it"),
     Mutant("cover-all", "rewrite/layers.py", "rewrite/test_odd.py",
            "node.pad, node.cover_all)", "node.pad, False)", "max pooling loses its last windows"),
     # graph_capture
-    Mutant("other-shape", "graph_capture/arguments.py", "graph_capture/test_on_host.py graph_capture/test_parts.py graph_capture/test_odd.py",
+    Mutant("other-shape", "graph_capture/arguments.py", CAPTURED,
            "return array.shape, array.dtype, order", "return array.ndim, array.dtype, order",
            "the graph of a full batch runs on the last one"),
-    Mutant("not-compared", "graph_capture/verification.py", "graph_capture/test_odd.py graph_capture/test_parts.py",
+    Mutant("not-compared", "graph_capture/verification.py", CAPTURED,
            "for name, array in found.arrays.items():", "for name, array in ():", "a graph may spoil weights unseen"),
-    Mutant("graph-of-training", "graph_capture/captured.py", "graph_capture/test_on_host.py graph_capture/test_parts.py graph_capture/test_odd.py",
+    Mutant("graph-of-training", "graph_capture/captured.py", CAPTURED,
            '("train", "enable_backprop",', '("enable_backprop",', "evaluation launches the graph of training"),
     Mutant("kept-result", "graph_capture/reports.py", "graph_capture/test_on_host.py",
            "chainer.Variable(value.array.copy(),", "chainer.Variable(value.array,", "all losses are the last one"),
     # bridge
-    Mutant("momentum-for-decay", "bridge/batch_norm.py", "bridge/test_on_host.py bridge/test_calls.py",
+    Mutant("momentum-for-decay", "bridge/batch_norm.py", BRIDGED,
            "batch_norm(x, gamma, beta, running, eps, decay)", "batch_norm(x, gamma, beta, running, eps, 1 - decay)",
            "running statistics of plain Chainer are those of the last batch"),
-    Mutant("no-eps", "bridge/batch_norm.py", "bridge/test_on_host.py bridge/test_calls.py", "*of_channels, eps)", "*of_channels, 0.0)", "eps is left out"),
-    Mutant("padded-average", "bridge/planes.py", "bridge/test_on_host.py bridge/test_calls.py",
+    Mutant("no-eps", "bridge/batch_norm.py", BRIDGED,
+           "*of_channels, eps)", "*of_channels, 0.0)", "eps is left out"),
+    Mutant("padded-average", "bridge/planes.py", BRIDGED,
            '"average_without_padding"', '"average"', "averages at the border count padding"),
-    Mutant("no-bias", "bridge/convolution.py", "bridge/test_on_host.py bridge/test_calls.py",
+    Mutant("no-bias", "bridge/convolution.py", BRIDGED,
            "conv_dgrad(contiguous(x), contiguous(W), b,", "conv_dgrad(contiguous(x), contiguous(W), None,",
            "deconvolutions of plain Chainer lose their bias"),
-    Mutant("not-written", "bridge/calls.py", "bridge/test_on_host.py bridge/test_calls.py",
+    Mutant("not-written", "bridge/calls.py", BRIDGED,
            "if not fits:", "if not fits and dtype is None:", "running statistics in float16 never move"),
     # compat
     Mutant("float64-update", "compat/scalars.py", "compat/test_scalars.py",

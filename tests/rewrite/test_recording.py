@@ -9,7 +9,7 @@ import pytest
 
 import mixprec
 from benchmarks import recording
-from benchmarks.step.by_hand import OTHERS
+from benchmarks.step.by_hand import OTHERS, count
 from benchmarks.step.counts import LAUNCHES
 from mixprec.backends.notes import taking
 from models import MODELS
@@ -38,7 +38,7 @@ def _launches(name, images, example):
 def test_a_converted_network_launches_what_one_written_for_nhwc_does(name, by_hand):
     images = np.empty((8, 3, 64, 64), np.float32).view(recording.Array)
     counts, reads = _launches(name, images, np.zeros((2, 3, 64, 64), np.float32))
-    assert counts == by_hand.count(by_hand, batch=8, size=64).launches
+    assert counts == count(by_hand, batch=8, size=64).launches
     assert reads == []
     assert counts["to_nhwc"] == 1
 
@@ -47,5 +47,5 @@ def test_nothing_is_converted_if_images_come_in_nhwc():
     images = np.empty((8, 64, 64, 4), np.float16).view(recording.Array).transpose(0, 3, 1, 2)
     counts, reads = _launches("resnet50", images, np.zeros((2, 3, 64, 64), np.float32))
     assert counts["to_nhwc"] == counts["to_nchw"] == 0
-    assert sum(counts.values()) == by_hand.count("resnet50", batch=8, size=64).total - 1
+    assert sum(counts.values()) == count("resnet50", batch=8, size=64).total - 1
     assert reads == []
