@@ -28,8 +28,9 @@ train: install data/digits ## install, write the digits, train a small ResNet on
 data/digits: | install ## scikit-learn's handwritten digits as JPEG files
 	@$(BIN)/python scripts/make_digits.py --out $@
 
-# Two workers on two cores, each with one thread of BLAS; one line of progress.
-PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.progress -n auto --dist worksteal
+# A worker on each core, with one thread of BLAS and up to 3 GB of memory; one line of progress.
+PROGRESS = -q -o console_output_style=classic -p tests.progress
+PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PROGRESS) -n auto --maxprocesses 8 --dist worksteal
 
 test: install ## the core of the tests: what a user's trust rests on
 	@$(PYTEST) $(ARGS)
@@ -51,7 +52,7 @@ test-cupy: install ## with CuPy installed, without a GPU: parts of the core agai
 test-plans: install ## with cuDNN installed, without a GPU: its plans of ResNets; downloads 1 GB
 	@echo "install: cuDNN, its frontend, and what they load"
 	@$(INSTALL) --no-build-isolation --editable ".[test-plans]"
-	@$(BIN)/python -m pytest -q -o console_output_style=classic -p tests.progress -m plans $(ARGS)
+	@$(BIN)/python -m pytest $(PROGRESS) -m plans $(ARGS)
 
 lint: install ## ruff: rules and format
 	$(BIN)/ruff check .
