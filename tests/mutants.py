@@ -68,6 +68,7 @@ class Mutant(NamedTuple):
 
 # Of the update's kernels; a whole file would compile all of them anew.
 RULES = "update/test_kernels.py::test_all_rules_with_hooks_are_chainers"
+CHECK = "update/test_kernels.py::test_parameters_that_are_only_checked"
 COUNTERS = "update/test_kernels.py::test_loss_scale_and_counters_advance_as_on_the_host"
 
 CAPTURED = "graph_capture/test_on_host.py graph_capture/test_parts.py graph_capture/test_odd.py"
@@ -111,15 +112,15 @@ MUTANTS = [
     Mutant("last-statistic", "update/kernels/update.cu", "optimizer/test_on_device.py",
            "blockIdx.x < chunk_count + restore_count", "blockIdx.x + 1 < chunk_count + restore_count",
            "a skipped step spoils the last running statistic"),
-    Mutant("overflow-of-a-thread", "update/kernels/check.cu", "update/test_kernels.py::test_parameters_that_are_only_checked",
+    Mutant("overflow-of-a-thread", "update/kernels/check.cu", CHECK,
            "if (__syncthreads_or(!finite) && threadIdx.x == 0) *found", "if (!finite && threadIdx.x == 0) *found",
            "most overflows are not seen on a GPU"),
     Mutant("hooks-overflow", "update/host.py", "update/test_batched.py update/test_odd.py",
            "return not self._hooks or all(", "return True or all(", "a hook's inf reaches the weights on NumPy"),
     Mutant("average-decay-cuda", "update/kernels/average.cu", "training/test_averaging.py",
            "min(decay,", "max(decay,", "averaged weights stay near the first ones"),
-    Mutant("decay-of-biases", "update/plan.py", "update/test_no_decay.py",
-           "and master.no_decay))", "and False))", "weight decay pulls at biases and normalizations"),
+    Mutant("decay-of-biases", "update/plan.py", "update/test_no_decay.py training/test_parts.py",
+           "if master.no_decay:", "if False:", "weight decay pulls at biases and normalizations"),
     Mutant("momentum-sign", "update/rules/momentum.py", RULES,
            "param += lr * v;", "param -= lr * v;", "the default optimizer goes uphill on a GPU"),
     Mutant("bias-correction", "update/host.py", "update/test_batched.py",
@@ -214,6 +215,8 @@ MUTANTS = [
            "if chainer.config.in_recomputing:", "if False:", "F.forget counts each batch twice"),
     Mutant("float16-file", "links/storage.py", "links/test_files.py",
            "_float32(value) if _is_floating(value) else value", "value", "files of weights are in float16"),
+    Mutant("finetune-decay", "links/batch_normalization.py", "links/test_batch_normalization.py",
+           "decay = 1 - 1 / self.N", "decay = 1 - 1 / (self.N + 1)", "fine-tuned statistics keep the old ones"),
     # rewrite
     Mutant("half-statistics", "rewrite/parameters.py", "rewrite/test_convert.py",
            "_cast_statistics(link, before, np.float32)", "_cast_statistics(link, before, np.float16)",

@@ -351,9 +351,9 @@ class CapturingLauncher(HostLauncher):
 
 
 @pytest.mark.parametrize("uploads", [False, True])
-def test_a_graph_of_a_step_is_a_step(compiled, uploads):
+def test_a_graph_of_a_step_is_a_step(uploads):
     """As long as arrays and hyperparameters stay as they are; ``t`` moves on, and an overflow is seen."""
-    launcher = CapturingLauncher(compiled)
+    launcher = CapturingLauncher()
     both = twin(launcher, of_all_rules(), [optimizer_hooks.WeightDecay(0.01)])
     gradients = both.gradients()
     both.set_gradients(gradients)
