@@ -68,10 +68,11 @@ class Mutant(NamedTuple):
 
 # Of the update's kernels; a whole file would compile all of them anew.
 RULES = "update/test_kernels.py::test_all_rules_with_hooks_are_chainers"
-COUNTERS = "update/test_kernels.py::test_loss_scale_and_counters_advance_as_on_the_host update/test_kernels.py"
+CHECK = "update/test_kernels.py::test_one_element_that_is_not_finite_is_seen_wherever_it_is"
+COUNTERS = "update/test_kernels.py::test_loss_scale_and_counters_advance_as_on_the_host"
 
 CAPTURED = "graph_capture/test_on_host.py graph_capture/test_parts.py graph_capture/test_odd.py"
-BRIDGED = "bridge/test_on_host.py bridge/test_calls.py"
+BRIDGED = "bridge/test_calls.py bridge/test_on_host.py"
 PILLOW = "data/test_pillow.py::test_"
 
 # fmt: off
@@ -111,45 +112,43 @@ MUTANTS = [
     Mutant("last-statistic", "update/kernels/update.cu", "optimizer/test_on_device.py",
            "blockIdx.x < chunk_count + restore_count", "blockIdx.x + 1 < chunk_count + restore_count",
            "a skipped step spoils the last running statistic"),
-    Mutant("overflow-of-a-thread", "update/kernels/check.cu", COUNTERS,
+    Mutant("overflow-of-a-thread", "update/kernels/check.cu", CHECK,
            "if (__syncthreads_or(!finite) && threadIdx.x == 0) *found", "if (!finite && threadIdx.x == 0) *found",
            "most overflows are not seen on a GPU"),
-    Mutant("hooks-overflow", "update/host.py", "update/test_batched.py update/test_odd.py",
+    Mutant("hooks-overflow", "update/host.py", "update/test_odd.py",
            "return not self._hooks or all(", "return True or all(", "a hook's inf reaches the weights on NumPy"),
     Mutant("average-decay-cuda", "update/kernels/average.cu", "training/test_averaging.py",
            "min(decay,", "max(decay,", "averaged weights stay near the first ones"),
-    Mutant("decay-of-biases", "update/plan.py", "update/test_no_decay.py",
-           "and master.no_decay))", "and False))", "weight decay pulls at biases and normalizations"),
+    Mutant("decay-of-biases", "update/plan.py", "update/test_no_decay.py training/test_parts.py",
+           "if master.no_decay:", "if False:", "weight decay pulls at biases and normalizations"),
     Mutant("momentum-sign", "update/rules/momentum.py", RULES,
            "param += lr * v;", "param -= lr * v;", "the default optimizer goes uphill on a GPU"),
     Mutant("bias-correction", "update/host.py", "update/test_batched.py",
            "self._rules[0].t + 1)", "max(self._rules[0].t, 1))", "Adam corrects the bias of the step before"),
     Mutant("clipping-by-layer", "update/hooks.py", RULES,
            'norms="all",', 'norms="each",', "each gradient is clipped by its own norm"),
-    Mutant("trust-ratio", "update/rules/lars.py", RULES,
-           "? trust_coefficient * param_norm / (grad_norm + weight_decay * param_norm + eps) : 1.0f;",
-           "? trust_coefficient * param_norm / (grad_norm + eps) : 1.0f;", "LARS takes longer steps on a GPU"),
     # optimizer
     Mutant("unscaled-twice", "optimizer/gradients.py", "optimizer/test_wrapper.py",
            "out *= _inverse(factor, param.device, inverses)", "out *= _inverse(factor, param.device, inverses) ** 2",
            "gradients are divided by the square of the scale, and weights hardly move"),
     Mutant("scale-of-one", "optimizer/batched.py", "optimizer/test_wrapper.py",
            "return 1 / number if number else math.inf", "return 1.0", "weights move by scaled gradients"),
-    Mutant("masters-rounded", "optimizer/masters.py", "update/test_writes.py optimizer/test_parameters.py",
+    Mutant("masters-rounded", "optimizer/masters.py", "optimizer/test_bfloat16.py",
            "master.xp.where(where, param.array.astype(np.float32), master.array)", "param.array.astype(np.float32)",
            "who writes one weight rounds all masters"),
-    Mutant("lazy-variance", "optimizer/statistics.py", "optimizer/test_wrapper.py optimizer/test_odd.py",
+    Mutant("lazy-variance", "optimizer/statistics.py", "optimizer/test_wrapper.py",
            '"avg_var": 1.0}', '"avg_var": 0.0}', "a first step that is skipped leaves variances of 0"),
-    Mutant("finetune-count", "optimizer/statistics.py", "optimizer/test_wrapper.py optimizer/test_odd.py",
+    Mutant("finetune-count", "optimizer/statistics.py", "optimizer/test_odd.py",
            "elif _moved(now, value) and read(skipped):", "elif False:", "skipped steps count in fine-tuning"),
-    Mutant("t-of-skipped", "optimizer/steps.py", "optimizer/test_on_device.py optimizer/test_reads.py",
+    Mutant("t-of-skipped", "optimizer/steps.py", "optimizer/test_bfloat16.py",
            "owner.t -= skipped", "owner.t -= 0 * skipped", "t counts skipped steps on a device"),
-    Mutant("rollback", "optimizer/rollback.py", "optimizer/test_on_device.py",
+    Mutant("rollback", "optimizer/rollback.py", "optimizer/test_bfloat16.py",
            "_select(master.array, before, skipped, out=array)", "array[...] = master.array",
            "weights become NaN in a step that overflows"),
-    Mutant("float16-loss", "optimizer/scaled_loss.py", "optimizer/test_wrapper.py",
-           'if loss.dtype == "float16":', 'if loss.dtype == "float64":', "a loss in float16 overflows in each step"),
-    Mutant("patience", "optimizer/patience.py", "optimizer/test_wrapper.py optimizer/test_diverged.py",
+    Mutant("two-scales", "optimizer/scaled_loss.py", "optimizer/test_wrapper.py",
+           "return other if note is not MIXED and _same(factor_of(note), factor_of(other)) else MIXED", "return other",
+           "a sum of gradients of two scales is divided by the last one"),
+    Mutant("patience", "optimizer/patience.py", "optimizer/test_diverged.py",
            "if in_row >= self._scaler.patience:", "if in_row > self._scaler.patience:", "a dead run ends a step late"),
     Mutant("old-rate", "optimizer/graph_step.py", "graph_capture/test_on_host.py",
            "self._table.refresh()", "self._table", "a captured step keeps the learning rate of its capture"),
@@ -174,8 +173,6 @@ MUTANTS = [
            "skipped steps move the averages"),
     Mutant("accumulated-mean", "training/accumulation.py", "training/test_accumulation.py",
            "np.float32(count / total)", "np.float32(1 / len(counts))", "the last, smaller batch has too much weight"),
-    Mutant("accumulated-epochs", "training/updater.py", "training/test_accumulation.py",
-           "< self._accumulate and not iterator.is_new_epoch", "< self._accumulate", "a step has images of two epochs"),
     Mutant("evaluation-padding", "training/evaluation.py", "training/test_evaluation.py",
            "images = valid_images(arrays)", "images = len(arrays[0])", "padding counts in the accuracy"),
     Mutant("top5", "training/accuracy.py", "training/test_model.py training/test_evaluation.py",
@@ -186,8 +183,6 @@ MUTANTS = [
            "self._since = (epoch, seconds)", "self._since = (epoch, 0.0)", "the log's images/s fall with time"),
     # config
     Mutant("bound", "config/limits.py", "config", "value >= low)", "value > low)", "batches of one image are refused"),
-    Mutant("base-wins", "config/loader.py", "config",
-           "in reversed(_chain(path)):", "in _chain(path):", "a file cannot change what it inherits"),
     Mutant("first-override", "config/loader.py", "config",
            "for override in overrides:", "for override in reversed(overrides):", "the first --set wins"),
     Mutant("unknown-key", "config/loader.py", "config",
@@ -209,8 +204,6 @@ MUTANTS = [
     Mutant("moved-statistics", "functions/batch_normalization.py", "functions/test_batch_normalization.py",
            "tuple(array.copy() for array in self._statistics)", "self._statistics",
            "gradients are of statistics that have moved since"),
-    Mutant("label-k", "functions/softmax_cross_entropy.py", "functions/test_softmax_cross_entropy.py",
-           "(t >= classes)", "(t > classes)", "label K is accepted, and the loss is of some other number"),
     Mutant("dropout-gradient", "functions/dropout.py", "functions/test_dropout.py",
            "dropout(dy, self._ratio, self._key)", "dropout(dy, self._ratio, dropout_key(primitives))",
            "gradients are dropped elsewhere than activations"),
@@ -222,6 +215,8 @@ MUTANTS = [
            "if chainer.config.in_recomputing:", "if False:", "F.forget counts each batch twice"),
     Mutant("float16-file", "links/storage.py", "links/test_files.py",
            "_float32(value) if _is_floating(value) else value", "value", "files of weights are in float16"),
+    Mutant("finetune-decay", "links/batch_normalization.py", "links/test_batch_normalization.py",
+           "decay = 1 - 1 / self.N", "decay = 1 - 1 / (self.N + 1)", "fine-tuned statistics keep the old ones"),
     # rewrite
     Mutant("half-statistics", "rewrite/parameters.py", "rewrite/test_convert.py",
            "_cast_statistics(link, before, np.float32)", "_cast_statistics(link, before, np.float16)",
@@ -244,8 +239,6 @@ MUTANTS = [
            "the graph of a full batch runs on the last one"),
     Mutant("not-compared", "graph_capture/verification.py", CAPTURED,
            "for name, array in found.arrays.items():", "for name, array in ():", "a graph may spoil weights unseen"),
-    Mutant("graph-of-training", "graph_capture/captured.py", CAPTURED,
-           '("train", "enable_backprop",', '("enable_backprop",', "evaluation launches the graph of training"),
     Mutant("kept-result", "graph_capture/reports.py", "graph_capture/test_on_host.py",
            "chainer.Variable(value.array.copy(),", "chainer.Variable(value.array,", "all losses are the last one"),
     # bridge
@@ -256,9 +249,6 @@ MUTANTS = [
            "*of_channels, eps)", "*of_channels, 0.0)", "eps is left out"),
     Mutant("padded-average", "bridge/planes.py", BRIDGED,
            '"average_without_padding"', '"average"', "averages at the border count padding"),
-    Mutant("no-bias", "bridge/convolution.py", BRIDGED,
-           "conv_dgrad(contiguous(x), contiguous(W), b,", "conv_dgrad(contiguous(x), contiguous(W), None,",
-           "deconvolutions of plain Chainer lose their bias"),
     Mutant("not-written", "bridge/calls.py", BRIDGED,
            "if not fits:", "if not fits and dtype is None:", "running statistics in float16 never move"),
     # compat

@@ -2,6 +2,7 @@
 
 import math
 import os
+import types
 
 import chainer
 import chainer.links as L
@@ -18,6 +19,7 @@ from mixprec.training import LogReport, console, output, snapshots
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
+from mixprec.training.updater import Throughput
 
 NAMES = Optimizer.__dataclass_fields__["name"].metadata["choices"]
 
@@ -93,6 +95,16 @@ def test_evaluation_counts_every_image_the_same():
     evaluator.name = "validation"
     for _ in range(2):
         assert evaluator()["validation/main/accuracy"] == pytest.approx(2 / 3, rel=1e-6)
+
+
+def test_images_per_second_are_those_since_the_entry_before():
+    updater = types.SimpleNamespace(epoch_detail=0.5, seconds=2.0, wait=lambda: None)
+    trainer = types.SimpleNamespace(updater=updater, observation={})
+    throughput = Throughput(images=100)
+    throughput.initialize(trainer)
+    for updater.epoch_detail, updater.seconds, expected in ((1.0, 4.0, 25), (2.0, 14.0, 10), (2.5, 15.0, 50)):
+        throughput(trainer)
+        assert trainer.observation == {"images/s": expected}
 
 
 def test_console_lines_come_whole_and_without_cursor_controls(capsys):

@@ -436,6 +436,22 @@ def test_a_skip_for_another_reason_counts(launcher):
     assert both.batch.settle() == 0
 
 
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32])
+def test_one_element_that_is_not_finite_is_seen_wherever_it_is(launcher, dtype):
+    """Each thread of a block has a say, in each block, also in the last, smaller one."""
+    size, chunk = 2 * launcher.chunk + 37, launcher.chunk
+    both = twin(launcher, [("SGD", 9, np.float16), ("SGD", size, dtype)])
+    gradients = both.gradients()
+    for place in (0, 1, 8, chunk // 2 + 5, chunk - 1, chunk, 2 * chunk + 20, size - 1):
+        for value in (np.inf, -np.inf, np.nan):
+            spoiled = [gradients[0], gradients[1].copy()]
+            spoiled[1][place] = value
+            both.set_gradients(spoiled)
+            assert receive(both.batch.check()), (place, value)
+    both.set_gradients(gradients)
+    assert not receive(both.batch.check())
+
+
 def test_a_check_without_an_update_leaves_nothing_behind(launcher):
     both = twin(launcher, [("SGD", 9, np.float16)])
     both.set_gradients([np.full(9, np.inf, np.float16)])
