@@ -4,7 +4,7 @@
 ##            EXTRAS=cuda13,digits,test, or cuda12 on a V100
 ##   CONFIG   what `make train` trains; default: configs/digits.yaml
 ##   ARGS     more arguments of the command that a target ends with: ARGS="--set training.epochs=2" of train,
-##            ARGS="-k digits" of the tests
+##            ARGS="-k digits" of one target of tests
 PYTHON ?= python3
 EXTRAS ?= dali,digits,test
 CONFIG ?= configs/digits.yaml
@@ -20,6 +20,7 @@ STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sy
 # cores, and without tests of packages and torch with its symbolic algebra: Python compiles those if it comes to them.
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
+.NOTPARALLEL:
 .PHONY: train help test test-all test-sweep test-cupy test-plans lint install clean
 
 train: install data/digits ## install, write the digits, train a small ResNet on them (the default target)
@@ -40,10 +41,11 @@ test-all: test test-sweep test-cupy test-plans ## all tests: the core, and every
 test-sweep: install ## the other cases of the core's tests, all examples of property tests, and the measuring tools
 	@$(PYTEST) -m "(sweep or examples) and not cupy and not plans" $(ARGS)
 
-# Without a GPU importing CuPy changes nothing, and kernels compile. Arithmetic has its backend handed to it, and loaders
-# do not import CuPy: neither is run again.
+# Without a GPU importing CuPy changes nothing, and kernels compile. What is not here has its backend handed to it or does
+# not import CuPy; of training one file stands for all.
 CUPY = tests/*.py $(addprefix tests/,bridge compat functions graph_capture links optimizer rewrite update) \
-	tests/backends/*.py tests/backends/cuda/test_kernels*.py tests/training/test_train_command.py
+	tests/backends/*.py tests/backends/cuda/test_kernels*.py tests/backends/cudnn/test_device.py \
+	tests/benchmarks/test_profile.py tests/training/test_train_command.py
 test-cupy: install ## with CuPy installed, without a GPU: parts of the core again, and all kernels compile
 	@echo "install: CuPy and NVRTC"
 	@$(INSTALL) --no-build-isolation --editable ".[test-cupy]"

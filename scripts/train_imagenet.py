@@ -9,7 +9,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec.train import main
+from mixprec.training import command
+from models import MODELS
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command.main(sys.argv[1:], MODELS))

@@ -1,6 +1,6 @@
 """Planted faults that the core of the tests has to find: ``python tests/mutants.py [--package P] [NAME ...]``.
 
-Each mutant is a fault of the kind that really happens and that nobody would see: training goes on, and is worse. The
+Each mutant is a fault of the kind that really happens and shows nowhere: training goes on, and is worse. The
 script copies the tree, plants one fault after the other, and runs what `make test` runs of the tests that are named
 with it. The exit status is 1 if one survives, or if a test that failed also fails without the fault.
 

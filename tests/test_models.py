@@ -193,3 +193,11 @@ def test_block_agrees_with_scipy(block, stride):
 def test_models_do_not_import_mixprec():
     for path in Path(models.__file__).parent.glob("*.py"):
         assert not re.search(r"^\s*(import|from) mixprec", path.read_text(), re.MULTILINE), path
+
+
+def test_the_training_script_takes_the_networks_of_the_checkout():
+    """As a user's own: what is in the package mixprec, as a wheel has them, counts as the library's code."""
+    from scripts import train_imagenet
+
+    assert train_imagenet.MODELS is models.MODELS
+    assert {network.__module__.partition(".")[0] for network in models.MODELS.values()} == {"models"}

@@ -27,17 +27,18 @@ def test_python_runs_as_printed(block, tmp_path):
 
 
 def test_every_file_it_names_exists():
-    for name in re.findall(r"\]\(([\w./-]+)\)", README) + re.findall(r"\b(?:configs|docs|scripts)/[\w.-]+\w", README):
+    paths = re.findall(r"\b(?:benchmarks|configs|docs|scripts)/[\w.-]+\w", README)
+    for name in re.findall(r"\]\(([\w./-]+)\)", README) + paths:
         assert (ROOT / name).exists(), name
 
 
 def test_every_file_that_the_primitives_name_exists():
-    folders = "benchmark|benchmarks|backends|models|scripts|tests"
+    folders = "benchmarks|backends|models|scripts|tests"
     for name in re.findall(rf"(?<![\w/-])((?:mixprec/)?(?:{folders})/[\w./]+\.\w+)", PRIMITIVES):
         assert (ROOT / name).exists() or (ROOT / "mixprec" / name).exists(), name
 
 
 def test_every_make_target_it_names_exists():
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for name in re.findall(r"\bmake (\w+)`", README):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for name in re.findall(r"\bmake ([\w-]+)`", README):
         assert name in targets

@@ -456,6 +456,7 @@ def _serialized(driver, text, path):
     properties.main(path)
 
 
+@pytest.mark.plans
 def test_the_real_cudnn_writes_files_as_the_tests_have_them(tmp_path):
     try:
         library.load()

@@ -467,6 +467,7 @@ def test_the_kernel_that_spins_ends():
     assert launcher.launches == [1]
 
 
+@pytest.mark.cupy
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_kernel_that_spins_compiles_for_a_gpu(architecture):
     log = compiler_for(architecture)(clocks.source(CupyLauncher.threads), architecture)

@@ -1,5 +1,5 @@
 """The functions of ``cupy.cudnn`` on the host's stand-in for a device: arguments, layouts, and what they do where cuDNN
-cannot. That Chainer's calls get the right numbers is in ``test_bridge_gpu.py``.
+cannot. That Chainer's calls get the right numbers is in ``test_gpu.py``.
 """
 
 import logging

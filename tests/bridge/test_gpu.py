@@ -1,7 +1,7 @@
 """Chainer's own cuDNN branches over the bridge beside Chainer on NumPy: on a GPU by ``pytest -m gpu``.
 
 Each test also asserts which functions of ``cupy.cudnn`` were called, and that these were not computed by Chainer's own
-path after all. ``tests/bridge/test_on_host.py`` runs the same tests on the host, on :mod:`fake_cupy`.
+path after all. ``tests/bridge/test_on_host.py`` runs the same tests on the host, on :mod:`tests.stand_ins.fake_cupy`.
 """
 
 import itertools

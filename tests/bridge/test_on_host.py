@@ -1,4 +1,4 @@
-"""The tests of the bridge that are written for a GPU, on the host: in a process of their own, on :mod:`fake_cupy`."""
+"""The tests of the bridge that are written for a GPU, on the host: in a process of their own, on ``fake_cupy``."""
 
 import os
 import re

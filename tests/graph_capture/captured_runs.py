@@ -70,7 +70,7 @@ class Run:
         compute: dtype.
         network: class of the network.
         lossfun: takes the model and arguments; ``None`` for the model itself.
-        side: of :mod:`capture_sides`.
+        side: of :mod:`tests.stand_ins.capture_sides`.
         wishes: further arguments of the optimizer.
     """
 

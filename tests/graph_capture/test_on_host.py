@@ -1,4 +1,4 @@
-"""Captured training on the stand-in device: what :mod:`test_gpu_capture` does not ask of a GPU as well."""
+"""Captured training on the stand-in device: what :mod:`tests.graph_capture.test_gpu` does not ask of a GPU as well."""
 
 import chainer
 import chainer.functions as F

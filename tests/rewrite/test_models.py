@@ -1,7 +1,7 @@
 """Every model of the zoo, converted, beside the plain one: float32, initial values, names, and what is fused.
 
 The measure of errors, here and in the files beside this one: of each array the Euclidean norm of the difference over
-that of what is expected (:func:`convert_pairs.distances`), and what is expected is plain Chainer in float64.
+that of what is expected (:func:`tests.zoo.pairs.distances`), and what is expected is plain Chainer in float64.
 """
 
 import numpy as np

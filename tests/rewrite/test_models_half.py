@@ -1,7 +1,7 @@
 """Models of the zoo in float16, and some in bfloat16, beside plain Chainer in float64.
 
 What may be expected is measured: the plain model once more in float64, with its weights and the result of each
-function, forward and backward, rounded to the dtype (:func:`convert_pairs.rounding`). A converted model may be twice as
+function, forward and backward, rounded to the dtype (``rounding``). A converted model may be twice as
 far from the truth in its results, and four times in its gradients, of which there is more to say: rounding moves some
 thousandths of the inputs of a ReLU across 0, and some maxima to another pixel, each with all of its gradient. Both runs
 do so with the same ones until fusion leaves out a rounding; then they part, by up to 1/16 in models of this size.

@@ -60,7 +60,7 @@ def test_ten_steps_in_float32(case):
 
 @pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
 def test_ten_steps_in_float16(case):
-    """Within 15%; test_convert_models_half.py has the errors of single steps, which are up to a fifth."""
+    """Within 15%; test_models_half.py has the errors of single steps, which are up to a fifth."""
     assert _apart(case, "float16") <= 0.15
 
 

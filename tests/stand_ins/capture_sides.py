@@ -26,7 +26,7 @@ def _waits(*_, **__):
 
 
 class Host:
-    """The stand-in device of :mod:`graph_on_host`, which a fixture has made known to mixprec."""
+    """The stand-in device of :mod:`tests.stand_ins.graph_on_host`, which a fixture has made known to mixprec."""
 
     is_gpu = False
     send, send_link, send_states = map(staticmethod, (graph_array.array, graph_array.send, graph_array.send_states))

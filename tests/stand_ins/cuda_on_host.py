@@ -1,4 +1,4 @@
-"""The CUDA backend on the host: own kernels compiled by g++, cuDNN's graphs computed by :mod:`fake_cudnn`."""
+"""The CUDA backend on the host: own kernels compiled by g++, cuDNN's graphs computed by ``fake_cudnn``."""
 
 import contextlib
 import types

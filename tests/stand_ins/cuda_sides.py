@@ -65,7 +65,7 @@ class Side:
 
 
 class OnHost(Side):
-    """Kernels by g++, cuDNN's graphs by :mod:`fake_cudnn`; memory is NaN before it is written."""
+    """Kernels by g++, cuDNN's graphs by :mod:`tests.stand_ins.fake_cudnn`; memory is NaN before it is written."""
 
     is_gpu = False
     send, receive = staticmethod(send), staticmethod(receive)

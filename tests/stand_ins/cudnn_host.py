@@ -1,4 +1,4 @@
-"""A stand-in for the device under cuDNN's stand-in, :mod:`fake_cudnn`: the host, with a clock of its own."""
+"""A stand-in for the device under cuDNN's stand-in, ``fake_cudnn``: the host, with a clock of its own."""
 
 import contextlib
 import ctypes

@@ -5,7 +5,7 @@ documentation (docs.nvidia.com/cudnn/operations). Everything is computed in floa
 two nodes, is rounded to its declared dtype. Boolean tensors are packed, eight elements a byte, low bit first; of cuDNN
 that is a guess.
 
-What cuDNN 9.28 has no engine for is refused in the same call as there, see :mod:`fake_cudnn_limits`. There are three
+What cuDNN 9.28 has no engine for is refused in the same call as there, see ``fake_cudnn_limits``. There are three
 plans to each graph, see ``PLANS``; they all compute the same.
 
 Buffers are arrays of NumPy, or addresses, as ``graph.execute`` gets them from a backend: ``{uid: array or int}``.

@@ -1,4 +1,4 @@
-"""What cuDNN 9.28 has no engine for, as found by building plans for H200; for :mod:`fake_cudnn`."""
+"""What cuDNN 9.28 has no engine for, as found by building plans for H200; for :mod:`tests.stand_ins.fake_cudnn`."""
 
 
 class cudnnGraphNotSupportedError(RuntimeError):

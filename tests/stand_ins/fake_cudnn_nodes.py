@@ -1,4 +1,4 @@
-"""The nodes of :mod:`fake_cudnn`: names of arguments and results, dimensions, and formulas in float64.
+"""The nodes of :mod:`tests.stand_ins.fake_cudnn`: names of arguments and results, dimensions, and formulas in float64.
 
 Arrays are (N, C, H, W), filters (K, C / groups, R, S), what is per channel (1, C, 1, 1), whatever their strides.
 There may be more axes in space.

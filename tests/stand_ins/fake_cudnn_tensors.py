@@ -1,4 +1,4 @@
-"""The tensors of :mod:`fake_cudnn`, and how they lie in memory."""
+"""The tensors of :mod:`tests.stand_ins.fake_cudnn`, and how they lie in memory."""
 
 import ctypes
 import enum

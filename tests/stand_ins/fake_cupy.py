@@ -1,8 +1,8 @@
 """A stand-in for CuPy on NumPy: Chainer's own ``forward_gpu`` code runs on the host, its cuDNN branches too.
 
-Arrays are :class:`device_stand_in.DeviceArray`; what is not special falls through to NumPy, and its result becomes such
-an array. Kernels are compiled by g++, see :mod:`fake_cupy_kernels`; cuDNN is :mod:`fake_cudnn`, and mixprec's own
-kernels those of :class:`cuda_on_host.HostCuda`. :func:`install` has to come before the first import of Chainer.
+Arrays are ``device_stand_in.DeviceArray``; what is not special falls through to NumPy, and its result becomes such
+an array. Kernels are compiled by g++, see ``fake_cupy_kernels``; cuDNN is ``fake_cudnn``, and mixprec's own
+kernels those of ``cuda_on_host.HostCuda``. :func:`install` has to come before the first import of Chainer.
 
 It is a plugin of pytest: ``python -m pytest -p tests.stand_ins.fake_cupy tests/bridge/test_gpu.py -m gpu``.
 """

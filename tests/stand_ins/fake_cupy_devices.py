@@ -1,4 +1,4 @@
-"""The devices, streams and pools of :mod:`fake_cupy`: there is one of each, and nothing is ever under way."""
+"""The devices, streams and pools of ``fake_cupy``: there is one of each, and nothing is ever under way."""
 
 
 class Device:

@@ -1,4 +1,4 @@
-"""Arrays of a stand-in device whose captured work is done later, as a GPU does it, see :mod:`graph_work`.
+"""Arrays of a stand-in device whose captured work is done later, as a GPU does it, see ``graph_work``.
 
 Outside of a capture everything is computed at once, with NumPy. Inside of one functions are called for the shapes and
 dtypes of their results only.

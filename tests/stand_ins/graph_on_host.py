@@ -1,7 +1,7 @@
 """A stand-in for a CUDA device with CUDA graphs, which compute on the host what was captured.
 
-Kernels are compiled by g++, graphs of cuDNN are computed by :mod:`fake_cudnn`, and functions of arrays by NumPy, see
-:mod:`graph_array`: now, or in each launch of the graph that is being captured.
+Kernels are compiled by g++, graphs of cuDNN are computed by ``fake_cudnn``, and functions of arrays by NumPy, see
+:mod:`tests.stand_ins.graph_array`: now, or in each launch of the graph that is being captured.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _STREAM = 7
 
 
 class GraphLauncher(HostLauncher):
-    """Launches now or with a graph; see :class:`~host_launch.HostLauncher`."""
+    """Launches now or with a graph; see :class:`~tests.stand_ins.host_launch.HostLauncher`."""
 
     def compile(self, source, names):
         return {name: Kernel(name, function) for name, function in super().compile(source, names).items()}
@@ -70,7 +70,7 @@ class _Pygraph(fake_cudnn.pygraph):
 
 
 class GraphCuda(Cuda):
-    """The primitives of :class:`~graph_array.GraphArray`."""
+    """The primitives of :class:`~tests.stand_ins.graph_array.GraphArray`."""
 
     def __init__(self):
         frontend = types.SimpleNamespace(**{**vars(fake_cudnn), "pygraph": _Pygraph})
@@ -83,7 +83,7 @@ class HostGraphs:
     """Has the interface of :class:`mixprec.backends.graphs.CupyGraphs`.
 
     Args:
-        device: :class:`~cudnn_host.HostDevice`, of whose streams number 7 is the one that captures.
+        device: :class:`~tests.stand_ins.cudnn_host.HostDevice`, of whose streams number 7 is the one that captures.
 
     Attributes:
         launches: number of launches of graphs.

@@ -15,7 +15,7 @@ class OwnKernels(Poolings, LocalResponseNorms, Losses, Dropouts, Layouts, Biases
     """Everything that needs no cuDNN.
 
     Args:
-        launcher: :class:`~host_launch.HostLauncher`.
+        launcher: :class:`~tests.stand_ins.host_launch.HostLauncher`.
     """
 
     def __init__(self, launcher):

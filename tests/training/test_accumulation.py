@@ -328,7 +328,7 @@ def test_one_batch_a_step_is_chainers_updater():
 
 
 def _group(run, send, number, sizes):
-    """Runs a step of several batches of the network of :mod:`captured_runs`, one of which may be poisoned."""
+    """Runs a step of several batches of the network of ``captured_runs``, one of which may be poisoned."""
     batches = [batch(100 + 10 * number + place, size) for place, size in enumerate(sizes)]
     if number in POISONED:
         batches[number % len(sizes)][0][0, 0, 0, 0] = np.inf

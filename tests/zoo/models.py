@@ -1,4 +1,4 @@
-"""The zoo: every model that the tests of conversion run, by name, as :data:`convert_cases.CASES`."""
+"""The zoo: every model that the tests of conversion run, by name, as :data:`tests.zoo.cases.CASES`."""
 
 import functools
 
@@ -8,24 +8,18 @@ import numpy as np
 from chainer import initializers
 
 import models
-from tests.zoo import blocks as convert_blocks
-from tests.zoo import heads as convert_heads
-from tests.zoo import idioms as convert_idioms
-from tests.zoo import imagenet as convert_imagenet
-from tests.zoo import mobile as convert_mobile
-from tests.zoo import trunks as convert_trunks
-from tests.zoo import user_functions as convert_user_functions
+from tests.zoo import blocks, heads, idioms, imagenet, mobile, trunks, user_functions
 from tests.zoo.cases import CASES, case, images
 
 __all__ = [
     "CASES",
-    "convert_blocks",
-    "convert_heads",
-    "convert_idioms",
-    "convert_imagenet",
-    "convert_mobile",
-    "convert_trunks",
-    "convert_user_functions",
+    "blocks",
+    "heads",
+    "idioms",
+    "imagenet",
+    "mobile",
+    "trunks",
+    "user_functions",
 ]
 
 

@@ -98,6 +98,7 @@ def test_functions_are_timed_behind_a_kernel_that_keeps_the_device_busy(cupy):
     assert cupy.log == [("spin", 1), "event", 2.0, "event", 0.5, "event", "wait"]
 
 
+@pytest.mark.cupy
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_kernel_that_keeps_the_device_busy_compiles(architecture):
     log = compiler_for(architecture)(device_module._SPIN, architecture)

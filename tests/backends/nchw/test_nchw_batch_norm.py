@@ -74,7 +74,7 @@ def norms_of(side):
 
 
 def channels_last(x):
-    """As the bounds of :mod:`primitive_cases` want it."""
+    """As the bounds of :mod:`tests.backends.primitive_cases` want it."""
     return np.moveaxis(x, 1, -1)
 
 
