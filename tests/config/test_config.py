@@ -609,7 +609,7 @@ def test_a_cycle_of_bases_is_refused_also_through_a_link(write):
 
 def test_a_file_that_cannot_be_read_is_named(write, tmp_path):
     assert refusal("none.yaml").startswith("none.yaml: no such file; mixprec comes with digits.yaml, resnet50/")
-    assert refusal("two\nlines.yaml").startswith("two lines.yaml: no such file; ")
+    assert refusal("two\nlines.yaml").startswith(r"two\nlines.yaml: no such file; ")
     assert refusal("resnet50/fp-16.yml").endswith("; did you mean 'resnet50/fp16.yaml'?")
     assert refusal(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
     assert refusal("a\0b").endswith("cannot be read: embedded null byte")
