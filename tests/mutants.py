@@ -182,7 +182,8 @@ MUTANTS = [
     Mutant("throughput", "training/updater.py", "training/test_parts.py",
            "self._since = (epoch, seconds)", "self._since = (epoch, 0.0)", "the log's images/s fall with time"),
     # config
-    Mutant("bound", "config/limits.py", "config", "value >= low)", "value > low)", "batches of one image are refused"),
+    Mutant("bound", "config/limits.py", "config",
+           "all(low <= number <= high", "all(low < number <= high", "batches of one image are refused"),
     Mutant("first-override", "config/loader.py", "config",
            "for override in overrides:", "for override in reversed(overrides):", "the first --set wins"),
     Mutant("unknown-key", "config/loader.py", "config",

@@ -7,6 +7,7 @@ import yaml
 from mixprec.config.declaration import keys, sections, switch_of
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import Dumper
+from mixprec.messages import one_line
 
 
 def flat(config):
@@ -36,7 +37,7 @@ def dump(config, *, source=None, overrides=(), version=None, changes=()):
         lines.append(f"from {source}")
     lines.extend(f"--set {override}" for override in overrides)
     lines.extend(changes)
-    header = "".join(f"# {_printable(line)}\n" for line in lines)
+    header = "".join(f"# {one_line(line)}\n" for line in lines)
     return header + _yaml(dataclasses.asdict(config))
 
 
@@ -67,8 +68,3 @@ def reference():
 
 def _yaml(value):
     return yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
-
-
-def _printable(line):
-    # A line break or a control character would end the comment, or make the file unreadable as YAML.
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)

@@ -196,7 +196,8 @@ def _finish(config, trainer, first, out):
     if config.capture.mode != "off":
         report, steps = os.path.join(out, "capture.txt"), trainer.updater.iteration - first
         files.write_text(report, _captured(config, trainer))
-        print(f"capture: {trainer.updater.step.replays} of {steps} steps were launches of a graph; more in {one_line(report)}")
+        replays = f"{trainer.updater.step.replays} of {steps} steps were launches of a graph"
+        print(f"capture: {replays}; more in {one_line(report)}")
     weights = os.path.join(out, "model.npz")
     with averaged_weights(trainer):
         _save_weights(weights, trainer.updater.get_optimizer("main"))

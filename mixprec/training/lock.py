@@ -72,7 +72,8 @@ def _acquire(handle, folder, path, is_new):
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             raise LockError(
-                f"{folder}: in use by another run, {_in_words(_holder(handle))}; wait for its end, or give another --out"
+                f"{folder}: in use by another run, {_in_words(_holder(handle))}; wait for its end, or give "
+                "another --out"
             ) from None
         if error.errno not in _NO_LOCKS:
             raise
