@@ -24,14 +24,14 @@ class Part:
     Attributes:
         name: what it is.
         size: number of bytes.
-        key: key of the config that it grows with.
+        key: key of the config that it grows with, or ``None``.
         when: ``""`` for what is always there, or ``"training"`` or ``"evaluation"``, which take turns.
         images: number of images that it is for, if it grows with them.
     """
 
     name: str
     size: int
-    key: str
+    key: str | None
     when: str = ""
     images: int | None = None
 
@@ -52,8 +52,8 @@ class Memory:
 
     @property
     def largest(self):
-        """The largest of the parts that are there when most is needed."""
-        return max(self.together, key=lambda part: part.size)
+        """The largest of the parts that are there when most is needed, and depend on the config."""
+        return max((part for part in self.together if part.key), key=lambda part: part.size)
 
     @property
     def needed(self):
@@ -115,8 +115,8 @@ def memory(config, trainer, report, images, val_images=0):
             graphs = _graphs(config, images, kept + on_the_way, weights + masters + states)
             parts.append(Part("graphs", graphs, "capture.mode"))
     else:
-        copies = sum(param.array.nbytes for param in rounded) + _COLUMNS
-        parts.append(Part("copies of weights, unfolded images", copies, arch))
+        parts.append(Part("copies of weights", sum(param.array.nbytes for param in rounded), arch))
+        parts.append(Part("unfolded images", _COLUMNS, None))
     parts += _batches(config, config.data.size, batch)
     per_batch = {"key": "training.batch_size", "when": "training", "images": batch}
     parts.append(Part("activations kept for the backward pass", kept, **per_batch))

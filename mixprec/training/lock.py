@@ -8,12 +8,14 @@ import json
 import os
 import platform
 
+from mixprec.messages import OneLineError
+
 FILE = "run.lock"
 _OPEN = os.O_RDWR | os.O_CLOEXEC
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # NFS without lockd, some FUSE file systems
 
 
-class LockError(ValueError):
+class LockError(OneLineError):
     """Another run has the results folder, or may have it; the message is one line and names its host and process."""
 
 

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 
+from mixprec.messages import OneLineError
 from mixprec.training import estimate as estimates
 from mixprec.training import output, snapshots, timing
 from mixprec.training.model import EXAMPLE, build_model
@@ -21,7 +22,7 @@ _PIXEL = 256  # bytes that a large network keeps for a pixel of an image, more t
 _SMALL = 224  # pixels: a size for which a network can be looked at anywhere
 
 
-class DoesNotFit(ValueError):
+class DoesNotFit(OneLineError):
     """The run needs more than there is; the message is one line and names the key."""
 
 

@@ -7,13 +7,14 @@ import shutil
 import tempfile
 
 from mixprec import files
+from mixprec.messages import OneLineError
 from mixprec.training import snapshots, tensorboard
 from mixprec.training.lock import FILE as LOCK
 from mixprec.training.lock import locked
 from mixprec.training.log_report import LOG
 
 
-class OutputError(ValueError):
+class OutputError(OneLineError):
     """A results folder that cannot be used; the message is one line and names it."""
 
 

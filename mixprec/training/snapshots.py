@@ -15,13 +15,14 @@ from chainer.training import extensions
 from chainer.training.extensions import snapshot_writers
 
 from mixprec import files
+from mixprec.messages import OneLineError
 
 BEST = "snapshot_best.npz"
 _FILE = re.compile(r"snapshot_iter_([0-9]{1,18})\.npz")
 _MODEL = "updater/model:main"
 
 
-class SnapshotError(ValueError):
+class SnapshotError(OneLineError):
     """A snapshot that cannot be used; the message is one line and names the file."""
 
 
