@@ -14,6 +14,7 @@ _FIXED = {
     "model.arch": "its weights are those of another network",
     "model.classes": "its weights are those of another network",
     "optimizer.name": "its state means something else to another optimizer",
+    "data.synthetic_images": "its place in the data is counted in batches",
     "training.batch_size": "its place in the data is counted in batches",
     "training.accumulate": "its log counts steps",
     "training.seed": "its place in the data is one in an order that the seed gives",
