@@ -174,7 +174,7 @@ def _path(folder, iteration):
 def _read(path, names=None):
     """Reads all arrays of a file, or those of these names, by name."""
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        with files.open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in names or archive.files}
     except FileNotFoundError as error:
         raise SnapshotError(f"{path}: no such snapshot") from error
