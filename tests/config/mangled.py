@@ -67,7 +67,7 @@ def config(random):
     text = _written(random, values)
     for _ in range(random.choice((0, 0, 1, 1, 2, 3))):
         text = random.choice(DAMAGES)(random, text)
-    return _encoded(random, text), [_override(random) for _ in range(random.choice((0, 0, 1, 1, 2)))]
+    return _encoded(random, text), [override(random) for _ in range(random.choice((0, 0, 1, 1, 2)))]
 
 
 def _quoted(value):
@@ -217,7 +217,8 @@ def _encoded(random, text):
     return data
 
 
-def _override(random):
+def override(random):
+    """Returns a ``--set`` argument, which may be right."""
     name = random.choice(list(KEYS))
     if random.random() < 0.6:
         return f"{name}={_usual(random, KEYS[name])}"
