@@ -16,11 +16,13 @@ def replacing(path):
     After an exception the temporary file is removed and ``path`` is as it was.
 
     Args:
-        path: file to write or to replace.
+        path: file to write or to replace, no device or pipe.
 
     Yields:
         str: where to write, with the suffix of ``path``.
     """
+    with contextlib.suppress(FileNotFoundError):
+        _require_regular(path, os.stat(path))  # the rename would put a file in the place of /dev/null, too
     folder, name = os.path.split(os.path.abspath(path))
     handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=os.path.splitext(name)[1], dir=folder)
     os.close(handle)

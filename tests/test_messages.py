@@ -36,6 +36,16 @@ def test_an_error_is_one_printable_line_of_bounded_length(kind):
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
+def test_two_dashes_are_no_value_of_an_argument():
+    """argparse makes an empty list of them."""
+    parser = Parser(prog="x")
+    parser.add_argument("--out")
+    parser.add_argument("names", nargs="*")
+    called = call(parser.parse_args, "--out=--")
+    assert called == (2, "", "error: argument --out: found '--', expected a value (see --help)\n")
+    assert parser.parse_args(["--out=a", "--", "--out=--"]).names == ["--out=--"]
+
+
 def test_a_wrong_argument_is_one_printable_line():
     called = call(Parser(prog="x").parse_args, HOSTILE)
     assert called == (2, "", f"error: unrecognized arguments: {ESCAPED} (see --help)\n")

@@ -196,7 +196,7 @@ def read(path, names=None):
         SnapshotError: the file is missing, corrupt, or lacks one of these.
     """
     try:
-        with open(path, "rb") as file, zipfile.ZipFile(file):  # np.load takes a .npy file, too
+        with files.open_regular(path) as file, zipfile.ZipFile(file):  # np.load takes a .npy file, too
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
                 return {name: archive[name] for name in names or archive.files}
