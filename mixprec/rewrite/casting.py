@@ -38,7 +38,8 @@ def rule_of(cls):
             return rule
     if cls.__module__.startswith(classes.FLOAT32_PACKAGES):
         return in_float32
-    announce("%s is a function of Chainer that mixprec does not know: computed in the dtype of its inputs", cls)
+    unknown = "%s.%s is a function of Chainer that mixprec does not know: computed in the dtype of its inputs"
+    announce(unknown, cls.__module__, cls.__name__)
     return _in_widest
 
 
