@@ -19,6 +19,7 @@ from mixprec.compat import (  # noqa: F401
     numpy2,
     scalars,
     summary,
+    updates,
 )
 
 __all__ = ["after_import", "before_import", "shimmed_modules"]
