@@ -19,6 +19,7 @@ from mixprec.compat import (  # noqa: F401
     numpy2,
     scalars,
     summary,
+    updates,
     whole,
 )
 

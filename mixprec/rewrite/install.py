@@ -2,6 +2,7 @@
 
 from mixprec.functions import widening
 from mixprec.rewrite import calls, composed, devices, dispatch, files
+from mixprec.update import without_masters
 
 
 def install(link_class):
@@ -12,3 +13,4 @@ def install(link_class):
     files.install()
     devices.install()
     calls.install(link_class)
+    without_masters.look_again()
