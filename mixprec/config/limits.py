@@ -27,4 +27,5 @@ def power_of_two(text="from 2^-126 to 2^126", low=2.0**-126, high=2.0**126):
     )
 
 
+IMPORT_PATH = Limit("an import path, package.module:function", lambda value: ":" in value)
 INTERVAL = matching(r"[1-9][0-9]{0,8} (epochs?|iterations?)", "'N epochs' or 'N iterations'")

@@ -18,6 +18,7 @@ from mixprec.training import dry_run, images, output, snapshots, surroundings, t
 from mixprec.training.averaging import averaged_weights
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.model import build_model
+from mixprec.training.networks import find as find_network
 from mixprec.training.schedule import described_rate
 from mixprec.training.stopping import Stopped
 from mixprec.training.trainer import build_trainer
@@ -32,8 +33,8 @@ def main(argv, networks):
 
     Args:
         argv: command-line arguments, without the program's name.
-        networks: the architectures ``model.arch`` may name: a dict from name to a callable that takes the number of
-            classes and returns a Chainer link.
+        networks: the architectures ``model.arch`` may name, beside import paths: a dict from name to a callable that
+            takes the number of classes and returns a Chainer link.
 
     Returns:
         int: exit code: 0, also after SIGTERM in training, when there is a snapshot to go on from; 1 if training
@@ -95,16 +96,17 @@ def _parse(argv):
 
 def _run(arguments, networks):
     config = configs.load(arguments.config, arguments.set, choices={"model.arch": sorted(networks)})
+    network = find_network(config.model, networks)
     problem = tensorboard.missing() if config.log.tensorboard else None
     if problem:
         raise configs.ConfigError(arguments.config, f"'log.tensorboard' {problem}")
     device, reason = _device(arguments.config, config)
     out = output.choose(arguments.out, arguments.resume, arguments.config)
     output.check(out, arguments.resume)
+    model, report = build_model(config, network, device)  # before the images are scanned, which may take minutes
     train, val = images.open_sources(config)
     if arguments.resume is not None:
         images.check_records(out, train)
-    model, report = build_model(config, networks[config.model.arch], device)
     trainer = build_trainer(config, model, train, val, device, out)
     snapshot = output.snapshot_to_resume(out, arguments.resume)
     if snapshot is not None:

@@ -214,8 +214,12 @@ def test_the_script_names_the_architectures(write):
     path = write("c.yaml", merged())
     assert load(path, choices={"model.arch": ["resnet8", "resnet50"]}).model.arch == "resnet50"
     assert refusal(path, ["model.arch=resnet5"], choices={"model.arch": ["resnet8", "resnet50"]}) == (
-        "--set: 'model.arch' is 'resnet5'; allowed: resnet8, resnet50; did you mean 'resnet50'?"
+        "--set: 'model.arch' is 'resnet5'; allowed: resnet8, resnet50, or an import path, package.module:function; "
+        "did you mean 'resnet50'?"
     )
+    imported = "model.arch=mypackage.nets:my_resnet"  # whether it is there the script finds out
+    config = load(path, [imported], choices={"model.arch": ["resnet8", "resnet50"]})
+    assert config.model.arch == yaml.safe_load(dump(config))["model"]["arch"] == "mypackage.nets:my_resnet"
     with pytest.raises(KeyError):
         load(path, choices={"model.architecture": ["resnet8"]})
 
