@@ -14,6 +14,7 @@ from mixprec.config import ConfigError
 from mixprec.training.accuracy import TOP, accuracy, top_k_accuracy
 from mixprec.training.networks import EXAMPLE, signature_of
 from mixprec.training.networks import make as make_network
+from mixprec.training.optimizers import build_optimizer
 
 
 def build_model(config, network, device):
@@ -26,7 +27,8 @@ def build_model(config, network, device):
         device: device specifier of Chainer (``"@numpy"``, ``"@cupy:0"``).
 
     Returns:
-        ``(model, report)``: an :class:`ImageClassifier` on the device, and the report of the conversion.
+        ``(model, report)``: an :class:`ImageClassifier` on the device, and the report of the conversion. Masters start
+        from the weights as the network has made them, in float32.
 
     Raises:
         ConfigError: ``model.zero_init_residual`` is on, and the network does not take it; or a network of the user's
@@ -41,6 +43,7 @@ def build_model(config, network, device):
     wanted = dataclasses.asdict(config.cudnn)
     cudnn_settings.configure(workspace=wanted.pop("workspace_mib") * 2**20, **wanted)
     model = ImageClassifier(make_network(config, network, keywords), config.training.label_smoothing)
+    build_optimizer(config, model)  # the next one goes on with its masters, which are not rounded as the model will be
     report = mixprec.convert(
         model,
         np.zeros((EXAMPLE, 3, config.data.size, config.data.size), np.float32),
