@@ -114,7 +114,10 @@ class MixedPrecisionOptimizer:
             self._start(notes)
 
     def setup(self, link):
-        """Sets the model to optimize, usually after :func:`mixprec.convert`; returns the wrapper itself.
+        """Sets the model to optimize, best before :func:`mixprec.convert`; returns the wrapper itself.
+
+        Masters start from the parameters as they are: before the conversion from those in FP32, after it from the
+        rounded ones.
 
         As in Chainer, steps and state begin afresh; the loss scale goes on as it is.
         """

@@ -21,6 +21,7 @@ from mixprec.training.averaging import averaged_weights
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.lock import LockError, locked
 from mixprec.training.model import build_model
+from mixprec.training.networks import find as find_network
 from mixprec.training.schedule import described_rate
 from mixprec.training.stopping import Stopped
 from mixprec.training.trainer import build_trainer
@@ -36,8 +37,8 @@ def main(argv, networks):
 
     Args:
         argv: command-line arguments, without the program's name.
-        networks: the architectures ``model.arch`` may name: a dict from name to a callable that takes the number of
-            classes and returns a Chainer link.
+        networks: the architectures ``model.arch`` may name, beside import paths: a dict from name to a callable that
+            takes the number of classes and returns a Chainer link.
 
     Returns:
         int: exit code. 0: done, or stopped by SIGTERM in training, with a snapshot to go on from. 1: it began and
@@ -121,6 +122,7 @@ def _parse(argv):
 
 def _run(arguments, networks):
     config = configs.load(arguments.config, arguments.set, choices={"model.arch": sorted(networks)})
+    network = find_network(config.model, networks)
     problem = tensorboard.missing() if config.log.tensorboard else None
     if problem:
         raise configs.ConfigError(arguments.config, f"'log.tensorboard' {problem}")
@@ -132,12 +134,11 @@ def _run(arguments, networks):
             lock.enter_context(locked(out))
         snapshot = output.snapshot_to_resume(out, arguments.resume)
         changes = [] if snapshot is None else settings.changes(snapshot, config)
+        needs.check_size(config, network, device)
+        model, report = build_model(config, network, device)  # before the images are scanned, which may take minutes
         train, val = images.open_sources(config)
         if arguments.resume is not None:
             images.check_records(out, train)
-        network = networks[config.model.arch]
-        needs.check_size(config, network, device)
-        model, report = build_model(config, network, device)
         trainer = build_trainer(config, model, train, val, device, out)
         if snapshot is not None:
             snapshots.load(snapshot, trainer)
