@@ -273,6 +273,7 @@ def _start(work, out, number, place=None, filename=None):
     [
         (10, None, 5),
         (EVALUATIONS[3], None, 10),
+        (EVALUATIONS[-1], None, 18),  # in the last evaluation, before which there is a snapshot
         (None, "snapshot_iter_15.npz", 10),
         (None, "snapshot_best.npz", 5),
     ],
