@@ -260,8 +260,8 @@ sys.exit(command.main(["--config", "small.yaml", *sys.argv[1:]], {{"tiny": tests
 """
 
 
-def _start(work, out, number, place=None, filename=None):
-    program = PROGRAM.format(root=str(ROOT), number=int(number), place=place, filename=filename)
+def _start(work, out, number, place=None, filename=None, before=""):
+    program = before + PROGRAM.format(root=str(ROOT), number=int(number), place=place, filename=filename)
     return subprocess.Popen(
         [sys.executable, "-c", program, "--out", out], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -300,3 +300,25 @@ def test_a_second_sigterm_ends_the_process_at_once(work):
     finally:
         process.kill()
     assert process.returncode == -signal.SIGTERM
+
+
+def test_a_second_ctrl_c_ends_training_at_once(work):
+    """The first comes in a step; what is to be ended after it never ends."""
+    program = """
+import time
+from mixprec.data.loaders.dali import DaliIterator
+
+def finalize(self):
+    print("ends", flush=True)
+    time.sleep(600)
+
+DaliIterator.finalize = finalize
+"""
+    process = _start(work, "twice-interrupted", signal.SIGINT, place=4, before=program)
+    try:
+        assert b"ends\n" in iter(process.stdout.readline, b"")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (130, b"interrupted\n")
