@@ -91,7 +91,8 @@ class Data:
     )
     last_batch: str = key(
         "Training, when the images of an epoch do not fill the last batch: partial is a smaller batch; drop leaves "
-        "these images out of this epoch; pad repeats one, with labels of -1, which the loss ignores.",
+        "these images out of this epoch; pad repeats one, with labels of -1, which the loss ignores. Gradients of a "
+        "few images are large, and may overflow: drop them.",
         "partial",
         choices=("partial", "drop", "pad"),
     )

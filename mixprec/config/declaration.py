@@ -47,6 +47,7 @@ class Key:
         help: one line for the reference.
         limit: :class:`Limit` or ``None``.
         choices: allowed values; empty if any will do.
+        other: :class:`Limit` of values that are allowed beside the choices, or ``None``.
         aliases: other names that people know it by; only proposals are made from them.
         switch: ``None``, or the two of its values that ``false`` and ``true`` mean in the place of the whole section,
             where its other values mean themselves.
@@ -58,6 +59,7 @@ class Key:
     help: str
     limit: Limit | None
     choices: tuple[str, ...]
+    other: Limit | None
     aliases: tuple[str, ...]
     switch: tuple[str, str] | None
 
@@ -71,6 +73,7 @@ class Key:
         """The values it takes, in words."""
         kind, optional = _without_null(self.type)
         text = ", ".join(self.choices) if self.choices else _described(kind)
+        text += f", or {self.other.text}" if self.choices and self.other else ""
         text += f" {self.limit.text}" if self.limit else ""
         return text + (", or null" if optional else "")
 
@@ -84,7 +87,7 @@ class Key:
         if value is None and optional:
             return None
         converted = _converted(value, kind)
-        if self.choices and converted not in self.choices:
+        if self.choices and converted not in self.choices and not (self.other and self.other.holds(converted)):
             raise ValueError(value)
         if self.limit and not self.limit.holds(converted):
             raise ValueError(value)
@@ -95,9 +98,9 @@ class Key:
         return self.convert(self.switch[value] if isinstance(value, bool) else value)
 
 
-def key(help, default=dataclasses.MISSING, *, limit=None, choices=(), aliases=(), switch=None):
+def key(help, default=dataclasses.MISSING, *, limit=None, choices=(), other=None, aliases=(), switch=None):
     """Declares a key in a section's dataclass; see :class:`Key` for the arguments."""
-    metadata = {"help": help, "limit": limit, "choices": choices, "aliases": aliases, "switch": switch}
+    metadata = {"help": help, "limit": limit, "choices": choices, "other": other, "aliases": aliases, "switch": switch}
     return dataclasses.field(default=default, metadata=metadata)
 
 

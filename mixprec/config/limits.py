@@ -39,6 +39,7 @@ def _numbers(value):
     return value if isinstance(value, tuple) else (value,)
 
 
+IMPORT_PATH = Limit("an import path, package.module:function", lambda value: ":" in value)
 RATE = between(SMALLEST_RATE, LARGEST_RATE)
 INTERVAL = matching(
     r"[1-9][0-9]{0,8} (epochs?|iterations?)", "'N epochs' or 'N iterations', with N from 1 to 999999999"

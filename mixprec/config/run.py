@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mixprec.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
 from mixprec.config.declaration import Limit, key
-from mixprec.config.limits import INTERVAL, above, below, between, matching
+from mixprec.config.limits import IMPORT_PATH, INTERVAL, above, below, between, matching
 from mixprec.policy import LAYOUTS
 
 
@@ -18,7 +18,12 @@ def _trigger(every):
 class Model:
     """The network."""
 
-    arch: str = key("Name of the network, one of those the script knows.", aliases=("architecture", "network"))
+    arch: str = key(
+        "Name of the network, one of those the script knows; or the import path of one of yours, "
+        "package.module:function, see docs/own-network.md.",
+        other=IMPORT_PATH,
+        aliases=("architecture", "network"),
+    )
     classes: int = key("Number of classes; it must be the number of class folders.", limit=between(2, MANY))
     layout: str = key(
         "How images lie in memory in the network: nhwc, which Tensor cores want, with functions of mixprec; nchw with "

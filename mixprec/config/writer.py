@@ -10,7 +10,16 @@ from mixprec.config.yaml_source import Dumper
 from mixprec.messages import one_line
 
 
-def dump(config, *, source=None, overrides=(), version=None):
+def flat(config):
+    """Returns the values of a config by dotted name, in the order of the schema: text, numbers, lists and ``None``."""
+    values = {}
+    for section, keys_of_section in dataclasses.asdict(config).items():
+        for key, value in keys_of_section.items():
+            values[f"{section}.{key}"] = list(value) if isinstance(value, tuple) else value
+    return values
+
+
+def dump(config, *, source=None, overrides=(), version=None, changes=()):
     """Writes a config out in full, defaults included.
 
     Args:
@@ -18,6 +27,7 @@ def dump(config, *, source=None, overrides=(), version=None):
         source: path of the file that it was loaded from, for the comment at the top.
         overrides: the ``--set`` arguments that were applied, likewise.
         version: version of mixprec, likewise.
+        changes: what differs from the run that this one goes on from, a line each, likewise.
 
     Returns:
         str: YAML from which :func:`~mixprec.config.load` makes an equal config.
@@ -26,6 +36,7 @@ def dump(config, *, source=None, overrides=(), version=None):
     if source is not None:
         lines.append(f"from {source}")
     lines.extend(f"--set {override}" for override in overrides)
+    lines.extend(changes)
     header = "".join(f"# {one_line(line)}\n" for line in lines)
     return header + _yaml(dataclasses.asdict(config))
 

@@ -11,7 +11,7 @@ from mixprec.loss_scale import DynamicLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.batched import Batched
 from mixprec.optimizer.patience import Patience
-from mixprec.optimizer.states import complete_states
+from mixprec.optimizer.states import complete_states, serialize_rule
 from mixprec.optimizer.statistics import Statistics
 from mixprec.optimizer.steps import Steps
 from mixprec.update.no_decay import NoDecay
@@ -114,7 +114,10 @@ class MixedPrecisionOptimizer:
             self._start(notes)
 
     def setup(self, link):
-        """Sets the model to optimize, usually after :func:`mixprec.convert`; returns the wrapper itself.
+        """Sets the model to optimize, best before :func:`mixprec.convert`; returns the wrapper itself.
+
+        Masters start from the parameters as they are: before the conversion from those in FP32, after it from the
+        rounded ones.
 
         As in Chainer, steps and state begin afresh; the loss scale goes on as it is.
         """
@@ -257,12 +260,16 @@ class MixedPrecisionOptimizer:
 
         Args:
             serializer: a :class:`chainer.AbstractSerializer`.
+
+        Raises:
+            ValueError: the file was written with another optimizer. Nothing has changed.
         """
         self._check_set_up()
         self._settle()
+        own = serializer["mixprec"]
+        serialize_rule(self._optimizer, own)
         with complete_states(self._masters, serializer):
             self._optimizer.serialize(serializer)
-        own = serializer["mixprec"]
         try:
             self._steps.serialize(own)
             self._scaler.serialize(own["loss_scale"])

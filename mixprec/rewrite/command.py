@@ -1,14 +1,13 @@
 """The command behind ``scripts/convert_report.py``: converts any importable model and prints the report."""
 
 import ast
-import importlib
 import sys
 from typing import NamedTuple
 
 import chainer
 import numpy as np
 
-from mixprec import files
+from mixprec import files, importing
 from mixprec.command_line import Parser, one_line
 from mixprec.policy import COMPUTE_DTYPES, LAYOUTS, Policy
 from mixprec.rewrite import trial
@@ -132,21 +131,17 @@ def load_model(target):
         CommandError: there is none, or what belongs to the user raised.
     """
     try:
-        found = importlib.import_module(target.module)
-    except Exception as error:
-        raise CommandError(f"cannot import {target.module}: {_one_line(error)}") from error
-    for name in target.attribute.split("."):
-        if not hasattr(found, name):
-            raise CommandError(f"{target.module} has no attribute {target.attribute}")
-        found = getattr(found, name)
+        found = importing.load(target.module, target.attribute)
+    except importing.ImportPathError as error:
+        raise CommandError(str(error)) from error
     written = f"{target.module}:{target.attribute}"
     if target.arguments is not None or not isinstance(found, chainer.Link):
         if not callable(found):
             raise CommandError(f"{written} must be a chainer.Link or make one; found {type(found).__name__}")
         try:
             found = found(*target.arguments or (), **target.keywords)
-        except Exception as error:
-            raise CommandError(f"{written} cannot be called: {_one_line(error)}") from error
+        except (Exception, SystemExit) as error:
+            raise CommandError(f"{written} cannot be called: {importing.described(error)}") from error
         if not isinstance(found, chainer.Link):
             raise CommandError(f"{written} must return a chainer.Link; found {type(found).__name__}")
     return found
@@ -192,7 +187,7 @@ def _report(arguments):
         )
     except Exception as error:
         called = f"{type(model).__name__} called on {trial.describe(example)}"
-        raise CommandError(f"{called}: {_one_line(error)}") from error
+        raise CommandError(f"{called}: {importing.described(error)}") from error
 
 
 def _dotted(node):
@@ -203,10 +198,6 @@ def _dotted(node):
         return None
     before = _dotted(node.value)
     return None if before is None else f"{before}.{node.attr}"
-
-
-def _one_line(error):
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
 def _write(path, text):

@@ -14,7 +14,8 @@ class LossScaleLog(extension.Extension):
 
     These are the loss scale of the next step, the number of skipped steps since the beginning, and the L2 norm over
     all gradients of the last step, unscaled and before any hook. A norm that is inf or NaN is left out: the step was
-    skipped, and JSON has no such number.
+    skipped, and JSON has no such number. The norm of a step before would have to be computed in every step. So a log at
+    the end of an epoch is best one of a whole batch: ``data.last_batch: drop``.
 
     Each call reads from the GPU, which makes it wait; so once per entry of the log, not in every step.
 

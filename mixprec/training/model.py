@@ -1,7 +1,6 @@
 """Builds the model of a config: the network, the loss, the accuracies, and the conversion."""
 
 import dataclasses
-import inspect
 
 import chainer
 import chainer.functions as F
@@ -13,8 +12,9 @@ from mixprec import functions
 from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.config import ConfigError
 from mixprec.training.accuracy import TOP, accuracy, top_k_accuracy
-
-EXAMPLE = 2  # images on which the network is looked at, on the CPU
+from mixprec.training.networks import EXAMPLE, signature_of
+from mixprec.training.networks import make as make_network
+from mixprec.training.optimizers import build_optimizer
 
 
 def build_model(config, network, device):
@@ -27,10 +27,12 @@ def build_model(config, network, device):
         device: device specifier of Chainer (``"@numpy"``, ``"@cupy:0"``).
 
     Returns:
-        ``(model, report)``: an :class:`ImageClassifier` on the device, and the report of the conversion.
+        ``(model, report)``: an :class:`ImageClassifier` on the device, and the report of the conversion. Masters start
+        from the weights as the network has made them, in float32.
 
     Raises:
-        ConfigError: ``model.zero_init_residual`` is on, and the network does not take it.
+        ConfigError: ``model.zero_init_residual`` is on, and the network does not take it; or a network of the user's
+            raised, or is none.
     """
     keywords = _keywords(config.model, network)
     device = chainer.get_device(device)
@@ -40,7 +42,8 @@ def build_model(config, network, device):
     functions.reset_dropout()  # whose state is drawn from np.random once in a process
     wanted = dataclasses.asdict(config.cudnn)
     cudnn_settings.configure(workspace=wanted.pop("workspace_mib") * 2**20, **wanted)
-    model = ImageClassifier(network(config.model.classes, **keywords), config.training.label_smoothing)
+    model = ImageClassifier(make_network(config, network, keywords), config.training.label_smoothing)
+    build_optimizer(config, model)  # the next one goes on with its masters, which are not rounded as the model will be
     report = mixprec.convert(
         model,
         np.zeros((EXAMPLE, 3, config.data.size, config.data.size), np.float32),
@@ -90,7 +93,8 @@ class _SmoothedLoss:
 def _keywords(settings, network):
     if not settings.zero_init_residual:
         return {}
-    parameters = inspect.signature(network).parameters.values()
+    signature = signature_of(network)
+    parameters = () if signature is None else signature.parameters.values()
     if not any(each.name == "zero_init_residual" or each.kind == each.VAR_KEYWORD for each in parameters):
         raise ConfigError(f"'model.zero_init_residual' is true, which {settings.arch} does not have; set it to false")
     return {"zero_init_residual": True}

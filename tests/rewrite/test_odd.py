@@ -216,6 +216,39 @@ def test_masters_keep_their_bits_if_a_run_goes_on_in_another_dtype(dtypes, batch
         np.testing.assert_array_equal(param.array, after[name], err_msg=name)
 
 
+@pytest.mark.parametrize("example", [False, True])
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+@pytest.mark.parametrize("setup_first", [True, False])
+def test_setup_before_convert_trains_from_the_float32_weights_and_after_it_from_the_rounded_ones(
+    setup_first, compute, example, tmp_path
+):
+    """What is loaded after both is in the masters bit for bit in either order."""
+    model = Net(residual)
+    before = {name: param.array.copy() for name, param in model.namedparams()}
+    optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0), 8)
+    if setup_first:
+        optimizer.setup(model)
+    mixprec.convert(model, images() if example else None, compute=compute)
+    if not setup_first:
+        optimizer.setup(model)
+    optimizer.update(lambda x: F.mean(model(x) ** 2), images())  # a learning rate of 0: nothing moves
+    assert optimizer.skipped == 0
+    for name, param in model.namedparams():
+        rounded = before[name].astype(param.dtype)
+        np.testing.assert_array_equal(param.array, rounded, err_msg=name)
+        expected = before[name] if setup_first else rounded.astype(np.float32)
+        np.testing.assert_array_equal(optimizer.master(param).array, expected, err_msg=name)
+    assert (model.conv.W.array != before["/conv/W"]).any()
+
+    other = Net(residual)
+    for param in other.params():
+        param.array = np.random.RandomState(7).normal(size=param.shape).astype(np.float32)
+    chainer.serializers.save_npz(tmp_path / "other.npz", other)
+    chainer.serializers.load_npz(tmp_path / "other.npz", model)
+    for (name, param), (_, loaded) in zip(model.namedparams(), other.namedparams(), strict=True):
+        np.testing.assert_array_equal(optimizer.master(param).array, loaded.array, err_msg=name)
+
+
 def test_a_model_without_masters_does_not_keep_what_was_rounded():
     model = Net(residual)
     array = weakref.ref(model.conv.W.array)

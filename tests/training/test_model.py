@@ -12,6 +12,7 @@ from mixprec import config as configs
 from mixprec.config import ConfigError
 from mixprec.training.accuracy import accuracy, top_k_accuracy, valid_images
 from mixprec.training.model import ImageClassifier, build_model
+from mixprec.training.optimizers import build_optimizer
 
 _EPS = {np.float16: 2.0**-11, np.float32: 2.0**-24}
 
@@ -149,6 +150,24 @@ def test_a_converted_classifier_has_the_smoothed_loss(tmp_path, layout, compute)
     loss.backward()
     assert np.isfinite(model.predictor.fc.W.grad).all()
     assert model.predictor.fc.W.grad.any()
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+def test_masters_start_from_the_float32_weights_that_the_network_has_made_or_loaded(tmp_path, compute):
+    made = []
+
+    def network(classes):
+        made.append(models.MODELS["resnet8"](classes))
+        made.append({name: param.array.copy() for name, param in made[0].namedparams()})
+        return made[0]
+
+    config = _config(tmp_path, f"precision.compute={compute}")
+    model, _ = build_model(config, network, "@numpy")
+    optimizer = build_optimizer(config, model)
+    for name, param in model.predictor.namedparams():
+        np.testing.assert_array_equal(optimizer.master(param).array, made[1][name], strict=True)
+        np.testing.assert_array_equal(param.array, made[1][name].astype(param.dtype), strict=True)
+    assert (model.predictor.fc.W.array != made[1]["/fc/W"]).any()
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
