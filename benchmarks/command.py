@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import os
 import pathlib
 import re
 
@@ -105,7 +106,7 @@ def _add_page(commands):
 
 
 def _page(save, results, out):
-    if not results.is_dir():
+    if not os.path.isdir(results):
         raise arguments.ArgumentsError(f"--results: {results} is no folder")
     with output.writing(out):
         page.write(results, out)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import tempfile
 
@@ -82,9 +83,9 @@ def _checked(text, suffix):
     path = pathlib.Path(text)
     if not str(text).endswith(suffix) or path.suffix != suffix:
         raise ArgumentsError(f"found {str(text)!r}, expected a name that ends in {suffix}")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ArgumentsError(f"{path} is a folder")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):  # nor if it is too long for a name
         raise ArgumentsError(f"{path.parent} is no folder")
     try:
         with tempfile.TemporaryFile(dir=path.parent):

@@ -65,10 +65,13 @@ def run_all(todo, *, config, settings, out, jobs, epochs):
         list of :class:`Run`, in the order of ``todo``.
 
     Raises:
-        ParityError: a run failed, another study is in ``out``, or is at work there.
+        ParityError: ``out`` cannot be made, a run failed, another study is in ``out``, or is at work there.
     """
     out = pathlib.Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ParityError(f"--out {out}: {error.strerror}") from error
     with _lock(out) as lock:
         _check_same_study(out, config, settings)
         waiting = [(arm, seed) for arm, seed in todo if not _finished(_folder(out, arm, seed))]

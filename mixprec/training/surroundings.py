@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from mixprec import environment
+from mixprec.messages import printable
 
 
 def report():
@@ -20,7 +21,7 @@ def report():
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
         "folder": f"{os.getcwd()}, {_commit(os.getcwd())}",
     }
-    return "".join(f"{name:9}{value}\n" for name, value in rows.items()) + f"\n{environment.report()}\n"
+    return "".join(f"{name:9}{printable(value)}\n" for name, value in rows.items()) + f"\n{environment.report()}\n"
 
 
 def _commit(folder):

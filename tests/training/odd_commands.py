@@ -43,7 +43,7 @@ GOOD = {
     "update.batched": ("true", "false"),
     "capture": ("false", "auto"),
     "snapshot.every": ("1 iteration", "999999999 iterations"),
-    "snapshot.keep": ("1", "1000000"),
+    "snapshot.keep": ("1", "3"),
     "snapshot.best": ("true", "false"),
     "log.every": ("1 iteration", "1 epoch"),
 }
@@ -76,7 +76,6 @@ ODD_PATHS += (
     "~",
     "empty",
 )
-NOT_WRITABLE_EVEN_BY_ROOT = "/proc/x"
 
 
 def prepare(folder):
@@ -137,10 +136,11 @@ def _config(random):
 
 
 def _arguments(random):
-    arguments = {"--config": "c.yaml", "--out": "out", "--resume": None, "--dry-run": ""}
+    arguments = {"--config": "c.yaml", "--out": "out", "--resume": None}
     for name in random.sample(("--config", "--out", "--resume"), random.choice((1, 1, 2))):
         arguments[name] = random.choice(ODD_PATHS)
-    words = [f"{name}={value}" if value else name for name, value in arguments.items() if value is not None]
+    words = [f"{name}={value}" for name, value in arguments.items() if value is not None]
+    words += random.choice((["--dry-run"], ["--dry-run"], []))
     words += random.choice(
         ([], [], [], ["--help"], ["--colour"], ["a\nb\x1b"], ["--set"], ["--set", "\0"], ["--conf", "c.yaml"])
     )

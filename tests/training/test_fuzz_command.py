@@ -69,6 +69,8 @@ def test_an_odd_command_ends_with_0_or_with_2_and_one_line_and_leaves_nothing(pr
         what = f"{what}: {ended}"
         assert ended.returncode in (0, 2), what
         assert "Traceback" not in ended.stderr, what
+        assert all(line.isprintable() for line in ended.stdout.split("\n")), what
+        assert "ü\n" not in ended.stdout, what
         if ended.returncode == 2:
             line, *rest = ended.stderr.split("\n")
             assert rest == [""], what

@@ -122,4 +122,4 @@ def _write_cache(path, digests):
             np.save(temporary, digests)
     except OSError as error:
         # Not fatal: the images are good, they will only be checked again next time.
-        warnings.warn(f"{path}: cannot note which images are good ({error.strerror})", stacklevel=5)
+        warnings.warn(f"{printable(str(path))}: cannot note which images are good ({error.strerror})", stacklevel=5)

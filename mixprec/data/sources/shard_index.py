@@ -112,7 +112,11 @@ def _save(cache, key, index):
         with replacing(cache) as temporary:
             np.savez(temporary, **arrays)
     except OSError as error:
-        announce("%s: cannot be written (%s): the shards are listed anew each time", str(cache.parent), error.strerror)
+        announce(
+            "%s: cannot be written (%s): the shards are listed anew each time",
+            printable(str(cache.parent)),
+            error.strerror,
+        )
 
 
 def _bytes(strings):

@@ -1,0 +1,52 @@
+"""Names with a line break, ESC or 5,000 characters: what the scripts say of them is one printable line."""
+
+import os
+
+import pytest
+
+from scripts import benchmark, convert_report, make_digits, make_textures, pack_dataset, parity
+from tests.called import call
+from tests.guard import guarded
+
+ODD = "a\nb\x1b[31m\udce4/" + 5000 * "x"
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (convert_report.main, [f"{ODD}:a"]),
+        (convert_report.main, ["scripts:a", ODD]),
+        (convert_report.main, ["chainer.links:Linear(3, 2)", "--input", "2x3", "--json", f"{ODD}/a.json"]),
+        (convert_report.main, ["chainer.links:Linear(3, 2)", "--input", "2x3", "--json", "/dev/null"]),
+        (pack_dataset.main, ["--source", ODD, "--out", "out", "--format", "tfrecord"]),
+        (pack_dataset.main, ["--source", "/dev/zero", "--out", "out", "--format", "tfrecord"]),
+        (pack_dataset.main, ["--verify", ODD]),
+        (pack_dataset.main, ["--seed", ODD]),
+        (make_digits.main, ["--size", ODD]),
+        (make_textures.main, ["--images", ODD]),
+        (parity.main, ["--config", ODD]),
+        (parity.main, ["--config", "/dev/zero"]),
+        (parity.main, ["--out", ODD]),
+        (parity.main, ["--out", "/dev/null"]),
+        (make_digits.main, ["--out", ODD]),
+        (make_digits.main, ["--out", "/dev/null"]),
+        (benchmark.main, ["page", "--results", ODD]),
+        (parity.main, ["--seeds", ODD]),
+        (benchmark.main, ["loader", "--data", ODD]),
+        (benchmark.main, ["loader", "--data", "/dev/zero"]),
+        (benchmark.main, ["bars", "--json", f"{ODD}.json"]),
+        (benchmark.main, ["profile", "--config", "/dev/zero"]),
+    ],
+)
+def test_an_odd_name_is_refused_in_one_printable_line(tmp_path, monkeypatch, main, arguments):
+    monkeypatch.chdir(tmp_path)
+    null = os.stat("/dev/null")
+    with guarded(60, mib=4096):
+        called = call(main, *arguments)
+    assert called.returncode == 2, called
+    line, end = called.stderr.split("\n")
+    assert end == ""
+    assert line.isprintable()
+    assert len(line) < 1100
+    assert os.stat("/dev/null") == null
+    assert os.listdir(tmp_path) in ([], ["results"])  # the study makes its folder first
