@@ -109,7 +109,8 @@ def _lock(out):
 def _check_same_study(out, config, settings):
     """Runs of different configs must not get into one table."""
     try:
-        text = pathlib.Path(config).read_bytes()
+        with files.open_regular(config) as file:
+            text = file.read()
     except OSError as error:
         raise ParityError(f"{config}: {error.strerror}") from error
     study = {"config (SHA-256)": hashlib.sha256(text).hexdigest(), "settings": list(settings)}

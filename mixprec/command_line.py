@@ -3,11 +3,24 @@
 import argparse
 import sys
 
+from mixprec.messages import one_line
+
+__all__ = ["Parser", "one_line"]
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on standard error, with exit code 2."""
 
+    def parse_known_args(self, args=None, namespace=None):
+        """Parses as ``argparse`` does, but for ``--out=--``, of which that makes an empty list before Python 3.13."""
+        args = sys.argv[1:] if args is None else list(args)
+        for text in args[: args.index("--")] if "--" in args else args:
+            option, equals, value = text.partition("=")
+            if option.startswith("-") and equals and value == "--":
+                self.error(f"argument {option}: found '--', expected a value")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message):
         """Prints the message and exits."""
-        print(f"error: {message} (see --help)", file=sys.stderr)
+        print(f"error: {one_line(message)} (see --help)", file=sys.stderr)
         raise SystemExit(2)

@@ -1,7 +1,9 @@
-"""Files that are either complete or not there."""
+"""Files that are either complete or not there, and reading of what a user says is a file."""
 
 import contextlib
+import errno
 import os
+import stat
 import tempfile
 
 TEMPORARY = ".tmp-"  # how the names of temporary files begin; a killed process may leave one
@@ -14,11 +16,13 @@ def replacing(path):
     After an exception the temporary file is removed and ``path`` is as it was.
 
     Args:
-        path: file to write or to replace.
+        path: file to write or to replace, no device or pipe.
 
     Yields:
         str: where to write, with the suffix of ``path``.
     """
+    with contextlib.suppress(FileNotFoundError):
+        _require_regular(path, os.stat(path))  # the rename would put a file in the place of /dev/null, too
     folder, name = os.path.split(os.path.abspath(path))
     handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=os.path.splitext(name)[1], dir=folder)
     os.close(handle)
@@ -34,10 +38,58 @@ def replacing(path):
         raise
 
 
+def open_regular(path):
+    """Opens a file for reading bytes, and nothing that never ends or waits, or does something when it is opened.
+
+    Args:
+        path: path of a file, or of a link to one.
+
+    Returns:
+        A binary file.
+
+    Raises:
+        OSError: as ``open``; or it is a device, a pipe or a socket, which is not opened.
+    """
+    _require_regular(path, os.stat(path))
+    # Between the two somebody may have put a pipe there: to open it must not wait either.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        _require_regular(path, os.fstat(descriptor))
+        os.set_blocking(descriptor, True)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read(path, largest):
+    """Returns the bytes of a file, as :func:`open_regular` opens it.
+
+    Args:
+        path: path of the file.
+        largest (int): number of bytes above which it is refused.
+
+    Raises:
+        OSError: as :func:`open_regular`; or the file is larger.
+    """
+    with open_regular(path) as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise OSError(errno.EFBIG, f"larger than {largest >> 10} KiB", os.fspath(path))
+    return content
+
+
 def write_text(path, text):
     """Writes ``text`` (UTF-8) to ``path``, atomically."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def _require_regular(path, status):
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "a device, pipe or socket, not a file", os.fspath(path))
 
 
 def _umask():

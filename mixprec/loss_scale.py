@@ -18,6 +18,8 @@ import numpy as np
 from chainer import Deserializer, backend, get_array_types
 
 from mixprec.backends.reading import known, read
+from mixprec.bounds import INT32
+from mixprec.messages import one_line
 
 
 class LossScaleExhausted(RuntimeError):
@@ -99,7 +101,8 @@ class DynamicLossScale:
         hysteresis: number of overflows, since the scale last grew, from which on it backs off.
         patience: number of overflows in a row after which :attr:`exhausted` is true.
 
-    All scales and factors are powers of two.
+    All scales and factors are powers of two. Counters on a device are int32: ``interval``, ``hysteresis`` and
+    ``patience`` are at most 2^31 - 1.
 
     Raises:
         ValueError: naming the argument that is out of its range.
@@ -123,8 +126,8 @@ class DynamicLossScale:
         if backoff >= 1:
             raise ValueError(f"backoff must be between 0 and 1; found {backoff!r}")
         for name, value in (("interval", interval), ("hysteresis", hysteresis), ("patience", patience)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1; found {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= INT32:
+                raise ValueError(f"{name} must be an integer of at least 1 and at most {INT32}; found {value!r}")
         for name, value in (("floor", floor), ("cap", cap)):
             if value is not None:
                 _check_power_of_two(name, value)
@@ -272,5 +275,8 @@ def as_loss_scale(loss_scale):
 
 def _check_power_of_two(name, value):
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0 or math.frexp(value)[0] != 0.5:
-        raise ValueError(f"{name} must be a positive power of two; found {value!r}")
+    # The bounds are those of float32, in which a scale is multiplied by.
+    if not number or not 2.0**-149 <= value <= 2.0**127 or math.frexp(value)[0] != 0.5:
+        raise ValueError(
+            f"{name} must be a positive power of two from 2^-149 to 2^127; found {one_line(repr(value), 80)}"
+        )

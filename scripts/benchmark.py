@@ -38,7 +38,7 @@ from benchmarks.arguments import ArgumentsError, add_arch, positive
 from benchmarks.bars.record import RecordError
 from benchmarks.output import Record, WriteError, add_command
 from benchmarks.step import counts, python_time
-from mixprec.command_line import Parser
+from mixprec.command_line import Parser, one_line
 from mixprec.config import ConfigError
 from mixprec.data.errors import DataError
 from mixprec.data.sources.opening import open_images
@@ -88,7 +88,7 @@ def _loader(save, data, images, batch, threads, repeats, seconds, gpu_batch, gpu
         if len(source) < batch:
             raise DataError(f"--batch {batch}: must be at most {len(source)}, the number of images")
         speeds, waits = loader.measure(source, batch=batch, threads=threads, repeats=repeats, seconds=seconds)
-        what = f"{images} pictures of noise, 500x375" if data is None else f"{data}, {len(source)} images"
+        what = f"{images} pictures of noise, 500x375" if data is None else f"{one_line(data)}, {len(source)} images"
         print(f"{what}, to 224x224 in float16 NHWC, batch {batch}, {threads} threads or processes")
         print(loader.table(speeds, waits))
         gpu = loader_gpu.measure(MODELS["resnet50"], source, batch=gpu_batch, threads=gpu_threads, repeats=repeats)
@@ -164,7 +164,7 @@ def _is_read(stream):
 
 
 def _end(status, text):
-    print(f"benchmark: {text}", file=sys.stderr)
+    print(f"benchmark: {one_line(text)}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from benchmarks.gpu_check import check, summary
 from benchmarks.gpu_check import stages as all_stages
 from benchmarks.gpu_check.group import Interruption
-from mixprec.command_line import Parser
+from mixprec.command_line import Parser, one_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -59,7 +59,7 @@ def main(argv=None):
         with Interruption() as interruption:
             results = check.check(stages, all_stages.asking(out), out, root=ROOT, interruption=interruption, say=_say)
     except OSError as error:
-        print(f"check_gpu: {error}", file=sys.stderr)
+        print(f"check_gpu: {one_line(error)}", file=sys.stderr)
         return 1
     bad = [result.name for result in results if result.bad]
     without = any(result.state == summary.NO_DEVICE for result in results)

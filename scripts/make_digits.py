@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """Writes scikit-learn's handwritten digits as JPEG files in ImageNet's folder layout: a small real data set."""
 
-import argparse
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from mixprec.command_line import Parser, one_line
 from mixprec.data.errors import DataError
 from scripts.datasets.digits import make_digits
 
@@ -20,7 +20,7 @@ def main(argv=None):
     Raises:
         SystemExit: it has not ended well; the reason is on standard error.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--out", default="data/digits", help="folder to make (default: %(default)s)")
     parser.add_argument("--size", type=int, default=40, help="pixels a side, at least 32 (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace a damaged set, or one of another size")
@@ -30,7 +30,7 @@ def main(argv=None):
     except DataError as error:
         print(f"make_digits: {error}", file=sys.stderr)
         sys.exit(2)
-    print(f"{args.out}: {train} training and {val} validation images{'' if made else ', already there'}")
+    print(f"{one_line(args.out)}: {train} training and {val} validation images{'' if made else ', already there'}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """Writes pictures of textured shapes among clutter as JPEG files in ImageNet's folder layout and size."""
 
-import argparse
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from mixprec.command_line import Parser, one_line
 from mixprec.data.errors import DataError
 from scripts.datasets.textures import make_textures
 
@@ -20,7 +20,7 @@ def main(argv=None):
     Raises:
         SystemExit: it has not ended well; the reason is on standard error.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--out", default="data/textures", help="folder to make (default: %(default)s)")
     parser.add_argument(
         "--images", type=int, default=10000, help="number of pictures, at least 100 (default: %(default)s)"
@@ -36,7 +36,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         print("make_textures: interrupted; nothing was written", file=sys.stderr)
         sys.exit(130)
-    print(f"{args.out}: {train} training and {val} validation images{'' if made else ', already there'}")
+    print(f"{one_line(args.out)}: {train} training and {val} validation images{'' if made else ', already there'}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """Packs images into TFRecord or WebDataset shards, shuffled once; or verifies what was packed."""
 
-import argparse
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from mixprec.command_line import Parser, one_line
 from mixprec.data.errors import DataError
 from mixprec.data.sources.opening import open_images
 from mixprec.data.sources.pack import SKIPPED, pack, verify
@@ -21,7 +21,7 @@ def main(argv=None):
     Raises:
         SystemExit: it has not ended well; the reason is on standard error.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--source", help="folder of class folders, list of files, or folder of shards")
     parser.add_argument("--out", help="folder to make; the same call goes on where one that was killed stopped")
     parser.add_argument("--format", choices=("webdataset", "tfrecord"), help="of the shards that are written")
@@ -52,7 +52,7 @@ def main(argv=None):
     try:
         if args.verify is not None:
             images, shards = verify(args.verify)
-            print(f"{args.verify}: {images} images in {shards} shards are as they were packed")
+            print(f"{one_line(args.verify)}: {images} images in {shards} shards are as they were packed")
         else:
             _pack(args)
     except DataError as error:
@@ -66,13 +66,13 @@ def main(argv=None):
 def _pack(args):
     source = open_images(args.source, args.source_format, args.root, args.on_error)
     manifest, made = pack(source, args.out, form=args.format, shard_mib=args.shard_mib, seed=args.seed)
-    shards = manifest["shards"].values()
+    shards, out = manifest["shards"].values(), one_line(args.out)
     print(
-        f"{args.out}: {manifest['images']} images of {len(manifest['classes'])} classes in {len(shards)} shards, "
+        f"{out}: {manifest['images']} images of {len(manifest['classes'])} classes in {len(shards)} shards, "
         f"{sum(shard['bytes'] for shard in shards) / 2**20:.0f} MiB{'' if made else ', already there'}"
     )
     if source.skipped:
-        print(f"{args.out}: {len(source.skipped)} bad images were left out: {SKIPPED}")
+        print(f"{out}: {len(source.skipped)} bad images were left out: {SKIPPED}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import parity, parity_no_masters, parity_plot
 from mixprec import files
+from mixprec.command_line import Parser, one_line
 from mixprec.config import ConfigError
 from models import MODELS
 
@@ -41,7 +42,7 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["--without-masters"]:  # how the study starts a run of its second control
         return parity_no_masters.main(argv[1:], MODELS)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default=os.path.relpath(CONFIG), metavar="FILE", help="default: %(default)s")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="overrides a key for all runs")
     parser.add_argument("--seeds", type=_positive, default=5, help="of FP16 and FP32 (default: %(default)s)")
@@ -56,7 +57,7 @@ def main(argv=None):
     try:
         runs = parity.measure(**study, networks=MODELS, jobs=args.jobs, out=args.out)
     except (parity.ParityError, ConfigError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last snapshots", file=sys.stderr)

@@ -13,7 +13,6 @@ out, after all that compute-sanitizer and pytest have printed if something is wr
 Exit status: 0 if all is clean, 1 if not, 2 if it could not be tried.
 """
 
-import argparse
 import importlib.util
 import os
 import pathlib
@@ -25,6 +24,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from mixprec import environment
+from mixprec.command_line import Parser
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -73,7 +73,7 @@ def _verdict(status, output):
 
 def main(arguments=None):
     """Prints a line for each tool and returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--tool", choices=TOOLS, action="append", help="may be repeated; by default all in turn")
     tools = parser.parse_args(arguments).tool or TOOLS
     sanitizer = find()

@@ -7,14 +7,16 @@ import math
 import statistics
 from collections.abc import Callable
 
-from mixprec import environment
+from mixprec import environment, files
+from mixprec.messages import OneLineError
 
 FORMAT = "mixprec bars 1"
 GROUPS = ("plain", "config", "precision", "ablation", "peer")  # in the order of tables and charts
+_LARGEST = 1 << 26  # bytes; a record has some hundreds of KiB
 _EXACT = 1e-9  # relative; statistics of a row are computed from numbers of the record
 
 
-class RecordError(ValueError):
+class RecordError(OneLineError):
     """A file is not a record of the bars; in one line: file, key, what was found, what would be right."""
 
 
@@ -61,8 +63,7 @@ def read(path):
         RecordError: it is not there, no JSON, not of this format, or contradicts itself.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
+        record = json.loads(files.read(path, _LARGEST).decode())
         problem = next(_problems(record, _RECORD, ""), "") or next(_contradictions(record), "")
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from None

@@ -19,6 +19,8 @@ from mixprec.compat import (  # noqa: F401
     numpy2,
     scalars,
     summary,
+    updates,
+    whole,
 )
 
 __all__ = ["after_import", "before_import", "shimmed_modules"]

@@ -1,6 +1,9 @@
-"""ChainerMN on NumPy 2, around a loss scale, and with arrays that do not lie in the order of their axes."""
+"""ChainerMN on NumPy 2, around a loss scale, and with arrays in 16 bits or not in the order of their axes."""
 
 import functools
+from collections.abc import Iterator
+
+import numpy as np
 
 from mixprec.compat import hooks
 from mixprec.compat.rebind import Overlay, rebound
@@ -43,43 +46,112 @@ def gradients_of_the_last_step(module):
     module.create_multi_node_optimizer = create_multi_node_optimizer
 
 
-@hooks.after_import("chainermn.communicators.mpi_communicator_base")
-def arrays_in_another_order(module):
-    """Without it the mean of a gradient that is not C-contiguous goes into a copy, as does what is broadcast.
+@hooks.after_import("chainermn.optimizers")
+def several_losses(module):
+    """Without it a loss function that is a generator fails: ChainerMN calls ``backward`` of what it returns."""
+    for cls in (module._MultiNodeOptimizer, module._DoubleBufferingOptimizer):
+        cls.update = _of_several_losses(cls.update)
 
-    Filters of converted models are not, nor are their gradients: each process would train for itself.
+
+@hooks.after_import("chainermn.communicators.mpi_communicator_base")
+def means_of_gradients(module):
+    """Without it the mean of 60000 and 60000 in float16 is inf, and that of what is not C-contiguous goes into a copy.
+
+    ChainerMN sums in float32, but rounds the sum to float16 before it divides; a dynamic loss scale settles log2(N)
+    steps lower then. Here the sum is divided in float32, and rounded once: no mean is inf unless a gradient is, and no
+    bit of small gradients is lost, as it would be if float16 were divided before the sum. What is sent is the same.
+    Nor does MPI know bfloat16. Filters of converted models are not C-contiguous: each process would train for itself.
     """
     cls = module.MpiCommunicatorBase
     original = cls._multi_node_mean
 
     @functools.wraps(original)
     def _multi_node_mean(self, sendbuf, recvbuf):
-        dense = module.chainer.backend.get_array_module(recvbuf).ascontiguousarray(recvbuf)
-        original(self, sendbuf, dense)
-        if dense is not recvbuf:
-            recvbuf[...] = dense
+        mean = _sendable(recvbuf)
+        original(self, None if sendbuf is None else _sendable(sendbuf), mean)
+        if mean is not recvbuf:
+            recvbuf[...] = mean.reshape(recvbuf.shape)
 
     cls._multi_node_mean = _multi_node_mean
-    cls.bcast_data = _of_contiguous_arrays(cls.bcast_data)
+    cls.bcast_data = _of_sendable_arrays(cls.bcast_data)
+
+
+@hooks.after_import("chainermn.communicators.mpi_communicator_base")
+def size_of_float16(module):
+    """Without it ``allgather``, ``gather`` and their like move float16 arrays as if they had 4 bytes for an element.
+
+    What other processes have sent is then zeros, or the process ends; ``allreduce`` on a GPU adds pairs of numbers.
+    """
+    module._dtype_mpi_type[np.dtype(np.float16)] = module.mpi4py.MPI._typedict["h"]
+    cls = module.MpiCommunicatorBase
+    allreduce = cls.allreduce
+
+    @functools.wraps(allreduce)
+    def run(self, x):
+        if getattr(x, "dtype", None) != np.float16:
+            return allreduce(self, x)
+        with np.errstate(over="ignore"):  # a sum beyond 65,504 is inf
+            return allreduce(self, x.astype(np.float32)).astype(np.float16)
+
+    cls.allreduce = run
 
 
 @hooks.after_import("chainermn.communicators.pure_nccl_communicator")
 def memory_that_is_broadcast(module):
     """Without it processes in which a parameter has its axes in different orders in memory get each other's wrongly."""
     cls = module.PureNcclCommunicator
-    cls.bcast_data = _of_contiguous_arrays(cls.bcast_data)
+    cls.bcast_data = _of_sendable_arrays(cls.bcast_data)
 
 
-def _of_contiguous_arrays(bcast_data):
+def _sendable(array):
+    """Returns an array C-contiguous, and in float32 if it has 16 bits; itself if it is so already."""
+    if _has_16_bits(array):
+        array = array.astype(np.float32)
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def _has_16_bits(array):
+    return array.dtype.name in ("float16", "bfloat16")
+
+
+def _of_sendable_arrays(bcast_data):
     @functools.wraps(bcast_data)
     def run(self, model):
-        initialized = [param for param in model.params() if param.array is not None]
-        strided = [(param, param.array) for param in initialized if not param.array.flags.c_contiguous]
-        for param, array in strided:
-            param.array = param.xp.ascontiguousarray(array)
+        initialized = [(param, param.array) for param in model.params() if param.array is not None]
+        others = [(param, array) for param, array in initialized if _sendable(array) is not array]
+        for param, array in others:
+            param.array = _sendable(array)
         bcast_data(self, model)
-        for param, array in strided:
+        for param, array in others:
             array[...] = param.array
             param.array = array
 
     return run
+
+
+def _of_several_losses(update):
+    @functools.wraps(update)
+    def run(self, lossfun=None, *args, **kwds):
+        return update(self, lossfun and _one_loss_of(lossfun), *args, **kwds)
+
+    return run
+
+
+def _one_loss_of(lossfun):
+    def run(*args, **kwds):
+        losses = lossfun(*args, **kwds)
+        return _Losses(losses) if isinstance(losses, Iterator) else losses
+
+    return run
+
+
+class _Losses:
+    """An iterator of losses in the shape of one: ``backward`` of each is run before the next one is asked for."""
+
+    def __init__(self, losses):
+        self._losses = losses
+
+    def backward(self, loss_scale=None):
+        for loss in self._losses:
+            loss.backward(loss_scale=loss_scale)
+            del loss  # before the next one, for which there is to be memory

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from mixprec.config.declaration import Limit, key
-from mixprec.config.limits import NOT_NEGATIVE, POSITIVE, at_least, power_of_two
+from mixprec.bounds import INT32, LARGEST_DECAY, LARGEST_RATE, MANY, MIB, SEVERAL
+from mixprec.config.declaration import key
+from mixprec.config.limits import RATE, between, power_of_two
 from mixprec.policy import COMPUTE_DTYPES
 
 # Not AdaDelta, which has no learning rate, and not AdamW, whose weight decay is none of lr and weight_decay here: no
@@ -58,7 +59,7 @@ class LossScale:
     interval: int = key(
         "Number of steps without an overflow, in a row, before the scale grows.",
         2000,
-        limit=at_least(1),
+        limit=between(1, INT32),
         aliases=("growth_interval",),
     )
     floor: float | None = key(
@@ -71,9 +72,11 @@ class LossScale:
         "The scale never rises above it; null switches that off.", 2.0**24, limit=power_of_two(), aliases=("max",)
     )
     hysteresis: int = key(
-        "Number of overflows, since the scale last grew, from which on it backs off.", 1, limit=at_least(1)
+        "Number of overflows, since the scale last grew, from which on it backs off.", 1, limit=between(1, INT32)
     )
-    patience: int = key("Number of overflows in a row after which training stops with an error.", 50, limit=at_least(1))
+    patience: int = key(
+        "Number of overflows in a row after which training stops with an error.", 50, limit=between(1, INT32)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,31 +91,31 @@ class Optimizer:
     )
     lr: float = key(
         "Learning rate at its peak; alpha of Adam and its variants.",
-        limit=POSITIVE,
+        limit=RATE,
         aliases=("learning_rate", "alpha"),
     )
     lr_images: int | None = key(
         "Number of images in a step that lr and schedule.end_lr are for; with another number they are scaled in "
         "proportion (Goyal et al. 2017). null takes them as they are.",
         None,
-        limit=at_least(1),
+        limit=between(1, INT32),
         aliases=("base_batch_size", "lr_batch_size"),
     )
     momentum: float | None = key(
         f"Only for {', '.join(MOMENTUM_OPTIMIZERS)}; null means 0.9 for those.",
         None,
-        limit=Limit(">= 0 and < 1", lambda value: 0 <= value < 1),
+        limit=between(0, LARGEST_DECAY),
     )
     trust_coefficient: float | None = key(
         "Only for LARS: length of a step in that of the parameter, before lr; null means 0.001.",
         None,
-        limit=POSITIVE,
+        limit=RATE,
         aliases=("eta",),
     )
     weight_decay: float = key(
         "Factor of the L2 penalty; in LARS and LAMB that of their own formula.",
         0.0,
-        limit=NOT_NEGATIVE,
+        limit=between(0, LARGEST_RATE),
         aliases=("decay", "l2"),
     )
     decay_norm_and_bias: bool = key(
@@ -146,7 +149,7 @@ class Cudnn:
     workspace_mib: int = key(
         "Temporary memory that an engine may need at most, in MiB.",
         512,
-        limit=NOT_NEGATIVE,
+        limit=between(0, MIB),
         aliases=("workspace", "max_workspace_size"),
     )
     deterministic: bool = key(
@@ -173,14 +176,14 @@ class Capture:
     warmup: int = key(
         "Number of steps that run eagerly, and are watched, before a step of their shapes is captured.",
         3,
-        limit=at_least(2),
+        limit=between(2, MANY),
         aliases=("warmup_steps", "warmup_iterations"),
     )
     graphs: int = key(
         "Number of graphs that are kept at most, one for each combination of shapes; the one that was used least "
         "recently goes.",
         4,
-        limit=at_least(1),
+        limit=between(1, SEVERAL),
         aliases=("max_graphs", "cache_size"),
     )
     other_shapes: str = key(

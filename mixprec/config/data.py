@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from mixprec.bounds import HALF, INT32, MIB, SEVERAL, SIDE
 from mixprec.config.declaration import Limit, key
-from mixprec.config.limits import NOT_NEGATIVE, at_least
+from mixprec.config.limits import between
 
 FORMATS = ("auto", "folders", "list", "tfrecord", "webdataset", "synthetic")
 
@@ -36,7 +37,7 @@ class Data:
     synthetic_images: int | None = key(
         "Only for format synthetic: number of training images in an epoch; there is no validation.",
         None,
-        limit=at_least(1),
+        limit=between(1, INT32),
     )
     on_error: str = key(
         "What to do with a file that is no intact image: stop names it before training starts; skip leaves it out, and "
@@ -53,31 +54,35 @@ class Data:
     size: int = key(
         "Height and width, in pixels, of what the network sees in training.",
         224,
-        limit=at_least(8),
+        limit=between(8, SIDE),
         aliases=("crop_size", "train_size"),
     )
     val_size: int | None = key(
         "The same in validation; null means size. A larger one makes up for random crops that enlarge objects (Touvron "
         "et al. 2019).",
         None,
-        limit=at_least(8),
+        limit=between(8, SIDE),
     )
     resize: int = key(
-        "Validation: the shorter side, in pixels, before the centre is cropped to val_size.", 256, limit=at_least(8)
+        "Validation: the shorter side, in pixels, before the centre is cropped to val_size.",
+        256,
+        limit=between(8, SIDE),
     )
     crop_area: tuple[float, float] = key(
         "Training: smallest and largest share of the image's area that a random crop takes.",
         (0.08, 1.0),
-        limit=Limit("with 0 < first <= second <= 1", lambda value: 0 < value[0] <= value[1] <= 1),
+        limit=Limit("with 0.0001 <= first <= second <= 1", lambda value: 1e-4 <= value[0] <= value[1] <= 1),
     )
     flip: bool = key("Training: mirror left to right with probability 1/2.", True)
     mean: tuple[float, float, float] = key(
-        "Subtracted from red, green and blue, which are 0 to 255.", (123.675, 116.28, 103.53)
+        "Subtracted from red, green and blue, which are 0 to 255.",
+        (123.675, 116.28, 103.53),
+        limit=between(-HALF, HALF),
     )
     std: tuple[float, float, float] = key(
         "Divides red, green and blue after that.",
         (58.395, 57.12, 57.375),
-        limit=Limit("> 0", lambda value: min(value) > 0),
+        limit=between(0.001, HALF),
     )
     pad_channels: bool = key(
         "A fourth channel of zeros in memory, behind the three that the network sees: rows of pixels that Tensor cores "
@@ -95,15 +100,17 @@ class Data:
         "Only for tfrecord and webdataset: number of images among which the next one is drawn. Folders and lists are "
         "shuffled as a whole.",
         16384,
-        limit=at_least(1),
+        limit=between(1, INT32),
     )
     threads: int = key(
         "Number of CPU threads that decode images; of processes, with loader pillow.",
         4,
-        limit=at_least(1),
+        limit=between(1, SEVERAL),
         aliases=("workers", "num_workers"),
     )
-    prefetch: int = key("Number of batches that are made ahead.", 2, limit=at_least(1), aliases=("prefetch_depth",))
+    prefetch: int = key(
+        "Number of batches that are made ahead.", 2, limit=between(1, SEVERAL), aliases=("prefetch_depth",)
+    )
     decode: str = key(
         "Only with a GPU and DALI: whether JPEGs are decoded there or on the CPU. Everything else is done there.",
         "gpu",
@@ -112,7 +119,7 @@ class Data:
     hw_decoder_load: float = key(
         "Only with decode gpu: share of the images that the hardware decoder takes, on GPUs that have one.",
         0.65,
-        limit=Limit(">= 0 and <= 1", lambda value: 0 <= value <= 1),
+        limit=between(0, 1),
     )
     preallocate: bool = key(
         "Only with decode gpu: allocate memory for ImageNet's largest images at the start, so that none is allocated "
@@ -122,6 +129,6 @@ class Data:
     decoded_cache_mib: int = key(
         "Only with decode gpu: memory of the GPU in which decoded images are kept, in MiB; 0 keeps none.",
         0,
-        limit=NOT_NEGATIVE,
+        limit=between(0, MIB),
         aliases=("cache",),
     )

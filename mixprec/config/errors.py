@@ -3,8 +3,10 @@
 import difflib
 import reprlib
 
+from mixprec.messages import OneLineError
 
-class ConfigError(ValueError):
+
+class ConfigError(OneLineError):
     """A config that cannot be used.
 
     The message is one line: the file with the line number, or ``--set``; the dotted key; what was found; what is
@@ -12,8 +14,7 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, *parts):
-        # Names of files and keys may hold line breaks; the message may not.
-        super().__init__(" ".join(": ".join(parts).splitlines()))
+        super().__init__(": ".join(parts))
 
 
 _REPR = reprlib.Repr()

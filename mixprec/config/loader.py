@@ -67,7 +67,7 @@ def _chain(path):
         if not isinstance(value, str) or not value:
             raise ConfigError(base.where, f"'base' is {shown(value)}; allowed: the path of a YAML file")
         path = config_path(value, os.path.dirname(path))
-        if not os.path.isfile(path):
+        if not os.path.exists(path):
             raise ConfigError(base.where, f"'base' is {shown(value)}; no such file: {path}{_shipped(path)}")
         if os.path.realpath(path) in seen:
             cycle = " -> ".join([*seen.values(), path])
@@ -172,7 +172,7 @@ def _unknown_section(entry, known):
     key, section = _nearest_key(entry.key, (), known), nearest(entry.key, sections(Config))
     near = (section or key) if entry.mapping() is not None else (key or section)
     allowed = ", ".join([*sections(Config), "base"])
-    return ConfigError(entry.where, f"unknown section {entry.key!r}; allowed: {allowed}{hint(near)}")
+    return ConfigError(entry.where, f"unknown section {shown(entry.key)}; allowed: {allowed}{hint(near)}")
 
 
 def _unknown_key(name, where, known):
@@ -183,7 +183,7 @@ def _unknown_key(name, where, known):
     else:
         allowed = ", ".join(f"{name}.*" for name in sections(Config))
         near = _nearest_key(leaf or name, (nearest(section, sections(Config)),), known)
-    return ConfigError(where, f"unknown key {name!r}; allowed: {allowed}{hint(near)}")
+    return ConfigError(where, f"unknown key {shown(name)}; allowed: {allowed}{hint(near)}")
 
 
 def _names(section, known):

@@ -1,9 +1,11 @@
 """Config sections about what is trained, how long, and what is kept of it; the data have a module of their own."""
 
+import operator
 from dataclasses import dataclass
 
+from mixprec.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
 from mixprec.config.declaration import Limit, key
-from mixprec.config.limits import IMPORT_PATH, INTERVAL, NOT_NEGATIVE, POSITIVE, at_least, matching
+from mixprec.config.limits import IMPORT_PATH, INTERVAL, above, below, between, matching
 from mixprec.policy import LAYOUTS
 
 
@@ -22,7 +24,7 @@ class Model:
         other=IMPORT_PATH,
         aliases=("architecture", "network"),
     )
-    classes: int = key("Number of classes; it must be the number of class folders.", limit=at_least(2))
+    classes: int = key("Number of classes; it must be the number of class folders.", limit=between(2, MANY))
     layout: str = key(
         "How images lie in memory in the network: nhwc, which Tensor cores want, with functions of mixprec; nchw with "
         "Chainer's own.",
@@ -53,21 +55,21 @@ class Schedule:
         aliases=("name", "type"),
     )
     warmup_epochs: float = key(
-        "Length of the linear rise to lr at the start.", 0.0, limit=NOT_NEGATIVE, aliases=("warmup",)
+        "Length of the linear rise to lr at the start.", 0.0, limit=between(0, MANY), aliases=("warmup",)
     )
     milestones: tuple[float, ...] = key(
         "Only for step: epochs at which the learning rate falls.",
         (),
         limit=Limit(
-            ">= 0, each larger than the one before",
-            lambda value: all(low < high for low, high in zip((-1.0, *value), value, strict=False)),
+            f">= 0 and <= {MANY}, each larger than the one before, at most {SEVERAL} of them",
+            lambda value: len(value) <= SEVERAL and all(map(operator.lt, (-1.0, *value), (*value, MANY + 1.0))),
         ),
         aliases=("steps", "step_epochs"),
     )
-    gamma: float = key("Only for step: factor at each milestone.", 0.1, limit=POSITIVE, aliases=("decay_rate",))
-    power: float = key("Only for poly: the exponent.", 2.0, limit=POSITIVE)
+    gamma: float = key("Only for step: factor at each milestone.", 0.1, limit=above(0, 1), aliases=("decay_rate",))
+    power: float = key("Only for poly: the exponent.", 2.0, limit=above(0, 100))
     end_lr: float = key(
-        "Only for cosine and poly: the learning rate at the end; scaled as lr is.", 0.0, limit=NOT_NEGATIVE
+        "Only for cosine and poly: the learning rate at the end; scaled as lr is.", 0.0, limit=between(0, LARGEST_RATE)
     )
 
 
@@ -75,38 +77,38 @@ class Schedule:
 class Training:
     """How long, on what."""
 
-    batch_size: int = key("Number of images in one forward and backward pass.", limit=at_least(1))
+    batch_size: int = key("Number of images in one forward and backward pass.", limit=between(1, MANY))
     accumulate: int = key(
         "Number of forward and backward passes whose gradients are averaged for one step of the optimizer: a step has "
         "batch_size * accumulate images.",
         1,
-        limit=at_least(1),
+        limit=between(1, SUMMANDS),
         aliases=("accumulation", "gradient_accumulation", "accumulation_steps"),
     )
-    epochs: int = key("Number of passes over the training images.", limit=at_least(1))
+    epochs: int = key("Number of passes over the training images.", limit=between(1, MANY))
     seed: int = key(
         "Start of the random numbers: weights, order of the images, crops.",
         0,
         # NumPy's np.random.seed takes 32 bits.
-        limit=Limit(">= 0 and < 2^32", lambda value: 0 <= value < 2**32),
+        limit=between(0, 2**32 - 1),
     )
     device: str = key(
         "auto is the first GPU, or the CPU if there is none; gpu is gpu:0.",
         "auto",
-        limit=matching(r"auto|cpu|gpu|gpu:[0-9]{1,3}", "auto, cpu, gpu or gpu:N"),
+        limit=matching(r"auto|cpu|gpu|gpu:[0-9]{1,3}", "auto, cpu, gpu or gpu:N, with N from 0 to 999"),
     )
     label_smoothing: float = key(
         "Share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016); validation has "
         "none.",
         0.0,
-        limit=Limit(">= 0 and < 1", lambda value: 0 <= value < 1),
+        limit=below(0, 1),
         aliases=("smoothing",),
     )
     ema_decay: float | None = key(
         "Decay per step of an exponential moving average of the weights, which is then what is validated; null keeps "
         "none.",
         None,
-        limit=Limit("> 0 and < 1", lambda value: 0 < value < 1),
+        limit=above(0, LARGEST_DECAY),
         aliases=("ema",),
     )
 
@@ -116,7 +118,7 @@ class Snapshot:
     """Saved states of a run, from which --resume goes on."""
 
     every: str = key("Time between two; the end of training has one anyway.", "1 epoch", limit=INTERVAL)
-    keep: int = key("Number of snapshots that stay on disk, the newest ones.", 3, limit=at_least(1))
+    keep: int = key("Number of snapshots that stay on disk, the newest ones.", 3, limit=between(1, MANY))
     best: bool = key("Keep the snapshot with the highest validation accuracy, too, as snapshot_best.npz.", True)
 
     @property

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mixprec.bounds import HALF
 from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Capture, Cudnn, LossScale, Optimizer, Precision, Update
 from mixprec.config.data import Data
 from mixprec.config.declaration import Rule
@@ -46,6 +47,15 @@ class Config:
             ("data.size", "data.val_size", "data.resize"),
             "data.val_size, or data.size if that is null, <= data.resize",
             lambda config: (config.data.val_size or config.data.size) <= config.data.resize,
+        ),
+        Rule(
+            ("data.mean", "data.std"),
+            f"(0 - mean) / std and (255 - mean) / std from -{HALF} to {HALF}, the range of float16",
+            lambda config: all(
+                abs(pixel - mean) <= HALF * std
+                for mean, std in zip(config.data.mean, config.data.std, strict=True)
+                for pixel in (0, 255)
+            ),
         ),
         Rule(
             ("data.format", "data.train", "data.val", "data.synthetic_images"),

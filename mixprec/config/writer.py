@@ -7,9 +7,19 @@ import yaml
 from mixprec.config.declaration import keys, sections, switch_of
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import Dumper
+from mixprec.messages import one_line
 
 
-def dump(config, *, source=None, overrides=(), version=None):
+def flat(config):
+    """Returns the values of a config by dotted name, in the order of the schema: text, numbers, lists and ``None``."""
+    values = {}
+    for section, keys_of_section in dataclasses.asdict(config).items():
+        for key, value in keys_of_section.items():
+            values[f"{section}.{key}"] = list(value) if isinstance(value, tuple) else value
+    return values
+
+
+def dump(config, *, source=None, overrides=(), version=None, changes=()):
     """Writes a config out in full, defaults included.
 
     Args:
@@ -17,6 +27,7 @@ def dump(config, *, source=None, overrides=(), version=None):
         source: path of the file that it was loaded from, for the comment at the top.
         overrides: the ``--set`` arguments that were applied, likewise.
         version: version of mixprec, likewise.
+        changes: what differs from the run that this one goes on from, a line each, likewise.
 
     Returns:
         str: YAML from which :func:`~mixprec.config.load` makes an equal config.
@@ -25,7 +36,8 @@ def dump(config, *, source=None, overrides=(), version=None):
     if source is not None:
         lines.append(f"from {source}")
     lines.extend(f"--set {override}" for override in overrides)
-    header = "".join(f"# {_printable(line)}\n" for line in lines)
+    lines.extend(changes)
+    header = "".join(f"# {one_line(line)}\n" for line in lines)
     return header + _yaml(dataclasses.asdict(config))
 
 
@@ -56,8 +68,3 @@ def reference():
 
 def _yaml(value):
     return yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
-
-
-def _printable(line):
-    # A line break or a control character would end the comment, or make the file unreadable as YAML.
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)

@@ -9,13 +9,24 @@ from dataclasses import dataclass
 
 import yaml
 
+from mixprec import files
 from mixprec.config.errors import ConfigError, shown
+
+_LARGEST = 1 << 18  # bytes of a file: hundreds of times what all keys take, and read in seconds
+_DIGITS = 1000  # of an integer; no key takes so many
+
+
+def _integer(text):
+    if len(text) > _DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
+
 
 _PLAIN = (
     ("null", r"(?:~|null|Null|NULL|)", ["~", "n", "N", ""], lambda text: None),
     ("bool", r"(?:true|True|TRUE|false|False|FALSE)", list("tTfF"), lambda text: text.lower() == "true"),
-    ("int", r"[-+]?[0-9]+", list("-+0123456789"), int),
-    ("float", r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", list("-+.0123456789"), float),
+    ("int", r"[-+]?[0-9]+", list("-+0123456789"), _integer),
+    ("float", r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", list("-+.0123456789"), float),
 )
 _PREFIX = "tag:yaml.org,2002:"
 _PARSERS = {_PREFIX + name: (pattern, parse) for name, pattern, _, parse in _PLAIN}
@@ -74,8 +85,8 @@ class Entry:
         """Returns ``None``, a bool, int, float or str, a list of those, or :class:`Nested`."""
         try:
             return _value(self.node)
-        except ValueError as error:  # a tag, or an integer of over 4300 digits
-            raise ConfigError(self.where, f"{self.key!r} cannot be read: {error}") from error
+        except ValueError as error:  # a tag, or an integer of too many digits
+            raise ConfigError(self.where, f"{shown(self.key)} cannot be read: {error}") from error
 
     def mapping(self):
         """Returns the entries of the mapping that the value is, or ``None`` if it is none."""
@@ -94,11 +105,11 @@ def read_file(path):
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: the file cannot be read, is not UTF-8, is not YAML, is not a mapping or repeats a key.
+        ConfigError: the file cannot be read, is a device or pipe, larger than 256 KiB, not UTF-8, not YAML, not a
+            mapping, or repeats a key.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = files.read(path, _LARGEST)
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
@@ -151,7 +162,7 @@ def _entries(node, file):
         key = key_node.value
         if key in entries:
             first = entries[key].where.rpartition(":")[2]
-            raise ConfigError(where, f"duplicate key {key!r}; it is already on line {first}")
+            raise ConfigError(where, f"duplicate key {shown(key)}; it is already on line {first}")
         entries[key] = Entry(key, value_node, where)
     return list(entries.values())
 

@@ -1,13 +1,12 @@
 """What is wrong with data, in one line."""
 
+from mixprec.messages import OneLineError, printable
 
-class DataError(ValueError):
+__all__ = ["DataError", "and_more", "printable"]
+
+
+class DataError(OneLineError):
     """The data, or how they are to be read, is not usable; the message is one line that names the culprit."""
-
-
-def printable(text):
-    """Returns ``text`` in one line: what cannot be printed, such as a newline in a file name, becomes an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def and_more(count):

@@ -1,4 +1,4 @@
-"""NumPy: float16 storage, float32 arithmetic, one rounding.
+"""Float16 storage, float32 arithmetic, one rounding: on NumPy, and on every device for gradients that are sums.
 
 That is what a Tensor core does. NumPy's own float16 arithmetic rounds after every addition of a sum and costs 20-30
 times as much as float32. :func:`install` makes Chainer's function nodes widen their float16 inputs, run their own
@@ -12,14 +12,27 @@ import pkgutil
 
 import chainer
 import numpy as np
-from chainer.functions.connection import convolution_2d, convolution_nd
+from chainer.functions.array import as_strided, get_item, im2col, repeat
+from chainer.functions.connection import convolution_2d, convolution_nd, embed_id
+from chainer.functions.noise import simplified_dropconnect
 from chainer.functions.normalization import batch_normalization as bn
 
 from mixprec.backends import is_of_numpy
 
 # The packages of chainer.functions that do arithmetic. Losses are not among them: they are in float32 all
-# the way (mixprec.functions.casting), and array manipulation does not round.
+# the way (mixprec.rewrite.classes), and array manipulation does not round.
 _ARITHMETIC = ("activation", "connection", "math", "normalization", "pooling")
+_ALSO = (simplified_dropconnect.SimplifiedDropconnect,)
+
+# Gradients of what copies an element to several places. Chainer's code, and that of CuPy's atomic additions, adds them
+# up one after the other in the dtype of the array.
+_SUMS_OF_GRADIENTS = (
+    as_strided.AsStridedGrad,
+    embed_id.EmbedIDGrad,
+    get_item.GetItemGrad,
+    im2col.Im2ColGrad,
+    repeat.RepeatGrad,
+)
 
 # The dtypes of the outputs, where inputs may differ in dtype: output i has that of input _MIXED[cls][i]. Batch norm
 # mixes float16 activations with float32 parameters; weight gradients round to the dtype of the weight by themselves.
@@ -36,6 +49,11 @@ _MIXED = {
 
 def install():
     """Wraps the forward computation of every arithmetic function node of Chainer, once."""
+    for cls in _SUMS_OF_GRADIENTS:
+        if not hasattr(cls.forward, "widens"):
+            cls.forward = _widening_everywhere(cls.forward)
+    for cls in _ALSO:
+        _wrap_class(cls)
     for package_name in _ARITHMETIC:
         package = importlib.import_module(f"chainer.functions.{package_name}")
         for module_info in pkgutil.iter_modules(package.__path__):
@@ -68,6 +86,19 @@ def _widening(forward, like):
                 return tuple(_to(y, np.float32, np.float16) for y in outputs)
             narrowed = [_to(y, np.float32, inputs[i].dtype) for y, i in zip(outputs, like, strict=False)]
             return (*narrowed, *outputs[len(like) :])
+
+    run.widens = True
+    return run
+
+
+def _widening_everywhere(forward):
+    @functools.wraps(forward)
+    def run(self, inputs):
+        wide = tuple(x.astype(np.float32) if x.dtype == np.float16 else x for x in inputs)
+        (y,) = forward(self, wide)
+        narrow = any(x.dtype == np.float16 for x in inputs)
+        with np.errstate(over="ignore"):
+            return (y.astype(np.float16) if narrow and y.dtype == np.float32 else y,)
 
     run.widens = True
     return run

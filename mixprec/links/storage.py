@@ -11,6 +11,7 @@ from chainer import initializers
 from mixprec.backends import primitives_of
 from mixprec.functions import checks
 from mixprec.functions.node import dense
+from mixprec.update import without_masters
 
 _FLOATS = np.dtype(np.float16), checks.BFLOAT16, np.dtype(np.float32)
 
@@ -29,6 +30,7 @@ class Rounded(chainer.initializer.Initializer):
         if dtype is None:
             dtype = chainer.get_dtype(getattr(self._initializer, "dtype", None), map_mixed16=np.float16)
         super().__init__(checks.storage_dtype(dtype))
+        without_masters.look_again()
 
     def __call__(self, array):
         device = chainer.backend.get_device_from_array(array)

@@ -39,3 +39,31 @@ def complete_states(masters, serializer):
         for name, value in (rule.state or {}).items():
             if is_copy(getattr(value, "dtype", None)):  # from an FP16 run of plain Chainer
                 rule.state[name] = value.astype(np.float32)
+
+
+def serialize_rule(optimizer, serializer):
+    """Saves the name of the wrapped optimizer's class, or checks it against that in a file.
+
+    The states of rules have the same names and shapes: without it the velocity of one would be taken for that of
+    another. A file without the name, such as one of plain Chainer, is not checked.
+
+    Args:
+        optimizer: :class:`chainer.GradientMethod`.
+        serializer: of Chainer's; whether it loads or saves.
+
+    Raises:
+        ValueError: the file is of another optimizer.
+    """
+    here = type(optimizer).__name__
+    if not isinstance(serializer, chainer.Deserializer):
+        serializer("rule", np.frombuffer(here.encode(), np.uint8))
+        return
+    try:
+        written = serializer("rule", None)
+    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
+        return
+    if written is not None and (there := np.asarray(written).tobytes().decode()) != here:
+        raise ValueError(
+            f"the optimizer's state was saved by {there}, and this optimizer is {here}, to which it means something "
+            f"else; use {there}, or load the model alone"
+        )

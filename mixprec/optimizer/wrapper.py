@@ -11,7 +11,7 @@ from mixprec.loss_scale import DynamicLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.batched import Batched
 from mixprec.optimizer.patience import Patience
-from mixprec.optimizer.states import complete_states
+from mixprec.optimizer.states import complete_states, serialize_rule
 from mixprec.optimizer.statistics import Statistics
 from mixprec.optimizer.steps import Steps
 from mixprec.update.no_decay import NoDecay
@@ -260,12 +260,16 @@ class MixedPrecisionOptimizer:
 
         Args:
             serializer: a :class:`chainer.AbstractSerializer`.
+
+        Raises:
+            ValueError: the file was written with another optimizer. Nothing has changed.
         """
         self._check_set_up()
         self._settle()
+        own = serializer["mixprec"]
+        serialize_rule(self._optimizer, own)
         with complete_states(self._masters, serializer):
             self._optimizer.serialize(serializer)
-        own = serializer["mixprec"]
         try:
             self._steps.serialize(own)
             self._scaler.serialize(own["loss_scale"])

@@ -28,5 +28,6 @@ def config_path(name, folder=""):
         'resnet50/90ep.yaml'
     """
     path = os.path.join(folder, name)
-    shipped = _CONFIGS / name.removeprefix("configs/")
-    return str(shipped) if not os.path.exists(path) and shipped.is_file() else path
+    shipped = os.path.join(_CONFIGS, name.removeprefix("configs/"))
+    # os.path: what is no path at all, or too long for one, is not there either.
+    return shipped if not os.path.exists(path) and os.path.isfile(shipped) else path

@@ -3,69 +3,30 @@
 Each node that is applied looks up its rule by its class:
 
 ====================  ==============================================================================================
-``compute``           convolutions, matrix products, embeddings: floating inputs are cast to the compute dtype
-``float32``           losses, metrics, exponentials and sums: 16-bit inputs are cast to float32, and so is the result
-``float32 inside``    normalizations, softmax: computed in float32, the result rounded to the dtype of the first input
-``as it is``          batch norm mixes float16 activations and float32 parameters by itself; casts do what they say
-``widest``            every other function of Chainer: 16-bit and float32 inputs meet in float32
+``compute``           floating inputs are cast to the compute dtype
+``float32``           16-bit inputs are cast to float32, and so is the result
+``float32 inside``    computed in float32, the result rounded to the dtype of the first input
+``as it is``          inputs are what they are
+``widest``            16-bit and float32 inputs meet in float32
 ====================  ==============================================================================================
 
-The lists follow those of ``torch.autocast``. The casts are ordinary nodes of the graph, so that gradients come back in
-the dtype of what they belong to. Chainer's functions know nothing of bfloat16, and some refuse float16: they compute in
-float32, and results are rounded to where they would have been.
+:mod:`mixprec.rewrite.classes` is the table of classes. The casts are ordinary nodes of the graph, so that gradients
+come back in the dtype of what they belong to. Chainer's functions know nothing of bfloat16, and some refuse float16:
+they compute in float32, and results are rounded to where they would have been.
 """
 
 import functools
 
 from chainer import function_node
+from chainer.functions.normalization import batch_normalization
 from chainer.utils import type_check
 
+from mixprec.backends.announcements import announce
 from mixprec.functions import checks
+from mixprec.rewrite import classes
 from mixprec.rewrite.memory_order import in_storage_dtype
 
-_COMPUTE = {
-    "BilinearFunction",
-    "Convolution2DFunction",
-    "ConvolutionND",
-    "Deconvolution2DFunction",
-    "DeconvolutionND",
-    "EmbedIDFunction",
-    "LinearFunction",
-    "LocalConvolution2DFunction",
-    "MatMul",
-    "SimplifiedDropconnect",
-}
-_FLOAT32 = {
-    "CumProd",
-    "CumSum",
-    "Exp",
-    "Expm1",
-    "Log",
-    "Log10",
-    "Log1p",
-    "Log2",
-    "LogSoftmax",
-    "LogSumExp",
-    "Mean",
-    "PowVarConst",
-    "PowVarVar",
-    "Prod",
-    "Sum",
-}
-_FLOAT32_INSIDE = {
-    "BatchRenormalizationFunction",
-    "DecorrelatedBatchNormalization",
-    "FixedDecorrelatedBatchNormalization",
-    "GroupNormalization",
-    "LayerNormalization",
-    "LocalResponseNormalization",
-    "NormalizeL2",
-    "PReLUFunction",
-    "Softmax",
-}
-_AS_IT_IS = {"BatchNormalization", "Cast", "FixedBatchNormalization"}
-_FLOAT32_PACKAGES = ("chainer.functions.loss.", "chainer.functions.evaluation.")
-
+_CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16
 
 chainer_apply = function_node.FunctionNode.apply
@@ -74,15 +35,13 @@ chainer_apply = function_node.FunctionNode.apply
 @functools.cache
 def rule_of(cls):
     """Returns the rule for a class of Chainer's function nodes: a function of ``(scope, node, inputs)``."""
-    name = cls.__name__
-    if name in _AS_IT_IS:
-        return _as_it_is
-    if name in _COMPUTE:
-        return _in_compute
-    if name in _FLOAT32 or cls.__module__.startswith(_FLOAT32_PACKAGES):
+    for names, rule in _RULES:
+        if cls.__name__ in names:
+            return rule
+    if cls.__module__.startswith(classes.FLOAT32_PACKAGES):
         return in_float32
-    if name in _FLOAT32_INSIDE:
-        return _float32_inside
+    unknown = "%s.%s is a function of Chainer that mixprec does not know: computed in the dtype of its inputs"
+    announce(unknown, cls.__module__, cls.__name__)
     return _in_widest
 
 
@@ -106,7 +65,30 @@ def _in_widest(scope, node, inputs):
     return _or_rounded(scope, node, inputs)
 
 
+def _float32_if_adding(scope, node, inputs):
+    return (in_float32 if _adds(node) else _in_widest)(scope, node, inputs)
+
+
+def _adds(node):
+    if hasattr(node, "in_subs"):  # F.einsum
+        return not set(node.in_subs) <= {*node.out_sub, ","}
+    window, stride = (node.ksize, node.stride) if hasattr(node, "ksize") else ((node.kh, node.kw), (node.sy, node.sx))
+    return any(step < size for step, size in zip(stride, window, strict=True))
+
+
+def is_chainers_own(node):
+    """Whether a function node is computed as Chainer does; a batch normalization may have another implementation."""
+    return getattr(node, "_impl_selector", _CHAINERS_OWN) is _CHAINERS_OWN
+
+
+def whose(node):
+    """Returns what reports say of a batch normalization that is not :func:`is_chainers_own`."""
+    return f"it is computed by {type(node._impl_selector).__name__}"
+
+
 def _as_it_is(scope, node, inputs):
+    if not is_chainers_own(node):  # that of ChainerMN squares its input in the dtype of that
+        return _float32_inside(scope, node, inputs)
     if all(x.dtype != checks.BFLOAT16 for x in inputs):
         return chainer_apply(node, inputs)
     if hasattr(node, "type"):  # F.cast
@@ -133,3 +115,13 @@ def _or_rounded(scope, node, inputs):
 
 def _cast(scope, inputs, dtype):
     return tuple(scope.cast(x, dtype) if in_storage_dtype(x) else x for x in inputs)
+
+
+_RULES = (
+    (classes.COMPUTE, _in_compute),
+    (classes.FLOAT32, in_float32),
+    (classes.FLOAT32_INSIDE, _float32_inside),
+    (classes.FLOAT32_IF_ADDING, _float32_if_adding),
+    (classes.AS_IT_IS, _as_it_is),
+    (classes.ELEMENTWISE | classes.MOVING | classes.BACKWARD | classes.OTHERS, _in_widest),
+)

@@ -8,7 +8,7 @@ import chainer
 import numpy as np
 
 from mixprec import files, importing
-from mixprec.command_line import Parser
+from mixprec.command_line import Parser, one_line
 from mixprec.policy import COMPUTE_DTYPES, LAYOUTS, Policy
 from mixprec.rewrite import trial
 from mixprec.rewrite.convert import convert
@@ -54,10 +54,10 @@ def main(argv):
         if arguments.json:
             _write(arguments.json, report.to_json() + "\n")
     except CommandError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     if arguments.strict and report.unconverted:
-        print(f"error: --strict: not converted: {'; '.join(report.unconverted)}", file=sys.stderr)
+        print(f"error: --strict: not converted: {one_line('; '.join(report.unconverted))}", file=sys.stderr)
         return 1
     return 0
 

@@ -102,10 +102,11 @@ def _view(x, axes):
 
 def fence(scope, node, inputs):
     """The rule for functions that are not Chainer's: float32, in the order of their axes, as they would have it."""
-    return casting.chainer_apply(node, tuple(_plain(scope, x) if in_storage_dtype(x) else x for x in inputs))
+    return casting.chainer_apply(node, tuple(plain(scope, x) if in_storage_dtype(x) else x for x in inputs))
 
 
-def _plain(scope, x):
+def plain(scope, x):
+    """Returns a variable or array in float32, in the order of its axes."""
     return channels_first(x, "float32") if scope.nhwc else scope.cast(x, "float32")
 
 

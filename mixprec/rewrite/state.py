@@ -1,6 +1,6 @@
 """What a converted link knows of its conversion. It goes wherever the link goes: into copies, pickles and processes."""
 
-_NAME = "_mixprec_conversion"
+from mixprec.update.without_masters import CONVERSION
 
 
 class Conversion:
@@ -56,12 +56,12 @@ class LinkState:
 
 def state_of(link):
     """Returns the :class:`LinkState` of a link, or ``None`` if it is not converted."""
-    return link.__dict__.get(_NAME)
+    return link.__dict__.get(CONVERSION)
 
 
 def set_state(link, state):
     """Makes a link a converted one, or a plain one with ``None``."""
     if state is None:
-        link.__dict__.pop(_NAME, None)
+        link.__dict__.pop(CONVERSION, None)
     else:
-        link.__dict__[_NAME] = state
+        link.__dict__[CONVERSION] = state

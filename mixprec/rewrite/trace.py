@@ -11,6 +11,7 @@ import weakref
 import chainer
 import numpy as np
 
+from mixprec.rewrite import casting
 from mixprec.rewrite.deferred import is_waiting
 from mixprec.rewrite.memory_order import is_channels_last
 
@@ -131,11 +132,13 @@ class Trace:
             inputs: of the function.
             outputs: of what was applied.
         """
-        self._claim(cls.__name__)
+        self.claim(cls.__name__)
         self._keep(node, cls.__name__, inputs, outputs)
         place = scope.link_name, cls.__name__
         if not cls.__module__.startswith("chainer."):
             self._left[place] = "not a function of Chainer: computes in NCHW and float32"
+        elif not casting.is_chainers_own(node):
+            self._left[place] = f"{casting.whose(node)}, in float32"
         elif scope.nhwc and _leaves_nhwc(cls, inputs, outputs):
             self._left[place] = "not known in NHWC: its result is NCHW"
 
@@ -147,7 +150,8 @@ class Trace:
         """Notes a batch normalization that was computed, and with what."""
         self._normalizations[link, fused] += 1
 
-    def _claim(self, function):
+    def claim(self, function):
+        """Notes that the conversions since the last function were for this one."""
         self._conversions += [LayoutConversion(direction, link, function) for direction, link in self._unclaimed]
         self._unclaimed.clear()
 
@@ -167,7 +171,7 @@ class Trace:
 
     def findings(self):
         """Returns the :class:`Findings`."""
-        self._claim("result")
+        self.claim("result")
         kept = sizes_kept(self.results)
         return Findings(
             ", ".join(f"{x.shape} {x.dtype}" for x in self.arguments if hasattr(x, "shape")),

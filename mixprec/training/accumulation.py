@@ -16,6 +16,10 @@ class Accumulated:
     batches whose labels are not -1, however they are distributed. What ``lossfun`` reports is reported once, as the
     mean over these images. Running statistics move once for each batch.
 
+    With ChainerMN, ``create_multi_node_optimizer(MixedPrecisionOptimizer(...), communicator).update(...)`` takes it as
+    well. Gradients are then sent once, after the last batch, and the mean of all processes is that over all images if
+    each process has as many of them. Its first update only sends the weights of the first process to all.
+
     Args:
         lossfun: loss function of one batch: a mean over its images.
     """

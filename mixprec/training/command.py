@@ -1,6 +1,8 @@
 """The training command: from its arguments to a results folder."""
 
+import contextlib
 import errno
+import functools
 import os
 import sys
 
@@ -8,24 +10,26 @@ from chainer import serializers
 
 import mixprec
 from mixprec import config as configs
-from mixprec import environment, files
+from mixprec import environment, files, interruption
 from mixprec.backends.cudnn.errors import CaptureError
-from mixprec.command_line import Parser
+from mixprec.command_line import Parser, one_line
 from mixprec.data.errors import DataError
 from mixprec.loss_scale import LossScaleExhausted
 from mixprec.recipes import config_path
-from mixprec.training import dry_run, images, output, snapshots, surroundings, tensorboard
+from mixprec.training import images, needs, output, settings, snapshots, surroundings, tensorboard
 from mixprec.training.averaging import averaged_weights
 from mixprec.training.evaluation import Evaluator
+from mixprec.training.lock import LockError, locked
 from mixprec.training.model import build_model
 from mixprec.training.networks import find as find_network
 from mixprec.training.schedule import described_rate
 from mixprec.training.stopping import Stopped
 from mixprec.training.trainer import build_trainer
 
-_BAD_INPUT = (configs.ConfigError, DataError, output.OutputError, snapshots.SnapshotError, dry_run.DoesNotFit)
+_BAD_INPUT = (configs.ConfigError, DataError, output.OutputError, LockError, snapshots.SnapshotError, needs.DoesNotFit)
 _FAILED = (LossScaleExhausted, CaptureError, snapshots.WriteError)
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # the log and plots are written, too
+_GO_ON = "--resume auto goes on from the last snapshot"
 
 
 def main(argv, networks):
@@ -37,30 +41,52 @@ def main(argv, networks):
             takes the number of classes and returns a Chainer link.
 
     Returns:
-        int: exit code: 0, also after SIGTERM in training, when there is a snapshot to go on from; 1 if training
-        diverged, a step cannot be captured and that is required, or a snapshot cannot be written; 2 for bad input (one
-        line on standard error, nothing left behind); 130 after Ctrl-C. SIGTERM before the first iteration ends the
-        process as it does any other.
+        int: exit code. 0: done, or stopped by SIGTERM in training, with a snapshot to go on from. 1: it began and
+        failed: training diverged, a step cannot be captured and that is required, an image or a process of the loader
+        is gone, memory or disk are full; one line on standard error says which. 2: bad input, one line on standard
+        error, nothing left behind. 130: Ctrl-C. SIGTERM before the first iteration ends the process as it does any
+        other. What nobody expected is a traceback, and 1.
     """
     arguments = _parse(argv)
     try:
-        _run(arguments, networks)
+        with interruption.raised_once():
+            _run(arguments, networks)
     except _BAD_INPUT as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _failure(str(error), 2)
+    except MemoryError as error:
+        return _failure(f"out of memory before training began ({error}); --dry-run says what a run needs", 2)
     except _FAILED as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return _failure(str(error), 1)
+    except _Failed as error:
+        return _failure(f"{error}; {_GO_ON}", 1)
+    except KeyboardInterrupt:
+        print(f"interrupted; {_GO_ON}, if there is one", file=sys.stderr)
+        return interruption.INTERRUPTED
+    return 0
+
+
+def _failure(text, code):
+    print(f"error: {one_line(text)}", file=sys.stderr)
+    return code
+
+
+class _Failed(Exception):
+    """Training began, and what it needs is gone."""
+
+
+@contextlib.contextmanager
+def _failing():
+    """Around training, where a gone image is no bad input any more."""
+    try:
+        yield
+    except DataError as error:
+        raise _Failed(str(error)) from error
+    except MemoryError as error:
+        raise _Failed(f"out of memory ({error}); --dry-run says what a run needs") from error
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror}; --resume auto goes on from the last snapshot", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; --resume auto goes on from the last snapshot, if there is one", file=sys.stderr)
-        return 130
-    return 0
+        raise _Failed(f"{error.filename}: {error.strerror}" if error.filename else error.strerror) from error
 
 
 def _parse(argv):
@@ -102,48 +128,66 @@ def _run(arguments, networks):
         raise configs.ConfigError(arguments.config, f"'log.tensorboard' {problem}")
     device, reason = _device(arguments.config, config)
     out = output.choose(arguments.out, arguments.resume, arguments.config)
-    output.check(out, arguments.resume)
-    model, report = build_model(config, network, device)  # before the images are scanned, which may take minutes
-    train, val = images.open_sources(config)
-    if arguments.resume is not None:
-        images.check_records(out, train)
-    trainer = build_trainer(config, model, train, val, device, out)
-    snapshot = output.snapshot_to_resume(out, arguments.resume)
-    if snapshot is not None:
-        snapshots.load(snapshot, trainer)
-        snapshots.check_newest(snapshot, trainer.updater.iteration, out)
-        snapshots.check_length(snapshot, trainer.updater.epoch_detail, config.training.epochs)
+    output.check_writable(out)
+    with contextlib.ExitStack() as lock:
+        if os.path.isdir(out) and not arguments.dry_run:  # which writes nothing
+            lock.enter_context(locked(out))
+        snapshot = output.snapshot_to_resume(out, arguments.resume)
+        changes = [] if snapshot is None else settings.changes(snapshot, config)
+        needs.check_size(config, network, device)
+        model, report = build_model(config, network, device)  # before the images are scanned, which may take minutes
+        train, val = images.open_sources(config)
+        if arguments.resume is not None:
+            images.check_records(out, train)
+        trainer = build_trainer(config, model, train, val, device, out)
+        if snapshot is not None:
+            snapshots.load(snapshot, trainer)
+            snapshots.check_newest(snapshot, trainer.updater.iteration, out)
+            snapshots.check_length(snapshot, trainer.updater.epoch_detail, config.training.epochs)
+        first = trainer.updater.iteration
+        resolved = configs.dump(
+            config,
+            source=arguments.config,
+            overrides=arguments.set,
+            version=mixprec.__version__,
+            changes=[f"since iteration {first}: {change}" for change in changes],
+        )
+        lines = [f"device: {device} ({reason})", *images.describe(config, train, val, trainer.updater.device)]
+        lines.append(f"optimizer: {config.optimizer.name}, learning rate {described_rate(config)}")
+        if config.capture.mode != "off":
+            lines.append(f"capture: {_captures(config.capture, device)}")
+        if snapshot is not None:
+            lines += [f"resuming from {one_line(snapshot)}", *(f"changed: {change}" for change in changes)]
+        if arguments.dry_run:
+            estimate = needs.dry_run(config, trainer, report, train, val, out)
+            print("\n".join([*lines, "", resolved, str(report), "", estimate, ""]))
+            print(f"dry run: all is well; without --dry-run the results would go to {one_line(out)}")
+            return
+        needs.check_disk(config, trainer, out)
+        if not os.path.isdir(out):
+            lock.enter_context(output.created(out))
+            if output.snapshot_to_resume(out, arguments.resume) != snapshot:
+                raise output.OutputError(f"{out}: another run has used it meanwhile; start again")
+        print("\n".join([*lines, f"results: {one_line(out)}"]), flush=True)
+        with _failing():
+            output.prepare(out, resumed=snapshot is not None)
+            write = functools.partial(output.write, resumed=snapshot is not None)
+            write(os.path.join(out, "config.yaml"), resolved)
+            write(os.path.join(out, "environment.txt"), surroundings.report())
+            write(os.path.join(out, "conversion.txt"), f"{report}\n")
+            images.write_records(out, train, val)
+            _train(config, trainer, first, out)
 
-    resolved = configs.dump(config, source=arguments.config, overrides=arguments.set, version=mixprec.__version__)
-    lines = [f"device: {device} ({reason})"]
-    lines += images.describe(config, train, val, trainer.updater.device)
-    lines.append(f"optimizer: {config.optimizer.name}, learning rate {described_rate(config)}")
-    if config.capture.mode != "off":
-        lines.append(f"capture: {_captures(config.capture, device)}")
-    if arguments.dry_run:
-        estimate = dry_run.estimate(config, trainer, report, len(train), out)
-        print("\n".join([*lines, "", resolved, str(report), "", estimate, ""]))
-        print(f"dry run: all is well; without --dry-run the results would go to {out}")
-        return
-    print("\n".join(lines))
-    print(f"results: {out}")
-    if snapshot is not None:
-        print(f"resuming from {snapshot}")
-    output.prepare(out, resumed=snapshot is not None)
-    files.write_text(os.path.join(out, "config.yaml"), resolved)
-    files.write_text(os.path.join(out, "environment.txt"), surroundings.report())
-    files.write_text(os.path.join(out, "conversion.txt"), f"{report}\n")
-    images.write_records(out, train, val)
-    sys.stdout.flush()
-    first = trainer.updater.iteration
+
+def _train(config, trainer, first, out):
     try:
         trainer.run(show_loop_exception_msg=False)
     except Stopped as stopped:
         if stopped.failure is not None:
             raise stopped.failure from None
         where = f"{'in the evaluation' if stopped.in_evaluation else 'at the end'} of iteration"
-        iteration = trainer.updater.iteration
-        print(f"stopped by SIGTERM {where} {iteration}; --resume auto goes on from {snapshots.newest(out)}")
+        iteration, newest = trainer.updater.iteration, one_line(snapshots.newest(out))
+        print(f"stopped by SIGTERM {where} {iteration}; --resume auto goes on from {newest}")
         return
     _finish(config, trainer, first, out)
 
@@ -153,11 +197,12 @@ def _finish(config, trainer, first, out):
     if config.capture.mode != "off":
         report, steps = os.path.join(out, "capture.txt"), trainer.updater.iteration - first
         files.write_text(report, _captured(config, trainer))
-        print(f"capture: {trainer.updater.step.replays} of {steps} steps were launches of a graph; more in {report}")
+        replays = f"{trainer.updater.step.replays} of {steps} steps were launches of a graph"
+        print(f"capture: {replays}; more in {one_line(report)}")
     weights = os.path.join(out, "model.npz")
     with averaged_weights(trainer):
         _save_weights(weights, trainer.updater.get_optimizer("main"))
-    print(f"results, log and plots: {out}; weights in FP32 for plain Chainer: {weights}")
+    print(f"results, log and plots: {one_line(out)}; weights in FP32 for plain Chainer: {one_line(weights)}")
     accuracies = [
         entry["validation/main/accuracy"]
         for entry in trainer.get_extension("LogReport").log

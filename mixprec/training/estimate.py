@@ -11,8 +11,29 @@ from mixprec.training.model import EXAMPLE
 # So many arrays of the size of the largest activation are there for a time: its gradient and the one that follows from
 # it, the one of the other branch of a residual block, and one more. On NumPy they are FP32.
 _ON_THE_WAY = 4
+_IN_EVALUATION = 3  # so many are there without a backward pass: a layer's input and output, and the other branch
+_FEW = 4  # batches, of which a larger number is the user's wish
 _COLUMNS = 24 << 20  # what a convolution on NumPy unfolds at a time, and what it computes from that
 _COPIES_COMPARED = 3  # of weights, masters and states, while a graph is compared with an eager step: docs/capture.md
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of the memory of a run.
+
+    Attributes:
+        name: what it is.
+        size: number of bytes.
+        key: key of the config that it grows with, or ``None``.
+        when: ``""`` for what is always there, or ``"training"`` or ``"evaluation"``, which take turns.
+        images: number of images that it is for, if it grows with them.
+    """
+
+    name: str
+    size: int
+    key: str | None
+    when: str = ""
+    images: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +41,7 @@ class Memory:
     """What a run needs, and what there is.
 
     Attributes:
-        parts: pairs of a name and a number of bytes.
+        parts: list of :class:`Part`.
         available: number of bytes that are free, and could be taken.
         where: whose memory it is.
     """
@@ -30,60 +51,93 @@ class Memory:
     where: str
 
     @property
+    def largest(self):
+        """The largest of the parts that are there when most is needed, and depend on the config."""
+        return max((part for part in self.together if part.key), key=lambda part: part.size)
+
+    @property
     def needed(self):
         """Number of bytes that the parts are together."""
-        return sum(size for _, size in self.parts)
+        return sum(part.size for part in self.together)
+
+    @property
+    def together(self):
+        """The parts that are there when most is needed."""
+        turns = [[part for part in self.parts if part.when in ("", turn)] for turn in ("training", "evaluation")]
+        return max(turns, key=lambda parts: sum(part.size for part in parts))
 
     def __str__(self):
         lines = [f"memory of {self.where}, estimated"]
-        lines += [f"  {name:42}{in_words(size):>10}" for name, size in self.parts]
+        for when, title in (("", ""), ("training", "  in training"), ("evaluation", "  in the evaluation")):
+            parts = [part for part in self.parts if part.when == when]
+            lines += [title] if title and parts else []
+            lines += [f"  {'  ' * bool(title) + part.name:42}{in_words(part.size):>10}" for part in parts]
         return "\n".join([*lines, f"  needs about {in_words(self.needed)} of {in_words(self.available)} that are free"])
 
 
-def memory(config, trainer, report, images):
-    """Estimates the memory of a training run.
+def memory(config, trainer, report, images, val_images=0):
+    """Estimates the memory of a run.
 
     It counts arrays; what the pool of a GPU loses between them, CUDA's own memory, and that of DALI's decoder are not
-    in it. Evaluation keeps nothing for a backward pass, and is taken to need no more.
+    in it.
 
     Args:
         config: :class:`mixprec.config.Config`.
         trainer: from :func:`mixprec.training.trainer.build_trainer`.
         report: of the conversion, from an example of :data:`~mixprec.training.model.EXAMPLE` images.
         images: number of training images.
+        val_images: number of validation images; 0 if there is no evaluation.
 
     Returns:
         Memory
     """
     device, optimizer = trainer.updater.device, trainer.updater.get_optimizer("main")
+    on_gpu, batch = isinstance(device, backend.GpuDevice), config.training.batch_size
     params = [param for param in optimizer.target.params() if param.array is not None]
-    elements = sum(param.size for param in params)
     rounded = [param for param in params if param.dtype != np.float32]  # copies of FP32 masters
     weights, masters = report.parameter_bytes[1], 4 * sum(param.size for param in rounded)
-    states = 4 * elements * _states(optimizer)
-    activations = report.activation_bytes[1] * config.training.batch_size // EXAMPLE
-    largest = report.largest_activation_bytes * config.training.batch_size // EXAMPLE
-    on_the_way = _ON_THE_WAY * largest
-    if not isinstance(device, backend.GpuDevice) and config.precision.compute != "float32":
-        on_the_way *= 2
-    parts = {
-        "weights and statistics": weights,
-        "FP32 masters": masters,
-        "optimizer state": states,
-        "gradients": sum(param.array.nbytes for param in params),
-        "activations kept for the backward pass": activations,
-        "gradients of activations, temporary arrays": on_the_way,
-        f"batches, {config.data.prefetch} of them made ahead": _batches(config),
-    }
+    states = state(optimizer)
+    wide = 1 if on_gpu or config.precision.compute == "float32" else 2
+    kept = report.activation_bytes[1] * batch // EXAMPLE
+    on_the_way = _ON_THE_WAY * wide * report.largest_activation_bytes * batch // EXAMPLE
+    arch = "model.arch"
+    parts = [
+        Part("weights and statistics", weights, arch),
+        Part("FP32 masters", masters, arch),
+        Part("optimizer state", states, "optimizer.name"),
+        Part("gradients", sum(param.array.nbytes for param in params), arch),
+    ]
     if config.training.ema_decay is not None:
-        parts["moving average of the weights"] = average(trainer)
-    if isinstance(device, backend.GpuDevice):
-        parts["workspace of cuDNN"] = config.cudnn.workspace_mib << 20
+        parts.append(Part("moving average of the weights", average(trainer), "training.ema_decay"))
+    if on_gpu:
+        parts.append(Part("workspace of cuDNN", config.cudnn.workspace_mib << 20, "cudnn.workspace_mib"))
         if config.capture.mode != "off":
-            parts["graphs"] = _graphs(config, images, activations + on_the_way, weights + masters + states)
+            graphs = _graphs(config, images, kept + on_the_way, weights + masters + states)
+            parts.append(Part("graphs", graphs, "capture.mode"))
     else:
-        parts["copies of weights, unfolded images"] = sum(param.array.nbytes for param in rounded) + _COLUMNS
-    return Memory(tuple((name, size) for name, size in parts.items() if size), *_available(device))
+        parts.append(Part("copies of weights", sum(param.array.nbytes for param in rounded), arch))
+        parts.append(Part("unfolded images", _COLUMNS, None))
+    parts += _batches(config, config.data.size, batch)
+    per_batch = {"key": "training.batch_size", "when": "training", "images": batch}
+    parts.append(Part("activations kept for the backward pass", kept, **per_batch))
+    parts.append(Part("gradients of activations, temporary arrays", on_the_way, **per_batch))
+    if val_images:
+        parts += _evaluation(config, min(batch, val_images), wide * report.largest_activation_bytes, on_gpu)
+    return Memory(tuple(part for part in parts if part.size), *available(device))
+
+
+def _evaluation(config, batch, largest, on_gpu):
+    """What comes on top in an evaluation: nothing is kept for a backward pass."""
+    size = config.data.val_size or config.data.size
+    # A graph of the evaluation has its memory for itself, at any time.
+    when = "" if on_gpu and config.capture.mode != "off" and config.capture.evaluation else "evaluation"
+    arrays = _IN_EVALUATION * largest * batch * size**2 // (EXAMPLE * config.data.size**2)
+    key = "data.val_size" if size > config.data.size else "training.batch_size"
+    ahead = (config.data.prefetch + 1) * batch * _image(config, size)
+    return [
+        Part("activations, temporary arrays", arrays, key, when, batch),
+        Part("batches of validation images", ahead, key, when, batch),
+    ]
 
 
 def average(trainer):
@@ -97,18 +151,37 @@ def in_words(size):
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
-def _states(optimizer):
-    """How many arrays of its size the rule keeps for a parameter: 1 with momentum, 2 of Adam."""
+def state(optimizer):
+    """Returns the number of bytes of an optimizer's state, which is FP32: 1 array with momentum, 2 of Adam."""
     rule = optimizer.create_update_rule()
     param = chainer.Parameter(np.zeros(1, np.float32))
     rule._init_states(param)  # as the first update does
-    return sum(np.size(state) for state in (rule.state or {}).values() if isinstance(state, np.ndarray))
+    arrays = sum(np.size(value) for value in (rule.state or {}).values() if isinstance(value, np.ndarray))
+    return 4 * arrays * sum(param.size for param in optimizer.target.params() if param.array is not None)
 
 
-def _batches(config):
+def _batches(config, size, batch):
+    """The batches of a step, all of which are there at once, and those that are made ahead."""
+    made, accumulated = config.data.prefetch, config.training.accumulate
+    image = _image(config, size) * batch
+    return [
+        Part(f"batches made ahead, {made}", made * image, _the(made > _FEW, "data.prefetch"), images=made * batch),
+        Part(
+            f"batches of a step, {accumulated}",
+            accumulated * image,
+            _the(accumulated > _FEW, "training.accumulate"),
+            images=accumulated * batch,
+        ),
+    ]
+
+
+def _the(is_cause, key):
+    return key if is_cause else "training.batch_size"
+
+
+def _image(config, size):
     channels, itemsize = 4 if config.data.pad_channels else 3, 2 if config.precision.compute == "float16" else 4
-    image = channels * itemsize * config.data.size**2
-    return (config.data.prefetch + config.training.accumulate) * config.training.batch_size * image
+    return channels * itemsize * size**2
 
 
 def _graphs(config, images, activations, state):
@@ -119,14 +192,20 @@ def _graphs(config, images, activations, state):
     return size
 
 
-def _available(device):
-    if isinstance(device, backend.GpuDevice):
-        import cupy
+def available(device):
+    """Returns the number of bytes that are free for a run on a device, and whose memory it is, in words."""
+    if not isinstance(device, backend.GpuDevice):
+        return available_on_host()
+    import cupy
 
-        free, total = device.device.mem_info
-        with device.device:
-            held = cupy.get_default_memory_pool().total_bytes()
-        return free + held, f"GPU {device.device.id} ({in_words(total)} in all)"
+    free, total = device.device.mem_info
+    with device.device:
+        held = cupy.get_default_memory_pool().total_bytes()
+    return free + held, f"GPU {device.device.id} ({in_words(total)} in all)"
+
+
+def available_on_host():
+    """Returns the same of this machine."""
     with open("/proc/meminfo") as lines:
         sizes = {name: int(value.split()[0]) << 10 for name, value in (line.split(":") for line in lines)}
     return sizes["MemAvailable"], f"this machine ({in_words(sizes['MemTotal'])} in all)"

@@ -1,16 +1,20 @@
 """The results folder of a run."""
 
+import contextlib
 import datetime
 import os
 import shutil
 import tempfile
 
 from mixprec import files
+from mixprec.messages import OneLineError
 from mixprec.training import snapshots, tensorboard
+from mixprec.training.lock import FILE as LOCK
+from mixprec.training.lock import locked
 from mixprec.training.log_report import LOG
 
 
-class OutputError(ValueError):
+class OutputError(OneLineError):
     """A results folder that cannot be used; the message is one line and names it."""
 
 
@@ -25,45 +29,76 @@ def choose(out, resume, config_path):
     Returns:
         str: ``out`` if given; else the folder of the snapshot to resume; else the newest run of this config when
         ``resume`` is ``"auto"`` and there is one; else a new folder.
+
+    Raises:
+        OutputError: ``out`` or ``resume`` is empty, such as that of a shell's variable that is not set.
     """
+    if out == "":
+        raise OutputError("--out is empty; give a folder, or leave it out")
+    if resume == "":
+        raise OutputError("--resume is empty; give auto or a snapshot, or leave it out")
     if out is not None:
         return out
     if resume not in (None, "auto"):
         return os.path.dirname(resume) or "."
     runs = os.path.join("results", os.path.splitext(os.path.basename(config_path))[0])
-    if resume == "auto" and os.path.isdir(runs) and (names := sorted(os.listdir(runs))):
-        return os.path.join(runs, names[-1])
+    if resume == "auto" and os.path.isdir(runs):
+        names = sorted(name for name in os.listdir(runs) if os.path.isdir(os.path.join(runs, name)))
+        if names:
+            return os.path.join(runs, names[-1])
     return os.path.join(runs, f"{datetime.datetime.now():%Y%m%d-%H%M%S}")
 
 
-def check(out, resume):
+def check_writable(out):
     """Makes sure that results can be written to ``out``, without creating anything.
 
     Raises:
-        OutputError: ``out`` is a file, is not writable, or holds results that nobody asked to resume.
+        OutputError: it is no folder, or cannot be one.
     """
     if os.path.exists(out) and not os.path.isdir(out):
         raise OutputError(f"{out}: not a folder; give another --out")
-    if resume is None and os.path.isdir(out) and os.listdir(out):
-        raise OutputError(f"{out}: already used; continue that run with --resume auto, or give another --out")
-    existing = os.path.abspath(out)
-    while not os.path.exists(existing):
-        existing = os.path.dirname(existing)
     try:
-        with tempfile.TemporaryFile(dir=existing):
+        os.stat(out)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # the name is too long, or holds a null character
+        raise OutputError(f"{out}: not a folder ({getattr(error, 'strerror', error)}); give another --out") from error
+    folder = nearest_folder(out)
+    if any(len(os.fsencode(name)) > os.pathconf(folder, "PC_NAME_MAX") for name in out.split(os.sep)):
+        raise OutputError(f"{out}: a name is too long; give another --out")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise OutputError(f"{out}: not writable ({error.strerror}); give another --out") from error
 
 
+@contextlib.contextmanager
+def created(out):
+    """Creates and locks a new results folder."""
+    try:
+        os.makedirs(out, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be created ({error.strerror}); give another --out") from error
+    with locked(out):
+        yield
+
+
+def nearest_folder(out):
+    """Returns ``out``, or the folder that exists on the way to it."""
+    existing = os.path.abspath(out)
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    return existing
+
+
 def prepare(out, *, resumed):
-    """Creates ``out``, or clears it of what a killed run was just writing.
+    """Clears ``out`` of what a killed run was just writing.
 
     Args:
-        out: results folder.
+        out: results folder, which is locked.
         resumed: whether the run goes on from a snapshot; if not, a killed run's log and best snapshot are none of it.
     """
-    os.makedirs(out, exist_ok=True)
     for name in os.listdir(out):
         path = os.path.join(out, name)
         if name.startswith(files.TEMPORARY) or (not resumed and name in (LOG, snapshots.BEST)):
@@ -72,6 +107,34 @@ def prepare(out, *, resumed):
             shutil.rmtree(path)
 
 
+def write(path, text, *, resumed):
+    """Writes a file about a run. What a resumed run has said there is kept, under the next number: ``config.1.yaml``.
+
+    Args:
+        path: of the file.
+        text: its content.
+        resumed: whether there is a run before this one, in the same folder.
+    """
+    if resumed and os.path.exists(path):
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            is_same = file.read() == text
+        if not is_same:
+            stem, suffix = os.path.splitext(path)
+            number = 1
+            while os.path.exists(f"{stem}.{number}{suffix}"):
+                number += 1
+            os.rename(path, f"{stem}.{number}{suffix}")
+    files.write_text(path, text)
+
+
 def snapshot_to_resume(out, resume):
-    """Returns the path of the snapshot that ``--resume`` means, or ``None`` to start afresh."""
+    """Returns the path of the snapshot that ``--resume`` means, or ``None`` to start afresh.
+
+    Raises:
+        OutputError: ``out`` holds results, and nobody asked to go on with them.
+    """
+    if resume is None:
+        if os.path.isdir(out) and set(os.listdir(out)) - {LOCK}:
+            raise OutputError(f"{out}: already used; continue that run with --resume auto, or give another --out")
+        return None
     return snapshots.newest(out) if resume == "auto" else resume

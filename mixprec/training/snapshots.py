@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import warnings
 import zipfile
 import zlib
 
@@ -14,13 +15,14 @@ from chainer.training import extensions
 from chainer.training.extensions import snapshot_writers
 
 from mixprec import files
+from mixprec.messages import OneLineError
 
 BEST = "snapshot_best.npz"
-_FILE = re.compile(r"snapshot_iter_(\d+)\.npz")
+_FILE = re.compile(r"snapshot_iter_([0-9]{1,18})\.npz")
 _MODEL = "updater/model:main"
 
 
-class SnapshotError(ValueError):
+class SnapshotError(OneLineError):
     """A snapshot that cannot be used; the message is one line and names the file."""
 
 
@@ -97,13 +99,19 @@ class BestSnapshot(chainer_extension.Extension):
         if not isinstance(serializer, Deserializer):
             serializer("value", self._value)
         elif os.path.exists(self._path):
-            self._value = float(_read(self._path, [f"extensions/{self.name}/value"]).popitem()[1])
+            self._value = float(read(self._path, [f"extensions/{self.name}/value"]).popitem()[1])
 
 
 def newest(folder):
     """Returns the path of the snapshot of the latest iteration in ``folder``, or ``None``."""
     iterations = _iterations(folder)
     return _path(folder, max(iterations)) if iterations else None
+
+
+def all_in(folder):
+    """Returns the paths of all snapshots in ``folder``, the best included."""
+    best = os.path.join(folder, BEST)
+    return [*(_path(folder, iteration) for iteration in _iterations(folder)), *([best] if os.path.exists(best) else [])]
 
 
 def load(path, trainer):
@@ -116,10 +124,13 @@ def load(path, trainer):
     Raises:
         SnapshotError: the file is missing, corrupt, or of another model or run.
     """
-    arrays = _read(path)
+    arrays = read(path)
     _check_model(path, arrays, trainer.updater.get_optimizer("main").target)
     try:
-        serializers.NpzDeserializer(arrays).load(trainer)
+        with warnings.catch_warnings():
+            # Of a trigger that the run did not have then, such as that of a histogram.
+            warnings.filterwarnings("ignore", "The previous value of", UserWarning)
+            serializers.NpzDeserializer(arrays).load(trainer)
     except KeyError as error:
         raise SnapshotError(f"{path}: not a snapshot of this run: {error.args[0]}") from error
     except ValueError as error:
@@ -171,16 +182,29 @@ def _path(folder, iteration):
     return os.path.join(folder, f"snapshot_iter_{iteration}.npz")
 
 
-def _read(path, names=None):
-    """Reads all arrays of a file, or those of these names, by name."""
+def read(path, names=None):
+    """Reads a snapshot file.
+
+    Args:
+        path: snapshot file.
+        names: names of the arrays to read; ``None`` reads all.
+
+    Returns:
+        dict: arrays by name.
+
+    Raises:
+        SnapshotError: the file is missing, corrupt, or lacks one of these.
+    """
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in names or archive.files}
+        with files.open_regular(path) as file, zipfile.ZipFile(file):  # np.load takes a .npy file, too
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: archive[name] for name in names or archive.files}
     except FileNotFoundError as error:
         raise SnapshotError(f"{path}: no such snapshot") from error
     except KeyError as error:
         raise SnapshotError(f"{path}: not a snapshot of this run: {error.args[0]}") from error
-    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, ValueError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SnapshotError(f"{path}: corrupt snapshot, or not a snapshot at all ({reason}){_instead(path)}") from error
 
@@ -202,10 +226,36 @@ def _check_model(path, arrays, model):
     saved = {name[len(_MODEL) :]: array for name, array in arrays.items() if name.startswith(_MODEL + "/")}
     if not saved:
         raise SnapshotError(f"{path}: not a snapshot of a training run (it has no {_MODEL})")
-    for name, param in model.namedparams():
-        if name not in saved:
-            raise SnapshotError(f"{path}: a snapshot of another model: it has no parameter {name}")
-        if param.array is not None and saved[name].shape != param.shape:
+    here = contents(model)
+    for name, array in here.items():
+        if f"/{name}" not in saved:
+            raise SnapshotError(f"{path}: a snapshot of another model: it has no parameter /{name}")
+        found = saved[f"/{name}"].shape
+        if array is not None and np.shape(array) != found:
             raise SnapshotError(
-                f"{path}: a snapshot of another model: {name} has shape {saved[name].shape}, here {param.shape}"
+                f"{path}: a snapshot of another model: /{name} has shape {found}, here {np.shape(array)}"
             )
+    surplus = [name for name in saved if name[1:] not in here]
+    if surplus:
+        more = f" and {len(surplus) - 1} more parameters" if len(surplus) > 1 else ""
+        raise SnapshotError(
+            f"{path}: a snapshot of another model: it has {surplus[0]}{more}, which the model here lacks"
+        )
+
+
+def contents(link):
+    """Returns what a file of a link would hold: arrays or numbers by name, not copied; ``None`` if not initialized."""
+    serializer = _Contents()
+    serializer.save(link)
+    return serializer.target
+
+
+class _Contents(serializers.DictionarySerializer):
+    """Collects what is to be saved as it is, where Chainer's would copy it to the host."""
+
+    def __getitem__(self, key):
+        return _Contents(self.target, f"{self.path}{key.strip('/')}/")
+
+    def __call__(self, key, value):
+        self.target[self.path + key.lstrip("/")] = value
+        return value

@@ -1,5 +1,6 @@
 """SIGTERM, which SLURM and Kubernetes send some 30 s before they kill: a snapshot, and a run that can go on from it."""
 
+import copy
 import json
 import signal
 import threading
@@ -107,6 +108,29 @@ class Stopping(extension.Extension):
     def evaluation(self, period, unit):
         """Returns the trigger of the evaluation, which also fires in an unfinished iteration."""
         return _Evaluation(period, unit, self)
+
+    def snapshot_before(self, evaluation, due):
+        """Returns the extension that writes a snapshot that is due before the evaluation of its iteration.
+
+        The evaluation may take long, or fail: what was trained until then is not lost. A run that goes on from it
+        begins with the evaluation; the snapshot that follows the evaluation replaces it.
+
+        Args:
+            evaluation: trigger from :meth:`evaluation`.
+            due: trigger of the snapshots.
+        """
+
+        def write(trainer):
+            self._unfinished = dict(trainer.observation)
+            try:
+                self._snapshot(trainer)
+            finally:
+                self._unfinished = None
+
+        def is_due(trainer):  # copies, as a trigger remembers when it was called
+            return not self._finishing and copy.copy(evaluation)(trainer) and copy.copy(due)(trainer)
+
+        return extension.make_extension(is_due, "snapshot_before_evaluation")(write)
 
     def _ask(self, number, frame):
         self._asked = True

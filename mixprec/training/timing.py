@@ -6,8 +6,12 @@ import time
 
 from chainer import backend
 
+from mixprec.training.images import train_iterator
+
 _BATCHES = 3  # of the loader
+_IMAGES = 32  # in such a batch, at most
 _SECONDS = 3  # after which no more is timed
+_LONG = 30  # seconds after which no step on a GPU is begun
 _WARM_UP = 8  # steps on a GPU: kernels are compiled and plans measured, and the step is captured
 _STEPS = 5
 
@@ -44,26 +48,27 @@ class Timing:
         )
 
 
-def measure(trainer, images, epochs):
+def measure(config, trainer, images):
     """Times batches and steps of a trainer that is not used afterwards.
 
-    On a GPU these are whole steps. On a CPU a batch may take minutes: it is cut to so many images that a step takes
-    seconds.
+    It takes some seconds, whatever the config asks for. The loader makes batches of 32 images at most. On a GPU whole
+    steps are timed, none of which is begun after half a minute. On a CPU a step may take minutes: it is cut to so many
+    images that it takes seconds, two at least.
 
     Args:
+        config: :class:`mixprec.config.Config`.
         trainer: from :func:`mixprec.training.trainer.build_trainer`.
-        images: number of training images in an epoch.
-        epochs: number of epochs.
+        images: the training images.
 
     Returns:
         Timing
     """
-    loader, batches, batch = _time_loader(trainer.updater.get_iterator("main"))
+    loader, batches, batch = _time_loader(_small_batches(config, images, trainer.updater.device))
     if isinstance(trainer.updater.device, backend.GpuDevice):
-        steps, step = _time_updates(trainer.updater, images)
+        steps, step = _time_updates(trainer.updater, len(images))
     else:
         steps, step = _time_some_images(trainer.updater, batch)
-    return Timing(loader, batches, steps, step, images, epochs)
+    return Timing(loader, batches, steps, step, len(images), config.training.epochs)
 
 
 def in_words(seconds):
@@ -77,37 +82,48 @@ def in_words(seconds):
     return f"{seconds} s"
 
 
+def _small_batches(config, images, device):
+    training = dataclasses.replace(config.training, batch_size=min(config.training.batch_size, _IMAGES))
+    return train_iterator(dataclasses.replace(config, training=training), images, device)
+
+
 def _time_loader(iterator):
-    for _ in range(2):  # the first starts threads or processes; what they have made ahead by then is soon used up
-        batch = iterator.next()
-    images, batches, seconds, start = 0, 0, 0.0, time.perf_counter()
-    while batches < _BATCHES and seconds < _SECONDS:
-        batch = iterator.next()
-        images, batches, seconds = images + len(batch[0]), batches + 1, time.perf_counter() - start
+    try:
+        for _ in range(2):  # the first starts threads or processes; what they have made ahead by then is soon used up
+            batch = iterator.next()
+        images, batches, seconds, start = 0, 0, 0.0, time.perf_counter()
+        while batches < _BATCHES and seconds < _SECONDS:
+            batch = iterator.next()
+            images, batches, seconds = images + len(batch[0]), batches + 1, time.perf_counter() - start
+    finally:
+        iterator.finalize()
     return images / seconds, batches, batch
 
 
 def _time_updates(updater, images):
-    for _ in range(_WARM_UP):
+    begin, steps = time.perf_counter(), 0
+    while steps < _WARM_UP and time.perf_counter() - begin < _LONG:
         updater.update()
+        steps += 1
     updater.wait()
-    epoch, start = updater.epoch_detail, time.perf_counter()
-    for _ in range(_STEPS):
+    epoch, start, steps = updater.epoch_detail, time.perf_counter(), 0
+    while steps == 0 or (steps < _STEPS and time.perf_counter() - begin < _LONG):
         updater.update()
+        steps += 1
     updater.wait()
-    return (updater.epoch_detail - epoch) * images / (time.perf_counter() - start), f"{_STEPS} steps, loader included"
+    return (updater.epoch_detail - epoch) * images / (time.perf_counter() - start), f"{steps} steps, loader included"
 
 
 def _time_some_images(updater, batch):
     optimizer = updater.get_optimizer("main")
     loss = updater.loss_func or optimizer.target
     arrays = updater.converter(batch, updater.device)
-    images, seconds = min(2, len(arrays[0])), 0.0
-    optimizer.update(loss, *(array[:images] for array in arrays))  # allocates states
+    images, is_first = min(2, len(arrays[0])), True
     while True:
         start = time.perf_counter()
         optimizer.update(loss, *(array[:images] for array in arrays))
         seconds = time.perf_counter() - start
-        if images == len(arrays[0]) or seconds > _SECONDS / 3:
+        # The first allocates states; if it takes long nevertheless, it has to do.
+        if seconds > (_SECONDS if is_first else _SECONDS / 3) or (images == len(arrays[0]) and not is_first):
             return images / seconds, f"a step of {images} images"
-        images = min(2 * images, len(arrays[0]))
+        images, is_first = images if is_first else min(2 * images, len(arrays[0])), False

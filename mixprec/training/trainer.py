@@ -21,6 +21,7 @@ from mixprec.training.loss_scale_log import LossScaleLog
 from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
 from mixprec.training.schedule import Schedule, rates_of
+from mixprec.training.settings import Settings
 from mixprec.training.stopping import Stopping
 from mixprec.training.tensorboard import TensorBoard
 from mixprec.training.updater import CapturedUpdater, Throughput, TimedUpdater
@@ -72,7 +73,7 @@ def build_trainer(config, model, train, val, device, out):
     def at(interval):
         return _EveryAndAtTheEnd(interval, config.training.epochs)
 
-    weights = contextlib.nullcontext
+    each_snapshot, weights = at(config.snapshot.trigger), contextlib.nullcontext
     if config.training.ema_decay is not None:
         average = WeightAverage(optimizer, config.training.ema_decay)
         trainer.extend(average)
@@ -82,9 +83,11 @@ def build_trainer(config, model, train, val, device, out):
         validation = Shown(
             val_iterator(config, val, device, one_shape=evaluate is not None), len(val), before_batch=stopping.check
         )
+        each_epoch = stopping.evaluation(1, "epoch")
+        trainer.extend(stopping.snapshot_before(each_epoch, each_snapshot), priority=_EVALUATION)
         trainer.extend(
             Evaluator(validation, model, converter=converter, device=device, eval_func=evaluate, weights=weights),
-            trigger=stopping.evaluation(1, "epoch"),
+            trigger=each_epoch,
             priority=_EVALUATION,
         )
         if config.snapshot.best:
@@ -107,8 +110,9 @@ def build_trainer(config, model, train, val, device, out):
         trainer.extend(TensorBoard(log), trigger=at(config.log.trigger))
     trainer.extend(ProgressBar(len(train), config.training.epochs))
     trainer.extend(Schedule(optimizer, lr, rates))
-    trainer.extend(snapshot, trigger=at(config.snapshot.trigger))
+    trainer.extend(snapshot, trigger=each_snapshot)
     trainer.extend(stopping)
+    trainer.extend(Settings(config))
     return trainer
 
 

@@ -1,7 +1,9 @@
-"""ChainerMN on NumPy 2, without MPI: its communicator replaced by the message it would deliver."""
+"""ChainerMN on NumPy 2: without MPI, its communicator replaced by the message it would deliver, and with MPI."""
 
 import numpy as np
+import pytest
 
+from tests import mpi
 from tests.stand_ins import without_mpi
 
 
@@ -72,3 +74,221 @@ def test_gradients_and_parameters_in_another_order_of_axes():
     """
     expected = [[0.0, 4.0, 8.0], [2.0, 6.0, 10.0]], [[0.0, 3.0, 6.0], [4.0, 7.0, 10.0]]
     assert without_mpi.run(code) == ["{} {}".format(*expected)] * 2
+
+
+# In two and three processes
+
+_COMMUNICATOR = """
+    import sys
+    import warnings
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import chainermn
+    warnings.filterwarnings("ignore", category=FutureWarning)  # chainermn is experimental, says Chainer
+    import chainer
+    import ml_dtypes
+    import numpy as np
+    import mixprec
+    communicator = chainermn.create_communicator("naive")
+    rank = communicator.rank
+
+    def say(*what):
+        sys.stdout.write(" ".join(map(str, what)) + chr(10))  # at once: all processes write to the same pipe
+"""
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.sweep)])
+def test_no_mean_of_finite_gradients_overflows(processes):
+    """Each is the mean in float64, rounded once: large ones, subnormal ones, and all in between."""
+    code = """
+        random = np.random.RandomState(0)
+        numbers = random.normal(size=(communicator.size, 1000)) * 2.0 ** random.randint(-24, 14, 1000)
+        numbers[:, 0], numbers[:, 1], numbers[:, 2] = 60000, 65504, 2.0**-24
+        for dtype in (np.float16, ml_dtypes.bfloat16):
+            gradients = numbers.astype(dtype)
+            expected = gradients.astype(np.float64).mean(0).astype(np.float32).astype(dtype)
+            link = chainer.Link()
+            with link.init_scope():
+                link.W = chainer.Parameter(np.zeros(1000, dtype))
+                link.W.grad = gradients[rank].copy()
+            communicator.multi_node_mean_grad(link)
+            assert (link.W.grad == expected).all(), np.flatnonzero(link.W.grad != expected)
+
+            link.add_persistent("mean", gradients[rank].copy())
+            chainermn.extensions.AllreducePersistent(link, communicator)()
+            assert (link.mean == expected).all()
+
+            received = np.empty(1000, dtype)
+            communicator._multi_node_mean(gradients[rank], received)
+            assert (received == expected).all()
+
+            link.W.array[...] = gradients[rank]
+            array = link.W.array
+            communicator.bcast_data(link)
+            assert link.W.array is array
+            assert (array == gradients[0]).all()
+        say("right")
+    """
+    assert mpi.run(processes, _COMMUNICATOR, code) == ["right"] * processes
+
+
+@pytest.mark.sweep
+def test_what_is_not_finite_on_one_process_is_not_finite_on_all():
+    code = """
+        link = chainer.Link()
+        with link.init_scope():
+            link.W = chainer.Parameter(np.zeros(3, np.float16))
+        link.W.grad = np.array([1, np.inf, np.nan] if rank else [1, 1, 1], np.float16)
+        communicator.multi_node_mean_grad(link)
+        say(link.W.grad.tolist())
+    """
+    assert mpi.run(2, _COMMUNICATOR, code) == ["[1.0, inf, nan]"] * 2
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_arrays_reach_all_processes(dtype):
+    """Of an odd number of elements: a float16 is not half of something larger."""
+    code = f"""
+        x = np.arange(3).astype({dtype!r}) + rank
+        both = [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]]
+        def got(arrays):
+            assert all(array.dtype == x.dtype for array in arrays)
+            return [array.tolist() for array in arrays]
+        assert got(communicator.allgather(x)) == both
+        assert got(communicator.alltoall((x, x))) == both
+        gathered = communicator.gather(x)
+        assert rank or got(gathered) == both
+        assert got([communicator.scatter((x, x + 1) if rank == 0 else None)]) == both[rank:][:1]
+        assert got([communicator.bcast(x if rank == 0 else None)]) == both[:1]
+        assert got([communicator.allreduce(x)]) == [[1.0, 3.0, 5.0]]
+        say("right")
+    """
+    assert mpi.run(2, _COMMUNICATOR, code) == ["right"] * 2
+
+
+@pytest.mark.sweep
+def test_an_evaluation_of_large_losses_has_their_mean():
+    code = """
+        class Model(chainer.Link):
+            def forward(self, x):
+                chainer.report({"loss": x.astype("float16").sum()}, self)
+        data = [np.float32(50000 + 4 * rank)] * 3
+        iterator = chainer.iterators.SerialIterator(data, 1, repeat=False, shuffle=False)
+        evaluator = chainer.training.extensions.Evaluator(iterator, Model())
+        say(chainermn.create_multi_node_evaluator(evaluator, communicator)()["main/loss"])
+    """
+    (mean, other) = mpi.run(2, _COMMUNICATOR, code)
+    assert mean == other
+    assert float(mean) == np.float32([np.float16(50000), np.float16(50004)]).mean()
+
+
+_TRAINING = """
+    import chainer.functions as F
+    import chainer.links as L
+    from mixprec.training.accumulation import Accumulated
+    from mixprec.training.updater import TimedUpdater
+
+    random = np.random.RandomState(3)
+    images = random.normal(size=(3, 4, 6, 8)).astype("f"), random.randint(0, 5, (3, 4, 6)).astype("i")
+
+    def built(compute, wrap=lambda optimizer: optimizer, norm=False, scale=2.0**10):
+        np.random.seed(0)
+        middle = (L.BatchNormalization(16),) if norm else ()
+        model = L.Classifier(chainer.Sequential(L.Linear(8, 16), *middle, F.tanh, L.Linear(16, 5)))
+        mixprec.convert(model, compute=compute)
+        rule = chainer.optimizers.MomentumSGD(0.5)
+        return model, wrap(mixprec.MixedPrecisionOptimizer(rule, scale)).setup(model)
+
+    def several(optimizer):
+        return chainermn.create_multi_node_optimizer(optimizer, communicator)
+
+    def masters(optimizer, model):
+        return {name: optimizer.master(param).array for name, param in model.namedparams()}
+"""
+
+
+@pytest.mark.parametrize(
+    ("compute", "tolerance"), [("float32", 1e-6), pytest.param("float16", 2e-3, marks=pytest.mark.sweep)]
+)
+def test_accumulated_steps_of_two_processes_are_those_of_one_with_all_images(compute, tolerance):
+    """Four batches of six images: two for each process. There is one message for each parameter and step."""
+    code = f"""
+        model, optimizer = built({compute!r}, several)
+        messages = []
+        mean = communicator.multi_node_mean_grad
+        communicator.multi_node_mean_grad = lambda *args: (messages.append(len(calls)), mean(*args))
+        calls = []
+        def lossfun(x, t):
+            calls.append(None)
+            return model(x, t)
+        optimizer.update(Accumulated(lossfun), [(images[0][0, 0], images[1][0, 0])])  # broadcasts, and no more
+        calls.clear()
+        for x, t in zip(*images):
+            optimizer.update(Accumulated(lossfun), [(x[place], t[place]) for place in (rank, rank + 2)])
+        assert messages == [2, 4, 6]
+        assert optimizer.t == 3
+
+        alone, other = built({compute!r})
+        for x, t in zip(*images):
+            other.update(alone, x.reshape(24, 8), t.reshape(24))
+        found, expected = masters(optimizer, model), masters(other, alone)
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=0, atol={tolerance})
+            assert not np.array_equal(array, np.float32(0))
+        say("right")
+    """
+    assert mpi.run(2, _COMMUNICATOR, _TRAINING, code) == ["right"] * 2
+
+
+def test_an_overflow_in_a_batch_of_one_process_skips_the_step_on_all():
+    """Masters and running statistics are then what they were before; the scale backs off everywhere."""
+    code = """
+        warnings.filterwarnings("ignore", category=RuntimeWarning)  # NumPy sees the overflow, too
+        model, optimizer = built("float16", several, norm=True, scale=mixprec.DynamicLossScale(init=2.0**8))
+        x, t = images[0][0], images[1][0]
+        for _ in range(3):
+            optimizer.update(Accumulated(model), [(x[0], t[0]), (x[1], t[1])])
+        def state():
+            norm = model.predictor[1]
+            arrays = {**masters(optimizer, model), "mean": norm.avg_mean, "var": norm.avg_var}
+            return {name: array.tobytes() for name, array in arrays.items()}
+        before = state()
+        poisoned = x[1].copy()
+        poisoned[0, 0] = np.inf if rank == 1 else 0
+        optimizer.update(Accumulated(model), [(x[0], t[0]), (poisoned, t[1])])
+        assert optimizer.last_step_skipped
+        assert [name for name, value in state().items() if value != before[name]] == []
+        say(optimizer.loss_scale)
+    """
+    assert mpi.run(2, _COMMUNICATOR, _TRAINING, code) == ["128.0"] * 2
+
+
+@pytest.mark.sweep
+def test_the_updater_accumulates_under_chainermn():
+    code = """
+        model, optimizer = built("float16", several)
+        data = list(zip(images[0].reshape(-1, 8), images[1].reshape(-1)))[rank::2]
+        updater = TimedUpdater(chainer.iterators.SerialIterator(data, 6, shuffle=False), optimizer, accumulate=2)
+        while updater.epoch < 2:
+            updater.update()
+        sums = communicator.allgather(np.array([array.sum() for array in masters(optimizer, model).values()]))
+        assert (sums[0] == sums[1]).all()
+        say(updater.iteration, optimizer.t)
+    """
+    assert mpi.run(2, _COMMUNICATOR, _TRAINING, code) == ["6 5"] * 2
+
+
+@pytest.mark.sweep
+def test_a_plain_optimizer_takes_several_losses_under_chainermn():
+    code = """
+        model = L.Linear(8, 5)
+        optimizer = several(chainer.optimizers.SGD()).setup(model)
+        x = images[0][0, 0]
+        for _ in range(2):
+            optimizer.update(lambda: (F.sum(model(x)) for _ in range(3)))
+        expected = np.broadcast_to(3 * x.sum(0), (5, 8))
+        np.testing.assert_allclose(model.W.grad, expected, rtol=1e-5)
+        say("right")
+    """
+    assert mpi.run(2, _COMMUNICATOR, _TRAINING, code) == ["right"] * 2

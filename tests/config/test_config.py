@@ -283,7 +283,7 @@ def test_the_script_names_the_architectures(write):
         ("log: {every: !!int one}\n", "c.yaml:1: 'every' cannot be read: tag 'tag:yaml.org,2002:int' is not allowed"),
         ("log: &log {every: *log}\n", "c.yaml:1: 'log.every' is a mapping; allowed: text of the form"),
         ("data:\n  mean: &m [1, *m, 3]\n", "c.yaml:2: 'data.mean' is [1, ..., 3]; allowed: a list of 3 numbers"),
-        ("training: {epochs: " + "9" * 5000 + "}\n", "c.yaml:1: 'epochs' cannot be read: Exceeds the limit"),
+        ("training: {epochs: " + "9" * 5000 + "}\n", "c.yaml:1: 'epochs' cannot be read: an integer of 5000 digits"),
         ('a: "\\U00110000"\n', "c.yaml: not valid YAML: chr() arg not in range"),
         ("a: " + "[" * 3000, "c.yaml: not valid YAML: nested too deeply"),
         ("base: [a.yaml]\n", "c.yaml:1: 'base' is ['a.yaml']; allowed: the path of a YAML file"),
@@ -303,19 +303,19 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("=1", "unknown key ''; allowed: model.*, precision.*, "),
         ("model={arch: a}", "unknown key 'model'; allowed: arch, classes"),
         ("optimizer.lr=[1", "'optimizer.lr': not valid YAML: "),
-        ("optimizer.lr=", "'optimizer.lr' is null; allowed: a number > 0"),
-        ("optimizer.lr=fast", "'optimizer.lr' is 'fast'; allowed: a number > 0"),
-        ("optimizer.lr='0.1'", "'optimizer.lr' is '0.1'; allowed: a number > 0"),
-        ("optimizer.lr=true", "'optimizer.lr' is true; allowed: a number > 0"),
-        ("optimizer.lr=0", "'optimizer.lr' is 0; allowed: a number > 0"),
-        ("optimizer.lr=.inf", "'optimizer.lr' is '.inf'; allowed: a number > 0"),
-        ("optimizer.lr=1e999", "'optimizer.lr' is inf; allowed: a number > 0"),
+        ("optimizer.lr=", "'optimizer.lr' is null; allowed: a number >= 1e-12 "),
+        ("optimizer.lr=fast", "'optimizer.lr' is 'fast'; allowed: a number >= 1e-12 and <= 1000000"),
+        ("optimizer.lr='0.1'", "'optimizer.lr' is '0.1'; allowed: a number >= 1e-12 "),
+        ("optimizer.lr=true", "'optimizer.lr' is true; allowed: a number >= 1e-12 "),
+        ("optimizer.lr=0", "'optimizer.lr' is 0; allowed: a number >= 1e-12 "),
+        ("optimizer.lr=.inf", "'optimizer.lr' is '.inf'; allowed: a number >= 1e-12 "),
+        ("optimizer.lr=1e999", "'optimizer.lr' is inf; allowed: a number >= 1e-12 "),
         ("optimizer.lr=1" + "0" * 400, "'optimizer.lr' is 100000"),
         ("optimizer.name=adam", "'optimizer.name' is 'adam'; allowed: SGD, MomentumSGD, CorrectedMomentumSGD, "),
-        ("optimizer.momentum=1", "'optimizer.momentum' is 1; allowed: a number >= 0 and < 1, or null"),
+        ("optimizer.momentum=1", "'optimizer.momentum' is 1; allowed: a number >= 0 and <= 0.999999, or null"),
         (
             "optimizer.trust_coefficient=0",
-            "'optimizer.trust_coefficient' is 0; allowed: a number > 0, or null",
+            "'optimizer.trust_coefficient' is 0; allowed: a number >= 1e-12 and <= 1000000, or null",
         ),
         ("update.batched=1", "'update.batched' is 1; allowed: true or false"),
         ("cudnn.autotune=false", "'cudnn.autotune' is false; allowed: off, heuristic, measure"),
@@ -344,7 +344,7 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("data.size=7", "'data.size' is 7; allowed: an integer >= 8"),
         ("data.flip=yes", "'data.flip' is 'yes'; allowed: true or false"),
         ("data.flip=1", "'data.flip' is 1; allowed: true or false"),
-        ("data.crop_area=[0, 1]", "'data.crop_area' is [0, 1]; allowed: a list of 2 numbers with 0 < first "),
+        ("data.crop_area=[0, 1]", "'data.crop_area' is [0, 1]; allowed: a list of 2 numbers with 0.0001 <= first "),
         ("data.crop_area=[0.5, 0.25]", "'data.crop_area' is [0.5, 0.25]; allowed: "),
         ("data.crop_area=[0.5, 1.5]", "'data.crop_area' is [0.5, 1.5]; allowed: "),
         ("data.mean=[1, 2]", "'data.mean' is [1, 2]; allowed: a list of 3 numbers"),
@@ -352,14 +352,23 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("data.mean=128", "'data.mean' is 128; allowed: a list of 3 numbers"),
         (
             "schedule.milestones=30",
-            "'schedule.milestones' is 30; allowed: a list of numbers >= 0, each larger than the ",
+            "'schedule.milestones' is 30; allowed: a list of numbers >= 0 and <= 1000000, each larger ",
         ),
-        ("schedule.milestones=[30, 30]", "'schedule.milestones' is [30, 30]; allowed: a list of numbers >= 0, each "),
-        ("schedule.milestones=[-1]", "'schedule.milestones' is [-1]; allowed: a list of numbers >= 0, each larger "),
-        ("schedule.milestones=[30, x]", "'schedule.milestones' is [30, 'x']; allowed: a list of numbers >= 0, each "),
-        ("data.std=[1, 2, 0]", "'data.std' is [1, 2, 0]; allowed: a list of 3 numbers > 0"),
-        ("training.seed=-1", "'training.seed' is -1; allowed: an integer >= 0 and < 2^32"),
-        ("training.seed=4294967296", "'training.seed' is 4294967296; allowed: an integer >= 0 and < 2^32"),
+        (
+            "schedule.milestones=[30, 30]",
+            "'schedule.milestones' is [30, 30]; allowed: a list of numbers >= 0 and <= 1000000, each ",
+        ),
+        (
+            "schedule.milestones=[-1]",
+            "'schedule.milestones' is [-1]; allowed: a list of numbers >= 0 and <= 1000000, each ",
+        ),
+        (
+            "schedule.milestones=[30, x]",
+            "'schedule.milestones' is [30, 'x']; allowed: a list of numbers >= 0 and <= 1000000, each ",
+        ),
+        ("data.std=[1, 2, 0]", "'data.std' is [1, 2, 0]; allowed: a list of 3 numbers >= 0.001 and <= 65504"),
+        ("training.seed=-1", "'training.seed' is -1; allowed: an integer >= 0 and <= 4294967295"),
+        ("training.seed=4294967296", "'training.seed' is 4294967296; allowed: an integer >= 0 and <= 4294967295"),
         ("training.device=cuda", "'training.device' is 'cuda'; allowed: text of the form auto, cpu, gpu or gpu:N"),
         ("training.device=gpu:x", "'training.device' is 'gpu:x'; allowed: "),
         ("training.device=gpu:", "'training.device' is a mapping; allowed: "),
@@ -387,7 +396,8 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
         (
             "log.gradient_histogram=often",
-            "'log.gradient_histogram' is 'often'; allowed: text of the form 'N epochs' or 'N iterations', or null",
+            "'log.gradient_histogram' is 'often'; allowed: text of the form 'N epochs' or 'N iterations', with N from "
+            "1 to 999999999, or null",
         ),
         ("snapshot.every=2", "'snapshot.every' is 2; allowed: "),
         ("snapshot.every='1 epoch\n'", "'snapshot.every' is "),
@@ -598,7 +608,10 @@ def test_a_base_that_is_missing_names_the_nearest_config_of_mixprec(write):
 def test_a_mistake_in_a_base_is_reported_there_even_if_overridden(write):
     write("lib/a.yaml", merged(optimizer={"lr": "fast"}))
     path = write("c.yaml", "base: lib/a.yaml\noptimizer: {lr: 1}\n")
-    assert refusal(path, ["optimizer.lr=1"]) == "lib/a.yaml:8: 'optimizer.lr' is 'fast'; allowed: a number > 0"
+    assert (
+        refusal(path, ["optimizer.lr=1"])
+        == "lib/a.yaml:8: 'optimizer.lr' is 'fast'; allowed: a number >= 1e-12 and <= 1000000"
+    )
 
 
 def test_a_cycle_of_bases_is_refused_also_through_a_link(write):
@@ -613,7 +626,7 @@ def test_a_cycle_of_bases_is_refused_also_through_a_link(write):
 
 def test_a_file_that_cannot_be_read_is_named(write, tmp_path):
     assert refusal("none.yaml").startswith("none.yaml: no such file; mixprec comes with digits.yaml, resnet50/")
-    assert refusal("two\nlines.yaml").startswith("two lines.yaml: no such file; ")
+    assert refusal("two\nlines.yaml").startswith(r"two\nlines.yaml: no such file; ")
     assert refusal("resnet50/fp-16.yml").endswith("; did you mean 'resnet50/fp16.yaml'?")
     assert refusal(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
     assert refusal("a\0b").endswith("cannot be read: embedded null byte")
@@ -695,9 +708,10 @@ def test_any_text_loads_or_is_refused_in_one_line(tmp_path_factory, text, as_ove
 # The way back to YAML
 
 _text = st.text(st.characters(), min_size=1)  # any code point, lone surrogates too
-_number = st.floats(allow_nan=False, allow_infinity=False)
-_positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
-_count = st.integers(1, 10**30)
+_rate = st.floats(1e-12, 10**6)
+_several = st.integers(1, 1024)
+_many = st.integers(1, 10**6)
+_count = st.integers(1, 2**31 - 1)
 _power = st.integers(-126, 126).map(lambda exponent: 2.0**exponent)
 _every = st.tuples(st.integers(1, 999_999_999), st.sampled_from(["epoch", "epochs", "iteration", "iterations"]))
 _every = _every.map("{0[0]} {0[1]}".format)
@@ -711,23 +725,23 @@ _sources = st.fixed_dictionaries(
 @st.composite
 def _configs(draw):
     floor, init, cap = sorted(draw(st.tuples(_power, _power, _power)))
-    size, resize = sorted(draw(st.tuples(st.integers(8, 10**6), st.integers(8, 10**6))))
-    low, high = sorted(draw(st.tuples(*[st.floats(0, 1, exclude_min=True)] * 2)))
+    size, resize = sorted(draw(st.tuples(st.integers(8, 2**14), st.integers(8, 2**14))))
+    low, high = sorted(draw(st.tuples(*[st.floats(1e-4, 1)] * 2)))
     name = draw(st.sampled_from(["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "LARS", "LAMB"]))
     momentum = st.none()
     if name in ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "LARS"):
-        momentum |= st.floats(0, 1, exclude_max=True)
-    epochs = draw(st.integers(1, 10**9))
+        momentum |= st.floats(0, 0.999999)
+    epochs = draw(_many)
     batched = draw(st.booleans())
     device = draw(st.sampled_from(["auto", "cpu", "gpu", "gpu:7"]))
     loader = draw(st.sampled_from(["auto", "dali", "pillow"]))
     kind = draw(st.sampled_from(["constant", "cosine", "step", "poly"]))
-    lr = draw(_positive)
+    lr = draw(_rate)
     modes = ["off", "auto", "required"] if device != "cpu" else ["off", "auto"]
     return {
         "model": {
             "arch": draw(_text),
-            "classes": draw(st.integers(2, 10**30)),
+            "classes": draw(st.integers(2, 10**6)),
             "zero_init_residual": draw(st.booleans()),
         },
         "precision": {"compute": draw(st.sampled_from(["float16", "float32"]))},
@@ -751,59 +765,59 @@ def _configs(draw):
             "resize": resize,
             "crop_area": (low, high),
             "flip": draw(st.booleans()),
-            "mean": draw(st.tuples(_number, _number, _number)),
-            "std": draw(st.tuples(_positive, _positive, _positive)),
+            "mean": draw(st.tuples(*[st.floats(-32000, 32000)] * 3)),
+            "std": draw(st.tuples(*[st.floats(0.5, 65504)] * 3)),
             "pad_channels": draw(st.booleans()),
             "last_batch": draw(st.sampled_from(["partial", "drop", "pad"])),
             "shuffle_window": draw(_count),
-            "threads": draw(_count),
-            "prefetch": draw(_count),
+            "threads": draw(_several),
+            "prefetch": draw(_several),
             "decode": draw(st.sampled_from(["gpu", "cpu"])),
             "hw_decoder_load": draw(st.floats(0, 1)),
             "preallocate": draw(st.booleans()),
-            "decoded_cache_mib": 0 if loader == "pillow" else draw(st.integers(0, 10**30)),
+            "decoded_cache_mib": 0 if loader == "pillow" else draw(st.integers(0, 2**20)),
         },
         "optimizer": {
             "name": name,
             "lr": lr,
             "lr_images": draw(st.none() | _count),
             "momentum": draw(momentum),
-            "trust_coefficient": draw(st.none() | _positive) if name == "LARS" else None,
-            "weight_decay": draw(st.just(0.0) | _positive),
+            "trust_coefficient": draw(st.none() | _rate) if name == "LARS" else None,
+            "weight_decay": draw(st.floats(0, 10**6)),
             "decay_norm_and_bias": draw(st.booleans()),
         },
         "update": {"batched": batched},
         "cudnn": {
             "autotune": draw(st.sampled_from(["off", "heuristic", "measure"])),
-            "workspace_mib": draw(st.integers(0, 10**30)),
+            "workspace_mib": draw(st.integers(0, 2**20)),
             "deterministic": draw(st.booleans()),
             "tf32": draw(st.booleans()),
         },
         "schedule": {
             "kind": kind,
             "warmup_epochs": draw(st.floats(0, epochs, exclude_max=True)),
-            "milestones": tuple(sorted(draw(st.sets(_positive, min_size=1)))) if kind == "step" else (),
-            "gamma": draw(_positive),
-            "power": draw(_positive),
+            "milestones": tuple(sorted(draw(st.sets(st.floats(0, 10**6), min_size=1)))) if kind == "step" else (),
+            "gamma": draw(st.floats(0, 1, exclude_min=True)),
+            "power": draw(st.floats(0, 100, exclude_min=True)),
             "end_lr": draw(st.floats(0, lr)) if kind in ("cosine", "poly") else 0.0,
         },
         "training": {
-            "batch_size": draw(_count),
-            "accumulate": draw(_count),
+            "batch_size": draw(_many),
+            "accumulate": draw(st.integers(1, 2**14)),
             "label_smoothing": draw(st.floats(0, 1, exclude_max=True)),
-            "ema_decay": draw(st.none() | st.floats(0, 1, exclude_min=True, exclude_max=True)),
+            "ema_decay": draw(st.none() | st.floats(0, 0.999999, exclude_min=True)),
             "epochs": epochs,
             "seed": draw(st.integers(0, 2**32 - 1)),
             "device": device,
         },
         "capture": {
             "mode": draw(st.sampled_from(modes)) if batched else "off",
-            "warmup": draw(st.integers(2, 10**30)),
-            "graphs": draw(_count),
+            "warmup": draw(st.integers(2, 10**6)),
+            "graphs": draw(_several),
             "other_shapes": draw(st.sampled_from(["capture", "eager"])),
             "evaluation": draw(st.booleans()),
         },
-        "snapshot": {"every": draw(_every), "keep": draw(_count), "best": draw(st.booleans())},
+        "snapshot": {"every": draw(_every), "keep": draw(_many), "best": draw(st.booleans())},
         "log": {
             "every": draw(_every),
             "gradient_histogram": draw(st.none() | _every),

@@ -266,7 +266,7 @@ def test_reason_for_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     assert image_problem(str(tmp_path / "folder.jpg")) == "a folder, where an image should be"
     assert image_problem(str(tmp_path / "link.jpg")) == "No such file or directory"
-    assert image_problem(str(tmp_path / "pipe.jpg")) == "not a regular file"
+    assert image_problem(str(tmp_path / "pipe.jpg")) == "a device, pipe or socket, not a file"
     path = os.fsdecode(os.fsencode(tmp_path) + b"/\xe9.jpg")
     with open(path, "wb") as file:
         file.write(JPEG)

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import itertools
 import pickle
 
 import chainer
@@ -133,7 +134,7 @@ def _optimizer(kind="float16", inner="Adam", *, lazy=False, seed=0, patience=50)
     if kind == "bfloat16":
         model = L.Classifier(NetOfMixprec(lazy, kind), functions.softmax_cross_entropy)
         model.compute_accuracy = False  # by Chainer, which refuses bfloat16
-    optimizer = getattr(optimizers, inner)()
+    optimizer = getattr(mixprec if inner == "LARS" else optimizers, inner)()
     if kind != "plain":
         if kind != "bfloat16":
             mixprec.convert(model, compute=kind)
@@ -182,7 +183,8 @@ def _state(optimizer):
 def _counters(arrays, prefix=""):
     """The wrapper's own values in a file, by the names of COUNTERS."""
     prefix += "mixprec/"
-    return {name.removeprefix(prefix): value.item() for name, value in arrays.items() if name.startswith(prefix)}
+    own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+    return {name: value.item() for name, value in own.items() if name != "rule"}
 
 
 def _assert_same(found, expected):
@@ -397,6 +399,24 @@ def test_a_file_that_lacks_one_counter_starts_the_loss_scale_afresh(storage, mis
 
 
 # Copies of a live optimizer.
+
+
+MOMENTUM = ("SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG")
+ADAM = ("Adam", "AMSGrad", "AdaBound", "AMSBound")
+
+
+@pytest.mark.parametrize(
+    ("written", "here"),
+    [pair for family in (MOMENTUM, ADAM, ("LARS", "MomentumSGD")) for pair in itertools.permutations(family, 2)],
+)
+def test_the_state_of_another_optimizer_is_refused_and_nothing_changes(storage, written, here):
+    """The velocity of CorrectedMomentumSGD is not that of MomentumSGD, and SGD would drop it."""
+    storage.save(_run(_optimizer(inner=written), "..."))
+    optimizer = _run(_optimizer(inner=here), ".")
+    before = _state(optimizer)
+    with pytest.raises(ValueError, match=f"saved by {written}, and this optimizer is {here}, .* load the model alone"):
+        storage.load(optimizer, ("optimizer",))
+    _assert_same(_state(optimizer), before)
 
 
 @pytest.fixture(

@@ -15,9 +15,13 @@ def log(folder):
 
 
 def members(path):
-    """The arrays in a snapshot or model file by name, byte for byte; the log that is among them as its entries."""
+    """The arrays in a snapshot or model file by name, byte for byte; the log that is among them as its entries.
+
+    Not the settings, which are those of the command.
+    """
     with zipfile.ZipFile(path) as archive:
-        found = {name: archive.read(name) for name in archive.namelist() if "elapsed_time" not in name}
+        names = [name for name in archive.namelist() if "elapsed_time" not in name and "/settings/" not in name]
+        found = {name: archive.read(name) for name in names}
     return {
         name: _without_times(json.loads(str(np.load(io.BytesIO(content))))) if name.endswith("_log.npy") else content
         for name, content in found.items()

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from mixprec import config as configs
-from mixprec.training import command, dry_run, estimate, timing
+from mixprec.training import command, estimate, needs, timing
 from mixprec.training.model import build_model
 from mixprec.training.optimizers import build_optimizer
 from mixprec.training.plots import Plots
@@ -24,7 +24,7 @@ from models import MODELS
 
 SECTIONS = {
     "model": {"arch": "tiny", "classes": 10},
-    "data": {"format": "synthetic", "synthetic_images": 70, "size": 32, "prefetch": 1},
+    "data": {"format": "synthetic", "synthetic_images": 70, "size": 32, "resize": 2000, "prefetch": 1},
     "optimizer": {"lr": 0.01},
     "training": {"batch_size": 32, "epochs": 2, "device": "cpu"},
     "snapshot": {"best": False},
@@ -61,6 +61,10 @@ def _trainer(optimizer, device=None):
     return types.SimpleNamespace(updater=updater)
 
 
+def _sizes(memory):
+    return {part.name: part.size for part in memory.parts}
+
+
 # Memory
 
 
@@ -79,7 +83,7 @@ def test_the_memory_of_a_real_step(config_of, arch, batch_size, compute, name):
     model, report = build_model(config, MODELS[arch], "@numpy")
     optimizer = build_optimizer(config, model)
     estimated = estimate.memory(config, _trainer(optimizer), report, 70)
-    parts = dict(estimated.parts)
+    parts = _sizes(estimated)
     there = parts["weights and statistics"] + parts.get("FP32 masters", 0)
     gc.collect()
     tracemalloc.start()
@@ -100,7 +104,7 @@ def test_the_state_of_every_optimizer_is_counted(config_of, name):
     config = config_of(optimizer__name=name)
     model, report = build_model(config, Tiny, "@numpy")
     optimizer = build_optimizer(config, model)
-    parts = dict(estimate.memory(config, _trainer(optimizer), report, 70).parts)
+    parts = _sizes(estimate.memory(config, _trainer(optimizer), report, 70))
     optimizer.update(model, np.zeros((2, 3, 32, 32), np.float16), np.zeros(2, np.int32))
     states = [optimizer.master(param).update_rule.state or {} for param in model.params()]
     arrays = [value for state in states for value in state.values() if isinstance(value, np.ndarray) and value.ndim]
@@ -111,13 +115,15 @@ def test_what_grows_with_what(config_of):
     def parts(**settings):
         config = config_of(**settings)
         model, report = build_model(config, Tiny, "@numpy")
-        return dict(estimate.memory(config, _trainer(build_optimizer(config, model)), report, 70).parts)
+        return _sizes(estimate.memory(config, _trainer(build_optimizer(config, model)), report, 70))
 
-    kept, made = "activations kept for the backward pass", "batches, 1 of them made ahead"
+    kept, made, used = "activations kept for the backward pass", "batches made ahead, 1", "batches of a step, 1"
     one, two = parts(), parts(training__batch_size=64)
     assert two[kept] == 2 * one[kept]
-    assert (one[made], two[made]) == (2 * 32 * 32**2 * 3 * 2, 2 * 64 * 32**2 * 3 * 2)
-    assert parts(training__accumulate=3)[made] == 2 * one[made]
+    assert one[made] == one[used] == 32 * 32**2 * 3 * 2
+    assert two[made] == two[used] == 2 * one[made]
+    assert parts(training__accumulate=3)["batches of a step, 3"] == 3 * one[used]
+    assert parts(data__prefetch=5)["batches made ahead, 5"] == 5 * one[made]
     assert parts(data__pad_channels="true")[made] == one[made] * 4 // 3
     weights = 4 * 3 * 9 + 4 * 10 + 10
     assert (one["FP32 masters"], one["gradients"]) == (4 * (weights), 2 * weights)
@@ -159,7 +165,7 @@ def test_on_a_gpu_there_are_workspace_and_graphs(config_of, gpu, capture, images
     config = config_of(capture=capture, cudnn__workspace_mib=100, training__device="auto")
     model, report = build_model(config, Tiny, "@numpy")
     found = estimate.memory(config, _trainer(build_optimizer(config, model), gpu()), report, images)
-    parts = dict(found.parts)
+    parts = _sizes(found)
     assert (found.available, found.where) == (2**32, "GPU 0 (8.0 GiB in all)")
     assert parts["workspace of cuDNN"] == 100 * 2**20
     if rest is None:
@@ -198,17 +204,17 @@ class Batches:
         Clock.now += 0.5
         return np.zeros((32, 4)), np.zeros(32)
 
+    def finalize(self):
+        self.ended = True
+
 
 class Updater:
     """Steps of 0.25 s for an image, or of 2 s on a GPU, of 64 images in epochs of 640."""
 
-    loss_func, epoch_detail, waited = None, 0.0, 0
+    loss_func, epoch_detail, waited, seconds, seconds_on_gpu = None, 0.0, 0, 0.25, 2.0
 
     def __init__(self, device=None):
-        self.device, self.iterator, self.sizes = device, Batches(), []
-
-    def get_iterator(self, name):
-        return self.iterator
+        self.device, self.sizes = device, []
 
     def get_optimizer(self, name):
         return types.SimpleNamespace(target="model", update=self.step)
@@ -220,10 +226,10 @@ class Updater:
         assert loss == "model"
         assert len(x) == len(t)
         self.sizes.append(len(x))
-        Clock.now += 0.25 * len(x)
+        Clock.now += self.seconds * len(x)
 
     def update(self):
-        Clock.now += 2
+        Clock.now += self.seconds_on_gpu
         self.epoch_detail += 0.1
         self.sizes.append(64)
 
@@ -232,13 +238,30 @@ class Updater:
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def measure(monkeypatch, config_of):
+    """Times an updater with a clock of our own, for 3 epochs."""
+    loaders = []
+
+    def train_iterator(config, images, device):
+        loaders.append((config.training.batch_size, Batches()))
+        return loaders[0][1]
+
+    def measure(updater, images, batch_size):
+        config = config_of(training__batch_size=batch_size, training__epochs=3)
+        found = timing.measure(config, types.SimpleNamespace(updater=updater), range(images))
+        ((asked, loader),) = loaders
+        assert loader.ended
+        assert asked == min(batch_size, 32), "larger batches take as long for an image, and may take for ever"
+        return found
+
     monkeypatch.setattr(timing.time, "perf_counter", lambda: Clock.now)
+    monkeypatch.setattr(timing, "train_iterator", train_iterator)
+    return measure
 
 
-def test_on_a_cpu_some_images_are_timed(clock):
+def test_on_a_cpu_some_images_are_timed(measure):
     updater = Updater()
-    found = timing.measure(types.SimpleNamespace(updater=updater), 6400, 3)
+    found = measure(updater, 6400, 4096)
     assert (found.loader, found.batches) == (64, 3)
     assert (found.steps, found.step) == (4, "a step of 8 images")
     assert updater.sizes == [2, 2, 4, 8]  # one to warm up; then until a step takes more than a second
@@ -250,9 +273,27 @@ def test_on_a_cpu_some_images_are_timed(clock):
     ]
 
 
-def test_on_a_gpu_whole_steps_are_timed(clock, gpu):
+def test_a_step_that_takes_long_is_timed_once(measure):
+    """Two images are the least, as batch normalization in a small network needs."""
+    updater = Updater()
+    updater.seconds = 40.0
+    found = measure(updater, 6400, 4096)
+    assert updater.sizes == [2]
+    assert (found.steps, found.step) == (2 / 80, "a step of 2 images")
+
+
+def test_on_a_gpu_no_step_is_begun_after_half_a_minute(measure, gpu):
     updater = Updater(gpu())
-    found = timing.measure(types.SimpleNamespace(updater=updater), 640, 3)
+    updater.seconds_on_gpu = 20.0
+    found = measure(updater, 640, 64)
+    assert len(updater.sizes) == 3
+    assert found.step == "1 steps, loader included"
+    assert found.steps == pytest.approx(64 / 20)
+
+
+def test_on_a_gpu_whole_steps_are_timed(measure, gpu):
+    updater = Updater(gpu())
+    found = measure(updater, 640, 16)
     assert found.steps == pytest.approx(32)
     assert found.step == "5 steps, loader included"
     assert updater.waited == 2
@@ -278,17 +319,59 @@ def test_a_dry_run_says_what_is_needed_and_leaves_nothing(config_of, tmp_path, c
     assert os.listdir(tmp_path) == ["c.yaml"]
 
 
+def test_the_memory_of_an_evaluation_is_counted(config_of):
+    """It takes turns with training, and needs more if its images are larger."""
+    config = config_of(data__val_size=1024)
+    model, report = build_model(config, Tiny, "@numpy")
+    trainer = _trainer(build_optimizer(config, model))
+    without, both = (estimate.memory(config, trainer, report, 70, images) for images in (0, 50))
+    assert (without.largest.key, both.largest.key) == ("training.batch_size", "data.val_size")
+    batch = 32 * 1024**2 * 3 * 2
+    assert _sizes(both)["batches of validation images"] == 2 * batch
+    assert both.needed > 2 * batch > 10 * without.needed
+    trained = sum(part.size for part in both.parts if part.when != "evaluation")
+    assert trained == without.needed
+    assert "\n  in the evaluation\n" in str(both)
+
+
 def test_what_does_not_fit_into_memory(config_of, tmp_path, capsys, monkeypatch):
     config_of()
-    monkeypatch.setattr(estimate, "_available", lambda device: (2**20, "this machine (1 GiB in all)"))
+    monkeypatch.setattr(estimate, "available", lambda device: (26 << 20, "this machine (1 GiB in all)"))
     monkeypatch.setattr(timing, "measure", pytest.fail)
     assert _main() == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: training.batch_size 32: needs about ")
+    assert ", most of it for gradients of activations, temporary arrays, and " in line
     assert line.endswith(
-        ", and this machine (1 GiB in all) has 1.0 MiB free; lower it, and raise training.accumulate by as much to "
+        ", and this machine (1 GiB in all) has 26.0 MiB free; lower it, and raise training.accumulate by as much to "
         "keep the step"
     )
+    assert os.listdir(tmp_path) == ["c.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("free", "settings", "words"),
+    [
+        (60, ["training.accumulate=3000"], "training.accumulate 3000: .* most of it for batches of a step, 3000,"),
+        (60, ["data.prefetch=1000"], "data.prefetch 1000: .* most of it for batches made ahead, 1000,"),
+        (60, ["data.size=2000"], "data.size 2000: 2 images, with which the network is looked at, need about "),
+        (200, ["data.size=1000"], "training.batch_size 32: .* raise training.accumulate by as much"),
+        (60, ["data.size=1000", "training.batch_size=1"], "data.size 1000: .* free; lower it$"),
+        (60, ["training.ema_decay=0.9", "model.arch=wide"], "model.arch wide: .* free; choose a smaller network$"),
+    ],
+)
+def test_what_does_not_fit_into_memory_is_blamed_on_its_cause(
+    config_of, tmp_path, capsys, monkeypatch, free, settings, words
+):
+    config_of()
+    there = free << 20, "this machine (1 GiB in all)"
+    monkeypatch.setattr(estimate, "available_on_host", lambda: there)
+    monkeypatch.setattr(timing, "measure", pytest.fail)
+    networks = {"tiny": Tiny, "wide": lambda classes: chainer.Sequential(Tiny(5000), L.Linear(5000, 2000))}
+    settings = [word for setting in settings for word in ("--set", setting)]
+    assert command.main(["--config", "c.yaml", "--dry-run", *settings], networks) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"error: {words}", line), line
     assert os.listdir(tmp_path) == ["c.yaml"]
 
 
@@ -296,11 +379,11 @@ def test_what_does_not_fit_on_the_disk(config_of, tmp_path, capsys, monkeypatch)
     config_of()
     asked = []
     full = types.SimpleNamespace(free=2**10)
-    monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path: asked.append(path) or full)
+    monkeypatch.setattr(needs.shutil, "disk_usage", lambda path: asked.append(path) or full)
     assert _main("--out", "new/folder", "--set", "snapshot.keep=7") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: new/folder: 8 snapshots need ")
-    assert line.endswith(" and 0.0 MiB are free; lower snapshot.keep, or give another --out")
+    assert line.endswith(" and 0.0 MiB are free; lower snapshot.keep, which is 7, or give another --out")
     assert asked == [str(tmp_path)]
     assert os.listdir(tmp_path) == ["c.yaml"]
 
@@ -309,7 +392,8 @@ def test_the_disk_space_is_that_of_real_snapshots(config_of, tmp_path, monkeypat
     """A file has some hundred bytes for each array, and the log, on top."""
     config_of()
     disk, networks = [], {"tiny": lambda classes: L.Linear(3 * 32**2, classes)}
-    monkeypatch.setattr(dry_run, "_disk", lambda *arguments, make=dry_run._disk: disk.append(make(*arguments)) or "")
+    check = needs.check_disk
+    monkeypatch.setattr(needs, "check_disk", lambda *arguments: disk.append(check(*arguments)) or "")
     monkeypatch.setattr(estimate, "in_words", str)
     assert command.main(["--config", "c.yaml", "--dry-run"], networks) == 0
     size, all_of_them = map(int, re.match(r"disk: 4 snapshots of (\d+), (\d+) of ", disk[0]).groups())

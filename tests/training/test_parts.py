@@ -436,16 +436,45 @@ def test_results_folder_is_chosen(tmp_path, monkeypatch):
 
 
 def test_results_folder_is_checked_without_leaving_anything(tmp_path):
-    output.check(str(tmp_path / "a" / "b"), None)
+    output.check_writable(str(tmp_path / "a" / "b"))
+    assert output.snapshot_to_resume(str(tmp_path / "a"), None) is None
     assert os.listdir(tmp_path) == []
+    (tmp_path / "run.lock").touch()
+    assert output.snapshot_to_resume(str(tmp_path), None) is None
     (tmp_path / "log").touch()
-    output.check(str(tmp_path), "auto")
+    output.check_writable(str(tmp_path))
+    assert output.snapshot_to_resume(str(tmp_path), "auto") is None
     with pytest.raises(output.OutputError, match="already used; continue that run with --resume auto"):
-        output.check(str(tmp_path), None)
-    with pytest.raises(output.OutputError, match="not a folder"):
-        output.check(str(tmp_path / "log"), None)
-    with pytest.raises(output.OutputError, match="not writable"):
-        output.check("/proc/results", None)
+        output.snapshot_to_resume(str(tmp_path), None)
+    for path, words in (
+        (str(tmp_path / "log"), "log: not a folder"),
+        (str(tmp_path / "log" / "a"), "log/a: not a folder"),
+        ("/proc/results", "/proc/results: not writable"),
+        (str(tmp_path / "new" / ("a" * 256)), "a: a name is too long"),
+        ("a\0b", r"a\\x00b: not a folder"),
+    ):
+        with pytest.raises(output.OutputError, match=words):
+            output.check_writable(path)
+
+
+def test_an_empty_name_of_a_folder_or_snapshot_is_refused():
+    """As of a variable of the shell that is not set."""
+    with pytest.raises(output.OutputError, match="--out is empty; give a folder"):
+        output.choose("", None, "configs/digits.yaml")
+    with pytest.raises(output.OutputError, match="--resume is empty; give auto or a snapshot"):
+        output.choose(None, "", "configs/digits.yaml")
+
+
+def test_what_earlier_runs_have_said_is_kept_under_numbers(tmp_path):
+    path = tmp_path / "config.yaml"
+    output.write(str(path), "one", resumed=True)
+    output.write(str(path), "one", resumed=True)
+    assert os.listdir(tmp_path) == ["config.yaml"]
+    output.write(str(path), "two", resumed=True)
+    output.write(str(path), "three", resumed=True)
+    output.write(str(path), "four", resumed=False)
+    read = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert read == {"config.1.yaml": "one", "config.2.yaml": "two", "config.yaml": "four"}
 
 
 @pytest.mark.parametrize("resumed", [True, False])
@@ -457,5 +486,7 @@ def test_what_a_killed_run_has_left_is_cleared_away(tmp_path, resumed):
         (tmp_path / name).touch()
     output.prepare(tmp_path, resumed=resumed)
     assert set(os.listdir(tmp_path)) == own | ({"log.jsonl", "snapshot_best.npz", "tensorboard"} if resumed else set())
-    output.prepare(tmp_path / "new", resumed=resumed)
-    assert (tmp_path / "new").is_dir()
+    with output.created(tmp_path / "new"):
+        output.prepare(tmp_path / "new", resumed=resumed)
+        assert os.listdir(tmp_path / "new") == ["run.lock"]
+    assert os.listdir(tmp_path / "new") == []

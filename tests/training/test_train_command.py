@@ -312,15 +312,20 @@ def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(run, work, im
     assert sorted(work.rglob("*")) == before
 
 
+def _files(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_snapshot_of_another_model_or_other_data_is_refused(run, work, whole):
     shutil.copytree(whole[1], work / "out")
-    before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
+    before = _files(work)
     for setting, message in (
-        ("model.arch=resnet14", "a snapshot of another model"),
-        ("training.batch_size=5", "batch_size"),
+        ("model.arch=resnet14", "model.arch is 'resnet14' here, 'resnet8' in the snapshot, and cannot change: its "),
+        ("training.batch_size=5", "training.batch_size is 5 here, 4 in the snapshot, and cannot change: its place in"),
+        ("data.crop_area=[0.6, 1.0]", "the snapshot's position belongs to other data or settings: crop_area is [0.6, "),
     ):
         process = run("--config", "small.yaml", "--out", "out", "--resume", "auto", "--set", setting)
         assert process.returncode == 2, process.stdout
         (line,) = process.stderr.splitlines()
         assert message in line
-    assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before
+    assert _files(work) == before

@@ -115,7 +115,8 @@ def _iterations(folder):
 
 
 def _files(folder):
-    return {path.name for path in folder.iterdir() if "_iter_" not in path.name}
+    """What is there besides snapshots, and what earlier processes have said of themselves."""
+    return {path.name for path in folder.iterdir() if not re.search(r"_iter_|environment\.\d+", path.name)}
 
 
 def test_the_run_that_was_left_alone(whole):

@@ -6,6 +6,8 @@ import threading
 
 import chainer
 
+from mixprec.bounds import MIB
+
 AUTOTUNE = ("off", "heuristic", "measure")
 
 
@@ -43,8 +45,10 @@ class Settings:
     def __post_init__(self):
         if self.autotune not in AUTOTUNE:
             raise ValueError(f"autotune: found {self.autotune!r}, expected one of {', '.join(map(repr, AUTOTUNE))}")
-        if type(self.workspace) is not int or self.workspace < 0:
-            raise ValueError(f"workspace: found {self.workspace!r}, expected a number of bytes, an int >= 0")
+        if type(self.workspace) is not int or not 0 <= self.workspace <= MIB << 20:
+            raise ValueError(
+                f"workspace: found {self.workspace!r}, expected a number of bytes, an int >= 0 and <= {MIB << 20}"
+            )
         for name in ("deterministic", "tf32", "tensor_cores"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name}: found {getattr(self, name)!r}, expected True or False")

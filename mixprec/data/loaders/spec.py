@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from mixprec.bounds import HALF, INT32, SEVERAL, SIDE
 from mixprec.data.errors import DataError
 from mixprec.data.loaders.epochs import LAST_BATCH, Epochs
 
@@ -58,7 +59,7 @@ def validate(spec, images, *, dtype, threads, prefetch, shuffle_window):
         (0 <= spec.shard < shards, f"shard {spec.shard}: must be 0 to num_shards - 1, {shards - 1}"),
         (1 <= spec.batch_size <= smallest, f"batch_size {spec.batch_size}: must be 1 to {smallest}, {whose}"),
         (spec.last_batch in LAST_BATCH, f"last_batch {spec.last_batch!r}: must be one of {', '.join(LAST_BATCH)}"),
-        (spec.size >= 1, f"size {spec.size}: must be at least 1"),
+        (1 <= spec.size <= SIDE, f"size {spec.size}: must be 1 to {SIDE}"),
         (
             spec.resize is None or not spec.train,
             f"resize {spec.resize}: only for validation; training resizes its random crops to size",
@@ -67,16 +68,23 @@ def validate(spec, images, *, dtype, threads, prefetch, shuffle_window):
             spec.resize is None or spec.resize >= spec.size,
             f"resize {spec.resize}: must be at least size, {spec.size}, which is cropped from it",
         ),
+        (spec.resize is None or spec.resize <= SIDE, f"resize {spec.resize}: must be at most {SIDE}"),
         (spec.train or not spec.flip, "flip: only for training"),
-        (0 < low <= high <= 1, f"crop_area {spec.crop_area}: must be 0 < lowest <= highest <= 1"),
+        (1e-4 <= low <= high <= 1, f"crop_area {spec.crop_area}: must be 0.0001 <= lowest <= highest <= 1"),
         (0 < narrow <= wide, f"aspect {spec.aspect}: must be 0 < lowest <= highest"),
-        (len(spec.mean) == 3, f"mean {spec.mean}: must be three numbers, for R, G, B"),
-        (len(spec.std) == 3 and min(spec.std) > 0, f"std {spec.std}: must be three numbers above 0, for R, G, B"),
+        (
+            len(spec.mean) == 3 and all(-HALF <= mean <= HALF for mean in spec.mean),
+            f"mean {spec.mean}: must be three numbers from -{HALF} to {HALF}, for R, G, B",
+        ),
+        (
+            len(spec.std) == 3 and all(0.001 <= std <= HALF for std in spec.std),
+            f"std {spec.std}: must be three numbers from 0.001 to {HALF}, for R, G, B",
+        ),
         (dtype in DTYPES, f"dtype {dtype!r}: must be 'float16' or 'float32'"),
         (0 <= spec.seed < 2**32, f"seed {spec.seed}: must be 0 to 2^32 - 1"),
-        (threads >= 1, f"threads {threads}: must be at least 1"),
-        (prefetch >= 1, f"prefetch {prefetch}: must be at least 1"),
-        (shuffle_window >= 1, f"shuffle_window {shuffle_window}: must be at least 1"),
+        (1 <= threads <= SEVERAL, f"threads {threads}: must be 1 to {SEVERAL}"),
+        (1 <= prefetch <= SEVERAL, f"prefetch {prefetch}: must be 1 to {SEVERAL}"),
+        (1 <= shuffle_window <= INT32, f"shuffle_window {shuffle_window}: must be 1 to {INT32}"),
     )
     for possible, message in checks:
         if not possible:

@@ -3,6 +3,7 @@
 import chainer
 import numpy as np
 
+from mixprec.bounds import INT32, MANY, SIDE
 from mixprec.data.errors import DataError
 from mixprec.data.loaders.epochs import LAST_BATCH, Epochs
 from mixprec.data.loaders.position import Position
@@ -51,6 +52,7 @@ class SyntheticIterator(Position):
         num_shards=1,
     ):
         checks = (
+            (images <= INT32, f"images {images}: must be at most {INT32}"),
             (num_shards >= 1, f"num_shards {num_shards}: must be at least 1"),
             (0 <= shard < num_shards, f"shard {shard}: must be 0 to num_shards - 1, {num_shards - 1}"),
             (
@@ -58,8 +60,8 @@ class SyntheticIterator(Position):
                 f"batch_size {batch_size}: must be 1 to {images // max(1, num_shards)}, the number of images in the "
                 "smallest shard",
             ),
-            (size >= 1, f"size {size}: must be at least 1"),
-            (classes >= 1, f"classes {classes}: must be at least 1"),
+            (1 <= size <= SIDE, f"size {size}: must be 1 to {SIDE}"),
+            (1 <= classes <= MANY, f"classes {classes}: must be 1 to {MANY}"),
             (dtype in DTYPES, f"dtype {dtype!r}: must be 'float16' or 'float32'"),
             (0 <= seed < 2**32, f"seed {seed}: must be 0 to 2^32 - 1"),
             (last_batch in LAST_BATCH, f"last_batch {last_batch!r}: must be one of {', '.join(LAST_BATCH)}"),

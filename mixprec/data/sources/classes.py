@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from mixprec.data.errors import DataError, and_more, printable
-from mixprec.files import write_text
+from mixprec.files import read, write_text
 
 
 def check_labels(source, classes):
@@ -83,11 +83,10 @@ def write_classes(path, source):
 def check_classes(path, source):
     """Raises :class:`DataError` unless the file of :func:`write_classes` lists the classes that a source has."""
     try:
-        with open(path, encoding="utf-8") as file:
-            there = file.read().split("\n")[:-1]
+        there = read(path, 1 << 28).decode().split("\n")[:-1]
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise DataError(f"{path}: the classes of the earlier run cannot be read ({reason})") from error
+        raise DataError(f"{printable(path)}: the classes of the earlier run cannot be read ({reason})") from error
     here, root, file = [printable(name) for name in source.classes], printable(source.root), os.path.basename(path)
     for label, (old, new) in enumerate(zip(there, here, strict=False)):
         if old != new:

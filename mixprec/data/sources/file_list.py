@@ -1,16 +1,20 @@
 """Lists of images as in Chainer's ImageNet example: ``path label`` in each line of a text file."""
 
+import io
 import os
 import re
 
 import numpy as np
 
+from mixprec.bounds import MANY
 from mixprec.data.errors import DataError, and_more, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import class_folders
 from mixprec.data.sources.folders import ImageFiles, check_files, listing
+from mixprec.files import open_regular
 
-_LARGEST = 10**6  # label; a name is made for each
+_LARGEST = MANY  # label; a name is made for each
+_LONGEST = 8192  # characters of a line: twice as many as a path may have
 
 
 def scan_list(path, root=None, on_error="stop"):
@@ -47,8 +51,13 @@ def _read(path):
     """(paths, labels, numbers of the lines)."""
     files, labels, numbers = [], [], []
     try:
-        with open(path, encoding="utf-8-sig", errors="surrogateescape") as lines:
+        with open_regular(path) as file:
+            text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape")
+            # A line has an end: what has none may be of any size.
+            lines = iter(lambda: text.readline(_LONGEST + 1), "")
             for number, line in enumerate(lines, start=1):
+                if len(line) > _LONGEST:
+                    raise DataError(f"{printable(path)}:{number}: more than {_LONGEST} characters in a line")
                 words = line.strip().rsplit(None, 1)
                 if not words:
                     continue

@@ -12,6 +12,7 @@ from mixprec.data.errors import DataError, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.image_check import image_problem
+from mixprec.files import open_regular
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ class ImageFiles:
     def read(self, index):
         """Returns the bytes of an image's file, or raises :class:`DataError` that names it."""
         try:
-            with open(self.path(index), "rb") as file:
+            with open_regular(self.path(index)) as file:
                 return file.read()
         except OSError as error:
             raise DataError(f"{self.name(index)}: {error.strerror}") from error

@@ -2,9 +2,11 @@
 
 import os
 import re
-import stat
 
 from PIL import Image
+
+from mixprec.files import open_regular
+from mixprec.messages import one_line
 
 # Part of every digest: raise it when the check becomes stricter.
 CHECK_VERSION = 3
@@ -40,10 +42,10 @@ def image_problem(image):
         return _file_problem(image)
     try:
         image.encode()
-        if not stat.S_ISREG(os.stat(image).st_mode):
-            return "a folder, where an image should be" if os.path.isdir(image) else "not a regular file"
-        with open(image, "rb") as file:
+        with open_regular(image) as file:
             return _file_problem(file)
+    except IsADirectoryError:
+        return "a folder, where an image should be"
     except UnicodeEncodeError:
         return "the path is not valid UTF-8"
     except ValueError:  # of a null character, which a damaged list may have
@@ -73,8 +75,7 @@ def _file_problem(file):
             return "the file is empty"
         return f"not an image in a known format ({', '.join(FORMATS)})"
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error... for broken images
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return reason.splitlines()[0]
+        return one_line(getattr(error, "strerror", None) or str(error) or type(error).__name__, 200)
 
 
 def _check_chunks(file):

@@ -16,9 +16,9 @@ from tqdm import tqdm
 from mixprec.backends.announcements import announce
 from mixprec.data.errors import DataError, and_more, printable
 from mixprec.data.sources import scan
-from mixprec.data.sources.shard_folder import MADE_BY, MANIFEST, UNFINISHED, read_manifest
+from mixprec.data.sources.shard_folder import LARGEST_MANIFEST, MADE_BY, MANIFEST, UNFINISHED, read_manifest
 from mixprec.data.sources.shards import FORMATS, ImageShards, sample_problem, scan_shards
-from mixprec.files import TEMPORARY, replacing, write_text
+from mixprec.files import TEMPORARY, open_regular, read, replacing, write_text
 
 SKIPPED = "skipped.txt"
 
@@ -90,7 +90,9 @@ def verify(folder):
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     total = sum(shard["bytes"] for shard in manifest["shards"].values())
     try:
-        with tqdm(total=total, desc=f"Comparing {root}", unit="B", unit_scale=True, leave=False, disable=None) as bar:
+        with tqdm(
+            total=total, desc=f"Comparing {printable(root)}", unit="B", unit_scale=True, leave=False, disable=None
+        ) as bar:
             shards = manifest["shards"].items()
             sums = pool.map(lambda name: _sha256(os.path.join(root, name)), manifest["shards"])
             for (name, expected), sha256 in zip(shards, sums, strict=True):
@@ -193,7 +195,7 @@ def _pack(source, out, form, plan, settings):
     pool = ThreadPoolExecutor(2 * len(os.sched_getaffinity(0)))
     try:
         with tqdm(
-            total=len(source), initial=before, desc=f"Packing {out}", unit="img", leave=False, disable=None
+            total=len(source), initial=before, desc=f"Packing {printable(out)}", unit="img", leave=False, disable=None
         ) as bar:
             for name in todo:
                 samples = _encoded(pool, source, FORMATS[form].encode, numbers[name], indices[name].tolist())
@@ -268,7 +270,7 @@ def _write_shard(path, module, samples, bar):
 
 def _sha256(path):
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while content := file.read(_MIB):
             digest.update(content)
     return digest.hexdigest()
@@ -277,10 +279,11 @@ def _sha256(path):
 def _read_json(path):
     """A dict that this module wrote, or None."""
     try:
-        with open(path, encoding="utf-8") as file:
-            manifest = json.load(file)
-    except (FileNotFoundError, ValueError):
+        manifest = json.loads(read(path, LARGEST_MANIFEST).decode())
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
+    except OSError as error:
+        raise DataError(f"{printable(path)}: {error.strerror}") from error
     return manifest if isinstance(manifest, dict) and manifest.get("made by") == MADE_BY else None
 
 

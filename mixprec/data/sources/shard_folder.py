@@ -5,9 +5,11 @@ import os
 import re
 
 from mixprec.data.errors import DataError, and_more, printable
+from mixprec.files import read
 
 MANIFEST = "manifest.json"
 MADE_BY = "mixprec's pack_dataset.py"  # what tells our manifest from files of others
+LARGEST_MANIFEST = 1 << 28  # bytes: a million long names of classes
 UNFINISHED = "packing.json"  # stands for the manifest until all shards are written
 
 _OF = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)?")
@@ -58,8 +60,7 @@ def read_manifest(root):
     """Returns the dict that ``scripts/pack_dataset.py`` wrote when it was done, or None for foreign shards."""
     path = os.path.join(root, MANIFEST)
     try:
-        with open(path, encoding="utf-8") as file:
-            manifest = json.load(file)
+        manifest = json.loads(read(path, LARGEST_MANIFEST).decode())
     except FileNotFoundError:
         if os.path.exists(os.path.join(root, UNFINISHED)):
             raise DataError(
@@ -68,7 +69,7 @@ def read_manifest(root):
         return None
     except OSError as error:
         raise DataError(f"{printable(path)}: {error.strerror}") from error
-    except ValueError as error:  # without it the classes have no names, and a shard may be missing
+    except (ValueError, RecursionError) as error:  # without it the classes have no names, and a shard may be missing
         raise DataError(f"{printable(path)}: damaged: not JSON") from error
     return manifest if isinstance(manifest, dict) and manifest.get("made by") == MADE_BY else None
 

@@ -17,7 +17,7 @@ from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.image_check import image_problem
 from mixprec.data.sources.shard_folder import read_manifest, shard_format, shard_paths
 from mixprec.data.sources.shard_index import cache_folder, cached_index
-from mixprec.files import write_text
+from mixprec.files import open_regular, write_text
 
 FORMATS = {"tfrecord": tfrecord, "webdataset": webdataset}
 
@@ -67,7 +67,7 @@ class ImageShards:
 
     def _read(self, index, offset, size):
         try:
-            with open(self.shards[self.parts[index]], "rb") as file:
+            with open_regular(self.shards[self.parts[index]]) as file:
                 file.seek(offset)
                 content = file.read(size)
         except OSError as error:
@@ -181,7 +181,7 @@ def _images(root, form, paths, manifest):
         bar = tqdm(
             pool.map(index, paths),
             total=len(paths),
-            desc=f"Listing {root}",
+            desc=f"Listing {printable(root)}",
             unit="shard",
             delay=2,
             leave=False,

@@ -15,6 +15,7 @@ import struct
 from mixprec.data.errors import DataError, printable
 from mixprec.data.sources.crc32c import crc32c
 from mixprec.data.sources.shard_index import ShardIndex, label_problem
+from mixprec.files import open_regular
 
 SUFFIX = ".tfrecord"
 END = b""
@@ -60,7 +61,7 @@ def read_index(path):
         OSError: It cannot be read.
     """
     samples = []
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         end = os.fstat(file.fileno()).st_size
         if end == 0:
             raise DataError(f"{printable(path)}: the file is empty")
@@ -86,7 +87,7 @@ def read_index(path):
 def damage(path, line):
     """What is wrong with the record of a line of the index, in one line, or None: compares the checksum of its data."""
     offset, size = map(int, line.split())
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         file.seek(offset)
         record = file.read(size)
     if len(record) < size or struct.unpack("<I", record[-4:])[0] != masked_crc(record[12:-4]):

@@ -10,6 +10,7 @@ import tarfile
 
 from mixprec.data.errors import DataError, printable
 from mixprec.data.sources.shard_index import ShardIndex, label_problem
+from mixprec.files import open_regular
 
 SUFFIX = ".tar"
 END = bytes(2 * tarfile.BLOCKSIZE)
@@ -72,11 +73,11 @@ def read_index(path):
         DataError: It is not a tar archive, or truncated, or empty.
         OSError: It cannot be read.
     """
-    size = os.path.getsize(path)
-    if size == 0:
-        raise DataError(f"{printable(path)}: the file is empty")
     samples, key, components = [], None, []
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size == 0:
+            raise DataError(f"{printable(path)}: the file is empty")
         for member in _members(path, file, size):
             member_key, extension = _split(member.name)
             if not member_key or member_key.endswith("/"):

@@ -42,9 +42,12 @@ def test_what_is_not_named_stays():
     [
         ({"autotune": "fast"}, "autotune: found 'fast', expected one of 'off', 'heuristic', 'measure'"),
         ({"autotune": True}, "autotune: found True, expected one of 'off', 'heuristic', 'measure'"),
-        ({"workspace": -1}, "workspace: found -1, expected a number of bytes, an int >= 0"),
-        ({"workspace": 1e9}, "workspace: found 1000000000.0, expected a number of bytes, an int >= 0"),
-        ({"workspace": True}, "workspace: found True, expected a number of bytes, an int >= 0"),
+        ({"workspace": -1}, "workspace: found -1, expected a number of bytes, an int >= 0 and <= 1099511627776"),
+        (
+            {"workspace": 1e9},
+            "workspace: found 1000000000.0, expected a number of bytes, an int >= 0 and <= 1099511627776",
+        ),
+        ({"workspace": True}, "workspace: found True, expected a number of bytes, an int >= 0 and <= 1099511627776"),
         ({"deterministic": 1}, "deterministic: found 1, expected True or False"),
         ({"tf32": None}, "tf32: found None, expected True or False"),
         ({"cache": ""}, "cache: found '', expected the path of a folder, or None"),

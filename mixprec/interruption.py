@@ -1,0 +1,45 @@
+"""Ctrl-C without tracebacks: while a command is imported, when it runs, and when it is ending."""
+
+import contextlib
+import os
+import signal
+import threading
+
+INTERRUPTED = 130  # exit code: 128 and the number of the signal, as of a shell
+
+
+def end_quietly():
+    """From here on Ctrl-C ends the process at once, with one line and exit code 130.
+
+    For the top of a script, before the seconds that imports take. It changes nothing where Ctrl-C is ignored, such as
+    under ``nohup``, or handled otherwise.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+@contextlib.contextmanager
+def raised_once():
+    """In the block the first Ctrl-C raises ``KeyboardInterrupt``, and the second one ends the process at once.
+
+    Between the two is what ends threads and processes, and may take long. Outside of the main thread, and where Ctrl-C
+    is ignored, it changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _raise)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _raise(number, frame):
+    signal.signal(signal.SIGINT, _end)
+    raise KeyboardInterrupt
+
+
+def _end(number, frame):
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)

@@ -1,0 +1,41 @@
+"""Text from outside in messages: names of files, keys and values of a config, words of another program's error."""
+
+_LIMIT = 1000  # characters: some lines of a terminal
+
+
+class OneLineError(ValueError):
+    """An error whose message is one printable line, whatever is quoted in it."""
+
+    def __init__(self, message):
+        super().__init__(one_line(message))
+
+
+def printable(text):
+    """Returns ``text`` in one line: what cannot be printed becomes an escape, as in :func:`repr`.
+
+    Letters of any language stay. A line break, NUL, ESC, or what stands for a byte of a file name that is not UTF-8 (a
+    lone surrogate, which no terminal can be sent) does not.
+
+    Example:
+        >>> print(printable("one" + chr(10) + "two, ü"))
+        one\\ntwo, ü
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def one_line(text, limit=_LIMIT):
+    """Returns ``text`` in one printable line of at most ``limit`` characters.
+
+    Args:
+        text: anything with a ``str``, such as an exception.
+        limit (int): where longer text is cut: in the middle, as the start names the culprit, and the end what to do.
+
+    Example:
+        >>> one_line("a very long line, with " + 100 * "x" + " in it", limit=40)
+        'a very long line, with ...xxxxxxxx in it'
+    """
+    line = printable(str(text))
+    if len(line) <= limit:
+        return line
+    tail = (limit - 3) * 2 // 5
+    return f"{line[: limit - 3 - tail]}...{line[len(line) - tail :]}"

@@ -1,0 +1,129 @@
+"""One run at a time in a results folder."""
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import json
+import os
+import platform
+
+from mixprec.messages import OneLineError
+
+FILE = "run.lock"
+_OPEN = os.O_RDWR | os.O_CLOEXEC
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # NFS without lockd, some FUSE file systems
+
+
+class LockError(OneLineError):
+    """Another run has the results folder, or may have it; the message is one line and names its host and process."""
+
+
+@contextlib.contextmanager
+def locked(folder):
+    """Keeps other runs out of a results folder, on this machine and on others that share it.
+
+    The lock is one of POSIX on ``run.lock``, which the kernel, or the server of NFS, takes back however its holder
+    ends, also by SIGKILL. Child processes do not hold it. The file says who holds it, and is removed at the end; what
+    a killed run has left is taken over. Where the file system has no locks, the file alone counts: that of a process
+    of this host that is gone is taken over, and of another host nobody can tell.
+
+    Args:
+        folder: results folder, which exists.
+
+    Raises:
+        LockError: another run holds it, or nobody can tell whether it still does.
+        OSError: the file cannot be written.
+    """
+    path = os.path.join(folder, FILE)
+    handle = _acquired(path, folder)
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(_here()).encode(), 0)
+        yield
+    finally:
+        # Removed while it is held: who opens it now sees after locking that it is gone, and begins again.
+        with contextlib.suppress(OSError):
+            os.remove(path)
+        os.close(handle)
+
+
+def _acquired(path, folder):
+    """Returns the handle of the locked file."""
+    while True:
+        try:
+            handle, is_new = os.open(path, _OPEN | os.O_CREAT | os.O_EXCL, 0o666), True
+        except FileExistsError:
+            try:
+                handle, is_new = os.open(path, _OPEN), False
+            except FileNotFoundError:  # removed since
+                continue
+        try:
+            _acquire(handle, folder, path, is_new)
+            if _is_still(handle, path):
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _acquire(handle, folder, path, is_new):
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise LockError(
+                f"{folder}: in use by another run, {_in_words(_holder(handle))}; wait for its end, or give "
+                "another --out"
+            ) from None
+        if error.errno not in _NO_LOCKS:
+            raise
+        holder = _holder(handle)
+        if is_new or (holder.get("host") == platform.node() and not _is_alive(holder)):
+            return
+        raise LockError(
+            f"{folder}: perhaps in use by another run, {_in_words(holder)}: this file system has no locks, so that "
+            f"mixprec cannot tell; if that run has ended, remove {path}"
+        ) from None
+
+
+def _here():
+    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    return {"host": platform.node(), "pid": os.getpid(), "start": _start(os.getpid()), "since": now}
+
+
+def _holder(handle):
+    """Returns what the file says of the run that wrote it; empty if it says nothing."""
+    try:
+        holder = json.loads(os.pread(handle, 4096, 0))
+    except ValueError:
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _in_words(holder):
+    known = all(key in holder for key in ("host", "pid", "since"))
+    return "process {pid} on {host} since {since}".format(**holder) if known else "which has just begun"
+
+
+def _is_alive(holder):
+    """Whether the process is there, and is not another one with the number of one that has ended."""
+    return holder.get("start") is not None and _start(holder.get("pid")) == holder["start"]
+
+
+def _start(pid):
+    """Returns when a process of this machine was started, in ticks since it was booted; ``None`` if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[19])  # field 22 of proc(5); the 2nd may hold anything
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _is_still(handle, path):
+    """Whether the path still leads to the file that was opened."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,141 @@
+"""What a run needs, and whether that is there: checked before it begins, and told by the dry run."""
+
+import dataclasses
+import os
+import shutil
+
+import numpy as np
+
+from mixprec.messages import OneLineError
+from mixprec.training import estimate as estimates
+from mixprec.training import output, snapshots, timing
+from mixprec.training.model import EXAMPLE, build_model
+
+_ADVICE = {
+    "training.batch_size": "lower it, and raise training.accumulate by as much to keep the step",
+    "model.arch": "choose a smaller network",
+    "optimizer.name": "choose one with less state, such as MomentumSGD",
+    "training.ema_decay": "set it to null",
+    "capture.mode": "set it to off",
+}
+_PIXEL = 256  # bytes that a large network keeps for a pixel of an image, more than ResNets
+_SMALL = 224  # pixels: a size for which a network can be looked at anywhere
+
+
+class DoesNotFit(OneLineError):
+    """The run needs more than there is; the message is one line and names the key."""
+
+
+def check_size(config, network, device):
+    """Makes sure that there is memory to look at a network with images of ``data.size``, before that is done.
+
+    It is looked at with smaller ones if ``data.size`` is so large that it may not fit, which is rare.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        network: as for :func:`mixprec.training.model.build_model`.
+        device: device specifier of Chainer.
+
+    Raises:
+        DoesNotFit: there is not.
+    """
+    size, (free, where) = config.data.size, estimates.available_on_host()
+    if EXAMPLE * _PIXEL * size**2 <= free:
+        return
+    try:
+        small = dataclasses.replace(config, data=dataclasses.replace(config.data, size=_SMALL))
+        _, report = build_model(small, network, device)
+        needed = sum(report.activation_bytes) + report.largest_activation_bytes
+    except Exception:  # a network for images of one size, which is then looked at with that
+        needed = EXAMPLE * _SMALL**2 * 3 * 4
+    needed = needed * size**2 // _SMALL**2
+    if needed > free:
+        raise DoesNotFit(
+            f"data.size {size}: {EXAMPLE} images, with which the network is looked at, need about "
+            f"{estimates.in_words(needed)}, and {where} has {estimates.in_words(free)} free; lower it"
+        )
+
+
+def check_disk(config, trainer, out):
+    """Compares what snapshots will take with what is free where they go; those of a run that goes on are there.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        trainer: from :func:`mixprec.training.trainer.build_trainer`.
+        out: results folder; it need not exist.
+
+    Returns:
+        str: a line for the console.
+
+    Raises:
+        DoesNotFit: there is not enough space.
+    """
+    size = _snapshot(config, trainer)
+    best = config.snapshot.best and config.data.format != "synthetic"
+    count = config.snapshot.keep + best + 1  # one is written before the oldest is removed
+    needed, there = count * size, sum(map(os.path.getsize, snapshots.all_in(out)))
+    free = shutil.disk_usage(output.nearest_folder(out)).free
+    if needed - there > free:
+        raise DoesNotFit(
+            f"{out}: {count} snapshots need {estimates.in_words(needed)}, and {estimates.in_words(free)} are free; "
+            f"lower snapshot.keep, which is {config.snapshot.keep}, or give another --out"
+        )
+    return (
+        f"disk: {count} snapshots of {estimates.in_words(size)}, {estimates.in_words(needed)} of "
+        f"{estimates.in_words(free)} that are free"
+    )
+
+
+def dry_run(config, trainer, report, train, val, out):
+    """Estimates memory, disk space and time, with some real steps; the trainer is of no use afterwards.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        trainer: from :func:`mixprec.training.trainer.build_trainer`.
+        report: of the conversion.
+        train: training images.
+        val: validation images, or ``None``.
+        out: results folder; it need not exist.
+
+    Returns:
+        str: tables for the console.
+
+    Raises:
+        DoesNotFit: there is not enough memory, or disk space.
+    """
+    memory = estimates.memory(config, trainer, report, len(train), 0 if val is None else len(val))
+    if memory.needed > memory.available:
+        raise DoesNotFit(_too_much(config, memory))
+    disk = check_disk(config, trainer, out)
+    try:
+        time = timing.measure(config, trainer, train)
+    finally:
+        trainer.updater.finalize()
+    return f"{memory}\n\n{disk}\n\n{time}"
+
+
+def _too_much(config, memory):
+    largest = memory.largest
+    key = largest.key
+    if largest.images is not None and key == "training.batch_size":
+        alone = memory.needed - sum(part.size - part.size // (part.images or 1) for part in memory.together)
+        if alone > memory.available:  # one image is too much
+            key = "data.size"
+    section, _, name = key.partition(".")
+    value, free = getattr(getattr(config, section), name), estimates.in_words(memory.available)
+    when = f" in the {largest.when}" if largest.when == "evaluation" else ""
+    return (
+        f"{key} {value}: needs about {estimates.in_words(memory.needed)}{when}, most of it for {largest.name}, and "
+        f"{memory.where} has {free} free; {_ADVICE.get(key, 'lower it')}"
+    )
+
+
+def _snapshot(config, trainer):
+    """Number of bytes of a snapshot: state of the optimizer is not there before the first step."""
+    optimizer = trainer.updater.get_optimizer("main")
+    arrays = snapshots.contents(optimizer.target).values()
+    size = sum(np.asarray(array).nbytes if np.isscalar(array) else getattr(array, "nbytes", 0) for array in arrays)
+    size += estimates.state(optimizer)
+    if config.training.ema_decay is not None:
+        size += estimates.average(trainer)
+    return size

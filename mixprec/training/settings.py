@@ -1,0 +1,82 @@
+"""The settings of a run in its snapshots: a run that goes on with others says so, or is refused."""
+
+import json
+
+import numpy as np
+from chainer import Deserializer
+from chainer.training import extension
+
+from mixprec import config as configs
+from mixprec.training.snapshots import SnapshotError, read
+
+# What the rest of a snapshot is of. The images, their order and what is done to them are compared by the iterator.
+_FIXED = {
+    "model.arch": "its weights are those of another network",
+    "model.classes": "its weights are those of another network",
+    "optimizer.name": "its state means something else to another optimizer",
+    "data.synthetic_images": "its place in the data is counted in batches",
+    "training.batch_size": "its place in the data is counted in batches",
+    "training.accumulate": "its log counts steps",
+    "training.seed": "its place in the data is one in an order that the seed gives",
+}
+_AVERAGE = "training.ema_decay"
+
+
+class Settings(extension.Extension):
+    """Keeps the config in snapshots, for :func:`changes`. There is nothing to load: a run has the config it is given.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+    """
+
+    name = "settings"
+
+    def __init__(self, config):
+        self._config = config
+
+    @staticmethod
+    def trigger(trainer):
+        """Never fires."""
+        return False
+
+    def __call__(self, trainer):
+        """Does nothing."""
+
+    def serialize(self, serializer):
+        """Saves the config, as JSON."""
+        if not isinstance(serializer, Deserializer):
+            serializer("config", np.frombuffer(json.dumps(configs.flat(self._config)).encode(), np.uint8))
+
+
+def changes(path, config):
+    """Compares a config with the one that a snapshot was written with.
+
+    Args:
+        path: snapshot file.
+        config: :class:`mixprec.config.Config` of the run that is to go on from it.
+
+    Returns:
+        list of str: ``"optimizer.lr 0.05 -> 0.5"`` for each key that differs.
+
+    Raises:
+        SnapshotError: a key differs that must not; or the snapshot cannot be read, or does not hold its settings.
+    """
+    name = f"extensions/{Settings.name}/config"
+    try:
+        then = json.loads(read(path, [name])[name].tobytes())
+    except (ValueError, AttributeError) as error:
+        if isinstance(error, SnapshotError):
+            raise
+        raise SnapshotError(f"{path}: corrupt snapshot (its settings are not JSON)") from error
+    now = json.loads(json.dumps(configs.flat(config)))
+    different = {key: (then.get(key), now.get(key)) for key in {**now, **then} if then.get(key) != now.get(key)}
+    for key, (old, new) in different.items():
+        why = _FIXED.get(key)
+        if key == _AVERAGE and None in (old, new):
+            why = "averages begin with the run"
+        if why is not None:
+            raise SnapshotError(
+                f"{path}: {key} is {configs.shown(new)} here, {configs.shown(old)} in the snapshot, and cannot change: "
+                f"{why}; set it back, or give another --out"
+            )
+    return [f"{key} {configs.shown(old)} -> {configs.shown(new)}" for key, (old, new) in different.items()]

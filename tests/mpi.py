@@ -1,0 +1,42 @@
+"""Code in processes of their own that talk through MPI, for tests of ChainerMN."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests import ROOT
+
+_MPIEXEC = pathlib.Path(sys.executable).with_name("mpiexec")
+_LIMIT = 120  # seconds; a rank that waits for one that has failed would wait for ever
+
+
+def run(processes, *code):
+    """Runs code under ``mpiexec``, with warnings as errors and one thread of BLAS for each process.
+
+    The test is skipped where mpi4py, or an ``mpiexec`` beside this Python, is missing.
+
+    Args:
+        processes: how many.
+        code: parts of the program, each of which may be indented.
+
+    Returns:
+        The lines that all processes have printed, sorted, since ranks print in any order.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed: extra mpi")
+    if not _MPIEXEC.exists():
+        pytest.skip(f"no {_MPIEXEC}: extra mpi")
+    program = "".join(map(textwrap.dedent, code))
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [_MPIEXEC, "-n", str(processes), sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_LIMIT, env={**os.environ, **one_thread, "PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())

@@ -1,0 +1,51 @@
+"""Text from outside in messages."""
+
+import pickle
+
+import pytest
+
+from mixprec.command_line import Parser, one_line
+from mixprec.config import ConfigError
+from mixprec.data.errors import DataError
+from mixprec.messages import OneLineError, printable
+from tests.called import call
+
+HOSTILE = "a\nb\r\0\x1b[31m\x85\u2028\udce4"
+ESCAPED = r"a\nb\r\x00\x1b[31m\x85\u2028\udce4"
+
+
+def test_what_cannot_be_printed_is_escaped_and_letters_of_any_language_stay():
+    assert printable(HOSTILE) == one_line(HOSTILE) == ESCAPED
+    assert one_line("Größe 漢字 \U0001f600") == "Größe 漢字 \U0001f600"
+
+
+def test_a_long_line_is_cut_in_the_middle_and_keeps_its_ends():
+    line = one_line("file.yaml: " + 5000 * "x" + "; give another --out", limit=100)
+    assert len(line) == 100
+    assert line.startswith("file.yaml: ")
+    assert line.endswith("; give another --out")
+    assert one_line(100 * "x", limit=100) == 100 * "x"
+    assert len(one_line(5000 * "\0")) == 1000
+
+
+@pytest.mark.parametrize("kind", [ConfigError, DataError, OneLineError])
+def test_an_error_is_one_printable_line_of_bounded_length(kind):
+    error = kind(HOSTILE + 5000 * "x")
+    assert str(error).startswith(ESCAPED)
+    assert len(str(error)) == 1000
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_two_dashes_are_no_value_of_an_argument():
+    """argparse makes an empty list of them."""
+    parser = Parser(prog="x")
+    parser.add_argument("--out")
+    parser.add_argument("names", nargs="*")
+    called = call(parser.parse_args, "--out=--")
+    assert called == (2, "", "error: argument --out: found '--', expected a value (see --help)\n")
+    assert parser.parse_args(["--out=a", "--", "--out=--"]).names == ["--out=--"]
+
+
+def test_a_wrong_argument_is_one_printable_line():
+    called = call(Parser(prog="x").parse_args, HOSTILE)
+    assert called == (2, "", f"error: unrecognized arguments: {ESCAPED} (see --help)\n")

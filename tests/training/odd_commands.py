@@ -1,0 +1,223 @@
+"""Training commands that nobody means: arguments, configs, data and snapshots, all drawn from a ``random.Random``."""
+
+import os
+import shutil
+
+import numpy as np
+from PIL import Image
+
+from tests.config import mangled
+
+CONFIG = """
+model: {arch: resnet8, classes: 3}
+data: {train: images/train, val: images/val, size: 8, resize: 8, threads: 1}
+optimizer: {lr: 0.02}
+training: {batch_size: 6, epochs: 1, device: cpu}
+"""
+# What each may be set to in a run that is to come to its end.
+GOOD = {
+    "data.loader": ("auto", "pillow"),
+    "data.last_batch": ("partial", "drop", "pad"),
+    "data.on_error": ("stop", "skip"),
+    "data.val_size": ("null", "8"),
+    "data.crop_area": ("[0.0001, 0.0001]", "[1, 1]"),
+    "data.mean": ("[-65504, 0, 128]",),
+    "data.pad_channels": ("true", "false"),
+    "precision.compute": ("float16", "float32", "bfloat16"),
+    "loss_scale.mode": ("dynamic", "static", "none"),
+    "loss_scale.interval": ("1", "2147483647"),
+    "loss_scale.hysteresis": ("2", "2147483647"),
+    "loss_scale.patience": ("2147483647",),
+    "optimizer.name": ("SGD", "MomentumSGD", "Adam", "LARS", "LAMB", "RMSprop", "AdaGrad"),
+    "optimizer.lr": ("1e-12", "0.001"),
+    "optimizer.lr_images": ("1", "2147483647"),
+    "optimizer.weight_decay": ("0", "0.001"),
+    "schedule.kind": ("constant", "cosine", "poly"),
+    "schedule.power": ("100", "1e-300"),
+    "schedule.warmup_epochs": ("0.5", "1e-300"),
+    "training.accumulate": ("1", "2", "16384"),
+    "training.batch_size": ("1", "6", "18"),
+    "training.seed": ("4294967295",),
+    "training.label_smoothing": ("0.1",),
+    "training.ema_decay": ("0.999999", "1e-300"),
+    "update.batched": ("true", "false"),
+    "capture": ("false", "auto"),
+    "snapshot.every": ("1 iteration", "999999999 iterations"),
+    "snapshot.keep": ("1", "1000000"),
+    "snapshot.best": ("true", "false"),
+    "log.every": ("1 iteration", "1 epoch"),
+}
+ODD_PATHS = (
+    "",
+    " ",
+    ".",
+    "..",
+    "/dev/null",
+    "/dev/zero",
+    "pipe",
+    "a\0b",
+    "a\nb\x1b[31m",
+    "\udce4",
+    "ü 数",
+    "c.yaml",
+    "c.yaml/x",
+)
+ODD_PATHS += (
+    "none",
+    "none/none",
+    "images",
+    "circle",
+    "circle/x",
+    "x" * 300,
+    "x" * 5000,
+    "/proc/x",
+    "-",
+    "--",
+    "~",
+    "empty",
+)
+NOT_WRITABLE_EVEN_BY_ROOT = "/proc/x"
+
+
+def prepare(folder):
+    """Makes the working directory: a config, images, and things that are none."""
+    random = np.random.RandomState(0)
+    for split, count in (("train", 6), ("val", 2)):
+        for label in range(3):
+            (folder / "images" / split / "abc"[label]).mkdir(parents=True)
+            for index in range(count):
+                pixels = random.randint(0, 60, (9, 9, 3)) + 90 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / "images" / split / "abc"[label] / f"{index}.png")
+    (folder / "c.yaml").write_text(CONFIG)
+    (folder / "empty").mkdir()
+    os.mkfifo(folder / "pipe")
+    os.symlink("circle", folder / "circle")
+
+
+def command(random):
+    """Returns a name for the kind of command, its arguments, and a function that prepares the folder for it."""
+    return random.choices((_good, _dry, _set, _config, _arguments, _data, _resume), (2, 3, 8, 4, 5, 4, 4))[0](random)
+
+
+def _sets(settings):
+    return [word for name, value in settings for word in ("--set", f"{name}={value}")]
+
+
+def _nothing():
+    pass
+
+
+def _good(random):
+    settings = [(name, random.choice(GOOD[name])) for name in random.sample(sorted(GOOD), random.randrange(6))]
+    return "good", ["--config", "c.yaml", "--out", random.choice(("out", "ü\n数", "a/b/c")), *_sets(settings)], _nothing
+
+
+def _dry(random):
+    _, arguments, prepare = _good(random)
+    return "dry", [*arguments, "--dry-run"], prepare
+
+
+def _set(random):
+    overrides = [mangled.override(random) for _ in range(random.choice((1, 1, 2)))]
+    return (
+        "set",
+        ["--config", "c.yaml", "--dry-run", *(word for text in overrides for word in ("--set", text))],
+        _nothing,
+    )
+
+
+def _config(random):
+    data, overrides = mangled.config(random)
+
+    def prepare():
+        with open("c.yaml", "wb") as file:
+            file.write(data)
+
+    return "config", ["--config", "c.yaml", "--dry-run", *(f"--set={text}" for text in overrides)], prepare
+
+
+def _arguments(random):
+    arguments = {"--config": "c.yaml", "--out": "out", "--resume": None, "--dry-run": ""}
+    for name in random.sample(("--config", "--out", "--resume"), random.choice((1, 1, 2))):
+        arguments[name] = random.choice(ODD_PATHS)
+    words = [f"{name}={value}" if value else name for name, value in arguments.items() if value is not None]
+    words += random.choice(
+        ([], [], [], ["--help"], ["--colour"], ["a\nb\x1b"], ["--set"], ["--set", "\0"], ["--conf", "c.yaml"])
+    )
+    random.shuffle(words)
+    return "arguments", words, _nothing
+
+
+def _data(random):
+    path = random.choice(("images/train", "images/val"))
+    what = random.choice(("bytes", "empty", "class", "pipe", "folder", "list", "odd", "name"))
+    key, odd = path.replace("images/", "data."), random.choice(ODD_PATHS).replace("\0", "\\0")
+    lines = random.choice(
+        ("", "a.png\n", "a/0.png 0\n", "a/0.png 9999999999\n", "\0" * 9000, "a/0.png 0\na/0.png 1\n", "\udce4 0\n")
+    )
+    place = random.randrange(60)
+
+    def prepare():
+        image = f"{path}/b/0.png"
+        if what == "bytes":
+            with open(image, "r+b") as file:
+                file.seek(place)
+                file.write(bytes([place, 255 - place]))
+        elif what == "empty":
+            os.truncate(image, random.choice((0, place)))
+        elif what == "class":
+            shutil.rmtree(f"{path}/b")
+        elif what == "pipe":
+            os.remove(image)
+            os.mkfifo(image)
+        elif what == "folder":
+            os.makedirs(f"{path}/a/more/and more\n")
+        elif what == "name":
+            shutil.copy(image, f"{path}/b/\x1b[31m\udce4\n.png")
+        elif what == "list":
+            with open("list.txt", "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(lines)
+
+    value = {"list": "list.txt", "odd": f'"{odd}"'}.get(what, path)
+    settings = [(key, value), ("data.on_error", random.choice(("stop", "skip")))]
+    return f"data, {what}", ["--config", "c.yaml", "--dry-run", *_sets(settings)], prepare
+
+
+def _resume(random):
+    """Of the folder ``run``, a copy of that of a finished run."""
+    name = "run/snapshot_iter_3.npz"
+    what = random.choice(
+        ("whole", "bits", "cut", "empty", "npy", "text", "pipe", "zero", "folder", "arch", "data", "seed")
+    )
+    place, bit = random.random(), 1 << random.randrange(8)
+
+    def prepare():
+        if what == "bits":
+            with open(name, "r+b") as file:
+                at = int(place * os.path.getsize(name))
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ bit]))
+        elif what == "cut":
+            os.truncate(name, int(place * os.path.getsize(name)))
+        elif what in ("empty", "text", "npy"):
+            with open(name, "wb") as file:
+                if what == "npy":
+                    np.save(file, np.arange(3))
+                file.write({"empty": b"", "npy": b"", "text": b"no snapshot\n\0\x1b"}[what])
+        elif what in ("pipe", "zero", "folder"):
+            os.remove(name)
+            {"pipe": os.mkfifo, "zero": lambda path: os.symlink("/dev/zero", path), "folder": os.mkdir}[what](name)
+
+    words = [
+        "--config",
+        "c.yaml",
+        "--resume",
+        random.choice(("auto", name)),
+        *random.choice((["--out", "run"], [])),
+        "--dry-run",
+    ]
+    words += {"arch": ["--set", "model.arch=resnet20"], "seed": ["--set", "training.seed=1"]}.get(what, [])
+    words += ["--set", "data.train=images/val"] if what == "data" else []
+    return f"resume, {what}", words, prepare

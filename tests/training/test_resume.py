@@ -1,0 +1,267 @@
+"""What a run may go on from, and what it says of settings that have changed."""
+
+import os
+import re
+import shutil
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+import yaml
+
+from mixprec import config as configs
+from mixprec.config.declaration import keys
+from mixprec.training import command, snapshots, surroundings
+from mixprec.training.plots import Plots
+from models import MODELS
+from tests.called import call
+from tests.training import finished_run
+from tests.training.lock_holder import lock_holder
+
+SECTIONS = {
+    "model": {"arch": "tiny", "classes": 10},
+    "data": {"format": "synthetic", "synthetic_images": 20, "size": 16, "resize": 32},
+    "optimizer": {"lr": 0.01, "weight_decay": 0.001},
+    "training": {"batch_size": 4, "epochs": 2, "device": "cpu"},
+    "snapshot": {"every": "3 iterations", "best": False},
+    "log": {"every": "2 iterations"},
+}
+
+
+class Tiny(chainer.Chain):
+    def __init__(self, classes, zero_init_residual=False):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 4, 3, nobias=True)
+            self.norm = L.BatchNormalization(4)
+            self.linear = L.Linear(4, classes)
+
+    def forward(self, x):
+        h = F.relu(self.norm(self.conv(x)))
+        return self.linear(F.average_pooling_2d(h, h.shape[2:]))
+
+
+NETWORKS = {"tiny": Tiny, "other": Tiny, **MODELS}
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Runs the command in an empty folder with a config; returns what it has said."""
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(SECTIONS))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Plots, "__call__", lambda self, trainer: None)  # which takes most of the time
+
+    def train(*arguments, config="c.yaml"):
+        return call(lambda argv: command.main(argv, NETWORKS), "--config", config, *arguments)
+
+    return train
+
+
+def _set(*settings):
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def _content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# Networks
+
+NESTED = [
+    (deep, shallow) for family in ((110, 56, 20), (34, 18), (152, 101, 50)) for deep in family for shallow in family
+]
+
+
+@pytest.mark.core(2)
+@pytest.mark.parametrize(("deep", "shallow"), [pair for pair in NESTED if pair[0] > pair[1]])
+def test_a_deeper_networks_snapshot_is_refused_by_a_shallower_one(tmp_path, deep, shallow):
+    """All names of the shallower one are in it. Without the settings, too, such as in a trainer of one's own."""
+
+    def trainer(depth):
+        model = L.Classifier(MODELS[f"resnet{depth}"](3))
+        optimizer = chainer.optimizers.SGD().setup(model)
+        updater = chainer.training.StandardUpdater(chainer.iterators.SerialIterator([], 1), optimizer)
+        model(np.zeros((2, 3, 32, 32), np.float32), np.zeros(2, np.int32))
+        return chainer.training.Trainer(updater)
+
+    with chainer.using_config("dtype", np.float32):
+        file = tmp_path / "snapshot.npz"
+        written = chainer.serializers.DictionarySerializer()
+        trainer(deep).updater.serialize(written["updater"])
+        np.savez(file, **written.target)
+        other = trainer(shallow)
+        before = {
+            name: np.array(array)
+            for name, array in snapshots.contents(other.updater.get_optimizer("main").target).items()
+        }
+        words = r"another model: it has /predictor/layer\d/\d+/\S+ and \d+ more .*, which the model here lacks"
+        with pytest.raises(snapshots.SnapshotError, match=words):
+            snapshots.load(str(file), other)
+        after = snapshots.contents(other.updater.get_optimizer("main").target)
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array)
+
+
+# Settings
+
+
+def _another(key, value):
+    """Another value of a key, written for ``--set``; whatever the key is."""
+    special = {
+        "model.arch": "other",
+        "optimizer.name": "MomentumSGD",
+        "optimizer.momentum": 0.8,
+        "optimizer.trust_coefficient": None,
+        "training.device": "auto",
+        "training.epochs": 3,
+        "training.ema_decay": 0.9,
+        "precision.compute": "float32",
+        "loss_scale.mode": "static",
+        "data.loader": "pillow",
+        "data.format": None,
+        "data.train": None,
+        "data.val": None,
+        "data.root": None,
+        "data.val_size": 16,
+        "data.hw_decoder_load": 0.5,
+        "data.mean": "[1, 2, 3]",
+        "data.std": "[1, 2, 3]",
+        "data.crop_area": "[0.5, 1]",
+        "schedule.milestones": None,
+        "schedule.kind": "constant",
+        "schedule.end_lr": 0.001,
+        "snapshot.best": None,
+        "capture.mode": "auto",
+        "log.gradient_histogram": "'1 iteration'",
+        "log.every": "'3 iterations'",
+        "snapshot.every": "'4 iterations'",
+        "optimizer.lr_images": 4,
+        "loss_scale.growth": 4,
+        "loss_scale.backoff": 0.25,
+    }
+    if key.name in special:
+        return special[key.name]
+    if isinstance(value, bool):
+        return str(not value).lower()
+    if key.choices:
+        return next(choice for choice in key.choices if choice != value)
+    return value * 2 if isinstance(value, float) and value else value + 1 if isinstance(value, int) else 0.5
+
+
+REFUSED = ("model.arch", "model.classes", "optimizer.name", "training.batch_size", "training.accumulate")
+REFUSED += ("training.seed", "training.ema_decay", "data.synthetic_images")
+
+
+@pytest.mark.core(12)
+@pytest.mark.parametrize("name", keys(configs.Config))
+def test_a_changed_setting_is_told_or_refused(train, tmp_path, name):
+    base = configs.load("c.yaml")
+    key, old = keys(configs.Config)[name], configs.flat(base)[name]
+    value = _another(key, old)
+    if value is None:
+        pytest.skip("has one value only with these settings")
+    layout = ["model.fuse=false"] if value == "nchw" else []
+    assert train("--out", "out", *_set(*layout)).returncode == 0
+    before = _content(tmp_path / "out")
+    resumed = train("--out", "out", "--resume", "auto", *_set(f"{name}={value}", *layout))
+    if resumed.returncode == 2:
+        (line,) = resumed.stderr.splitlines()
+        assert name in REFUSED
+        assert name in line
+        assert _content(tmp_path / "out") == before
+    else:
+        assert (resumed.returncode, resumed.stderr) == (0, "")
+        assert name not in REFUSED
+        changes = re.findall(r"^changed: (\S+) (.*) -> (.*)$", resumed.stdout, re.MULTILINE)
+        assert [change[0] for change in changes] == [name]
+        assert changes[0][1] == configs.shown(old)
+        config = (tmp_path / "out" / "config.yaml").read_text()
+        assert f"\n# since iteration 10: {' '.join(changes[0][:2])} -> {changes[0][2]}\n" in config
+        assert (tmp_path / "out" / "config.1.yaml").read_bytes() == before["config.yaml"]
+        assert configs.flat(configs.load("out/config.1.yaml")) == configs.flat(configs.load("c.yaml", layout))
+
+
+def test_a_run_with_the_same_settings_says_nothing_of_them(train, tmp_path):
+    assert train("--out", "out", "--resume", "auto").returncode == 0
+    config = (tmp_path / "out" / "config.yaml").read_text()
+    resumed = train("--out", "out", "--resume", "auto")
+    assert resumed.returncode == 0
+    assert "changed" not in resumed.stdout
+    assert (tmp_path / "out" / "config.yaml").read_text() == config
+    assert {name for name in os.listdir("out") if re.search(r"\.\d+\.", name)} <= {"environment.1.txt"}
+
+
+def test_who_ran_before_is_kept(train, tmp_path, monkeypatch):
+    for number in range(3):
+        monkeypatch.setattr(surroundings, "report", lambda number=number: f"run {number}")
+        assert train("--out", "out", "--resume", "auto").returncode == 0
+    texts = {name: (tmp_path / "out" / name).read_text() for name in os.listdir("out") if "environment" in name}
+    assert texts == {"environment.1.txt": "run 0", "environment.2.txt": "run 1", "environment.txt": "run 2"}
+
+
+def test_a_dropped_average_is_refused(train):
+    assert train("--out", "out", *_set("training.ema_decay=0.9")).returncode == 0
+    dropped = train("--out", "out", "--resume", "auto")
+    assert dropped.returncode == 2
+    assert dropped.stderr == (
+        "error: out/snapshot_iter_10.npz: training.ema_decay is null here, 0.9 in the snapshot, and cannot change: "
+        "averages begin with the run; set it back, or give another --out\n"
+    )
+    other = train("--out", "out", "--resume", "auto", *_set("training.ema_decay=0.8"))
+    assert (other.returncode, "changed: training.ema_decay 0.9 -> 0.8\n" in other.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("content", ["array", "pickle", "settings", "none"])
+def test_a_file_that_is_no_snapshot_is_one_line(train, tmp_path, content):
+    assert train("--out", "out").returncode == 0
+    path = tmp_path / "out" / "snapshot_iter_10.npz"
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    settings = "extensions/settings/config"
+    with open(path, "wb") as file:
+        if content == "array":
+            np.save(file, np.zeros(3))
+        elif content == "pickle":
+            np.savez(file, **{settings: np.array({}, object)})
+        elif content == "settings":
+            np.savez(file, **arrays | {settings: np.frombuffer(b"{", np.uint8)})
+        else:
+            np.savez(file, **{name: array for name, array in arrays.items() if name != settings})
+    before = _content(tmp_path / "out")
+    process = train("--out", "out", "--resume", "auto")
+    assert process.returncode == 2
+    (line,) = process.stderr.splitlines()
+    words = {
+        "array": "corrupt snapshot, or not a snapshot at all (File is not a zip file); remove it",
+        "pickle": "corrupt snapshot, or not a snapshot at all (Object arrays cannot be loaded when allow_pickle=False)",
+        "settings": "corrupt snapshot (its settings are not JSON)",
+        "none": f"not a snapshot of this run: {settings} is not a file in the archive",
+    }
+    assert line.startswith(f"error: out/snapshot_iter_10.npz: {words[content]}")
+    assert _content(tmp_path / "out") == before
+
+
+def test_a_name_with_thousands_of_digits_is_no_snapshot(train, tmp_path):
+    (tmp_path / "out").mkdir()
+    for digits in ("9" * 200, "\u0663"):
+        (tmp_path / "out" / f"snapshot_iter_{digits}.npz").touch()
+    assert snapshots.newest("out") is None
+
+
+def test_a_run_beside_a_running_one_is_refused(train, tmp_path):
+    """A batch job that was queued again, before its first process has ended."""
+    assert train("--out", "out").returncode == 0
+    shutil.copytree("out", "copy")
+    with lock_holder() as process:
+        for arguments in (["--resume", "auto"], []):
+            second = train("--out", "out", *arguments)
+            assert second.returncode == 2
+            assert second.stderr.startswith(f"error: out: in use by another run, process {process.pid} on ")
+        assert train("--out", "out", "--resume", "auto", "--dry-run").returncode == 0, "it writes nothing"
+        there = _content(tmp_path / "out")
+        del there["run.lock"]
+        assert there == _content(tmp_path / "copy")
+    assert train("--out", "out", "--resume", "auto").returncode == 0
+    assert finished_run.log(tmp_path / "out") == finished_run.log(tmp_path / "copy")
