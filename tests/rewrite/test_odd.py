@@ -249,6 +249,24 @@ def test_setup_before_convert_trains_from_the_float32_weights_and_after_it_from_
         np.testing.assert_array_equal(optimizer.master(param).array, loaded.array, err_msg=name)
 
 
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+def test_weights_that_are_drawn_in_a_forward_pass_are_rounded_whether_setup_or_convert_comes_first(compute):
+    found = []
+    for setup_first in (True, False):
+        np.random.seed(0)
+        model = L.Linear(None, 5)
+        optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0), 8)
+        if setup_first:
+            optimizer.setup(model)
+        mixprec.convert(model, np.ones((2, 7), np.float32), compute=compute)
+        if not setup_first:
+            optimizer.setup(model)
+        found.append(optimizer.master(model.W).array)
+        np.testing.assert_array_equal(found[-1], model.W.array.astype(np.float32), strict=True)
+    np.testing.assert_array_equal(*found)
+    assert found[0].any()
+
+
 def test_a_model_without_masters_does_not_keep_what_was_rounded():
     model = Net(residual)
     array = weakref.ref(model.conv.W.array)
