@@ -5,7 +5,8 @@ import math
 import chainer.links as L
 
 from mixprec import functions
-from mixprec.links.storage import Rounded, StoredInFloat32
+from mixprec.functions import checks
+from mixprec.links.storage import Rounded, StoredInFloat32, check_initializers
 
 
 class Linear(StoredInFloat32, L.Linear):
@@ -20,10 +21,21 @@ class Linear(StoredInFloat32, L.Linear):
         initialW: initializer of W, an array (out_size, in_size), or a number.
         initial_bias: initializer of b, an array (out_size,), or a number.
         dtype: as in :class:`~mixprec.links.Convolution2D`.
+
+    Raises:
+        TypeError: ``nobias`` is no bool, or what is to be an initializer none.
+        ValueError: another argument is out of its range.
     """
 
     def __init__(self, in_size, out_size=None, nobias=False, initialW=None, initial_bias=None, *, dtype=None):
-        weights = Rounded(initialW, dtype)
+        if out_size is None:  # Chainer takes the first one for it
+            in_size, out_size = None, in_size
+        if in_size is not None:
+            checks.whole("Linear", "in_size", in_size, 1)
+        checks.whole("Linear", "out_size", out_size, 1)
+        checks.flag("Linear", "nobias", nobias)
+        check_initializers("Linear", initialW=initialW, initial_bias=initial_bias)
+        weights = Rounded(initialW, dtype, "Linear: dtype")
         bias = Rounded(0 if initial_bias is None else initial_bias, dtype)
         super().__init__(in_size, out_size, nobias, weights, bias)
 
