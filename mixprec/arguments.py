@@ -165,7 +165,7 @@ def initializer(name, value):
         TypeError: it is something else.
     """
     array = hasattr(value, "shape") and hasattr(value, "dtype")
-    if value is None or array or is_number(value) or (callable(value) and not isinstance(value, type)):
+    if not isinstance(value, type) and (value is None or array or is_number(value) or callable(value)):
         return value
     raise TypeError(f"{name} must be an initializer, an array, a number or None; found {found(value)}")
 

@@ -4,7 +4,7 @@ import chainer.links as L
 
 from mixprec import functions
 from mixprec.functions import checks
-from mixprec.links.storage import ChannelsLast, Rounded, check_filters
+from mixprec.links.storage import ChannelsLast, Rounded, check_filters, filter_sizes
 
 
 class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
@@ -48,21 +48,8 @@ class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
         groups=1,
         dtype=None,
     ):
-        check_filters(
-            *(
-                "Deconvolution2D",
-                in_channels,
-                out_channels,
-                ksize,
-                stride,
-                pad,
-                nobias,
-                initialW,
-                initial_bias,
-                dilate,
-                groups,
-            )
-        )
+        in_channels, out_channels, ksize = filter_sizes("Deconvolution2D", in_channels, out_channels, ksize)
+        check_filters("Deconvolution2D", stride, pad, nobias, initialW, initial_bias, dilate, groups)
         if outsize is not None:
             checks.pair("Deconvolution2D", "outsize", outsize, 1)
         filters = Rounded(initialW, dtype, "Deconvolution2D: dtype")

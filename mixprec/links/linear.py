@@ -30,9 +30,8 @@ class Linear(StoredInFloat32, L.Linear):
     def __init__(self, in_size, out_size=None, nobias=False, initialW=None, initial_bias=None, *, dtype=None):
         if out_size is None:  # Chainer takes the first one for it
             in_size, out_size = None, in_size
-        if in_size is not None:
-            checks.whole("Linear", "in_size", in_size, 1)
-        checks.whole("Linear", "out_size", out_size, 1)
+        in_size = None if in_size is None else checks.whole("Linear", "in_size", in_size, 1)
+        out_size = checks.whole("Linear", "out_size", out_size, 1)
         checks.flag("Linear", "nobias", nobias)
         check_initializers("Linear", initialW=initialW, initial_bias=initial_bias)
         weights = Rounded(initialW, dtype, "Linear: dtype")

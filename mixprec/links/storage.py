@@ -44,15 +44,28 @@ class Rounded(chainer.initializer.Initializer):
         array[...] = primitives_of(array).cast(values.astype(np.float32, copy=False), array.dtype)
 
 
-def check_filters(name, in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, dilate, groups):
-    """Raises TypeError or ValueError if a link of this name cannot have these filters, which may be uninitialized."""
+def filter_sizes(name, in_channels, out_channels, ksize):
+    """Returns these three arguments of a link of this name as Chainer wants them, with Python's numbers.
+
+    Raises:
+        ValueError: one is out of its range.
+    """
     if ksize is None:  # then Chainer takes the first two for out_channels and ksize
         in_channels, out_channels, ksize = None, in_channels, out_channels
-    for argument, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
-        if argument != "in_channels" or value is not None:
-            checks.whole(name, argument, value, 1)
-    for argument, value, least in (("ksize", ksize, 1), ("stride", stride, 1), ("pad", pad, 0), ("dilate", dilate, 1)):
+    in_channels = None if in_channels is None else checks.whole(name, "in_channels", in_channels, 1)
+    both = checks.pair(name, "ksize", ksize, 1)
+    return (
+        in_channels,
+        checks.whole(name, "out_channels", out_channels, 1),
+        both if hasattr(ksize, "__len__") else both[0],
+    )
+
+
+def check_filters(name, stride, pad, nobias, initialW, initial_bias, dilate, groups):
+    """Raises TypeError or ValueError if a link of this name cannot have such filters."""
+    for argument, value, least in (("stride", stride, 1), ("pad", pad, 0), ("dilate", dilate, 1)):
         checks.pair(name, argument, value, least)
+    checks.whole(name, "groups", groups, 1)
     checks.flag(name, "nobias", nobias)
     check_initializers(name, initialW=initialW, initial_bias=initial_bias)
 
