@@ -22,7 +22,10 @@ def found(value):
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, (str, bytes, numbers.Number, np.generic, tuple, list, dict, set)):
-        return " ".join(reprlib.repr(value).split())
+        try:
+            return " ".join(reprlib.repr(value).split())
+        except ValueError:  # an integer of more digits than Python writes
+            return f"a {type(value).__name__} with thousands of digits"
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     what = f", shape {shape} {dtype}" if isinstance(shape, tuple) and dtype is not None else ""
     return f"{type(value).__name__}{what}"

@@ -240,6 +240,14 @@ WRONG = [
     ("use_gamma", lambda: L.BatchNormalization(3, use_gamma="no"), "found 'no'"),
     ("initial_beta", lambda: L.BatchNormalization(3, initial_beta="zero"), "found 'zero'"),
     ("axis", lambda: L.BatchNormalization(3, axis="all"), "found 'all'"),
+    ("x", lambda: L.Convolution2D(None, 4, 3)([1.0]), "array or a variable; found [1.0]"),
+    ("x", lambda: L.Convolution2D(8, 4, 3)(3), "array or a variable; found 3"),
+    ("relu", lambda: L.Convolution2D(8, 4, 3)(X, relu="yes"), "found 'yes'"),
+    ("x", lambda: L.Deconvolution2D(None, 4, 3)("x"), "found 'x'"),
+    ("x", lambda: L.Linear(None, 4)([1.0]), "found [1.0]"),
+    ("n_batch_axes", lambda: L.Linear(None, 4)(X, n_batch_axes="1"), "found '1'"),
+    ("x", lambda: L.BatchNormalization()(3), "found 3"),
+    ("finetune", lambda: L.BatchNormalization(8)(X, finetune="yes"), "found 'yes'"),
     # extensions and updater
     ("optimizer", lambda: LossScaleLog(optimizers.SGD()), "MixedPrecisionOptimizer; found SGD"),
     ("optimizer", lambda: GradientHistogram("o"), "MixedPrecisionOptimizer; found 'o'"),
@@ -315,7 +323,20 @@ class LongName:
         return "several\nlines " * 100
 
 
-@pytest.mark.parametrize("value", ["\n" * 500, LongName(), {"a": LongName()}, [LongName()], 10**4000, "\x1b[31m"])
+_ODD = {
+    "lines": "\n" * 500,
+    "object": LongName(),
+    "dict": {"a": LongName()},
+    "list": [LongName()],
+    "number": 10**4000,
+    "longer number": -(10**5000),
+    "list of a longer number": [10**5000],
+    "escape": "\x1b[31m",
+    "name": "x" * 10**6,
+}
+
+
+@pytest.mark.parametrize("value", _ODD.values(), ids=_ODD)
 def test_what_was_found_is_short_and_in_one_line(value):
     found = arguments.found(value)
     assert len(found) < 200

@@ -108,7 +108,9 @@ class BatchNormalization(L.BatchNormalization):
             Variable like ``x``.
         """
         if self.avg_mean is None:
+            checks.variable(type(self).__name__, "x", x)
             self._initialize_params(x.shape[-1])
+        checks.flag(type(self).__name__, "finetune", finetune)
         gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
         beta = self._get_beta()[0] if self.beta is None else self.beta
         if not chainer.config.train:

@@ -55,5 +55,7 @@ class Linear(StoredInFloat32, L.Linear):
             Variable (B, out_size), or with all batch axes (..., out_size).
         """
         if self.W.array is None:
+            checks.variable("Linear", "x", x)
+            checks.whole("Linear", "n_batch_axes", n_batch_axes, 1)
             self._initialize_params(math.prod(x.shape[n_batch_axes:]))
         return functions.linear(x, self.W, self.b, n_batch_axes)

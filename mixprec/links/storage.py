@@ -116,6 +116,7 @@ class ChannelsLast(StoredInFloat32):
     def prepare(self, x):
         """Makes W fit for an input (N, H, W, C): initialized and laid out."""
         if self.W.array is None:
+            checks.variable(type(self).__name__, "x", x)
             checks.images(type(self).__name__, "x", x)
             self._initialize_params(x.shape[3])
         self.lay_out()
