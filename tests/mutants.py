@@ -267,7 +267,12 @@ MUTANTS = [
     Mutant("msvag-power", "compat/defects.py", "compat/test_defects.py",
            "** (self.t + 1)", "** self.t", "MSVAG goes on from Chainer's snapshots with other steps"),
     Mutant("lost-mean", "compat/multi_node.py", "compat/test_multi_node.py",
-           "if dense is not recvbuf:", "if False:", "each process trains its filters for itself"),
+           "if mean is not recvbuf:", "if False:", "each process trains its filters for itself"),
+    Mutant("half-sum", "compat/multi_node.py", "compat/test_multi_node.py",
+           'array.dtype.name in ("float16", "bfloat16")', 'array.dtype.name in ("bfloat16",)',
+           "the mean of large float16 gradients is inf with ChainerMN"),
+    Mutant("silent-plain", "update/without_masters.py", "optimizer/test_without_masters.py",
+           "if found:", "if False:", "nobody hears that FP16 weights are updated without masters"),
 ]
 # fmt: on
 
