@@ -18,6 +18,7 @@ they compute in float32, and results are rounded to where they would have been.
 import functools
 
 from chainer import function_node
+from chainer.functions.normalization import batch_normalization
 from chainer.utils import type_check
 
 from mixprec.backends.announcements import announce
@@ -25,6 +26,7 @@ from mixprec.functions import checks
 from mixprec.rewrite import classes
 from mixprec.rewrite.memory_order import in_storage_dtype
 
+_CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16
 
 chainer_apply = function_node.FunctionNode.apply
@@ -74,7 +76,19 @@ def _adds(node):
     return any(step < size for step, size in zip(stride, window, strict=True))
 
 
+def is_chainers_own(node):
+    """Whether a function node is computed as Chainer does; a batch normalization may have another implementation."""
+    return getattr(node, "_impl_selector", _CHAINERS_OWN) is _CHAINERS_OWN
+
+
+def whose(node):
+    """Returns what reports say of a batch normalization that is not :func:`is_chainers_own`."""
+    return f"it is computed by {type(node._impl_selector).__name__}"
+
+
 def _as_it_is(scope, node, inputs):
+    if not is_chainers_own(node):  # that of ChainerMN squares its input in the dtype of that
+        return _float32_inside(scope, node, inputs)
     if all(x.dtype != checks.BFLOAT16 for x in inputs):
         return chainer_apply(node, inputs)
     if hasattr(node, "type"):  # F.cast

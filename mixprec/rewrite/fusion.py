@@ -73,6 +73,15 @@ def normalization(scope, x, rest, build, statistics, moves):
     return result
 
 
+def leave(scope, why):
+    """Notes that a batch normalization is left to Chainer, and why."""
+    site = scope.site()
+    if site is not None:
+        site.give_up(why)
+    if scope.trace is not None:
+        scope.trace.note_normalization(scope.link_name, "")
+
+
 def _finish(scope, normalization):
     """Computes a batch normalization whose running statistics are wanted, together with what waits for it."""
     for variable in [reference() for reference in reversed(scope.deferred)]:

@@ -32,7 +32,7 @@ from mixprec.functions.local_response_normalization import LocalResponseNormaliz
 from mixprec.functions.node import dense
 from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
 from mixprec.links.storage import lay_out
-from mixprec.rewrite import fusion
+from mixprec.rewrite import casting, fusion
 from mixprec.rewrite.casting import chainer_apply
 from mixprec.rewrite.memory_order import (
     TO_NHWC,
@@ -102,6 +102,9 @@ def _linear(scope, node, inputs):
 
 
 def _batch_normalization(scope, node, inputs):
+    if not casting.is_chainers_own(node):
+        fusion.leave(scope, casting.whose(node))
+        return None
     x, rest = _normalized(scope, node, inputs)
     if x is None:
         return None

@@ -18,7 +18,7 @@ SETS = {
     for name in ("COMPUTE", "FLOAT32", "FLOAT32_INSIDE", "FLOAT32_IF_ADDING", "AS_IT_IS", "ELEMENTWISE", "MOVING")
 } | {"BACKWARD": classes.BACKWARD, "OTHERS": classes.OTHERS}
 # What others inherit from.
-ABSTRACT = {"BaseNStepRNN", "FunctionAdapter", "IndexSelectorBase", "Pooling2D", "SelectorBase", "_PoolingND"}
+ABSTRACT = {"BaseNStepRNN", "IndexSelectorBase", "Pooling2D", "SelectorBase", "_PoolingND"}
 PACKAGES = ("distributions", "functions", "graph_optimizations", "links")
 
 # Functions that chainer.functions exports, of which each element of the result comes from one of each input. Their
