@@ -163,15 +163,18 @@ class DynamicLossScale:
         Args:
             overflow: whether a gradient of the step was not finite: a bool, or a boolean array of shape (). The state
                 moves to the device of the array, and nothing is read. The new value takes effect on the next step.
+
+        Raises:
+            TypeError: ``overflow`` is neither.
         """
-        if not isinstance(overflow, (bool, np.bool_, *get_array_types())):
-            raise TypeError(f"overflow must be True, False or a boolean array; found {arguments.found(overflow)}")
         if known(overflow) and known(self._clean) and not overflow and self._clean + 1 < self.interval:
             # Most steps on the host; in the general way they would take a tenth of a batched update.
             self._clean = np.array(self._clean + 1, np.int32)
             self._overflows_in_row = np.array(0, np.int32)
             return
         if not isinstance(overflow, get_array_types()):
+            if not isinstance(overflow, (bool, np.bool_)):
+                raise TypeError(f"overflow must be True, False or a boolean array; found {arguments.found(overflow)}")
             overflow = backend.get_array_module(self._value).asarray(overflow)
         device = backend.get_device_from_array(overflow)
         xp = device.xp

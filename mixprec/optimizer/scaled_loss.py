@@ -25,7 +25,7 @@ import chainer
 import numpy as np
 from chainer import _backprop, function_node
 
-from mixprec import arguments, functions
+from mixprec import functions
 from mixprec.backends.reading import known
 from mixprec.update.copies import BFLOAT16, OWNER
 
@@ -107,20 +107,6 @@ def scaled(loss, factor):
     result.__class__ = ScaledLoss  # the variable that Chainer's graph already knows, with another backward()
     result.factor = factor
     return result
-
-
-def check(loss):
-    """Makes sure that a loss can be scaled: ``backward`` of several elements would do nothing, in silence.
-
-    Raises:
-        TypeError: it is not a variable of floating-point numbers.
-        ValueError: it has not exactly one element.
-    """
-    arguments.instance("loss", loss, chainer.Variable, "a chainer.Variable")
-    if loss.dtype.kind != "f" and loss.dtype != BFLOAT16:
-        raise TypeError(f"loss must be floating-point numbers; found {loss.dtype}")
-    if loss.size != 1:
-        raise ValueError(f"loss must have one element, as F.sum(loss) and F.mean(loss) have; found shape {loss.shape}")
 
 
 def install():

@@ -77,10 +77,8 @@ class MixedPrecisionOptimizer:
         self._masters = None
         self._statistics = None
         self._no_decay = NoDecay(no_decay)
-        self._wishes = {
-            "batched": arguments.flag("batched", batched),
-            "zero_gradients": arguments.flag("zero_gradients", zero_gradients),
-        }
+        wishes = {"batched": batched, "zero_gradients": zero_gradients}
+        self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
         self._batched = None
         self._steps = Steps()
         self._factor = None  # what the losses of the step under way are multiplied by; None before the first of them
@@ -240,7 +238,7 @@ class MixedPrecisionOptimizer:
             TypeError: ``loss`` is not a variable of floating-point numbers.
             ValueError: it has not exactly one element, or is scaled already.
         """
-        scaled_loss.check(loss)
+        gradients.check_loss(loss)
         factor = self._factor_on(loss.device)
         return loss if factor is None else scaled_loss.scaled(loss, factor)
 

@@ -148,6 +148,10 @@ class LAMB(optimizer.GradientMethod):
         weight_decay: :math:`\\lambda`.
         adapt: whether there is a trust ratio; otherwise it is 1, and the rule that of AdamW. It is meant for the
             ``hyperparam`` of the rules of biases and normalizations.
+
+    Raises:
+        TypeError: ``adapt`` is no bool.
+        ValueError: another argument is no number, or out of its range.
     """
 
     def __init__(

@@ -129,6 +129,10 @@ class LARS(optimizer.GradientMethod):
         eps: :math:`\\epsilon`.
         adapt: whether there is a trust ratio; otherwise :math:`\\lambda = 1`. It is meant for the ``hyperparam`` of
             the rules of biases and normalizations.
+
+    Raises:
+        TypeError: ``adapt`` is no bool.
+        ValueError: another argument is no number, or out of its range.
     """
 
     def __init__(
