@@ -101,8 +101,8 @@ def choice(name, value, choices):
     return value
 
 
-def whole(name, value, least=None):
-    """Returns an argument as an int, which must be a whole number and not too small.
+def whole(name, value, least=None, most=None):
+    """Returns an argument as an int, which must be a whole number, neither too small nor too large.
 
     Raises:
         ValueError: it is another one, or none.
@@ -111,6 +111,8 @@ def whole(name, value, least=None):
     if index is None or (least is not None and index < least):
         limit = "" if least is None else f", {least} or more"
         raise ValueError(f"{name} must be a whole number{limit}; found {found(value)}")
+    if most is not None and index > most:
+        raise ValueError(f"{name} must be a whole number, {most} or less; found {found(value)}")
     return index
 
 
@@ -140,14 +142,15 @@ def number(name, value, least=-math.inf, below=math.inf):
 
 
 def power_of_two(name, value):
-    """Returns an argument as a float, which must be a positive power of two.
+    """Returns an argument as a float, which must be a positive power of two that float32 has.
 
     Raises:
         ValueError: it is another number, or none.
     """
-    if not is_number(value) or not math.isfinite(value) or value <= 0 or math.frexp(value)[0] != 0.5:
-        raise ValueError(f"{name} must be a positive power of two; found {found(value)}")
-    return float(value)
+    power = float(value) if is_number(value) else math.nan
+    if not 2.0**-149 <= power <= 2.0**127 or math.frexp(power)[0] != 0.5:
+        raise ValueError(f"{name} must be a positive power of two from 2^-149 to 2^127; found {found(value)}")
+    return power
 
 
 def is_number(value):

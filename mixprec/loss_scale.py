@@ -18,6 +18,8 @@ from chainer import AbstractSerializer, Deserializer, backend, get_array_types
 from mixprec import arguments
 from mixprec.backends.reading import known, read
 
+_LARGEST_COUNT = 2**31 - 1  # counters on a device are int32
+
 
 class LossScaleExhausted(RuntimeError):
     """Overflows in so many steps in a row that no loss scale can help: the network itself has diverged."""
@@ -122,9 +124,9 @@ class DynamicLossScale:
         self.backoff = arguments.power_of_two("backoff", backoff)
         self.floor = None if floor is None else arguments.power_of_two("floor", floor)
         self.cap = None if cap is None else arguments.power_of_two("cap", cap)
-        self.interval = arguments.whole("interval", interval, 1)
-        self.hysteresis = arguments.whole("hysteresis", hysteresis, 1)
-        self.patience = arguments.whole("patience", patience, 1)
+        self.interval = arguments.whole("interval", interval, 1, _LARGEST_COUNT)
+        self.hysteresis = arguments.whole("hysteresis", hysteresis, 1, _LARGEST_COUNT)
+        self.patience = arguments.whole("patience", patience, 1, _LARGEST_COUNT)
         if growth <= 1:
             raise ValueError(f"growth must be greater than 1; found {growth!r}")
         if backoff >= 1:
