@@ -103,7 +103,8 @@ class Data:
         limit=between(1, INT32),
     )
     threads: int = key(
-        "Number of CPU threads that decode images; of processes, with loader pillow.",
+        "Number of CPU threads that decode images; with loader pillow of processes, at most one for each image of a "
+        "batch.",
         4,
         limit=between(1, SEVERAL),
         aliases=("workers", "num_workers"),

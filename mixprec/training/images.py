@@ -110,7 +110,7 @@ def describe(config, train, val, device):
     if skipped:
         lines.append(f"skipped: {skipped} files that are no intact images, listed in {_SKIPPED}")
     if _loader_class(data) is PillowIterator:
-        return [*lines, f"loader: Pillow in {data.threads} processes"]
+        return [*lines, f"loader: Pillow in {min(data.threads, config.training.batch_size)} processes"]
     where = "on the CPU"
     if _is_gpu(device):
         where = "on the GPU" if data.decode == "gpu" else "on the CPU, and augmented on the GPU"

@@ -281,6 +281,12 @@ def _processes(iterator):
     return list(iterator._workers._processes)
 
 
+def test_there_are_no_more_processes_than_a_batch_has_images(make, noise):
+    iterator = make(noise, threads=1024)
+    assert_same(take(make(noise), 3), take(iterator, 3))
+    assert len(_processes(iterator)) == iterator.batch_size < 10
+
+
 def test_killed_process_is_an_error_in_one_line_and_the_next_batch_is_the_same(make, noise):
     iterator, other = make(noise, threads=2), make(noise)
     before = take(iterator, 2)

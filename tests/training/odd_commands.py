@@ -14,6 +14,32 @@ data: {train: images/train, val: images/val, size: 8, resize: 8, threads: 1}
 optimizer: {lr: 0.02}
 training: {batch_size: 6, epochs: 1, device: cpu}
 """
+# The largest values, and what they need.
+HUGE = {
+    "data.size": "16384",
+    "data.val_size": "16384",
+    "data.resize": "16384",
+    "data.threads": "1024",
+    "data.prefetch": "1024",
+    "data.shuffle_window": "2147483647",
+    "data.synthetic_images": "2147483647",
+    "training.batch_size": "1000000",
+    "training.accumulate": "16384",
+    "training.epochs": "1000000",
+    "capture.warmup": "1000000",
+    "capture.graphs": "1024",
+    "snapshot.keep": "1000000",
+    "cudnn.workspace_mib": "1048576",
+}
+_RESIZE = ("data.resize", "16384")
+_SYNTHETIC = [("data.format", "synthetic"), ("data.train", "null"), ("data.val", "null"), ("snapshot.best", "false")]
+EXTRA = {
+    "data.size": [_RESIZE],
+    "data.val_size": [_RESIZE],
+    "data.synthetic_images": _SYNTHETIC,
+    "training.batch_size": [*_SYNTHETIC, ("data.synthetic_images", "1000000")],
+    "data.threads": [("data.loader", "pillow")],
+}
 # What each may be set to in a run that is to come to its end.
 GOOD = {
     "data.loader": ("auto", "pillow"),
@@ -95,7 +121,8 @@ def prepare(folder):
 
 def command(random):
     """Returns a name for the kind of command, its arguments, and a function that prepares the folder for it."""
-    return random.choices((_good, _dry, _set, _config, _arguments, _data, _resume), (2, 3, 8, 4, 5, 4, 4))[0](random)
+    kinds = _good, _dry, _huge, _set, _config, _arguments, _data, _resume
+    return random.choices(kinds, (2, 3, 2, 7, 4, 5, 4, 4))[0](random)
 
 
 def _sets(settings):
@@ -114,6 +141,12 @@ def _good(random):
 def _dry(random):
     _, arguments, prepare = _good(random)
     return "dry", [*arguments, "--dry-run"], prepare
+
+
+def _huge(random):
+    """As much as the bounds allow; a dry run says whether it fits."""
+    key = random.choice(sorted(HUGE))
+    return "huge", ["--config", "c.yaml", "--dry-run", *_sets([(key, HUGE[key]), *EXTRA.get(key, ())])], _nothing
 
 
 def _set(random):

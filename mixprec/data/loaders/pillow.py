@@ -34,9 +34,9 @@ class PillowIterator(ImageIterator):
     the border of resized crops (DALI repeats the last pixel, Pillow leaves out what is beyond it), and with random
     numbers of its own: the crops and the order of a seed are others. Decoded pixels are the same.
 
-    ``threads`` is the number of processes. They inherit nothing and don't run the user's script again, leave Ctrl-C and
-    SIGTERM to the trainer, and end with it, however it ends. The images of an epoch are shuffled as a whole, whatever
-    the source; ``shuffle_window`` has no meaning.
+    ``threads`` is the number of processes; there are at most as many as a batch has images. They inherit nothing and
+    don't run the user's script again, leave Ctrl-C and SIGTERM to the trainer, and end with it, however it ends. The
+    images of an epoch are shuffled as a whole, whatever the source; ``shuffle_window`` has no meaning.
 
     Raises:
         DataError: As for :class:`ImageIterator`; also if a process is killed. The next ``next()`` starts new ones.
@@ -67,7 +67,8 @@ class PillowIterator(ImageIterator):
             if self._ahead and self._ahead[0][0] != number:  # Ctrl-C has come when the one before was made, but not out
                 self.finalize()
             if self._workers is None:
-                self._workers = _Workers(self._work(), self._threads)
+                # Each image of a batch is made by one process: more of them would have nothing to do.
+                self._workers = _Workers(self._work(), min(self._threads, self.batch_size))
                 self._ahead = collections.deque()
             last = number + self._prefetch
             if not self.repeat:  # the next pass is not made before it is asked for: nobody knows when
