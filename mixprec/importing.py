@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 
 from mixprec.config.errors import hint, nearest
+from mixprec.messages import OneLineError, one_line
 
 _LONGEST = 400  # characters of a message that is not ours
 _MIXPREC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
@@ -16,7 +17,7 @@ _LIBRARIES = tuple(
 )
 
 
-class ImportPathError(ValueError):
+class ImportPathError(OneLineError):
     """There is nothing at an import path; the message is one line."""
 
 
@@ -62,8 +63,7 @@ def described(error):
     text, place = str(error), _place(error)
     if isinstance(error, SyntaxError) and error.filename:
         text, place = error.msg, f" ({_shown(error.filename)}, line {error.lineno})"
-    text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in " ".join(text.split()))
-    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    text = one_line(" ".join(text.split()), _LONGEST)
     return f"{type(error).__name__}: {text}".rstrip(": ") + place
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 
 INTERRUPTED = 130  # exit code: 128 and the number of the signal, as of a shell
@@ -33,6 +34,16 @@ def raised_once():
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def run(main):
+    """Calls the main function of a script, and returns what it returns; after Ctrl-C 130, with one line."""
+    try:
+        with raised_once():
+            return main()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _raise(number, frame):

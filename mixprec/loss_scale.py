@@ -12,14 +12,12 @@ number of binades without changing a bit of their mantissas (Micikevicius et al.
 too many.
 """
 
-import math
-
 import numpy as np
-from chainer import Deserializer, backend, get_array_types
+from chainer import AbstractSerializer, Deserializer, backend, get_array_types
 
+from mixprec import arguments
 from mixprec.backends.reading import known, read
 from mixprec.bounds import INT32
-from mixprec.messages import one_line
 
 
 class LossScaleExhausted(RuntimeError):
@@ -43,6 +41,7 @@ class NoLossScale:
 
     def serialize(self, serializer):
         """There is nothing to save."""
+        _check_serializer(serializer)
 
 
 class StaticLossScale:
@@ -58,12 +57,12 @@ class StaticLossScale:
     patience = None
 
     def __init__(self, value):
-        _check_power_of_two("value", value)
-        self.value = float(value)
+        self.value = arguments.power_of_two("value", value)
         self._factors = {}
 
     def factor(self, device):
         """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
+        _check_device(device)
         if device.name not in self._factors:
             self._factors[device.name] = device.send(np.array(self.value, np.float32))
         return self._factors[device.name]
@@ -76,6 +75,7 @@ class StaticLossScale:
 
     def serialize(self, serializer):
         """There is nothing to save: the value comes from the program."""
+        _check_serializer(serializer)
 
 
 class DynamicLossScale:
@@ -119,31 +119,22 @@ class DynamicLossScale:
         hysteresis=1,
         patience=50,
     ):
-        for name, value in (("init", init), ("growth", growth), ("backoff", backoff)):
-            _check_power_of_two(name, value)
+        self.init = arguments.power_of_two("init", init)
+        self.growth = arguments.power_of_two("growth", growth)
+        self.backoff = arguments.power_of_two("backoff", backoff)
+        self.floor = None if floor is None else arguments.power_of_two("floor", floor)
+        self.cap = None if cap is None else arguments.power_of_two("cap", cap)
+        self.interval = arguments.whole("interval", interval, 1, INT32)
+        self.hysteresis = arguments.whole("hysteresis", hysteresis, 1, INT32)
+        self.patience = arguments.whole("patience", patience, 1, INT32)
         if growth <= 1:
             raise ValueError(f"growth must be greater than 1; found {growth!r}")
         if backoff >= 1:
             raise ValueError(f"backoff must be between 0 and 1; found {backoff!r}")
-        for name, value in (("interval", interval), ("hysteresis", hysteresis), ("patience", patience)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= INT32:
-                raise ValueError(f"{name} must be an integer of at least 1 and at most {INT32}; found {value!r}")
-        for name, value in (("floor", floor), ("cap", cap)):
-            if value is not None:
-                _check_power_of_two(name, value)
         if floor is not None and floor > init:
             raise ValueError(f"floor must not be greater than init; found floor={floor!r}, init={init!r}")
         if cap is not None and cap < init:
             raise ValueError(f"cap must not be less than init; found cap={cap!r}, init={init!r}")
-
-        self.init = float(init)
-        self.growth = float(growth)
-        self.backoff = float(backoff)
-        self.interval = interval
-        self.floor = None if floor is None else float(floor)
-        self.cap = None if cap is None else float(cap)
-        self.hysteresis = hysteresis
-        self.patience = patience
         self.reset()
 
     @property
@@ -163,6 +154,7 @@ class DynamicLossScale:
 
     def factor(self, device):
         """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
+        _check_device(device)
         return device.send(self._value).astype(np.float32)
 
     def adjust(self, overflow):
@@ -171,6 +163,9 @@ class DynamicLossScale:
         Args:
             overflow: whether a gradient of the step was not finite: a bool, or a boolean array of shape (). The state
                 moves to the device of the array, and nothing is read. The new value takes effect on the next step.
+
+        Raises:
+            TypeError: ``overflow`` is neither.
         """
         if known(overflow) and known(self._clean) and not overflow and self._clean + 1 < self.interval:
             # Most steps on the host; in the general way they would take a tenth of a batched update.
@@ -178,6 +173,8 @@ class DynamicLossScale:
             self._overflows_in_row = np.array(0, np.int32)
             return
         if not isinstance(overflow, get_array_types()):
+            if not isinstance(overflow, (bool, np.bool_)):
+                raise TypeError(f"overflow must be True, False or a boolean array; found {arguments.found(overflow)}")
             overflow = backend.get_array_module(self._value).asarray(overflow)
         device = backend.get_device_from_array(overflow)
         xp = device.xp
@@ -217,6 +214,7 @@ class DynamicLossScale:
 
     def serialize(self, serializer):
         """Saves or loads the scale and its counters (the settings come from the program)."""
+        _check_serializer(serializer)
         state = (
             float(stored(serializer, "value", self._value)),
             int(stored(serializer, "clean", self._clean)),
@@ -268,15 +266,15 @@ def as_loss_scale(loss_scale):
         return DynamicLossScale()
     if isinstance(loss_scale, (NoLossScale, StaticLossScale, DynamicLossScale)):
         return loss_scale
-    if isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool):
-        return StaticLossScale(loss_scale)
-    raise TypeError(f"loss_scale must be 'dynamic', a number, None or a loss scale object; found {loss_scale!r}")
+    if arguments.is_number(loss_scale):
+        return StaticLossScale(arguments.power_of_two("loss_scale", loss_scale))
+    found = arguments.found(loss_scale)
+    raise TypeError(f"loss_scale must be 'dynamic', a number, None or a loss scale object; found {found}")
 
 
-def _check_power_of_two(name, value):
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    # The bounds are those of float32, in which a scale is multiplied by.
-    if not number or not 2.0**-149 <= value <= 2.0**127 or math.frexp(value)[0] != 0.5:
-        raise ValueError(
-            f"{name} must be a positive power of two from 2^-149 to 2^127; found {one_line(repr(value), 80)}"
-        )
+def _check_serializer(serializer):
+    arguments.instance("serializer", serializer, AbstractSerializer, "a chainer.AbstractSerializer")
+
+
+def _check_device(device):
+    arguments.instance("device", device, backend.Device, "a chainer.backend.Device")

@@ -4,7 +4,6 @@ import dataclasses
 
 COMPUTE_DTYPES = ("float16", "bfloat16", "float32")
 
-
 LAYOUTS = ("nhwc", "nchw")
 
 
@@ -16,23 +15,31 @@ class Policy:
     multiplies has a choice.
 
     Attributes:
-        compute: dtype name of activations, of convolution and linear weights, and of their gradients.
+        compute: dtype of activations, of convolution and linear weights, and of their gradients: a name, or what NumPy
+            takes for one; kept as the name.
         layout: ``"nhwc"`` for functions of mixprec on images in that memory order, ``"nchw"`` for Chainer's own.
-        fuse: whether batch normalizations are computed together with the addition and the ReLU after them.
+        fuse: whether batch normalizations are computed together with the addition and the ReLU after them; ``None``
+            for whether the layout is ``"nhwc"``, without which they cannot be.
+
+    Raises:
+        TypeError: ``fuse`` is no bool.
+        ValueError: an attribute is not one of those, or they do not go together.
     """
 
     compute: str = "float16"
     layout: str = "nhwc"
-    fuse: bool = True
+    fuse: bool | None = None
 
     def __post_init__(self):
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}; found {self.layout!r}")
-        if self.layout == "nchw" and self.fuse:
+        from mixprec import arguments  # configs read the names above, and load nothing of NumPy's size
+
+        arguments.choice("layout", self.layout, LAYOUTS)
+        nhwc = self.layout == "nhwc"
+        object.__setattr__(self, "compute", arguments.storage_dtype("compute", self.compute).name)
+        object.__setattr__(self, "fuse", nhwc if self.fuse is None else arguments.flag("fuse", self.fuse))
+        if self.fuse and not nhwc:
             raise ValueError("fuse=True needs layout='nhwc', as Chainer's own functions cannot be fused; found 'nchw'")
-        if self.layout == "nchw" and self.compute == "bfloat16":
+        if self.compute == "bfloat16" and not nhwc:
             raise ValueError(
                 "compute='bfloat16' needs layout='nhwc', as Chainer's own functions refuse it; found 'nchw'"
             )
-        if self.compute not in COMPUTE_DTYPES:
-            raise ValueError(f"compute must be one of {', '.join(COMPUTE_DTYPES)}; found {self.compute!r}")

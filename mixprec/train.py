@@ -8,6 +8,11 @@ same command.
 
 import sys
 
+from mixprec import interruption
+
+if __name__ == "__main__":
+    interruption.end_quietly()  # before the seconds that the imports below take
+
 from mixprec.recipes.models import MODELS
 from mixprec.training import command
 

@@ -23,6 +23,11 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from mixprec import interruption
+
+if __name__ == "__main__":
+    interruption.end_quietly()  # before the seconds that the imports below take
+
 from benchmarks import (
     command,
     loader,
@@ -173,4 +178,4 @@ def _saved(save):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(interruption.run(main))

@@ -17,6 +17,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from mixprec import interruption
+
+if __name__ == "__main__":
+    interruption.end_quietly()  # before the seconds that the imports below take
+
 from benchmarks.gpu_check import check, summary
 from benchmarks.gpu_check import stages as all_stages
 from benchmarks.gpu_check.group import Interruption
@@ -76,4 +81,4 @@ def _say(line):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interruption.run(main))

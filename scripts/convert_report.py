@@ -12,6 +12,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from mixprec import interruption
+
+if __name__ == "__main__":
+    interruption.end_quietly()  # before the seconds that the imports below take
+
 from mixprec.rewrite import command
 
 
@@ -22,4 +27,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interruption.run(main))

@@ -6,6 +6,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from mixprec import interruption
+
+if __name__ == "__main__":
+    interruption.end_quietly()  # before the seconds that the imports below take
+
 from mixprec.command_line import Parser, one_line
 from mixprec.data.errors import DataError
 from mixprec.data.sources.opening import open_images
@@ -76,4 +81,4 @@ def _pack(args):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(interruption.run(main))

@@ -14,6 +14,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from mixprec import interruption
+
+if __name__ == "__main__":
+    interruption.end_quietly()  # before the seconds that the imports below take
+
 from benchmarks import parity, parity_no_masters, parity_plot
 from mixprec import files
 from mixprec.command_line import Parser, one_line
@@ -73,4 +78,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interruption.run(main))

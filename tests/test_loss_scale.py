@@ -165,7 +165,7 @@ def test_every_field_of_the_state_survives_a_snapshot(before, after):
         ({"growth": 3}, "growth must be a positive power of two"),
         ({"backoff": 1.0}, "backoff must be between 0 and 1"),
         ({"backoff": -0.5}, "backoff must be"),
-        ({"interval": 0}, "interval must be an integer of at least 1"),
+        ({"interval": 0}, "interval must be a whole number from 1 to 2147483647; found 0"),
         ({"interval": 1.5}, "interval must be"),
         ({"interval": True}, "interval must be"),
         ({"hysteresis": 0}, "hysteresis must be"),

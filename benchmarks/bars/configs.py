@@ -50,7 +50,7 @@ def bars(specifier, *, arch, batch, size):
 
     def bar(name, group, file, overrides):
         config = configured.load(file, arch=arch, batch=batch, size=size, overrides=[*_TINY_STEPS, *overrides])
-        level = "nchw" if config.model.layout == "nchw" else "nhwc-fused" if config.model.fuse else "nhwc"
+        level = "nchw" if config.model.layout == "nchw" else "nhwc-fused" if config.model.fuses else "nhwc"
         make = functools.partial(_step, file, tuple(overrides))
         dtype = "tf32" if config.cudnn.tf32 else config.precision.compute
         return Bar(name, make, "", group, level, dtype, _same(config, specifier))

@@ -132,7 +132,7 @@ def _of_sendable_arrays(bcast_data):
 def _of_several_losses(update):
     @functools.wraps(update)
     def run(self, lossfun=None, *args, **kwds):
-        return update(self, lossfun and _one_loss_of(lossfun), *args, **kwds)
+        return update(self, None if lossfun is None else _one_loss_of(lossfun), *args, **kwds)
 
     return run
 

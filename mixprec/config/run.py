@@ -32,8 +32,10 @@ class Model:
         choices=LAYOUTS,
         aliases=("memory_format",),
     )
-    fuse: bool = key(
-        "Compute a batch normalization together with the addition and the ReLU after it. Only with layout nhwc.", True
+    fuse: bool | None = key(
+        "Compute a batch normalization together with the addition and the ReLU after it. Only with layout nhwc; null "
+        "does it there.",
+        None,
     )
     zero_init_residual: bool = key(
         "The scale of the last batch normalization of each residual block starts at 0, so that the block starts as the "
@@ -41,6 +43,11 @@ class Model:
         False,
         aliases=("zero_init_gamma", "zero_init_last_gamma", "zero_gamma"),
     )
+
+    @property
+    def fuses(self):
+        """:attr:`fuse`, or what null means."""
+        return self.layout == "nhwc" if self.fuse is None else self.fuse
 
 
 @dataclass(frozen=True, kw_only=True)

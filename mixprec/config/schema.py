@@ -36,7 +36,7 @@ class Config:
         Rule(
             ("model.layout", "model.fuse"),
             "model.fuse only with model.layout nhwc",
-            lambda config: config.model.layout == "nhwc" or not config.model.fuse,
+            lambda config: config.model.layout == "nhwc" or not config.model.fuses,
         ),
         Rule(
             ("precision.compute", "model.layout"),

@@ -48,8 +48,10 @@ def batch_normalization(
         TypeError: a dtype does not fit.
         ValueError: a shape does not fit.
     """
-    running = checks.running_statistics(BatchNormalization.name, running_mean, running_var)
-    node = BatchNormalization(BatchNorm(eps, decay, relu), running, None if sums is None else chainer.as_array(sums))
+    name = BatchNormalization.name
+    running = checks.running_statistics(name, running_mean, running_var)
+    sums = None if sums is None else checks.array(name, "sums", sums)
+    node = BatchNormalization(attributes_of(name, eps, decay, relu), running, sums)
     return node.apply((x, gamma, beta) if add is None else (x, gamma, beta, add))[0]
 
 
@@ -69,9 +71,19 @@ def fixed_batch_normalization(x, gamma, beta, mean, var, eps=2e-5, *, add=None, 
     Returns:
         Variable like ``x``.
     """
-    statistics = dense(chainer.as_array(mean)), dense(chainer.as_array(var))
-    node = FixedBatchNormalization(BatchNorm(eps, relu=relu), statistics)
+    name = FixedBatchNormalization.name
+    statistics = dense(checks.array(name, "mean", mean)), dense(checks.array(name, "var", var))
+    node = FixedBatchNormalization(attributes_of(name, eps, relu=relu), statistics)
     return node.apply((x, gamma, beta) if add is None else (x, gamma, beta, add))[0]
+
+
+def attributes_of(function, eps, decay=0.9, relu=False):
+    """Returns the :class:`~mixprec.backends.geometry.BatchNorm` of arguments; the name is for messages."""
+    return BatchNorm(
+        checks.number(function, "eps", eps, 0.0),
+        checks.number(function, "decay", decay),
+        checks.flag(function, "relu", relu),
+    )
 
 
 def check_batch(function, shape):

@@ -3,52 +3,72 @@
 Each raises TypeError or ValueError with one line: function, argument, what it should be, and what was found.
 """
 
-import operator
+import math
 
 import chainer
-import ml_dtypes
 import numpy as np
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_STORAGE = {dtype.name: dtype for dtype in (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))}
-STORAGE_DTYPES = frozenset(_STORAGE.values())
+from mixprec import arguments
+
+BFLOAT16 = arguments.BFLOAT16
+STORAGE_DTYPES = frozenset((np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)))
 _NAMES = "float16, bfloat16 or float32"
 
 
-def storage_dtype(value):
-    """Returns a storage dtype by its name, or itself.
-
-    Raises:
-        ValueError: it is not float16, bfloat16 or float32.
-    """
-    found = _STORAGE.get(value) if isinstance(value, str) else np.dtype(value)
-    if found not in STORAGE_DTYPES:
-        raise ValueError(f"dtype must be {_NAMES}; found {value}")
-    return found
-
-
-def whole(function, argument, value, least):
+def whole(function, argument, value, least=None):
     """Returns an argument as an int, which must be a whole number and not too small."""
-    try:
-        found = operator.index(value)
-    except TypeError:
-        found = least - 1
-    if found < least:
-        raise ValueError(f"{function}: {argument} must be a whole number, {least} or more; found {value!r}")
-    return found
+    if type(value) is int and (least is None or value >= least):  # in most calls
+        return value
+    return arguments.whole(f"{function}: {argument}", value, least)
 
 
 def pair(function, argument, value, least):
     """Returns ``(vertical, horizontal)`` of a pair, or of one number for both: whole numbers and not too small."""
+    both = value if hasattr(value, "__len__") and not isinstance(value, (str, bytes, dict)) else (value, value)
     try:
-        vertical, horizontal = map(operator.index, value if hasattr(value, "__len__") else (value, value))
+        vertical, horizontal = map(arguments.as_index, both)
     except (TypeError, ValueError):
-        vertical = horizontal = least - 1
-    if min(vertical, horizontal) < least:
+        vertical = horizontal = None
+    if vertical is None or horizontal is None or min(vertical, horizontal) < least:
         raise ValueError(
-            f"{function}: {argument} must be a whole number, {least} or more, or a pair of them; found {value!r}"
+            f"{function}: {argument} must be a whole number, {least} or more, or a pair of them; "
+            f"found {arguments.found(value)}"
         )
     return vertical, horizontal
+
+
+def number(function, argument, value, least=-math.inf, below=math.inf):
+    """Returns an argument as a float, which must be finite, ``least`` or more, and less than ``below``."""
+    if type(value) is float and least <= value < below and value > -math.inf:  # in most calls
+        return value
+    return arguments.number(f"{function}: {argument}", value, least, below)
+
+
+def flag(function, argument, value):
+    """Returns an argument as a bool, which must be True or False."""
+    return value if value is True or value is False else arguments.flag(f"{function}: {argument}", value)
+
+
+def array(function, argument, value):
+    """Returns the array of an argument, which must be one, or a variable.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    found = value.array if isinstance(value, chainer.Variable) else value
+    if not isinstance(found, chainer.get_array_types()):
+        raise TypeError(f"{function}: {argument} must be an array or a variable; found {arguments.found(value)}")
+    return found
+
+
+def variable(function, argument, value):
+    """Returns an argument, which must be an array or a variable.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    array(function, argument, value)
+    return value
 
 
 def dtype(function, argument, array):
@@ -128,10 +148,10 @@ def running_statistics(function, mean, variance):
         return None
     if mean is None or variance is None:
         raise ValueError(f"{function}: running_mean and running_var go together; found only one of them")
-    running = chainer.as_array(mean), chainer.as_array(variance)
-    for name, array in zip(("running_mean", "running_var"), running, strict=True):
-        if not array.flags.c_contiguous:
+    running = array(function, "running_mean", mean), array(function, "running_var", variance)
+    for name, each in zip(("running_mean", "running_var"), running, strict=True):
+        if not each.flags.c_contiguous:
             raise ValueError(
-                f"{function}: {name} is moved in place and must be contiguous; found strides {array.strides}"
+                f"{function}: {name} is moved in place and must be contiguous; found strides {each.strides}"
             )
     return running

@@ -4,6 +4,7 @@ import itertools
 
 import chainer
 
+from mixprec import arguments
 from mixprec.functions import checks
 from mixprec.functions.node import Node, dense
 
@@ -21,6 +22,8 @@ def concat(xs):
         TypeError: dtypes differ, or are none of the storage dtypes.
         ValueError: shapes do not fit, or there is nothing to concatenate.
     """
+    if not isinstance(xs, (list, tuple)):
+        raise TypeError(f"concat: xs must be a list or tuple of arrays or variables; found {arguments.found(xs)}")
     if not xs:
         raise ValueError("concat: there must be at least one array")
     return Concatenation(len(xs)).apply(tuple(xs))[0]

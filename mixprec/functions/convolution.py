@@ -29,7 +29,8 @@ def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=Fa
         TypeError: a dtype does not fit.
         ValueError: a shape does not fit.
     """
-    if relu and statistics:
+    checks.flag(Convolution2D.name, "statistics", statistics)
+    if checks.flag(Convolution2D.name, "relu", relu) and statistics:
         raise ValueError("convolution_2d: statistics are those before a ReLU: relu and statistics exclude each other")
     convolution = convolution_of(Convolution2D.name, stride, pad, dilate, groups)
     node = Convolution2D(convolution, relu=relu, statistics=statistics)

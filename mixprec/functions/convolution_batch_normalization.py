@@ -1,11 +1,9 @@
 """Convolution of images (N, H, W, C) together with the batch normalization before or after it."""
 
-import chainer
 import numpy as np
 
-from mixprec.backends.geometry import BatchNorm
 from mixprec.functions import checks
-from mixprec.functions.batch_normalization import check_batch
+from mixprec.functions.batch_normalization import attributes_of, check_batch
 from mixprec.functions.convolution import FilterNode, convolution_of
 from mixprec.functions.node import dense
 
@@ -54,7 +52,7 @@ def convolution_batch_normalization(
     running = checks.running_statistics(ConvolutionBatchNormalization.name, running_mean, running_var)
     node = ConvolutionBatchNormalization(
         convolution_of(ConvolutionBatchNormalization.name, stride, pad, dilate, groups),
-        BatchNorm(eps, decay, relu),
+        attributes_of(ConvolutionBatchNormalization.name, eps, decay, relu),
         running,
     )
     return node.apply((x, W, gamma, beta) if add is None else (x, W, gamma, beta, add))[0]
@@ -99,12 +97,13 @@ def batch_normalization_relu_convolution_2d(
         As :func:`~mixprec.functions.convolution_2d`.
     """
     running = checks.running_statistics(BatchNormalizationReLUConvolution2D.name, running_mean, running_var)
+    name = BatchNormalizationReLUConvolution2D.name
     node = BatchNormalizationReLUConvolution2D(
-        convolution_of(BatchNormalizationReLUConvolution2D.name, stride, pad, dilate, groups),
-        BatchNorm(eps, decay, relu=True),
+        convolution_of(name, stride, pad, dilate, groups),
+        attributes_of(name, eps, decay, relu=True),
         running,
-        chainer.as_array(sums),
-        statistics,
+        checks.array(name, "sums", sums),
+        checks.flag(name, "statistics", statistics),
     )
     (y,) = node.apply((x, gamma, beta, W))
     return (y, node.sums) if statistics else y

@@ -6,6 +6,7 @@ import os
 import chainer
 import numpy as np
 
+from mixprec import arguments
 from mixprec.backends import primitives_of
 from mixprec.functions import checks
 from mixprec.functions.node import Node
@@ -32,8 +33,7 @@ def dropout(x, ratio=0.5):
         TypeError: x is not in a storage dtype.
         ValueError: ``ratio`` is out of range.
     """
-    if not 0 <= ratio < 1:
-        raise ValueError(f"dropout: ratio must be from 0 to below 1; found {ratio}")
+    ratio = checks.number(Dropout.name, "ratio", ratio, 0.0, below=1.0)
     if not chainer.config.train:
         return chainer.as_variable(x)
     return Dropout(ratio).apply((x,))[0]
@@ -70,6 +70,7 @@ def serialize_dropout(serializer, devices):
         serializer: of Chainer's. A state that does not exist is not saved; one that is not in a file stays as it is.
         devices: of Chainer's, in the same order when saving and when loading.
     """
+    arguments.instance("serializer", serializer, chainer.AbstractSerializer, "a chainer.AbstractSerializer")
     known = _states.keys() - _forgotten
     for place, device in enumerate(devices):
         name = f"dropout_state{place}"

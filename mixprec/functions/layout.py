@@ -2,6 +2,7 @@
 
 import chainer
 
+from mixprec import arguments
 from mixprec.functions import checks
 from mixprec.functions.node import Node, dense
 
@@ -45,8 +46,8 @@ def to_nchw(x, dtype=None, channels=None):
 
 def cast(x, dtype):
     """Returns ``x``, any shape, rounded to a storage dtype; ``x`` itself as a variable if it has it."""
-    x = chainer.as_variable(x)
-    dtype = checks.storage_dtype(dtype)
+    x = chainer.as_variable(checks.variable(Cast.name, "x", x))
+    dtype = arguments.storage_dtype("cast: dtype", dtype)
     return x if x.dtype == dtype else Cast(dtype).apply((x,))[0]
 
 
@@ -59,8 +60,8 @@ class _Layout(Node):
     """
 
     def __init__(self, dtype, channels):
-        self._dtype = None if dtype is None else checks.storage_dtype(dtype)
-        self._channels = channels
+        self._dtype = None if dtype is None else arguments.storage_dtype(f"{self.name}: dtype", dtype)
+        self._channels = None if channels is None else checks.whole(self.name, "channels", channels, 1)
 
     def compute(self, primitives, x):
         self._x = x.dtype, x.shape

@@ -27,7 +27,8 @@ def linear(x, W, b=None, n_batch_axes=1):
         TypeError: a dtype does not fit.
         ValueError: a shape does not fit.
     """
-    x = chainer.as_variable(x)
+    x = chainer.as_variable(checks.variable(Linear.name, "x", x))
+    n_batch_axes = checks.whole(Linear.name, "n_batch_axes", n_batch_axes)
     if not 0 < n_batch_axes < max(2, x.ndim):
         raise ValueError(f"linear: n_batch_axes must be from 1 to {x.ndim - 1}; found {n_batch_axes}")
     batch = x.shape[:n_batch_axes]

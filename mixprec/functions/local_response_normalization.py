@@ -1,8 +1,5 @@
 """Local response normalization across channels (Krizhevsky et al. 2012)."""
 
-import math
-import numbers
-
 from mixprec.backends.geometry import LocalResponseNorm
 from mixprec.functions import checks
 from mixprec.functions.node import Node, dense
@@ -31,15 +28,12 @@ def local_response_normalization(x, n=5, k=2, alpha=1e-4, beta=0.75):
     """
     name = LocalResponseNormalization.name
     attributes = LocalResponseNorm(
-        checks.whole(name, "n", n, 1), _number("k", k), _number("alpha", alpha), _number("beta", beta)
+        checks.whole(name, "n", n, 1),
+        checks.number(name, "k", k),
+        checks.number(name, "alpha", alpha),
+        checks.number(name, "beta", beta),
     )
     return LocalResponseNormalization(attributes).apply((x,))[0]
-
-
-def _number(argument, value):
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise ValueError(f"local_response_normalization: {argument} must be a finite number; found {value!r}")
-    return float(value)
 
 
 class LocalResponseNormalization(Node):

@@ -1,5 +1,6 @@
 """What all function nodes here share: gradients of arrays, no double backprop, copies that are announced."""
 
+import inspect
 import weakref
 
 import chainer
@@ -8,6 +9,7 @@ from chainer import utils
 
 from mixprec.backends import primitives_of
 from mixprec.backends.announcements import announce
+from mixprec.functions import checks
 
 
 class Node(chainer.FunctionNode):
@@ -41,7 +43,7 @@ class Node(chainer.FunctionNode):
         config = chainer.config
         if chainer.get_function_hooks() or self._n_local_function_hooks or config.debug or config.schedule_func:
             return super().apply(inputs)
-        variables = [x if isinstance(x, chainer.Variable) else chainer.as_variable(x) for x in inputs]
+        variables = [x if isinstance(x, chainer.Variable) else self._variable_of(x, inputs) for x in inputs]
         arrays = tuple([x.raw_array for x in variables])
         kind = type(arrays[0])
         if any(type(array) is not kind for array in arrays):
@@ -59,6 +61,15 @@ class Node(chainer.FunctionNode):
         if config.enable_backprop:
             self._join_graph(variables, outputs, results)
         return results
+
+    def _variable_of(self, x, inputs):
+        if not isinstance(x, chainer.get_array_types()):
+            place = next(place for place, each in enumerate(inputs) if each is x)
+            names = inspect.signature(self.check).parameters
+            several = next(iter(names)) if len(names) == 1 else None  # the inputs are all alike: xs[0], xs[1]
+            argument = f"{several}[{place}]" if several and len(inputs) > 1 else list(names)[place]
+            checks.variable(self.name, argument, x)
+        return chainer.as_variable(x)
 
     def _join_graph(self, variables, outputs, results):
         self._input_layouts, self._output_layouts = (None,) * len(variables), (None,) * len(results)

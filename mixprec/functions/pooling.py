@@ -50,7 +50,7 @@ def global_average_pooling_2d(x):
 def _pooling(function, ksize, stride, pad, cover_all):
     window = checks.pair(function, "ksize", ksize, 1)
     step = window if stride is None else checks.pair(function, "stride", stride, 1)
-    return Pooling(window, step, checks.pair(function, "pad", pad, 0), cover_all)
+    return Pooling(window, step, checks.pair(function, "pad", pad, 0), checks.flag(function, "cover_all", cover_all))
 
 
 class _Pooling(Node):

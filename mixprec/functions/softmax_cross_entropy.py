@@ -3,6 +3,7 @@
 import chainer
 import numpy as np
 
+from mixprec import arguments
 from mixprec.backends.reading import known
 from mixprec.functions import checks
 from mixprec.functions.node import Node
@@ -32,6 +33,9 @@ def softmax_cross_entropy(x, t, normalize=True, class_weight=None, ignore_label=
         TypeError: a dtype does not fit.
         ValueError: a shape, an option or a label does not fit.
     """
+    name = SoftmaxCrossEntropy.name
+    normalize = checks.flag(name, "normalize", normalize)
+    ignore_label = checks.whole(name, "ignore_label", ignore_label)
     return SoftmaxCrossEntropy(normalize, class_weight, ignore_label, reduce, smoothing).apply((x, t))[0]
 
 
@@ -41,10 +45,8 @@ class SoftmaxCrossEntropy(Node):
     name = "softmax_cross_entropy"
 
     def __init__(self, normalize, class_weight, ignore_label, reduce, smoothing):
-        if reduce not in ("mean", "no"):
-            raise ValueError(f"{self.name}: reduce must be 'mean' or 'no'; found {reduce!r}")
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"{self.name}: smoothing must be from 0 to below 1; found {smoothing}")
+        arguments.choice(f"{self.name}: reduce", reduce, ("mean", "no"))
+        smoothing = checks.number(self.name, "smoothing", smoothing, 0.0, below=1.0)
         if class_weight is not None and not isinstance(class_weight, chainer.get_array_types()):
             raise TypeError(
                 f"{self.name}: class_weight must be an array, it gets no gradient; found {type(class_weight).__name__}"

@@ -4,6 +4,7 @@ import collections
 
 import chainer
 
+from mixprec import arguments
 from mixprec.backends import graphs_of
 from mixprec.backends.announcements import announce
 from mixprec.backends.cudnn import settings
@@ -47,18 +48,16 @@ class Captured:
         replays: number of calls that launched a graph.
 
     Raises:
-        ValueError: an argument is out of its range.
+        TypeError: ``required`` is no bool.
+        ValueError: another argument is out of its range.
     """
 
     def __init__(self, work, *, warmup=3, graphs=4, other_shapes="capture", required=False):
-        for name, value, least in (("warmup", warmup, 2), ("graphs", graphs, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}; found {value!r}")
-        if other_shapes not in OTHER_SHAPES:
-            raise ValueError(f"other_shapes must be 'capture' or 'eager'; found {other_shapes!r}")
         self._work = work
-        self._warmup, self._graphs, self._other_shapes = warmup, graphs, other_shapes
-        self._required = required
+        self._warmup = arguments.whole("warmup", warmup, 2)
+        self._graphs = arguments.whole("graphs", graphs, 1)
+        self._other_shapes = arguments.choice("other_shapes", other_shapes, OTHER_SHAPES)
+        self._required = arguments.flag("required", required)
         self._kinds = collections.OrderedDict()  # Kind by its key, the one that was called last at the end
         self._only = None  # the key that has the one graph
         self.why_not = None
@@ -86,13 +85,13 @@ class Captured:
             return self._eager(args, kwargs)
         if self.why_not is not None and self._required:
             raise CaptureError(f"{self._work.name} cannot be captured, which is required: {self.why_not}")
-        arguments = Arguments(args, kwargs)
+        given = Arguments(args, kwargs)
         with graphs.on_stream():
-            kind = None if self.why_not is not None or self._is_hooked() else self._kind_of(arguments, graphs)
+            kind = None if self.why_not is not None or self._is_hooked() else self._kind_of(given, graphs)
             if kind is None:
-                return self._eager(*arguments.on_device(graphs))
+                return self._eager(*given.on_device(graphs))
             launches = kind.launches
-            result = kind.call(arguments)
+            result = kind.call(given)
             self.replays += kind.launches - launches
             kind.finish()
         if kind.failure is not None:
@@ -121,11 +120,11 @@ class Captured:
         self._work.finish(args, kwargs, wait=True)
         return result
 
-    def _kind_of(self, arguments, graphs):
+    def _kind_of(self, given, graphs):
         """Returns the :class:`Kind` of a call, or ``None`` if there is to be no graph for it."""
         config = tuple(getattr(chainer.config, name) for name in _CONFIG)
         try:
-            key = graphs, arguments.key, config, settings.current()
+            key = graphs, given.key, config, settings.current()
         except TypeError as error:
             self._give_up(str(error))
             return None
@@ -134,7 +133,7 @@ class Captured:
             if key != self._only:
                 return None
         if key not in self._kinds:
-            self._kinds[key] = Kind(self._work, arguments, graphs, self._warmup)
+            self._kinds[key] = Kind(self._work, given, graphs, self._warmup)
         self._kinds.move_to_end(key)
         self._make_room()
         return self._kinds[key]

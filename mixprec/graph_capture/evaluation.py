@@ -5,6 +5,7 @@ import operator
 
 import chainer
 
+from mixprec import arguments
 from mixprec.graph_capture.captured import Captured
 from mixprec.graph_capture.links import left_out
 from mixprec.optimizer.graph_step import local_hooks
@@ -27,8 +28,10 @@ def capture_evaluation(model, *, warmup=3, graphs=4, other_shapes="capture", req
         :class:`~mixprec.graph_capture.captured.Captured`. A call returns the model's result in new arrays.
 
     Raises:
-        ValueError: an argument is out of its range.
+        TypeError: ``model`` is not a link, or ``required`` no bool.
+        ValueError: another argument is out of its range.
     """
+    arguments.instance("model", model, chainer.Link, "a chainer.Link")
     return Captured(_Evaluation(model), warmup=warmup, graphs=graphs, other_shapes=other_shapes, required=required)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import chainer
 import numpy as np
 
+from mixprec import arguments
 from mixprec.graph_capture.captured import Captured
 from mixprec.graph_capture.links import left_out
 from mixprec.optimizer import MixedPrecisionOptimizer, graph_step
@@ -33,12 +34,14 @@ def capture(optimizer, lossfun=None, *, warmup=3, graphs=4, other_shapes="captur
         or the device, and returns the loss, or the sum of the losses, a :class:`chainer.Variable` without a graph.
 
     Raises:
-        TypeError: ``optimizer`` is not a :class:`~mixprec.MixedPrecisionOptimizer`.
+        TypeError: ``optimizer`` is not a :class:`~mixprec.MixedPrecisionOptimizer`, ``lossfun`` no function, or
+            ``required`` no bool.
         ValueError: another argument is out of its range.
     """
     if not isinstance(optimizer, MixedPrecisionOptimizer):
         hint = "; steps with ChainerMN cannot be captured" if hasattr(optimizer, "actual_optimizer") else ""
         raise TypeError(f"optimizer must be a MixedPrecisionOptimizer; found {type(optimizer).__name__}{hint}")
+    arguments.function("lossfun", lossfun)
     return Captured(
         _TrainingStep(optimizer, lossfun), warmup=warmup, graphs=graphs, other_shapes=other_shapes, required=required
     )

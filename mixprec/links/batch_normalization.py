@@ -4,7 +4,9 @@ import chainer
 import chainer.links as L
 import numpy as np
 
-from mixprec import functions
+from mixprec import arguments, functions
+from mixprec.functions import checks
+from mixprec.links.storage import check_initializers
 
 _AXES = (None, 0, (0,), (0, 1, 2))  # all but the last
 
@@ -29,7 +31,8 @@ class BatchNormalization(L.BatchNormalization):
         initial_avg_var: initializer, array (C,) or number; ``None`` is 1.
 
     Raises:
-        ValueError: ``size``, ``dtype`` or ``axis`` is another one.
+        TypeError: ``use_gamma`` or ``use_beta`` is no bool, or what is to be an initializer none.
+        ValueError: another argument is another one.
     """
 
     def __init__(
@@ -46,12 +49,26 @@ class BatchNormalization(L.BatchNormalization):
         initial_avg_mean=None,
         initial_avg_var=None,
     ):
-        if dtype is not None and np.dtype(dtype) != np.float32:
-            raise ValueError(f"BatchNormalization: parameters and statistics are float32; found dtype {dtype}")
-        if axis not in _AXES:
-            raise ValueError(f"BatchNormalization: axis must be all but the last, (0, 1, 2) in NHWC; found {axis}")
-        if isinstance(size, tuple) and len(size) != 1:
-            raise ValueError(f"BatchNormalization: size must be a number of channels; found {size}")
+        name = type(self).__name__
+        if dtype is not None and arguments.storage_dtype(f"{name}: dtype", dtype) != np.float32:
+            raise ValueError(f"{name}: dtype must be float32, as parameters and statistics are; found {dtype}")
+        axis = tuple(axis) if isinstance(axis, list) else axis
+        if not isinstance(axis, (int, tuple, type(None))) or axis not in _AXES:
+            found = arguments.found(axis)
+            raise ValueError(f"{name}: axis must be all but the last, (0, 1, 2) in NHWC; found {found}")
+        if size is not None:
+            (size,) = size if isinstance(size, tuple) and len(size) == 1 else (size,)
+            size = checks.whole(name, "size", size, 1)
+        decay = checks.number(name, "decay", decay)
+        eps = checks.number(name, "eps", eps, 0.0)
+        use_gamma, use_beta = checks.flag(name, "use_gamma", use_gamma), checks.flag(name, "use_beta", use_beta)
+        check_initializers(
+            name,
+            initial_gamma=initial_gamma,
+            initial_beta=initial_beta,
+            initial_avg_mean=initial_avg_mean,
+            initial_avg_var=initial_avg_var,
+        )
         super().__init__(
             *(size, decay, eps, np.float32, use_gamma, use_beta, initial_gamma, initial_beta),
             axis=(0, 1, 2) if axis is None else axis,
@@ -91,7 +108,9 @@ class BatchNormalization(L.BatchNormalization):
             Variable like ``x``.
         """
         if self.avg_mean is None:
+            checks.variable(type(self).__name__, "x", x)
             self._initialize_params(x.shape[-1])
+        checks.flag(type(self).__name__, "finetune", finetune)
         gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
         beta = self._get_beta()[0] if self.beta is None else self.beta
         if not chainer.config.train:

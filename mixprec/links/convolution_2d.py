@@ -4,7 +4,7 @@ import chainer
 import chainer.links as L
 
 from mixprec import functions
-from mixprec.links.storage import ChannelsLast, Rounded
+from mixprec.links.storage import ChannelsLast, Rounded, check_filters, filter_sizes
 
 
 class Convolution2D(ChannelsLast, L.Convolution2D):
@@ -25,6 +25,10 @@ class Convolution2D(ChannelsLast, L.Convolution2D):
         groups: number of groups of channels.
         dtype: of W, b and the input: ``"float16"``, ``"bfloat16"`` or ``"float32"``; ``None`` for that of initialW if
             it has one, or else of ``chainer.config.dtype``, with float16 for ``chainer.mixed16``.
+
+    Raises:
+        TypeError: ``nobias`` is no bool, or what is to be an initializer none.
+        ValueError: another argument is out of its range.
     """
 
     def __init__(
@@ -42,7 +46,9 @@ class Convolution2D(ChannelsLast, L.Convolution2D):
         groups=1,
         dtype=None,
     ):
-        filters = Rounded(initialW, dtype)
+        in_channels, out_channels, ksize = filter_sizes("Convolution2D", in_channels, out_channels, ksize)
+        check_filters("Convolution2D", stride, pad, nobias, initialW, initial_bias, dilate, groups)
+        filters = Rounded(initialW, dtype, "Convolution2D: dtype")
         bias = Rounded(0 if initial_bias is None else initial_bias, dtype)
         with chainer.using_config("compute_mode", None):  # Chainer's own NHWC mode gives W another shape
             super().__init__(

@@ -3,7 +3,8 @@
 import chainer.links as L
 
 from mixprec import functions
-from mixprec.links.storage import ChannelsLast, Rounded
+from mixprec.functions import checks
+from mixprec.links.storage import ChannelsLast, Rounded, check_filters, filter_sizes
 
 
 class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
@@ -25,6 +26,10 @@ class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
         dilate: steps between two elements of a filter; a number or a pair.
         groups: number of groups of channels.
         dtype: as in :class:`~mixprec.links.Convolution2D`.
+
+    Raises:
+        TypeError: ``nobias`` is no bool, or what is to be an initializer none.
+        ValueError: another argument is out of its range.
     """
 
     def __init__(
@@ -43,7 +48,11 @@ class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
         groups=1,
         dtype=None,
     ):
-        filters = Rounded(initialW, dtype)
+        in_channels, out_channels, ksize = filter_sizes("Deconvolution2D", in_channels, out_channels, ksize)
+        check_filters("Deconvolution2D", stride, pad, nobias, initialW, initial_bias, dilate, groups)
+        if outsize is not None:
+            checks.pair("Deconvolution2D", "outsize", outsize, 1)
+        filters = Rounded(initialW, dtype, "Deconvolution2D: dtype")
         bias = Rounded(0 if initial_bias is None else initial_bias, dtype)
         super().__init__(
             *(in_channels, out_channels, ksize, stride, pad, nobias, outsize, filters, bias),

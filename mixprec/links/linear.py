@@ -5,7 +5,8 @@ import math
 import chainer.links as L
 
 from mixprec import functions
-from mixprec.links.storage import Rounded, StoredInFloat32
+from mixprec.functions import checks
+from mixprec.links.storage import Rounded, StoredInFloat32, check_initializers
 
 
 class Linear(StoredInFloat32, L.Linear):
@@ -20,10 +21,20 @@ class Linear(StoredInFloat32, L.Linear):
         initialW: initializer of W, an array (out_size, in_size), or a number.
         initial_bias: initializer of b, an array (out_size,), or a number.
         dtype: as in :class:`~mixprec.links.Convolution2D`.
+
+    Raises:
+        TypeError: ``nobias`` is no bool, or what is to be an initializer none.
+        ValueError: another argument is out of its range.
     """
 
     def __init__(self, in_size, out_size=None, nobias=False, initialW=None, initial_bias=None, *, dtype=None):
-        weights = Rounded(initialW, dtype)
+        if out_size is None:  # Chainer takes the first one for it
+            in_size, out_size = None, in_size
+        in_size = None if in_size is None else checks.whole("Linear", "in_size", in_size, 1)
+        out_size = checks.whole("Linear", "out_size", out_size, 1)
+        checks.flag("Linear", "nobias", nobias)
+        check_initializers("Linear", initialW=initialW, initial_bias=initial_bias)
+        weights = Rounded(initialW, dtype, "Linear: dtype")
         bias = Rounded(0 if initial_bias is None else initial_bias, dtype)
         super().__init__(in_size, out_size, nobias, weights, bias)
 
@@ -44,5 +55,7 @@ class Linear(StoredInFloat32, L.Linear):
             Variable (B, out_size), or with all batch axes (..., out_size).
         """
         if self.W.array is None:
+            checks.variable("Linear", "x", x)
+            checks.whole("Linear", "n_batch_axes", n_batch_axes, 1)
             self._initialize_params(math.prod(x.shape[n_batch_axes:]))
         return functions.linear(x, self.W, self.b, n_batch_axes)

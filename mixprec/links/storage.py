@@ -8,6 +8,7 @@ import chainer
 import numpy as np
 from chainer import initializers
 
+from mixprec import arguments
 from mixprec.backends import primitives_of
 from mixprec.functions import checks
 from mixprec.functions.node import dense
@@ -23,13 +24,17 @@ class Rounded(chainer.initializer.Initializer):
         initializer: what Chainer's links take: an initializer, an array, a number, or ``None`` for ``LeCunNormal``.
         dtype: name or dtype; ``None`` for that of the initializer, or else of ``chainer.config.dtype``, with float16
             for ``chainer.mixed16``.
+        name: of the dtype, for messages.
+
+    Raises:
+        ValueError: ``dtype`` is none of the storage dtypes.
     """
 
-    def __init__(self, initializer, dtype):
+    def __init__(self, initializer, dtype, name="dtype"):
         self._initializer = initializers._get_initializer(initializer)
         if dtype is None:
             dtype = chainer.get_dtype(getattr(self._initializer, "dtype", None), map_mixed16=np.float16)
-        super().__init__(checks.storage_dtype(dtype))
+        super().__init__(arguments.storage_dtype(name, dtype))
         without_masters.look_again()
 
     def __call__(self, array):
@@ -37,6 +42,38 @@ class Rounded(chainer.initializer.Initializer):
         dtype = getattr(self._initializer, "dtype", None) or np.float32
         values = initializers.generate_array(self._initializer, array.shape, device.xp, dtype=dtype, device=device)
         array[...] = primitives_of(array).cast(values.astype(np.float32, copy=False), array.dtype)
+
+
+def filter_sizes(name, in_channels, out_channels, ksize):
+    """Returns these three arguments of a link of this name as Chainer wants them, with Python's numbers.
+
+    Raises:
+        ValueError: one is out of its range.
+    """
+    if ksize is None:  # then Chainer takes the first two for out_channels and ksize
+        in_channels, out_channels, ksize = None, in_channels, out_channels
+    in_channels = None if in_channels is None else checks.whole(name, "in_channels", in_channels, 1)
+    both = checks.pair(name, "ksize", ksize, 1)
+    return (
+        in_channels,
+        checks.whole(name, "out_channels", out_channels, 1),
+        both if hasattr(ksize, "__len__") else both[0],
+    )
+
+
+def check_filters(name, stride, pad, nobias, initialW, initial_bias, dilate, groups):
+    """Raises TypeError or ValueError if a link of this name cannot have such filters."""
+    for argument, value, least in (("stride", stride, 1), ("pad", pad, 0), ("dilate", dilate, 1)):
+        checks.pair(name, argument, value, least)
+    checks.whole(name, "groups", groups, 1)
+    checks.flag(name, "nobias", nobias)
+    check_initializers(name, initialW=initialW, initial_bias=initial_bias)
+
+
+def check_initializers(name, **initializers):
+    """Raises TypeError if an argument of a link of this name is no initializer."""
+    for argument, value in initializers.items():
+        arguments.initializer(f"{name}: {argument}", value)
 
 
 class StoredInFloat32:
@@ -79,6 +116,7 @@ class ChannelsLast(StoredInFloat32):
     def prepare(self, x):
         """Makes W fit for an input (N, H, W, C): initialized and laid out."""
         if self.W.array is None:
+            checks.variable(type(self).__name__, "x", x)
             checks.images(type(self).__name__, "x", x)
             self._initialize_params(x.shape[3])
         self.lay_out()

@@ -1,9 +1,12 @@
 """From the gradients of the model, scaled and in 16 bits, to those of the masters: unscaled, in FP32, and checked."""
 
+import chainer
 import numpy as np
 from chainer import get_array_types
 
+from mixprec import arguments
 from mixprec.optimizer.scaled_loss import MIXED, is_one, scale_of
+from mixprec.update.copies import BFLOAT16
 
 _PARALLEL = " (ParallelUpdater: pass one static loss_scale to it and to the optimizer)"
 
@@ -32,6 +35,20 @@ def check_scaled(namedparams, notes, *, scales):
                 f"the gradient of {name} {what}: call model.cleargrads(), and then, for every loss, "
                 f"optimizer.scale_loss(loss).backward(); or optimizer.update(lossfun, ...){_PARALLEL}"
             )
+
+
+def check_loss(loss):
+    """Makes sure that a loss can be scaled: ``backward`` of several elements would do nothing, in silence.
+
+    Raises:
+        TypeError: it is not a variable of floating-point numbers.
+        ValueError: it has not exactly one element.
+    """
+    arguments.instance("loss", loss, chainer.Variable, "a chainer.Variable")
+    if loss.dtype.kind != "f" and loss.dtype != BFLOAT16:
+        raise TypeError(f"loss must be floating-point numbers; found {loss.dtype}")
+    if loss.size != 1:
+        raise ValueError(f"loss must have one element, as F.sum(loss) and F.mean(loss) have; found shape {loss.shape}")
 
 
 def gather(pairs):

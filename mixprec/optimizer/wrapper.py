@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import chainer
 import numpy as np
 
-from mixprec import functions
+from mixprec import arguments, functions
 from mixprec.loss_scale import DynamicLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.batched import Batched
@@ -54,7 +54,7 @@ class MixedPrecisionOptimizer:
             ``cleargrads``.
 
     Raises:
-        TypeError: ``optimizer`` is not a gradient method, or ``loss_scale`` or ``no_decay`` none of those.
+        TypeError: ``optimizer`` is not a gradient method, or another argument none of those.
         ValueError: ``optimizer`` has been set up already, or the static scale is not a power of two.
     """
 
@@ -68,7 +68,8 @@ class MixedPrecisionOptimizer:
                 if hasattr(optimizer, "actual_optimizer")
                 else ""
             )
-            raise TypeError(f"optimizer must be a chainer.GradientMethod; found {type(optimizer).__name__}{hint}")
+            kind = type(optimizer).__name__ if not isinstance(optimizer, type) else arguments.found(optimizer)
+            raise TypeError(f"optimizer must be a chainer.GradientMethod; found {kind}{hint}")
         if optimizer.target is not None:
             raise ValueError("the optimizer is set up already; wrap it first, then call setup() on the wrapper")
         self._optimizer = optimizer
@@ -76,7 +77,8 @@ class MixedPrecisionOptimizer:
         self._masters = None
         self._statistics = None
         self._no_decay = NoDecay(no_decay)
-        self._wishes = {"batched": bool(batched), "zero_gradients": bool(zero_gradients)}
+        wishes = {"batched": batched, "zero_gradients": zero_gradients}
+        self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
         self._batched = None
         self._steps = Steps()
         self._factor = None  # what the losses of the step under way are multiplied by; None before the first of them
@@ -120,9 +122,11 @@ class MixedPrecisionOptimizer:
         rounded ones.
 
         As in Chainer, steps and state begin afresh; the loss scale goes on as it is.
+
+        Raises:
+            TypeError: ``link`` is not a :class:`chainer.Link`.
         """
-        if not isinstance(link, chainer.Link):
-            raise TypeError("optimization target must be a link")
+        arguments.instance("link", link, chainer.Link, "a chainer.Link")
         self._masters = masters.Masters(link, self._no_decay)
         self._statistics = Statistics(self._masters.structure)
         self._optimizer.setup(self._masters)
@@ -171,8 +175,8 @@ class MixedPrecisionOptimizer:
         """
         if not isinstance(self._scaler, StaticLossScale) or self._scaler.value != loss_scale:
             raise ValueError(
-                f"loss_scale={loss_scale!r} here, but the loss scale is that of MixedPrecisionOptimizer(optimizer, "
-                "loss_scale): leave it out here"
+                f"loss_scale={arguments.found(loss_scale)} here, but the loss scale is that of "
+                "MixedPrecisionOptimizer(optimizer, loss_scale): leave it out here"
             )
 
     def master(self, param):
@@ -181,9 +185,11 @@ class MixedPrecisionOptimizer:
         The master of an FP32 parameter shares its array.
 
         Raises:
+            TypeError: ``param`` is not a parameter.
             ValueError: ``param`` is not a parameter of the model.
         """
         self._check_set_up()
+        arguments.instance("param", param, chainer.Parameter, "a chainer.Parameter")
         for name, own in self.target.namedparams():
             if own is param:
                 return self._masters.current(name, param)
@@ -204,7 +210,17 @@ class MixedPrecisionOptimizer:
         Args:
             hook, name, timing: as for :meth:`chainer.Optimizer.add_hook`. A ``WeightDecay`` leaves out what the
                 wrapper was told to leave out by ``no_decay``.
+
+        Raises:
+            TypeError: ``hook`` cannot be called, or ``name`` is no text.
+            ValueError: ``timing`` is another one, or the hook has no name.
+            KeyError: there is a hook of this name.
         """
+        if not callable(hook):
+            raise TypeError(f"hook must be a function; found {arguments.found(hook)}")
+        if name is not None:
+            arguments.instance("name", name, str, "a text or None")
+        arguments.choice("timing", timing, ("auto", "pre", "post"))
         self._optimizer.add_hook(self._no_decay.hook(hook), name, timing)
 
     def report(self):
@@ -217,7 +233,12 @@ class MixedPrecisionOptimizer:
 
         ``optimizer.scale_loss(loss).backward()`` followed by ``optimizer.update()`` is one step. Several such backward
         passes before an update accumulate their gradients; they all have the scale of the first.
+
+        Raises:
+            TypeError: ``loss`` is not a variable of floating-point numbers.
+            ValueError: it has not exactly one element, or is scaled already.
         """
+        gradients.check_loss(loss)
         factor = self._factor_on(loss.device)
         return loss if factor is None else scaled_loss.scaled(loss, factor)
 
@@ -231,6 +252,8 @@ class MixedPrecisionOptimizer:
                 ``scale_loss(loss)`` left in the parameters, or whatever the user wrote there, not scaled.
 
         Raises:
+            TypeError: ``lossfun`` is no function, or what it returns no variable of floating-point numbers.
+            ValueError: what it returns has not exactly one element.
             UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``. Nothing has changed.
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
@@ -240,7 +263,7 @@ class MixedPrecisionOptimizer:
     def _step(self, lossfun, args, kwds):
         """Runs a step; whether patience has run out is another matter."""
         self._check_set_up()
-        if lossfun is not None:
+        if arguments.function("lossfun", lossfun) is not None:
             self._backward(lossfun, args, kwds)
         try:
             self._batched.step(self._scaler, self._steps, self._statistics)
@@ -265,6 +288,7 @@ class MixedPrecisionOptimizer:
             ValueError: the file was written with another optimizer. Nothing has changed.
         """
         self._check_set_up()
+        arguments.instance("serializer", serializer, chainer.AbstractSerializer, "a chainer.AbstractSerializer")
         self._settle()
         own = serializer["mixprec"]
         serialize_rule(self._optimizer, own)

@@ -83,7 +83,8 @@ def is_chainers_own(node):
 
 def whose(node):
     """Returns what reports say of a batch normalization that is not :func:`is_chainers_own`."""
-    return f"it is computed by {type(node._impl_selector).__name__}"
+    selector = node._impl_selector
+    return f"it is computed by {getattr(selector, '__name__', type(selector).__name__)}"
 
 
 def _as_it_is(scope, node, inputs):

@@ -163,8 +163,10 @@ def _parse(argv):
         f"repeated for several positional arguments; of a chainer.links.Classifier a single one is for its predictor",
     )
     parser.add_argument("--compute", choices=COMPUTE_DTYPES, default="float16", help="default float16")
-    parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="default nhwc; nchw needs --no-fuse")
-    parser.add_argument("--no-fuse", dest="fuse", action="store_false", help="leave batch normalizations alone")
+    parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="default nhwc; nchw fuses nothing")
+    parser.add_argument(
+        "--no-fuse", dest="fuse", action="store_const", const=False, help="leave batch normalizations alone"
+    )
     parser.add_argument("--strict", action="store_true", help="exit code 1 if anything stays as it was")
     parser.add_argument("--json", metavar="PATH", help="write the report there, too")
     return parser.parse_args(argv)

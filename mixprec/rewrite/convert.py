@@ -2,6 +2,7 @@
 
 import chainer
 
+from mixprec import arguments
 from mixprec.backends.announcements import announce
 from mixprec.policy import Policy
 from mixprec.rewrite import parameters, trial
@@ -13,7 +14,7 @@ from mixprec.rewrite.trace import refuse
 _OURS = "mixprec.links."
 
 
-def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=True, strict=False):
+def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=None, strict=False):
     """Makes ``model`` compute in mixed precision, in NHWC and with fused batch normalizations, in place.
 
     Weights of convolution, deconvolution, linear and embedding links become ``compute``; all other parameters and every
@@ -28,12 +29,14 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=True,
     Args:
         model: any :class:`chainer.Link`; parameters may be uninitialized.
         example: what the model is called on, three times, to see what it does, without a trace in its statistics,
-            attributes and NumPy's random numbers: an array or variable, a tuple of positional arguments, or a dict of
-            keyword arguments, on the device of the model. For a classifier an array alone goes to its predictor.
+            attributes and NumPy's random numbers: an array or variable, a list of them (one argument), a tuple of
+            positional arguments, or a dict of keyword arguments, on the device of the model. For a classifier an array
+            alone goes to its predictor.
             ``None``: the first calls in training show that.
-        compute: dtype name of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``.
+        compute: dtype of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``, or what NumPy takes
+            for one of these, such as ``np.float16``.
         layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice.
-        fuse: whether batch normalizations are fused; only with ``"nhwc"``.
+        fuse: whether batch normalizations are fused; only with ``"nhwc"``. ``None`` is True there, and else False.
         strict: whether anything that stays as it was is an error: at once with an example, otherwise at the end of the
             first call in training.
 
@@ -41,14 +44,13 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=True,
         Report: what was done to each link; ``print`` it.
 
     Raises:
-        TypeError: ``model`` is not a link.
-        ValueError: an argument is not one of those above, the example lies on another device, or something stayed as
-            it was with ``strict``; the model is then as it was before. So it is after an exception of its own, which
-            comes through.
+        TypeError: ``model`` is not a link, ``example`` no example, or ``fuse`` or ``strict`` no bool.
+        ValueError: another argument is not one of those above, the example lies on another device, or something stayed
+            as it was with ``strict``; the model is then as it was before. So it is after an exception of its own,
+            which comes through.
     """
-    if not isinstance(model, chainer.Link):
-        raise TypeError(f"model must be a chainer.Link; found {type(model).__name__}")
-    conversion = Conversion(Policy(compute, layout, fuse), strict)
+    arguments.instance("model", model, chainer.Link, "a chainer.Link")
+    conversion = Conversion(Policy(compute, layout, fuse), arguments.flag("strict", strict))
     if example is not None:
         trial.check(model, example)
     for link in model.links():
@@ -77,8 +79,7 @@ def revert(model):
     Raises:
         TypeError: ``model`` is not a link.
     """
-    if not isinstance(model, chainer.Link):
-        raise TypeError(f"model must be a chainer.Link; found {type(model).__name__}")
+    arguments.instance("model", model, chainer.Link, "a chainer.Link")
     for link in model.links():
         state = state_of(link)
         if state is not None:
@@ -126,14 +127,14 @@ def _before(link, plain):
     return found | parameters.half_statistics(link) | ({} if earlier is None else earlier.before)
 
 
-def _look(model, conversion, arguments):
+def _look(model, conversion, example):
     """Calls the model: batch normalizations are watched in training, fused in training, and watched in evaluation."""
     with trial.without_trace(model):
         try:
             for train, conversion.watching in ((True, True), (True, False), (False, True)):
-                trial.call(model, arguments, train=train)
+                trial.call(model, example, train=train)
         except Exception as error:
-            note = f"while mixprec.convert called {type(model).__name__} on example {trial.describe(arguments)}"
+            note = f"while mixprec.convert called {type(model).__name__} on example {trial.describe(example)}"
             if hasattr(error, "add_note"):
                 error.add_note(note)
             else:  # Python 3.10

@@ -5,6 +5,7 @@ Whoever does not know of it sees the usual axes, and right values.
 
 import chainer
 
+from mixprec import arguments
 from mixprec.functions import checks
 from mixprec.functions.layout import Cast, Dense, ToNCHW, ToNHWC
 from mixprec.functions.node import as_nhwc
@@ -59,7 +60,7 @@ def channels_last(x, dtype=None, channels=None):
         dtype: of the result; ``None`` for that of ``x``.
         channels: zeros are appended up to so many channels, if the order has to be changed; ``None`` for none.
     """
-    dtype = x.dtype if dtype is None else checks.storage_dtype(dtype)
+    dtype = x.dtype if dtype is None else arguments.storage_dtype("dtype", dtype)
     if is_part(x):
         x = run(Dense(), x)
     if is_channels_last(x):
@@ -70,7 +71,7 @@ def channels_last(x, dtype=None, channels=None):
 
 def channels_first(x, dtype=None):
     """Returns images in the memory order of (N, C, H, W); other arrays and orders as they are, but for the dtype."""
-    dtype = x.dtype if dtype is None else checks.storage_dtype(dtype)
+    dtype = x.dtype if dtype is None else arguments.storage_dtype("dtype", dtype)
     if is_channels_last(x) and not chainer.as_array(x).flags.c_contiguous:
         _note("to NCHW")
         return run(ToNCHW(dtype, None), x)
@@ -85,7 +86,7 @@ def _note(direction):
 
 def cast(x, dtype):
     """Returns a variable or array in a storage dtype, in its memory order; itself, if it has it."""
-    dtype = checks.storage_dtype(dtype)
+    dtype = arguments.storage_dtype("dtype", dtype)
     if x.dtype == dtype:
         return x
     if checks.BFLOAT16 not in (x.dtype, dtype) and not is_dense(x):

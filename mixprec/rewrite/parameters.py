@@ -4,6 +4,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 
+from mixprec import arguments
 from mixprec.backends import primitives_of
 from mixprec.functions import checks
 from mixprec.functions.node import dense
@@ -122,7 +123,7 @@ def _cast(param, dtype, dtype_before, initializer):
     param.initializer = initializer if keep else Rounded(initializer, dtype)
     if param.array is None:
         param.cleargrad()  # or else it is initialized, too, in the dtype from before
-    elif param.dtype != checks.storage_dtype(dtype):
+    elif param.dtype != arguments.storage_dtype("dtype", dtype):
         param.cleargrad()
         if is_copy(param.dtype):
             wide = _widened(param)

@@ -8,11 +8,27 @@ import chainer.links as L
 import numpy as np
 from chainer import initializers
 
+from mixprec import arguments
 from mixprec.functions.dropout import keeping_dropout
 
 
 def check(model, example):
-    """Raises ValueError if an example does not lie on the device of the model."""
+    """Checks an example before anything is done to a model.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: it does not lie on the device of the model.
+    """
+    arguments.instance(
+        "example",
+        example,
+        (tuple, dict, list, chainer.Variable, *chainer.get_array_types()),
+        "an array or variable, a list of them, a tuple of positional arguments, or a dict of keyword arguments",
+    )
+    if isinstance(example, dict) and not all(isinstance(name, str) for name in example):
+        raise TypeError(
+            f"example, a dict of keyword arguments, must have texts as keys; found {arguments.found(example)}"
+        )
     for array in _arrays(example):
         device = chainer.backend.get_device_from_array(array)
         if device != model.device:

@@ -7,7 +7,7 @@ import numpy as np
 from chainer.training import extension
 from matplotlib.figure import Figure
 
-from mixprec import files
+from mixprec import arguments, files
 from mixprec.training.gradient_counts import (
     LARGEST_FLUSHED,
     LOWEST,
@@ -40,13 +40,16 @@ class GradientHistogram(extension.Extension):
         optimizer: the :class:`~mixprec.MixedPrecisionOptimizer`.
         filename: name of the picture in the results folder. It is formatted with the trainer like the name of
             Chainer's snapshots: ``"gradients_{.updater.iteration}.png"`` keeps one picture of each call.
+
+    Raises:
+        TypeError: ``optimizer`` is another one, or ``filename`` no text.
     """
 
     trigger = 1, "epoch"
 
     def __init__(self, optimizer, filename="gradients.png"):
-        self._optimizer = optimizer
-        self._filename = filename
+        self._optimizer = arguments.optimizer("optimizer", optimizer)
+        self._filename = arguments.instance("filename", filename, str, "a text")
 
     def __call__(self, trainer):
         summary = summarize(self._optimizer.unscaled_gradients(), self._optimizer.loss_scale)

@@ -9,7 +9,7 @@ import os
 from chainer import reporter
 from chainer.training import extensions
 
-from mixprec import files
+from mixprec import arguments, files
 from mixprec.backends.reading import Fetched, fetch, known
 
 LOG = "log.jsonl"
@@ -29,9 +29,18 @@ class LogReport(extensions.LogReport):
     Args:
         keys, trigger, postprocess: as for Chainer's extension.
         filename: name of the file in the results folder, formatted with the entry; ``None`` writes none.
+
+    Raises:
+        TypeError: an argument is none of those.
     """
 
     def __init__(self, keys=None, trigger=(1, "epoch"), postprocess=None, filename=LOG):
+        if keys is not None:
+            arguments.instance("keys", keys, (list, tuple, set, frozenset), "a list of texts or None")
+        arguments.trigger("trigger", trigger)
+        arguments.function("postprocess", postprocess)
+        if filename is not None:
+            arguments.instance("filename", filename, str, "a text or None")
         super().__init__(keys, trigger, postprocess, log_name=None)  # the file is not Chainer's business
         self._filename = filename
 

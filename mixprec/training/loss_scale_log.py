@@ -6,6 +6,7 @@ import numpy as np
 from chainer import backend
 from chainer.training import extension
 
+from mixprec import arguments
 from mixprec.backends.reading import read
 
 
@@ -21,13 +22,16 @@ class LossScaleLog(extension.Extension):
 
     Args:
         optimizer: the :class:`~mixprec.MixedPrecisionOptimizer`.
+
+    Raises:
+        TypeError: ``optimizer`` is another one.
     """
 
     trigger = 1, "epoch"
     priority = extension.PRIORITY_WRITER  # before the log of the same iteration
 
     def __init__(self, optimizer):
-        self._optimizer = optimizer
+        self._optimizer = arguments.optimizer("optimizer", optimizer)
 
     def __call__(self, trainer):
         trainer.observation["loss_scale"] = self._optimizer.loss_scale

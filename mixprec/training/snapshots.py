@@ -227,7 +227,7 @@ def _check_model(path, arrays, model):
     if not saved:
         raise SnapshotError(f"{path}: not a snapshot of a training run (it has no {_MODEL})")
     here = contents(model)
-    for name, array in here.items():
+    for name, array in sorted(here.items()):  # Chainer's order is another one in each process
         if f"/{name}" not in saved:
             raise SnapshotError(f"{path}: a snapshot of another model: it has no parameter /{name}")
         found = saved[f"/{name}"].shape
@@ -235,7 +235,7 @@ def _check_model(path, arrays, model):
             raise SnapshotError(
                 f"{path}: a snapshot of another model: /{name} has shape {found}, here {np.shape(array)}"
             )
-    surplus = [name for name in saved if name[1:] not in here]
+    surplus = sorted(name for name in saved if name[1:] not in here)
     if surplus:
         more = f" and {len(surplus) - 1} more parameters" if len(surplus) > 1 else ""
         raise SnapshotError(

@@ -2,11 +2,13 @@
 
 import time
 
+import chainer
 from chainer import backend
 from chainer.dataset import convert
 from chainer.training import extension, updaters
 
 import mixprec
+from mixprec import arguments
 from mixprec.training.accumulation import Accumulated
 
 
@@ -22,13 +24,19 @@ class TimedUpdater(updaters.StandardUpdater):
         args: all that ``StandardUpdater`` takes: ``converter``, ``device``, ``loss_func``...
         kwargs: likewise.
         accumulate: number of batches in a step.
+
+    Raises:
+        TypeError: ``iterator`` is none.
+        ValueError: ``accumulate`` is not a whole number, 1 or more.
     """
 
     seconds = 0.0
 
     def __init__(self, iterator, optimizer, *args, accumulate=1, **kwargs):
+        kinds = chainer.dataset.Iterator, dict
+        arguments.instance("iterator", iterator, kinds, "a chainer.dataset.Iterator, or a dict of them")
+        self._accumulate = arguments.whole("accumulate", accumulate, 1)
         super().__init__(iterator, optimizer, *args, **kwargs)
-        self._accumulate = accumulate
         self._began = None  # where the last iteration began, in epochs
 
     @property
@@ -40,13 +48,13 @@ class TimedUpdater(updaters.StandardUpdater):
         """Runs one step on the next batches."""
         iterator = self.get_iterator("main")
         self._began = iterator.epoch_detail
-        arguments = self._batches(iterator) if self._accumulate > 1 else self._batch(iterator)
-        if isinstance(arguments, tuple):
-            self._step(*arguments)
-        elif isinstance(arguments, dict):
-            self._step(**arguments)
+        given = self._batches(iterator) if self._accumulate > 1 else self._batch(iterator)
+        if isinstance(given, tuple):
+            self._step(*given)
+        elif isinstance(given, dict):
+            self._step(**given)
         else:
-            self._step(arguments)
+            self._step(given)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self.get_optimizer("main").new_epoch(auto=True)
 

@@ -111,7 +111,7 @@ def test_a_dynamic_loss_scale_counts_to_the_largest_int32(name):
     scale = mixprec.DynamicLossScale(**{name: bounds.INT32})
     for overflow in (True, False, True):
         scale.adjust(overflow)
-    with pytest.raises(ValueError, match=f"{name} must be .* and at most 2147483647; found 2147483648$"):
+    with pytest.raises(ValueError, match=f"{name} must be .* to 2147483647; found 2147483648$"):
         mixprec.DynamicLossScale(**{name: bounds.INT32 + 1})
 
 

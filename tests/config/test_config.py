@@ -58,10 +58,17 @@ def refusal(path, overrides=(), **keywords):
 # What loads
 
 
+@pytest.mark.parametrize(("layout", "fuses"), [("nhwc", True), ("nchw", False)])
+def test_batch_normalizations_are_fused_where_the_layout_allows_it(write, layout, fuses):
+    config = load(write("c.yaml", merged()), [f"model.layout={layout}"])
+    assert config.model.fuse is None
+    assert config.model.fuses == fuses
+
+
 def test_defaults_are_those_of_the_design(write):
     config = load(write("c.yaml", merged()))
     assert dataclasses.asdict(config) == {
-        "model": {"arch": "resnet50", "classes": 10, "layout": "nhwc", "fuse": True, "zero_init_residual": False},
+        "model": {"arch": "resnet50", "classes": 10, "layout": "nhwc", "fuse": None, "zero_init_residual": False},
         "precision": {"compute": "float16"},
         "loss_scale": {
             "mode": "dynamic",
@@ -512,8 +519,8 @@ def test_a_key_like_no_other_gets_no_proposal(write):
         ),
         (
             {},
-            ["model.layout=nchw"],
-            "--set: impossible combination: 'model.layout' is 'nchw' (--set), 'model.fuse' is true (default); "
+            ["model.layout=nchw", "model.fuse=true"],
+            "--set: impossible combination: 'model.layout' is 'nchw' (--set), 'model.fuse' is true (--set); "
             "allowed: model.fuse only with model.layout nhwc",
         ),
         (

@@ -124,7 +124,7 @@ def test_a_forked_process_has_a_state_of_its_own(fresh_states):
         (
             lambda: F.cast(np.zeros(2, "f"), "float64"),
             ValueError,
-            "dtype must be float16, bfloat16 or float32; found float64",
+            "cast: dtype must be one of float16, bfloat16, float32; found 'float64'",
         ),
         (
             lambda: F.cast(np.zeros(2, "i"), "float16"),

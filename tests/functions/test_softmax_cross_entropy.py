@@ -149,8 +149,12 @@ def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
             "(2, 3, 4, 4)",
         ),
         (_loss(labels=np.float32), TypeError, "softmax_cross_entropy: t must be signed integers; found float32"),
-        (_loss(reduce="sum"), ValueError, "softmax_cross_entropy: reduce must be 'mean' or 'no'; found 'sum'"),
-        (_loss(smoothing=1), ValueError, "softmax_cross_entropy: smoothing must be from 0 to below 1; found 1"),
+        (_loss(reduce="sum"), ValueError, "softmax_cross_entropy: reduce must be one of mean, no; found 'sum'"),
+        (
+            _loss(smoothing=1),
+            ValueError,
+            "softmax_cross_entropy: smoothing must be from 0 to below 1; found 1",
+        ),
         (
             _loss(class_weight=np.ones(2, "f")),
             ValueError,

@@ -100,8 +100,8 @@ def test_axis(axis):
     ("arguments", "message"),
     [
         ({"axis": (0, 2, 3)}, r"axis must be all but the last, \(0, 1, 2\) in NHWC; found \(0, 2, 3\)"),
-        ({"size": (3, 4)}, r"size must be a number of channels; found \(3, 4\)"),
-        ({"size": 3, "dtype": "float16"}, "parameters and statistics are float32; found dtype float16"),
+        ({"size": (3, 4)}, r"size must be a whole number, 1 or more; found \(3, 4\)"),
+        ({"size": 3, "dtype": "float16"}, "dtype must be float32, as parameters and statistics are; found float16"),
     ],
 )
 def test_messages(arguments, message):

@@ -890,12 +890,12 @@ BAD = {
         "compute must be one of float16, bfloat16, float32; found 'fp16'",
     ),
     "dtype": (
-        {"compute": np.float16},
-        "compute must be one of float16, bfloat16, float32; found <class 'numpy.float16'>",
+        {"compute": np.float64},
+        "compute must be one of float16, bfloat16, float32; found the class float64",
     ),
     "layout": ({"layout": "NHWC"}, "layout must be one of nhwc, nchw; found 'NHWC'"),
     "fused nchw": (
-        {"layout": "nchw"},
+        {"layout": "nchw", "fuse": True},
         "fuse=True needs layout='nhwc', as Chainer's own functions cannot be fused; found 'nchw'",
     ),
     "bfloat16 nchw": (

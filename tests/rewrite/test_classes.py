@@ -5,6 +5,7 @@ import pkgutil
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer import function, function_node
@@ -152,6 +153,7 @@ def _results(case, layout=None):
 
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning")
+@pytest.mark.core(2 * len(CASES))  # two seconds in all
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_overflows_where_a_function_adds_up_or_multiplies_up(name, layout):
@@ -165,3 +167,29 @@ def test_nothing_overflows_where_a_function_adds_up_or_multiplies_up(name, layou
         assert np.isfinite(converted[fits]).all()
         difference = np.abs(converted[fits].astype(np.float64) - plain[fits])
         assert np.all(difference <= TOLERANCE * np.abs(plain[fits]).max(initial=0) + 1e-6)
+
+
+@pytest.mark.parametrize("example", [False, True])
+def test_a_loss_that_is_made_of_several_nodes_takes_what_a_batch_normalization_defers(example):
+    """As the products in it are not seen, the batch normalization must not be fused with the ReLU alone."""
+
+    class Net(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.conv = L.Convolution2D(3, 8, 3, initialW=np.linspace(-1, 1, 216).astype("f").reshape(8, 3, 3, 3))
+                self.bn = L.BatchNormalization(8)
+
+        def forward(self, x):
+            h = self.bn(self.conv(x))
+            return F.gaussian_nll(F.relu(h), h, ln_var=np.zeros(h.shape, np.float32))
+
+    x = np.random.RandomState(0).normal(size=(2, 3, 6, 6)).astype(np.float32)
+    plain, converted = Net(), Net()
+    report = mixprec.convert(converted, example=x if example else None)
+    expected = plain(x), plain(x)
+    found = converted(x), converted(x)
+    assert report.fused == {"ReLU": 0, "add + ReLU": 0, "": 1}
+    for one, other in zip(expected, found, strict=True):
+        assert other.dtype == np.float32
+        np.testing.assert_allclose(other.array, one.array, rtol=8 * TOLERANCE)

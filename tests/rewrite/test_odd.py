@@ -8,6 +8,7 @@ import chainer.links as L
 import ml_dtypes
 import numpy as np
 import pytest
+from chainer.functions.normalization.batch_normalization import BatchNormalization, GeneralBatchNormalizationImpl
 from chainer.utils import type_check
 
 import mixprec
@@ -249,6 +250,24 @@ def test_setup_before_convert_trains_from_the_float32_weights_and_after_it_from_
         np.testing.assert_array_equal(optimizer.master(param).array, loaded.array, err_msg=name)
 
 
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+def test_weights_that_are_drawn_in_a_forward_pass_are_rounded_whether_setup_or_convert_comes_first(compute):
+    found = []
+    for setup_first in (True, False):
+        np.random.seed(0)
+        model = L.Linear(None, 5)
+        optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0), 8)
+        if setup_first:
+            optimizer.setup(model)
+        mixprec.convert(model, np.ones((2, 7), np.float32), compute=compute)
+        if not setup_first:
+            optimizer.setup(model)
+        found.append(optimizer.master(model.W).array)
+        np.testing.assert_array_equal(found[-1], model.W.array.astype(np.float32), strict=True)
+    np.testing.assert_array_equal(*found)
+    assert found[0].any()
+
+
 def test_a_model_without_masters_does_not_keep_what_was_rounded():
     model = Net(residual)
     array = weakref.ref(model.conv.W.array)
@@ -308,3 +327,35 @@ def test_statistics_that_want_a_gradient(which):
         F.sum(model(images()) ** 2).backward()
         gradients.append(statistics[which].grad)
     np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-4)
+
+
+# Batch normalizations with an implementation of their own, as that of ChainerMN.
+
+
+class Halved(GeneralBatchNormalizationImpl):
+    """Takes half of the batch's variance."""
+
+    def get_mean_and_var(self, axis, gamma, x, xp, interm_dtype):
+        assert x.dtype == np.float32
+        return x.mean(axis), x.var(axis) / 2
+
+
+@pytest.mark.parametrize("options", [{}, {"compute": "bfloat16"}, {"layout": "nchw", "fuse": False}], ids=str)
+def test_a_batch_normalization_with_another_implementation_is_computed_by_it(options):
+    """It was computed as any other, in silence."""
+
+    def halved(node, inputs):
+        return Halved()
+
+    def forward(net, x):
+        bn = net.bn
+        node = BatchNormalization(bn.eps, bn.avg_mean, bn.avg_var, bn.decay, impl_selector=halved)
+        return F.relu(node.apply((net.conv(x), bn.gamma, bn.beta))[0])
+
+    plain, converted = Net(forward), Net(forward)
+    report = mixprec.convert(converted, **{"compute": "float16", "example": images(), **options})
+    rounding = 2.0**-7 if options.get("compute") == "bfloat16" else 2.0**-10
+    np.testing.assert_allclose(converted(images()).array, plain(images()).array, atol=8 * rounding)
+    np.testing.assert_allclose(converted.bn.avg_var, plain.bn.avg_var, rtol=4 * rounding)
+    assert "/ (BatchNormalization): it is computed by halved, in float32" in report.unconverted
+    assert report.fused["ReLU"] == 0

@@ -130,7 +130,7 @@ def test_it_prints_the_report(run, arguments):
 
 
 def test_other_settings_and_json(run, folder):
-    plain = ("--compute", "float32", "--layout", "nchw", "--no-fuse")
+    plain = ("--compute", "float32", "--layout", "nchw")
     process = run("nets:Net", "--input", "2x3x8x8", *plain, "--json", "report.json")
     assert process.returncode == 0, process.stderr
     report = json.loads((folder / "report.json").read_text())
@@ -179,7 +179,7 @@ BAD = {
         "--input",
         "2x3",
     ): "Fails called on (2, 3) float32: ArithmeticError: no good: this number (nets.py, line 41)",
-    ("nets:Net", "--input", "2x3x8x8", "--layout", "nchw"): "fuse=True needs layout='nhwc'",
+    ("nets:Net", "--layout", "nchw", "--compute", "bfloat16"): "compute='bfloat16' needs layout='nhwc'",
     ("nets:Net", "--compute", "float8"): "invalid choice: 'float8'",
     ("nets:Net", "--compile"): "unrecognized arguments: --compile",
     ("nets:Net", "--input", "2x3x8x8", "--json", "no/r.json"): "cannot write no/r.json: No such file or directory",

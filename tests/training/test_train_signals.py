@@ -1,11 +1,13 @@
 """Runs that are stopped, killed and resumed: log, snapshots and weights are those of a run that was left alone."""
 
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import chainer
 import chainer.functions as F
@@ -102,9 +104,9 @@ def whole(train, work):
     return work / "whole"
 
 
-def _assert_same(found, expected):
+def _assert_same(found, expected, last=18):
     assert finished_run.log(found) == finished_run.log(expected)
-    for name in ("snapshot_iter_18.npz", "snapshot_best.npz", "model.npz"):
+    for name in (f"snapshot_iter_{last}.npz", "snapshot_best.npz", "model.npz"):
         first, second = (finished_run.members(folder / name) for folder in (found, expected))
         assert first.keys() == second.keys()
         assert [member for member in first if first[member] != second[member]] == [], name
@@ -260,10 +262,13 @@ sys.exit(command.main(["--config", "small.yaml", *sys.argv[1:]], {{"tiny": tests
 """
 
 
-def _start(work, out, number, place=None, filename=None):
-    program = PROGRAM.format(root=str(ROOT), number=int(number), place=place, filename=filename)
+def _start(work, out, number, place=None, filename=None, before="", settings=()):
+    program = before + PROGRAM.format(root=str(ROOT), number=int(number), place=place, filename=filename)
     return subprocess.Popen(
-        [sys.executable, "-c", program, "--out", out], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", program, "--out", out, *settings],
+        cwd=work,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -273,6 +278,7 @@ def _start(work, out, number, place=None, filename=None):
     [
         (10, None, 5),
         (EVALUATIONS[3], None, 10),
+        (EVALUATIONS[-1], None, 18),  # in the last evaluation, before which there is a snapshot
         (None, "snapshot_iter_15.npz", 10),
         (None, "snapshot_best.npz", 5),
     ],
@@ -289,6 +295,27 @@ def test_kill_9_and_resume(train, work, whole, place, filename, last):
     assert _files(out) == _files(whole)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", range(4))
+def test_kill_9_at_random_moments_and_resume(train, work, part):
+    """20 in all, of a run with a snapshot every 3 steps; in CI always the same ones."""
+    settings = ("--set", "snapshot.every=3 iterations", "--set", "training.epochs=15")
+    reference, choose = work / f"long{part}", random.Random(part if "CI" in os.environ else None)
+    assert train("--out", reference.name, *settings) == 0
+    for number in range(5):
+        out, last = work / f"moment{part}-{number}", choose.randrange(3, 85)
+        process = _start(work, out.name, signal.SIGKILL, settings=settings)
+        while max(_iterations(out), default=0) < last and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(choose.uniform(0, 0.02))  # in a step, an evaluation, or while a file is written
+        process.kill()
+        process.communicate()
+        assert max(_iterations(out)) >= last - 2 or process.returncode == 0
+        assert train("--out", out.name, "--resume", "auto", *settings) == 0
+        _assert_same(out, reference, last=90)
+        assert _files(out) == _files(reference)
+
+
 def test_a_second_sigterm_ends_the_process_at_once(work):
     """The first comes in a step that never ends."""
     process = _start(work, "second", signal.SIGTERM, place=4)
@@ -299,3 +326,25 @@ def test_a_second_sigterm_ends_the_process_at_once(work):
     finally:
         process.kill()
     assert process.returncode == -signal.SIGTERM
+
+
+def test_a_second_ctrl_c_ends_training_at_once(work):
+    """The first comes in a step; what is to be ended after it never ends."""
+    program = """
+import time
+from mixprec.data.loaders.dali import DaliIterator
+
+def finalize(self):
+    print("ends", flush=True)
+    time.sleep(600)
+
+DaliIterator.finalize = finalize
+"""
+    process = _start(work, "twice-interrupted", signal.SIGINT, place=4, before=program)
+    try:
+        assert b"ends\n" in iter(process.stdout.readline, b"")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (130, b"interrupted\n")

@@ -7,6 +7,7 @@ from chainer import optimizer
 from chainer.backends import cuda
 
 from mixprec.update.expression import Expression
+from mixprec.update.rules.hyperparameters import set_all, set_given
 from mixprec.update.rules.moments import MOMENTS, advance_moments
 from mixprec.update.rules.norms import norm
 
@@ -43,18 +44,15 @@ class LAMBRule(optimizer.UpdateRule):
         adapt=None,
     ):
         super().__init__(parent_hyperparam or _default_hyperparam)
-        if lr is not None:
-            self.hyperparam.lr = lr
-        if beta1 is not None:
-            self.hyperparam.beta1 = beta1
-        if beta2 is not None:
-            self.hyperparam.beta2 = beta2
-        if eps is not None:
-            self.hyperparam.eps = eps
-        if weight_decay is not None:
-            self.hyperparam.weight_decay = weight_decay
-        if adapt is not None:
-            self.hyperparam.adapt = adapt
+        set_given(
+            self.hyperparam,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+            adapt=adapt,
+        )
 
     def init_state(self, param):
         """Puts ``m`` and ``v`` into the state: the running averages of gradients and of their squares."""
@@ -150,6 +148,10 @@ class LAMB(optimizer.GradientMethod):
         weight_decay: :math:`\\lambda`.
         adapt: whether there is a trust ratio; otherwise it is 1, and the rule that of AdamW. It is meant for the
             ``hyperparam`` of the rules of biases and normalizations.
+
+    Raises:
+        TypeError: ``adapt`` is no bool.
+        ValueError: another argument is no number, or out of its range.
     """
 
     def __init__(
@@ -162,12 +164,15 @@ class LAMB(optimizer.GradientMethod):
         adapt=_default_hyperparam.adapt,
     ):
         super().__init__()
-        self.hyperparam.lr = lr
-        self.hyperparam.beta1 = beta1
-        self.hyperparam.beta2 = beta2
-        self.hyperparam.eps = eps
-        self.hyperparam.weight_decay = weight_decay
-        self.hyperparam.adapt = adapt
+        set_all(
+            self.hyperparam,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+            adapt=adapt,
+        )
 
     lr = optimizer.HyperparameterProxy("lr")
     beta1 = optimizer.HyperparameterProxy("beta1")

@@ -5,6 +5,7 @@ from chainer import optimizer
 from chainer.backends import cuda
 
 from mixprec.update.expression import Expression
+from mixprec.update.rules.hyperparameters import set_all, set_given
 from mixprec.update.rules.norms import norm
 
 _default_hyperparam = optimizer.Hyperparameter()
@@ -40,18 +41,15 @@ class LARSRule(optimizer.UpdateRule):
         adapt=None,
     ):
         super().__init__(parent_hyperparam or _default_hyperparam)
-        if lr is not None:
-            self.hyperparam.lr = lr
-        if momentum is not None:
-            self.hyperparam.momentum = momentum
-        if weight_decay is not None:
-            self.hyperparam.weight_decay = weight_decay
-        if trust_coefficient is not None:
-            self.hyperparam.trust_coefficient = trust_coefficient
-        if eps is not None:
-            self.hyperparam.eps = eps
-        if adapt is not None:
-            self.hyperparam.adapt = adapt
+        set_given(
+            self.hyperparam,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            trust_coefficient=trust_coefficient,
+            eps=eps,
+            adapt=adapt,
+        )
 
     def init_state(self, param):
         """Puts ``v`` into the state: the last step."""
@@ -131,6 +129,10 @@ class LARS(optimizer.GradientMethod):
         eps: :math:`\\epsilon`.
         adapt: whether there is a trust ratio; otherwise :math:`\\lambda = 1`. It is meant for the ``hyperparam`` of
             the rules of biases and normalizations.
+
+    Raises:
+        TypeError: ``adapt`` is no bool.
+        ValueError: another argument is no number, or out of its range.
     """
 
     def __init__(
@@ -143,12 +145,15 @@ class LARS(optimizer.GradientMethod):
         adapt=_default_hyperparam.adapt,
     ):
         super().__init__()
-        self.hyperparam.lr = lr
-        self.hyperparam.momentum = momentum
-        self.hyperparam.weight_decay = weight_decay
-        self.hyperparam.trust_coefficient = trust_coefficient
-        self.hyperparam.eps = eps
-        self.hyperparam.adapt = adapt
+        set_all(
+            self.hyperparam,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            trust_coefficient=trust_coefficient,
+            eps=eps,
+            adapt=adapt,
+        )
 
     lr = optimizer.HyperparameterProxy("lr")
     momentum = optimizer.HyperparameterProxy("momentum")

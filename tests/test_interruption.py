@@ -1,0 +1,99 @@
+"""Ctrl-C without tracebacks: while a script is imported, when it runs, and when it is ending."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mixprec import interruption
+from tests import ROOT
+
+SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py") if path.name != "__init__.py")
+
+# Runs a script that never comes to the end of its imports.
+IMPORTS = """
+import runpy, sys, time
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mixprec.command_line":
+            print("imports", flush=True)
+            time.sleep(600)
+
+sys.meta_path.insert(0, Slow())
+sys.argv = [{script!r}]
+runpy.{run}
+"""
+
+# Is interrupted, and takes for ever to end.
+ENDS = """
+import time
+from mixprec import interruption
+
+def main():
+    try:
+        print("runs", flush=True)
+        time.sleep(600)
+    finally:
+        print("ends", flush=True)
+        {ending}
+
+raise SystemExit(interruption.run(main))
+"""
+
+
+def _start(program):
+    return subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "mixprec.train"])
+def test_ctrl_c_while_a_script_is_imported_is_one_line(script):
+    path = str(ROOT / "scripts" / script)
+    run = f"run_path({path!r}, run_name='__main__')"
+    if script == "mixprec.train":
+        run = "run_module('mixprec.train', run_name='__main__', alter_sys=True)"
+    process = _start(IMPORTS.format(script=path, run=run))
+    assert process.stdout.readline() == "imports\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+def test_ctrl_c_in_a_script_is_one_line():
+    process = _start(ENDS.format(ending=""))
+    assert process.stdout.readline() == "runs\n"
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out, errors) == (130, "ends\n", "interrupted\n")
+
+
+def test_a_second_ctrl_c_ends_a_script_at_once():
+    process = _start(ENDS.format(ending="time.sleep(600)"))
+    for line in ("runs\n", "ends\n"):
+        assert process.stdout.readline() == line
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so():
+    """As under nohup."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        interruption.end_quietly()
+        with interruption.raised_once():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_after_a_command_ctrl_c_is_handled_as_before():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interruption.raised_once():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert interruption.run(lambda: 3) == 3
