@@ -65,9 +65,10 @@ def test_a_pipe_that_takes_the_place_of_a_file_just_then_is_not_waited_for(tmp_p
     (tmp_path / "file").write_text("a")
     os.mkfifo(tmp_path / "pipe")
     status = os.stat(tmp_path / "file")
-    monkeypatch.setattr(files.os, "stat", lambda path: status)
-    with pytest.raises(OSError, match=NO_FILE):
-        files.open_regular(tmp_path / "pipe")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda *_, **__: status)
+        with pytest.raises(OSError, match=NO_FILE):
+            files.open_regular(tmp_path / "pipe")
 
 
 def test_a_file_is_read_up_to_a_size(tmp_path):
