@@ -111,6 +111,7 @@ def _another(key, value):
     """Another value of a key, written for ``--set``; whatever the key is."""
     special = {
         "model.arch": "other",
+        "model.fuse": "false",
         "optimizer.name": "MomentumSGD",
         "optimizer.momentum": 0.8,
         "optimizer.trust_coefficient": None,
