@@ -18,6 +18,7 @@ from benchmarks.recording.memory import Memory
 from mixprec import backends
 from mixprec.backends.primitives import Primitives
 from mixprec.graph_capture import origin
+from mixprec.update.copies import MASTER
 
 __all__ = ["Array", "Call", "Dnn", "Graph", "Graphs", "Launcher", "Spec", "array", "calls", "install", "send"]
 
@@ -46,6 +47,9 @@ def send(link, array_type=None):
     for param in link.params(include_uninit=False):
         param.array = param.array.view(array_type)
         param.cleargrad()
+        if MASTER in param.__dict__:  # of an optimizer that was set up before
+            owner, master = param.__dict__[MASTER]
+            param.__dict__[MASTER] = owner, master.view(array_type)
     return link
 
 
