@@ -14,6 +14,7 @@ import numpy as np
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _DTYPES = {dtype.name: dtype for dtype in (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))}
+_KNOWN = {**_DTYPES, **{dtype: dtype for dtype in _DTYPES.values()}}
 _BOOLS = bool, np.bool_
 
 
@@ -25,7 +26,7 @@ def found(value):
         try:
             return " ".join(reprlib.repr(value).split())
         except ValueError:  # an integer of more digits than Python writes
-            return f"a {type(value).__name__} with thousands of digits"
+            return "an integer of thousands of digits"
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     what = f", shape {shape} {dtype}" if isinstance(shape, tuple) and dtype is not None else ""
     return f"{type(value).__name__}{what}"
@@ -116,7 +117,7 @@ def whole(name, value, least=None, most=math.inf):
 
 def as_index(value):
     """Returns a whole number as an int, or ``None`` of anything else."""
-    if isinstance(value, _BOOLS) or (isinstance(value, np.ndarray) and value.dtype == bool):
+    if isinstance(value, _BOOLS) or hasattr(value, "ndim") != isinstance(value, np.generic):  # nor of an array
         return None
     try:
         return operator.index(value)
@@ -180,7 +181,7 @@ def storage_dtype(name, value):
     Raises:
         ValueError: it is something else.
     """
-    dtype = _DTYPES.get(value) if type(value) is str else None
+    dtype = _KNOWN.get(value) if isinstance(value, (str, np.dtype)) else None
     if dtype is not None:  # in most calls
         return dtype
     if isinstance(value, (str, type, np.dtype)) or (hasattr(value, "dtype") and not hasattr(value, "shape")):

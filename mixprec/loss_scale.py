@@ -127,14 +127,14 @@ class DynamicLossScale:
         self.interval = arguments.whole("interval", interval, 1, INT32)
         self.hysteresis = arguments.whole("hysteresis", hysteresis, 1, INT32)
         self.patience = arguments.whole("patience", patience, 1, INT32)
-        if growth <= 1:
-            raise ValueError(f"growth must be greater than 1; found {growth!r}")
-        if backoff >= 1:
-            raise ValueError(f"backoff must be between 0 and 1; found {backoff!r}")
-        if floor is not None and floor > init:
-            raise ValueError(f"floor must not be greater than init; found floor={floor!r}, init={init!r}")
-        if cap is not None and cap < init:
-            raise ValueError(f"cap must not be less than init; found cap={cap!r}, init={init!r}")
+        if self.growth <= 1:
+            raise ValueError(f"growth must be greater than 1; found {self.growth!r}")
+        if self.backoff >= 1:
+            raise ValueError(f"backoff must be between 0 and 1; found {self.backoff!r}")
+        if self.floor is not None and self.floor > self.init:
+            raise ValueError(f"floor must not be greater than init; found floor={self.floor!r}, init={self.init!r}")
+        if self.cap is not None and self.cap < self.init:
+            raise ValueError(f"cap must not be less than init; found cap={self.cap!r}, init={self.init!r}")
         self.reset()
 
     @property
@@ -167,14 +167,15 @@ class DynamicLossScale:
         Raises:
             TypeError: ``overflow`` is neither.
         """
+        is_array = isinstance(overflow, get_array_types())
+        if (overflow.shape != () or overflow.dtype != bool) if is_array else not isinstance(overflow, (bool, np.bool_)):
+            raise TypeError(f"overflow must be True, False or a boolean array; found {arguments.found(overflow)}")
         if known(overflow) and known(self._clean) and not overflow and self._clean + 1 < self.interval:
             # Most steps on the host; in the general way they would take a tenth of a batched update.
             self._clean = np.array(self._clean + 1, np.int32)
             self._overflows_in_row = np.array(0, np.int32)
             return
-        if not isinstance(overflow, get_array_types()):
-            if not isinstance(overflow, (bool, np.bool_)):
-                raise TypeError(f"overflow must be True, False or a boolean array; found {arguments.found(overflow)}")
+        if not is_array:
             overflow = backend.get_array_module(self._value).asarray(overflow)
         device = backend.get_device_from_array(overflow)
         xp = device.xp

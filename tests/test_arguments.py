@@ -104,7 +104,7 @@ WRONG = [
     ("batched", lambda: _plain(batched="yes"), "True or False; found 'yes'"),
     ("batched", lambda: _plain(batched=None), "True or False; found None"),
     ("no_decay", lambda: _plain(no_decay="bias"), "found 'bias'"),
-    ("no_decay", lambda: _plain(no_decay=1), "found an object of type int"),
+    ("no_decay", lambda: _plain(no_decay=1), "found 1"),
     ("zero_gradients", lambda: _plain(zero_gradients=1), "found 1"),
     ("link", lambda: _plain().setup("model"), "chainer.Link; found str"),
     ("param", lambda: _optimizer().master("/W"), "chainer.Parameter; found str"),

@@ -114,16 +114,37 @@ def _has_16_bits(array):
     return array.dtype.name in ("float16", "bfloat16")
 
 
+def send_in_place_of_parameters(exact):
+    """Lets processes send each other the exact values of a model's parameters when it is broadcast.
+
+    Args:
+        exact: function from a parameter to the float32 array that the parameter is a rounded copy of, or ``None``.
+    """
+    global _exact
+    _exact = exact
+
+
+def _exact(param):
+    return None
+
+
 def _of_sendable_arrays(bcast_data):
     @functools.wraps(bcast_data)
     def run(self, model):
-        initialized = [(param, param.array) for param in model.params() if param.array is not None]
-        others = [(param, array) for param, array in initialized if _sendable(array) is not array]
-        for param, array in others:
-            param.array = _sendable(array)
+        others = []  # parameters, their arrays, and what these are copies of
+        for param in model.params():
+            if param.array is not None:
+                exact = _exact(param) if _has_16_bits(param.array) else None
+                sent = _sendable(param.array if exact is None else exact)
+                if sent is not param.array:
+                    others.append((param, param.array, exact))
+                    param.array = sent
         bcast_data(self, model)
-        for param, array in others:
-            array[...] = param.array
+        for param, array, exact in others:
+            if exact is not None and exact is not param.array:
+                exact[...] = param.array
+            with np.errstate(over="ignore"):
+                array[...] = param.array
             param.array = array
 
     return run
@@ -132,15 +153,19 @@ def _of_sendable_arrays(bcast_data):
 def _of_several_losses(update):
     @functools.wraps(update)
     def run(self, lossfun=None, *args, **kwds):
-        return update(self, None if lossfun is None else _one_loss_of(lossfun), *args, **kwds)
+        check = getattr(self.actual_optimizer, "check_loss", lambda loss: None)
+        return update(self, None if lossfun is None else _one_loss_of(lossfun, check), *args, **kwds)
 
     return run
 
 
-def _one_loss_of(lossfun):
+def _one_loss_of(lossfun, check):
     def run(*args, **kwds):
         losses = lossfun(*args, **kwds)
-        return _Losses(losses) if isinstance(losses, Iterator) else losses
+        if isinstance(losses, Iterator):
+            return _Losses(losses, check)
+        check(losses)
+        return losses
 
     return run
 
@@ -148,10 +173,12 @@ def _one_loss_of(lossfun):
 class _Losses:
     """An iterator of losses in the shape of one: ``backward`` of each is run before the next one is asked for."""
 
-    def __init__(self, losses):
+    def __init__(self, losses, check):
         self._losses = losses
+        self._check = check
 
     def backward(self, loss_scale=None):
         for loss in self._losses:
+            self._check(loss)
             loss.backward(loss_scale=loss_scale)
             del loss  # before the next one, for which there is to be memory

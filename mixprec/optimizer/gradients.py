@@ -45,6 +45,8 @@ def check_loss(loss):
         ValueError: it has not exactly one element.
     """
     arguments.instance("loss", loss, chainer.Variable, "a chainer.Variable")
+    if loss.array is None:
+        raise ValueError("loss must have one element; found a variable that has no array")
     if loss.dtype.kind != "f" and loss.dtype != BFLOAT16:
         raise TypeError(f"loss must be floating-point numbers; found {loss.dtype}")
     if loss.size != 1:

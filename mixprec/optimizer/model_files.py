@@ -1,9 +1,10 @@
-"""Files of models: what stands for an FP16 or BF16 parameter in them is its FP32 master."""
+"""Files and broadcasts of models: what stands for an FP16 or BF16 parameter in them is its FP32 master."""
 
 import functools
 
 import chainer
 
+from mixprec.compat import multi_node
 from mixprec.optimizer import statistics
 from mixprec.update.copies import OWNER, is_copy
 
@@ -17,6 +18,8 @@ def install():
     original = chainer.Link.serialize
     if hasattr(original, "saves_masters"):
         return
+    # Processes that got the rounded weights only would begin with other masters than the process that sends them.
+    multi_node.send_in_place_of_parameters(_master_array)
 
     @functools.wraps(original)
     def serialize(self, serializer):
@@ -46,6 +49,13 @@ def install():
 
     serialize.saves_masters = True
     chainer.Link.serialize = serialize
+
+
+def _master_array(param):
+    masters = getattr(param, OWNER, None)
+    if masters is None or not is_copy(param.dtype) or not masters.hold(param):
+        return None
+    return masters.current(param.name or "a parameter", param).array
 
 
 class _Saving(chainer.Serializer):

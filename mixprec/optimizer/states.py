@@ -5,7 +5,10 @@ import contextlib
 import chainer
 import numpy as np
 
+from mixprec.messages import one_line
 from mixprec.update.copies import is_copy
+
+_ADAM = {(): "Adam", ("amsgrad",): "AMSGrad", ("adabound",): "AdaBound", ("amsgrad", "adabound"): "AMSBound"}
 
 
 @contextlib.contextmanager
@@ -54,7 +57,7 @@ def serialize_rule(optimizer, serializer):
     Raises:
         ValueError: the file is of another optimizer.
     """
-    here = type(optimizer).__name__
+    here = _rule(optimizer)
     if not isinstance(serializer, chainer.Deserializer):
         serializer("rule", np.frombuffer(here.encode(), np.uint8))
         return
@@ -62,8 +65,19 @@ def serialize_rule(optimizer, serializer):
         written = serializer("rule", None)
     except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
         return
-    if written is not None and (there := np.asarray(written).tobytes().decode()) != here:
+    if written is not None and (there := np.asarray(written).tobytes().decode(errors="replace")) != here:
         raise ValueError(
-            f"the optimizer's state was saved by {there}, and this optimizer is {here}, to which it means something "
-            f"else; use {there}, or load the model alone"
+            f"the optimizer's state was saved by {one_line(there, 80)}, and this optimizer is {here}, to which it means "
+            f"something else; use {one_line(there, 80)}, or load the model alone"
         )
+
+
+def _rule(optimizer):
+    """Returns the name of an optimizer, and of what Adam is with its flags, however that is written."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, chainer.optimizers.Adam):
+        return name
+    flags = tuple(flag for flag in ("amsgrad", "adabound") if getattr(optimizer, flag))
+    if name in _ADAM.values():
+        return _ADAM[flags]
+    return name + "".join(f", {flag}" for flag in flags)

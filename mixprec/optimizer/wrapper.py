@@ -242,6 +242,8 @@ class MixedPrecisionOptimizer:
         factor = self._factor_on(loss.device)
         return loss if factor is None else scaled_loss.scaled(loss, factor)
 
+    check_loss = staticmethod(gradients.check_loss)  # for ChainerMN's optimizer, which calls backward itself
+
     def update(self, lossfun=None, *args, **kwds):
         """Runs one step. With arrays on a GPU nothing is read back; ``docs/numerics.md`` lists the exceptions.
 

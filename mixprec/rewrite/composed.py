@@ -20,13 +20,13 @@ def _compute(function, args, kwargs):
     scope = current()
     if scope is None:
         return function(*args, **kwargs)
-    inputs = []
+    inputs = {}  # id -> (variable, what plain Chainer gets of it)
     args = [_plain(scope, function.__name__, each, inputs) for each in args]
     kwargs = {name: _plain(scope, function.__name__, each, inputs) for name, each in kwargs.items()}
     with entering(None):
         outputs = function(*args, **kwargs)
     if scope.watched:
-        scope.watched.look(function.__name__, inputs, ())
+        scope.watched.look(function.__name__, [x for x, _ in inputs.values()], ())
     if scope.trace is not None:
         scope.trace.claim(function.__name__)
     return outputs
@@ -34,10 +34,12 @@ def _compute(function, args, kwargs):
 
 def _plain(scope, name, x, inputs):
     if isinstance(x, (list, tuple)):
-        return type(x)([_plain(scope, name, each, inputs) for each in x])
+        parts = [_plain(scope, name, each, inputs) for each in x]
+        return type(x)._make(parts) if hasattr(x, "_make") else type(x)(parts)
     if not hasattr(x, "dtype") or not in_storage_dtype(x):
         return x
-    inputs.append(x)
-    if deferred.is_waiting(x):
-        deferred.compute(x, f"{name} follows")
-    return plain(scope, x)
+    if id(x) not in inputs:  # the same one given twice is converted once
+        if deferred.is_waiting(x):
+            deferred.compute(x, f"{name} follows")
+        inputs[id(x)] = x, plain(scope, x)
+    return inputs[id(x)][1]

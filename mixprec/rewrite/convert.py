@@ -35,7 +35,8 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=None,
             ``None``: the first calls in training show that.
         compute: dtype of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``, or what NumPy takes
             for one of these, such as ``np.float16``.
-        layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice.
+        layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice, but for
+            batch normalizations in 16 bits.
         fuse: whether batch normalizations are fused; only with ``"nhwc"``. ``None`` is True there, and else False.
         strict: whether anything that stays as it was is an error: at once with an example, otherwise at the end of the
             first call in training.

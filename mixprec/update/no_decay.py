@@ -3,6 +3,8 @@
 import chainer
 from chainer.optimizer_hooks import WeightDecay
 
+from mixprec import arguments
+
 _FEW_DIMENSIONS = "ndim <= 1"
 # What goes without in the hyperparameters of a rule: its own weight decay and, as MLPerf has it for LARS, the trust
 # ratio of the same parameters.
@@ -27,7 +29,7 @@ class NoDecay:
             if not _is_link_class(kind) and not (isinstance(kind, str) and kind == _FEW_DIMENSIONS):
                 raise TypeError(
                     f'no_decay must be "{_FEW_DIMENSIONS}", a link class such as L.BatchNormalization, a tuple of '
-                    f"these, or None; found {_described(kind)}"
+                    f"these, or None; found {arguments.found(kind)}"
                 )
         self._few_dimensions = _FEW_DIMENSIONS in several
         self._links = tuple(kind for kind in several if kind != _FEW_DIMENSIONS)
@@ -115,9 +117,3 @@ class DecayOfSome:
 
 def _is_link_class(kind):
     return isinstance(kind, type) and issubclass(kind, chainer.Link)
-
-
-def _described(kind):
-    if isinstance(kind, str):
-        return repr(kind)
-    return f"the class {kind.__name__}" if isinstance(kind, type) else f"an object of type {type(kind).__name__}"

@@ -28,6 +28,38 @@ def test_parameters_are_unpacked_into_another_dtype():
     assert without_mpi.run(code) == [str(expected)]
 
 
+@pytest.mark.core(1)
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+@pytest.mark.parametrize("setup_first", [True, False])
+def test_processes_that_begin_with_other_weights_have_the_same_masters(setup_first, compute):
+    """The first update broadcasts the masters of the first process, of which its weights are rounded copies."""
+    code = f"""
+        import chainer, chainermn, mixprec, numpy as np
+        import chainer.functions as F, chainer.links as L
+        chainer.disable_experimental_feature_warning = True
+        comm = chainermn.create_communicator("naive")
+        np.random.seed(comm.rank)
+        model = L.Classifier(chainer.Sequential(L.Linear(20, 30), F.relu, L.Linear(None, 4)))
+        x, t = np.random.randn(8, 20).astype("f"), (np.arange(8) % 4).astype("i")
+        optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0.1), 8)
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
+        if {setup_first}:
+            optimizer.setup(model)
+        mixprec.convert(model, compute="{compute}")
+        if not {setup_first}:
+            optimizer.setup(model)
+        params = [param for _, param in sorted(model.namedparams())]
+        for _ in range(10):
+            optimizer.update(model, x, t)
+        own = [np.asarray(array, "f") for p in params for array in (p.array, optimizer.master(p).array)]
+        for first, second in zip(*comm.mpi_comm.allgather(own)):
+            np.testing.assert_array_equal(first, second)
+        if comm.rank == 0:
+            print(optimizer.t)
+    """
+    assert mpi.run(2, code) == ["9"]
+
+
 def test_slave_iterator_reads_the_size_of_the_dataset():
     """The master sends it as an array of one element, which int() refuses in NumPy 2.5; then the master waits."""
     from chainermn.iterators.multi_node_iterator import _MultiNodeIteratorSlave

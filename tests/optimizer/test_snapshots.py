@@ -419,6 +419,34 @@ def test_the_state_of_another_optimizer_is_refused_and_nothing_changes(storage, 
     _assert_same(_state(optimizer), before)
 
 
+def test_one_rule_by_two_names_is_one_and_flags_of_adam_are_not_dropped(tmp_path):
+    def adam(*flags):
+        optimizer = mixprec.MixedPrecisionOptimizer(optimizers.Adam(**dict.fromkeys(flags, True)))
+        return _run(optimizer.setup(mixprec.convert(model := L.Classifier(Net(False))) and model), "..")
+
+    storage = Storage("npz", tmp_path)
+    storage.save(adam("amsgrad"))
+    storage.load(_optimizer(inner="AMSGrad"), ("optimizer",))
+    with pytest.raises(ValueError, match="saved by AMSGrad, and this optimizer is Adam, "):
+        storage.load(adam(), ("optimizer",))
+    storage.save(adam())
+    with pytest.raises(ValueError, match="saved by Adam, and this optimizer is AMSBound, "):
+        storage.load(adam("amsgrad", "adabound"), ("optimizer",))
+
+
+@pytest.mark.parametrize("name", [b"A\n\x1b[31m" * 2000, b"\xff\xfe", np.array("MomentumSGD")], ids=type)
+def test_what_a_file_says_of_its_optimizer_is_quoted_in_one_short_line(tmp_path, name):
+    storage = Storage("npz", tmp_path)
+    storage.save(_run(_optimizer(), "."))
+    arrays = storage.read("optimizer")
+    arrays["mixprec/rule"] = np.frombuffer(name, np.uint8) if isinstance(name, bytes) else name
+    np.savez(tmp_path / "optimizer.npz", **arrays)
+    with pytest.raises(ValueError, match="this optimizer is Adam") as refused:
+        storage.load(_optimizer(), ("optimizer",))
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 400
+
+
 @pytest.fixture(
     params=[copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))], ids=["deepcopy", "pickle"]
 )

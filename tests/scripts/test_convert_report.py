@@ -178,7 +178,7 @@ BAD = {
         "nets:Fails",
         "--input",
         "2x3",
-    ): "Fails called on (2, 3) float32: ArithmeticError: no good: this number (nets.py, line 41)",
+    ): "Fails called on (2, 3) float32: ArithmeticError: no good: this number (nets.py, line 48)",
     ("nets:Net", "--layout", "nchw", "--compute", "bfloat16"): "compute='bfloat16' needs layout='nhwc'",
     ("nets:Net", "--compute", "float8"): "invalid choice: 'float8'",
     ("nets:Net", "--compile"): "unrecognized arguments: --compile",
