@@ -223,7 +223,12 @@ class DynamicLossScale:
             int(stored(serializer, "overflows_in_row", self._overflows_in_row)),
         )
         if isinstance(serializer, Deserializer):  # what is saved stays where it is: a graph may hold it
-            self._set(*state)
+            self._set(self._bounded(state[0]), *state[1:])
+
+    def _bounded(self, value):
+        """Returns a scale that was saved with another floor or cap, between those of this one."""
+        value = value if self.floor is None else max(value, self.floor)
+        return value if self.cap is None else min(value, self.cap)
 
     def _set(self, value, clean, hysteresis_left, overflows_in_row):
         self._value = np.array(value, np.float64)

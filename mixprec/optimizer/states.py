@@ -67,8 +67,8 @@ def serialize_rule(optimizer, serializer):
         return
     if written is not None and (there := np.asarray(written).tobytes().decode(errors="replace")) != here:
         raise ValueError(
-            f"the optimizer's state was saved by {one_line(there, 80)}, and this optimizer is {here}, to which it means "
-            f"something else; use {one_line(there, 80)}, or load the model alone"
+            f"the optimizer's state was saved by {one_line(there, 80)}, and this optimizer is {here}, to which it "
+            f"means something else; use {one_line(there, 80)}, or load the model alone"
         )
 
 

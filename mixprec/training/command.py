@@ -75,8 +75,8 @@ class _Failed(Exception):
 
 
 @contextlib.contextmanager
-def _failing():
-    """Around training, where a gone image is no bad input any more."""
+def _failing(out):
+    """Around training, where a gone image is no bad input any more, nor is what happens to the results folder."""
     try:
         yield
     except DataError as error:
@@ -84,7 +84,8 @@ def _failing():
     except MemoryError as error:
         raise _Failed(f"out of memory ({error}); --dry-run says what a run needs") from error
     except OSError as error:
-        if error.errno not in _FULL:
+        is_of_results = os.path.abspath(str(error.filename or "")).startswith(os.path.abspath(out) + os.sep)
+        if error.errno not in _FULL and not is_of_results:
             raise
         raise _Failed(f"{error.filename}: {error.strerror}" if error.filename else error.strerror) from error
 
@@ -133,7 +134,7 @@ def _run(arguments, networks):
         if os.path.isdir(out) and not arguments.dry_run:  # which writes nothing
             lock.enter_context(locked(out))
         snapshot = output.snapshot_to_resume(out, arguments.resume)
-        changes = [] if snapshot is None else settings.changes(snapshot, config)
+        changes = [] if snapshot is None else settings.compare(snapshot, config)
         needs.check_size(config, network, device)
         model, report = build_model(config, network, device)  # before the images are scanned, which may take minutes
         train, val = images.open_sources(config)
@@ -144,13 +145,14 @@ def _run(arguments, networks):
             snapshots.load(snapshot, trainer)
             snapshots.check_newest(snapshot, trainer.updater.iteration, out)
             snapshots.check_length(snapshot, trainer.updater.epoch_detail, config.training.epochs)
-        first = trainer.updater.iteration
+        first, history = trainer.updater.iteration, trainer.get_extension(settings.Settings.name).changes
+        history += [f"since iteration {first}: {change}" for change in changes]
         resolved = configs.dump(
             config,
             source=arguments.config,
             overrides=arguments.set,
             version=mixprec.__version__,
-            changes=[f"since iteration {first}: {change}" for change in changes],
+            changes=history,
         )
         lines = [f"device: {device} ({reason})", *images.describe(config, train, val, trainer.updater.device)]
         lines.append(f"optimizer: {config.optimizer.name}, learning rate {described_rate(config)}")
@@ -163,16 +165,16 @@ def _run(arguments, networks):
             print("\n".join([*lines, "", resolved, str(report), "", estimate, ""]))
             print(f"dry run: all is well; without --dry-run the results would go to {one_line(out)}")
             return
-        needs.check_disk(config, trainer, out)
+        needs.check_disk(config, trainer, len(train), out)
         if not os.path.isdir(out):
             lock.enter_context(output.created(out))
             if output.snapshot_to_resume(out, arguments.resume) != snapshot:
                 raise output.OutputError(f"{out}: another run has used it meanwhile; start again")
         print("\n".join([*lines, f"results: {one_line(out)}"]), flush=True)
-        with _failing():
+        with _failing(out):
             output.prepare(out, resumed=snapshot is not None)
             write = functools.partial(output.write, resumed=snapshot is not None)
-            write(os.path.join(out, "config.yaml"), resolved)
+            write(os.path.join(out, output.CONFIG), resolved)
             write(os.path.join(out, "environment.txt"), surroundings.report())
             write(os.path.join(out, "conversion.txt"), f"{report}\n")
             images.write_records(out, train, val)

@@ -1,5 +1,6 @@
 """How much memory a run will take, estimated before anything is trained, and how much there is."""
 
+import collections
 import dataclasses
 
 import chainer
@@ -52,8 +53,13 @@ class Memory:
 
     @property
     def largest(self):
-        """The largest of the parts that are there when most is needed, and depend on the config."""
-        return max((part for part in self.together if part.key), key=lambda part: part.size)
+        """The largest of the parts that are there when most is needed, of the key on which most of it depends."""
+        sizes = collections.Counter()
+        for part in self.together:
+            sizes[part.key] += part.size
+        del sizes[None]
+        (key, _), *_ = sizes.most_common()
+        return max((part for part in self.together if part.key == key), key=lambda part: part.size)
 
     @property
     def needed(self):
@@ -136,7 +142,9 @@ def _evaluation(config, batch, largest, on_gpu):
     ahead = (config.data.prefetch + 1) * batch * _image(config, size)
     return [
         Part("activations, temporary arrays", arrays, key, when, batch),
-        Part("batches of validation images", ahead, key, when, batch),
+        Part(
+            "batches of validation images", ahead, "data.prefetch" if config.data.prefetch > _FEW else key, when, batch
+        ),
     ]
 
 

@@ -11,12 +11,15 @@ import platform
 from mixprec.messages import OneLineError
 
 FILE = "run.lock"
-_OPEN = os.O_RDWR | os.O_CLOEXEC
+_OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # NFS without lockd, some FUSE file systems
 
 
 class LockError(OneLineError):
     """Another run has the results folder, or may have it; the message is one line and names its host and process."""
+
+
+_held = set()  # folders of which this process holds the lock
 
 
 @contextlib.contextmanager
@@ -28,20 +31,35 @@ def locked(folder):
     a killed run has left is taken over. Where the file system has no locks, the file alone counts: that of a process
     of this host that is gone is taken over, and of another host nobody can tell.
 
+    Nothing else in this process may open the file: to close it again would give the lock away.
+
     Args:
         folder: results folder, which exists.
 
     Raises:
-        LockError: another run holds it, or nobody can tell whether it still does.
-        OSError: the file cannot be written.
+        LockError: another run holds it, nobody can tell whether it still does, or the file cannot be made.
     """
-    path = os.path.join(folder, FILE)
-    handle = _acquired(path, folder)
+    path, key = os.path.join(folder, FILE), os.path.realpath(folder)
+    if key in _held:
+        raise LockError(f"{folder}: in use by another run, in this process; wait for its end, or give another --out")
     try:
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(_here()).encode(), 0)
+        handle = _acquired(path, folder)
+    except PermissionError as error:
+        holder = _in_words(_holder_of(path))
+        raise LockError(
+            f"{folder}: in use by another user's run, {holder}; give another --out, or, if that run has ended, remove "
+            f"{path}"
+        ) from error
+    except OSError as error:
+        raise LockError(f"{path}: cannot be locked ({error.strerror}); remove it, or give another --out") from error
+    _held.add(key)
+    try:
+        with contextlib.suppress(OSError):  # the disk is full: the lock holds, and does not say whose it is
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps(_here()).encode(), 0)
         yield
     finally:
+        _held.discard(key)
         # Removed while it is held: who opens it now sees after locking that it is gone, and begins again.
         with contextlib.suppress(OSError):
             os.remove(path)
@@ -97,14 +115,26 @@ def _holder(handle):
     """Returns what the file says of the run that wrote it; empty if it says nothing."""
     try:
         holder = json.loads(os.pread(handle, 4096, 0))
-    except ValueError:
+    except (OSError, ValueError, RecursionError):
         return {}
     return holder if isinstance(holder, dict) else {}
 
 
+def _holder_of(path):
+    """Returns the same of a file that may be read, but not written."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return {}
+    try:
+        return _holder(handle)
+    finally:
+        os.close(handle)
+
+
 def _in_words(holder):
     known = all(key in holder for key in ("host", "pid", "since"))
-    return "process {pid} on {host} since {since}".format(**holder) if known else "which has just begun"
+    return "process {pid} on {host} since {since}".format(**holder) if known else "which does not say who it is"
 
 
 def _is_alive(holder):

@@ -10,11 +10,12 @@ from mixprec.messages import OneLineError
 from mixprec.training import estimate as estimates
 from mixprec.training import output, snapshots, timing
 from mixprec.training.model import EXAMPLE, build_model
+from mixprec.training.schedule import steps_per_epoch
 
 _ADVICE = {
     "training.batch_size": "lower it, and raise training.accumulate by as much to keep the step",
     "model.arch": "choose a smaller network",
-    "optimizer.name": "choose one with less state, such as MomentumSGD",
+    "optimizer.name": "choose one with less state, such as SGD",
     "training.ema_decay": "set it to null",
     "capture.mode": "set it to off",
 }
@@ -56,12 +57,13 @@ def check_size(config, network, device):
         )
 
 
-def check_disk(config, trainer, out):
+def check_disk(config, trainer, images, out):
     """Compares what snapshots will take with what is free where they go; those of a run that goes on are there.
 
     Args:
         config: :class:`mixprec.config.Config`.
         trainer: from :func:`mixprec.training.trainer.build_trainer`.
+        images: number of training images.
         out: results folder; it need not exist.
 
     Returns:
@@ -72,7 +74,8 @@ def check_disk(config, trainer, out):
     """
     size = _snapshot(config, trainer)
     best = config.snapshot.best and config.data.format != "synthetic"
-    count = config.snapshot.keep + best + 1  # one is written before the oldest is removed
+    kept = min(config.snapshot.keep, _snapshots(config, images))
+    count = kept + best + 1  # one is written before the oldest is removed
     needed, there = count * size, sum(map(os.path.getsize, snapshots.all_in(out)))
     free = shutil.disk_usage(output.nearest_folder(out)).free
     if needed - there > free:
@@ -106,12 +109,19 @@ def dry_run(config, trainer, report, train, val, out):
     memory = estimates.memory(config, trainer, report, len(train), 0 if val is None else len(val))
     if memory.needed > memory.available:
         raise DoesNotFit(_too_much(config, memory))
-    disk = check_disk(config, trainer, out)
+    disk = check_disk(config, trainer, len(train), out)
     try:
         time = timing.measure(config, trainer, train)
     finally:
         trainer.updater.finalize()
     return f"{memory}\n\n{disk}\n\n{time}"
+
+
+def _snapshots(config, images):
+    """How many snapshots a run writes, the one at its end included."""
+    period, unit = config.snapshot.trigger
+    length = config.training.epochs * (1 if unit == "epoch" else steps_per_epoch(config, images))
+    return -(-length // period)
 
 
 def _too_much(config, memory):

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import itertools
 import os
 import shutil
 import tempfile
@@ -12,6 +13,8 @@ from mixprec.training import snapshots, tensorboard
 from mixprec.training.lock import FILE as LOCK
 from mixprec.training.lock import locked
 from mixprec.training.log_report import LOG
+
+CONFIG = "config.yaml"
 
 
 class OutputError(OneLineError):
@@ -46,7 +49,9 @@ def choose(out, resume, config_path):
         names = sorted(name for name in os.listdir(runs) if os.path.isdir(os.path.join(runs, name)))
         if names:
             return os.path.join(runs, names[-1])
-    return os.path.join(runs, f"{datetime.datetime.now():%Y%m%d-%H%M%S}")
+    fresh = os.path.join(runs, f"{datetime.datetime.now():%Y%m%d-%H%M%S}")
+    names = itertools.chain([fresh], (f"{fresh}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if not os.path.exists(name))
 
 
 def check_writable(out):
@@ -102,7 +107,8 @@ def prepare(out, *, resumed):
     for name in os.listdir(out):
         path = os.path.join(out, name)
         if name.startswith(files.TEMPORARY) or (not resumed and name in (LOG, snapshots.BEST)):
-            os.remove(path)
+            if not os.path.isdir(path):
+                os.remove(path)
         elif not resumed and name == tensorboard.FOLDER:
             shutil.rmtree(path)
 
@@ -131,10 +137,26 @@ def snapshot_to_resume(out, resume):
     """Returns the path of the snapshot that ``--resume`` means, or ``None`` to start afresh.
 
     Raises:
-        OutputError: ``out`` holds results, and nobody asked to go on with them.
+        OutputError: ``out`` holds something, which is not what the run is to go on with.
     """
+    there = os.listdir(out) if os.path.isdir(out) else []
+    is_used = any(name != LOCK and not name.startswith(files.TEMPORARY) for name in there)
     if resume is None:
-        if os.path.isdir(out) and set(os.listdir(out)) - {LOCK}:
+        if is_used:
             raise OutputError(f"{out}: already used; continue that run with --resume auto, or give another --out")
         return None
-    return snapshots.newest(out) if resume == "auto" else resume
+    if resume == "auto":
+        newest = snapshots.newest(out)
+        if is_used and newest is None and CONFIG not in there:  # which a run writes first of all
+            raise OutputError(f"{out}: holds no run, but other files; give another --out")
+        return newest
+    if is_used and not _is_in(resume, out):
+        raise OutputError(f"{out}: already used, by another run than that of {resume}; give another --out")
+    return resume
+
+
+def _is_in(path, folder):
+    try:
+        return os.path.samefile(os.path.dirname(path) or ".", folder)
+    except OSError:
+        return False

@@ -20,19 +20,24 @@ _FIXED = {
     "training.seed": "its place in the data is one in an order that the seed gives",
 }
 _AVERAGE = "training.ema_decay"
+_FIRST = ("loss_scale.init", "model.zero_init_residual")
 
 
 class Settings(extension.Extension):
-    """Keeps the config in snapshots, for :func:`changes`. There is nothing to load: a run has the config it is given.
+    """Keeps the config in snapshots, for :func:`compare`, and what has changed in it from one process to the next.
 
     Args:
         config: :class:`mixprec.config.Config`.
+
+    Attributes:
+        changes: list of str, a line for each change, since the beginning of the run.
     """
 
     name = "settings"
 
     def __init__(self, config):
         self._config = config
+        self.changes = []
 
     @staticmethod
     def trigger(trainer):
@@ -43,12 +48,15 @@ class Settings(extension.Extension):
         """Does nothing."""
 
     def serialize(self, serializer):
-        """Saves the config, as JSON."""
-        if not isinstance(serializer, Deserializer):
-            serializer("config", np.frombuffer(json.dumps(configs.flat(self._config)).encode(), np.uint8))
+        """Saves the config and its changes, as JSON; loads the changes, as a run has the config that it is given."""
+        if isinstance(serializer, Deserializer):
+            self.changes = _from_json(serializer("changes", None))
+        else:
+            serializer("config", _to_json(configs.flat(self._config)))
+            serializer("changes", _to_json(self.changes))
 
 
-def changes(path, config):
+def compare(path, config):
     """Compares a config with the one that a snapshot was written with.
 
     Args:
@@ -63,13 +71,19 @@ def changes(path, config):
     """
     name = f"extensions/{Settings.name}/config"
     try:
-        then = json.loads(read(path, [name])[name].tobytes())
-    except (ValueError, AttributeError) as error:
-        if isinstance(error, SnapshotError):
+        then = _from_json(read(path, [name])[name])
+    except SnapshotError as error:
+        if not isinstance(error.__cause__, KeyError):
             raise
+        raise SnapshotError(
+            f"{path}: does not hold its settings, as snapshots of earlier versions and other programs; give another "
+            "--out to begin anew"
+        ) from error
+    except ValueError as error:
         raise SnapshotError(f"{path}: corrupt snapshot (its settings are not JSON)") from error
     now = json.loads(json.dumps(configs.flat(config)))
     different = {key: (then.get(key), now.get(key)) for key in {**now, **then} if then.get(key) != now.get(key)}
+    lines = []
     for key, (old, new) in different.items():
         why = _FIXED.get(key)
         if key == _AVERAGE and None in (old, new):
@@ -79,4 +93,18 @@ def changes(path, config):
                 f"{path}: {key} is {configs.shown(new)} here, {configs.shown(old)} in the snapshot, and cannot change: "
                 f"{why}; set it back, or give another --out"
             )
-    return [f"{key} {configs.shown(old)} -> {configs.shown(new)}" for key, (old, new) in different.items()]
+        is_past = key in _FIRST and "loss_scale.mode" not in different
+        note = ", which has no effect: it is for the start of a run" if is_past else ""
+        lines.append(f"{key} {configs.shown(old)} -> {configs.shown(new)}{note}")
+    return lines
+
+
+def _to_json(value):
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def _from_json(array):
+    array = np.asarray(array)
+    if array.dtype != np.uint8:
+        raise ValueError("no text")
+    return json.loads(array.tobytes())

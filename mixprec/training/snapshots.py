@@ -130,7 +130,11 @@ def load(path, trainer):
         with warnings.catch_warnings():
             # Of a trigger that the run did not have then, such as that of a histogram.
             warnings.filterwarnings("ignore", "The previous value of", UserWarning)
+            # Of a run with another loss_scale.mode, which is said to have changed.
+            warnings.filterwarnings("ignore", "the snapshot has no loss scale", UserWarning)
             serializers.NpzDeserializer(arrays).load(trainer)
+    except SnapshotError:  # of the best one
+        raise
     except KeyError as error:
         raise SnapshotError(f"{path}: not a snapshot of this run: {error.args[0]}") from error
     except ValueError as error:
@@ -199,7 +203,7 @@ def read(path, names=None):
         with files.open_regular(path) as file, zipfile.ZipFile(file):  # np.load takes a .npy file, too
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
-                return {name: archive[name] for name in names or archive.files}
+                return {name: _array(archive, name) for name in names or archive.files}
     except FileNotFoundError as error:
         raise SnapshotError(f"{path}: no such snapshot") from error
     except KeyError as error:
@@ -207,6 +211,22 @@ def read(path, names=None):
     except (OSError, EOFError, ValueError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SnapshotError(f"{path}: corrupt snapshot, or not a snapshot at all ({reason}){_instead(path)}") from error
+
+
+def _array(archive, name):
+    try:
+        return archive[name]
+    except ValueError:
+        # What is not initialized is None, which Chainer writes as an array of objects; nothing is unpickled here.
+        with archive.zip.open(f"{name}.npy") as file:
+            version = np.lib.format.read_magic(file)
+            read_header = (
+                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            )
+            shape, _, dtype = read_header(file)
+        if shape != () or not dtype.hasobject:
+            raise
+        return np.asarray(None)
 
 
 def _instead(path):

@@ -313,7 +313,7 @@ def test_a_dry_run_says_what_is_needed_and_leaves_nothing(config_of, tmp_path, c
     assert _main("--set", f"capture={capture}") == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    for text in ("batch_size: 32", "kept for backward", "needs about ", "disk: 4 snapshots of ", ": an epoch ~ "):
+    for text in ("batch_size: 32", "kept for backward", "needs about ", "disk: 3 snapshots of ", ": an epoch ~ "):
         assert text in printed.out
     assert printed.out.splitlines()[-1].startswith("dry run: all is well; without --dry-run the results would go to ")
     assert os.listdir(tmp_path) == ["c.yaml"]
@@ -332,6 +332,8 @@ def test_the_memory_of_an_evaluation_is_counted(config_of):
     trained = sum(part.size for part in both.parts if part.when != "evaluation")
     assert trained == without.needed
     assert "\n  in the evaluation\n" in str(both)
+    config = config_of(data__val_size=128, data__prefetch=1000)
+    assert estimate.memory(config, trainer, report, 70, 50).largest.key == "data.prefetch"
 
 
 def test_what_does_not_fit_into_memory(config_of, tmp_path, capsys, monkeypatch):
@@ -380,12 +382,20 @@ def test_what_does_not_fit_on_the_disk(config_of, tmp_path, capsys, monkeypatch)
     asked = []
     full = types.SimpleNamespace(free=2**10)
     monkeypatch.setattr(needs.shutil, "disk_usage", lambda path: asked.append(path) or full)
-    assert _main("--out", "new/folder", "--set", "snapshot.keep=7") == 2
+    assert _main("--out", "new/folder", "--set", "snapshot.keep=7", "--set", "training.epochs=20") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: new/folder: 8 snapshots need ")
     assert line.endswith(" and 0.0 MiB are free; lower snapshot.keep, which is 7, or give another --out")
     assert asked == [str(tmp_path)]
     assert os.listdir(tmp_path) == ["c.yaml"]
+
+
+def test_no_space_is_wanted_for_snapshots_that_will_never_be_written(config_of, capsys):
+    config_of()
+    assert _main("--set", "snapshot.keep=1000000", "--set", "snapshot.every=2 iterations") == 0
+    assert "\ndisk: 4 snapshots of " in capsys.readouterr().out, (
+        "two epochs of three steps have three, and one is written"
+    )
 
 
 def test_the_disk_space_is_that_of_real_snapshots(config_of, tmp_path, monkeypatch):
@@ -396,8 +406,8 @@ def test_the_disk_space_is_that_of_real_snapshots(config_of, tmp_path, monkeypat
     monkeypatch.setattr(needs, "check_disk", lambda *arguments: disk.append(check(*arguments)) or "")
     monkeypatch.setattr(estimate, "in_words", str)
     assert command.main(["--config", "c.yaml", "--dry-run"], networks) == 0
-    size, all_of_them = map(int, re.match(r"disk: 4 snapshots of (\d+), (\d+) of ", disk[0]).groups())
-    assert all_of_them == 4 * size
+    size, all_of_them = map(int, re.match(r"disk: 3 snapshots of (\d+), (\d+) of ", disk[0]).groups())
+    assert all_of_them == 3 * size
     monkeypatch.setattr(Plots, "__call__", lambda self, trainer: None)
     assert command.main(["--config", "c.yaml", "--out", "out"], networks) == 0
     assert size <= (tmp_path / "out" / "snapshot_iter_6.npz").stat().st_size <= size + 50_000

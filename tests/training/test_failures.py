@@ -97,6 +97,13 @@ def test_what_fails_in_training_is_no_bad_input(fail, then, loader, words):
     assert "run.lock" not in os.listdir("out")
 
 
+def test_a_results_folder_that_is_gone_is_one_line(fail):
+    code, errors = fail(lambda: shutil.rmtree("out"), "snapshot.every=100 epochs")
+    assert code == 1
+    (line,) = errors.splitlines()
+    assert re.fullmatch(r"error: \S+/out/\S+: No such file or directory; --resume auto goes on from .*", line), line
+
+
 def test_a_killed_process_of_the_loader_is_no_bad_input(fail, monkeypatch):
     loaders = []
     start = PillowIterator.__init__

@@ -70,6 +70,43 @@ def test_a_lock_that_was_removed_while_it_was_opened_is_not_taken_for_one(out, m
     assert found == [True, True]
 
 
+def test_a_second_run_in_this_process_is_refused(out):
+    with lock.locked("out"):
+        with pytest.raises(lock.LockError, match="in use by another run, in this process"), lock.locked(str(out)):
+            pass
+        assert (out / "run.lock").exists()
+
+
+@pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("nowhere", path)])
+def test_what_cannot_be_a_lock_is_one_line(out, make):
+    make(out / "run.lock")
+    with pytest.raises(lock.LockError, match=r"^out"), lock.locked("out"):
+        pass
+
+
+def test_a_lock_of_another_user_is_named(out, holder, monkeypatch):
+    open_file = os.open
+
+    def refused(path, flags, *mode):
+        if str(path).endswith("run.lock") and flags & os.O_RDWR and not flags & os.O_EXCL:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_file(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(lock.LockError, match=f"another user's run, process {holder.pid} on "), lock.locked("out"):
+        pass
+
+
+def test_on_a_full_disk_the_lock_holds(out, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with lock.locked("out"):
+        assert os.listdir(out) == ["run.lock"]
+    assert os.listdir(out) == []
+
+
 # Where the file system has no locks
 
 
@@ -111,9 +148,9 @@ def test_without_locks_the_file_of_a_killed_run_of_this_host_is_taken_over(out, 
         assert json.loads((out / "run.lock").read_text())["start"] == lock._here()["start"]
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"host": 1}'])
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"host": 1}', b"[" * 4096])
 def test_without_locks_a_file_that_says_nothing_is_not_taken_over(out, no_locks, content):
     (out / "run.lock").write_bytes(content)
-    words = "another run, which has just begun: this file system has no locks"
+    words = "another run, which does not say who it is: this file system has no locks"
     with pytest.raises(lock.LockError, match=words), lock.locked("out"):
         pass

@@ -382,6 +382,14 @@ def test_a_snapshot_loads_into_a_trainer_of_the_same_kind(saved, tmp_path):
     assert trainer.updater.iteration == 6
 
 
+def test_a_damaged_best_snapshot_is_named_not_the_one_that_is_loaded(saved, tmp_path):
+    trainer = _trainer(tmp_path)
+    trainer.extend(snapshots.BestSnapshot(str(tmp_path)))
+    (tmp_path / "snapshot_best.npz").write_bytes(b"no")
+    with pytest.raises(snapshots.SnapshotError, match=r"^\S+/snapshot_best\.npz: corrupt snapshot"):
+        snapshots.load(str(saved), trainer)
+
+
 def test_a_snapshot_of_another_model_is_refused_before_anything_is_loaded(saved, tmp_path):
     trainer = _trainer(tmp_path, width=5)
     before = trainer.updater.get_optimizer("main").target.predictor.W.array.copy()
@@ -443,7 +451,15 @@ def test_results_folder_is_checked_without_leaving_anything(tmp_path):
     assert output.snapshot_to_resume(str(tmp_path), None) is None
     (tmp_path / "log").touch()
     output.check_writable(str(tmp_path))
+    with pytest.raises(output.OutputError, match="holds no run, but other files; give another --out"):
+        output.snapshot_to_resume(str(tmp_path), "auto")
+    (tmp_path / "config.yaml").touch()
     assert output.snapshot_to_resume(str(tmp_path), "auto") is None
+    (tmp_path / "snapshot_iter_3.npz").touch()
+    own = str(tmp_path / "snapshot_iter_3.npz")
+    assert output.snapshot_to_resume(str(tmp_path), own) == own
+    with pytest.raises(output.OutputError, match=r"already used, by another run than that of /elsewhere/s\.npz; give"):
+        output.snapshot_to_resume(str(tmp_path), "/elsewhere/s.npz")
     with pytest.raises(output.OutputError, match="already used; continue that run with --resume auto"):
         output.snapshot_to_resume(str(tmp_path), None)
     for path, words in (

@@ -202,6 +202,86 @@ def test_who_ran_before_is_kept(train, tmp_path, monkeypatch):
     assert texts == {"environment.1.txt": "run 0", "environment.2.txt": "run 1", "environment.txt": "run 2"}
 
 
+def test_what_changed_in_an_earlier_process_is_still_said(train, tmp_path):
+    assert train("--out", "out").returncode == 0
+    first = _set("optimizer.lr=0.5", "training.epochs=3")
+    for settings in (first, [*first, *_set("log.every=1 epoch")], [*first, *_set("log.every=1 epoch")]):
+        assert train("--out", "out", "--resume", "auto", *settings).returncode == 0
+    said = re.findall("^# (since .*)$", (tmp_path / "out" / "config.yaml").read_text(), re.MULTILINE)
+    assert said == [
+        "since iteration 10: optimizer.lr 0.01 -> 0.5",
+        "since iteration 10: training.epochs 2 -> 3",
+        "since iteration 15: log.every '2 iterations' -> '1 epoch'",
+    ]
+
+
+def test_what_is_only_for_the_start_of_a_run_is_said_to_have_no_effect(train, tmp_path):
+    assert train("--out", "out").returncode == 0
+    resumed = train("--out", "out", "--resume", "auto", *_set("loss_scale.init=64", "training.epochs=3"))
+    assert (
+        "changed: loss_scale.init 65536.0 -> 64.0, which has no effect: it is for the start of a run\n"
+        in resumed.stdout
+    )
+    assert finished_run.log(tmp_path / "out")[-1]["loss_scale"] >= 2.0**14
+    capped = train(
+        "--out", "out", "--resume", "auto", *_set("loss_scale.cap=1024", "loss_scale.init=64", "training.epochs=4")
+    )
+    assert capped.returncode == 0
+    assert finished_run.log(tmp_path / "out")[-1]["loss_scale"] <= 1024
+
+
+def test_another_mode_of_the_loss_scale_is_one_line(train):
+    for mode in ("static", "dynamic", "none"):
+        process = train("--out", "out", "--resume", "auto", *_set(f"loss_scale.mode={mode}"))
+        assert (process.returncode, process.stderr) == (0, "")
+
+
+def test_another_runs_folder_is_not_mixed_with_a_snapshot(train, tmp_path):
+    assert train("--out", "one").returncode == 0
+    assert train("--out", "two", *_set("training.seed=7")).returncode == 0
+    before = _content(tmp_path / "two")
+    process = train("--out", "two", "--resume", "one/snapshot_iter_9.npz")
+    assert process.returncode == 2
+    words = "two: already used, by another run than that of one/snapshot_iter_9.npz; give another --out"
+    assert process.stderr == f"error: {words}\n"
+    assert _content(tmp_path / "two") == before
+    assert train("--out", "new", "--resume", "one/snapshot_iter_9.npz").returncode == 0
+    assert finished_run.log(tmp_path / "new") == finished_run.log(tmp_path / "one")
+
+
+def test_a_folder_that_holds_no_run_is_left_alone(train, tmp_path):
+    (tmp_path / "proj" / "tensorboard").mkdir(parents=True)
+    (tmp_path / "proj" / "log.jsonl").write_text("precious")
+    process = train("--out", "proj", "--resume", "auto")
+    assert (process.returncode, process.stderr) == (
+        2,
+        "error: proj: holds no run, but other files; give another --out\n",
+    )
+    assert (tmp_path / "proj" / "log.jsonl").read_text() == "precious"
+    assert (tmp_path / "proj" / "tensorboard").is_dir()
+
+
+class Lazy(Tiny):
+    """Has a layer that is never called, and a value that is not there."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        with self.init_scope():
+            self.unused = L.Linear(None, 5)
+        self.add_persistent("nothing", None)
+
+
+def test_a_network_with_a_layer_that_is_never_called_is_resumed(train, tmp_path, monkeypatch):
+    monkeypatch.setitem(NETWORKS, "lazy", Lazy)
+    arguments = _set("model.arch=lazy")
+    assert train("--out", "whole", *arguments, *_set("training.epochs=3")).returncode == 0
+    assert train("--out", "out", *arguments).returncode == 0
+    resumed = train("--out", "out", "--resume", "auto", *arguments, *_set("training.epochs=3"))
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    weights = [finished_run.members(tmp_path / name / "model.npz") for name in ("whole", "out")]
+    assert weights[0].keys() == weights[1].keys()
+
+
 def test_a_dropped_average_is_refused(train):
     assert train("--out", "out", *_set("training.ema_decay=0.9")).returncode == 0
     dropped = train("--out", "out", "--resume", "auto")
@@ -236,9 +316,9 @@ def test_a_file_that_is_no_snapshot_is_one_line(train, tmp_path, content):
     (line,) = process.stderr.splitlines()
     words = {
         "array": "corrupt snapshot, or not a snapshot at all (File is not a zip file); remove it",
-        "pickle": "corrupt snapshot, or not a snapshot at all (Object arrays cannot be loaded when allow_pickle=False)",
+        "pickle": "corrupt snapshot (its settings are not JSON)",
         "settings": "corrupt snapshot (its settings are not JSON)",
-        "none": f"not a snapshot of this run: {settings} is not a file in the archive",
+        "none": "does not hold its settings, as snapshots of earlier versions and other programs; give another --out",
     }
     assert line.startswith(f"error: out/snapshot_iter_10.npz: {words[content]}")
     assert _content(tmp_path / "out") == before
