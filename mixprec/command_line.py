@@ -5,7 +5,7 @@ import sys
 
 from mixprec.messages import one_line
 
-__all__ = ["Parser", "one_line"]
+__all__ = ["Parser", "one_line", "path"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,3 +24,18 @@ class Parser(argparse.ArgumentParser):
         """Prints the message and exits."""
         print(f"error: {one_line(message)} (see --help)", file=sys.stderr)
         raise SystemExit(2)
+
+
+def path(kind):
+    """Returns an ``argparse`` type: a path that is not empty, as that of a shell's variable that is not set would be.
+
+    Args:
+        kind (str): what the path is of, for the message: ``"a folder"``.
+    """
+
+    def given(text):
+        if not text:
+            raise argparse.ArgumentTypeError(f"it is empty; give {kind}")
+        return text
+
+    return given

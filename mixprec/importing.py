@@ -24,7 +24,8 @@ class ImportPathError(OneLineError):
 def load(module, attribute):
     """Imports a module, also from the working directory, and returns what it has under a name.
 
-    The working directory comes last, so that no installed module is hidden by a file in it.
+    The working directory comes last, so that no installed module is hidden by a file in it; but where Python itself has
+    put it first, as ``python -m`` does, it stays there.
 
     Args:
         module: dotted name of a module.

@@ -25,7 +25,7 @@ if __name__ == "__main__":
 from benchmarks.gpu_check import check, summary
 from benchmarks.gpu_check import stages as all_stages
 from benchmarks.gpu_check.group import Interruption
-from mixprec.command_line import Parser, one_line
+from mixprec.command_line import Parser, one_line, path
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -41,7 +41,12 @@ def main(argv=None):
     """
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     names = ", ".join(stage.name for stage in all_stages.stages(ROOT, ROOT))
-    parser.add_argument("--out", metavar="DIR", help="new or empty folder; default: results/check_gpu/<date-time>")
+    parser.add_argument(
+        "--out",
+        type=path("a folder"),
+        metavar="DIR",
+        help="new or empty folder; default: results/check_gpu/<date-time>",
+    )
     parser.add_argument(
         "--stage", action="append", default=[], metavar="NAME", help=f"may be repeated; default: all of {names}"
     )

@@ -11,7 +11,7 @@ from mixprec import interruption
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
-from mixprec.command_line import Parser, one_line
+from mixprec.command_line import Parser, one_line, path
 from mixprec.data.errors import DataError
 from scripts.datasets.digits import make_digits
 
@@ -26,8 +26,10 @@ def main(argv=None):
         SystemExit: it has not ended well; the reason is on standard error.
     """
     parser = Parser(description=__doc__)
-    parser.add_argument("--out", default="data/digits", help="folder to make (default: %(default)s)")
-    parser.add_argument("--size", type=int, default=40, help="pixels a side, at least 32 (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=path("a folder"), default="data/digits", help="folder to make (default: %(default)s)"
+    )
+    parser.add_argument("--size", type=int, default=40, help="pixels a side, 32 to 4096 (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace a damaged set, or one of another size")
     args = parser.parse_args(argv)
     try:

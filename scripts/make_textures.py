@@ -11,7 +11,7 @@ from mixprec import interruption
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
-from mixprec.command_line import Parser, one_line
+from mixprec.command_line import Parser, one_line, path
 from mixprec.data.errors import DataError
 from scripts.datasets.textures import make_textures
 
@@ -26,9 +26,11 @@ def main(argv=None):
         SystemExit: it has not ended well; the reason is on standard error.
     """
     parser = Parser(description=__doc__)
-    parser.add_argument("--out", default="data/textures", help="folder to make (default: %(default)s)")
     parser.add_argument(
-        "--images", type=int, default=10000, help="number of pictures, at least 100 (default: %(default)s)"
+        "--out", type=path("a folder"), default="data/textures", help="folder to make (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--images", type=int, default=10000, help="number of pictures, 100 to 10000000 (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="another one gives other pictures (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace a damaged set, or one of other parameters")

@@ -11,7 +11,7 @@ from mixprec import interruption
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
-from mixprec.command_line import Parser, one_line
+from mixprec.command_line import Parser, one_line, path
 from mixprec.data.errors import DataError
 from mixprec.data.sources.opening import open_images
 from mixprec.data.sources.pack import SKIPPED, pack, verify
@@ -27,8 +27,12 @@ def main(argv=None):
         SystemExit: it has not ended well; the reason is on standard error.
     """
     parser = Parser(description=__doc__)
-    parser.add_argument("--source", help="folder of class folders, list of files, or folder of shards")
-    parser.add_argument("--out", help="folder to make; the same call goes on where one that was killed stopped")
+    parser.add_argument(
+        "--source", type=path("a folder or a list"), help="folder of class folders, list of files, or folder of shards"
+    )
+    parser.add_argument(
+        "--out", type=path("a folder"), help="folder to make; the same call goes on where one that was killed stopped"
+    )
     parser.add_argument("--format", choices=("webdataset", "tfrecord"), help="of the shards that are written")
     parser.add_argument(
         "--source-format",
@@ -36,7 +40,11 @@ def main(argv=None):
         default="auto",
         help="of what is read; auto looks (default: %(default)s)",
     )
-    parser.add_argument("--root", help="folder that the paths in a list are relative to (default: that of the list)")
+    parser.add_argument(
+        "--root",
+        type=path("a folder"),
+        help="folder that the paths in a list are relative to (default: that of the list)",
+    )
     parser.add_argument("--shard-mib", type=float, default=256.0, help="about so many MiB a shard (default: 256)")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the images (default: %(default)s)")
     parser.add_argument(
@@ -46,7 +54,12 @@ def main(argv=None):
         help=f"what to do with a bad image: name it and stop, or leave it out and list it in {SKIPPED} "
         "(default: %(default)s)",
     )
-    parser.add_argument("--verify", metavar="DIR", help="compare every shard with the manifest; decode every image")
+    parser.add_argument(
+        "--verify",
+        type=path("a folder"),
+        metavar="DIR",
+        help="compare every shard with the manifest; decode every image",
+    )
     args = parser.parse_args(argv)
     if args.verify is None:
         missing = [f"--{name}" for name in ("source", "out", "format") if getattr(args, name) is None]

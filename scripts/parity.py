@@ -21,17 +21,18 @@ if __name__ == "__main__":
 
 from benchmarks import parity, parity_no_masters, parity_plot
 from mixprec import files
-from mixprec.command_line import Parser, one_line
+from mixprec.command_line import Parser, one_line, path
 from mixprec.config import ConfigError
 from models import MODELS
 
 CONFIG = pathlib.Path(__file__).resolve().parents[1] / "configs" / "textures.yaml"
+_MOST = 1000  # seeds, or runs at the same time
 
 
 def _positive(text):
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"found {number}, expected at least 1")
+    if not 1 <= number <= _MOST:
+        raise argparse.ArgumentTypeError(f"found {number}, expected 1 to {_MOST}")
     return number
 
 
@@ -53,9 +54,17 @@ def main(argv=None):
     parser.add_argument("--seeds", type=_positive, default=5, help="of FP16 and FP32 (default: %(default)s)")
     parser.add_argument("--control-seeds", type=_positive, metavar="SEEDS", help="of the controls (default: as many)")
     parser.add_argument("--jobs", type=_positive, default=2, help="runs at the same time (default: %(default)s)")
-    parser.add_argument("--out", default="results/parity", metavar="DIR", help="of the runs (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write settings, machine, runs and comparisons there")
-    parser.add_argument("--plot", metavar="FILE", help="draw differences and accuracies there")
+    parser.add_argument(
+        "--out",
+        type=path("a folder"),
+        default="results/parity",
+        metavar="DIR",
+        help="of the runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--json", type=path("a file"), metavar="FILE", help="write settings, machine, runs and comparisons there"
+    )
+    parser.add_argument("--plot", type=path("a file"), metavar="FILE", help="draw differences and accuracies there")
     args = parser.parse_args(argv)
     study = {"config": args.config, "settings": args.set, "seeds": args.seeds}
     study["control_seeds"] = args.control_seeds or args.seeds

@@ -123,7 +123,8 @@ def _parse(argv):
 
 def _run(arguments, networks):
     config = configs.load(arguments.config, arguments.set, choices={"model.arch": sorted(networks)})
-    network = find_network(config.model, networks)
+    with _placed(arguments):
+        network = find_network(config.model, networks)
     problem = tensorboard.missing() if config.log.tensorboard else None
     if problem:
         raise configs.ConfigError(arguments.config, f"'log.tensorboard' {problem}")
@@ -135,8 +136,9 @@ def _run(arguments, networks):
             lock.enter_context(locked(out))
         snapshot = output.snapshot_to_resume(out, arguments.resume)
         changes = [] if snapshot is None else settings.compare(snapshot, config)
-        needs.check_size(config, network, device)
-        model, report = build_model(config, network, device)  # before the images are scanned, which may take minutes
+        with _placed(arguments):  # before the images are scanned, which may take minutes
+            needs.check_size(config, network, device)
+            model, report = build_model(config, network, device)
         train, val = images.open_sources(config)
         if arguments.resume is not None:
             images.check_records(out, train)
@@ -212,6 +214,17 @@ def _finish(config, trainer, first, out):
     ]
     if accuracies:
         print(f"validation accuracy {accuracies[-1]:.4f}")
+
+
+@contextlib.contextmanager
+def _placed(arguments):
+    """Puts the place, ``--set`` or the file, before the key in what is wrong with the network."""
+    try:
+        yield
+    except configs.ConfigError as error:
+        keys = [text.partition("=")[0].strip() for text in arguments.set]
+        place = "--set" if any(str(error).startswith(f"'{key}' ") for key in keys) else arguments.config
+        raise configs.ConfigError(place, str(error)) from error
 
 
 def _device(path, config):

@@ -69,7 +69,7 @@ def make(config, network, keywords):
         chainer.Link: from images (N, 3, H, W) to logits (N, classes), on the CPU.
 
     Raises:
-        ConfigError: a network of the user's raised, or made something else.
+        ConfigError: a network of the user's raised, has no parameters, or made something else.
     """
     settings, data = config.model, config.data
     if not IMPORT_PATH.holds(settings.arch):
@@ -79,6 +79,8 @@ def make(config, network, keywords):
     if not isinstance(made, chainer.Link) or isinstance(made, L.Classifier):
         wanted = "wanted: a chainer.Link from images to logits, without the loss"
         raise ConfigError(_named(settings), f"{called} it returns {type(made).__name__}; {wanted}")
+    if not any(True for _ in made.params()):
+        raise ConfigError(_named(settings), f"{called} it returns a {type(made).__name__} without parameters to train")
     for train, size in ((True, data.size), (False, data.val_size or data.size)):
         images = np.zeros((EXAMPLE, 3, size, size), np.float32)
         called = f"in {'training' if train else 'evaluation'} on images {images.shape} float32"

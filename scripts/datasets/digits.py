@@ -10,7 +10,7 @@ from mixprec.data.errors import DataError
 from scripts.datasets.generated_set import make_set
 
 _QUALITY = 95
-_SMALLEST = 32
+_SMALLEST, _LARGEST = 32, 4096
 
 
 def make_digits(out, *, size=40, force=False):
@@ -27,7 +27,7 @@ def make_digits(out, *, size=40, force=False):
 
     Args:
         out (path): Folder to make; its parent folders are made too.
-        size (int): Height and width of the images in pixels, >= 32.
+        size (int): Height and width of the images in pixels, 32 to 4096.
         force (bool): Make an earlier set again that is damaged or has another size.
 
     Returns:
@@ -36,8 +36,8 @@ def make_digits(out, *, size=40, force=False):
     Raises:
         DataError: ``out`` cannot be written, holds other files, or holds another or a damaged set without ``force``.
     """
-    if size < _SMALLEST:
-        raise DataError(f"size {size}: must be at least {_SMALLEST} pixels")
+    if not _SMALLEST <= size <= _LARGEST:
+        raise DataError(f"size {size}: must be {_SMALLEST} to {_LARGEST} pixels")
     parameters = {"source": "sklearn.datasets.load_digits", "size": size, "quality": _QUALITY}
 
     def images():

@@ -45,7 +45,7 @@ def make_set(out, kind, parameters, images, *, force=False):
                 raise DataError(f"{out}: {problem}; --force makes the set again")
         files = _build(out, kind, parameters, *images())
     except OSError as error:
-        raise DataError(f"{out}: cannot be read or written ({error.strerror})") from error
+        raise DataError(f"{out}: cannot be read or written ({error.strerror or error})") from error
     return *_counts(files), True
 
 

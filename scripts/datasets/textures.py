@@ -18,6 +18,7 @@ from scripts.datasets.generated_set import make_set
 # Part of the manifest: raise it when other pictures come out for the same seed.
 _VERSION = 1
 _QUALITY = 80
+_MOST = 10_000_000  # pictures: eight times ImageNet
 _VALIDATION = 3  # of ten pictures of a class
 
 # How far direction, frequency and colour of a picture stray from those of its class. With 1.0 the two classes of a pair
@@ -80,7 +81,7 @@ def make_textures(out, *, images=10000, seed=0, force=False):
 
     Args:
         out (path): Folder to make; its parent folders are made too.
-        images (int): Number of pictures, at least 100: ten of a class.
+        images (int): Number of pictures, from 100, ten of a class, to 10 million.
         seed (int): 0 to 2^32 - 1; another one gives other pictures of the same classes.
         force (bool): Make an earlier set again that is damaged or has other parameters.
 
@@ -91,8 +92,8 @@ def make_textures(out, *, images=10000, seed=0, force=False):
         DataError: An argument is impossible, ``out`` cannot be written, holds other files, or holds another or a
             damaged set without ``force``.
     """
-    if images < 10 * len(CLASSES):
-        raise DataError(f"images {images}: must be at least {10 * len(CLASSES)}, ten of a class")
+    if not 10 * len(CLASSES) <= images <= _MOST:
+        raise DataError(f"images {images}: must be {10 * len(CLASSES)}, ten of a class, to {_MOST}")
     if not 0 <= seed < 2**32:
         raise DataError(f"seed {seed}: must be 0 to 2^32 - 1")
     parameters = {"source": "mixprec.data.textures", "version": _VERSION, "images": images, "seed": seed}

@@ -276,9 +276,11 @@ def test_folder_in_the_source_is_refused(source, form):
     ("options", "message"),
     [
         ({"form": "zip"}, "format 'zip': must be one of tfrecord, webdataset"),
-        ({"shard_mib": 0}, "shard_mib 0: must be above 0"),
-        ({"shard_mib": float("nan")}, "shard_mib nan: must be above 0"),
-        ({"seed": -1}, "seed -1: must be at least 0"),
+        ({"shard_mib": 0}, "shard_mib 0: must be above 0 and at most 1048576"),
+        ({"shard_mib": float("nan")}, "shard_mib nan: must be above 0 and at most 1048576"),
+        ({"shard_mib": float("inf")}, "shard_mib inf: must be above 0 and at most 1048576"),
+        ({"seed": -1}, "seed -1: must be 0 to 2^32 - 1"),
+        ({"seed": 2**32}, "seed 4294967296: must be 0 to 2^32 - 1"),
     ],
 )
 def test_impossible_arguments(source, tmp_path, options, message):

@@ -185,9 +185,10 @@ def test_interrupted_replacement_keeps_the_old_set(small, monkeypatch):
     assert list(small.parent.iterdir()) == [small]
 
 
-def test_size_below_32_is_refused(small):
-    with pytest.raises(DataError, match="size 31: must be at least 32"):
-        digits.make_digits(small, size=31)
+@pytest.mark.parametrize("size", [31, 4097, 99999999999])
+def test_size_out_of_32_to_4096_is_refused(small, size):
+    ended = run("--out", small, "--size", size)
+    assert (ended.returncode, ended.stderr) == (2, f"make_digits: size {size}: must be 32 to 4096 pixels\n")
 
 
 def test_without_scikit_learn_the_error_says_what_to_install(tmp_path, monkeypatch):

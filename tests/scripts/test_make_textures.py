@@ -252,7 +252,8 @@ def test_ctrl_c_ends_the_script_in_one_line_and_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"images": 99}, "images 99: must be at least 100"),
+        ({"images": 99}, "images 99: must be 100, ten of a class, to 10000000"),
+        ({"images": 10**20}, "images 100000000000000000000: must be 100"),
         ({"seed": -1}, "seed -1"),
         ({"seed": 2**32}, "seed 4294967296"),
     ],

@@ -1,5 +1,6 @@
 """Names with a line break, ESC or 5,000 characters: what the scripts say of them is one printable line."""
 
+import importlib
 import os
 
 import pytest
@@ -50,3 +51,10 @@ def test_an_odd_name_is_refused_in_one_printable_line(tmp_path, monkeypatch, mai
     assert len(line) < 1100
     assert os.stat("/dev/null") == null
     assert os.listdir(tmp_path) in ([], ["results"])  # the study makes its folder first
+
+
+@pytest.mark.parametrize("name", ["check_gpu", "make_digits", "make_textures", "pack_dataset", "parity"])
+def test_an_empty_out_is_refused(name):
+    ended = call(importlib.import_module(f"scripts.{name}").main, "--out", "")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "error: argument --out: it is empty; give a folder (see --help)\n"

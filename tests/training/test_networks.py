@@ -71,6 +71,15 @@ class FailsInEvaluation(SmallNet):
         return super().forward(x) if chainer.config.train else self.fc(x)
 
 
+class Nothing(chainer.Chain):
+    def __init__(self, classes):
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, x):
+        return F.average(x, axis=(2, 3))[:, : self.classes]
+
+
 class Inner:
     net = SmallNet
 
@@ -200,7 +209,7 @@ def test_a_dry_run_of_a_network_of_ones_own_with_blocks_that_start_at_zero(run, 
 def test_no_module_is_hidden_by_a_file_of_the_working_directory(run, work):
     before = sys.path[:]
     assert run("--set", "model.arch=code:net").stderr.startswith(
-        f"error: 'model.arch' is 'code:net': code has no attribute net in {sys.modules['code'].__file__}"
+        f"error: --set: 'model.arch' is 'code:net': code has no attribute net in {sys.modules['code'].__file__}"
     )
     assert sys.path == [*before, str(work)]
 
@@ -232,6 +241,7 @@ BAD = {
     "nets:ends": "called with 3 it raises SystemExit: 7 (nets.py, line ",
     "nets:number": f"called with 3 it returns int{LINK}",
     "nets:classifier": f"called with 3 it returns Classifier{LINK}",
+    "nets:Nothing": "called with 3 it returns a Nothing without parameters to train",
     "nets:WithLoss": f"{TRAINING}raises TypeError: WithLoss.forward() missing 1 required positional argument: 't'",
     "nets:Image": f"{TRAINING}returns Variable (2, 32, 8, 8) float32{LOGITS}",
     "nets:Whole": f"{TRAINING}returns Variable (2, 3) int32{LOGITS}",
@@ -248,7 +258,7 @@ def test_what_is_wrong_with_a_network_of_ones_own_is_one_line_before_the_data_ar
     process = run("--set", f"model.arch={arch}", "--set", "data.train=nowhere")
     assert process.returncode == 2, process.stdout + process.stderr
     (line,) = process.stderr.splitlines()
-    assert line.startswith(f"error: 'model.arch' is {arch!r}")
+    assert line.startswith(f"error: --set: 'model.arch' is {arch!r}")
     assert BAD[arch] in line
     assert len(line) < 700
     assert process.stdout == ""
@@ -259,3 +269,11 @@ def test_an_unknown_name_tells_the_names_and_the_form_of_an_import_path(run):
     (line,) = run("--set", "model.arch=SmallNet").stderr.splitlines()
     assert line.startswith("error: --set: 'model.arch' is 'SmallNet'; allowed: resnet101, ")
     assert line.endswith(", resnext50_32x4d, or an import path, package.module:function")
+
+
+def test_what_is_wrong_with_a_network_that_the_file_names_has_the_file_as_its_place(run, work):
+    config = work / "mine.yaml"
+    for arch in ("nets:number", "nowhere:Net"):
+        config.write_text(re.sub("arch: .*", f"arch: {arch}", config.read_text()))
+        (line,) = run("--set", "training.epochs=1").stderr.splitlines()
+        assert line.startswith(f"error: mine.yaml: 'model.arch' is '{arch}': ")

@@ -25,6 +25,7 @@ SKIPPED = "skipped.txt"
 _LOCK = ".packing.lock"
 _AHEAD = 64  # images that are read before they are written
 _MIB = 2**20
+_LARGEST = 2**20  # MiB a shard: 1 TiB
 _MEANING = {"source": "images and labels (SHA-256)", "plan": "order and sizes of the images (SHA-256)"}
 
 
@@ -42,8 +43,8 @@ def pack(source, out, *, form, shard_mib=256.0, seed=0):
         source (ImageFiles or ImageShards): What to pack.
         out (path): Folder to make; its parent folders are made too.
         form (str): ``'webdataset'`` or ``'tfrecord'``.
-        shard_mib (float): About how many MiB of images a shard has.
-        seed (int): Of the order.
+        shard_mib (float): About how many MiB of images a shard has, above 0, at most 2^20 (1 TiB).
+        seed (int): Of the order; 0 to 2^32 - 1.
 
     Returns:
         tuple: ``(manifest, made)``: the dict in ``manifest.json``, and whether a shard was written just now.
@@ -54,10 +55,10 @@ def pack(source, out, *, form, shard_mib=256.0, seed=0):
     """
     if form not in FORMATS:
         raise DataError(f"format {form!r}: must be one of {', '.join(sorted(FORMATS))}")
-    if not 0 < shard_mib < float("inf"):
-        raise DataError(f"shard_mib {shard_mib}: must be above 0")
-    if seed < 0:
-        raise DataError(f"seed {seed}: must be at least 0")
+    if not 0 < shard_mib <= _LARGEST:
+        raise DataError(f"shard_mib {shard_mib}: must be above 0 and at most {_LARGEST}")
+    if not 0 <= seed < 2**32:
+        raise DataError(f"seed {seed}: must be 0 to 2^32 - 1")
     out = os.path.realpath(out)
     if Path(out).is_relative_to(os.path.realpath(source.root)):
         raise DataError(f"{printable(out)}: lies in the source, {printable(source.root)}")
