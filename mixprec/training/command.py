@@ -132,7 +132,8 @@ def _run(arguments, networks):
     out = output.choose(arguments.out, arguments.resume, arguments.config)
     output.check_writable(out)
     with contextlib.ExitStack() as lock:
-        if os.path.isdir(out) and not arguments.dry_run:  # which writes nothing
+        is_new = not os.path.isdir(out)
+        if not is_new and not arguments.dry_run:  # which writes nothing
             lock.enter_context(locked(out))
         snapshot = output.snapshot_to_resume(out, arguments.resume)
         changes = [] if snapshot is None else settings.compare(snapshot, config)
@@ -168,7 +169,7 @@ def _run(arguments, networks):
             print(f"dry run: all is well; without --dry-run the results would go to {one_line(out)}")
             return
         needs.check_disk(config, trainer, len(train), out)
-        if not os.path.isdir(out):
+        if is_new:  # or was, when this run began
             lock.enter_context(output.created(out))
             if output.snapshot_to_resume(out, arguments.resume) != snapshot:
                 raise output.OutputError(f"{out}: another run has used it meanwhile; start again")

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import platform
+import time
 
 from mixprec.messages import OneLineError
 
@@ -92,7 +93,7 @@ def _acquire(handle, folder, path, is_new):
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             raise LockError(
-                f"{folder}: in use by another run, {_in_words(_holder(handle))}; wait for its end, or give "
+                f"{folder}: in use by another run, {_in_words(_holder_soon(handle))}; wait for its end, or give "
                 "another --out"
             ) from None
         if error.errno not in _NO_LOCKS:
@@ -118,6 +119,16 @@ def _holder(handle):
     except (OSError, ValueError, RecursionError):
         return {}
     return holder if isinstance(holder, dict) else {}
+
+
+def _holder_soon(handle):
+    """Returns the same, after a moment if the run has the lock, but has not yet said who it is."""
+    for _ in range(100):
+        holder = _holder(handle)
+        if holder:
+            break
+        time.sleep(0.01)
+    return holder
 
 
 def _holder_of(path):

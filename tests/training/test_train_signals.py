@@ -316,6 +316,19 @@ def test_kill_9_at_random_moments_and_resume(train, work, part):
         assert _files(out) == _files(reference)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", range(3))
+def test_of_two_runs_that_start_at_the_same_time_in_one_folder_one_is_refused(work, whole, number):
+    out = work / f"pair{number}"
+    pair = [_start(work, out.name, signal.SIGTERM) for _ in range(2)]
+    errors = {process.communicate(timeout=300)[1].decode(): process.returncode for process in pair}
+    assert sorted(errors.values()) == [0, 2]
+    (line,) = (text for text, code in errors.items() if code == 2)
+    assert re.match(rf"error: {out.name}: (in use by another run, process \d+ on |already used; )", line), line
+    _assert_same(out, whole)
+    assert _files(out) == _files(whole)
+
+
 def test_a_second_sigterm_ends_the_process_at_once(work):
     """The first comes in a step that never ends."""
     process = _start(work, "second", signal.SIGTERM, place=4)
