@@ -100,6 +100,6 @@ def test_a_recipe_from_config_to_results(run, tmp_path, capsys):
 def test_a_network_that_cannot_start_its_blocks_as_the_identity_is_named(run, capsys, tmp_path):
     assert command.main(["--config", "recipe.yaml", "--out", "out"], {"resnet8": lambda classes: None}) == 2
     assert capsys.readouterr().err == (
-        "error: 'model.zero_init_residual' is true, which resnet8 does not have; set it to false\n"
+        "error: recipe.yaml: 'model.zero_init_residual' is true, which resnet8 does not have; set it to false\n"
     )
     assert not (tmp_path / "out").exists()
