@@ -8,6 +8,7 @@ from mixprec.data.loaders.failed_images import failed_images
 from mixprec.data.loaders.iterator import ImageIterator
 from mixprec.data.loaders.pipeline import DaliDevice, define_pipeline, require_dali
 from mixprec.data.loaders.readers import labels_of
+from mixprec.data.sources.image_check import image_problem
 from mixprec.data.sources.shards import ImageShards
 
 _UNMAPPED = "File mapping failed: "
@@ -161,7 +162,8 @@ class DaliIterator(ImageIterator):
         """One line for DALI's error: the file and what is wrong with it, as far as that can be told."""
         reason = _reason(error)
         if reason.startswith(_UNMAPPED):  # nothing is said of why
-            return _why_unmapped(reason.removeprefix(_UNMAPPED))
+            path = reason.removeprefix(_UNMAPPED)
+            return f"{path}: {image_problem(path) or 'cannot be mapped into memory'}; it was intact when it was scanned"
         # The reader names the file, and runs a batch ahead: the file need not be of the batch that failed.
         if (getattr(self._images, "folder", None) or self._images.root) in reason:
             return reason
@@ -180,13 +182,3 @@ class DaliIterator(ImageIterator):
 def _reason(error):
     lines = str(error).rpartition("encountered:")[2].splitlines()
     return next((line.strip() for line in lines if line.strip()), type(error).__name__)
-
-
-def _why_unmapped(path):
-    """What is wrong with a file that DALI could not map into memory; all were intact when the run began."""
-    try:
-        with open(path, "rb") as file:
-            problem = "cannot be mapped into memory" if file.read(1) else "the file is empty"
-    except OSError as error:
-        problem = error.strerror
-    return f"{path}: {problem}; it was intact when it was scanned"
