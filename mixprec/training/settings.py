@@ -81,7 +81,7 @@ def compare(path, config):
         ) from error
     except ValueError as error:
         raise SnapshotError(f"{path}: corrupt snapshot (its settings are not JSON)") from error
-    now = json.loads(json.dumps(configs.flat(config)))
+    now = configs.flat(config)
     different = {key: (then.get(key), now.get(key)) for key in {**now, **then} if then.get(key) != now.get(key)}
     lines = []
     for key, (old, new) in different.items():

@@ -14,6 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mixprec.backends.announcements import announce
+from mixprec.bounds import MIB
 from mixprec.data.errors import DataError, and_more, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.shard_folder import LARGEST_MANIFEST, MADE_BY, MANIFEST, UNFINISHED, read_manifest
@@ -25,7 +26,6 @@ SKIPPED = "skipped.txt"
 _LOCK = ".packing.lock"
 _AHEAD = 64  # images that are read before they are written
 _MIB = 2**20
-_LARGEST = 2**20  # MiB a shard: 1 TiB
 _MEANING = {"source": "images and labels (SHA-256)", "plan": "order and sizes of the images (SHA-256)"}
 
 
@@ -55,8 +55,8 @@ def pack(source, out, *, form, shard_mib=256.0, seed=0):
     """
     if form not in FORMATS:
         raise DataError(f"format {form!r}: must be one of {', '.join(sorted(FORMATS))}")
-    if not 0 < shard_mib <= _LARGEST:
-        raise DataError(f"shard_mib {shard_mib}: must be above 0 and at most {_LARGEST}")
+    if not 0 < shard_mib <= MIB:
+        raise DataError(f"shard_mib {shard_mib}: must be above 0 and at most {MIB}")
     if not 0 <= seed < 2**32:
         raise DataError(f"seed {seed}: must be 0 to 2^32 - 1")
     out = os.path.realpath(out)
