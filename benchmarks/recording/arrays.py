@@ -6,7 +6,7 @@ import functools
 import numpy as np
 
 from benchmarks.recording.memory import Memory
-from mixprec.backends.notes import take
+from mixprec.backends.notes import is_taking, take
 
 # Methods by what they do on a device. All others are views, or NumPy makes them of ufuncs.
 _READERS = ("__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__", "__format__", "__repr__")
@@ -88,7 +88,7 @@ class Array(np.ndarray):
             result = function(*given[0], **given[1])
         new = []
         result = _mapped(functools.partial(self._on_device, behind, new, fills), result)
-        if writes or (new and fills):
+        if is_taking() and (writes or (new and fills)):
             take("array", name, *_described((arguments, keywords)), *_described(new))
         return result
 

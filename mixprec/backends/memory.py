@@ -4,12 +4,18 @@ An array is *dense* if it is C-contiguous but for the order of its axes, as a fi
 is (K, R, S, C). Strides of axes of length 1 say nothing: those of a 1x1 filter may be anything.
 """
 
+import functools
+
 
 def axes(array):
     """Returns the axes of an array in the order of its memory, a tuple: those of length 1, then the outermost first."""
-    shape, strides = array.shape, array.strides
-    if array.size == 0:
-        return tuple(range(array.ndim))
+    return _axes(array.shape, array.strides)
+
+
+@functools.lru_cache(maxsize=4096)
+def _axes(shape, strides):
+    if 0 in shape:
+        return tuple(range(len(shape)))
     short = [axis for axis, length in enumerate(shape) if length == 1]
     long = [axis for axis, length in enumerate(shape) if length > 1]
     return (*short, *sorted(long, key=lambda axis: -abs(strides[axis])))

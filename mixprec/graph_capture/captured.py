@@ -36,7 +36,8 @@ class Captured:
             - ``state()``: dict from names to the arrays that it moves;
             - ``left()`` and ``leave(left)``: what else it leaves in the model, and to put that there again;
             - ``counts()``: whether the last time has moved them; the host may wait for that;
-            - ``finish(args, kwargs, wait)``: ends each time; whether the host may wait then.
+            - ``finish(arguments, wait)``: ends each time; a callable that returns ``(args, kwargs)``, and whether the
+              host may wait then.
 
         warmup: number of eager calls for each kind of arguments before a graph is captured, at least 2.
         graphs: number of graphs that are kept, at least 1; the one that was launched least recently makes room.
@@ -117,12 +118,13 @@ class Captured:
 
     def _eager(self, args, kwargs):
         result = self._work.run(args, kwargs)
-        self._work.finish(args, kwargs, wait=True)
+        self._work.finish(lambda: (args, kwargs), wait=True)
         return result
 
     def _kind_of(self, given, graphs):
         """Returns the :class:`Kind` of a call, or ``None`` if there is to be no graph for it."""
-        config = tuple(getattr(chainer.config, name) for name in _CONFIG)
+        everywhere, here = vars(chainer.global_config), vars(chainer.config._local)
+        config = tuple([here.get(name, everywhere[name]) for name in _CONFIG])
         try:
             key = graphs, given.key, config, settings.current()
         except TypeError as error:
@@ -135,7 +137,8 @@ class Captured:
         if key not in self._kinds:
             self._kinds[key] = Kind(self._work, given, graphs, self._warmup)
         self._kinds.move_to_end(key)
-        self._make_room()
+        if len(self._kinds) > 1:
+            self._make_room()
         return self._kinds[key]
 
     def _make_room(self):

@@ -9,6 +9,7 @@ from mixprec import arguments
 from mixprec.graph_capture.captured import Captured
 from mixprec.graph_capture.links import left_out
 from mixprec.optimizer.graph_step import local_hooks
+from mixprec.optimizer.structure import Structure
 
 
 def capture_evaluation(model, *, warmup=3, graphs=4, other_shapes="capture", required=False):
@@ -69,7 +70,7 @@ class _Evaluation:
     def counts(self):
         return True
 
-    def finish(self, args, kwargs, *, wait):
+    def finish(self, arguments, *, wait):
         pass
 
 
@@ -77,16 +78,17 @@ class _Unchanged:
     """Looks whether a model still has the arrays that a graph reads."""
 
     def __init__(self, model):
-        self._model = model
-        self._arrays = self._now()
+        self._structure = Structure(model)
+        self._held = self._now()
 
     @contextlib.contextmanager
     def capturing(self):
         yield
 
     def holds(self):
+        self._structure.refresh()
         now = self._now()
-        return len(now) == len(self._arrays) and all(map(operator.is_, now, self._arrays))
+        return len(now) == len(self._held) and all(map(operator.is_, now, self._held))
 
     def before_launch(self):
         pass
@@ -98,6 +100,6 @@ class _Unchanged:
         pass
 
     def _now(self):
-        links = list(self._model.links())
+        links, params = self._structure.links, self._structure.params
         values = [link.__dict__.get(name) for link in links for name in link._persistent]
-        return [*(param.array for param in self._model.params()), *values, *local_hooks(links)]
+        return [*links, *(param.array for param in params), *values, *local_hooks(links)]

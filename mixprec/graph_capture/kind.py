@@ -69,8 +69,7 @@ class Kind:
 
     def finish(self):
         """Ends a call, see :class:`~mixprec.graph_capture.captured.Captured`."""
-        args, kwargs = self._buffers.arguments()
-        self._work.finish(args, kwargs, wait=False)
+        self._work.finish(self._buffers.arguments, wait=False)
 
     def drop(self):
         """Forgets the graph; the next calls are eager again, two of them at least."""
@@ -191,5 +190,6 @@ class Kind:
         self._session.after_launch()
 
     def _outcome(self):
-        self._reports.repeat()
-        return copied(self._result)
+        copies = {}  # what is one array in an eager step is one here
+        self._reports.repeat(copies)
+        return copied(self._result, copies)

@@ -54,22 +54,35 @@ class Reports(chainer.Reporter):
         """All values by name, in the order in which they were told."""
         return [(name, value) for values, _ in self._told for name, value in values.items()]
 
-    def repeat(self):
-        """Reports everything to the reporter that is current now, arrays as copies: the next step writes into them."""
+    def repeat(self, copies=None):
+        """Reports everything to the reporter that is current now, arrays as copies: the next step writes into them.
+
+        Args:
+            copies: as for :func:`copied`.
+        """
+        copies = {} if copies is None else copies
         for values, observer in self._told:
-            chainer.report({name: copied(value) for name, value in values.items()}, observer)
+            chainer.report({name: copied(value, copies) for name, value in values.items()}, observer)
 
 
-def copied(value):
-    """Returns a result of a step with copies in the place of arrays, and variables without a graph."""
+def copied(value, copies=None):
+    """Returns a result of a step with copies in the place of arrays, and variables without a graph.
+
+    Args:
+        value: array, variable, tuple, list or dict of such, or anything else.
+        copies: dict for the copies, by the id of the array, which is copied once; ``None`` for a new one.
+    """
+    copies = {} if copies is None else copies
     if isinstance(value, chainer.Variable):
-        return chainer.Variable(value.array.copy(), requires_grad=False)
+        return chainer.Variable(copied(value.array, copies), requires_grad=False)
     if isinstance(value, chainer.get_array_types()):
-        return value.copy()
+        if id(value) not in copies:
+            copies[id(value)] = value.copy()
+        return copies[id(value)]
     if type(value) in (tuple, list):
-        return type(value)(map(copied, value))
+        return type(value)([copied(each, copies) for each in value])
     if type(value) is dict:
-        return {name: copied(each) for name, each in value.items()}
+        return {name: copied(each, copies) for name, each in value.items()}
     return value
 
 

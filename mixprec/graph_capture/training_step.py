@@ -113,8 +113,8 @@ class _TrainingStep:
     def counts(self):
         return not self._optimizer.last_step_skipped
 
-    def finish(self, args, kwargs, *, wait):
-        graph_step.finish(self._optimizer, self._lossfun, args, kwargs, wait=wait)
+    def finish(self, arguments, *, wait):
+        graph_step.finish(self._optimizer, self._lossfun, arguments, wait=wait)
 
     @property
     def _lossfun(self):

@@ -57,7 +57,6 @@ class Batched:
     def plan(self):
         """The :class:`~mixprec.update.plan.Plan` as things are now."""
         self._look()
-        self._changes.gradients = ()
         return self._plan
 
     @property
@@ -77,10 +76,7 @@ class Batched:
 
     def unchanged(self):
         """Whether all is as it was when the plan was made; to be asked between steps."""
-        if not self._changes.none():
-            return False
-        self._changes.gradients = ()
-        return True
+        return self._changes.none()
 
     def before_launch(self):
         """To be called before a graph runs a step."""
@@ -109,6 +105,7 @@ class Batched:
             Whether the step is skipped: a boolean array of shape (), valid until the next step.
         """
         self._look()
+        self._changes.look()
         plan = self._plan
         params, notes, arrays = self._changes.params, self._changes.notes, self._changes.gradients
         note = only_note(notes) if notes else NOT_REACHED
@@ -250,9 +247,8 @@ class Batched:
             for entry in entries:
                 _lay_states(entry)
             self._batch = HostBatch(entries) if self._launcher is None else self._device_batch(entries)
-        kept = [(entry.rule, name) for entry in entries if entry.rule for name in entry.expression.kept(entry.rule)]
         self._part = masters.part(optimizer, self._plan.others)
-        self._changes = Changes(optimizer, masters, kept, [entry.rule for entry in entries if entry.rule])
+        self._changes = Changes(optimizer, masters, entries)
         number = {id(param): number for number, param in enumerate(self._changes.params)}
         self._members = [number[id(param)] for param in self._params]
         self._are_all = self._members == list(range(len(number)))

@@ -12,25 +12,24 @@ class Changes:
     """Sees another array behind a parameter, a new rule, a hook, a hyperparameter of one rule, a state that was loaded.
 
     It looks at every parameter in every step, and therefore by iterators that run without bytecode and make few objects
-    for the garbage collector, and also at what a step needs of a parameter. Numbers that rules share with the optimizer
-    are none of its business: they may change from step to step. Switches among them, such as ``amsgrad``, must not, nor
-    may an array take the place of a number.
+    for the garbage collector. Numbers that rules share with the optimizer are none of its business: they may change
+    from step to step. Switches among them, such as ``amsgrad``, must not, nor may an array take the place of a number.
 
     Args:
         optimizer: Chainer's optimizer.
         masters: :class:`~mixprec.optimizer.masters.Masters`, its target.
-        kept: ``[(rule, name of an attribute of it)]`` that rules compute with, as with hyperparameters.
-        batched: the rules in the batch. All others may put new arrays into their states in every step.
+        entries: the :class:`~mixprec.update.entries.Entry` of each parameter in the batch. The rules of all others may
+            put new arrays into their states in every step.
 
     Attributes:
         params: the parameters of the model, uninitialized ones among them.
-        notes: what :mod:`~mixprec.optimizer.scaled_loss` has noted on each of them when :meth:`none` looked last;
+        notes: what :mod:`~mixprec.optimizer.scaled_loss` has noted on each of them when :meth:`look` looked last;
             nothing after a step, as they hold the loss scale of that step.
         gradients: their gradients at that time, an array or ``None``; nothing after a step.
     """
 
-    def __init__(self, optimizer, masters, kept, batched):
-        self._masters = masters
+    def __init__(self, optimizer, masters, entries):
+        self._structure = masters.structure
         self._namedparams = masters.structure.namedparams
         self.params = masters.structure.params
         self._rules = [param.update_rule for param in self.params if param.update_rule is not None]
@@ -40,31 +39,43 @@ class Changes:
         self._hyperparams = [vars(rule.hyperparam) for rule in self._rules]
         parents = {id(rule.hyperparam.parent): rule.hyperparam.parent for rule in self._rules}
         self._shared = [vars(parent) for parent in parents.values() if parent is not None]
-        self._batched = batched
-        states = [rule.state for rule in batched if rule.state]
-        self._states = [state for state in states for _ in state]
-        self._state_names = [name for state in states for name in state]
-        self._kept = [(vars(rule), name) for rule, name in kept]
+        updated = [entry for entry in entries if entry.rule is not None]
+        self._batched = [entry.rule for entry in updated]
+        states = [(rule.state, name) for rule in self._batched if rule.state for name in rule.state]
+        self._states, self._state_names = [state for state, _ in states], [name for _, name in states]
+        kept = [(vars(entry.rule), name) for entry in updated for name in entry.expression.kept(entry.rule)]
+        self._kept, self._kept_names = [values for values, _ in kept], [name for _, name in kept]
+        own = [(vars(entry.rule), name) for entry in updated for name in entry.expression.hyperparameters]
+        own = [(values, name) for values, name in own if name not in values]
+        self._own, self._own_names = [values for values, _ in own], [name for _, name in own]
         self.expect()
-        self._objects = list(self._look())
+        self._arrays, self._states_before, self._array_states = map(list, self._held())
         self._values_before = self._values()
         self._hyperparams_before = [dict(values) for values in self._hyperparams]
 
     def none(self):
         """Whether all is as it was."""
-        self._masters.structure.refresh()
+        self._structure.refresh()
         return (
-            self._same_params(self._masters.structure.namedparams)
-            and all(map(operator.is_, self._look(), self._objects))
-            and not any(self._unused_hooks)
+            self._same_params(self._structure.namedparams)
+            and self._same_objects()
             and self._values() == self._values_before
             and self._same_hyperparams()
-            and [values[name] for values, name in self._kept] == self._kept_before
+            and not any(self._unused_hooks)
+            and not any(map(dict.__contains__, self._own, self._own_names))
+            and list(map(dict.get, self._kept, self._kept_names)) == self._kept_before
         )
+
+    def look(self):
+        """Looks at what a step needs of each parameter."""
+        self.notes = list(map(_NOTE, self.params))
+        self.gradients = list(map(_GRAD, self.params))
+        if any(map(operator.is_not, map(_GRAD_VAR, self.params), itertools.repeat(None))):  # that of a backward pass
+            self.gradients = [param.grad for param in self.params]
 
     def expect(self):
         """Takes the attributes that rules compute with as they are now, after a step."""
-        self._kept_before = [values[name] for values, name in self._kept]
+        self._kept_before = list(map(dict.get, self._kept, self._kept_names))
         self.notes = self.gradients = ()
 
     def _same_params(self, namedparams):
@@ -83,14 +94,18 @@ class Changes:
         except ValueError:  # another array in the place of one
             return False
 
-    def _look(self):
+    def _same_objects(self):
+        arrays, states, array_states = self._held()
+        return (
+            all(map(operator.is_, arrays, self._arrays))
+            and all(map(operator.is_, states, self._states_before))
+            and all(map(operator.is_, array_states, self._array_states))
+        )
+
+    def _held(self):
         """What must be the same objects, compared by identity alone: arrays, and what holds arrays."""
-        self.notes = list(map(_NOTE, self.params))
-        self.gradients = list(map(_GRAD, self.params))
-        if any(map(operator.is_not, map(_GRAD_VAR, self.params), itertools.repeat(None))):  # that of a backward pass
-            self.gradients = [param.grad for param in self.params]
-        return itertools.chain(
-            [array for (array,) in map(_DATA, self.params)],
+        return (
+            itertools.chain.from_iterable(map(_DATA, self.params)),  # each of them in a list of its own
             map(_STATE, self._batched),
             map(dict.get, self._states, self._state_names),
         )

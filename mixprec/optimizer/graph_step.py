@@ -94,17 +94,16 @@ def run(optimizer, lossfun, args, kwargs):
     optimizer._step(lossfun, args, kwargs)
 
 
-def finish(optimizer, lossfun, args, kwargs, *, wait):
+def finish(optimizer, lossfun, arguments, *, wait):
     """Ends a step: raises LossScaleExhausted if all steps overflow.
 
     Args:
         optimizer: the wrapper.
         lossfun: the loss function of the step.
-        args: its arguments.
-        kwargs: its keyword arguments.
+        arguments: callable that returns its arguments, ``(args, kwargs)``.
         wait: whether the host may wait for the device when patience may have run out.
     """
-    optimizer._patience.check(optimizer._masters, optimizer._statistics, lossfun, args, kwargs, wait=wait)
+    optimizer._patience.check(optimizer._masters, optimizer._statistics, lossfun, arguments, wait=wait)
 
 
 def why_not(optimizer):
@@ -133,36 +132,38 @@ def plan(optimizer):
 
 def local_hooks(links):
     """Returns the hooks that links have themselves."""
-    return list(itertools.chain.from_iterable(hooks.values() for hooks in map(_HOOKS, links) if hooks))
+    return list(itertools.chain.from_iterable(map(dict.values, filter(None, map(_HOOKS, links)))))
 
 
 def left(optimizer):
     """Returns what a step has left in the model, for :func:`leave`.
 
     Returns:
-        ``[(parameter, gradient, note on it)], [(link, name, variable)]``: the variables are attributes such as ``loss``
-        of a classifier.
+        ``parameters, gradients, notes on them, [(link, name, variable)]``: the variables are attributes such as
+        ``loss`` of a classifier.
     """
     structure = optimizer._masters.structure
-    gradients = [(param, param.grad, param._loss_scale) for param in structure.params if param.array is not None]
+    params = [param for param in structure.params if param.array is not None]
     variables = [
         (link, name, value)
         for link in structure.links
         for name, value in vars(link).items()
         if isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter)
     ]
-    return gradients, variables
+    return params, [param.grad for param in params], [param._loss_scale for param in params], variables
 
 
 def leave(left):
     """Gives parameters and links what they had, from :func:`left`."""
-    gradients, variables = left
-    for param, gradient, note in gradients:
+    params, gradients, notes, variables = left
+    for param, gradient, note in zip(params, gradients, notes, strict=True):
         if param._grad is not gradient or param._grad_var is not None:
             param.grad = gradient
-        param._loss_scale = note
+        if param._loss_scale is not note:
+            param._loss_scale = note
     for link, name, value in variables:
-        setattr(link, name, value)
+        if vars(link).get(name) is not value:
+            setattr(link, name, value)
 
 
 def state(optimizer):

@@ -24,11 +24,12 @@ class Patience:
         self._steps = None if self._scaler.patience is None else 1
         self._fetched = None
 
-    def check(self, masters, statistics, lossfun, args, kwds, *, wait=True):
+    def check(self, masters, statistics, lossfun, arguments, *, wait=True):
         """Ends a step.
 
         Args:
-            masters, statistics, lossfun, args, kwds: as for :func:`mixprec.optimizer.diagnosis.describe`.
+            masters, statistics, lossfun: as for :func:`mixprec.optimizer.diagnosis.describe`.
+            arguments: callable that returns those of the loss function, ``(args, kwds)``; only called before an error.
             wait: whether to wait for the device when patience may have run out. Otherwise the counter is fetched, and
                 looked at in the first step that finds it there.
 
@@ -51,7 +52,7 @@ class Patience:
         # Steps below 0 are those since the counter was fetched.
         self._steps, self._fetched = max(self._scaler.patience - in_row + self._steps, 1), None
         if in_row >= self._scaler.patience:
-            where = diagnosis.describe(masters, statistics, lossfun, args, kwds)
+            where = diagnosis.describe(masters, statistics, lossfun, *arguments())
             raise LossScaleExhausted(
                 f"{in_row} steps in a row overflowed, as many as patience allows; the loss scale has come down to "
                 f"2^{round(math.log2(self._scaler.value))}; {where}"

@@ -260,7 +260,7 @@ class MixedPrecisionOptimizer:
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
         self._step(lossfun, args, kwds)
-        self._patience.check(self._masters, self._statistics, lossfun, args, kwds)
+        self._patience.check(self._masters, self._statistics, lossfun, lambda: (args, kwds))
 
     def _step(self, lossfun, args, kwds):
         """Runs a step; whether patience has run out is another matter."""

@@ -24,10 +24,12 @@ class GraphTable(Table):
         self._arrays, self._is_complete = self._all, True
 
     def refresh(self):
-        """Uploads what is new: everything before the first launch, hyperparameters that have changed after that."""
-        same_places = self._values.look()
+        """Uploads what is new: everything before the first launch, hyperparameters that have changed after that.
+
+        The caller has seen that rules get their hyperparameters from where they had them.
+        """
         flat = self._values.now()
-        if self._is_on_device and same_places and flat == self._flat:
+        if self._is_on_device and flat == self._flat:
             return
         self._values.put(flat, self._host_values)
         super()._send(self._head if self._is_on_device else self._host.nbytes)
