@@ -30,11 +30,13 @@ _WITHOUT = {
     "no loss scale": ["loss_scale.mode=none"],
 }
 
+_WITH = {"second stream": ["capture.second_stream=true"]}
+
 # (name, group, file, overrides) of each row
 WAYS = (
     *((file, "config", file, []) for file in TALK),
     *((f"{ALL}, {name}", "precision", ALL, keys) for name, keys in _PRECISIONS.items()),
-    *((f"{ALL}, {name}", "ablation", ALL, keys) for name, keys in _WITHOUT.items()),
+    *((f"{ALL}, {name}", "ablation", ALL, keys) for name, keys in (_WITHOUT | _WITH).items()),
 )
 
 

@@ -121,6 +121,7 @@ def conversions_stay():
             setattr(np, name, original)
 
 
+@functools.cache
 def _staying(function):
     @functools.wraps(function)
     def convert(value, *arguments, **keywords):

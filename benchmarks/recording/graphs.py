@@ -6,6 +6,7 @@ import numpy as np
 
 from benchmarks.recording.arrays import Array, conversions_stay
 from mixprec.backends import notes
+from mixprec.backends.aside import Aside
 from mixprec.backends.memory import axes
 
 
@@ -14,10 +15,14 @@ class Graphs:
 
     Args:
         launcher: :class:`~benchmarks.recording.Launcher` of the device.
+
+    Attributes:
+        aside: :class:`~mixprec.backends.aside.Aside`.
     """
 
     def __init__(self, launcher):
         self._launcher = launcher
+        self.aside = Aside(_Streams())
 
     @property
     def pool_bytes(self):
@@ -58,6 +63,22 @@ class Graphs:
 
     def release(self):
         """Does nothing."""
+
+
+class _Streams:
+    """Nothing waits, as nothing is computed."""
+
+    def second(self):
+        return contextlib.nullcontext()
+
+    def fork(self):
+        pass
+
+    def mark(self):
+        pass
+
+    def wait(self, event):
+        pass
 
 
 class Graph:

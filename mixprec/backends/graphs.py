@@ -3,11 +3,13 @@
 import contextlib
 import functools
 import gc
+import itertools
 import weakref
 
 import chainer
 import numpy as np
 
+from mixprec.backends.aside import AHEAD, Aside
 from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.memory import axes, shaped
@@ -30,6 +32,9 @@ class CupyGraphs:
 
     Args:
         device_id: number of the CUDA device.
+
+    Attributes:
+        aside: :class:`~mixprec.backends.aside.Aside` with that stream as the first one.
     """
 
     def __init__(self, device_id):
@@ -41,6 +46,7 @@ class CupyGraphs:
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._before, self._after = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+            self.aside = Aside(_Streams(cupy, self._stream))
         self._graphs = weakref.WeakSet()
         self._pools = []  # of graphs, also of those that are gone, as long as there is something in them
 
@@ -186,6 +192,30 @@ class CupyGraphs:
                 if id(pool) not in used:
                     pool.free_all_blocks()  # CuPy 14 does not, and loses the memory, if a pool is dropped
             self._pools = [pool for pool in self._pools if id(pool) in used or pool.total_bytes()]
+
+
+class _Streams:
+    """The stream on which graphs are captured, and a second one, for :class:`~mixprec.backends.aside.Aside`."""
+
+    def __init__(self, cupy, first):
+        self._first, self._second = first, cupy.cuda.Stream(non_blocking=True)
+        self._fork = cupy.cuda.Event(disable_timing=True)
+        self._marks = itertools.cycle([cupy.cuda.Event(disable_timing=True) for _ in range(AHEAD)])
+
+    def second(self):
+        return self._second
+
+    def fork(self):
+        self._fork.record(self._first)
+        self._second.wait_event(self._fork)
+
+    def mark(self):
+        event = next(self._marks)
+        event.record(self._second)
+        return event
+
+    def wait(self, event):
+        self._first.wait_event(event)
 
 
 class Graph:

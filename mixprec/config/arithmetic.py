@@ -194,3 +194,8 @@ class Capture:
         aliases=("dynamic", "dynamic_shapes"),
     )
     evaluation: bool = key("Graphs for the evaluation, too.", True, aliases=("validation", "evaluate"))
+    second_stream: bool = key(
+        "Gradients of convolution filters are computed on a second stream, beside the rest of the backward pass.",
+        False,
+        aliases=("side_stream", "streams"),
+    )

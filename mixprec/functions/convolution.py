@@ -1,5 +1,8 @@
 """Convolution of images (N, H, W, C)."""
 
+import functools
+
+from mixprec.backends import aside
 from mixprec.backends.geometry import Convolution
 from mixprec.backends.reading import known
 from mixprec.functions import checks
@@ -53,9 +56,13 @@ class FilterNode(Node):
 
     Args:
         convolution: :class:`~mixprec.backends.geometry.Convolution`.
+
+    Attributes:
+        filter_input: the place of the filters.
     """
 
     image_inputs = (0,)
+    filter_input = 1
 
     def __init__(self, convolution):
         self.convolution = convolution
@@ -100,9 +107,13 @@ class FilterNode(Node):
         return self.dense("W in the order (K, R, S, C / groups)", W.transpose(0, 2, 3, 1))
 
     def wgrad(self, primitives, x, dy, W, **prologue):
-        """Returns the gradient of filters in the shape of W, its memory being (K, R, S, C / groups)."""
+        """Returns the gradient of filters in the shape of W, its memory being (K, R, S, C / groups).
+
+        To be called before the gradient of x is asked for, beside which a second stream may compute this one.
+        """
         k, c, r, s = W.shape
-        return primitives.conv_wgrad(x, dy, self.convolution, (k, r, s, c), **prologue).transpose(0, 3, 1, 2)
+        ask = functools.partial(primitives.conv_wgrad, x, dy, self.convolution, (k, r, s, c), **prologue)
+        return aside.run(self, self.filter_input, ask, (x, dy, prologue)).transpose(0, 3, 1, 2)
 
 
 class Convolution2D(FilterNode):
@@ -140,8 +151,9 @@ class Convolution2D(FilterNode):
         x, W = self.retained()
         if self._relu:
             dy = primitives.relu_backward(dy, self.retained_output())
+        dw = self.wgrad(primitives, dense(x), dy, W) if 1 in indexes else None
         return (
             primitives.conv_dgrad(dy, self.filters(W), self.convolution, x.shape) if 0 in indexes else None,
-            self.wgrad(primitives, dense(x), dy, W) if 1 in indexes else None,
+            dw,
             primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None,
         )[: len(self.inputs)]

@@ -151,9 +151,10 @@ class ConvolutionBatchNormalization(FilterNode):
         dz, dgamma, dbeta, dadd = primitives.batch_norm_backward(
             dy, self._z, gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 5
         )
+        dw = self.wgrad(primitives, dense(x), dz, W) if 1 in indexes else None
         return (
             primitives.conv_dgrad(dz, self.filters(W), self.convolution, x.shape) if 0 in indexes else None,
-            self.wgrad(primitives, dense(x), dz, W) if 1 in indexes else None,
+            dw,
             dgamma,
             dbeta,
             dadd,
@@ -168,6 +169,7 @@ class BatchNormalizationReLUConvolution2D(FilterNode):
     """
 
     name = "batch_normalization_relu_convolution_2d"
+    filter_input = 3
     sums = None
 
     def __init__(self, convolution, attributes, running, in_sums, statistics):

@@ -68,8 +68,9 @@ class Deconvolution2D(FilterNode):
 
     def gradients(self, primitives, indexes, dy):
         x, W = self.retained()
+        dw = self.wgrad(primitives, dy, dense(x), W) if 1 in indexes else None
         return (
             primitives.conv_fprop(dy, self.filters(W), self.convolution) if 0 in indexes else None,
-            self.wgrad(primitives, dy, dense(x), W) if 1 in indexes else None,
+            dw,
             primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None,
         )[: len(self.inputs)]

@@ -25,6 +25,7 @@ class Captured:
         work: what is done, an object with
 
             - ``name``: for messages;
+            - ``second_stream``: whether it may use a second stream of the device;
             - ``model``: the link with all that it moves;
             - ``run(args, kwargs, unchains)``: does it, also while a graph captures, and perhaps forgets what led to its
               result; returns variables, arrays and numbers;

@@ -38,6 +38,7 @@ def capture_evaluation(model, *, warmup=3, graphs=4, other_shapes="capture", req
 
 class _Evaluation:
     name = "the evaluation"
+    second_stream = False
 
     def __init__(self, model):
         self.model = model

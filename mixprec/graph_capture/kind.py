@@ -1,5 +1,6 @@
 """One kind of arguments: eager calls at first, two of them compared, then a graph, compared with an eager call."""
 
+from mixprec.backends import aside
 from mixprec.backends.announcements import announce
 from mixprec.backends.cudnn import settings
 from mixprec.graph_capture.links import OtherLinks, called
@@ -84,7 +85,8 @@ class Kind:
 
     def _run(self, unchains=False):
         args, kwargs = self._buffers.arguments()
-        return self._work.run(args, kwargs, unchains=unchains)
+        with aside.using(self._graphs.aside if self._work.second_stream else None):
+            return self._work.run(args, kwargs, unchains=unchains)
 
     def _warm_up(self):
         result = self._run() if self.calls < self._warmup - 2 else self._watched()

@@ -11,7 +11,16 @@ from mixprec.graph_capture.links import left_out
 from mixprec.optimizer import MixedPrecisionOptimizer, graph_step
 
 
-def capture(optimizer, lossfun=None, *, warmup=3, graphs=4, other_shapes="capture", required=False):
+def capture(
+    optimizer,
+    lossfun=None,
+    *,
+    warmup=3,
+    graphs=4,
+    other_shapes="capture",
+    required=False,
+    second_stream=False,
+):
     """Returns a function that runs training steps, on a CUDA device each by one launch of a CUDA graph.
 
     ``loss = step(x, t)`` does what ``optimizer.update(lossfun, x, t)`` does. On NumPy it is that. On a device the first
@@ -28,6 +37,8 @@ def capture(optimizer, lossfun=None, *, warmup=3, graphs=4, other_shapes="captur
         other_shapes: ``"capture"``, or ``"eager"`` for one graph only, that of the first kind of arguments.
         required: whether what cannot be captured is a ``CaptureError``. Otherwise it is announced once, by a warning of
             the logger ``"mixprec"``, and steps are eager from then on.
+        second_stream: whether gradients of convolution filters are computed on a second stream, beside the rest of the
+            backward pass. Results are the same bit for bit.
 
     Returns:
         :class:`~mixprec.graph_capture.captured.Captured`. A call takes the arguments of ``lossfun``, arrays on the host
@@ -35,23 +46,23 @@ def capture(optimizer, lossfun=None, *, warmup=3, graphs=4, other_shapes="captur
 
     Raises:
         TypeError: ``optimizer`` is not a :class:`~mixprec.MixedPrecisionOptimizer`, ``lossfun`` no function, or
-            ``required`` no bool.
+            ``required`` or ``second_stream`` no bool.
         ValueError: another argument is out of its range.
     """
     if not isinstance(optimizer, MixedPrecisionOptimizer):
         hint = "; steps with ChainerMN cannot be captured" if hasattr(optimizer, "actual_optimizer") else ""
         raise TypeError(f"optimizer must be a MixedPrecisionOptimizer; found {type(optimizer).__name__}{hint}")
     arguments.function("lossfun", lossfun)
-    return Captured(
-        _TrainingStep(optimizer, lossfun), warmup=warmup, graphs=graphs, other_shapes=other_shapes, required=required
-    )
+    work = _TrainingStep(optimizer, lossfun, arguments.flag("second_stream", second_stream))
+    return Captured(work, warmup=warmup, graphs=graphs, other_shapes=other_shapes, required=required)
 
 
 class _TrainingStep:
     name = "the training step"
 
-    def __init__(self, optimizer, lossfun):
+    def __init__(self, optimizer, lossfun, second_stream):
         self._optimizer, self._given_lossfun = optimizer, lossfun
+        self.second_stream = second_stream
 
     @property
     def model(self):

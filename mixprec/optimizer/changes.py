@@ -40,16 +40,15 @@ class Changes:
         parents = {id(rule.hyperparam.parent): rule.hyperparam.parent for rule in self._rules}
         self._shared = [vars(parent) for parent in parents.values() if parent is not None]
         updated = [entry for entry in entries if entry.rule is not None]
-        self._batched = [entry.rule for entry in updated]
-        states = [(rule.state, name) for rule in self._batched if rule.state for name in rule.state]
-        self._states, self._state_names = [state for state, _ in states], [name for _, name in states]
+        states = [(entry.rule, name) for entry in updated for name in entry.rule.state or ()]
+        self._rules_of_states, self._state_names = [rule for rule, _ in states], [name for _, name in states]
         kept = [(vars(entry.rule), name) for entry in updated for name in entry.expression.kept(entry.rule)]
         self._kept, self._kept_names = [values for values, _ in kept], [name for _, name in kept]
         own = [(vars(entry.rule), name) for entry in updated for name in entry.expression.hyperparameters]
         own = [(values, name) for values, name in own if name not in values]
         self._own, self._own_names = [values for values, _ in own], [name for _, name in own]
         self.expect()
-        self._arrays, self._states_before, self._array_states = map(list, self._held())
+        self._arrays, self._states = map(list, self._held())
         self._values_before = self._values()
         self._hyperparams_before = [dict(values) for values in self._hyperparams]
 
@@ -95,19 +94,17 @@ class Changes:
             return False
 
     def _same_objects(self):
-        arrays, states, array_states = self._held()
-        return (
-            all(map(operator.is_, arrays, self._arrays))
-            and all(map(operator.is_, states, self._states_before))
-            and all(map(operator.is_, array_states, self._array_states))
-        )
+        arrays, states = self._held()
+        try:
+            return all(map(operator.is_, arrays, self._arrays)) and all(map(operator.is_, states, self._states))
+        except TypeError:  # somebody has taken the state away from a rule
+            return False
 
     def _held(self):
-        """What must be the same objects, compared by identity alone: arrays, and what holds arrays."""
+        """What must be the same objects, compared by identity alone: arrays, those of parameters and of states."""
         return (
             itertools.chain.from_iterable(map(_DATA, self.params)),  # each of them in a list of its own
-            map(_STATE, self._batched),
-            map(dict.get, self._states, self._state_names),
+            map(dict.get, map(_STATE, self._rules_of_states), self._state_names),
         )
 
     def _values(self):

@@ -53,9 +53,10 @@ def build_trainer(config, model, train, val, device, out):
     if config.capture.mode != "off":
         keywords = dataclasses.asdict(config.capture)
         keywords["required"] = keywords.pop("mode") == "required"
+        second_stream = keywords.pop("second_stream")
         if keywords.pop("evaluation"):
             evaluate = graph_capture.capture_evaluation(model, **keywords)
-        steps = functools.partial(CapturedUpdater, **keywords)
+        steps = functools.partial(CapturedUpdater, second_stream=second_stream, **keywords)
     updater = steps(
         train_iterator(config, train, device),
         optimizer,

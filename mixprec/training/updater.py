@@ -105,6 +105,7 @@ class CapturedUpdater(TimedUpdater):
         graphs: likewise.
         other_shapes: likewise.
         required: likewise.
+        second_stream: likewise.
 
     Attributes:
         step: what :func:`mixprec.capture` returned: ``step.why_not``, ``step.replays``, ``step.report()``.
@@ -114,7 +115,16 @@ class CapturedUpdater(TimedUpdater):
     """
 
     def __init__(
-        self, iterator, optimizer, *args, warmup=3, graphs=4, other_shapes="capture", required=False, **kwargs
+        self,
+        iterator,
+        optimizer,
+        *args,
+        warmup=3,
+        graphs=4,
+        other_shapes="capture",
+        required=False,
+        second_stream=False,
+        **kwargs,
     ):
         super().__init__(iterator, optimizer, *args, **kwargs)
         self.step = mixprec.capture(
@@ -124,6 +134,7 @@ class CapturedUpdater(TimedUpdater):
             graphs=graphs,
             other_shapes=other_shapes,
             required=required,
+            second_stream=second_stream,
         )
 
     def _step(self, *args, **kwargs):

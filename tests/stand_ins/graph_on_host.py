@@ -11,6 +11,7 @@ import weakref
 
 import numpy as np
 
+from mixprec.backends.aside import Aside
 from mixprec.backends.cuda import Cuda
 from mixprec.backends.cudnn.dnn import Dnn
 from mixprec.backends.cudnn.errors import CaptureError
@@ -21,7 +22,7 @@ from tests.stand_ins.cudnn_host import HostDevice
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.host_launch import HostLauncher
 
-_STREAM = 7
+_STREAM, _SECOND = 7, 8
 
 
 class GraphLauncher(HostLauncher):
@@ -66,7 +67,7 @@ class _Device(HostDevice):
 
 class _Pygraph(fake_cudnn.pygraph):
     def execute_plan_at_index(self, pack, workspace, index, handle=None):
-        graph_work.do(super().execute_plan_at_index, dict(pack), workspace, index, handle)
+        graph_work.do_in(workspace, super().execute_plan_at_index, dict(pack), workspace, index, handle)
 
 
 class GraphCuda(Cuda):
@@ -88,10 +89,12 @@ class HostGraphs:
     Attributes:
         launches: number of launches of graphs.
         copies: number of arrays that :meth:`copy` has copied.
+        aside: :class:`~mixprec.backends.aside.Aside`; its second stream is number 8.
     """
 
     def __init__(self, device):
         self._device = device
+        self.aside = Aside(_Streams(device))
         self._graphs = weakref.WeakSet()
         self._pools = []  # of graphs, also of those that are gone, as long as something in them is in use
         self.launches = self.copies = 0
@@ -151,6 +154,27 @@ class HostGraphs:
         self._pools = [pool for pool in self._pools if id(pool) in used or pool.bytes]
 
 
+class _Streams:
+    """Has the interface of what :class:`mixprec.backends.aside.Aside` wants."""
+
+    def __init__(self, device):
+        self._device = device
+
+    @contextlib.contextmanager
+    def second(self):
+        with self._device.on(_SECOND, capturing=self._device.capturing()), graph_work.on_second_stream():
+            yield
+
+    def fork(self):
+        graph_work.wait(graph_work.SECOND, graph_work.record(graph_work.FIRST))
+
+    def mark(self):
+        return graph_work.record(graph_work.SECOND)
+
+    def wait(self, event):
+        graph_work.wait(graph_work.FIRST, event)
+
+
 class HostGraph:
     """What :meth:`HostGraphs.capture` gives."""
 
@@ -159,5 +183,5 @@ class HostGraph:
 
     def launch(self):
         assert self._graphs._device.stream() == _STREAM, "outside of on_stream()"
-        self._work.run()
+        self._work.run(late=self._graphs.launches % 2 == 0)
         self._graphs.launches += 1

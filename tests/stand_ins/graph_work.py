@@ -4,8 +4,13 @@ While something is captured nothing is computed: what would have been launched i
 and numbers, new arrays get memory from the pool of the capture, and :meth:`Work.run` does it all in that order. Memory
 is NaN before it is written, and again when it is free: what a graph reads of the past, or of memory that somebody else
 has by now, is seen.
+
+There are two streams, each with free memory of its own. A graph keeps the order of each of them, and what one waits for
+from the other. Beyond that a launch does the work of the second stream as late as it may, the next one as early: both
+must come to the same.
 """
 
+import collections
 import contextlib
 import ctypes
 import functools
@@ -15,21 +20,57 @@ import numpy as np
 from benchmarks.recording.memory import Pool
 from mixprec.backends import notes
 
+FIRST, SECOND = "the first stream", "the second stream"
+_stream = FIRST  # the current one
 
-class NanPool(Pool):
-    """A pool that gives out NaN, and makes NaN of what it gets back.
 
-    Attributes:
-        used_bytes: those that are in use.
+class NanPool:
+    """Memory that is NaN when it is given out, and again when it comes back; to work on the same stream only.
+
+    A graph makes it NaN in each launch, too, before that stream gets the next memory, whatever that is.
     """
 
+    def __init__(self):
+        self._arenas = {stream: _Arena(stream) for stream in (FIRST, SECOND)}
+        self._forgotten = 0
+
+    def allocate(self, size):
+        """Returns a :class:`~benchmarks.recording.memory.Block` for work on the current stream."""
+        return self._arenas[_stream].allocate(size)
+
+    @property
+    def used_bytes(self):
+        """Those that are in use."""
+        return sum(arena.used_bytes for arena in self._arenas.values())
+
+    @property
+    def bytes(self):
+        """All that there are."""
+        return sum(arena.bytes for arena in self._arenas.values())
+
+    def free_all_blocks(self):
+        """Counts only what is in use from now on; to be called when nobody allocates any more."""
+        for arena in self._arenas.values():
+            arena.bytes = arena.used_bytes
+
+    def holds(self, arena):
+        """Whether an arena is one of these."""
+        return arena in self._arenas.values()
+
+
+class _Arena(Pool):
     _fill = ctypes.memset  # also there when Python ends
 
-    def __init__(self):
+    def __init__(self, stream):
         super().__init__()
+        self._stream = stream
+        self._freed = []  # in the capture that is under way
         self.used_bytes = 0
 
     def allocate(self, size):
+        for address, freed in self._freed:
+            _work.add_to(self._stream, self._fill, address, 0xFF, freed)
+        self._freed.clear()
         block = super().allocate(size)
         self.used_bytes += block.size
         self._fill(block.address, 0xFF, size)
@@ -37,12 +78,10 @@ class NanPool(Pool):
 
     def take_back(self, address, size):
         self._fill(address, 0xFF, size)
+        if _work is not None and _work.pool.holds(self):
+            self._freed.append((address, size))
         self.used_bytes -= size
         super().take_back(address, size)
-
-    def free_all_blocks(self):
-        """Counts only what is in use from now on; to be called when nobody allocates any more."""
-        self.bytes = self.used_bytes
 
 
 _eager = NanPool()
@@ -59,18 +98,58 @@ class Work:
 
     def __init__(self, pool):
         self.pool = pool
-        self._functions = []
+        self._queues = {
+            stream: [] for stream in (FIRST, SECOND)
+        }  # of (function, event to wait for, event that is there)
+        self._events = 0
+        self.workspaces = {}  # the stream by the address
 
     def add(self, function, *arguments):
-        """Adds a call."""
-        self._functions.append(functools.partial(function, *arguments))
+        """Adds a call to the work of the current stream."""
+        self.add_to(_stream, function, *arguments)
 
-    def run(self):
-        """Makes all calls, in order."""
+    def add_to(self, stream, function, *arguments):
+        """Adds a call to the work of a stream."""
+        if stream == SECOND:
+            assert self._queues[SECOND], "work of the second stream that waits for nothing is no part of the graph"
+        self._queues[stream].append((functools.partial(function, *arguments), None, None))
+
+    def record(self, stream):
+        """Returns a new event, which is there when a stream has done all that it was asked so far."""
+        self._events += 1
+        self._queues[stream].append((None, None, self._events))
+        return self._events
+
+    def wait(self, stream, event):
+        """Lets a stream wait for an event."""
+        self._queues[stream].append((None, event, None))
+
+    def check_joined(self):
+        """Raises what CUDA does if the first stream does not wait for all that the second one was asked."""
+        waited = {event for _, event, _ in self._queues[FIRST]}
+        last = next((event for *_, event in reversed(self._queues[SECOND][-1:])), None)
+        if self._queues[SECOND] and last not in waited:
+            raise RuntimeError("cudaErrorStreamCaptureUnjoined")
+
+    def run(self, *, late=True):
+        """Makes all calls.
+
+        Args:
+            late: whether the second stream does nothing before the first one waits for it; otherwise it does all at
+                once that it need not wait for.
+        """
         assert _work is None, "a graph was launched while another one was captured"
+        queues = {
+            stream: collections.deque(self._queues[stream]) for stream in ((FIRST, SECOND) if late else (SECOND, FIRST))
+        }
+        there = {None}
         with np.errstate(all="ignore"):
-            for function in self._functions:
-                function()
+            while queue := next((queue for queue in queues.values() if queue and queue[0][1] in there), None):
+                function, _, event = queue.popleft()
+                there.add(event)
+                if function is not None:
+                    function()
+        assert not any(queues.values()), "two streams wait for each other"
 
 
 @contextlib.contextmanager
@@ -81,8 +160,32 @@ def capturing(pool):
     _work = Work(pool)
     try:
         yield _work
+        _work.check_joined()
     finally:
         _work = None
+
+
+@contextlib.contextmanager
+def on_second_stream():
+    """Inside of the block the second stream is the current one."""
+    global _stream
+    assert _stream == FIRST
+    _stream = SECOND
+    try:
+        yield
+    finally:
+        _stream = FIRST
+
+
+def record(stream):
+    """Returns an event of a stream; ``None`` outside of a capture, where all is done at once."""
+    return None if _work is None else _work.record(stream)
+
+
+def wait(stream, event):
+    """Lets a stream wait for an event."""
+    if _work is not None:
+        _work.wait(stream, event)
 
 
 def is_capturing():
@@ -107,6 +210,19 @@ def do(function, *arguments):
         function(*arguments)
     else:
         _work.add(function, *arguments)
+
+
+def do_in(workspace, function, *arguments):
+    """Calls what writes into a workspace on the way; of a graph each of them belongs to one stream.
+
+    Args:
+        workspace: its address, 0 for none.
+        function, arguments: as for :func:`do`.
+    """
+    if _work is not None and workspace:
+        owner = _work.workspaces.setdefault(workspace, _stream)
+        assert owner == _stream, "two streams have one workspace"
+    do(function, *arguments)
 
 
 def eager_bytes():

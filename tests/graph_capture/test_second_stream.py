@@ -1,0 +1,129 @@
+"""Gradients of filters on a second stream: the same bits, whenever it does its work; and faults of it are found."""
+
+import chainer.functions as F
+import pytest
+
+from mixprec.backends.aside import AHEAD, Aside
+from mixprec.backends.cudnn.workspace import Workspaces
+from mixprec.graph_capture import CaptureError
+from mixprec.optimizer import scaled_loss
+from tests.graph_capture.captured_runs import REQUIRED, Network, Run, assert_same, eager
+from tests.stand_ins import graph_on_host, graph_work
+from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
+
+pytestmark = pytest.mark.usefixtures("host")
+
+BOTH_STREAMS = {**REQUIRED, "second_stream": True}
+CONVOLUTIONS = 6  # of the network
+STEPS = 9  # four of them are launches that nobody compares: two for each order
+
+
+@pytest.fixture
+def ran_aside(monkeypatch):
+    """What was run on the second stream, in a list, and how much was under way each time."""
+    ran, run = [], Aside.run
+
+    def noted(self, function, held):
+        result = run(self, function, held)
+        ran.append(len(self._under_way))
+        return result
+
+    monkeypatch.setattr(Aside, "run", noted)
+    return ran
+
+
+def test_the_same_bits(ran_aside):
+    captured = Run(BOTH_STREAMS).run(range(STEPS))
+    assert captured.step.replays == STEPS - 5
+    assert len(ran_aside) % CONVOLUTIONS == 0
+    assert max(ran_aside) == AHEAD
+    assert_same(captured, eager(STEPS))
+
+
+def test_without_the_key_there_is_one_stream(ran_aside):
+    Run(REQUIRED).run(range(STEPS))
+    assert not ran_aside
+
+
+class Shared(Network):
+    """Filters that two functions have, and filters whose norm is a part of the loss."""
+
+    def forward(self, x):
+        block = self.stages[0]
+        h = F.max_pooling_2d(F.relu(self.bn1(self.conv1(x))), 3, stride=2, pad=1, cover_all=False)
+        h = block.conv1(F.relu(block.conv1(h)))
+        h = F.average(self.stages(h), axis=(2, 3))
+        return self.fc(h) + 1e-3 * F.sum(F.cast(self.stages[1].conv1.W, "float32") ** 2)
+
+
+def _shared(capture):
+    return Run(capture, network=Shared).run(range(STEPS))
+
+
+def test_gradients_that_are_added_up(ran_aside):
+    captured = _shared(BOTH_STREAMS)
+    assert ran_aside
+    assert_same(captured, _shared(None))
+
+
+def test_gradients_of_several_batches():
+    """Those of the second one are added to those of the first."""
+    captured = Run(BOTH_STREAMS, lossfun=_of_two)
+    expected = Run(REQUIRED, lossfun=_of_two)
+    for run in (captured, expected):
+        run.run(range(STEPS))
+    assert captured.step.replays == STEPS - 5
+    assert_same(captured, expected)
+
+
+def _of_two(model, x, t):
+    yield model(x, t) / 2
+    yield model(x[::-1], t) / 2
+
+
+def test_zeros_that_are_added_to(ran_aside):
+    captured, expected = (Run(capture, zero_gradients=True).run(range(STEPS)) for capture in (BOTH_STREAMS, REQUIRED))
+    assert_same(captured, expected)
+
+
+# --- faults
+
+
+def _without_holding(self, function, held, run=Aside.run):
+    return run(self, function, None)
+
+
+def _fork_at_first(self):
+    """Only what the first gradient reads is there for sure."""
+    if graph_work.record(graph_work.FIRST):
+        graph_work.wait(graph_work.SECOND, 1)
+
+
+def _everything(outputs):
+    nodes, found = [node.creator_node for node, _ in outputs], set()
+    while nodes:
+        node = nodes.pop()
+        found |= {(node, place) for place in range(len(node.inputs))}
+        nodes += [x.creator_node for x in node.inputs if x.creator_node is not None]
+    return found
+
+
+def _one_for_all(self, stream, size, address=Workspaces.address):
+    return address(self, 7, size)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "said"),
+    [
+        (Aside, "join", lambda self: self.forget(), "Unjoined"),
+        (Aside, "run", _without_holding, "another one after the graph"),
+        (graph_on_host._Streams, "fork", _fork_at_first, "another one after the graph"),
+        (scaled_loss, "_alone", _everything, "another one after the graph"),
+        (Workspaces, "address", _one_for_all, "two streams have one workspace"),
+    ],
+    ids=["not joined", "not held", "no fork", "read too early", "one workspace"],
+)
+def test_a_fault_is_found(monkeypatch, owner, name, fault, said):
+    monkeypatch.setattr(owner, name, fault)
+    with pytest.raises(CaptureError, match=said):
+        _shared(BOTH_STREAMS)
