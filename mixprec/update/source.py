@@ -63,7 +63,7 @@ class Program:
             "UPDATES": int(expression is not None),
             "STEPS": int(expression is not None and bool(expression.step)),
             "ENDS_WITH_NORMS": int(self._ends_with_norms),
-            "LOOKS_AT_PARAM": int("each" in self.norms or any(_uses(text, "param") for text in texts)),
+            "LOOKS_AT_PARAM": int("each" in self.norms or any(uses(text, "param") for text in texts)),
         }
         lines = [f"template <> struct Program<{index}> {{"]
         lines += [f"static constexpr int {name} = {value};" for name, value in constants.items()]
@@ -86,10 +86,10 @@ class Program:
         for owner, t_counts in zip(self._owners(), counted, strict=False):
             powers = getattr(owner, "powers", {})
             for formula in owner.numbers.values():
-                needed = {name for name in owner.hyperparameters if _uses(formula, name)}
+                needed = {name for name in owner.hyperparameters if uses(formula, name)}
                 needed |= {powers[name] for name in needed & set(powers)}
                 yield f"case {number}: {{"
-                if _uses(formula, "t"):
+                if uses(formula, "t"):
                     yield f"const double t = values_[0] + applied_ + {int(t_counts)};"
                 for place, name in sorted(enumerate(owner.hyperparameters), key=lambda item: item[1] in powers):
                     if name in needed:
@@ -178,10 +178,10 @@ def _block(owner, first, given, text=None, states=()):
     """The code of a hook or a rule in a scope of its own, in which what it uses has its name."""
     text = text or owner.device
     values = {name: f"numbers_[{first + place}]" for place, name in enumerate(owner.numbers)} | given
-    constants = [f"const float {name} = {value};" for name, value in values.items() if _uses(text, name)]
+    constants = [f"const float {name} = {value};" for name, value in values.items() if uses(text, name)]
     references = [f"float& {name} = states_[{place}];" for place, name in enumerate(states)]
     return ["{", *constants, *references, text, "}"]
 
 
-def _uses(text, name):
+def uses(text, name):
     return re.search(rf"\b{name}\b", text) is not None

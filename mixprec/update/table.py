@@ -12,7 +12,7 @@ import operator
 import numpy as np
 
 from mixprec.backends.memory import is_dense, same_order
-from mixprec.update.source import MAX_STATES
+from mixprec.update.source import MAX_STATES, uses
 
 # As in kernels/common.cuh.
 _DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2}
@@ -226,13 +226,15 @@ def _check(entry, launcher):
 class _Values:
     """For every entry ``t`` and the hyperparameters of its hooks and its rule, one after the other.
 
-    Most rules get theirs from the optimizer, and are not asked one by one.
+    Most rules get theirs from the optimizer, and are not asked one by one; nor are those for ``t`` that do not compute
+    with it.
     """
 
     def __init__(self, entries):
         self._entries = entries
         self._rules = [entry.rule for entry in entries if entry.rule is not None]
         self._names = [frozenset(entry.expression.hyperparameters) for entry in entries if entry.rule is not None]
+        self._counting = [entry.rule for entry in entries if _computes_with_t(entry)]
         self._looked = None
         self.look()
 
@@ -255,7 +257,7 @@ class _Values:
 
     def _arrange(self, own, plain):
         self._sources, self._place = [], []
-        first, known = len(self._rules), {}
+        first, known = len(self._counting), {}
 
         def place(key, owner, source):
             nonlocal first
@@ -265,9 +267,13 @@ class _Values:
                 first += len(owner.hyperparameters)
             self._place.extend(known[key])
 
-        number = 0
+        number = counting = 0
         for entry in self._entries:
-            self._place.append(-1 if entry.rule is None else number)
+            if _computes_with_t(entry):
+                self._place.append(counting)
+                counting += 1
+            else:
+                self._place.append(-1)
             for hook in entry.hooks:
                 place((id(hook.hook), id(hook.fold)), hook.fold, hook.hook)
             if entry.rule is not None:
@@ -284,7 +290,7 @@ class _Values:
 
     def now(self):
         """Returns the different ones of them, 0 at the end."""
-        values = list(map(_T, self._rules))
+        values = list(map(_T, self._counting))
         for owner, source in self._sources:
             values += owner.hyperparameters_of(source)
         values.append(0)
@@ -293,6 +299,11 @@ class _Values:
     def put(self, values, target):
         """Writes what :meth:`now` has returned into an array, for every entry."""
         target[...] = np.array(values, np.float64)[self._place]
+
+
+def _computes_with_t(entry):
+    formulas = [formula for owner in _owners(entry) for formula in owner.numbers.values()]
+    return entry.rule is not None and any(uses(formula, "t") for formula in formulas)
 
 
 def _parent(own):

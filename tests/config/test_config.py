@@ -134,7 +134,14 @@ def test_defaults_are_those_of_the_design(write):
             "label_smoothing": 0.0,
             "ema_decay": None,
         },
-        "capture": {"mode": "off", "warmup": 3, "graphs": 4, "other_shapes": "capture", "evaluation": True},
+        "capture": {
+            "mode": "off",
+            "warmup": 3,
+            "graphs": 4,
+            "other_shapes": "capture",
+            "evaluation": True,
+            "second_stream": False,
+        },
         "snapshot": {"every": "1 epoch", "keep": 3, "best": True},
         "log": {"every": "1 epoch", "gradient_histogram": None, "tensorboard": False},
     }
@@ -153,7 +160,7 @@ def test_a_value_in_place_of_the_section_is_its_mode(write, text, mode):
     config = load(write("c.yaml", merged() + f"capture: {text}\n"))
     assert config == load(write("d.yaml", merged()), [f"capture={text}"])
     assert config == load(write("e.yaml", merged(capture={"mode": mode})))
-    assert dataclasses.astuple(config.capture) == (mode, 3, 4, "capture", True)
+    assert dataclasses.astuple(config.capture) == (mode, 3, 4, "capture", True, False)
 
 
 def test_a_value_in_place_of_the_section_leaves_its_other_keys(write):
