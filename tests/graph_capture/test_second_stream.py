@@ -9,9 +9,8 @@ from mixprec.graph_capture import CaptureError
 from mixprec.optimizer import scaled_loss
 from tests.graph_capture.captured_runs import REQUIRED, Network, Run, assert_same, eager
 from tests.stand_ins import graph_on_host, graph_work
-from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
-
-pytestmark = pytest.mark.usefixtures("host")
+from tests.stand_ins.capture_sides import HOST, device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
+from tests.stand_ins.cuda_sides import both_sides
 
 BOTH_STREAMS = {**REQUIRED, "second_stream": True}
 CONVOLUTIONS = 6  # of the network
@@ -32,14 +31,16 @@ def ran_aside(monkeypatch):
     return ran
 
 
-def test_the_same_bits(ran_aside):
-    captured = Run(BOTH_STREAMS).run(range(STEPS))
+@both_sides
+def test_the_same_bits(side, ran_aside):  # noqa: F811
+    captured = Run(BOTH_STREAMS, side=side).run(range(STEPS))
     assert captured.step.replays == STEPS - 5
     assert len(ran_aside) % CONVOLUTIONS == 0
     assert max(ran_aside) == AHEAD
-    assert_same(captured, eager(STEPS))
+    assert_same(captured, eager(STEPS, side=side))
 
 
+@pytest.mark.usefixtures("host")
 def test_without_the_key_there_is_one_stream(ran_aside):
     Run(REQUIRED).run(range(STEPS))
     assert not ran_aside
@@ -56,16 +57,18 @@ class Shared(Network):
         return self.fc(h) + 1e-3 * F.sum(F.cast(self.stages[1].conv1.W, "float32") ** 2)
 
 
-def _shared(capture):
-    return Run(capture, network=Shared).run(range(STEPS))
+def _shared(capture, side=HOST):  # noqa: F811
+    return Run(capture, network=Shared, side=side).run(range(STEPS))
 
 
-def test_gradients_that_are_added_up(ran_aside):
-    captured = _shared(BOTH_STREAMS)
+@both_sides
+def test_gradients_that_are_added_up(side, ran_aside):  # noqa: F811
+    captured = _shared(BOTH_STREAMS, side)
     assert ran_aside
-    assert_same(captured, _shared(None))
+    assert_same(captured, _shared(None, side))
 
 
+@pytest.mark.usefixtures("host")
 def test_gradients_of_several_batches():
     """Those of the second one are added to those of the first."""
     captured = Run(BOTH_STREAMS, lossfun=_of_two)
@@ -81,7 +84,8 @@ def _of_two(model, x, t):
     yield model(x[::-1], t) / 2
 
 
-def test_zeros_that_are_added_to(ran_aside):
+@pytest.mark.usefixtures("host")
+def test_zeros_that_are_added_to():
     captured, expected = (Run(capture, zero_gradients=True).run(range(STEPS)) for capture in (BOTH_STREAMS, REQUIRED))
     assert_same(captured, expected)
 
@@ -112,6 +116,7 @@ def _one_for_all(self, stream, size, address=Workspaces.address):
     return address(self, 7, size)
 
 
+@pytest.mark.usefixtures("host")
 @pytest.mark.parametrize(
     ("owner", "name", "fault", "said"),
     [
