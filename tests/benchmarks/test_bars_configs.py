@@ -38,6 +38,7 @@ def test_rows_and_their_levels():
         ("static_graph.yaml, no graph", "ablation", "nhwc-fused", "float16"),
         ("static_graph.yaml, no autotuning", "ablation", "nhwc-fused", "float16"),
         ("static_graph.yaml, no loss scale", "ablation", "nhwc-fused", "float16"),
+        ("static_graph.yaml, second stream", "ablation", "nhwc-fused", "float16"),
     ]
 
 
@@ -51,7 +52,7 @@ def test_rows_and_their_levels():
                 ["fp16.yaml", "dali.yaml"],
                 [
                     *["nhwc_fused_batched.yaml", "static_graph.yaml", "static_graph.yaml, no graph"],
-                    "static_graph.yaml, no autotuning",
+                    *["static_graph.yaml, no autotuning", "static_graph.yaml, second stream"],
                 ],
                 ["static_graph.yaml, float32", "static_graph.yaml, TF32"],
             ],
