@@ -1,4 +1,4 @@
-"""The rows of mixprec: what the training script does with the configs of the talk, in other precisions, one key changed.
+"""The rows of mixprec: what the training script does with the configs of the talk, in other precisions, with changes.
 
 Only the learning rate is another one, see :data:`benchmarks.bars.step.LR`.
 """

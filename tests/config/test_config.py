@@ -166,9 +166,9 @@ def test_a_value_in_place_of_the_section_is_its_mode(write, text, mode):
 def test_a_value_in_place_of_the_section_leaves_its_other_keys(write):
     write("lib/a.yaml", merged(capture={"mode": "required", "warmup": 5}))
     write("c.yaml", "base: lib/a.yaml\ncapture: true\n")
-    assert dataclasses.astuple(load("c.yaml").capture) == ("auto", 5, 4, "capture", True)
+    assert dataclasses.astuple(load("c.yaml").capture) == ("auto", 5, 4, "capture", True, False)
     config = load("c.yaml", ["capture.graphs=1", "capture=false", "capture.warmup=2"])
-    assert dataclasses.astuple(config.capture) == ("off", 2, 1, "capture", True)
+    assert dataclasses.astuple(config.capture) == ("off", 2, 1, "capture", True, False)
 
 
 def test_no_interval_is_no_trigger(write):

@@ -243,8 +243,8 @@ class _Recorder:
         ("x", ["conv_fprop", "conv_dgrad"]),
         ("W", ["conv_fprop", "conv_wgrad"]),
         ("b", ["conv_fprop", "bias_grad"]),
-        ("xW", ["conv_fprop", "conv_dgrad", "conv_wgrad"]),
-        ("xWb", ["conv_fprop", "conv_dgrad", "conv_wgrad", "bias_grad"]),
+        ("xW", ["conv_fprop", "conv_wgrad", "conv_dgrad"]),
+        ("xWb", ["conv_fprop", "conv_wgrad", "conv_dgrad", "bias_grad"]),
     ],
 )
 def test_only_what_is_asked_for_is_computed(monkeypatch, wanted, calls):

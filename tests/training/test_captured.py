@@ -356,9 +356,9 @@ def test_a_step_gets_a_batch_as_the_converter_makes_it(monkeypatch, form):
 def test_the_step_is_made_of_the_optimizer_the_loss_function_and_the_keywords(monkeypatch):
     monkeypatch.setattr(mixprec, "capture", Step, raising=False)
     updater = _updater(CapturedUpdater)
-    defaults = {"warmup": 3, "graphs": 4, "other_shapes": "capture", "required": False}
+    defaults = {"warmup": 3, "graphs": 4, "other_shapes": "capture", "required": False, "second_stream": False}
     assert updater.step.made == (updater.get_optimizer("main"), None, defaults)
-    others = {"warmup": 2, "graphs": 1, "other_shapes": "eager", "required": True}
+    others = {"warmup": 2, "graphs": 1, "other_shapes": "eager", "required": True, "second_stream": True}
     updater = _updater(CapturedUpdater, loss_func=len, device="@numpy", **others)
     assert updater.step.made == (updater.get_optimizer("main"), len, others)
     assert updater.device.xp is np
@@ -471,16 +471,18 @@ def test_without_capture_there_are_no_graphs(tmp_path, monkeypatch):
     [
         (["capture=true"], {"warmup": 3, "graphs": 4, "other_shapes": "capture", "required": False}),
         (
-            ["capture=required", "capture.warmup=2", "capture.graphs=9", "capture.other_shapes=eager"],
+            ["capture=required", "capture.warmup=2", "capture.graphs=9", "capture.other_shapes=eager"]
+            + ["capture.second_stream=true"],
             {"warmup": 2, "graphs": 9, "other_shapes": "eager", "required": True},
         ),
     ],
 )
 @pytest.mark.parametrize("evaluation", [True, False])
 def test_every_key_of_the_config_arrives(tmp_path, monkeypatch, overrides, keywords, evaluation):
+    second_stream = "capture.second_stream=true" in overrides
     trainer, made = _build(tmp_path, monkeypatch, *overrides, f"capture.evaluation={str(evaluation).lower()}")
     optimizer = trainer.updater.get_optimizer("main")
-    assert trainer.updater.step.made == (optimizer, None, keywords)
+    assert trainer.updater.step.made == (optimizer, None, {**keywords, "second_stream": second_stream})
     assert made == ([((optimizer.target,), keywords)] if evaluation else [])
     assert trainer.get_extension("validation").eval_func is (len if evaluation else None)
 
