@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mixprec.backends import graphs, notes, reading
+from mixprec.backends.aside import AHEAD
 from mixprec.backends.cudnn.errors import CaptureError
 
 
@@ -150,6 +151,37 @@ def test_order_holds_after_an_exception(cupy, log):
     with pytest.raises(KeyError):
         fail()
     assert [words[0] for words in log] == ["record", "wait"]
+
+
+def test_work_aside_waits_and_is_waited_for(cupy, log):
+    """Each with an event that nobody has recorded anew before the other stream waits for it."""
+    own, streams = graphs.CupyGraphs(0), []
+    with own.on_stream():
+        first = Stream.current
+        log.clear()
+        for _ in range(AHEAD + 2):
+            own.aside.run(lambda: streams.append(Stream.current), held=())
+            assert Stream.current is first
+        own.aside.join()
+        own.aside.join()  # nothing more to wait for
+    second = streams[0]
+    assert second is not first
+    assert set(map(id, streams)) == {id(second)}
+    calls = log[:-2]  # without those of the end of on_stream()
+    waits = {id(first): 0, id(second): 0}
+    recorded = {}
+    for kind, *words in calls:
+        if kind == "record":
+            event, stream = words
+            assert recorded.get(id(event), (None, True))[1], "nobody has waited for this event yet"
+            recorded[id(event)] = stream, False
+        else:
+            stream, event = words
+            recorder, _ = recorded[id(event)]
+            assert recorder is (first if stream is second else second)
+            recorded[id(event)] = recorder, True
+            waits[id(stream)] += 1
+    assert waits == {id(first): AHEAD + 2, id(second): AHEAD + 2}
 
 
 def test_a_capture_runs_with_memory_of_its_own_and_without_garbage_collection(cupy, log):
