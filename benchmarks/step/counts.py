@@ -106,22 +106,29 @@ def count(config, network):
     if config.training.accumulate > 1:
         raise ValueError(f"training.accumulate is {config.training.accumulate}; only steps of one batch are counted")
     model, _ = build_model(config, network, "@numpy")
-    train, _ = images.open_sources(config)
-    batch = images.converter_of(config)(images.train_iterator(config, train, chainer.get_device("@numpy")).next())
+    batch = _first_batch(config)
     if config.model.layout == "nchw":
         optimizer = build_optimizer(config, model)
         with _chainers_own() as names:
             optimizer.update(model, *(array[:_IMAGES] for array in batch))
         return Counts(functions=names.total(), note=_unseen("the functions of layout nchw"))
-    recording.install()
-    optimizer = build_optimizer(config, recording.send(model))
-    batch = list(map(recording.array, batch))
-    rate = attribute(config.optimizer.name)
+    optimizer, rate, batch = _on_device(config, model, batch)
     eager = _eager(optimizer, rate, batch)
     if config.capture.mode == "off":
         return eager
-    keywords = {"warmup": config.capture.warmup, "graphs": config.capture.graphs}
-    return _captured(mixprec.capture(optimizer, required=True, **keywords), optimizer, rate, batch, eager)
+    return _captured(config, optimizer, rate, batch, eager)
+
+
+def notes_of_captured(config, network):
+    """As :func:`count`, for a config with layout nhwc, and a graph.
+
+    Returns:
+        ``(inside, outside, model)``: notes of what the graph launches, and of what is launched around it; the model.
+    """
+    model, _ = build_model(config, network, "@numpy")
+    optimizer, rate, batch = _on_device(config, model, _first_batch(config))
+    (graph,), outside = _replayed(config, optimizer, rate, batch)
+    return graph.notes, outside, model
 
 
 def table(counts):
@@ -189,8 +196,21 @@ def _eager(optimizer, rate, batch):
     return dataclasses.replace(found, launches=None, note=_unseen(", ".join(unseen))) if unseen else found
 
 
-def _captured(step, optimizer, rate, batch, eager):
-    """Returns the :class:`Counts` of captured steps, given those of eager ones."""
+def _first_batch(config):
+    train, _ = images.open_sources(config)
+    return images.converter_of(config)(images.train_iterator(config, train, chainer.get_device("@numpy")).next())
+
+
+def _on_device(config, model, batch):
+    """Returns an optimizer, the name of its learning rate, and the batch, on a device that is installed for them."""
+    recording.install()
+    optimizer = build_optimizer(config, recording.send(model))
+    return optimizer, attribute(config.optimizer.name), list(map(recording.array, batch))
+
+
+def _replayed(config, optimizer, rate, batch):
+    """Returns the graphs that a captured step has launched, and the notes of what it has asked for around them."""
+    step = mixprec.capture(optimizer, required=True, warmup=config.capture.warmup, graphs=config.capture.graphs)
     with graphs_compute_nothing() as launched:
         for _ in range(_CALLS):
             _move(optimizer, rate)
@@ -199,9 +219,13 @@ def _captured(step, optimizer, rate, batch, eager):
             with taking() as notes:
                 step(*batch)
             if step.replays > replays:
-                break
-        else:
-            raise RuntimeError(f"no graph was launched in {_CALLS} steps: {step.report()}")
+                return launched, notes
+    raise RuntimeError(f"no graph was launched in {_CALLS} steps: {step.report()}")
+
+
+def _captured(config, optimizer, rate, batch, eager):
+    """Returns the :class:`Counts` of captured steps, given those of eager ones."""
+    launched, notes = _replayed(config, optimizer, rate, batch)
     (graph,) = launched
     inside, outside = _counts(graph.notes), _counts(notes)
     known = eager.launches is not None
