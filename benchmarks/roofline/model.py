@@ -104,7 +104,7 @@ def sums_in_batch_norm(launches):
         pending = launch if launch.kind == kinds.GRADIENT_SUM else None
         if pending is None:
             found.append(launch)
-    return found
+    return found if pending is None else [*found, pending]
 
 
 def stem_on_blocks(launches):

@@ -112,9 +112,9 @@ def step(network, *, arch, size, batches, dtype):
         "gradients added by launches of their own": model.sums_apart(as_it_is),
         "gradients added in the BN before": model.sums_in_batch_norm(as_it_is),
         "BN by own kernels": own_kernels,
-        "BN statistics in convolutions": statistics,
+        "BN statistics in all convolutions": statistics,
         "first convolution on blocks of 2x2": model.stem_on_blocks(as_it_is),
-        "the last three": model.stem_on_blocks(model.sums_in_batch_norm(statistics)),
+        "in the BN before, statistics and blocks together": model.stem_on_blocks(model.sums_in_batch_norm(statistics)),
     }
     rows = [_way(name, launches, batches) for name, launches in ways.items()]
     return Step(list(batches), _kinds(as_it_is, batches), rows)
@@ -141,7 +141,7 @@ def _way(name, launches, batches):
 
 
 def _head():
-    yield "model of a captured step on an H200, from its launches as recorded without a device. Nothing of it is measured:"
+    yield "a model of a captured step on an H200, from its launches as recorded without a device; nothing is measured:"
     for text, value in model.ASSUMPTIONS.items():
         values = value if isinstance(value, tuple) else (value,)
         yield f"  {text}: {', '.join(f'{each:g}' for each in values)}"

@@ -15,6 +15,7 @@ import chainer
 import mixprec
 from benchmarks import configured, recording
 from benchmarks.processes import Worker
+from benchmarks.step.launches import launches_of, totals
 from mixprec.backends import graphs_of
 from mixprec.backends.notes import taking
 from mixprec.graph_capture.verification import Verification
@@ -54,6 +55,7 @@ class Counts:
             but arithmetic and views.
         parts: dict from names of primitives, or of functions of arrays, to their launches, in and outside of the graph.
         note: one line that says more, such as why something is not known, or ``""``.
+        kinds: dict from kinds of launches, as in ``parts``, to their :class:`~benchmarks.step.launches.Total`.
     """
 
     launches: int | None = None
@@ -65,6 +67,7 @@ class Counts:
     functions: int | None = None
     parts: dict = dataclasses.field(default_factory=dict)
     note: str = ""
+    kinds: dict = dataclasses.field(default_factory=dict)
 
 
 def counts_of(rows, network, **settings):
@@ -189,7 +192,7 @@ def _eager(optimizer, rate, batch):
         before = now
     else:
         raise RuntimeError(f"the last of {_STEPS} steps asks the device for something else than the one before")
-    found = dataclasses.replace(_counts(notes), functions=names.total())
+    found = dataclasses.replace(_counts(notes), functions=names.total(), kinds=_kinds(notes, batch, optimizer))
     unseen, report = sorted(names), optimizer.report()
     if report.batched < len(report.parameters):
         unseen.append("the update of parameters one by one")
@@ -236,6 +239,7 @@ def _captured(config, optimizer, rate, batch, eager):
         conversions=inside.conversions + outside.conversions,
         functions=eager.functions,
         parts=dict(collections.Counter(inside.parts) + collections.Counter(outside.parts)),
+        kinds=_kinds([*graph.notes, *notes], batch, optimizer),
         note=f"{inside.launches} launches in the graph" if known else eager.note,
     )
 
@@ -251,6 +255,11 @@ def _counts(notes):
         conversions=sum(parts[name] for name in _CONVERSIONS),
         parts=dict(parts),
     )
+
+
+def _kinds(notes, batch, optimizer):
+    images = len(batch[0])
+    return totals(launches_of(notes, images, optimizer.target), images)
 
 
 def _move(optimizer, rate):

@@ -1,0 +1,167 @@
+"""What each launch of a step moves: whole networks against the roofline, and what they do not have, from notes."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from benchmarks import recording
+from benchmarks.profile import kinds
+from benchmarks.recording import Array
+from benchmarks.roofline import levels, model
+from benchmarks.roofline.layers import layers
+from benchmarks.step import launches
+from benchmarks.step.launches import CONVERSION, COPY, STRIDED, Launch
+from mixprec.backends import primitives_of
+from mixprec.backends.cudnn.operation import Operation, Tensor
+from mixprec.backends.geometry import BatchNorm
+from mixprec.backends.notes import Note, taking
+from models import MODELS
+from tests.benchmarks.test_step_counts import FULL, full  # noqa: F401  (fixture)
+
+IMAGES, SHAPE = 2, (2, 4, 4, 16)
+SIZE = 2 * 4 * 4 * 16  # bytes of an image
+
+
+# --- whole networks
+
+
+def test_the_step_moves_what_the_roofline_says(full):  # noqa: F811
+    """ResNet-50: this is the place for numbers of the whole step. Nothing is converted, nothing read across memory."""
+    found = full["captured"].kinds
+    expected = collections.Counter()
+    for kernel in levels.kernels(layers(MODELS["resnet50"], 32), "nhwc-fused", "float16", FULL["batch"]):
+        expected[kernel.kind] += kernel.bytes
+    of = {
+        kinds.CONV_FPROP: (53, "convolution"),
+        kinds.CONV_DGRAD: (52, "convolution_dgrad"),
+        kinds.CONV_WGRAD: (53, "convolution_wgrad"),
+        kinds.BN_FORWARD: (53, "batch_normalization"),
+        kinds.BN_BACKWARD: (53, "batch_normalization_backward"),
+        kinds.GRADIENT_SUM: (16, "gradient_sum"),
+    }
+    assert {kind: (found[kind].launches, found[kind].bytes) for kind in of} == {
+        kind: (launched, expected[name]) for kind, (launched, name) in of.items()
+    }
+    assert found[kinds.POOLING].bytes == sum(moved for kind, moved in expected.items() if "pooling" in kind)
+    # As many running statistics as scales and biases, read and written by `save`. The last bias has a master.
+    assert found[kinds.UPDATE].bytes == expected["update"] + 2 * 4 * 53_120 + 1000 * (26 - 24)
+    assert not {CONVERSION, STRIDED} & found.keys()
+    assert sum(total.launches for total in found.values()) == 309 + 5
+
+
+def test_passes_that_are_spared(full):  # noqa: F811
+    """One over x in each forward pass of a normalization, one over dy, x and masks in each backward pass."""
+    found = full["captured"].kinds
+    forward, backward = found[kinds.BN_FORWARD], found[kinds.BN_BACKWARD]
+    x = forward.bytes - forward.least
+    masks = backward.bytes - backward.least - 2 * x
+    assert 0 < masks < x / 16
+    assert found[kinds.GRADIENT_SUM].least == 0
+
+
+# --- single launches
+
+
+@pytest.fixture
+def device():
+    """The primitives of the device that computes nothing, and a function that makes arrays on it."""
+    recording.install()
+    launcher = recording.Launcher()
+    return primitives_of(launcher.empty((1,), np.float16)), launcher.empty
+
+
+def _launches(notes):
+    return launches.launches_of(notes, IMAGES, None)
+
+
+def _of_kernels(device, monkeypatch, run):
+    """Launches of a primitive whose batch normalization has no engine of cuDNN."""
+    monkeypatch.setattr(recording.Dnn, "supports", lambda *_: False)
+    with taking() as notes:
+        run(*device)
+    return _launches(notes)
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_batch_normalization_by_own_kernels(device, monkeypatch, add):
+    """Two passes in each direction, each a launch, and one that moves next to nothing between them."""
+    mask = SIZE / 16 if add else 0
+
+    def run(primitives, empty):
+        x, gamma = empty(SHAPE, np.float16), empty((16,), np.float32)
+        attributes = BatchNorm(relu=True)
+        _, saved = primitives.batch_norm(x, gamma, gamma, None, attributes, add=x if add else None)
+        primitives.batch_norm_backward(x, x, gamma, gamma, saved, attributes, add=add)
+
+    found = _of_kernels(device, monkeypatch, run)
+    forward, backward = [(2 + add) * SIZE + mask], [(3 + add) * SIZE + mask]
+    assert [launch.bytes for launch in found] == [SIZE, 0, *forward, 2 * SIZE + mask, 0, *backward]
+    assert [launch.again for launch in found] == [SIZE, 0, 0, 2 * SIZE + mask, 0, 0]
+    assert [launch.kind for launch in found] == [kinds.BN_FORWARD] * 3 + [kinds.BN_BACKWARD] * 3
+
+
+def _backward(**inputs):
+    tensors = {"dy": "float16", "x": "float16", **inputs}
+    operation = Operation(
+        "batch_norm_backward",
+        tuple(Tensor(name, SHAPE, dtype) for name, dtype in tensors.items()),
+        (Tensor("dx", SHAPE, "float16"), Tensor("dgamma", (16,), "float32")),
+    )
+    return Note("cudnn", "batch_norm_backward", (operation, 1, 2), "batch_norm_backward")
+
+
+def test_a_backward_pass_that_adds_gradients():
+    """What is added is read as often as dy."""
+    (found,) = _launches([_backward(mask="boolean", plus="float16")])
+    mask = SIZE / 16
+    assert (found.bytes, found.again, found.sums) == (7 * SIZE + 2 * mask, 3 * SIZE + mask, SIZE)
+    (without,) = _launches([_backward(mask="boolean")])
+    assert (without.bytes, without.sums) == (5 * SIZE + 2 * mask, 0)
+    # A sum of its own reads two arrays and writes a third.
+    apart = model.sums_apart([found])
+    assert apart == [Launch(kinds.GRADIENT_SUM, "add", 3 * SIZE), without]
+    assert model.sums_in_batch_norm(apart) == [found]
+    flat, conversion, rest = model.sums_in_order_of_axes(2, apart)
+    assert (flat.bytes, flat.sectors, rest) == (3 * SIZE, 2 * SIZE / 2 * 32, without)
+    assert (conversion.kind, conversion.bytes) == (CONVERSION, 2 * SIZE)
+    assert model.sums_apart([flat, conversion, rest]) == apart
+
+
+def test_functions_of_arrays_that_do_not_read_in_the_order_of_memory(device):
+    """CuPy's kernels go through the elements in the order of the axes."""
+    _, empty = device
+    dense = empty((2, 16, 4, 4), np.float16)
+    across = empty(SHAPE, np.float16).transpose(0, 3, 1, 2)
+    assert isinstance(dense, Array)
+    with taking() as notes:
+        np.multiply(dense, 2, out=dense)
+        np.multiply(across, 2, out=dense)
+        dense.copy()
+        np.add(across, across, out=dense)
+    found = _launches([note for note in notes if note.kind == "array"])
+    assert [launch.kind for launch in found] == [kinds.OTHER, STRIDED, COPY, kinds.GRADIENT_SUM]
+    elements = SIZE / 2
+    assert [launch.sectors for launch in found] == [0, 32 * elements, 0, 2 * 32 * elements]
+
+
+def test_a_conversion_is_one_wherever_it_is_asked_for(device):
+    primitives, empty = device
+    with taking() as notes:
+        primitives.to_nhwc(empty((2, 16, 4, 4), np.float16), np.dtype(np.float16))
+    (found,) = _launches([note for note in notes if note.kind == "kernel"])
+    assert (found.kind, found.bytes) == (CONVERSION, 2 * SIZE)
+
+
+def test_convolutions_read_the_pixels_that_they_need(device):
+    """A filter of 1x1 with stride 2: one of four."""
+    operation = Operation(
+        "conv_fprop",
+        (Tensor("x", SHAPE, "float16"), Tensor("w", (8, 1, 1, 16), "float16")),
+        (Tensor("y", (2, 2, 2, 8), "float16"),),
+        (("stride", (2, 2)),),
+    )
+    (found,) = _launches([Note("cudnn", "conv_fprop", (operation,), "conv_fprop")])
+    assert (found.bytes, found.fixed) == (SIZE / 4 + 2 * 2 * 8 * 2, 8 * 16 * 2)
+    assert found.flops == 2 * (2 * 2 * 8) * 16
+    assert found.moved(10) == 10 * found.bytes + found.fixed
