@@ -45,7 +45,7 @@ ASSUMPTIONS = {
 def seconds(launch, batch):
     """Returns the seconds of a :class:`~benchmarks.step.launches.Launch` for a batch of so many images, but the gap."""
     moved = launch.moved(batch)
-    if launch.kind in _CONVOLUTIONS:
+    if launch.filter is not None:
         of_products = _STEM if launch.filter[2] < _STEM_CHANNELS else _between(_CONV_FLOPS, batch)
         by_bytes = moved / (COPY * _between(_CONV_BYTES, batch))
         time = max(by_bytes, launch.flops * batch / (PRODUCTS * of_products))
@@ -68,10 +68,10 @@ def sums_apart(launches):
     """Gradients are added by launches of their own, in the order of memory."""
     found, after_sum = [], False
     for launch in launches:
-        if launch.kind == kinds.BN_BACKWARD and launch.sums:
-            found.append(Launch(kinds.GRADIENT_SUM, "add", 3 * launch.sums))
-            rest = launch.bytes - 2 * launch.sums
-            launch = dataclasses.replace(launch, bytes=rest, again=launch.again - launch.sums, sums=0)
+        if launch.added:
+            found.append(Launch(kinds.GRADIENT_SUM, "add", 3 * launch.added))
+            rest, again = launch.bytes - launch.for_sums, max(0, launch.again - launch.added)
+            launch = dataclasses.replace(launch, bytes=rest, again=again, added=0, for_sums=0)
         if not (after_sum and launch.kind == CONVERSION):
             found.append(dataclasses.replace(launch, sectors=0) if launch.kind == kinds.GRADIENT_SUM else launch)
         after_sum = launch.kind == kinds.GRADIENT_SUM
@@ -97,7 +97,11 @@ def sums_in_batch_norm(launches):
     for launch in sums_apart(launches):
         if pending is not None and launch.kind == kinds.BN_BACKWARD:
             array = pending.bytes / 3
-            more = {"bytes": launch.bytes + 2 * array, "again": launch.again + array, "sums": launch.sums + array}
+            again = (
+                array if launch.again else 0
+            )  # cuDNN's launch reads all twice, the first one of two own kernels once
+            moved = launch.bytes + array + again
+            more = {"bytes": moved, "again": launch.again + again, "added": array, "for_sums": array + again}
             launch = dataclasses.replace(launch, **more)
         elif pending is not None:
             found.append(pending)

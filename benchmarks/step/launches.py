@@ -26,7 +26,7 @@ _CONVOLUTIONS = (kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD)
 _COPIES = ("copy", "copyto", "setitem")
 _UPDATES = ("save", "check", "update")
 _OF_FILTERS = {"w", "dw"}
-_AGAIN = ("statistics", "_sums")  # ends of names of own kernels that read for the first time what another reads again
+_FIRST_OF_TWO = ("_statistics", "_sums")  # ends of names of own kernels that another one follows on the same arrays
 _SIZES = {"boolean": 1 / 8, "float16": 2, "bfloat16": 2, "float32": 4}
 _OPTIMIZER = "MomentumSGD"
 
@@ -40,7 +40,8 @@ class Launch:
         name: of the primitive, or of the function of arrays.
         bytes: that it reads and writes.
         again: those of them that are read a second time.
-        sums: those of them that are read to be added to a gradient; each of two passes reads so much.
+        added: size of an array that is added to a gradient on the way, 0 if none is.
+        for_sums: bytes that it would move less if the gradient was the sum already.
         sectors: bytes of memory sectors that it touches where it does not read in the order of memory.
         flops: floating-point operations of its products.
         fixed: bytes that do not depend on the batch: filters, parameters.
@@ -51,7 +52,8 @@ class Launch:
     name: str
     bytes: float = 0
     again: float = 0
-    sums: float = 0
+    added: float = 0
+    for_sums: float = 0
     sectors: float = 0
     flops: float = 0
     fixed: float = 0
@@ -85,12 +87,16 @@ def launches_of(notes, batch, model):
         batch: images in its batch.
         model: link whose parameters the step has updated, by momentum SGD with weight decay.
     """
-    found = []
+    found, first = [], None
     for note in notes:
         if note.kind == "cudnn":
             found.append(_of_operation(note, batch))
+        elif note.kind == "kernel" and note.name in _UPDATES:
+            found.append(_of_update(note.name, model))
         elif note.kind == "kernel":
-            found.append(_of_update(note.name, model) if note.name in _UPDATES else _of_kernel(note, batch))
+            is_second = first is not None and note.primitive == first.primitive
+            found.append(_of_kernel(note, first if is_second else None, batch))
+            first = note if _is_first_of_two(note) else first
         elif note.kind == "array":
             found.append(_of_function(note, batch))
     return found
@@ -119,9 +125,9 @@ def _of_operation(note, batch):
         names = {each.name for each in operation.inputs}
         passed = {"batch_norm": {"x"}}.get(operation.kind, names)
         again = sum(size for name, size in images.items() if name in names & passed)
-        sums = sum(size for name, size in images.items() if name in names and name not in ("dy", "x", "mask", "add"))
-        moved = sum(images.values()) + again
-        return Launch(kind, note.primitive, moved / batch, again / batch, sums / batch)
+        added = images.get("plus", 0)
+        numbers = (number / batch for number in (sum(images.values()) + again, again, added, 2 * added))
+        return Launch(kind, note.primitive, *numbers)
     shapes = {each.name: each.shape for each in operation.tensors}
     w = shapes.get("w") or shapes["dw"]
     y = shapes.get("y") or shapes["dy"]
@@ -139,22 +145,37 @@ def _used(x, y, w, stride):
     return math.prod(1 if side >= step else min(size, made * side) / size for size, made, side, step in sides)
 
 
-def _of_kernel(note, batch):
-    arrays = [each for each in note.arguments if isinstance(each, Address) and len(each.shape) in (2, 4)]
-    moved = sum(each.nbytes for each in arrays)
-    is_first = note.name.endswith(_AGAIN) and note.primitive.startswith("batch_norm")
-    kind, again, sums = _kind_of(note.primitive), moved if is_first else 0, 0
-    if is_first and kind == kinds.BN_BACKWARD:
-        sums = sum([each.nbytes for each in arrays if len(each.shape) == 4][2:])  # beside dy and x
-    return Launch(kind, note.primitive or note.name, moved / batch, again / batch, sums / batch)
+def _of_kernel(note, first, batch):
+    """A kernel of ours; ``first`` is the note on the one before that has gone over the same arrays, or ``None``."""
+    arrays = _arrays_of(note)
+    moved, kind = sum(each.nbytes for each in arrays), _kind_of(note)
+    known = [] if first is None else _arrays_of(first)
+    again = sum(each.nbytes for each in arrays if each in known)
+    added = for_sums = 0
+    if kind == kinds.BN_BACKWARD and _is_first_of_two(note):
+        whole = [each for each in arrays if len(each.shape) == 4]
+        if len(whole) == 4:  # dy, what is added to it, x, and what the second one reads in place of dy
+            added = whole[1].nbytes
+            for_sums = added if len(arrays) > len(whole) else 2 * added  # behind a mask that is written anyway
+    numbers = (number / batch for number in (moved, again, added, for_sums))
+    return Launch(kind, note.primitive or note.name, *numbers)
 
 
-def _kind_of(primitive):
-    if primitive in _CONVERSIONS:
+def _arrays_of(note):
+    """Returns the addresses of what has a row for each image or pixel."""
+    return [each for each in note.arguments if isinstance(each, Address) and len(each.shape) in (2, 4)]
+
+
+def _is_first_of_two(note):
+    return note.kind == "kernel" and note.primitive.startswith("batch_norm") and note.name.endswith(_FIRST_OF_TWO)
+
+
+def _kind_of(note):
+    if note.primitive in _CONVERSIONS or note.name in _CONVERSIONS:
         return CONVERSION
-    if primitive == "add":
+    if note.name == "add":  # also if a batch normalization asks for it
         return kinds.GRADIENT_SUM
-    return kinds.OTHER if primitive == "cast" else kinds.of_primitive(primitive)
+    return kinds.OTHER if note.primitive == "cast" else kinds.of_primitive(note.primitive)
 
 
 def _of_update(name, model):
