@@ -1,6 +1,4 @@
-"""What each launch of a step moves: whole networks against the roofline, and what they do not have, from notes."""
-
-import collections
+"""What single launches move; whole networks stand beside their counts, in test_step_counts.py."""
 
 import numpy as np
 import pytest
@@ -8,59 +6,16 @@ import pytest
 from benchmarks import recording
 from benchmarks.profile import kinds
 from benchmarks.recording import Array
-from benchmarks.roofline import levels, model
-from benchmarks.roofline.layers import layers
+from benchmarks.roofline import model
 from benchmarks.step import launches
 from benchmarks.step.launches import CONVERSION, COPY, STRIDED, Launch
 from mixprec.backends import primitives_of
 from mixprec.backends.cudnn.operation import Operation, Tensor
 from mixprec.backends.geometry import BatchNorm
 from mixprec.backends.notes import Note, taking
-from models import MODELS
-from tests.benchmarks.test_step_counts import FULL, full  # noqa: F401  (fixture)
 
 IMAGES, SHAPE = 2, (2, 4, 4, 16)
 SIZE = 2 * 4 * 4 * 16  # bytes of an image
-
-
-# --- whole networks
-
-
-def test_the_step_moves_what_the_roofline_says(full):  # noqa: F811
-    """ResNet-50: this is the place for numbers of the whole step. Nothing is converted, nothing read across memory."""
-    found = full["captured"].kinds
-    expected = collections.Counter()
-    for kernel in levels.kernels(layers(MODELS["resnet50"], 32), "nhwc-fused", "float16", FULL["batch"]):
-        expected[kernel.kind] += kernel.bytes
-    of = {
-        kinds.CONV_FPROP: (53, "convolution"),
-        kinds.CONV_DGRAD: (52, "convolution_dgrad"),
-        kinds.CONV_WGRAD: (53, "convolution_wgrad"),
-        kinds.BN_FORWARD: (53, "batch_normalization"),
-        kinds.BN_BACKWARD: (53, "batch_normalization_backward"),
-        kinds.GRADIENT_SUM: (16, "gradient_sum"),
-    }
-    assert {kind: (found[kind].launches, found[kind].bytes) for kind in of} == {
-        kind: (launched, expected[name]) for kind, (launched, name) in of.items()
-    }
-    assert found[kinds.POOLING].bytes == sum(moved for kind, moved in expected.items() if "pooling" in kind)
-    # As many running statistics as scales and biases, read and written by `save`. The last bias has a master.
-    assert found[kinds.UPDATE].bytes == expected["update"] + 2 * 4 * 53_120 + 1000 * (26 - 24)
-    assert not {CONVERSION, STRIDED} & found.keys()
-    assert sum(total.launches for total in found.values()) == 309 + 5
-
-
-def test_passes_that_are_spared(full):  # noqa: F811
-    """One over x in each forward pass of a normalization, one over dy, x and masks in each backward pass."""
-    found = full["captured"].kinds
-    forward, backward = found[kinds.BN_FORWARD], found[kinds.BN_BACKWARD]
-    x = forward.bytes - forward.least
-    masks = backward.bytes - backward.least - 2 * x
-    assert 0 < masks < x / 16
-    assert found[kinds.GRADIENT_SUM].least == 0
-
-
-# --- single launches
 
 
 @pytest.fixture
