@@ -13,6 +13,7 @@ from benchmarks.bars import chart, page, run, table
 from benchmarks.bars.record import gpu_name
 from benchmarks.roofline import limit as roofline_limit
 from benchmarks.roofline import report as roofline
+from benchmarks.roofline import step as roofline_step
 from mixprec import environment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -123,9 +124,11 @@ def _add_roofline(commands, networks):
     command.add_argument("--bandwidth", type=arguments.amount, metavar="GB/S", help=help)
     help = "TFLOP/s of a large product of matrices; default: measured here"
     command.add_argument("--tflops", type=arguments.amount, metavar="TFLOP/S", help=help)
+    help = "no model of a step on an H200, for which three steps are recorded without a device"
+    command.add_argument("--no-step", dest="step", action="store_false", help=help)
 
 
-def _roofline(networks, save, arch, batch, size, dtype, bandwidth, tflops):
+def _roofline(networks, save, arch, batch, size, dtype, bandwidth, tflops, step):
     if (bandwidth is None) != (tflops is None):
         raise arguments.ArgumentsError("--bandwidth and --tflops: give both, or none to have them measured here")
     if bandwidth is None:
@@ -135,8 +138,13 @@ def _roofline(networks, save, arch, batch, size, dtype, bandwidth, tflops):
     else:
         found, assumed = rates.from_numbers(bandwidth, tflops), {}
     report = roofline.report(networks[arch], arch=arch, size=size, batches=batch, dtype=dtype, rates=found, **assumed)
-    print(report.table())
-    save(report.as_json())
+    print(report.table(), flush=True)
+    record = report.as_json()
+    if step:
+        found = roofline_step.step(networks[arch], arch=arch, size=size, batches=batch, dtype=dtype)
+        print(f"\n{found.table()}")
+        record["step"] = found.as_json()
+    save(record)
 
 
 def _add_profile(commands, networks):

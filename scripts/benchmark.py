@@ -4,7 +4,7 @@ python scripts/benchmark.py bars [--peer pytorch] [--arch resnet50] [--batch 32,
     [--blocks 5] [--block-steps 30] [--limit 600] [--minutes M] [--rows PATTERN ...] [--json FILE]
 python scripts/benchmark.py page [--results benchmarks/results] [--out docs/results.md]
 python scripts/benchmark.py roofline [--arch resnet50] [--batch 32,256] [--size 224] [--dtype float16]
-    [--bandwidth GB/s --tflops TFLOP/s] [--json FILE]
+    [--bandwidth GB/s --tflops TFLOP/s] [--no-step] [--json FILE]
 python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch resnet50] [--batch 256] [--size 224]
     [--steps 5] [--top 20] [--json FILE]
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--json FILE]

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.recording.arrays import Array
 from benchmarks.recording.calls import Call, Spec, calls, named
-from benchmarks.recording.device import Dnn, Launcher
+from benchmarks.recording.device import Address, Dnn, Launcher
 from benchmarks.recording.graphs import Graph, Graphs
 from benchmarks.recording.memory import Memory
 from mixprec import backends
@@ -20,7 +20,20 @@ from mixprec.backends.primitives import Primitives
 from mixprec.graph_capture import origin
 from mixprec.update.copies import MASTER
 
-__all__ = ["Array", "Call", "Dnn", "Graph", "Graphs", "Launcher", "Spec", "array", "calls", "install", "send"]
+__all__ = [
+    "Address",
+    "Array",
+    "Call",
+    "Dnn",
+    "Graph",
+    "Graphs",
+    "Launcher",
+    "Spec",
+    "array",
+    "calls",
+    "install",
+    "send",
+]
 
 
 def array(value):

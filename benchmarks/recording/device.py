@@ -7,6 +7,20 @@ from mixprec.backends.memory import flat
 from mixprec.backends.notes import take
 
 
+class Address(int):
+    """The address of an array on the device, which knows what lies there.
+
+    Attributes:
+        shape: of the array.
+        nbytes: of the array.
+    """
+
+    def __new__(cls, array):
+        address = super().__new__(cls, array.ctypes.data)
+        address.shape, address.nbytes = array.shape, array.nbytes
+        return address
+
+
 class Launcher:
     """In place of :class:`~mixprec.backends.launch.CupyLauncher`.
 
@@ -34,8 +48,8 @@ class Launcher:
         return isinstance(array, Array) or (isinstance(array, np.ndarray) and array.ndim == 0)
 
     def address(self, array):
-        """Returns the address of the first element."""
-        return array.ctypes.data
+        """Returns the :class:`Address` of the first element."""
+        return Address(array)
 
     def addresses(self, arrays):
         """Returns the addresses of many arrays, or ``None`` if one is not on the device."""

@@ -15,6 +15,7 @@ import chainer
 import mixprec
 from benchmarks import configured, recording
 from benchmarks.processes import Worker
+from benchmarks.step.launches import launches_of, totals
 from mixprec.backends import graphs_of
 from mixprec.backends.notes import taking
 from mixprec.graph_capture.verification import Verification
@@ -54,6 +55,7 @@ class Counts:
             but arithmetic and views.
         parts: dict from names of primitives, or of functions of arrays, to their launches, in and outside of the graph.
         note: one line that says more, such as why something is not known, or ``""``.
+        kinds: dict from kinds of launches, as in ``parts``, to their :class:`~benchmarks.step.launches.Total`.
     """
 
     launches: int | None = None
@@ -65,6 +67,7 @@ class Counts:
     functions: int | None = None
     parts: dict = dataclasses.field(default_factory=dict)
     note: str = ""
+    kinds: dict = dataclasses.field(default_factory=dict)
 
 
 def counts_of(rows, network, **settings):
@@ -106,22 +109,29 @@ def count(config, network):
     if config.training.accumulate > 1:
         raise ValueError(f"training.accumulate is {config.training.accumulate}; only steps of one batch are counted")
     model, _ = build_model(config, network, "@numpy")
-    train, _ = images.open_sources(config)
-    batch = images.converter_of(config)(images.train_iterator(config, train, chainer.get_device("@numpy")).next())
+    batch = _first_batch(config)
     if config.model.layout == "nchw":
         optimizer = build_optimizer(config, model)
         with _chainers_own() as names:
             optimizer.update(model, *(array[:_IMAGES] for array in batch))
         return Counts(functions=names.total(), note=_unseen("the functions of layout nchw"))
-    recording.install()
-    optimizer = build_optimizer(config, recording.send(model))
-    batch = list(map(recording.array, batch))
-    rate = attribute(config.optimizer.name)
+    optimizer, rate, batch = _on_device(config, model, batch)
     eager = _eager(optimizer, rate, batch)
     if config.capture.mode == "off":
         return eager
-    keywords = {"warmup": config.capture.warmup, "graphs": config.capture.graphs}
-    return _captured(mixprec.capture(optimizer, required=True, **keywords), optimizer, rate, batch, eager)
+    return _captured(config, optimizer, rate, batch, eager)
+
+
+def notes_of_captured(config, network):
+    """As :func:`count`, for a config with layout nhwc, and a graph.
+
+    Returns:
+        ``(inside, outside, model)``: notes of what the graph launches, and of what is launched around it; the model.
+    """
+    model, _ = build_model(config, network, "@numpy")
+    optimizer, rate, batch = _on_device(config, model, _first_batch(config))
+    (graph,), outside = _replayed(config, optimizer, rate, batch)
+    return graph.notes, outside, model
 
 
 def table(counts):
@@ -182,15 +192,28 @@ def _eager(optimizer, rate, batch):
         before = now
     else:
         raise RuntimeError(f"the last of {_STEPS} steps asks the device for something else than the one before")
-    found = dataclasses.replace(_counts(notes), functions=names.total())
+    found = dataclasses.replace(_counts(notes), functions=names.total(), kinds=_kinds(notes, batch, optimizer))
     unseen, report = sorted(names), optimizer.report()
     if report.batched < len(report.parameters):
         unseen.append("the update of parameters one by one")
     return dataclasses.replace(found, launches=None, note=_unseen(", ".join(unseen))) if unseen else found
 
 
-def _captured(step, optimizer, rate, batch, eager):
-    """Returns the :class:`Counts` of captured steps, given those of eager ones."""
+def _first_batch(config):
+    train, _ = images.open_sources(config)
+    return images.converter_of(config)(images.train_iterator(config, train, chainer.get_device("@numpy")).next())
+
+
+def _on_device(config, model, batch):
+    """Returns an optimizer, the name of its learning rate, and the batch, on a device that is installed for them."""
+    recording.install()
+    optimizer = build_optimizer(config, recording.send(model))
+    return optimizer, attribute(config.optimizer.name), list(map(recording.array, batch))
+
+
+def _replayed(config, optimizer, rate, batch):
+    """Returns the graphs that a captured step has launched, and the notes of what it has asked for around them."""
+    step = mixprec.capture(optimizer, required=True, warmup=config.capture.warmup, graphs=config.capture.graphs)
     with graphs_compute_nothing() as launched:
         for _ in range(_CALLS):
             _move(optimizer, rate)
@@ -199,9 +222,13 @@ def _captured(step, optimizer, rate, batch, eager):
             with taking() as notes:
                 step(*batch)
             if step.replays > replays:
-                break
-        else:
-            raise RuntimeError(f"no graph was launched in {_CALLS} steps: {step.report()}")
+                return launched, notes
+    raise RuntimeError(f"no graph was launched in {_CALLS} steps: {step.report()}")
+
+
+def _captured(config, optimizer, rate, batch, eager):
+    """Returns the :class:`Counts` of captured steps, given those of eager ones."""
+    launched, notes = _replayed(config, optimizer, rate, batch)
     (graph,) = launched
     inside, outside = _counts(graph.notes), _counts(notes)
     known = eager.launches is not None
@@ -212,6 +239,7 @@ def _captured(step, optimizer, rate, batch, eager):
         conversions=inside.conversions + outside.conversions,
         functions=eager.functions,
         parts=dict(collections.Counter(inside.parts) + collections.Counter(outside.parts)),
+        kinds=_kinds([*graph.notes, *notes], batch, optimizer),
         note=f"{inside.launches} launches in the graph" if known else eager.note,
     )
 
@@ -227,6 +255,11 @@ def _counts(notes):
         conversions=sum(parts[name] for name in _CONVERSIONS),
         parts=dict(parts),
     )
+
+
+def _kinds(notes, batch, optimizer):
+    images = len(batch[0])
+    return totals(launches_of(notes, images, optimizer.target), images)
 
 
 def _move(optimizer, rate):

@@ -69,6 +69,19 @@ class BatchNorm:
 
 
 @dataclass(frozen=True)
+class Following:
+    """The batch normalization with statistics of the batch that follows a convolution.
+
+    Attributes:
+        relu: whether a ReLU follows it, after the addition if there is one.
+        add: whether something is added to it.
+    """
+
+    relu: bool = False
+    add: bool = False
+
+
+@dataclass(frozen=True)
 class LocalResponseNorm:
     """The attributes of a local response normalization: ``x / (k + alpha * (sum of squares in the window)) ** beta``.
 

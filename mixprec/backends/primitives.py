@@ -14,6 +14,8 @@ Outputs are new arrays. Arguments are checked by the functions that call these, 
 import abc
 from typing import Any, NamedTuple
 
+from mixprec.backends.geometry import Following
+
 
 class Saved(NamedTuple):
     """What the backward pass of a batch normalization needs from the forward pass beside its input.
@@ -58,11 +60,14 @@ class Primitives(abc.ABC):
             relu: whether a ReLU follows.
             prologue: ``None`` or an :class:`Affine`: the input is ``relu(scale * x + bias)``, rounded to the storage
                 dtype, instead of ``x``. Padding is with zeros after that.
-            statistics: whether to return sums for a batch normalization, too; not with ``relu``.
+            statistics: whether to return sums for a batch normalization, too; not with ``relu``. Or
+                :class:`~mixprec.backends.geometry.Following`, without all other options: the device finds out by
+                measurement of both together whether that is worth it, and takes none without measuring.
 
         Returns:
             y (N, OH, OW, K); with ``statistics`` ``(y, sums)``, where sums is (2, K) float32: the sum of each channel
-            of y, and the sum of its squares. They may be taken before y is rounded.
+            of y, and the sum of its squares, or ``None`` if the device has chosen not to take them. They may be taken
+            before y is rounded.
         """
 
     @abc.abstractmethod
@@ -205,13 +210,13 @@ class Primitives(abc.ABC):
         """
 
     def conv_batch_norm(self, x, w, convolution, gamma, beta, running, attributes, *, add=None):
-        """:meth:`conv_fprop`, then :meth:`batch_norm` of its result; a device may choose to fuse them for a shape.
+        """:meth:`conv_fprop`, then :meth:`batch_norm` of its result, which may take the sums of the former.
 
         Returns:
             ``(z, y, saved)``: z what the convolution gave, the others as of :meth:`batch_norm`.
         """
-        z = self.conv_fprop(x, w, convolution)
-        return z, *self.batch_norm(z, gamma, beta, running, attributes, add=add)
+        z, sums = self.conv_fprop(x, w, convolution, statistics=Following(attributes.relu, add is not None))
+        return z, *self.batch_norm(z, gamma, beta, running, attributes, add=add, sums=sums)
 
     # Pooling
 

@@ -39,6 +39,11 @@ class Config:
             lambda config: config.model.layout == "nhwc" or not config.model.fuses,
         ),
         Rule(
+            ("model.layout", "model.conv_statistics"),
+            "model.conv_statistics only with model.layout nhwc",
+            lambda config: config.model.layout == "nhwc" or not config.model.conv_statistics,
+        ),
+        Rule(
             ("precision.compute", "model.layout"),
             "precision.compute bfloat16 only with model.layout nhwc",
             lambda config: config.precision.compute != "bfloat16" or config.model.layout == "nhwc",

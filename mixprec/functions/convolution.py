@@ -119,8 +119,13 @@ class FilterNode(Node):
 class Convolution2D(FilterNode):
     """See :func:`convolution_2d`; inputs x, W and perhaps b.
 
+    Args:
+        convolution: :class:`~mixprec.backends.geometry.Convolution`.
+        relu: whether a ReLU follows.
+        statistics: as of :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`.
+
     Attributes:
-        sums: of the output, with ``statistics``.
+        sums: of the output, with ``statistics``; ``None`` if the device has chosen not to take them.
     """
 
     name = "convolution_2d"
@@ -141,7 +146,7 @@ class Convolution2D(FilterNode):
         self._bias_dtype = None if b is None else b.dtype
         x, w = self.images(x, W), self.filters(W)
         if self._statistics:
-            y, self.sums = primitives.conv_fprop(x, w, self.convolution, b, statistics=True)
+            y, self.sums = primitives.conv_fprop(x, w, self.convolution, b, statistics=self._statistics)
             return (y,)
         if self._relu:
             self.retain_outputs((0,))

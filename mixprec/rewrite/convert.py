@@ -14,7 +14,7 @@ from mixprec.rewrite.trace import refuse
 _OURS = "mixprec.links."
 
 
-def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=None, strict=False):
+def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=None, conv_statistics=None, strict=False):
     """Makes ``model`` compute in mixed precision, in NHWC and with fused batch normalizations, in place.
 
     Weights of convolution, deconvolution, linear and embedding links become ``compute``; all other parameters and every
@@ -38,6 +38,10 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=None,
         layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice, but for
             batch normalizations in 16 bits.
         fuse: whether batch normalizations are fused; only with ``"nhwc"``. ``None`` is True there, and else False.
+        conv_statistics: whether a device may take the sums of a batch normalization inside the convolution before it;
+            only with ``"nhwc"``. It does where it has measured that to be faster (``chainer.config.autotune``), and the
+            variance is then the difference of two float32 sums: exact enough while the standard deviation of a channel
+            is not far below its mean. ``None`` is what ``fuse`` is.
         strict: whether anything that stays as it was is an error: at once with an example, otherwise at the end of the
             first call in training.
 
@@ -45,13 +49,14 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=None,
         Report: what was done to each link; ``print`` it.
 
     Raises:
-        TypeError: ``model`` is not a link, ``example`` no example, or ``fuse`` or ``strict`` no bool.
+        TypeError: ``model`` is not a link, ``example`` no example, or ``fuse``, ``conv_statistics`` or ``strict`` no
+            bool.
         ValueError: another argument is not one of those above, the example lies on another device, or something stayed
             as it was with ``strict``; the model is then as it was before. So it is after an exception of its own,
             which comes through.
     """
     arguments.instance("model", model, chainer.Link, "a chainer.Link")
-    conversion = Conversion(Policy(compute, layout, fuse), arguments.flag("strict", strict))
+    conversion = Conversion(Policy(compute, layout, fuse, conv_statistics), arguments.flag("strict", strict))
     if example is not None:
         trial.check(model, example)
     for link in model.links():

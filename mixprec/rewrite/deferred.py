@@ -28,7 +28,8 @@ class Normalization:
     Args:
         x: variable, the input.
         rest: other inputs of the node, before what is added.
-        build: function that makes the node of ``(relu, count)``; ``count`` says whether running statistics move.
+        build: function that makes the node of ``(relu, add, count)``: whether a ReLU follows, whether there is an
+            addition before it, whether running statistics move.
         statistics: the running statistics that it reads or moves, arrays.
         moves: whether it moves them.
         site: :class:`~mixprec.rewrite.watching.Site`, or ``None``.
@@ -56,7 +57,7 @@ class Normalization:
 
     def compute(self, add=None, relu=False):
         """Applies the node, and returns its output. Running statistics move when it is done first."""
-        node = self._build(relu, not self.counted)
+        node = self._build(relu, add is not None, not self.counted)
         if self.trace is not None and not self.counted:
             fused = ADD_RELU if add is not None else RELU if relu else ""
             self.trace.note_normalization(self.link, fused)

@@ -20,7 +20,7 @@ from chainer.functions.pooling.average_pooling_2d import AveragePooling2D
 from chainer.functions.pooling.average_pooling_nd import AveragePoolingND
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
-from mixprec.backends.geometry import BatchNorm, LocalResponseNorm, Pooling
+from mixprec.backends.geometry import BatchNorm, Following, LocalResponseNorm, Pooling
 from mixprec.functions import pooling
 from mixprec.functions.batch_normalization import BatchNormalization as OurBatchNormalization
 from mixprec.functions.batch_normalization import FixedBatchNormalization as OurFixedBatchNormalization
@@ -42,6 +42,7 @@ from mixprec.rewrite.memory_order import (
     run,
     run_in_order_of,
 )
+from mixprec.rewrite.sums import Convolved, convolved_as
 
 _STEM = 3  # channels of an image; a Tensor core wants a multiple of 8, or 4 of the first layer
 
@@ -52,9 +53,14 @@ def _convolution(scope, node, inputs):
         return None
     if x.shape[1] != W.shape[1] * node.groups and (_is_computed(x) or not is_channels_last(x)):
         return None  # Chainer's own error; images of a loader may be padded
-    ours = Convolution2D(_convolution_of(node), relu=False, statistics=False)
+    place = None if b else scope.place()
+    following = None if place is None else place.take_following()
+    ours = Convolution2D(_convolution_of(node), relu=False, statistics=following or False)
     padded = _STEM + 1 if x.shape[1] == W.shape[1] == _STEM else None
-    return (run(ours, scope.images(x, scope.compute, padded), _filters(scope, W), *_biases(scope, b)),)
+    y = run(ours, scope.images(x, scope.compute, padded), _filters(scope, W), *_biases(scope, b))
+    if place is not None:
+        scope.convolved[id(y)] = Convolved(y, ours.sums, place)
+    return (y,)
 
 
 def _deconvolution(scope, node, inputs):
@@ -111,10 +117,13 @@ def _batch_normalization(scope, node, inputs):
     running = None if node.running_mean is None else (node.running_mean, node.running_var)
     if running and not all(array.dtype == "float32" and array.flags.c_contiguous for array in running):
         return None
-    eps, decay = node.eps, node.decay
+    eps, decay, convolved = node.eps, node.decay, convolved_as(scope, x)
 
-    def build(relu, count):
-        return OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, None)
+    def build(relu, add, count):
+        if convolved is not None:
+            convolved.place.following = Following(relu, add)
+        sums = None if convolved is None else convolved.sums
+        return OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, sums)
 
     return (fusion.normalization(scope, x, rest, build, running or (), True),)
 
@@ -127,7 +136,7 @@ def _fixed_batch_normalization(scope, node, inputs):
     statistics = tuple(dense(chainer.as_array(each).astype("float32", copy=False)) for each in (mean, var))
     eps = node.eps
 
-    def build(relu, count):
+    def build(relu, add, count):
         return OurFixedBatchNormalization(BatchNorm(eps, relu=relu), statistics)
 
     return (fusion.normalization(scope, x, rest, build, statistics, False),)

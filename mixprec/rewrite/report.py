@@ -124,6 +124,14 @@ class Report:
         return counts
 
     @property
+    def conv_statistics(self):
+        """Number of convolutions that may take the sums of the batch normalization after them, as known so far."""
+        states = [state for _, _, state, _, _ in self._rows if state is not None]
+        return sum(
+            train and place.following is not None for state in states for (train, _), place in state.places.items()
+        )
+
+    @property
     def unknown_links(self):
         """``{(name, class name): why}`` of links whose parameters stayed as they were."""
         return {(name, type(link).__name__): why for name, link, _, _, why in self._rows if why == parameters.UNKNOWN}
@@ -142,6 +150,7 @@ class Report:
                 "layout": self.layout,
                 "links": [dataclasses.asdict(link) for link in self.links],
                 "fused": self.fused,
+                "conv_statistics": self.conv_statistics,
                 "conversions": None if not self.traced else [dataclasses.asdict(each) for each in self.conversions],
                 "unconverted": self.unconverted,
                 "parameters": self.parameters,
@@ -171,6 +180,10 @@ class Report:
         yield (
             "batch normalizations",
             f"{fused[RELU]} with ReLU, {fused[ADD_RELU]} with add and ReLU, {fused['']} alone",
+        )
+        yield (
+            "statistics",
+            f"{self.conv_statistics} may be taken in the convolution before, where a device finds it faster",
         )
         where = [f"{each.direction} at {each.link or '/'} for {each.function}" for each in self.conversions]
         yield "layout conversions", f"{len(where)} a step" + "".join(f"\n{'':22}{line}" for line in where)

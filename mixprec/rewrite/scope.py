@@ -8,6 +8,7 @@ from mixprec.functions import checks
 from mixprec.rewrite.active import current, entering
 from mixprec.rewrite.fusion import move_statistics, settle
 from mixprec.rewrite.memory_order import cast, channels_last, is_channels_last
+from mixprec.rewrite.sums import Place
 from mixprec.rewrite.watching import Site, Watched
 
 _WITH_CHILDREN = (chainer.Chain, chainer.ChainList)
@@ -28,6 +29,7 @@ class Scope:
         deferred: weak references to the variables that were deferred in this call.
         pending: :class:`~mixprec.rewrite.deferred.Normalization` that have not been computed, by their id.
         watched: :class:`~mixprec.rewrite.watching.Watched`.
+        convolved: :class:`~mixprec.rewrite.sums.Convolved` by the id of their variable.
     """
 
     def __init__(self, conversion, root=None, trace=None):
@@ -39,6 +41,7 @@ class Scope:
         self.deferred = []
         self.pending = {}
         self.watched = Watched()
+        self.convolved = {}
         self._turns = {}
         self._leaves = {}
 
@@ -99,12 +102,27 @@ class Scope:
             return None
         if state is self.root and not issubclass(state.kind, _WITH_CHILDREN):
             return None
-        turn = self._turns[id(state)] = self._turns.get(id(state), -1) + 1
+        return self._at(state, state.sites, Site)
+
+    def place(self):
+        """Returns the :class:`~mixprec.rewrite.sums.Place` of a convolution that is being applied.
+
+        Returns:
+            ``None`` if nobody is to know what follows it: outside of a link, if hooks look at functions, or while
+            batch normalizations are watched, which are computed alone then.
+        """
+        state, conversion = self.link, self.conversion
+        if state is None or not conversion.policy.conv_statistics or conversion.watching:
+            return None
+        return None if chainer.get_function_hooks() else self._at(state, state.places, Place)
+
+    def _at(self, state, known, new):
+        turn = self._turns[id(known)] = self._turns.get(id(known), -1) + 1
         key = bool(chainer.config.train), turn
-        site = state.sites.get(key)
-        if site is None:
-            site = state.sites[key] = Site()
-        return site
+        found = known.get(key)
+        if found is None:
+            found = known[key] = new()
+        return found
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ class LinkState:
     Attributes:
         sites: :class:`~mixprec.rewrite.watching.Site` by ``(chainer.config.train, turn)``, turn counting the batch
             normalizations that are applied directly in this link during one call of the model.
+        places: :class:`~mixprec.rewrite.sums.Place` of convolutions, likewise.
     """
 
     def __init__(self, conversion, name, kind, before):
@@ -45,6 +46,7 @@ class LinkState:
         self.kind = kind
         self.before = before
         self.sites = {}
+        self.places = {}
 
     def __setstate__(self, state):
         # A model that is unpickled in another process computes there as it did here.

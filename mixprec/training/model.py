@@ -50,6 +50,7 @@ def build_model(config, network, device):
         compute=config.precision.compute,
         layout=config.model.layout,
         fuse=config.model.fuse,
+        conv_statistics=config.model.conv_statistics,
     )
     model.to_device(device)
     return model, report

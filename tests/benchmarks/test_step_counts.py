@@ -1,12 +1,17 @@
 """Counts of a training step on the stand-in device: each number is the sum of what a network is made of."""
 
+import collections
 import json
 from typing import NamedTuple
 
 import pytest
 
+from benchmarks.profile import kinds
+from benchmarks.roofline import levels
+from benchmarks.roofline.layers import layers
 from benchmarks.step import counts
 from benchmarks.step.counts import Counts
+from benchmarks.step.launches import CONVERSION, STRIDED
 from models import MODELS
 
 SMALL = {"arch": "resnet18", "batch": 4, "size": 32}
@@ -171,3 +176,43 @@ def test_a_list_for_json(found):
     numbers = {"launches": 5, "graph_launches": 1, "uploads": 1, "syncs": 0, "conversions": 0, "functions": 0}
     assert rows[0] == {"name": "seen", **numbers, "note": "309 launches in the graph"}
     assert (rows[1]["launches"], rows[1]["functions"]) == (None, 370)
+
+
+# --- what launches move
+
+
+def test_the_step_moves_what_the_roofline_says(full):
+    """ResNet-50: this is the place for numbers of the whole step. Nothing is converted, nothing read across memory."""
+    found = full["captured"].kinds
+    expected = collections.Counter()
+    for kernel in levels.kernels(layers(MODELS["resnet50"], 32), "nhwc-fused", "float16", FULL["batch"]):
+        expected[kernel.kind] += kernel.bytes
+    of = {
+        kinds.CONV_FPROP: (53, "convolution"),
+        kinds.CONV_DGRAD: (52, "convolution_dgrad"),
+        kinds.CONV_WGRAD: (53, "convolution_wgrad"),
+        kinds.BN_FORWARD: (53, "batch_normalization"),
+    }
+    assert {kind: (found[kind].launches, found[kind].bytes) for kind in of} == {
+        kind: (launched, expected[name]) for kind, (launched, name) in of.items()
+    }
+    # What a backward pass adds on the way it reads twice; a launch for a sum reads two arrays and writes a third.
+    added = (found[kinds.BN_BACKWARD].bytes - expected["batch_normalization_backward"]) / 2
+    assert found[kinds.GRADIENT_SUM].bytes + 3 * added == expected["gradient_sum"]
+    assert found[kinds.BN_BACKWARD].launches == 53
+    assert found[kinds.POOLING].bytes == sum(moved for kind, moved in expected.items() if "pooling" in kind)
+    # As many running statistics as scales and biases, read and written by `save`. The last bias has a master.
+    assert found[kinds.UPDATE].bytes == expected["update"] + 2 * 4 * 53_120 + 1000 * (26 - 24)
+    assert not {CONVERSION, STRIDED} & found.keys()
+    assert found[kinds.GRADIENT_SUM].launches == RESNET50.blocks
+    assert sum(total.launches for total in found.values()) == sum(full["captured"].parts.values())
+
+
+def test_passes_that_are_spared(full):
+    """One over x in each forward pass of a normalization, one over dy, x and masks in each backward pass."""
+    found = full["captured"].kinds
+    forward, backward = found[kinds.BN_FORWARD], found[kinds.BN_BACKWARD]
+    x = forward.bytes - forward.least
+    masks = backward.bytes - backward.least - 2 * x
+    assert 0 < masks < x / 16
+    assert found[kinds.GRADIENT_SUM].least == 0

@@ -68,7 +68,14 @@ def test_batch_normalizations_are_fused_where_the_layout_allows_it(write, layout
 def test_defaults_are_those_of_the_design(write):
     config = load(write("c.yaml", merged()))
     assert dataclasses.asdict(config) == {
-        "model": {"arch": "resnet50", "classes": 10, "layout": "nhwc", "fuse": None, "zero_init_residual": False},
+        "model": {
+            "arch": "resnet50",
+            "classes": 10,
+            "layout": "nhwc",
+            "fuse": None,
+            "conv_statistics": None,
+            "zero_init_residual": False,
+        },
         "precision": {"compute": "float16"},
         "loss_scale": {
             "mode": "dynamic",

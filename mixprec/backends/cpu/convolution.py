@@ -5,6 +5,7 @@ import numpy as np
 from mixprec.backends.cpu.batch_norm import apply_affine
 from mixprec.backends.cpu.columns import columns_of, is_pointwise, parts_of, taps_of, windows_of
 from mixprec.backends.cpu.storage import narrow_to, widen
+from mixprec.backends.geometry import Following
 
 _SUMMED = 256  # rows whose sums are taken in float32
 
@@ -15,6 +16,8 @@ class Convolutions:
     @np.errstate(over="ignore", invalid="ignore")
     def conv_fprop(self, x, w, convolution, b=None, *, relu=False, prologue=None, statistics=False):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`."""
+        if isinstance(statistics, Following):  # which takes its own, of what is rounded
+            return self.conv_fprop(x, w, convolution, b, relu=relu, prologue=prologue), None
         if prologue is not None:
             x = apply_affine(x, prologue, relu=True)[0]
         (k, r, s, c), groups = w.shape, convolution.groups

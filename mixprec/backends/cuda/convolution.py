@@ -13,6 +13,7 @@ from mixprec.backends.cuda.batch_norm import BatchNorms
 from mixprec.backends.cuda.channels import Channels
 from mixprec.backends.cuda.kernels import width_of
 from mixprec.backends.cuda.layout import Layouts
+from mixprec.backends.geometry import BatchNorm, Following
 from mixprec.backends.primitives import Affine
 
 _FLOAT = np.dtype(np.float32)
@@ -31,6 +32,9 @@ class Convolutions(BatchNorms, Channels, Layouts):
 
     def conv_fprop(self, x, w, convolution, b=None, *, relu=False, prologue=None, statistics=False):
         w = self._as_wide_as(x.shape[3], w, convolution)
+        if isinstance(statistics, Following):
+            key = "conv_batch_norm", x.shape, w.shape, x.dtype, convolution, statistics
+            return self._way(key, self._batch_norm_ways, (x, w, True))(x, w)
         wanted = _Forward(b is not None or relu, prologue is not None, statistics)
         key = "conv_fprop", x.shape, w.shape, x.dtype, convolution, None if b is None else b.dtype, relu, wanted
         arguments = x, w, b, prologue
@@ -48,11 +52,6 @@ class Convolutions(BatchNorms, Channels, Layouts):
         key = "conv_wgrad", x.shape, dy.shape, as_wide_as_x, x.dtype, convolution, prologue is not None
         arguments = x, dy, prologue
         return self._resized(self._way(key, self._wgrad_ways, arguments)(*arguments), w_shape)
-
-    def conv_batch_norm(self, x, w, convolution, gamma, beta, running, attributes, *, add=None):
-        key = "conv_batch_norm", x.shape, w.shape, x.dtype, convolution, attributes, add is not None
-        way = self._way(key, self._batch_norm_ways, (x, w, gamma, beta, None, add))
-        return way(x, w, gamma, beta, running, add)
 
     def relu(self, x):
         return self._scale_bias(x, None, None, relu=True)
@@ -122,10 +121,10 @@ class Convolutions(BatchNorms, Channels, Layouts):
         )
         return [("padded", functools.partial(self._wgrad_padded, convolution, w_shape, *images, padded))]
 
-    def _batch_norm_ways(self, x_shape, w_shape, dtype, convolution, attributes, add):
-        ways = [("separate", functools.partial(self._conv_batch_norm, convolution, attributes, False))]
+    def _batch_norm_ways(self, x_shape, w_shape, dtype, convolution, following):
+        ways = [("separate", functools.partial(self._before_batch_norm, convolution, following, False))]
         if self._cudnn().supports(operations.conv_fprop(x_shape, w_shape, dtype, convolution, statistics=True)):
-            ways.append(("statistics", functools.partial(self._conv_batch_norm, convolution, attributes, True)))
+            ways.append(("statistics", functools.partial(self._before_batch_norm, convolution, following, True)))
         return ways
 
     # What they do
@@ -166,11 +165,25 @@ class Convolutions(BatchNorms, Channels, Layouts):
         plan.run(*map(self._address, inputs), self._address(dw))
         return dw
 
-    def _conv_batch_norm(self, convolution, attributes, with_statistics, x, w, gamma, beta, running, add):
+    def _before_batch_norm(self, convolution, following, with_statistics, x, w, is_measured=False):
+        """Returns the result of a convolution and its sums, or ``None``; as it is measured, what follows from them."""
         z, sums = self.conv_fprop(x, w, convolution, statistics=with_statistics), None
         if with_statistics:
             z, sums = z
-        return z, *self.batch_norm(z, gamma, beta, running, attributes, add=add, sums=sums)
+        return self._batch_norm_of(z, sums, following) if is_measured else (z, sums)
+
+    def _batch_norm_of(self, z, sums, following):
+        """Normalizes as after a convolution; returns y.
+
+        A mask that follows from sums can be read by own kernels only, so that its backward pass is a part of the price.
+        """
+        attributes = BatchNorm(relu=following.relu)
+        gamma, beta = (self.launcher.full(z.shape[3:], value, _FLOAT) for value in (1, 0))
+        add = self.launcher.full(z.shape, 0, z.dtype) if following.add else None
+        y, saved = self.batch_norm(z, gamma, beta, None, attributes, add=add, sums=sums)
+        if saved.mask is not None:
+            self.batch_norm_backward(y, z, gamma, beta, saved, attributes, add=True)
+        return y
 
     def _fprop_padded(self, convolution, x_shape, w_shape, relu, statistics, x, w, b, prologue):
         channels = len(w)

@@ -15,7 +15,7 @@ from mixprec.backends.cuda.ways import WithoutCudnn
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.library import CudnnMissing
-from mixprec.backends.geometry import BatchNorm, Convolution
+from mixprec.backends.geometry import BatchNorm, Convolution, Following
 from mixprec.backends.primitives import Affine
 from tests.backends.cpu.test_convolution import activated, bounds, chainers, convolutions, drawn
 from tests.backends.primitive_cases import (
@@ -338,6 +338,36 @@ def test_convolution_and_batch_normalization(add, autotune, node_cost, fused):
         assert (found.kernels, found.plans) == (2, ["conv_fprop+genstats"])
     else:
         assert (found.kernels, len(found.plans)) == (0, 2)
+
+
+@pytest.mark.parametrize(("relu", "add", "backward"), [(True, True, 3), (True, False, 0), (False, False, 0)])
+def test_the_price_of_sums_holds_the_backward_pass_that_they_decide_on(fresh, monkeypatch, relu, add, backward):
+    """Own kernels have a mask of their own, which cuDNN's backward pass cannot read."""
+    measured = {}
+
+    def choose(key, candidates):
+        if key.startswith("conv_batch_norm"):
+            measured.update(candidates)
+        return candidates[0][0]
+
+    monkeypatch.setattr(fresh.dnn, "choose", choose)
+    x, w, _ = send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
+    fresh.conv_fprop(x, w, THREE, statistics=Following(relu, add))
+    with fresh.counting() as found:
+        measured["statistics"]()
+    assert (found.kernels, found.plans) == (2 + backward, ["conv_fprop+genstats"])
+
+
+@pytest.mark.parametrize("ratio", [0, 1, 16, 64])
+def test_how_exact_sums_are(cuda, ratio):
+    """The variance is the difference of two sums that are rounded to float32: the error grows with (mean / std)^2."""
+    values = np.random.default_rng(0).normal(ratio, 1, (4, 16, 16, 8)).astype(FLOAT16)
+    w = np.eye(8, dtype=FLOAT16).reshape(8, 1, 1, 8)
+    ones = np.ones(8, np.float32)
+    z, sums = cuda.conv_fprop(send(values), send(w), Convolution(), statistics=True)
+    _, saved = cuda.batch_norm(z, send(ones), send(0 * ones), None, BatchNorm(eps=0.0), sums=sums)
+    expected = 1 / exact(values).std((0, 1, 2))
+    np.testing.assert_allclose(receive(saved.invstd), expected, rtol=2.0**-22 * (1 + ratio**2))
 
 
 @pytest.mark.parametrize(("node_cost", "kernels", "plan"), [(0.1, 0, 4), (1.0, 1, 1)])

@@ -1,0 +1,217 @@
+"""The launches of a training step with what each moves and multiplies, found without a device: kind by kind.
+
+Each array that a launch has as an argument moves once; what passes over an array twice moves it again. What there is
+per channel, and what the blocks of a kernel leave for each other, is left out. Images of the batch and weights are kept
+apart, so that a step that was recorded with few images says what one with many moves.
+"""
+
+import collections
+import dataclasses
+import math
+
+import numpy as np
+
+from benchmarks import update_gpu
+from benchmarks.profile import kinds
+from benchmarks.recording import Address
+
+CONVERSION, STRIDED, COPY = "layout conversion", "strided", "copy"
+KINDS = (
+    *(kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD, kinds.BN_FORWARD, kinds.BN_BACKWARD, kinds.GRADIENT_SUM),
+    *(CONVERSION, STRIDED, kinds.ELEMENTWISE, kinds.POOLING, kinds.LINEAR, kinds.LOSS, kinds.UPDATE, COPY, kinds.OTHER),
+)
+SECTOR = 32  # bytes that a GPU moves at least, where neighbouring threads do not read neighbouring elements
+_CONVERSIONS = ("to_nhwc", "to_nchw")
+_CONVOLUTIONS = (kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD)
+_COPIES = ("copy", "copyto", "setitem")
+_UPDATES = ("save", "check", "update")
+_OF_FILTERS = {"w", "dw"}
+_FIRST_OF_TWO = ("_statistics", "_sums")  # ends of names of own kernels that another one follows on the same arrays
+_SIZES = {"boolean": 1 / 8, "float16": 2, "bfloat16": 2, "float32": 4}
+_OPTIMIZER = "MomentumSGD"
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One launch; numbers are those of one image, but for ``fixed``.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        name: of the primitive, or of the function of arrays.
+        bytes: that it reads and writes.
+        again: those of them that are read a second time.
+        added: size of an array that is added to a gradient on the way, 0 if none is.
+        for_sums: bytes that it would move less if the gradient was the sum already.
+        sectors: bytes of memory sectors that it touches where it does not read in the order of memory.
+        flops: floating-point operations of its products.
+        fixed: bytes that do not depend on the batch: filters, parameters.
+        filter: rows, columns and channels of the filter of a convolution, ``None`` for others.
+    """
+
+    kind: str
+    name: str
+    bytes: float = 0
+    again: float = 0
+    added: float = 0
+    for_sums: float = 0
+    sectors: float = 0
+    flops: float = 0
+    fixed: float = 0
+    filter: tuple | None = None
+
+    def moved(self, batch):
+        """Returns the bytes that it moves for a batch of so many images."""
+        return self.bytes * batch + self.fixed
+
+
+@dataclasses.dataclass(frozen=True)
+class Total:
+    """All launches of a kind.
+
+    Attributes:
+        launches: number of them.
+        bytes: that they move.
+        least: that would be moved if nothing was read twice, and gradients were added by those who read the sums.
+    """
+
+    launches: int
+    bytes: float
+    least: float
+
+
+def launches_of(notes, batch, model):
+    """Returns the :class:`Launch` of each launch among notes.
+
+    Args:
+        notes: list of :class:`~mixprec.backends.notes.Note` of a step on :mod:`benchmarks.recording`.
+        batch: images in its batch.
+        model: link whose parameters the step has updated, by momentum SGD with weight decay.
+    """
+    found, first = [], None
+    for note in notes:
+        if note.kind == "cudnn":
+            found.append(_of_operation(note, batch))
+        elif note.kind == "kernel" and note.name in _UPDATES:
+            found.append(_of_update(note.name, model))
+        elif note.kind == "kernel":
+            is_second = first is not None and note.primitive == first.primitive
+            found.append(_of_kernel(note, first if is_second else None, batch))
+            first = note if _is_first_of_two(note) else first
+        elif note.kind == "array":
+            found.append(_of_function(note, batch))
+    return found
+
+
+def totals(launches, batch):
+    """Returns a dict from the kinds that there are, in the order of :data:`KINDS`, to their :class:`Total`."""
+    groups = collections.defaultdict(list)
+    for launch in launches:
+        groups[launch.kind].append(launch)
+    return {kind: _total(groups[kind], batch) for kind in KINDS if kind in groups}
+
+
+def _total(group, batch):
+    moved = sum(launch.moved(batch) for launch in group)
+    spared = sum(launch.bytes if launch.kind in (kinds.GRADIENT_SUM, CONVERSION) else launch.again for launch in group)
+    return Total(len(group), moved, moved - batch * spared)
+
+
+def _of_operation(note, batch):
+    operation, kind = note.arguments[0], kinds.of_primitive(note.primitive)
+    sizes = {each.name: math.prod(each.shape) * _SIZES[each.dtype] for each in operation.tensors if len(each.shape) > 1}
+    filters = sum(size for name, size in sizes.items() if name in _OF_FILTERS)
+    images = {name: size for name, size in sizes.items() if name not in _OF_FILTERS}
+    if not operation.kind.startswith("conv"):
+        names = {each.name for each in operation.inputs}
+        passed = {"batch_norm": {"x"}}.get(operation.kind, names)
+        again = sum(size for name, size in images.items() if name in names & passed)
+        added = images.get("plus", 0)
+        numbers = (number / batch for number in (sum(images.values()) + again, again, added, 2 * added))
+        return Launch(kind, note.primitive, *numbers)
+    shapes = {each.name: each.shape for each in operation.tensors}
+    w = shapes.get("w") or shapes["dw"]
+    y = shapes.get("y") or shapes["dy"]
+    if "x" in images:
+        images["x"] *= _used(shapes["x"], y, w, operation.attribute("stride"))
+    flops = 2 * math.prod(y) * math.prod(w[1:])
+    of_convolution = w[1:] if kind in _CONVOLUTIONS else None
+    moved = sum(images.values())
+    return Launch(kind, note.primitive, moved / batch, flops=flops / batch, fixed=filters, filter=of_convolution)
+
+
+def _used(x, y, w, stride):
+    """Share of the pixels of x that a convolution reads: a stride larger than the filter leaves some out."""
+    sides = zip(x[1:3], y[1:3], w[1:3], stride, strict=True)
+    return math.prod(1 if side >= step else min(size, made * side) / size for size, made, side, step in sides)
+
+
+def _of_kernel(note, first, batch):
+    """A kernel of ours; ``first`` is the note on the one before that has gone over the same arrays, or ``None``."""
+    arrays = _arrays_of(note)
+    moved, kind = sum(each.nbytes for each in arrays), _kind_of(note)
+    known = [] if first is None else _arrays_of(first)
+    again = sum(each.nbytes for each in arrays if each in known)
+    added = for_sums = 0
+    if kind == kinds.BN_BACKWARD and _is_first_of_two(note):
+        whole = [each for each in arrays if len(each.shape) == 4]
+        if len(whole) == 4:  # dy, what is added to it, x, and what the second one reads in place of dy
+            added = whole[1].nbytes
+            for_sums = added if len(arrays) > len(whole) else 2 * added  # behind a mask that is written anyway
+    numbers = (number / batch for number in (moved, again, added, for_sums))
+    return Launch(kind, note.primitive or note.name, *numbers)
+
+
+def _arrays_of(note):
+    """Returns the addresses of what has a row for each image or pixel."""
+    return [each for each in note.arguments if isinstance(each, Address) and len(each.shape) in (2, 4)]
+
+
+def _is_first_of_two(note):
+    return note.kind == "kernel" and note.primitive.startswith("batch_norm") and note.name.endswith(_FIRST_OF_TWO)
+
+
+def _kind_of(note):
+    if note.primitive in _CONVERSIONS or note.name in _CONVERSIONS:
+        return CONVERSION
+    if note.name == "add":  # also if a batch normalization asks for it
+        return kinds.GRADIENT_SUM
+    return kinds.OTHER if note.primitive == "cast" else kinds.of_primitive(note.primitive)
+
+
+def _of_update(name, model):
+    """What :data:`benchmarks.update_gpu.BYTES` says; gradients are read by ``check`` already."""
+    params = [param for param in model.params() if param.array is not None]
+    halves = sum(param.size for param in params if param.dtype.itemsize == 2)
+    others = sum(param.size for param in params) - halves
+    gradients = 2 * halves + 4 * others
+    rates = update_gpu.BYTES[_OPTIMIZER]
+    statistics = sum(
+        value.nbytes
+        for link in model.links()
+        for value in (link.__dict__[each] for each in link._persistent)
+        if isinstance(value, np.ndarray) and value.ndim
+    )
+    moved = {"save": 2 * statistics, "check": gradients}
+    moved["update"] = halves * rates["float16"] + others * rates["float32"] - gradients
+    return Launch(kinds.UPDATE, name, fixed=moved[name])
+
+
+def _of_function(note, batch):
+    """A function of arrays: CuPy's kernels go through them in the order of the axes."""
+    arrays = [each for each in note.arguments if type(each) is tuple and len(each) == 3 and type(each[0]) is str]
+    moved = sectors = 0
+    largest = max((len(shape) for _, shape, _ in arrays), default=0)
+    for dtype, shape, strides in arrays:
+        size, itemsize = math.prod(shape), np.dtype(dtype).itemsize
+        moved += size * itemsize
+        if len(shape) > 1 and shape[-1] > 1 and strides[-1] != itemsize:
+            sectors += size * SECTOR
+    if largest < 2:
+        return Launch(COPY if note.name in _COPIES else kinds.OTHER, note.name)
+    if note.name == "add":
+        kind = kinds.GRADIENT_SUM
+    elif note.name in _COPIES:
+        kind = COPY
+    else:
+        kind = STRIDED if sectors and largest == 4 else kinds.OTHER
+    return Launch(kind, note.name, moved / batch, sectors=sectors / batch if kind != COPY else 0)

@@ -1,0 +1,47 @@
+"""The launches of a captured step as it is in this checkout, and with other choices of the device."""
+
+from benchmarks import configured, recording
+from benchmarks.processes import Worker
+from benchmarks.step import counts
+from benchmarks.step.launches import launches_of
+
+CONFIG = "static_graph.yaml"
+AS_IT_IS, OWN_KERNELS, CONV_STATISTICS = "as it is", "own kernels", "statistics in convolutions"
+_BATCH = 2  # the launches do not depend on it
+
+
+def record(network, *, arch, size, dtype, choices=(AS_IT_IS,)):
+    """Records captured steps, each in a process of its own.
+
+    Args:
+        network: callable, at the top of a module, from the number of classes to a Chainer link from images to logits.
+        arch: its name.
+        size: height and width of an image in pixels.
+        dtype: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
+        choices: some of :data:`AS_IT_IS`, the first choice everywhere, as without measuring; :data:`OWN_KERNELS`, batch
+            normalization without cuDNN; :data:`CONV_STATISTICS`, sums in convolutions wherever cuDNN has an engine.
+
+    Returns:
+        dict from choices to lists of :class:`~benchmarks.step.launches.Launch`, in the graph and around it
+
+    Raises:
+        RuntimeError: a step cannot be recorded.
+    """
+    found = {}
+    for choice in choices:
+        with Worker() as worker:
+            found[choice] = worker.call(_record, network, arch, size, dtype, choice)
+    return found
+
+
+def _record(network, arch, size, dtype, choice):
+    config = configured.load(CONFIG, arch=arch, batch=_BATCH, size=size, overrides=[f"precision.compute={dtype}"])
+    supports, choose = recording.Dnn.supports, recording.Dnn.choose
+    if choice == OWN_KERNELS:
+        recording.Dnn.supports = lambda dnn, asked: not asked.kind.startswith("batch_norm") and supports(dnn, asked)
+    if choice == CONV_STATISTICS:
+        recording.Dnn.choose = lambda dnn, key, candidates: (
+            dict(candidates).keys() & {"statistics"} or {choose(dnn, key, candidates)}
+        ).pop()
+    inside, outside, model = counts.notes_of_captured(config, network)
+    return launches_of([*inside, *outside], _BATCH, model)

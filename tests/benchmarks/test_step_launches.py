@@ -1,0 +1,123 @@
+"""What single launches move; whole networks stand beside their counts, in test_step_counts.py."""
+
+import numpy as np
+import pytest
+
+from benchmarks import recording
+from benchmarks.profile import kinds
+from benchmarks.recording import Array
+from benchmarks.roofline import model
+from benchmarks.step import launches
+from benchmarks.step.launches import CONVERSION, COPY, STRIDED, Launch
+from mixprec.backends import primitives_of
+from mixprec.backends.cudnn.operation import Operation, Tensor
+from mixprec.backends.geometry import BatchNorm
+from mixprec.backends.notes import Note, taking
+
+IMAGES, SHAPE = 2, (2, 4, 4, 16)
+SIZE = 2 * 4 * 4 * 16  # bytes of an image
+
+
+@pytest.fixture
+def device():
+    """The primitives of the device that computes nothing, and a function that makes arrays on it."""
+    recording.install()
+    launcher = recording.Launcher()
+    return primitives_of(launcher.empty((1,), np.float16)), launcher.empty
+
+
+def _launches(notes):
+    return launches.launches_of(notes, IMAGES, None)
+
+
+def _of_kernels(device, monkeypatch, run):
+    """Launches of a primitive whose batch normalization has no engine of cuDNN."""
+    monkeypatch.setattr(recording.Dnn, "supports", lambda *_: False)
+    with taking() as notes:
+        run(*device)
+    return _launches(notes)
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_batch_normalization_by_own_kernels(device, monkeypatch, add):
+    """Two passes in each direction, each a launch; one between them would move next to nothing."""
+    mask = SIZE / 16 if add else 0
+
+    def run(primitives, empty):
+        x, other, gamma = empty(SHAPE, np.float16), empty(SHAPE, np.float16), empty((16,), np.float32)
+        attributes = BatchNorm(relu=True)
+        _, saved = primitives.batch_norm(x, gamma, gamma, None, attributes, add=other if add else None)
+        primitives.batch_norm_backward(other, x, gamma, gamma, saved, attributes, add=add)
+
+    found = [launch for launch in _of_kernels(device, monkeypatch, run) if launch.bytes]
+    forward, backward = (2 + add) * SIZE + mask, (3 + add) * SIZE + mask
+    assert [launch.bytes for launch in found] == [SIZE, forward, 2 * SIZE + mask, backward]
+    assert [launch.again for launch in found] == [0, SIZE, 0, 2 * SIZE + mask]
+    assert [launch.kind for launch in found] == [kinds.BN_FORWARD] * 2 + [kinds.BN_BACKWARD] * 2
+
+
+def _backward(**inputs):
+    tensors = {"dy": "float16", "x": "float16", **inputs}
+    operation = Operation(
+        "batch_norm_backward",
+        tuple(Tensor(name, SHAPE, dtype) for name, dtype in tensors.items()),
+        (Tensor("dx", SHAPE, "float16"), Tensor("dgamma", (16,), "float32")),
+    )
+    return Note("cudnn", "batch_norm_backward", (operation, 1, 2), "batch_norm_backward")
+
+
+def test_a_backward_pass_that_adds_gradients():
+    """What is added is read as often as dy."""
+    (found,) = _launches([_backward(mask="boolean", plus="float16")])
+    mask = SIZE / 16
+    assert (found.bytes, found.again) == (7 * SIZE + 2 * mask, 3 * SIZE + mask)
+    assert (found.added, found.for_sums) == (SIZE, 2 * SIZE)
+    (without,) = _launches([_backward(mask="boolean")])
+    assert (without.bytes, without.added) == (5 * SIZE + 2 * mask, 0)
+    # A sum of its own reads two arrays and writes a third.
+    apart = model.sums_apart([found])
+    assert apart == [Launch(kinds.GRADIENT_SUM, "add", 3 * SIZE), without]
+    assert model.sums_in_batch_norm(apart) == [found]
+    flat, conversion, rest = model.sums_in_order_of_axes(2, apart)
+    assert (flat.bytes, flat.sectors, rest) == (3 * SIZE, 2 * SIZE / 2 * 32, without)
+    assert (conversion.kind, conversion.bytes) == (CONVERSION, 2 * SIZE)
+    assert model.sums_apart([flat, conversion, rest]) == apart
+
+
+def test_functions_of_arrays_that_do_not_read_in_the_order_of_memory(device):
+    """CuPy's kernels go through the elements in the order of the axes."""
+    _, empty = device
+    dense = empty((2, 16, 4, 4), np.float16)
+    across = empty(SHAPE, np.float16).transpose(0, 3, 1, 2)
+    assert isinstance(dense, Array)
+    with taking() as notes:
+        np.multiply(dense, 2, out=dense)
+        np.multiply(across, 2, out=dense)
+        dense.copy()
+        np.add(across, across, out=dense)
+    found = _launches([note for note in notes if note.kind == "array"])
+    assert [launch.kind for launch in found] == [kinds.OTHER, STRIDED, COPY, kinds.GRADIENT_SUM]
+    elements = SIZE / 2
+    assert [launch.sectors for launch in found] == [0, 32 * elements, 0, 2 * 32 * elements]
+
+
+def test_a_conversion_is_one_wherever_it_is_asked_for(device):
+    primitives, empty = device
+    with taking() as notes:
+        primitives.to_nhwc(empty((2, 16, 4, 4), np.float16), np.dtype(np.float16))
+    (found,) = _launches([note for note in notes if note.kind == "kernel"])
+    assert (found.kind, found.bytes) == (CONVERSION, 2 * SIZE)
+
+
+def test_convolutions_read_the_pixels_that_they_need(device):
+    """A filter of 1x1 with stride 2: one of four."""
+    operation = Operation(
+        "conv_fprop",
+        (Tensor("x", SHAPE, "float16"), Tensor("w", (8, 1, 1, 16), "float16")),
+        (Tensor("y", (2, 2, 2, 8), "float16"),),
+        (("stride", (2, 2)),),
+    )
+    (found,) = _launches([Note("cudnn", "conv_fprop", (operation,), "conv_fprop")])
+    assert (found.bytes, found.fixed) == (SIZE / 4 + 2 * 2 * 8 * 2, 8 * 16 * 2)
+    assert found.flops == 2 * (2 * 2 * 8) * 16
+    assert found.moved(10) == 10 * found.bytes + found.fixed
