@@ -53,6 +53,16 @@ class Sum(chainer.Variable):
         """See :class:`Sum`."""
         return self._data[0] if self._taken else self._terms[0].array
 
+    @property
+    def array(self):
+        """The sum."""
+        return self._data[0]
+
+    @property
+    def data(self):
+        """The sum."""
+        return self._data[0]
+
     def __getattr__(self, name):
         if name not in ("_data", "_node"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -80,9 +90,11 @@ class _Terms(list):
 
 
 class _GradTable(_backprop_utils.GradTable):
+    # That of chainer.grad does not load gradients of leaves. It may give a Sum to the user, whom nobody takes it from.
+
     def get_as_list(self, node):
         gradients = super().get_as_list(node)
-        if type(gradients) is list and _is_taken_as_two(node):
+        if type(gradients) is list and self._load_if_new and _is_taken_as_two(node):
             gradients = self.grads[node] = _Terms(gradients)
         return gradients
 
