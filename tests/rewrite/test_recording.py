@@ -82,15 +82,14 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize("compute", ["float16", "float32"])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_what_lies_between_layers_keeps_images_in_nhwc(name, compute):
+def test_what_lies_between_layers_keeps_images_in_nhwc(name):
     """CuPy gives results of operators C-contiguous, on whatever they are computed."""
     recording.install()
     model = Operators(OPERATORS[name])
-    mixprec.convert(model, np.zeros((2, 3, 8, 8), np.float32), compute=compute)
+    mixprec.convert(model, np.zeros((2, 3, 8, 8), np.float32))
     recording.send(model)
-    images = np.empty((4, 8, 8, 4), compute).view(recording.Array).transpose(0, 3, 1, 2)
+    images = np.empty((4, 8, 8, 4), np.float16).view(recording.Array).transpose(0, 3, 1, 2)
     with backends.graphs_of(images).on_stream(), taking() as notes:
         F.sum(model(images)).backward()
     assert not {"to_nhwc", "to_nchw"} & {note.primitive for note in notes}
