@@ -266,7 +266,8 @@ MUTANTS = [
     Mutant("not-compared", "graph_capture/verification.py", CAPTURED,
            "for name, array in found.arrays.items():", "for name, array in ():", "a graph may spoil weights unseen"),
     Mutant("kept-result", "graph_capture/reports.py", "graph_capture/test_on_host.py",
-           'chainer.Variable(value.array.copy(order="K"),', "chainer.Variable(value.array,", "all losses are the last one"),
+           'chainer.Variable(value.array.copy(order="K"),', "chainer.Variable(value.array,",
+           "all losses are the last one"),
     # bridge
     Mutant("momentum-for-decay", "bridge/batch_norm.py", BRIDGED,
            "batch_norm(x, gamma, beta, running, eps, decay)", "batch_norm(x, gamma, beta, running, eps, 1 - decay)",

@@ -11,8 +11,6 @@ from mixprec.backends import primitives_of
 from mixprec.backends.announcements import announce
 from mixprec.functions import checks, sums
 
-sums.install()
-
 
 class Node(chainer.FunctionNode):
     """A function of arrays whose gradient is one of arrays, too.
@@ -116,6 +114,7 @@ class Node(chainer.FunctionNode):
         """
         if chainer.config.schedule_func is not None:
             raise RuntimeError(f"{self.name} of mixprec cannot be repeated by chainer.static_graph: do without it")
+        sums.install()
         outputs = self.compute(primitives_of(inputs[0]), *map(_vector, self._inputs(inputs)))
         if self.channels_first and self.makes_images:
             return tuple(map(as_nchw, outputs))
@@ -170,7 +169,8 @@ class Node(chainer.FunctionNode):
         Args:
             primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
             indexes: of the inputs whose gradients are wanted.
-            dy: gradient of the only output, C-contiguous.
+            dy: gradient of the only output, C-contiguous. With :attr:`takes_two_terms` there may be another argument
+                ``plus``, and the gradient is their sum.
         """
         raise NotImplementedError
 

@@ -80,9 +80,13 @@ def terms_of(dy):
 
 
 def install():
-    """Makes all backward passes of Chainer's add gradients in this way, once."""
-    _backprop_utils.GradTable = _GradTable
-    _backprop_utils._reduce = _reduce
+    """Makes all backward passes of Chainer's add gradients in this way from now on.
+
+    Nodes call this when they are applied: a process that has none adds as Chainer does.
+    """
+    if _backprop_utils.GradTable is not _GradTable:
+        _backprop_utils.GradTable = _GradTable
+        _backprop_utils._reduce = _reduce
 
 
 class _Terms(list):

@@ -1,6 +1,8 @@
 """Gradients that meet where a network branches, beside those that Chainer's own addition gives."""
 
 import contextlib
+import subprocess
+import sys
 
 import chainer
 import chainer.functions as CF
@@ -20,6 +22,7 @@ from mixprec.functions.sums import Sum
 from tests.functions.nhwc import DTYPES, channels_last, normal
 
 IMAGES = (4, 3, 3, 8)
+sums.install()
 
 
 @pytest.fixture
@@ -189,6 +192,20 @@ def test_other_dtypes_and_shapes_are_left_to_chainer():
     (CF.sum(x * x) + CF.sum(x * 2) + CF.sum(CF.broadcast_to(CF.sum(x), (5,)))).backward()
     np.testing.assert_array_equal(x.grad, 2 * x.array + 2 + 5)
     assert x.grad.dtype == np.float64
+
+
+def test_a_process_without_nodes_of_mixprec_adds_as_chainer_does():
+    program = """
+import chainer.functions as CF
+import numpy as np
+from chainer import _backprop_utils
+from mixprec import functions as F
+
+assert _backprop_utils._reduce.__module__ == _backprop_utils.GradTable.__module__ == "chainer._backprop_utils"
+F.relu(np.ones(2, np.float32))
+assert _backprop_utils._reduce.__module__ == _backprop_utils.GradTable.__module__ == "mixprec.functions.sums"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_it_can_still_be_differentiated_twice():

@@ -15,10 +15,20 @@ DENSE = {(0, 1, 2, 3): (120, 40, 10, 2), NHWC: (120, 2, 30, 6)}  # strides in fl
 STAND_INS = {"recording": recording, "graph": graph_array, "device": device_stand_in}
 
 
-@pytest.fixture(params=STAND_INS)
+class _Cupy:
+    """CuPy itself, where there is a GPU."""
+
+    @staticmethod
+    def array(value):
+        import cupy
+
+        return cupy.asarray(value)
+
+
+@pytest.fixture(params=[*STAND_INS, pytest.param("cupy", marks=pytest.mark.gpu)])
 def stand_in(request):
     recording.install()
-    return STAND_INS[request.param]
+    return STAND_INS.get(request.param, _Cupy)
 
 
 def _channels_last(stand_in, seed=0):
