@@ -77,7 +77,7 @@ def copied(value, copies=None):
         return chainer.Variable(copied(value.array, copies), requires_grad=False)
     if isinstance(value, chainer.get_array_types()):
         if id(value) not in copies:
-            copies[id(value)] = value.copy()
+            copies[id(value)] = value.copy(order="K")
         return copies[id(value)]
     if type(value) in (tuple, list):
         return type(value)([copied(each, copies) for each in value])
