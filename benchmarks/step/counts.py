@@ -9,8 +9,11 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
+import operator
 
 import chainer
+import numpy as np
 
 import mixprec
 from benchmarks import configured, recording
@@ -20,6 +23,7 @@ from mixprec.backends import graphs_of
 from mixprec.backends.notes import taking
 from mixprec.graph_capture.verification import Verification
 from mixprec.training import images
+from mixprec.training.accumulation import Accumulated
 from mixprec.training.model import build_model
 from mixprec.training.optimizers import attribute, build_optimizer
 
@@ -50,7 +54,8 @@ class Counts:
         in_graph: launches that are nodes of the graph; ``None`` also if there is no graph.
         uploads: copies from the host.
         syncs: values for which the host waits.
-        conversions: layout conversions among all launches.
+        conversions: layout conversions among all launches, and functions of arrays that go through one in another
+            order than it lies in memory, which takes CuPy as long or longer.
         functions: applications of functions of Chainer, forward and backward, whose launches cannot be seen here: all
             but arithmetic and views.
         parts: dict from names of primitives, or of functions of arrays, to their launches, in and outside of the graph.
@@ -103,23 +108,22 @@ def count(config, network):
         :class:`Counts`. With the layout nchw, where Chainer's own functions compute, only ``functions`` is known.
 
     Raises:
-        ValueError: the config accumulates the gradients of several batches.
         RuntimeError: steps do not come to be alike, or no graph is launched.
     """
-    if config.training.accumulate > 1:
-        raise ValueError(f"training.accumulate is {config.training.accumulate}; only steps of one batch are counted")
     model, _ = build_model(config, network, "@numpy")
     batch = _first_batch(config)
     if config.model.layout == "nchw":
         optimizer = build_optimizer(config, model)
         with _chainers_own() as names:
-            optimizer.update(model, *(array[:_IMAGES] for array in batch))
+            optimizer.update(*_asked(config, model, lambda: [array[:_IMAGES] for array in batch]))
         return Counts(functions=names.total(), note=_unseen("the functions of layout nchw"))
-    optimizer, rate, batch = _on_device(config, model, batch)
-    eager = _eager(optimizer, rate, batch)
-    if config.capture.mode == "off":
-        return eager
-    return _captured(config, optimizer, rate, batch, eager)
+    with _on_device(config, model, batch) as (optimizer, lossfun, given):
+        rate, images_in_step = attribute(config.optimizer.name), len(batch[0]) * config.training.accumulate
+        eager = _eager(optimizer, rate, lossfun, given, images_in_step)
+        if config.capture.mode == "off":
+            return eager
+        launched, outside = _replayed(config, optimizer, rate, lossfun, given)
+        return _captured(launched, outside, eager, optimizer, images_in_step)
 
 
 def notes_of_captured(config, network):
@@ -129,8 +133,8 @@ def notes_of_captured(config, network):
         ``(inside, outside, model)``: notes of what the graph launches, and of what is launched around it; the model.
     """
     model, _ = build_model(config, network, "@numpy")
-    optimizer, rate, batch = _on_device(config, model, _first_batch(config))
-    (graph,), outside = _replayed(config, optimizer, rate, batch)
+    with _on_device(config, model, _first_batch(config)) as (optimizer, lossfun, given):
+        (graph,), outside = _replayed(config, optimizer, attribute(config.optimizer.name), lossfun, given)
     return graph.notes, outside, model
 
 
@@ -179,20 +183,26 @@ def _count(network, name, overrides, settings):
     return count(configured.load(name, overrides=overrides, **settings), network)
 
 
-def _eager(optimizer, rate, batch):
+def _asked(config, model, new_batch):
+    """Returns what a step of a config is asked for: a loss function, and the arguments of that."""
+    count = config.training.accumulate
+    return (Accumulated(model), [tuple(new_batch()) for _ in range(count)]) if count > 1 else (model, *new_batch())
+
+
+def _eager(optimizer, rate, lossfun, given, images_in_step):
     """Returns the :class:`Counts` of eager steps."""
     before = None
     for _ in range(_STEPS):
         _move(optimizer, rate)
-        with graphs_of(batch[0]).on_stream(), _chainers_own() as names, taking() as notes:
-            optimizer.update(optimizer.target, *batch)
+        with graphs_of(next(optimizer.target.params()).array).on_stream(), _chainers_own() as names, taking() as notes:
+            optimizer.update(lossfun, *given)
         now = collections.Counter((note.kind, note.primitive, note.name) for note in notes)
         if now == before:
             break
         before = now
     else:
         raise RuntimeError(f"the last of {_STEPS} steps asks the device for something else than the one before")
-    found = dataclasses.replace(_counts(notes), functions=names.total(), kinds=_kinds(notes, batch, optimizer))
+    found = dataclasses.replace(_counts(notes), functions=names.total(), kinds=_kinds(notes, images_in_step, optimizer))
     unseen, report = sorted(names), optimizer.report()
     if report.batched < len(report.parameters):
         unseen.append("the update of parameters one by one")
@@ -204,31 +214,36 @@ def _first_batch(config):
     return images.converter_of(config)(images.train_iterator(config, train, chainer.get_device("@numpy")).next())
 
 
+@contextlib.contextmanager
 def _on_device(config, model, batch):
-    """Returns an optimizer, the name of its learning rate, and the batch, on a device that is installed for them."""
+    """Gives an optimizer, a loss function and its arguments on a device that is installed for them, under a trainer."""
     recording.install()
     optimizer = build_optimizer(config, recording.send(model))
-    return optimizer, attribute(config.optimizer.name), list(map(recording.array, batch))
+    lossfun, *given = _asked(config, model, lambda: list(map(recording.array, batch)))
+    reporter = chainer.Reporter()  # as a trainer's
+    reporter.add_observers("main", model.namedlinks())
+    with reporter.scope({}):
+        yield optimizer, lossfun, given
 
 
-def _replayed(config, optimizer, rate, batch):
+def _replayed(config, optimizer, rate, lossfun, given):
     """Returns the graphs that a captured step has launched, and the notes of what it has asked for around them."""
-    step = mixprec.capture(optimizer, required=True, warmup=config.capture.warmup, graphs=config.capture.graphs)
+    keywords = {"warmup": config.capture.warmup, "graphs": config.capture.graphs}
+    step = mixprec.capture(optimizer, lossfun, required=True, **keywords)
     with graphs_compute_nothing() as launched:
         for _ in range(_CALLS):
             _move(optimizer, rate)
             replays = step.replays
             launched.clear()
             with taking() as notes:
-                step(*batch)
+                step(*given)
             if step.replays > replays:
                 return launched, notes
     raise RuntimeError(f"no graph was launched in {_CALLS} steps: {step.report()}")
 
 
-def _captured(config, optimizer, rate, batch, eager):
+def _captured(launched, notes, eager, optimizer, images_in_step):
     """Returns the :class:`Counts` of captured steps, given those of eager ones."""
-    launched, notes = _replayed(config, optimizer, rate, batch)
     (graph,) = launched
     inside, outside = _counts(graph.notes), _counts(notes)
     known = eager.launches is not None
@@ -239,7 +254,7 @@ def _captured(config, optimizer, rate, batch, eager):
         conversions=inside.conversions + outside.conversions,
         functions=eager.functions,
         parts=dict(collections.Counter(inside.parts) + collections.Counter(outside.parts)),
-        kinds=_kinds([*graph.notes, *notes], batch, optimizer),
+        kinds=_kinds([*graph.notes, *notes], images_in_step, optimizer),
         note=f"{inside.launches} launches in the graph" if known else eager.note,
     )
 
@@ -252,14 +267,25 @@ def _counts(notes):
         graph_launches=0,
         uploads=kinds["upload"],
         syncs=kinds["read"],
-        conversions=sum(parts[name] for name in _CONVERSIONS),
+        conversions=sum(parts[name] for name in _CONVERSIONS) + sum(map(_is_strided, notes)),
         parts=dict(parts),
     )
 
 
-def _kinds(notes, batch, optimizer):
-    images = len(batch[0])
-    return totals(launches_of(notes, images, optimizer.target), images)
+def _is_strided(note):
+    """Whether a function of arrays has an array of several elements that is not C-contiguous."""
+    arrays = [part for part in note.arguments if isinstance(part, tuple) and len(part) == 3]
+    return note.kind == "array" and not all(_is_c_contiguous(*array) for array in arrays)
+
+
+def _is_c_contiguous(dtype, shape, strides):
+    found = [stride for length, stride in zip(shape, strides, strict=True) if length > 1]
+    sizes = [np.dtype(dtype).itemsize] + [length for length in reversed(shape) if length > 1][:-1]
+    return found == list(itertools.accumulate(sizes, operator.mul))[::-1][: len(found)]
+
+
+def _kinds(notes, images_in_step, optimizer):
+    return totals(launches_of(notes, images_in_step, optimizer.target), images_in_step)
 
 
 def _move(optimizer, rate):

@@ -37,7 +37,9 @@ class BatchNorms(Ways):
         way = self._way(key, self._forward_ways, (x, gamma, beta, None, add))
         return way(x, gamma, beta, running, add)
 
-    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False):
+    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None):
+        if plus is not None:
+            dy = self.add(dy, plus)
         mask = None if saved.mask is None else saved.mask.dtype
         key = "batch_norm_backward", x.shape, x.dtype, attributes.relu, add, mask
         way = self._way(key, self._backward_ways, (dy, x, gamma, beta, saved))

@@ -113,6 +113,7 @@ def every_primitive(p, put, dtype, size, filters):
     yield "conv_fprop, statistics", lambda: p.conv_fprop(x, w, _SAME, statistics=True)
     yield "conv_dgrad", lambda: (p.conv_dgrad(dy, w, _SAME, size),)
     yield "conv_dgrad, ReLU", lambda: (p.conv_dgrad(dy, w, _SAME, size, relu_input=x),)
+    yield "add", lambda: (p.add(x, dx),)
     yield "relu", lambda: (p.relu(x),)
     yield "relu_backward", lambda: (p.relu_backward(dx, x),)
     yield "conv_wgrad", lambda: (p.conv_wgrad(x, dy, _SAME, w.shape),)
