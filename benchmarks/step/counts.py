@@ -8,7 +8,6 @@ another one in each step, as under a schedule.
 import collections
 import contextlib
 import dataclasses
-import functools
 import itertools
 import operator
 
@@ -19,6 +18,7 @@ import mixprec
 from benchmarks import configured, recording
 from benchmarks.processes import Worker
 from benchmarks.step.launches import launches_of, totals
+from benchmarks.step.unseen import chainers_own
 from mixprec.backends import graphs_of
 from mixprec.backends.notes import taking
 from mixprec.graph_capture.verification import Verification
@@ -36,8 +36,6 @@ _STEPS = 8  # at most, until one is like the one before
 _CALLS = 12  # at most, until a graph is launched
 _IMAGES = 2  # of a batch on which NumPy computes: how many functions there are does not depend on it
 _DECAY = 0.9999  # of the learning rate, from step to step
-# Functions of Chainer that ask for the same functions of arrays on a GPU and on the stand-in: arithmetic, and views.
-_THE_SAME = ("chainer.functions.math.basic_math", "chainer.functions.array.reshape")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +112,7 @@ def count(config, network):
     batch = _first_batch(config)
     if config.model.layout == "nchw":
         optimizer = build_optimizer(config, model)
-        with _chainers_own() as names:
+        with chainers_own() as names:
             optimizer.update(*_asked(config, model, lambda: [array[:_IMAGES] for array in batch]))
         return Counts(functions=names.total(), note=_unseen("the functions of layout nchw"))
     with _on_device(config, model, batch) as (optimizer, lossfun, given):
@@ -194,7 +192,7 @@ def _eager(optimizer, rate, lossfun, given, images_in_step):
     before = None
     for _ in range(_STEPS):
         _move(optimizer, rate)
-        with graphs_of(next(optimizer.target.params()).array).on_stream(), _chainers_own() as names, taking() as notes:
+        with graphs_of(next(optimizer.target.params()).array).on_stream(), chainers_own() as names, taking() as notes:
             optimizer.update(lossfun, *given)
         now = collections.Counter((note.kind, note.primitive, note.name) for note in notes)
         if now == before:
@@ -290,29 +288,6 @@ def _kinds(notes, images_in_step, optimizer):
 
 def _move(optimizer, rate):
     setattr(optimizer, rate, getattr(optimizer, rate) * _DECAY)
-
-
-@contextlib.contextmanager
-def _chainers_own():
-    """Counts, in the counter of names that it gives, applications of functions of Chainer that cannot be seen.
-
-    Hooks would do that, too, but where there are hooks nothing is fused.
-    """
-    names = collections.Counter()
-    original = chainer.FunctionNode._check_data_type_forward  # which each application calls
-
-    @functools.wraps(original)
-    def check(self, arrays):
-        cls = type(self.function) if isinstance(self, chainer.function.FunctionAdapter) else type(self)
-        if cls.__module__.startswith("chainer.") and cls.__module__ not in _THE_SAME:
-            names[cls.__name__] += 1
-        original(self, arrays)
-
-    chainer.FunctionNode._check_data_type_forward = check
-    try:
-        yield names
-    finally:
-        chainer.FunctionNode._check_data_type_forward = original
 
 
 def _unseen(what):
