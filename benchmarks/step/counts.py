@@ -8,7 +8,6 @@ another one in each step, as under a schedule.
 import collections
 import contextlib
 import dataclasses
-import functools
 import itertools
 import operator
 
@@ -19,6 +18,7 @@ import mixprec
 from benchmarks import configured, recording
 from benchmarks.processes import Worker
 from benchmarks.step.launches import launches_of, totals
+from benchmarks.step.unseen import chainers_own
 from mixprec.backends import graphs_of
 from mixprec.backends.notes import taking
 from mixprec.graph_capture.verification import Verification
@@ -36,8 +36,6 @@ _STEPS = 8  # at most, until one is like the one before
 _CALLS = 12  # at most, until a graph is launched
 _IMAGES = 2  # of a batch on which NumPy computes: how many functions there are does not depend on it
 _DECAY = 0.9999  # of the learning rate, from step to step
-# Functions of Chainer that ask for the same functions of arrays on a GPU and on the stand-in: arithmetic, and views.
-_THE_SAME = ("chainer.functions.math.basic_math", "chainer.functions.array.reshape")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +112,16 @@ def count(config, network):
     batch = _first_batch(config)
     if config.model.layout == "nchw":
         optimizer = build_optimizer(config, model)
-        with _chainers_own() as names:
+        with chainers_own() as names:
             optimizer.update(*_asked(config, model, lambda: [array[:_IMAGES] for array in batch]))
         return Counts(functions=names.total(), note=_unseen("the functions of layout nchw"))
-    asked = _on_device(config, model, batch)
-    with _reported(model):
-        eager = _eager(len(batch[0]), *asked)
-        return eager if config.capture.mode == "off" else _captured(config, len(batch[0]), eager, *asked)
+    with _on_device(config, model, batch) as (optimizer, lossfun, given):
+        rate, images_in_step = attribute(config.optimizer.name), len(batch[0]) * config.training.accumulate
+        eager = _eager(optimizer, rate, lossfun, given, images_in_step)
+        if config.capture.mode == "off":
+            return eager
+        launched, outside = _replayed(config, optimizer, rate, lossfun, given)
+        return _captured(launched, outside, eager, optimizer, images_in_step)
 
 
 def notes_of_captured(config, network):
@@ -130,9 +131,8 @@ def notes_of_captured(config, network):
         ``(inside, outside, model)``: notes of what the graph launches, and of what is launched around it; the model.
     """
     model, _ = build_model(config, network, "@numpy")
-    asked = _on_device(config, model, _first_batch(config))
-    with _reported(model):
-        (graph,), outside = _replayed(config, *asked)
+    with _on_device(config, model, _first_batch(config)) as (optimizer, lossfun, given):
+        (graph,), outside = _replayed(config, optimizer, attribute(config.optimizer.name), lossfun, given)
     return graph.notes, outside, model
 
 
@@ -187,12 +187,12 @@ def _asked(config, model, new_batch):
     return (Accumulated(model), [tuple(new_batch()) for _ in range(count)]) if count > 1 else (model, *new_batch())
 
 
-def _eager(images, optimizer, rate, lossfun, *given):
+def _eager(optimizer, rate, lossfun, given, images_in_step):
     """Returns the :class:`Counts` of eager steps."""
     before = None
     for _ in range(_STEPS):
         _move(optimizer, rate)
-        with graphs_of(next(optimizer.target.params()).array).on_stream(), _chainers_own() as names, taking() as notes:
+        with graphs_of(next(optimizer.target.params()).array).on_stream(), chainers_own() as names, taking() as notes:
             optimizer.update(lossfun, *given)
         now = collections.Counter((note.kind, note.primitive, note.name) for note in notes)
         if now == before:
@@ -200,7 +200,7 @@ def _eager(images, optimizer, rate, lossfun, *given):
         before = now
     else:
         raise RuntimeError(f"the last of {_STEPS} steps asks the device for something else than the one before")
-    found = dataclasses.replace(_counts(notes), functions=names.total(), kinds=_kinds(notes, images, optimizer))
+    found = dataclasses.replace(_counts(notes), functions=names.total(), kinds=_kinds(notes, images_in_step, optimizer))
     unseen, report = sorted(names), optimizer.report()
     if report.batched < len(report.parameters):
         unseen.append("the update of parameters one by one")
@@ -212,27 +212,19 @@ def _first_batch(config):
     return images.converter_of(config)(images.train_iterator(config, train, chainer.get_device("@numpy")).next())
 
 
+@contextlib.contextmanager
 def _on_device(config, model, batch):
-    """Returns an optimizer on a device that is installed for it, and what :func:`_asked` has of arrays there."""
+    """Gives an optimizer, a loss function and its arguments on a device that is installed for them, under a trainer."""
     recording.install()
     optimizer = build_optimizer(config, recording.send(model))
-    return (
-        optimizer,
-        attribute(config.optimizer.name),
-        *_asked(config, model, lambda: list(map(recording.array, batch))),
-    )
-
-
-@contextlib.contextmanager
-def _reported(model):
-    """Inside of the block what a model reports is observed, as by a trainer."""
-    reporter = chainer.Reporter()
+    lossfun, *given = _asked(config, model, lambda: list(map(recording.array, batch)))
+    reporter = chainer.Reporter()  # as a trainer's
     reporter.add_observers("main", model.namedlinks())
     with reporter.scope({}):
-        yield
+        yield optimizer, lossfun, given
 
 
-def _replayed(config, optimizer, rate, lossfun, *given):
+def _replayed(config, optimizer, rate, lossfun, given):
     """Returns the graphs that a captured step has launched, and the notes of what it has asked for around them."""
     keywords = {"warmup": config.capture.warmup, "graphs": config.capture.graphs}
     step = mixprec.capture(optimizer, lossfun, required=True, **keywords)
@@ -248,9 +240,8 @@ def _replayed(config, optimizer, rate, lossfun, *given):
     raise RuntimeError(f"no graph was launched in {_CALLS} steps: {step.report()}")
 
 
-def _captured(config, images, eager, optimizer, *asked):
+def _captured(launched, notes, eager, optimizer, images_in_step):
     """Returns the :class:`Counts` of captured steps, given those of eager ones."""
-    launched, notes = _replayed(config, optimizer, *asked)
     (graph,) = launched
     inside, outside = _counts(graph.notes), _counts(notes)
     known = eager.launches is not None
@@ -261,7 +252,7 @@ def _captured(config, images, eager, optimizer, *asked):
         conversions=inside.conversions + outside.conversions,
         functions=eager.functions,
         parts=dict(collections.Counter(inside.parts) + collections.Counter(outside.parts)),
-        kinds=_kinds([*graph.notes, *notes], images, optimizer),
+        kinds=_kinds([*graph.notes, *notes], images_in_step, optimizer),
         note=f"{inside.launches} launches in the graph" if known else eager.note,
     )
 
@@ -279,10 +270,6 @@ def _counts(notes):
     )
 
 
-def _kinds(notes, images, optimizer):
-    return totals(launches_of(notes, images, optimizer.target), images)
-
-
 def _is_strided(note):
     """Whether a function of arrays has an array of several elements that is not C-contiguous."""
     arrays = [part for part in note.arguments if isinstance(part, tuple) and len(part) == 3]
@@ -295,31 +282,12 @@ def _is_c_contiguous(dtype, shape, strides):
     return found == list(itertools.accumulate(sizes, operator.mul))[::-1][: len(found)]
 
 
+def _kinds(notes, images_in_step, optimizer):
+    return totals(launches_of(notes, images_in_step, optimizer.target), images_in_step)
+
+
 def _move(optimizer, rate):
     setattr(optimizer, rate, getattr(optimizer, rate) * _DECAY)
-
-
-@contextlib.contextmanager
-def _chainers_own():
-    """Counts, in the counter of names that it gives, applications of functions of Chainer that cannot be seen.
-
-    Hooks would do that, too, but where there are hooks nothing is fused.
-    """
-    names = collections.Counter()
-    original = chainer.FunctionNode._check_data_type_forward  # which each application calls
-
-    @functools.wraps(original)
-    def check(self, arrays):
-        cls = type(self.function) if isinstance(self, chainer.function.FunctionAdapter) else type(self)
-        if cls.__module__.startswith("chainer.") and cls.__module__ not in _THE_SAME:
-            names[cls.__name__] += 1
-        original(self, arrays)
-
-    chainer.FunctionNode._check_data_type_forward = check
-    try:
-        yield names
-    finally:
-        chainer.FunctionNode._check_data_type_forward = original
 
 
 def _unseen(what):
