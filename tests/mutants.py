@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant("biased-variance", "backends/cpu/batch_norm.py", "backends/cpu/test_batch_norm.py",
            "count / max(count - 1, 1)", "count / max(count, 1)", "running variances are biased on NumPy"),
     Mutant("statistics-count", "backends/kernels/batch_norm.cu", "backends/cuda/test_batch_norm.py",
-           "(tile.end - tile.begin + tile.step - 1) / tile.step", "(tile.end - tile.begin + tile.step) / tile.step",
+           "const float count = all[0].count = tile.left", "const float count = all[0].count = tile.left + 1",
            "means are too small where a thread has all of its rows"),
     Mutant("column-sums", "backends/kernels/columns.cu", "backends/cuda/test_bias.py backends/cuda/test_pooling.py",
            "half >= lanes", "half > lanes", "gradients of biases have half of the rows"),

@@ -17,6 +17,7 @@ class Launcher:
 
     threads = 256
     chunk = 8192
+    _counters = None
 
     def compile(self, source, names):
         """Returns the names by themselves."""
@@ -54,6 +55,12 @@ class Launcher:
         """Returns a new array on the device, with anything in it."""
         shape = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
         return Array.memory.new(shape, np.dtype(dtype)).view(Array)
+
+    def counters(self, count):
+        """See :meth:`CupyLauncher.counters <mixprec.backends.launch.CupyLauncher.counters>`."""
+        if self._counters is None:
+            self._counters = self.empty((count,), np.uint32)
+        return self._counters
 
     def full(self, shape, value, dtype):
         """Returns a new array on the device, and notes that it is filled."""

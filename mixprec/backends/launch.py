@@ -8,6 +8,7 @@ import collections
 import functools
 import itertools
 import operator
+import threading
 from importlib import resources
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ OPTIONS = ("-std=c++17", "--fmad=false")
 # Bytes of pinned memory from which copies may be under way. A host that asks for steps faster than they are done would
 # otherwise pin a batch for each of them.
 _STAGED = 2**30
+_counters = {}  # of CupyLauncher.counters, for good: CUDA graphs may hold them
 
 
 @functools.cache
@@ -127,6 +129,32 @@ class CupyLauncher:
         """Returns a new array on the device, with anything in it."""
         with self._device:
             return self._cupy.empty(shape, dtype)
+
+    def counters(self, count):
+        """Returns an array of uint32 of the current stream and thread, always the same one.
+
+        Its elements are 0 before a kernel and after it: meanwhile blocks count there how many of them are done. So no
+        two kernels may use it at the same time, and those of one stream never do. A CUDA graph has the one of the
+        stream on which it was captured, where it has to be launched, too.
+
+        Args:
+            count: number of elements, always the same.
+
+        Raises:
+            CaptureError: there is none yet, and the stream is capturing a CUDA graph, in which it cannot be made.
+        """
+        with self._device:
+            stream = self._cupy.cuda.get_current_stream()
+            key = self._device.id, stream.ptr, threading.get_ident()  # a default stream may be each thread's own
+            found = _counters.get(key)
+            if found is None:
+                if stream.is_capturing():
+                    raise CaptureError(
+                        "a kernel that counts its blocks is captured by a CUDA graph, and none has run on this stream "
+                        "before: run the step eagerly first"
+                    )
+                found = _counters[key] = self._cupy.zeros(count, "uint32")
+            return found
 
     def full(self, shape, value, dtype):
         """Returns a new array on the device."""

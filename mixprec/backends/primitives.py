@@ -122,6 +122,12 @@ class Primitives(abc.ABC):
     def relu_backward(self, dy, y):
         """Returns ``dy`` where ``y``, a ReLU's output or input, is above 0, and 0 elsewhere; both of one shape."""
 
+    # Addition
+
+    @abc.abstractmethod
+    def add(self, a, b):
+        """Returns ``a + b``, like ``a``, any shape; ``b`` is of the same shape and dtype."""
+
     # Batch normalization (Ioffe and Szegedy 2015, arXiv:1502.03167), over all axes but the last
 
     @abc.abstractmethod
@@ -145,7 +151,7 @@ class Primitives(abc.ABC):
         """
 
     @abc.abstractmethod
-    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False):
+    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None):
         """Returns the gradients of :meth:`batch_norm`.
 
         Args:
@@ -156,10 +162,14 @@ class Primitives(abc.ABC):
             saved: :class:`Saved`.
             attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
             add: whether there was an addition.
+            plus: ``None``, or an array like ``dy``: the gradient of the result is ``dy + plus``, for which the network
+                branches there. What writes the sum to memory rounds it as :meth:`add` does, and then computes the same
+                bits as it would of that; what does not may keep it in float32.
 
         Returns:
             ``(dx, dgamma, dbeta, dadd)``: dx like ``x``; dgamma and dbeta (C,) float32; dadd ``None`` without an
-            addition, otherwise like ``x`` - with no ReLU it is ``dy`` itself.
+            addition, otherwise like ``x`` - with no ReLU it is the gradient of the result, ``dy`` itself without
+            ``plus``.
         """
 
     @abc.abstractmethod

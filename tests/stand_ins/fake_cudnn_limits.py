@@ -35,6 +35,11 @@ def _addition_alone(nodes, kinds, storage):
     return "batchnorm" in kinds and "add" in kinds and "relu" not in kinds
 
 
+def _sum_of_gradients(nodes, kinds, storage):
+    """Without a ReLU's backward pass in between."""
+    return kinds == ["add", "batchnorm_backward"]
+
+
 def _wide_operand(nodes, kinds, storage):
     """An intermediate float32 value as an operand of a convolution or of batchnorm_backward."""
     return storage != "FLOAT" and any(
@@ -65,6 +70,7 @@ def _wide_scale(nodes):
 _RULES = {
     "batch normalization wants a multiple of 8 channels, of 4 in float32": _channels,
     "an addition after batch normalization wants a ReLU after it": _addition_alone,
+    "a sum of two gradients wants a ReLU behind the batch normalization": _sum_of_gradients,
     "an operand between two nodes is not in the storage dtype": _wide_operand,
     "statistics want float16 throughout, multiples of 8 channels, and filters up to 5x5": _statistics,
     "scale and bias before conv_wgrad want float16": _prologue_of_wgrad,

@@ -3,6 +3,7 @@
 bfloat16 is that of ml_dtypes, which NumPy takes as a dtype of its own.
 """
 
+from mixprec.backends.cpu.addition import Additions
 from mixprec.backends.cpu.batch_norm import BatchNorms
 from mixprec.backends.cpu.convolution import Convolutions
 from mixprec.backends.cpu.dropout import Dropouts
@@ -16,7 +17,17 @@ from mixprec.backends.primitives import Primitives
 
 
 class Cpu(
-    Convolutions, BatchNorms, ReLUs, Poolings, LocalResponseNorms, Linears, Losses, Dropouts, Layouts, Primitives
+    Convolutions,
+    BatchNorms,
+    ReLUs,
+    Additions,
+    Poolings,
+    LocalResponseNorms,
+    Linears,
+    Losses,
+    Dropouts,
+    Layouts,
+    Primitives,
 ):
     """All of :class:`~mixprec.backends.primitives.Primitives`."""
 

@@ -29,8 +29,10 @@ class BatchNorms:
         return _finish(*_moments_of_sums(sums, count), count, gamma, beta, running, attributes)
 
     @_quiet
-    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False):
+    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_backward`."""
+        if plus is not None:
+            dy = self.add(dy, plus)
         affine = _affine(gamma, beta, saved.mean, saved.invstd)
         g, dgamma, dbeta = _reduce(dy, x, saved.mean, affine, attributes.relu, add, saved.mask)
         dgamma *= saved.invstd

@@ -2,6 +2,7 @@
 
 import threading
 
+from mixprec.backends.cuda.addition import Additions
 from mixprec.backends.cuda.bias import Biases
 from mixprec.backends.cuda.dropout import Dropouts
 from mixprec.backends.cuda.linear import Linears
@@ -18,7 +19,7 @@ _lock = threading.Lock()
 _by_device = {}
 
 
-class Cuda(Linears, Biases, Poolings, LocalResponseNorms, Losses, Dropouts, Primitives):
+class Cuda(Linears, Additions, Biases, Poolings, LocalResponseNorms, Losses, Dropouts, Primitives):
     """All of :class:`~mixprec.backends.primitives.Primitives`, on one device and CuPy's current stream.
 
     Args:

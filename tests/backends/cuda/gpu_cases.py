@@ -113,6 +113,7 @@ def every_primitive(p, put, dtype, size, filters):
     yield "conv_fprop, statistics", lambda: p.conv_fprop(x, w, _SAME, statistics=True)
     yield "conv_dgrad", lambda: (p.conv_dgrad(dy, w, _SAME, size),)
     yield "conv_dgrad, ReLU", lambda: (p.conv_dgrad(dy, w, _SAME, size, relu_input=x),)
+    yield "add", lambda: (p.add(x, dx),)
     yield "relu", lambda: (p.relu(x),)
     yield "relu_backward", lambda: (p.relu_backward(dx, x),)
     yield "conv_wgrad", lambda: (p.conv_wgrad(x, dy, _SAME, w.shape),)
@@ -123,8 +124,11 @@ def every_primitive(p, put, dtype, size, filters):
         def call():
             running = put(tuple(np.ones((2, channels), np.float32)))
             found, saved = p.batch_norm(x, gamma, beta, running, attributes, add=dx if add else None)
-            gradients = p.batch_norm_backward(dx, x, gamma, beta, saved, attributes, add=add)
-            return found, *saved[:2], *running, *gradients[:3], *([gradients[3]] if add else [])
+            found = [found, *saved[:2], *running]
+            for plus in (None, x):
+                *gradients, dadd = p.batch_norm_backward(dx, x, gamma, beta, saved, attributes, add=add, plus=plus)
+                found += [*gradients, dadd] if add else gradients
+            return tuple(found)
 
         return call
 
