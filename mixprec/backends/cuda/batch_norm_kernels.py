@@ -135,8 +135,9 @@ class BatchNormKernels(Ways):
         """Returns the arguments of a kernel that adds up what blocks leave."""
         if partial is None:
             return 0, 0, 1
-        counters = self.launcher.counters(2 * _BLOCKS)
-        return self._address(partial), self._address(counters), _geometry(*rows_of(x), self.launcher.threads).joined
+        geometry = _geometry(*rows_of(x), self.launcher.threads)
+        counters = self.launcher.counters(geometry.blocks // geometry.parts * (geometry.sets + 1))
+        return self._address(partial), counters, geometry.joined
 
     def _run_rows(self, file, name, x, before, after, dense, macros=()):
         """Launches a kernel over all rows.

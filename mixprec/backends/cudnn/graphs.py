@@ -136,15 +136,14 @@ def _batch_norm(builder):
 def _batch_norm_backward(builder):
     graph = builder.graph
     dy, x, gamma, mean, invstd = (builder.input(name) for name in ("dy", "x", "gamma", "mean", "invstd"))
-    total = graph.add(a=dy, b=builder.input("plus")) if builder.has("plus") else dy
+    if builder.has("plus"):
+        dy = graph.add(a=dy, b=builder.input("plus"))  # stays float32, and is rounded behind the ReLU
     if builder.has("beta"):
         y = graph.batchnorm_inference(input=x, mean=mean, inv_variance=invstd, scale=gamma, bias=builder.input("beta"))
-        dy = builder.rounded(graph.relu_backward(loss=total, input=y), "dy")
+        dy = builder.rounded(graph.relu_backward(loss=dy, input=y), "dy")
     elif builder.has("mask"):
-        dy = graph.scale(input=total, scale=builder.input("mask"))
+        dy = graph.scale(input=dy, scale=builder.input("mask"))
         builder.output("dadd", dy)
-    else:
-        dy = total
     gradients = graph.batchnorm_backward(grad=dy, input=x, scale=gamma, mean=mean, inv_variance=invstd)
     for name, node in zip(("dx", "dgamma", "dbeta"), gradients, strict=True):
         builder.output(name, node)

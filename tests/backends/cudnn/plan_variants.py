@@ -76,8 +76,6 @@ def _normalizations(dtype):
             found[f"batch norm{name}, {channels} channels"] = operations.batch_norm(x, dtype, relu=relu, add=add)
             backward = operations.batch_norm_backward(x, dtype, relu=relu, add=add)
             found[f"batch norm{name} backward, {channels} channels"] = backward
-            of_sum = operations.batch_norm_backward(x, dtype, relu=relu, add=add, plus=True)
-            found[f"batch norm{name} backward of a sum, {channels} channels"] = of_sum
     found["batch norm + add"] = operations.batch_norm(_X, dtype, add=True)
     found["batch norm of (32, 128)"] = operations.batch_norm((32, 1, 1, 128), dtype)
     found["batch norm of one image"] = operations.batch_norm((1, 7, 7, 128), dtype)
