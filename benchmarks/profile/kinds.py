@@ -25,6 +25,7 @@ _PRIMITIVES = {
     "batch_norm_inference_backward": BN_BACKWARD,
     "relu": ELEMENTWISE,
     "relu_backward": ELEMENTWISE,
+    "add": ELEMENTWISE,
     "add_bias": ELEMENTWISE,
     "bias_grad": ELEMENTWISE,
     "max_pool": POOLING,

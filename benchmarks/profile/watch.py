@@ -146,9 +146,8 @@ class _Watch:
             given = floors.arrays_of((call.arguments, call.keywords))
             new = [array for array in floors.arrays_of(result) if not any(array is each for each in given)]
             moved = floors.moved([*given, *new])
-            span.key = self._key(
-                kinds.of_primitive(name), name, floors.arrays_of(arguments), moved, floors.operations(call, result)
-            )
+            kind = kinds.GRADIENT_SUM if self._in_sum else kinds.of_primitive(name)
+            span.key = self._key(kind, name, floors.arrays_of(arguments), moved, floors.operations(call, result))
             return result
 
         return run
@@ -196,7 +195,7 @@ class _Watch:
         return run
 
     def sum(self, reduce):
-        """Returns Chainer's sum of gradients, whose functions have a kind of their own."""
+        """Returns the sum of gradients in Chainer's backward pass, which is of a kind of its own."""
 
         @functools.wraps(reduce)
         def run(gradients):

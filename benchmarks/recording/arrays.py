@@ -1,17 +1,21 @@
-"""Arrays of a device that computes nothing by itself; what NumPy does to them is noted as launches."""
+"""Arrays of a device that computes nothing by itself; what NumPy does to them is noted as launches.
+
+New arrays lie in memory as CuPy's would, see :mod:`benchmarks.cupy_rules`.
+"""
 
 import contextlib
 import functools
 
 import numpy as np
 
+from benchmarks import cupy_rules
 from benchmarks.recording.memory import Memory
 from mixprec.backends.notes import take
 
 # Methods by what they do on a device. All others are views, or NumPy makes them of ufuncs.
 _READERS = ("__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__", "__format__", "__repr__")
 _READERS += ("__str__", "__reduce__", "__reduce_ex__", "item", "tolist", "tobytes", "nonzero")
-_MAKERS = ("__copy__", "__deepcopy__", "argmax", "argmin", "argsort", "astype", "choose", "compress", "copy", "cumprod")
+_MAKERS = ("argmax", "argmin", "argsort", "astype", "choose", "compress", "copy", "cumprod")
 _MAKERS += ("cumsum", "dot", "flatten", "ravel", "repeat", "reshape", "round", "searchsorted", "take", "trace")
 _WRITERS = ("fill", "partition", "put", "sort")
 # The same of functions.
@@ -60,6 +64,12 @@ class Array(np.ndarray):
         else:
             self._ask("setitem", np.ndarray.__setitem__, (self, index, value), writes=True)
 
+    def __copy__(self):
+        return self.copy()
+
+    def __deepcopy__(self, memo):
+        return self.copy()
+
     def _ask(self, name, function, arguments, keywords=None, writes=False, fills=True):
         """Runs a function of NumPy on the arrays behind those of the device, and notes that.
 
@@ -85,14 +95,14 @@ class Array(np.ndarray):
         for host in hosts:
             self.memory.upload(name, *_described(host))
         with np.errstate(all="ignore"):
-            result = function(*given[0], **given[1])
+            result = cupy_rules.compute(function, name, *given)
         new = []
-        result = _mapped(functools.partial(self._on_device, behind, new, fills), result)
+        result = _mapped(functools.partial(self._on_device, name, behind, new, fills), result)
         if writes or (new and fills):
             take("array", name, *_described((arguments, keywords)), *_described(new))
         return result
 
-    def _on_device(self, behind, new, fills, value):
+    def _on_device(self, name, behind, new, fills, value):
         if not isinstance(value, (np.ndarray, np.generic)):
             return value
         for array, original in behind:
@@ -101,7 +111,7 @@ class Array(np.ndarray):
         value = np.asarray(value)
         if not value.size or any(np.may_share_memory(value, array) for array, _ in behind):
             return value.view(type(self))
-        memory = self.memory.new(value.shape, value.dtype, np.empty_like(value).strides)
+        memory = self.memory.new(value.shape, value.dtype, cupy_rules.strides_of(name, value))
         if fills:
             memory[...] = value
         new.append(memory.view(type(self)))
@@ -196,7 +206,7 @@ def _asking(name, writes):
     @functools.wraps(method)
     def ask(self, *arguments, **keywords):
         writes_out = writes or keywords.get("out") is not None
-        return self._ask(name.strip("_"), method, (self, *arguments), keywords, writes_out)
+        return self._ask(name, method, (self, *arguments), keywords, writes_out)
 
     return ask
 

@@ -48,7 +48,8 @@ class Graphs:
     def copy(self, source, target):
         """Copies an array of the host or the device into one of :meth:`empty_like`."""
         if isinstance(source, Array):
-            target[...] = source
+            order = axes(target)  # as one copy of memory, if both lie in it alike
+            target.transpose(order)[...] = source.transpose(order)
         else:
             dense = np.ascontiguousarray(source.transpose(axes(target)))
             self._launcher.upload(dense.reshape(-1).view(np.uint8), target)

@@ -9,8 +9,11 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
+import operator
 
 import chainer
+import numpy as np
 
 import mixprec
 from benchmarks import configured, recording
@@ -19,6 +22,7 @@ from mixprec.backends import graphs_of
 from mixprec.backends.notes import taking
 from mixprec.graph_capture.verification import Verification
 from mixprec.training import images
+from mixprec.training.accumulation import Accumulated
 from mixprec.training.model import build_model
 from mixprec.training.optimizers import attribute, build_optimizer
 
@@ -49,7 +53,8 @@ class Counts:
         in_graph: launches that are nodes of the graph; ``None`` also if there is no graph.
         uploads: copies from the host.
         syncs: values for which the host waits.
-        conversions: layout conversions among all launches.
+        conversions: layout conversions among all launches, and functions of arrays that go through one in another
+            order than it lies in memory, which takes CuPy as long or longer.
         functions: applications of functions of Chainer, forward and backward, whose launches cannot be seen here: all
             but arithmetic and views.
         parts: dict from names of primitives, or of functions of arrays, to their launches, in and outside of the graph.
@@ -100,28 +105,29 @@ def count(config, network):
         :class:`Counts`. With the layout nchw, where Chainer's own functions compute, only ``functions`` is known.
 
     Raises:
-        ValueError: the config accumulates the gradients of several batches.
         RuntimeError: steps do not come to be alike, or no graph is launched.
     """
-    if config.training.accumulate > 1:
-        raise ValueError(f"training.accumulate is {config.training.accumulate}; only steps of one batch are counted")
     model, _ = build_model(config, network, "@numpy")
     train, _ = images.open_sources(config)
     batch = images.converter_of(config)(images.train_iterator(config, train, chainer.get_device("@numpy")).next())
     if config.model.layout == "nchw":
         optimizer = build_optimizer(config, model)
         with _chainers_own() as names:
-            optimizer.update(model, *(array[:_IMAGES] for array in batch))
+            optimizer.update(*_asked(config, model, lambda: [array[:_IMAGES] for array in batch]))
         return Counts(functions=names.total(), note=_unseen("the functions of layout nchw"))
     recording.install()
     optimizer = build_optimizer(config, recording.send(model))
-    batch = list(map(recording.array, batch))
+    lossfun, *given = _asked(config, model, lambda: list(map(recording.array, batch)))
     rate = attribute(config.optimizer.name)
-    eager = _eager(optimizer, rate, batch)
-    if config.capture.mode == "off":
-        return eager
-    keywords = {"warmup": config.capture.warmup, "graphs": config.capture.graphs}
-    return _captured(mixprec.capture(optimizer, required=True, **keywords), optimizer, rate, batch, eager)
+    reporter = chainer.Reporter()  # as a trainer's
+    reporter.add_observers("main", model.namedlinks())
+    with reporter.scope({}):
+        eager = _eager(optimizer, rate, lossfun, given)
+        if config.capture.mode == "off":
+            return eager
+        keywords = {"warmup": config.capture.warmup, "graphs": config.capture.graphs}
+        step = mixprec.capture(optimizer, lossfun, required=True, **keywords)
+        return _captured(step, optimizer, rate, given, eager)
 
 
 def table(counts):
@@ -169,13 +175,19 @@ def _count(network, name, overrides, settings):
     return count(configured.load(name, overrides=overrides, **settings), network)
 
 
-def _eager(optimizer, rate, batch):
+def _asked(config, model, new_batch):
+    """Returns what a step of a config is asked for: a loss function, and the arguments of that."""
+    count = config.training.accumulate
+    return (Accumulated(model), [tuple(new_batch()) for _ in range(count)]) if count > 1 else (model, *new_batch())
+
+
+def _eager(optimizer, rate, lossfun, given):
     """Returns the :class:`Counts` of eager steps."""
     before = None
     for _ in range(_STEPS):
         _move(optimizer, rate)
-        with graphs_of(batch[0]).on_stream(), _chainers_own() as names, taking() as notes:
-            optimizer.update(optimizer.target, *batch)
+        with graphs_of(next(optimizer.target.params()).array).on_stream(), _chainers_own() as names, taking() as notes:
+            optimizer.update(lossfun, *given)
         now = collections.Counter((note.kind, note.primitive, note.name) for note in notes)
         if now == before:
             break
@@ -189,7 +201,7 @@ def _eager(optimizer, rate, batch):
     return dataclasses.replace(found, launches=None, note=_unseen(", ".join(unseen))) if unseen else found
 
 
-def _captured(step, optimizer, rate, batch, eager):
+def _captured(step, optimizer, rate, given, eager):
     """Returns the :class:`Counts` of captured steps, given those of eager ones."""
     with graphs_compute_nothing() as launched:
         for _ in range(_CALLS):
@@ -197,7 +209,7 @@ def _captured(step, optimizer, rate, batch, eager):
             replays = step.replays
             launched.clear()
             with taking() as notes:
-                step(*batch)
+                step(*given)
             if step.replays > replays:
                 break
         else:
@@ -224,9 +236,21 @@ def _counts(notes):
         graph_launches=0,
         uploads=kinds["upload"],
         syncs=kinds["read"],
-        conversions=sum(parts[name] for name in _CONVERSIONS),
+        conversions=sum(parts[name] for name in _CONVERSIONS) + sum(map(_is_strided, notes)),
         parts=dict(parts),
     )
+
+
+def _is_strided(note):
+    """Whether a function of arrays has an array of several elements that is not C-contiguous."""
+    arrays = [part for part in note.arguments if isinstance(part, tuple) and len(part) == 3]
+    return note.kind == "array" and not all(_is_c_contiguous(*array) for array in arrays)
+
+
+def _is_c_contiguous(dtype, shape, strides):
+    found = [stride for length, stride in zip(shape, strides, strict=True) if length > 1]
+    sizes = [np.dtype(dtype).itemsize] + [length for length in reversed(shape) if length > 1][:-1]
+    return found == list(itertools.accumulate(sizes, operator.mul))[::-1][: len(found)]
 
 
 def _move(optimizer, rate):

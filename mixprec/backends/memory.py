@@ -36,14 +36,15 @@ def flat(array):
 def shaped(memory, model):
     """Returns a view of contiguous memory, of one dimension, with the shape and the order of axes of ``model``."""
     order = axes(model)
-    return _turned_back(memory.reshape([model.shape[axis] for axis in order]), order)
+    return turned_back(memory.reshape([model.shape[axis] for axis in order]), order)
 
 
 def in_order_of(array, model):
     """Returns a dense copy of an array, with its axes in the same order in memory as those of ``model``."""
     order = axes(model)
-    return _turned_back(array.transpose(order).copy(order="C"), order)
+    return turned_back(array.transpose(order).copy(order="C"), order)
 
 
-def _turned_back(array, order):
+def turned_back(array, order):
+    """Returns the view of which ``array`` is ``view.transpose(order)``."""
     return array.transpose(sorted(range(len(order)), key=order.__getitem__))

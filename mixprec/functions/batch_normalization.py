@@ -138,6 +138,7 @@ class BatchNormalization(_Normalization):
     """See :func:`batch_normalization`."""
 
     name = "batch_normalization"
+    takes_two_terms = True
 
     def __init__(self, attributes, running, sums):
         super().__init__(attributes, running)
@@ -164,10 +165,10 @@ class BatchNormalization(_Normalization):
         )
         return (y,)
 
-    def gradients(self, primitives, indexes, dy):
+    def gradients(self, primitives, indexes, dy, plus=None):
         x, gamma, beta = self.retained()
         return primitives.batch_norm_backward(
-            dy, dense(x), gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 4
+            dy, dense(x), gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 4, plus=plus
         )[: len(self.inputs)]
 
 

@@ -113,6 +113,7 @@ class ConvolutionBatchNormalization(FilterNode):
     """See :func:`convolution_batch_normalization`; inputs x, W, gamma, beta and perhaps what is added."""
 
     name = "convolution_batch_normalization"
+    takes_two_terms = True
 
     def __init__(self, convolution, attributes, running):
         super().__init__(convolution)
@@ -146,10 +147,10 @@ class ConvolutionBatchNormalization(FilterNode):
         )
         return (y,)
 
-    def gradients(self, primitives, indexes, dy):
+    def gradients(self, primitives, indexes, dy, plus=None):
         x, W, gamma, beta = self.retained()
         dz, dgamma, dbeta, dadd = primitives.batch_norm_backward(
-            dy, self._z, gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 5
+            dy, self._z, gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 5, plus=plus
         )
         return (
             primitives.conv_dgrad(dz, self.filters(W), self.convolution, x.shape) if 0 in indexes else None,

@@ -9,7 +9,7 @@ from chainer import utils
 
 from mixprec.backends import primitives_of
 from mixprec.backends.announcements import announce
-from mixprec.functions import checks
+from mixprec.functions import checks, sums
 
 
 class Node(chainer.FunctionNode):
@@ -27,12 +27,14 @@ class Node(chainer.FunctionNode):
         image_inputs: which inputs are images, if they have four axes.
         makes_images: whether an output of four axes is images.
         channels_first: whether images have the shape (N, C, H, W) for everybody else.
+        takes_two_terms: whether :meth:`gradients` takes a gradient as two terms, ``dy`` and ``plus``.
     """
 
     name = ""
     image_inputs = ()
     makes_images = True
     channels_first = False
+    takes_two_terms = False
 
     def apply(self, inputs):
         """Computes output variables and grows the graph, as :meth:`chainer.FunctionNode.apply` does.
@@ -112,6 +114,7 @@ class Node(chainer.FunctionNode):
         """
         if chainer.config.schedule_func is not None:
             raise RuntimeError(f"{self.name} of mixprec cannot be repeated by chainer.static_graph: do without it")
+        sums.install()
         outputs = self.compute(primitives_of(inputs[0]), *map(_vector, self._inputs(inputs)))
         if self.channels_first and self.makes_images:
             return tuple(map(as_nchw, outputs))
@@ -142,15 +145,10 @@ class Node(chainer.FunctionNode):
                 f"{self.name} of mixprec has no double backprop: call backward() without enable_double_backprop=True, "
                 f"or use chainer.functions"
             )
-        (dy,) = grad_outputs
-        dy, primitives = dy.array, primitives_of(dy.array)
-        if self.channels_first and self.makes_images and dy.ndim == 4:
-            gradient = as_nhwc(dy)
-            if not gradient.flags.c_contiguous:
-                gradient = primitives.to_nhwc(dense(dy), dy.dtype)
-        else:
-            gradient = dense(dy)
-        gradients = self.gradients(primitives, target_input_indexes, gradient)
+        terms = sums.terms_of(*grad_outputs)
+        primitives = primitives_of(terms[0])
+        terms = [self._gradient(primitives, dy) for dy in terms]
+        gradients = self.gradients(primitives, target_input_indexes, *terms)
         if self.channels_first:
             gradients = [
                 as_nchw(each) if place in self.image_inputs and each is not None else each
@@ -158,13 +156,21 @@ class Node(chainer.FunctionNode):
             ]
         return tuple([None if each is None else _variable(each, False) for each in gradients])
 
+    def _gradient(self, primitives, dy):
+        """Returns the gradient of the output as :meth:`gradients` wants it."""
+        if not (self.channels_first and self.makes_images and dy.ndim == 4):
+            return dense(dy)
+        gradient = as_nhwc(dy)
+        return gradient if gradient.flags.c_contiguous else primitives.to_nhwc(dense(dy), dy.dtype)
+
     def gradients(self, primitives, indexes, dy):
         """Returns a gradient for each input, ``None`` where there is none, or where nobody has asked for it.
 
         Args:
             primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
             indexes: of the inputs whose gradients are wanted.
-            dy: gradient of the only output, C-contiguous.
+            dy: gradient of the only output, C-contiguous. With :attr:`takes_two_terms` there may be another argument
+                ``plus``, and the gradient is their sum.
         """
         raise NotImplementedError
 

@@ -63,9 +63,9 @@ class Reports(chainer.Reporter):
 def copied(value):
     """Returns a result of a step with copies in the place of arrays, and variables without a graph."""
     if isinstance(value, chainer.Variable):
-        return chainer.Variable(value.array.copy(), requires_grad=False)
+        return chainer.Variable(value.array.copy(order="K"), requires_grad=False)
     if isinstance(value, chainer.get_array_types()):
-        return value.copy()
+        return value.copy(order="K")
     if type(value) in (tuple, list):
         return type(value)(map(copied, value))
     if type(value) is dict:

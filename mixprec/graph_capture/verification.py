@@ -5,6 +5,7 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
+from mixprec.backends.memory import flat, is_dense
 from mixprec.backends.reading import read
 from mixprec.graph_capture.reports import copied
 
@@ -19,7 +20,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         values: ``[(name, array or number)]``: its results.
-        arrays: dict from names to the arrays that it moves, or copies of them.
+        arrays: dict from names to the arrays that it moves, those without gaps flat, or copies of them.
     """
 
     values: list
@@ -35,8 +36,10 @@ class Verification:
     """
 
     def __init__(self, arrays, bitwise):
-        self._arrays, self._bitwise = arrays, bitwise
-        self._before = _copies(arrays)
+        # CuPy goes through an array in the order of its axes: through a filter, strided, unless it is seen as flat.
+        self._arrays = {name: flat(array) if is_dense(array) else array for name, array in arrays.items()}
+        self._bitwise = bitwise
+        self._before = _copies(self._arrays)
 
     def outcome(self, values):
         """Returns the :class:`Outcome` of the step that was run last, with its results; it stays what it is."""

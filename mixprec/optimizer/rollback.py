@@ -66,7 +66,7 @@ class Rollback:
         self._states = []
         self._attributes = [_Saved(vars(optimizer))]
         for _, _, master in optimizer.target.pairs():
-            self._masters.append((master, master.array, master.array.copy()))
+            self._masters.append((master, master.array, master.array.copy(order="K")))
             rule = master.update_rule
             if rule is None:
                 continue
@@ -118,7 +118,7 @@ class _Saved:
 
 
 def _copy(value):
-    return value.copy() if isinstance(value, chainer.get_array_types()) else value
+    return value.copy(order="K") if isinstance(value, chainer.get_array_types()) else value
 
 
 def _select(now, before, skipped, out):

@@ -12,6 +12,7 @@ from chainer.functions.array.transpose import Transpose
 from chainer.functions.math.basic_math import Add
 from chainer.functions.util.forget import Forget
 
+from mixprec.functions.addition import Addition
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.relu import ReLU as OurReLU
 from mixprec.rewrite import casting, deferred, fusion
@@ -27,15 +28,14 @@ from mixprec.rewrite.memory_order import (
     run_in_order_of,
 )
 
-# Elementwise functions of Chainer that run on views (N, H, W, C) of images: on CUDA their outputs would lie in the
-# order of their axes.
+# Elementwise functions of Chainer that run on views (N, H, W, C) of images: on CUDA their outputs lie in the order of
+# their axes, those of operators too.
 _ELEMENTWISE = {
     *("ClippedReLU", "ELU", "HardSigmoid", "LeakyReLU", "Sigmoid", "Softplus", "Tanh"),
     *("Absolute", "Div", "DivFromConstant", "PowConstVar", "PowVarConst", "PowVarVar"),
     *("Clip", "Erf", "Exp", "Expm1", "Log", "Log1p", "Maximum", "Minimum", "Sqrt", "Square"),
+    *("AddConstant", "Mul", "MulConstant", "MultiAdd", "Neg", "Sub", "SubFromConstant"),
 }
-# Operators of NumPy and CuPy, which keep the order by themselves if all images have it, and the same shape.
-_OPERATORS = {"AddConstant", "Mul", "MulConstant", "MultiAdd", "Neg", "Sub", "SubFromConstant"}
 
 
 def _relu(scope, node, inputs):
@@ -57,9 +57,15 @@ def _add(scope, node, inputs):
         if deferred.is_waiting(each):
             deferred.compute(each, "it is added to another one, or broadcast")
     alike = x.ndim == other.ndim == 4 and x.shape == other.shape and in_storage_dtype(x, other)
-    if alike and is_channels_last(x) != is_channels_last(other):
-        inputs = tuple(scope.images(each) for each in inputs)
-    return casting.rule_of(Add)(scope, node, inputs)
+    if alike and (is_channels_last(x) or is_channels_last(other)):
+        inputs = _cast_alike(scope, [scope.images(each) for each in inputs])
+        return (run(Addition(), *inputs),)
+    return elementwise(scope, node, inputs) or casting.rule_of(Add)(scope, node, inputs)
+
+
+def _cast_alike(scope, inputs):
+    """Returns inputs in one storage dtype, float32 if they differ, as the rule for Chainer's addition has it."""
+    return inputs if inputs[0].dtype == inputs[1].dtype else [scope.cast(x, "float32") for x in inputs]
 
 
 def _concat(scope, node, inputs):
@@ -89,8 +95,6 @@ def elementwise(scope, node, inputs):
         return None
     if all(chainer.as_array(x).flags.c_contiguous for x in inputs):
         return None
-    if type(node).__name__ in _OPERATORS and all(is_channels_last(x) and x.shape == inputs[0].shape for x in inputs):
-        return None
     views = tuple(_view(x, TO_NHWC) if x.ndim == 4 else x for x in inputs)
     outputs = casting.rule_of(type(node))(scope, node, views)
     return tuple(_view(y, TO_NCHW) for y in outputs)
@@ -112,7 +116,7 @@ def plain(scope, x):
 
 def is_elementwise(cls):
     """Whether a class of Chainer's function nodes is one of :func:`elementwise`."""
-    return cls.__name__ in _ELEMENTWISE or cls.__name__ in _OPERATORS
+    return cls.__name__ in _ELEMENTWISE
 
 
 RULES = {Add: _add, Concat: _concat, ReLU: _relu, Reshape: _reshape}

@@ -207,20 +207,24 @@ def test_functions_that_compute_by_themselves_and_sums_of_gradients():
         assert calls["(network)", name] == 1
     assert calls["twice", "conv_fprop"] == calls["twice", "conv_wgrad"] == 2
     (key,) = (key for key in found.calls if key.kind == kinds.GRADIENT_SUM and key.shapes.startswith("4x8"))
-    assert (key.layer, key.name) == ("(network)", "Add")
+    assert (key.layer, key.name) == ("(network)", "add")
     assert next(key.kind for key in found.calls if key.name == "Concatenation") == kinds.LAYOUT
     assert next(key.kind for key in found.calls if key.name == "OldStyle backward") == kinds.OTHER
 
 
 @pytest.mark.parametrize("name", ["static_graph.yaml", "fp32.yaml"])
 def test_resnet18(name):
-    """20 convolutions; the first needs no gradient of its images, and 8 blocks sum up two gradients each."""
+    """20 convolutions; the first needs no gradient of its images, and 8 blocks sum up two gradients each.
+
+    But for that of the pooled images these go into a batch normalization of mixprec, which adds them.
+    """
     scale = ["loss_scale.mode=static", "loss_scale.init=8"]  # no steps to find one
     config = configured.load(name, arch="resnet18", batch=2, size=32, overrides=scale)
     found = profile.measure(config, MODELS["resnet18"], "@numpy", RATES, steps=1)
     counts = {kind: calls for kind, (calls, _, _) in found.by_kind().items()}
     wanted = {kinds.CONV_FPROP: 20, kinds.CONV_DGRAD: 19, kinds.CONV_WGRAD: 20, kinds.BN_FORWARD: 20}
-    wanted |= {kinds.BN_BACKWARD: 20, kinds.GRADIENT_SUM: 8, kinds.POOLING: 4, kinds.LINEAR: 3, kinds.UPDATE: 1}
+    wanted |= {kinds.BN_BACKWARD: 20, kinds.POOLING: 4, kinds.LINEAR: 3, kinds.UPDATE: 1}
+    wanted[kinds.GRADIENT_SUM] = 8 if name == "fp32.yaml" else 1
     assert {kind: counts[kind] for kind in wanted} == wanted
     dgrads = {row.layer for row in found.rows if row.kind == kinds.CONV_DGRAD}
     wgrads = {row.layer for row in found.rows if row.kind == kinds.CONV_WGRAD}
@@ -428,11 +432,10 @@ def test_primitives_of_cuda_on_a_device_that_computes_nothing():
     (step,) = spans.steps
     found = collections.Counter()
     for key, seconds in step.calls.items():
-        if key.kind != kinds.GRADIENT_SUM:
-            found[key.name, key.shapes] += len(seconds)
+        found[key.name, key.shapes] += len(seconds)
     assert found == collections.Counter((call.name, floors.shapes_of(call.arguments)) for call in calls)
     assert sum(count for (name, _), count in found.items() if name == "conv_dgrad") == 19
-    assert sum(len(seconds) for key, seconds in step.calls.items() if key.kind == kinds.GRADIENT_SUM) == 8
+    assert sum(len(seconds) for key, seconds in step.calls.items() if key.kind == kinds.GRADIENT_SUM) == 1
     assert HELD[2] in device.log[len(HELD) :]  # there are more than a hundred
 
 

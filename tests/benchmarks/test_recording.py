@@ -178,11 +178,12 @@ def test_notes_have_addresses_and_numbers():
         lambda x: x.T.copy(),
     ],
 )
-def test_what_numpy_computes_is_right_and_lies_in_the_same_order(do):
+def test_what_numpy_computes_is_right_and_in_c_order(do):
     value = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     found, expected = do(recording.array(value)), np.asarray(do(value))
     assert type(found) is recording.Array
-    assert (found.dtype, found.strides) == (expected.dtype, expected.strides)
+    assert found.flags.c_contiguous
+    assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found.view(np.ndarray), expected)
 
 
@@ -350,10 +351,11 @@ def test_resnet50_needs_no_more_than_300_launches_and_no_conversion_in_its_trunk
     found = counts.launches
     # 53, but for the images; the filter of 3 channels becomes one of 4, and its gradient the reverse.
     assert (found["conv_fprop"], found["conv_dgrad"], found["conv_wgrad"]) == (54, 52, 54)
-    assert found["batch_norm"] == found["batch_norm_backward"] == 53
+    # A batch normalization adds the two gradients of a block that come to it; those of the pooled images are left.
+    assert (found["batch_norm"], found["batch_norm_backward"], found["add"]) == (53, 53, 1)
     assert found["to_nhwc"] == 1  # the images at the entrance
     assert not {"to_nchw", "cast"} & found.keys()
-    assert sum(number for name, number in found.items() if name.startswith(by_hand.OTHERS)) <= 20
+    assert sum(number for name, number in found.items() if name.startswith(by_hand.OTHERS)) <= 4
 
 
 def test_counts_do_not_depend_on_the_size_of_the_images():

@@ -13,6 +13,7 @@ from mixprec import functions as F
 from mixprec.backends import cpu
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.primitives import Primitives
+from mixprec.functions.addition import Addition
 from mixprec.functions.layout import Dense
 from mixprec.functions.node import Node
 from mixprec.functions.pooling import GlobalAveragePooling2D
@@ -51,6 +52,7 @@ FUNCTIONS = {
     "local_response_normalization": (lambda x: F.local_response_normalization(x, 3, 1, 0.5), [IMAGES]),
     "linear": (F.linear, [(3, 5), (4, 5), (4,)]),
     "relu": (F.relu, [(3, 5)]),
+    "add": (lambda x, other: Addition().apply((x, other))[0], [IMAGES, IMAGES]),
     "softmax_cross_entropy": (lambda x: F.softmax_cross_entropy(x, np.array([1, 0, 4], np.int32)), [(3, 5)]),
     "concat": (lambda *xs: F.concat(xs), [IMAGES, IMAGES]),
     "dense": (lambda x: Dense().apply((x,))[0], [IMAGES]),

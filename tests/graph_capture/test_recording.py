@@ -20,6 +20,7 @@ from benchmarks import recording
 from mixprec.backends import graphs_of
 from mixprec.backends.notes import taking
 from mixprec.graph_capture import CaptureError
+from mixprec.graph_capture.verification import Verification
 from mixprec.graph_capture.watch import difference, watching
 from models import MODELS
 
@@ -281,3 +282,21 @@ def test_where_a_planted_fault_is_an_error():
 def _call(step, batch):
     for _ in range(9):  # after some of them it has made up its mind
         step(*batch)
+
+
+def test_what_a_comparison_does_with_filters_is_flat():
+    """CuPy would go through them in the order of their axes, which is not that of their memory."""
+    recording.install()
+    W = recording.array(np.ones((8, 3, 3, 4), np.float32)).transpose(0, 3, 1, 2)
+    before = W.strides
+    with taking() as notes:
+        verification = Verification({"W": W}, bitwise=False)
+        outcome = verification.outcome([])
+        verification.turn_back()
+        verification.take(outcome)
+        verification._same_array(outcome.arrays["W"], verification.now([]).arrays["W"], outcome.arrays["W"])
+    launched = [note for note in notes if note.kind == "array"]
+    assert [note.name for note in launched][:4] == ["copy", "copy", "setitem", "setitem"]
+    shapes = [part[1] for note in launched for part in note.arguments if isinstance(part, tuple) and len(part) == 3]
+    assert {shape for shape in shapes if shape} == {(8 * 4 * 3 * 3,)}
+    assert W.strides == before

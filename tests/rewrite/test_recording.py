@@ -3,6 +3,7 @@
 import collections
 
 import chainer
+import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import mixprec
 from benchmarks import recording
 from benchmarks.step.by_hand import OTHERS, count
 from benchmarks.step.counts import LAUNCHES
+from mixprec import backends
 from mixprec.backends.notes import taking
 from models import MODELS
 
@@ -49,3 +51,45 @@ def test_nothing_is_converted_if_images_come_in_nhwc():
     assert counts["to_nhwc"] == counts["to_nchw"] == 0
     assert sum(counts.values()) == count("resnet50", batch=8, size=64).total - 1
     assert reads == []
+
+
+class Operators(chainer.Chain):
+    """Convolutions with operators of Chainer between them; images branch and meet."""
+
+    def __init__(self, function):
+        super().__init__()
+        self._function = function
+        with self.init_scope():
+            self.conv1 = L.Convolution2D(3, 8, 3, pad=1, nobias=True)
+            self.conv2 = L.Convolution2D(8, 8, 3, pad=1, nobias=True)
+            self.conv3 = L.Convolution2D(8, 8, 3, pad=1, nobias=True)
+
+    def forward(self, x):
+        h = self.conv1(x)
+        return F.average(self.conv3(self._function(h, self.conv2(h))), axis=(2, 3))
+
+
+OPERATORS = {
+    "sum": lambda x, y: x + y,
+    "sum with a constant": lambda x, y: 1 + x + y,
+    "sum of three": lambda x, y: F.add(x, y, x),
+    "difference": lambda x, y: 2 - (x - y),
+    "product": lambda x, y: x * y * 0.5,
+    "negative": lambda x, y: -x + -y,
+    "quotient": lambda x, y: x / (1 + y**2),
+    "weights of channels": lambda x, y: x * F.broadcast_to(F.average(y, axis=(2, 3), keepdims=True), x.shape),
+    "maximum of activations": lambda x, y: F.maximum(F.sigmoid(x), F.tanh(y)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_what_lies_between_layers_keeps_images_in_nhwc(name):
+    """CuPy gives results of operators C-contiguous, on whatever they are computed."""
+    recording.install()
+    model = Operators(OPERATORS[name])
+    mixprec.convert(model, np.zeros((2, 3, 8, 8), np.float32))
+    recording.send(model)
+    images = np.empty((4, 8, 8, 4), np.float16).view(recording.Array).transpose(0, 3, 1, 2)
+    with backends.graphs_of(images).on_stream(), taking() as notes:
+        F.sum(model(images)).backward()
+    assert not {"to_nhwc", "to_nchw"} & {note.primitive for note in notes}

@@ -1,7 +1,7 @@
 """Arrays of a stand-in device whose captured work is done later, as a GPU does it, see ``graph_work``.
 
 Outside of a capture everything is computed at once, with NumPy. Inside of one functions are called for the shapes and
-dtypes of their results only.
+dtypes of their results only. These lie in memory as CuPy's would, see :mod:`benchmarks.cupy_rules`.
 
 NumPy's own functions that make arrays of nothing (``np.zeros``) give arrays of the host, also if it is Chainer that
 calls them as ``xp.zeros``: with elements in them they are uploads. What NumPy does with an array without asking it
@@ -17,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 
+from benchmarks import cupy_rules
 from tests.stand_ins import graph_work
 
 _CONVERSIONS = ("array", "asarray", "ascontiguousarray")
@@ -74,7 +75,7 @@ def new(shape, dtype, strides=None):
 
 def array(value):
     """Returns a copy of an array of NumPy, in the same order in memory."""
-    copy = new(value.shape, value.dtype, _dense_strides(value))
+    copy = new(value.shape, value.dtype, cupy_rules.strides_of("array", value))
     copy.view(np.ndarray)[...] = value
     return copy
 
@@ -117,8 +118,9 @@ class GraphArray(np.ndarray):
         function = getattr(ufunc, method)
         if method == "at":
             return _call_in_place(ufunc.__name__, function, inputs, keywords)
+        name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
         if not any(isinstance(target, np.ndarray) for target in out):
-            return _call(function, inputs, keywords, ufunc.__name__)
+            return _call(function, inputs, keywords, name)
         _call_in_place(ufunc.__name__, function, inputs, {**keywords, "out": out}, out)
         return out[0] if len(out) == 1 else out
 
@@ -129,7 +131,7 @@ class GraphArray(np.ndarray):
             _read(function.__name__)
             return function(*_map(_plain, arguments), **_map(_plain, keywords))
         if function is np.empty_like and not arguments[1:] and not keywords:
-            return new(arguments[0].shape, arguments[0].dtype, _dense_strides(arguments[0]))
+            return new(arguments[0].shape, arguments[0].dtype, cupy_rules.strides_of("empty_like", arguments[0]))
         if function in _IN_PLACE:
             return _call_in_place(function.__name__, function, arguments, keywords)
         if keywords.get("out") is not None:
@@ -155,7 +157,7 @@ class GraphArray(np.ndarray):
         return self.copy()
 
     def __deepcopy__(self, memo):
-        return array(self)
+        return self.copy()
 
 
 def _counting(name):
@@ -222,7 +224,7 @@ def _call(function, arguments, keywords, name=None):
     _uploads(name, arguments, keywords)
     inputs = _map(plain, arguments), _map(plain, keywords)
     with np.errstate(all="ignore"):  # while something is captured, there is anything in the arrays: only shapes count
-        result = function(*inputs[0], **inputs[1])
+        result = cupy_rules.compute(function, name, *inputs)
     targets = []
 
     def keep(value):
@@ -236,7 +238,7 @@ def _call(function, arguments, keywords, name=None):
             view = value.view(GraphArray)
             view.flags.writeable = True
             return view
-        target = new(value.shape, value.dtype, _dense_strides(value))
+        target = new(value.shape, value.dtype, cupy_rules.strides_of(name, value))
         targets.append((value, target))
         return target
 
@@ -244,15 +246,15 @@ def _call(function, arguments, keywords, name=None):
     if targets:
         if graph_work.is_capturing():
             inputs = _map(_raw, arguments), _map(_raw, keywords)
-            graph_work.do(_compute, function, *inputs, [_raw(target) for _, target in targets])
+            graph_work.do(_compute, function, name, *inputs, [_raw(target) for _, target in targets])
         else:
             for value, target in targets:
                 target.view(np.ndarray)[...] = value
     return kept
 
 
-def _compute(function, arguments, keywords, targets):
-    results = function(*arguments, **keywords)
+def _compute(function, name, arguments, keywords, targets):
+    results = cupy_rules.compute(function, name, arguments, keywords)
     results = results if isinstance(results, (tuple, list)) else [results]
     for target, result in zip(targets, results, strict=True):
         target[...] = result
@@ -307,12 +309,3 @@ def _map(function, value):
         parts = [_map(function, part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return function(value)
-
-
-def _dense_strides(value):
-    """Strides of an array without gaps whose axes are in the same order in memory."""
-    strides, step = [0] * value.ndim, value.dtype.itemsize
-    for axis in sorted(range(value.ndim), key=lambda axis: (abs(value.strides[axis]), -axis)):
-        strides[axis] = step
-        step *= max(1, value.shape[axis])
-    return tuple(strides)

@@ -129,10 +129,10 @@ def main(architecture="sm_90", dtype="float16"):
             found = loops(cubin)
             for name, (used, spilled) in registers(log).items():
                 how = ", ".join(f"{key}={value}" for key, value in macros)
-                loop = found[name]
+                loads, together, instructions = found[name]
                 print(
-                    f"{name:26}{how:24}{used:4} registers, {spilled} bytes spilled; loop: {loop.together} of {loop.loads} "
-                    f"loads together, {loop.instructions} instructions"
+                    f"{name:26}{how:24}{used:4} registers, {spilled} bytes spilled; loop: {together} of {loads} loads "
+                    f"together, {instructions} instructions"
                 )
 
 

@@ -19,7 +19,7 @@ FILES = sorted(
 
 
 def _sources(file, whole):
-    """In every storage dtype, with every other one, and all macros; ``whole``: with as many elements as a thread takes."""
+    """In every storage dtype, with every other one, and all macros; ``whole``: with what a thread takes."""
     own = text_of("mixprec.backends", f"{file}.cu")
     texts = {}
     for dtype, other, macros in itertools.product(
@@ -39,7 +39,7 @@ def _sources(file, whole):
 @pytest.mark.parametrize("dtype", kernels.DTYPES, ids=str)
 @pytest.mark.parametrize("file", ["batch_norm", *loads_in_flight.MACROS])
 def test_a_thread_of_a_batch_normalization_has_its_loads_under_way_together(file, dtype):
-    """16 bytes each: with 64 a block of threads, two or three of which a multiprocessor has, hides the memory's latency."""
+    """16 bytes each. With 64 of each thread two blocks of a multiprocessor hide the latency of memory."""
     pytest.importorskip("cupy", reason="CuPy is not installed")
     if loads_in_flight.disassembler() is None:
         pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")

@@ -1,0 +1,169 @@
+"""Gradients that meet where a network branches: added flat, or handed on as two terms to a function that adds them.
+
+Chainer's backward passes keep the gradients of a variable in a table until the function that made it is next
+(``chainer._backprop_utils``), and add them up by ``chainer.functions.add``. On a GPU CuPy adds, and its results are
+C-contiguous: of gradients (N, C, H, W) in the memory order of (N, H, W, C) it would change the layout, element by
+element. :func:`install` makes the table add them in their own order.
+
+A node with :attr:`~mixprec.functions.node.Node.takes_two_terms` gets a :class:`Sum` that nobody has computed.
+"""
+
+import weakref
+
+import chainer
+from chainer import _backprop_utils
+
+from mixprec.backends import primitives_of
+from mixprec.backends.memory import axes, is_dense, same_order, turned_back
+from mixprec.functions import checks
+
+
+class Sum(chainer.Variable):
+    """The sum of two gradients. It is computed when somebody looks at it, and is a plain variable from then on.
+
+    Before the node that is to take the terms is called, Chainer's backward pass asks for the raw array, only to find
+    out on which device it is: until then that is the one of the first term.
+
+    Args:
+        terms: the two variables, alike.
+    """
+
+    def __init__(self, *terms):
+        # Not those of Chainer's constructor, which wants an array: _data and _node come when they are asked for.
+        self.__dict__.update(
+            _terms=terms,
+            _taken=False,
+            _device=None,
+            _layout=None,
+            _grad=None,
+            _grad_valid=True,
+            _grad_var=None,
+            _has_chainerx_array=False,
+            _loss_scale=None,
+            _requires_grad=False,
+        )
+
+    def take(self):
+        """Returns the arrays of the two terms, to the node that adds them."""
+        self._taken = True
+        return [term.array for term in self._terms]
+
+    @property
+    def raw_array(self):
+        """See :class:`Sum`."""
+        return self._data[0] if self._taken else self._terms[0].array
+
+    @property
+    def array(self):
+        """The sum."""
+        return self._data[0]
+
+    @property
+    def data(self):
+        """The sum."""
+        return self._data[0]
+
+    def __getattr__(self, name):
+        if name not in ("_data", "_node"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        result = _added(*self._terms)
+        object.__setattr__(self, "__class__", chainer.Variable)
+        self.__dict__.clear()
+        self.__dict__.update(result.__dict__)
+        self._node._variable = weakref.ref(self)
+        return self.__dict__[name]
+
+
+def terms_of(dy):
+    """Returns the arrays that a gradient is the sum of, two of a :class:`Sum`, otherwise one; a list."""
+    return dy.take() if type(dy) is Sum else [dy.array]
+
+
+def install():
+    """Makes all backward passes of Chainer's add gradients in this way from now on.
+
+    Nodes call this when they are applied: a process that has none adds as Chainer does.
+    """
+    if _backprop_utils.GradTable is not _GradTable:
+        _backprop_utils.GradTable = _GradTable
+        _backprop_utils._reduce = _reduce
+
+
+class _Terms(list):
+    """The gradients of a variable that is going to be a :class:`Sum`: at most two stay."""
+
+
+class _GradTable(_backprop_utils.GradTable):
+    # That of chainer.grad does not load gradients of leaves. It may give a Sum to the user, whom nobody takes it from.
+
+    def get_as_list(self, node):
+        gradients = super().get_as_list(node)
+        if type(gradients) is list and self._load_if_new and _is_taken_as_two(node):
+            gradients = self.grads[node] = _Terms(gradients)
+        return gradients
+
+    def pop(self, node):
+        gradients = None if node is None else self.grads.get(node)
+        if type(gradients) is not _Terms:
+            return super().pop(node)
+        del self.grads[node]
+        if len(gradients) == 2 and _is_taken_as_two(node):
+            return Sum(*gradients)
+        return _backprop_utils._reduce(list(gradients))
+
+
+def _is_taken_as_two(node):
+    return getattr(node.creator_node, "takes_two_terms", False) and _is_ours(node.creator_node)
+
+
+def _is_ours(node=None):
+    """Whether gradients are only arrays, and nobody looks at how Chainer adds them, or at those of a function node."""
+    config = chainer.config
+    return not (
+        config.enable_backprop
+        or config.debug
+        or config.schedule_func
+        or chainer.get_function_hooks()
+        or (node is not None and node._n_local_function_hooks)
+    )
+
+
+def _reduce(gradients):
+    """Adds up a list of gradients in place, from the first on, and returns the first; ``None`` if there is none."""
+    if not gradients:
+        return None
+    while len(gradients) > (2 if type(gradients) is _Terms else 1):
+        gradients[:2] = [_added(*gradients[:2])]
+    return gradients[0]
+
+
+def _added(one, other):
+    """Returns the sum of two variables, computed by Chainer where it is no sum of dense arrays in a storage dtype."""
+    if _is_ours():
+        array = _flat_sum(one.array, other.array)
+        if array is not None:
+            return chainer.Variable._init_unchecked(array, requires_grad=False, is_chainerx_array=False)
+    return chainer.functions.add(one, other)
+
+
+def _flat_sum(a, b):
+    if type(a) is not type(b) or a.shape != b.shape or a.dtype != b.dtype or a.dtype not in checks.STORAGE_DTYPES:
+        return None
+    if not (a.size and is_dense(a) and is_dense(b)):
+        return None
+    primitives = primitives_of(a)
+    if same_order(a, b):
+        order = tuple(range(a.ndim)) if a.flags.c_contiguous and b.flags.c_contiguous else axes(a)
+        return turned_back(primitives.add(a.transpose(order), b.transpose(order)), order)
+    if a.ndim != 4:
+        return None
+    a, b = (_channels_last(primitives, each) for each in (a, b))
+    return None if a is None or b is None else primitives.add(a, b).transpose(0, 3, 1, 2)
+
+
+def _channels_last(primitives, array):
+    """Returns an array (N, C, H, W) as (N, H, W, C), a view if its memory is so; ``None`` if it is in another order."""
+    view = array.transpose(0, 2, 3, 1)
+    if view.flags.c_contiguous:
+        return view
+    return primitives.to_nhwc(array, array.dtype) if array.flags.c_contiguous else None
