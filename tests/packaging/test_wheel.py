@@ -84,7 +84,7 @@ def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_els
     assert {name for name in names if not name.startswith(INFO)} == expected | {"mixprec_startup.pth"}
     for name in (
         "backends/kernels/batch_norm.cu",
-        "backends/kernels/batch_norm.cuh",
+        "backends/kernels/batch_norm_rows.cuh",
         "update/kernels/common.cuh",
         "recipes/models/resnet.py",
         "recipes/configs/digits.yaml",

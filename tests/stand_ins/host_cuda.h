@@ -226,6 +226,7 @@ static inline void store_all(unsigned long long address, const T* x) {
 static inline void load_four(unsigned long long address, float* x) { load_all<float, 4>(address, x); }
 static inline void load_four(unsigned long long address, unsigned* x) { load_all<unsigned, 4>(address, x); }
 static inline void load_two(unsigned long long address, unsigned* x) { load_all<unsigned, 2>(address, x); }
+static inline void load_of_others(unsigned long long address, float* x) { load_all<float, 4>(address, x); }
 static inline void store_four(unsigned long long address, const float* x) { store_all<float, 4>(address, x); }
 static inline void store_four(unsigned long long address, const unsigned* x) { store_all<unsigned, 4>(address, x); }
 static inline void store_two(unsigned long long address, const unsigned* x) { store_all<unsigned, 2>(address, x); }

@@ -1,7 +1,8 @@
 """The CUDA kernels in ``mixprec/backends/kernels``, compiled for the dtypes that they are called with.
 
-The source of a kernel is a file ``<name>.cu`` after the headers and a few macros, which ``storage.cuh`` describes. It
-is compiled when a kernel of it is launched for the first time with these macros.
+The source of a kernel is a file ``<name>.cu`` after the headers and a few macros, which ``storage.cuh`` describes; a
+file may have macros of its own, and may include other headers. It is compiled when a kernel of it is launched for the
+first time with these macros.
 """
 
 import re
@@ -31,7 +32,7 @@ class Kernels:
         self._launcher = launcher
         self._compiled = {}
 
-    def launch(self, file, name, blocks, arguments, dtype, width=1, other=None):
+    def launch(self, file, name, blocks, arguments, dtype, width=1, other=None, macros=()):
         """Launches a kernel; not at all for 0 blocks.
 
         Args:
@@ -42,22 +43,24 @@ class Kernels:
             dtype: the storage dtype, of NumPy or ml_dtypes.
             width: number of neighbouring elements for a thread, see :func:`width_of`.
             other: another dtype that the kernel reads or writes; ``None`` for ``dtype``.
+            macros: pairs of name and int, those of the file.
         """
         if not blocks:
             return
-        key = file, dtype, width, other or dtype
+        key = file, dtype, width, other or dtype, macros
         kernels = self._compiled.get(key)
         if kernels is None:
-            source = source_of(file, self._launcher.threads, dtype, width, other)
+            source = source_of(file, self._launcher.threads, dtype, width, other, macros)
             kernels = self._compiled[key] = self._launcher.compile(source, names_in(file))
         self._launcher.launch(kernels[name], blocks, arguments)
 
 
-def source_of(file, threads, dtype, width=1, other=None):
+def source_of(file, threads, dtype, width=1, other=None, macros=()):
     """Returns the CUDA source of a file; arguments as of :meth:`Kernels.launch`, and the threads of a block."""
-    macros = {"THREADS": threads, "WIDTH": width, "STORAGE": DTYPES[dtype], "OTHER": DTYPES[other or dtype]}
-    lines = [f"#define {name} {value}" for name, value in macros.items()]
-    return "\n".join([*lines, *(text_of("mixprec.backends", name) for name in (*HEADERS, f"{file}.cu")), ""])
+    common = {"THREADS": threads, "WIDTH": width, "STORAGE": DTYPES[dtype], "OTHER": DTYPES[other or dtype]}
+    lines = [f"#define {name} {value}" for name, value in (*common.items(), *macros)]
+    text = "\n".join([*lines, *(text_of("mixprec.backends", name) for name in (*HEADERS, f"{file}.cu")), ""])
+    return re.sub(r'#include "([^"]+)"', lambda include: text_of("mixprec.backends", include[1]), text)
 
 
 def names_in(file):

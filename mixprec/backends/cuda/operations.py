@@ -68,7 +68,7 @@ def batch_norm(shape, dtype, attributes, *, add):
     return operation("batch_norm", inputs, outputs, relu=attributes.relu, **numbers)
 
 
-def batch_norm_backward(shape, dtype, *, recompute=False, mask=False):
+def batch_norm_backward(shape, dtype, *, recompute=False, mask=False, plus=False):
     """Returns the operation of a batch normalization's gradients.
 
     Args:
@@ -76,6 +76,7 @@ def batch_norm_backward(shape, dtype, *, recompute=False, mask=False):
         dtype: the storage dtype, of NumPy.
         recompute: whether there was a ReLU without an addition.
         mask: whether there was a ReLU after an addition.
+        plus: whether there is another array to be added to dy.
     """
     shape = _image(shape)
     inputs = [Tensor("dy", shape, dtype.name), Tensor("x", shape, dtype.name)]
@@ -84,6 +85,8 @@ def batch_norm_backward(shape, dtype, *, recompute=False, mask=False):
     if mask:
         inputs.append(Tensor("mask", shape, "boolean"))
         outputs.append(Tensor("dadd", shape, dtype.name))
+    if plus:
+        inputs.append(Tensor("plus", shape, dtype.name))
     return operation("batch_norm_backward", inputs, outputs)
 
 

@@ -9,6 +9,12 @@ __device__ __forceinline__ float invstd_of(float spread, int kind, float eps) {
     return kind == VARIANCE ? 1.0f / sqrtf(spread + eps) : spread;
 }
 
+// scale and bias of one channel, always by the same operations: a backward pass has to find the forward's.
+__device__ __forceinline__ void affine_of(float gamma, float beta, float mean, float invstd, float& scale, float& bias) {
+    scale = gamma * invstd;
+    bias = beta - mean * scale;
+}
+
 // Mean and sum of squared distances from it, of `count` elements.
 struct Moments {
     float count, mean, squares;

@@ -1,5 +1,5 @@
 // Batch normalization of arrays (images, channels, pixels), and biases for them. Forward and backward take three launches
-// each: partial statistics, their combination - backward it is that of batch_norm.cu -, and the pass that writes.
+// each: partial statistics, their combination - backward that is in batch_norm_channels.cu -, and the pass that writes.
 //
 // A plane is what an image has of a channel. A thread has one channel, and every so many units of its planes, image by
 // image; `block_channels` neighbouring channels are in a block, those of neighbouring threads. A unit is WIDTH elements
@@ -240,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_planes_backward
     }
 }
 
-// dx = scale * dy + slope * (x - mean) + offset, the last two from batch_norm_backward_finalize.
+// dx = scale * dy + slope * (x - mean) + offset, the last two from batch_norm_planes_backward_finalize.
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_planes_backward_apply(
     u64 dy, u64 x, u64 dx, PLANES, const float* gamma, const float* mean, const float* invstd, const float* slope,
     const float* offset) {

@@ -7,12 +7,9 @@
 template <int D>
 constexpr int SIZE = D == FLOAT32 ? 4 : 2;  // bytes
 
-// Elements i to i + W.
-template <int D = STORAGE, int W>
-__device__ __forceinline__ void load(u64 address, long long i, float (&x)[W]) {
-    constexpr int N = W * SIZE<D> / 4;
-    u32 words[N ? N : 1];
-    load_words<N>(address + i * SIZE<D>, words);
+// W numbers, from words.
+template <int D, int W>
+__device__ __forceinline__ void widen(const u32* words, float* x) {
 #pragma unroll
     for (int k = 0; k < W; ++k) {
         if constexpr (D == FLOAT32) {
@@ -23,11 +20,9 @@ __device__ __forceinline__ void load(u64 address, long long i, float (&x)[W]) {
     }
 }
 
-// Rounded to nearest, ties to even.
-template <int D = STORAGE, int W>
-__device__ __forceinline__ void store(u64 address, long long i, const float (&x)[W]) {
-    constexpr int N = W * SIZE<D> / 4;
-    u32 words[N ? N : 1];
+// To words, rounded to nearest, ties to even.
+template <int D, int W>
+__device__ __forceinline__ void narrow(const float* x, u32* words) {
     if constexpr (D == FLOAT32) {
 #pragma unroll
         for (int k = 0; k < W; ++k) words[k] = __float_as_uint(x[k]);
@@ -37,6 +32,22 @@ __device__ __forceinline__ void store(u64 address, long long i, const float (&x)
 #pragma unroll
         for (int k = 0; k < W; k += 2) words[k / 2] = rounded(D, x[k]) | static_cast<u32>(rounded(D, x[k + 1])) << 16;
     }
+}
+
+// Elements i to i + W.
+template <int D = STORAGE, int W>
+__device__ __forceinline__ void load(u64 address, long long i, float (&x)[W]) {
+    constexpr int N = W * SIZE<D> / 4;
+    u32 words[N ? N : 1];
+    load_words<N>(address + i * SIZE<D>, words);
+    widen<D, W>(words, x);
+}
+
+template <int D = STORAGE, int W>
+__device__ __forceinline__ void store(u64 address, long long i, const float (&x)[W]) {
+    constexpr int N = W * SIZE<D> / 4;
+    u32 words[N ? N : 1];
+    narrow<D, W>(x, words);
     store_words<N>(address + i * SIZE<D>, words);
 }
 

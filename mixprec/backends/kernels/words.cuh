@@ -34,6 +34,18 @@ __device__ __forceinline__ void load_one(u64 address, u16& x) {
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(address));
 }
 
+// What other blocks have written: past the first-level cache, which knows nothing of that.
+__device__ __forceinline__ void load_of_others(u64 address, float* x) {
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(address));
+}
+
+__device__ __forceinline__ void load_one(u64 address, u8& x) {
+    u16 wide;
+    asm volatile("ld.global.u8 %0, [%1];" : "=h"(wide) : "l"(address));
+    x = wide;
+}
+
 __device__ __forceinline__ void store_four(u64 address, const float* x) {
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "l"(address), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
@@ -118,4 +130,19 @@ __device__ __forceinline__ void store_words(u64 address, const u32* x) {
 #pragma unroll
         for (int k = 0; k < N; k += 4) store_four(address + k * 4, x + k);
     }
+}
+
+// Whether `blocks` blocks that come here are done but for this one. What they wrote can be read then, past the
+// first-level cache.
+__device__ __forceinline__ bool is_last_block(u32* counter, u32 blocks) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(counter, 1u) == blocks - 1;
+        if (last) *counter = 0;  // for the next kernel
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
 }

@@ -74,10 +74,9 @@ class PlaneBatchNorms(Planes):
             "batch_norm_planes_backward_sums", tiling, [dy, x], [self._address(mean), self._address(partial)]
         )
         arguments = [self._address(partial), tiling.parts, images * pixels, channels]
-        arguments += [self._address(gamma), self._address(invstd), _INVSTD, 0.0]
-        arguments += map(self._address, (dgamma, dbeta, slope, offset))
+        arguments += map(self._address, (gamma, invstd, dgamma, dbeta, slope, offset))
         blocks = ceil_div(channels, _COMBINED)
-        self.kernels.launch("batch_norm", "batch_norm_backward_finalize", blocks, arguments, _FLOAT)
+        self.kernels.launch("batch_norm_channels", "batch_norm_planes_backward_finalize", blocks, arguments, _FLOAT)
         parameters = [*map(self._address, (gamma, mean, invstd, slope, offset))]
         tiling = self._tiling([dy, x, dx], writes=True)
         self._run_planes("batch_norm_planes_backward_apply", tiling, [dy, x, dx], parameters)

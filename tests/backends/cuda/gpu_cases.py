@@ -124,8 +124,11 @@ def every_primitive(p, put, dtype, size, filters):
         def call():
             running = put(tuple(np.ones((2, channels), np.float32)))
             found, saved = p.batch_norm(x, gamma, beta, running, attributes, add=dx if add else None)
-            gradients = p.batch_norm_backward(dx, x, gamma, beta, saved, attributes, add=add)
-            return found, *saved[:2], *running, *gradients[:3], *([gradients[3]] if add else [])
+            found = [found, *saved[:2], *running]
+            for plus in (None, x):
+                *gradients, dadd = p.batch_norm_backward(dx, x, gamma, beta, saved, attributes, add=add, plus=plus)
+                found += [*gradients, dadd] if add else gradients
+            return tuple(found)
 
         return call
 

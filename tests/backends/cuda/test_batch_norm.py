@@ -149,6 +149,48 @@ def test_the_own_kernels_compute_each_element_as_numpy_does(cuda, shape, dtype, 
     same(dadd, expected[3])
 
 
+@settings(max_examples=tries(40))
+@given(
+    shape=batch_norm_shapes(), dtype=storage_dtypes, relu=st.booleans(), with_add=st.booleans(), by=engines, seed=seeds
+)
+def test_the_gradient_of_a_sum(cuda, shape, dtype, relu, with_add, by, seed):
+    """Two arrays in place of one, as where a network branches: the own kernels give the bits of a sum by itself."""
+    rng = np.random.default_rng(seed)
+    x, dy, plus = arrays(rng, (3, *shape), dtype)
+    add = arrays(rng, shape, dtype) if with_add else None
+    gamma, beta = channel_parameters(rng, shape[-1])
+    attributes = BatchNorm(relu=relu)
+    on_device = send((x, gamma, beta))
+    with engine(by):
+        _, saved = cuda.batch_norm(*on_device, None, attributes, add=send(add))
+    mean, invstd = receive((saved.mean, saved.invstd))
+    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
+    dy, plus = (without_doubt(one, before, bound + np.finfo(np.float16).tiny) for one in (dy, plus))
+    total = PRIMITIVES.add(dy, plus)
+    with engine(by):
+        found = cuda.batch_norm_backward(send(dy), *on_device, saved, attributes, add=with_add, plus=send(plus))
+        expected = cuda.batch_norm_backward(send(total), *on_device, saved, attributes, add=with_add)
+    check_gradients(found, total, before, x, gamma, mean, invstd, attributes, with_add)
+    same(found, receive(expected))
+
+
+@settings(max_examples=tries(20))
+@given(shape=batch_norm_shapes(), dtype=storage_dtypes, relu=st.booleans(), with_add=st.booleans(), seed=seeds)
+def test_the_order_in_which_the_second_launch_walks_does_not_matter(cuda, shape, dtype, relu, with_add, seed):
+    """Nor does that of blocks: it is another one in each launch here, and the sums have the same bits."""
+    rng = np.random.default_rng(seed)
+    x, dy, plus = send(tuple(arrays(rng, (3, *shape), dtype)))
+    add = send(arrays(rng, shape, dtype)) if with_add else None
+    parameters = send(tuple(channel_parameters(rng, shape[-1])))
+    found = []
+    for backwards in (False, True):
+        y, saved = cuda._forward_by_kernels(BatchNorm(relu=relu), backwards, x, *parameters, None, add)
+        gradients = cuda._backward_by_kernels(relu, with_add, backwards, dy, x, *parameters, saved, plus)
+        found.append((receive(y), *map(receive, saved), *map(receive, gradients)))
+    for one, other in zip(*found, strict=True):
+        assert (one is other is None) or one.tobytes() == other.tobytes()
+
+
 @settings(max_examples=tries(30))
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, with_add=st.booleans(), by=engines, seed=seeds)
 def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(cuda, shape, dtype, with_add, by, seed):
@@ -389,16 +431,16 @@ def test_cudnn_needs_one_launch_each_way(cuda, relu, add):
     ("shape", "dtype", "add"),
     [((2, 3, 3, 12), FLOAT16, False), ((1, 1, 1, 16), FLOAT16, False), ((2, 3, 3, 16), FLOAT16, True)],
 )
-def test_where_cudnn_has_no_engine_there_are_three_launches_each_way(cuda, shape, dtype, add):
+def test_where_cudnn_has_no_engine_there_are_two_launches_each_way(cuda, shape, dtype, add):
     """Channels that do not fit, a single row, an addition without a ReLU: of that the gradient is cuDNN's again."""
     x = send(np.ones(shape, dtype))
     parameters = send(tuple(np.ones((2, shape[-1]), np.float32)))
     with cuda.counting() as found:
         y, saved = cuda.batch_norm(x, *parameters, None, BatchNorm(), add=x if add else None)
-    assert (found.kernels, found.plans) == (3, [])
+    assert (found.kernels, found.plans) == (2, [])
     with cuda.counting() as found:
         cuda.batch_norm_backward(y, x, *parameters, saved, BatchNorm(), add=add)
-    assert (found.kernels, len(found.plans)) == ((0, 1) if add else (3, 0))
+    assert (found.kernels, len(found.plans)) == ((0, 1) if add else (2, 0))
 
 
 def test_launches_of_the_rest(cuda):
@@ -408,13 +450,45 @@ def test_launches_of_the_rest(cuda):
     attributes = BatchNorm(relu=True)
     for launches, call in [
         (1, lambda: cuda.batch_norm_inference(x, *parameters, attributes, add=x)),
-        (3, lambda: cuda.batch_norm_inference_backward(x, x, *parameters, attributes, y=x)),
+        (2, lambda: cuda.batch_norm_inference_backward(x, x, *parameters, attributes, y=x)),
         (1, lambda: cuda.batch_norm_affine(sums, 18, *parameters[:2], None, attributes)),
         (2, lambda: cuda.batch_norm(x, *parameters[:2], None, attributes, sums=sums)),
     ]:
         with cuda.counting() as found:
             call()
         assert (found.kernels, found.plans) == (launches, [])
+
+
+@pytest.mark.parametrize(
+    ("relu", "add", "fused"), [(False, False, False), (True, False, True), (True, True, True), (False, True, False)]
+)
+def test_launches_for_the_gradient_of_a_sum(cuda, relu, add, fused):
+    """By cuDNN one, which has the sum inside if there is a ReLU, by own kernels two."""
+    x = send(np.ones((2, 3, 3, 16), np.float16))
+    parameters = send(tuple(np.ones((2, 16), np.float32)))
+    attributes = BatchNorm(relu=relu)
+    for by, expected in (("cudnn", (0 if fused else 1, 1)), ("kernels", (2, 0))):
+        with engine(by if relu or not add else "kernels"):
+            _, saved = cuda.batch_norm(x, *parameters, None, attributes, add=x if add else None)
+        with engine(by), cuda.counting() as found:
+            cuda.batch_norm_backward(x, x, *parameters, saved, attributes, add=add, plus=x)
+        assert (found.kernels, len(found.plans)) == expected
+        assert not fused or by != "cudnn" or "add" in found.plans[0].split("+")
+
+
+def test_ways_between_which_to_measure(cuda):
+    shape, cudnn_mask = (2, 3, 3, 16), batch_norm.CUDNN_MASK_DTYPE
+    kernels = ["kernels", "kernels, backwards"]
+    for relu, add, mask, plus, expected in [
+        (False, False, None, False, ["cudnn", *kernels]),
+        (False, False, None, True, ["cudnn", *kernels]),
+        (True, False, None, False, ["cudnn", *kernels]),
+        (True, False, None, True, ["cudnn+plus", "plus, cudnn", *kernels]),
+        (True, True, cudnn_mask, True, ["cudnn+plus", "plus, cudnn"]),
+        (True, True, np.dtype(np.uint8), True, kernels),
+    ]:
+        assert [name for name, _ in cuda._backward_ways(shape, FLOAT16, relu, add, mask, plus)] == expected
+    assert [name for name, _ in cuda._forward_ways(shape, FLOAT16, BatchNorm(), False)] == ["cudnn", *kernels]
 
 
 @pytest.mark.parametrize("by", ENGINES)
@@ -467,7 +541,7 @@ def test_running_variance_if_cudnns_is_biased(cuda, monkeypatch):
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("node_cost", [0.5, 2.0])
 def test_the_faster_engine_is_chosen_by_measurement(add, node_cost):
-    """For each way; own kernels are three, cuDNN's nodes from two to four. Measuring moves no running statistics."""
+    """For each way; own kernels are two, cuDNN's nodes from two to four. Measuring moves no running statistics."""
     cuda = HostCuda(node_cost)
     cudnn.configure(autotune="measure")
     rng = np.random.default_rng(0)
@@ -484,4 +558,4 @@ def test_the_faster_engine_is_chosen_by_measurement(add, node_cost):
     with cuda.counting() as found:
         _, saved = cuda.batch_norm(*send((x, *parameters)), None, attributes, add=send(x) if add else None)
         cuda.batch_norm_backward(*send((dy, x, *parameters)), saved, attributes, add=add)
-    assert (found.kernels, len(found.plans)) == ((0, 2) if node_cost < 1 else (6, 0))
+    assert (found.kernels, len(found.plans)) == ((0, 2) if node_cost < 1 else (4, 0))

@@ -9,23 +9,47 @@ import pytest
 
 from mixprec.backends.cuda import kernels
 from mixprec.backends.launch import CupyLauncher, text_of
+from tests.backends.cuda import loads_in_flight
 from tests.update.test_cubin import ARCHITECTURES, compiler_for
 
+_GROUP = 8  # elements that a thread of a batch normalization reads at once, also of float32
 FILES = sorted(
     path.name[:-3] for path in resources.files("mixprec.backends").joinpath("kernels").iterdir() if path.suffix == ".cu"
 )
 
 
 def _sources(file, whole):
-    """In every storage dtype, and with every other one; ``whole``: with as many elements for a thread as it takes."""
+    """In every storage dtype, with every other one, and all macros; ``whole``: with what a thread takes."""
     own = text_of("mixprec.backends", f"{file}.cu")
     texts = {}
-    for dtype, other in itertools.product(kernels.DTYPES, repeat=2):
+    for dtype, other, macros in itertools.product(
+        kernels.DTYPES, kernels.DTYPES, loads_in_flight.MACROS.get(file, [()])
+    ):
         if other == dtype or "OTHER" in own:
-            width = kernels.width_of(0, [dtype], []) if whole else 1
-            name = f"{file}, {dtype}, {other}, {width} at once"
-            texts[name] = kernels.source_of(file, CupyLauncher.threads, dtype, width, other)
+            width = 1
+            if whole:
+                width = _GROUP if "batch_norm_rows.cuh" in own else kernels.width_of(0, [dtype], [])
+            name = f"{file}, {dtype}, {other}, {width} at once, {macros}"
+            texts[name] = kernels.source_of(file, CupyLauncher.threads, dtype, width, other, macros)
     return texts
+
+
+@pytest.mark.cupy
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", kernels.DTYPES, ids=str)
+@pytest.mark.parametrize("file", ["batch_norm", *loads_in_flight.MACROS])
+def test_a_thread_of_a_batch_normalization_has_its_loads_under_way_together(file, dtype):
+    """16 bytes each. With 64 of each thread two blocks of a multiprocessor hide the latency of memory."""
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    if loads_in_flight.disassembler() is None:
+        pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
+    for macros in loads_in_flight.MACROS.get(file, [()]):
+        source = kernels.source_of(file, CupyLauncher.threads, dtype, _GROUP, None, macros)
+        cubin, _ = loads_in_flight.compiled(source, "sm_90")
+        found = loads_in_flight.loops(cubin)
+        assert set(found) == set(kernels.names_in(file))
+        for name, loop in found.items():
+            assert loop.together >= 4, f"{name}, {macros}: {loop}"
 
 
 def test_there_are_kernels():

@@ -1,0 +1,197 @@
+"""Batch normalization of arrays (rows, channels) by own kernels: a launch that reads, and one that writes."""
+
+import functools
+import math
+
+import numpy as np
+
+from mixprec.backends.cuda.base import ceil_div, rows_of
+from mixprec.backends.cuda.ways import Ways
+from mixprec.backends.primitives import Affine, Saved
+
+INVSTD, VARIANCE, AFFINE = range(3)  # Spread in batch_norm.cuh
+ALWAYS, RECOMPUTED, IN_BITS, BY_OUTPUT = range(4)  # how to know where a ReLU was open, see batch_norm_backward.cu
+
+_FLOAT = np.dtype(np.float32)
+_BITS = np.dtype(np.uint8)
+_GROUP = 8  # channels of a thread
+_MAX_LANES = 32  # groups beside each other in a block: 512 bytes of a row
+_ROWS_OF_THREAD = 8  # at least, before rows are split
+_BLOCKS = 1024
+_ENTRIES = 4  # of parts, for each thread of a block that adds up all of them
+
+
+class BatchNormKernels(Ways):
+    """The kernels of batch normalization, of the multiplication and addition in it, and of sums of channels."""
+
+    def _sums(self, x):
+        """Returns the sums (2, C) float32 of channels and of their squares."""
+        sums = self._empty((2, x.shape[-1]), _FLOAT)
+        self._statistics(x, None, sums=sums)
+        return sums
+
+    def _scale_bias(self, x, scale, bias, relu):
+        """Returns ``relu(scale * x + bias)``; ``scale`` (C,) float32 or ``None`` for 1, ``bias`` likewise for 0."""
+        return self._apply(x, (scale, bias, None, None), AFFINE, 0.0, relu, None)
+
+    def _statistics(self, x, attributes, mean=None, invstd=None, running=None, sums=None):
+        if not rows_of(x)[0]:
+            raise ValueError(f"an empty batch has no statistics: batch normalization of an array of shape {x.shape}")
+        address = self._address(x)
+        decay, eps = (0.0, 0.0) if attributes is None else (float(attributes.decay), float(attributes.eps))
+        how = [*map(self._address_or_0, (mean, invstd, *(running or (None, None)))), decay, eps]
+        how.append(self._address_or_0(sums))
+        partial = self._partial(x)
+        after = [*self._parts(partial, x), *how]
+        self._run_rows("batch_norm", "batch_norm_statistics", x, [address], after, [address])
+
+    def _finish_sums(self, sums, count, parameters, running, attributes):
+        """Returns :class:`Affine`, or ``None`` if there are no ``parameters``, gamma and beta; and :class:`Saved`."""
+        channels = sums.shape[1]
+        mean, invstd = (self._empty((channels,), _FLOAT) for _ in range(2))
+        affine = None if parameters is None else Affine(*(self._empty((channels,), _FLOAT) for _ in range(2)))
+        arrays = *(parameters or (None, None)), mean, invstd, *(affine or (None, None)), *(running or (None, None))
+        arguments = [self._address(sums), count, channels, *map(self._address_or_0, arrays)]
+        self._run_channels("batch_norm_finalize_sums", arguments, attributes, channels)
+        return affine, Saved(mean, invstd)
+
+    def _apply_batch(self, x, gamma, beta, saved, attributes, add, backwards=False):
+        mask = None
+        if attributes.relu and add is not None:
+            rows, channels = rows_of(x)
+            mask = self._empty((rows, ceil_div(channels, _GROUP)), _BITS)
+        parameters = gamma, beta, saved.mean, saved.invstd
+        y = self._apply(x, parameters, INVSTD, 0.0, attributes.relu, add, mask, backwards)
+        return y, saved._replace(mask=mask)
+
+    def _apply(self, x, parameters, spread, eps, relu, add, mask=None, backwards=False):
+        """Returns ``relu(scale * x + bias + add)``.
+
+        Args:
+            x: (..., C).
+            parameters: gamma, beta, mean, and invstd or variance.
+            spread: which of both, or that gamma and beta are scale and bias.
+            eps: added to a variance.
+            relu: whether there is a ReLU.
+            add: ``None`` or like ``x``.
+            mask: ``None``, or where to write in which places the ReLU was open.
+            backwards: whether to walk through memory from its end: what a launch before has read last is still in the
+                second-level cache then.
+        """
+        y = self._empty(x.shape, x.dtype)
+        dense = [self._address(x), self._address_or_0(add), self._address(y)]
+        how = [*map(self._address_or_0, parameters), spread, float(eps), int(backwards)]
+        macros = ("ADD", int(add is not None)), ("RELU", int(relu)), ("MASK", int(mask is not None))
+        before = [*dense, self._address_or_0(mask)]
+        self._run_rows("batch_norm_apply", "batch_norm_apply", x, before, how, dense, macros)
+        return y
+
+    def _gradients(self, dy, x, parameters, spread, eps, opening, opened, plus=None, backwards=False):
+        """Returns dx, dgamma, dbeta, and the gradient behind the ReLU if that was written on the way.
+
+        Args:
+            dy: (..., C).
+            x: like ``dy``.
+            parameters: as of :meth:`_apply`.
+            spread: as there; with a variance the statistics are constants.
+            eps: as there.
+            opening: how to know where the ReLU was open.
+            opened: the array with that, or ``None``.
+            plus: ``None``, or an array like ``dy`` to be added to it.
+            backwards: as of :meth:`_apply`, for the second launch.
+        """
+        gamma = parameters[0]
+        dgamma, dbeta = self._per_channel(gamma), self._per_channel(gamma)
+        slope = offset = None
+        if spread == INVSTD:
+            slope, offset = self._per_channel(gamma), self._per_channel(gamma)
+        dx = self._empty(x.shape, x.dtype)
+        keeps = plus is not None or opening in (IN_BITS, BY_OUTPUT)
+        kept = self._empty(x.shape, x.dtype) if keeps else None
+
+        file, macros = "batch_norm_backward", (("OPENING", opening), ("PLUS", int(plus is not None)))
+        inputs = [self._address(dy), self._address_or_0(plus), self._address(x), self._address_or_0(opened)]
+        before = [*inputs, self._address_or_0(kept)]
+        dense = [*before[:3], before[4], self._address(dx)] + [before[3]] * (opening == BY_OUTPUT)
+        how = [*map(self._address, parameters), spread, float(eps)]
+        lines = [*map(self._address_or_0, (slope, offset))]
+        partial = self._partial(x)
+        after = [*self._parts(partial, x), *how, *map(self._address, (dgamma, dbeta)), *lines]
+        self._run_rows(file, "batch_norm_backward_sums", x, before, after, dense, macros)
+        before = [self._address(dy if kept is None else kept), self._address(x), self._address(dx)]
+        after = [*how, *lines, int(backwards)]
+        self._run_rows(file, "batch_norm_backward_apply", x, before, after, dense, macros)
+        return dx, dgamma, dbeta, kept
+
+    def _partial(self, x):
+        """Returns an array for what blocks leave, or ``None`` if no other block needs it."""
+        rows, channels = rows_of(x)
+        geometry = _geometry(rows, channels, self.launcher.threads)
+        if geometry.parts <= 1:
+            return None
+        return self._empty((geometry.parts + geometry.sets, 2, ceil_div(channels, _GROUP) * _GROUP), _FLOAT)
+
+    def _parts(self, partial, x):
+        """Returns the arguments of a kernel that adds up what blocks leave."""
+        if partial is None:
+            return 0, 0, 1
+        geometry = _geometry(*rows_of(x), self.launcher.threads)
+        counters = self.launcher.counters(geometry.blocks // geometry.parts * (geometry.sets + 1))
+        return self._address(partial), counters, geometry.joined
+
+    def _run_rows(self, file, name, x, before, after, dense, macros=()):
+        """Launches a kernel over all rows.
+
+        Args:
+            file: with the kernel.
+            name: of the kernel.
+            x: gives shape and dtype.
+            before: the first arguments, before those that say which rows and channels a thread has.
+            after: the last arguments.
+            dense: addresses of the arrays like ``x``.
+            macros: of the file.
+        """
+        rows, channels = rows_of(x)
+        geometry = _geometry(rows, channels, self.launcher.threads)
+        width = 1 if channels % _GROUP or any(address % 16 for address in dense) else _GROUP
+        arguments = [*before, rows, channels, geometry.lanes, geometry.part_rows, *after]
+        self.kernels.launch(file, name, geometry.blocks, arguments, x.dtype, width=width, macros=macros)
+
+    def _run_channels(self, name, arguments, attributes, channels):
+        """Launches a kernel with a thread for each channel; its last arguments are decay and eps."""
+        arguments += [float(attributes.decay), float(attributes.eps)]
+        blocks = ceil_div(channels, self.launcher.threads)
+        self.kernels.launch("batch_norm_channels", name, blocks, arguments, _FLOAT)
+
+    def _per_channel(self, like):
+        return self._empty(like.shape, _FLOAT)
+
+
+class _Geometry:
+    """How rows and channels are given to blocks, the same on every GPU.
+
+    Attributes:
+        lanes: groups of channels beside each other in a block, a power of two.
+        parts: number of parts that the rows are split into.
+        part_rows: rows of each part but the last.
+        joined: number of parts whose sums a block adds up; about the root of all, so that there are as many such sums.
+        sets: number of these sums.
+        blocks: number of blocks.
+    """
+
+    def __init__(self, rows, channels, threads):
+        groups = ceil_div(channels, _GROUP)
+        self.lanes = min(_MAX_LANES, 1 << (groups - 1).bit_length())
+        tiles = ceil_div(groups, self.lanes)
+        parts = max(1, min(ceil_div(rows * self.lanes, threads * _ROWS_OF_THREAD), _BLOCKS // tiles))
+        self.part_rows = max(1, ceil_div(rows, parts))
+        self.parts = ceil_div(rows, self.part_rows)
+        at_once = self.parts * self.lanes <= _ENTRIES * threads
+        self.joined = self.parts if at_once else math.isqrt(self.parts - 1) + 1
+        self.sets = ceil_div(self.parts, self.joined) if self.parts else 0
+        self.blocks = self.parts * tiles
+
+
+@functools.lru_cache(maxsize=1024)
+def _geometry(rows, channels, threads):
+    return _Geometry(rows, channels, threads)

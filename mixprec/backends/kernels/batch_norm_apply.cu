@@ -1,0 +1,39 @@
+// The pass of a batch normalization that writes: y = relu(scale * x + bias + add), and eight bits for each group where it
+// was open.
+//
+// Macros, each 0 or 1: ADD, RELU, MASK, what of that there is.
+
+#include "batch_norm_rows.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_apply(
+    u64 x, u64 add, u64 y, u64 mask, TILE, const float* gamma, const float* beta, const float* mean,
+    const float* spread, long long kind, double eps, long long backwards) {
+    constexpr int ROWS = ROWS_AT_ONCE<1 + ADD>;
+    Tile tile(TILE_GIVEN, backwards);
+    if (tile.left <= 0) return;
+    const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
+    float scale[GROUP], bias[GROUP];
+    normalization.affine(tile, scale, bias);
+    each<ROWS>(tile, [&](const auto& some) {
+        Raw values[ROWS], others[ROWS];
+        load_rows(x, some, tile, channels, values);
+        if constexpr (ADD) load_rows(add, some, tile, channels, others);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            float value[GROUP], other[GROUP];
+            widen(values[r], value);
+            if constexpr (ADD) widen(others[r], other);
+            u32 bits = 0;
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) {
+                value[k] = scale[k] * value[k] + bias[k];
+                if constexpr (ADD) value[k] += other[k];
+                if constexpr (MASK) bits |= value[k] > 0.0f ? 1u << k : 0u;
+                if constexpr (RELU) value[k] = value[k] <= 0.0f ? 0.0f : value[k];  // NaN stays
+            }
+            narrow(value, values[r]);
+            store_raw(y, some.at(r) * channels + tile.channel, tile, values[r]);
+            if constexpr (MASK) reinterpret_cast<u8*>(mask)[some.at(r) * tile.groups + tile.channel / GROUP] = bits;
+        }
+    });
+}

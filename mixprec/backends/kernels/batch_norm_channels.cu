@@ -1,0 +1,49 @@
+// What takes numbers of channels only: to finish statistics that come from elsewhere.
+
+// From sums and sums of squares; also scale and bias for the prologue of a convolution, if asked for.
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize_sums(
+    const float* sums, long long rows, long long channels, const float* gamma, const float* beta, float* mean,
+    float* invstd, float* scale, float* bias, float* running_mean, float* running_variance, double decay, double eps) {
+    const int c = blockIdx.x * THREADS + threadIdx.x;
+    if (c >= channels) return;
+    const float count = rows, center = sums[c] / count, rest = sums[channels + c] / count - center * center;
+    const float variance = rest < 0.0f ? 0.0f : rest;
+    const float inverse = invstd_of(variance, VARIANCE, static_cast<float>(eps));
+    mean[c] = center;
+    invstd[c] = inverse;
+    Running{running_mean, running_variance, decay}.move(c, count, center, variance);
+    if (scale) affine_of(gamma[c], beta[c], center, inverse, scale[c], bias[c]);
+}
+
+// Running statistics from what a forward pass has saved: 1 / invstd^2 is the variance plus eps.
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_move_running(
+    const float* mean, const float* invstd, long long rows, long long channels, float* running_mean,
+    float* running_variance, double decay, double eps) {
+    const int c = blockIdx.x * THREADS + threadIdx.x;
+    if (c >= channels) return;
+    const float rest = 1.0f / (invstd[c] * invstd[c]) - static_cast<float>(eps);
+    Running{running_mean, running_variance, decay}.move(c, rows, mean[c], rest < 0.0f ? 0.0f : rest);
+}
+
+// Of arrays (images, channels, pixels), from the parts' sums of dy and of dy * (x - mean): dgamma and dbeta, and `slope`
+// and `offset` of dx = scale * dy + slope * (x - mean) + offset.
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_planes_backward_finalize(
+    const float* partial, long long parts, long long rows, long long channels, const float* gamma,
+    const float* invstds, float* dgamma, float* dbeta, float* slope, float* offset) {
+    const int c = blockIdx.x * COMBINED + threadIdx.x % COMBINED;
+    Pair sums[1] = {};
+    if (c < channels) {
+#pragma unroll 4
+        for (long long part = threadIdx.x / COMBINED; part < parts; part += THREADS / COMBINED) {
+            const float* of = partial + part * 2 * channels + c;
+            sums[0] += {of[0], of[channels]};
+        }
+    }
+    reduce_columns(sums, COMBINED);
+    if (threadIdx.x >= COMBINED || c >= channels) return;
+    const float invstd = invstds[c], scale = gamma[c] * invstd, count = rows, of_gamma = sums[0].second * invstd;
+    dgamma[c] = of_gamma;
+    dbeta[c] = sums[0].first;
+    slope[c] = -(scale * invstd * of_gamma) / count;
+    offset[c] = -(scale * sums[0].first) / count;
+}
