@@ -8,6 +8,7 @@ import collections
 import functools
 import itertools
 import operator
+import threading
 from importlib import resources
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ OPTIONS = ("-std=c++17", "--fmad=false")
 # Bytes of pinned memory from which copies may be under way. A host that asks for steps faster than they are done would
 # otherwise pin a batch for each of them.
 _STAGED = 2**30
+_COUNTERS = 4096  # on a stream
+_PER_THREAD = 2  # cudaStreamPerThread: the address of as many streams as there are threads
 
 
 @functools.cache
@@ -74,6 +77,7 @@ class CupyLauncher:
         self._pinned = cupy.cuda.PinnedMemoryPool()
         self._staging = collections.defaultdict(collections.deque)  # by size: (pinned memory, event after its copy)
         self._staged = 0  # bytes
+        self._counters = {}  # by stream
 
     def compile(self, source, names):
         """Returns each :class:`Kernel` of a CUDA source by its name; the same source is compiled once."""
@@ -142,6 +146,29 @@ class CupyLauncher:
         """Fills an array with zeros."""
         with self._device:
             array[...] = 0
+
+    def counters(self, count):
+        """Returns the address of numbers of 32 bits for kernels that count their blocks: 0, and left 0 by each kernel.
+
+        They are always the same on the current stream, on which kernels run one after the other.
+
+        Raises:
+            CaptureError: there are none yet, and the stream is capturing a CUDA graph, which would make them anew.
+        """
+        if count > _COUNTERS:
+            raise ValueError(f"{count} counters are wanted, and there are {_COUNTERS}")
+        with self._device:
+            stream = self._cupy.cuda.get_current_stream()
+            key = (stream.ptr, threading.get_ident()) if stream.ptr == _PER_THREAD else stream.ptr
+            counters = self._counters.get(key)
+            if counters is None:
+                if stream.is_capturing():
+                    raise CaptureError(
+                        "counters for kernels cannot be made while a CUDA graph captures: run the step "
+                        "eagerly first, on the same stream"
+                    )
+                counters = self._counters[key] = self._cupy.zeros(_COUNTERS, np.uint32)
+            return counters.data.ptr
 
     def upload(self, source, target):
         """Copies without waiting for the device, as long as not too many copies are under way.

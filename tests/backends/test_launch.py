@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+import threading
 import types
 
 import numpy as np
@@ -104,8 +105,13 @@ def cupy(monkeypatch):
         assert (kind, at) == (1, stream.ptr)
         stream.copies.append((target, source, size))
 
+    def zeros(shape, dtype):
+        allocated.append(np.zeros(shape, dtype))
+        return types.SimpleNamespace(data=types.SimpleNamespace(ptr=allocated[-1].ctypes.data))
+
     stub = types.SimpleNamespace(
         ndarray=OfCupy,
+        zeros=zeros,
         cuda=types.SimpleNamespace(
             Device=Device,
             Event=Event,
@@ -173,6 +179,38 @@ def test_nothing_is_uploaded_while_a_graph_captures(cupy):
     with pytest.raises(CaptureError, match="would be frozen"):
         launcher.upload(np.full(8, 2, np.uint8), target)
     assert cupy.stream.copies == cupy.allocated == []
+
+
+def test_counters_are_the_same_on_a_stream_and_others_on_another(cupy, monkeypatch):
+    launcher = launch.CupyLauncher(0)
+    first = launcher.counters(4096)
+    assert launcher.counters(1) == first
+    (memory,) = cupy.allocated
+    assert (memory.dtype, memory.ctypes.data, memory.size, memory.any()) == (np.uint32, first, 4096, False)
+    with pytest.raises(ValueError, match="4097 counters are wanted, and there are 4096"):
+        launcher.counters(4097)
+    monkeypatch.setattr(Stream, "ptr", 78)
+    assert launcher.counters(1) != first
+    monkeypatch.setattr(Stream, "ptr", 77)
+    assert launcher.counters(1) == first
+    monkeypatch.setattr(Stream, "ptr", 2)  # cudaStreamPerThread: of this thread
+    launcher.counters(1)
+    thread = threading.Thread(target=lambda: launcher.counters(1))
+    thread.start()
+    thread.join()
+    assert len(cupy.allocated) == 4
+
+
+def test_counters_are_not_made_while_a_graph_captures(cupy):
+    """They would be set to zero by each launch of the graph, and not before."""
+    launcher = launch.CupyLauncher(0)
+    cupy.stream.capturing = True
+    with pytest.raises(CaptureError, match="run the step eagerly first"):
+        launcher.counters(1)
+    cupy.stream.capturing = False
+    there = launcher.counters(1)
+    cupy.stream.capturing = True
+    assert launcher.counters(1) == there
 
 
 def test_arrays_of_another_device_than_the_current_one(cupy):

@@ -21,7 +21,8 @@ def library(source, flags=()):
         source: C++ text.
         flags: for g++ beside the usual ones.
     """
-    flags = ("-std=c++17", "-O1", "-w", *flags, "-shared", "-fPIC")
+    # Static variables of inline functions, as shared memory is one here, would be those of all libraries of a process.
+    flags = ("-std=c++17", "-O1", "-w", "-fno-gnu-unique", *flags, "-shared", "-fPIC")
     digest = hashlib.sha256("\0".join([source, *flags, _compiler()]).encode()).hexdigest()[:16]
     path = FOLDER / f"{digest}.so"
     if not path.exists():

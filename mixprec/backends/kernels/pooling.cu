@@ -59,25 +59,12 @@ __device__ __forceinline__ Range reached(int place, int count, int stride, int o
     return {beyond > 0 ? (beyond + stride - 1) / stride : 0, min(last + 1, outputs)};
 }
 
-// WIDTH neighbouring elements as they are in memory, where they take fewer registers than as numbers.
-struct Elements {
-    static constexpr int N = WIDTH * SIZE<STORAGE> / 4;
-    u32 words[N ? N : 1];
-
-    __device__ __forceinline__ void read(u64 address, long long i) { load_words<N>(address + i * SIZE<STORAGE>, words); }
-
-    __device__ __forceinline__ float operator[](int k) const {
-        if constexpr (STORAGE == FLOAT32) return __uint_as_float(words[k]);
-        return widened(STORAGE, static_cast<u16>(words[k / 2] >> k % 2 * 16));
-    }
-};
-
-// The same of numbers of 8 bits.
+// WIDTH neighbouring numbers of 8 bits, as they are in memory.
 struct Bytes {
     static constexpr int N = WIDTH / 4;
     u32 words[N ? N : 1];
 
-    __device__ __forceinline__ void read(u64 address, long long i) {
+    __device__ __forceinline__ void load(u64 address, long long i) {
         if constexpr (N == 0) {
             words[0] = *reinterpret_cast<const u8*>(address + i);
         } else {
@@ -167,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) max_pool_3x3(u64 x, u64 y,
 #pragma unroll
     for (int i = 0; i < 9; ++i) {
         is_inside[i] = window.of_rows.has(i / 3) && window.of_columns.has(i % 3);
-        if (is_inside[i]) read[i].read(x, corner + (static_cast<long long>(i / 3) * w.width + i % 3) * w.channels);
+        if (is_inside[i]) read[i].load(x, corner + (static_cast<long long>(i / 3) * w.width + i % 3) * w.channels);
     }
     Maxima maxima(window.first);
 #pragma unroll
@@ -245,8 +232,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_3x3_2(
         const int oy = last_y - i / 2, ox = last_x - i % 2;
         if (0 <= oy && oy < w.out_height && 0 <= ox && ox < w.out_width) {
             const long long at = place.at(w, w.out_height, w.out_width, oy, ox);
-            gradient[i / 2][i % 2].read(dy, at);
-            found[i / 2][i % 2].read(where, at);
+            gradient[i / 2][i % 2].load(dy, at);
+            found[i / 2][i % 2].load(where, at);
         } else {
             for (u32& word : found[i / 2][i % 2].words) word = 0xffffffff;  // no position in a window
         }

@@ -119,3 +119,18 @@ __device__ __forceinline__ void store_words(u64 address, const u32* x) {
         for (int k = 0; k < N; k += 4) store_four(address + k * 4, x + k);
     }
 }
+
+// Whether `blocks` blocks that come here are done but for this one. What they wrote can be read then, past the
+// first-level cache.
+__device__ __forceinline__ bool is_last_block(u32* counter, u32 blocks) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(counter, 1u) == blocks - 1;
+        if (last) *counter = 0;  // for the next kernel
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}

@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) check(
         }
     }
     if (__syncthreads_or(!finite) && threadIdx.x == 0) *found = true;
-    if (!is_last_block(ticket)) return;
+    if (!is_last_block(ticket, gridDim.x)) return;
     if (summing != NOTHING) {
         const bool fit = finish_norms(values, rows, entries, *applied, partial, norms, stage, summing);
         if (__syncthreads_or(!fit) && threadIdx.x == 0) *found = true;

@@ -185,20 +185,6 @@ __device__ __forceinline__ Sums block_sum(Sums sums) {
     return total;
 }
 
-// Whether all other blocks are done. What they wrote can be read then, past the first-level cache.
-__device__ __forceinline__ bool is_last_block(u32* ticket) {
-    __shared__ bool last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(ticket, 1u) == gridDim.x - 1;
-        if (last) *ticket = 0;  // for the next kernel
-        __threadfence();
-    }
-    __syncthreads();
-    return last;
-}
-
 __device__ __forceinline__ float inverse_of(u64 factor) {
     if (factor == 0) return 1.0f;
     if (factor & 1) return 1.0f / static_cast<float>(*reinterpret_cast<const double*>(factor - 1));

@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
     if (skips && blockIdx.x >= chunk_count && blockIdx.x < chunk_count + restore_count) {
         restore(restores[blockIdx.x - chunk_count]);
     }
-    if (!is_last_block(ticket) || threadIdx.x != 0) return;
+    if (!is_last_block(ticket, gridDim.x) || threadIdx.x != 0) return;
     if (!skips) *applied += 1;
     if (skipped) {
         *skipped += skips;
