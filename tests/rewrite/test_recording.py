@@ -3,6 +3,7 @@
 import collections
 
 import chainer
+import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
@@ -49,3 +50,28 @@ def test_nothing_is_converted_if_images_come_in_nhwc():
     assert counts["to_nhwc"] == counts["to_nchw"] == 0
     assert sum(counts.values()) == count("resnet50", batch=8, size=64).total - 1
     assert reads == []
+
+
+@pytest.mark.parametrize("ignore_label", [None, -1])
+def test_chainers_accuracy_is_one_launch(ignore_label):
+    recording.install()
+    model = L.Classifier(L.Linear(4, 3), accfun=lambda y, t: F.accuracy(y, t, ignore_label))
+    mixprec.convert(model)
+    recording.send(model)
+    x, t = (np.zeros(shape, dtype).view(recording.Array) for shape, dtype in (((8, 4), "f2"), (8, "i4")))
+    with taking() as notes:
+        model(x, t)
+    names = [note.primitive for note in notes if note.kind in LAUNCHES]
+    assert names == ["linear", "softmax_cross_entropy", "mean_of_counted", "accuracy"]
+    assert not [note for note in notes if note.kind == "read"]
+
+
+def test_chainers_accuracy_of_a_converted_model_is_chainers():
+    x, t = np.random.default_rng(0).integers(-2, 3, (60, 5)).astype("f"), np.arange(60, dtype="i") % 6 - 1
+    model = L.Classifier(lambda x: x * 1, accfun=lambda y, t: F.accuracy(y, t, -1))
+    model.forward(x, t)
+    expected = model.accuracy
+    mixprec.convert(model)
+    model(x, t)
+    assert (model.accuracy.array, model.accuracy.dtype) == (expected.array, np.float32)
+    assert 0 < expected.array < 1
