@@ -40,6 +40,7 @@ _PRIMITIVES = {
     "softmax_cross_entropy": LOSS,
     "softmax_cross_entropy_backward": LOSS,
     "mean_of_counted": LOSS,
+    "accuracy": LOSS,
     "cast": LAYOUT,
     "to_nhwc": LAYOUT,
     "to_nchw": LAYOUT,

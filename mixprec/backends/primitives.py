@@ -340,7 +340,7 @@ class Primitives(abc.ABC):
 
     @abc.abstractmethod
     def softmax_cross_entropy_backward(
-        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1
+        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None
     ):
         """Returns dx (M, K) in the dtype of ``x``.
 
@@ -352,6 +352,7 @@ class Primitives(abc.ABC):
             class_weight: as there.
             smoothing: as there.
             ignore_label: as there; these rows get zeros.
+            factor: ``None`` or () float32, by which ``dlosses`` are multiplied.
         """
 
     @abc.abstractmethod
@@ -363,6 +364,18 @@ class Primitives(abc.ABC):
             t: (M,) int32 labels.
             ignore_label: rows with it do not count.
             count: what to divide by; ``None``: by the number of rows that count, at least 1.
+        """
+
+    @abc.abstractmethod
+    def accuracy(self, x, t, *, top=None, ignore_label=None):
+        """Returns the share () float32 of the rows that count whose label the logits predict; 0 if none counts.
+
+        Args:
+            x: (M, K) logits in the storage dtype.
+            t: (M,) int32 labels; nothing predicts one that is not from 0 to K - 1.
+            top: ``None``: a row predicts its largest logit, the first one among equals; NaN is larger than everything.
+                A number: all that no more than so many logits, itself among them, are not below; all are not below NaN.
+            ignore_label: rows with it do not count; ``None``: all do.
         """
 
     # Dropout

@@ -4,6 +4,7 @@ The names below compute with the primitives of :mod:`mixprec.backends`: on (N, H
 (the storage dtypes), with arithmetic in float32 and one rounding. None of them can be differentiated twice.
 """
 
+from mixprec.functions.accuracy import accuracy
 from mixprec.functions.batch_normalization import batch_normalization, fixed_batch_normalization
 from mixprec.functions.concatenation import concat
 from mixprec.functions.convolution import convolution_2d
@@ -21,6 +22,7 @@ from mixprec.functions.relu import relu
 from mixprec.functions.softmax_cross_entropy import softmax_cross_entropy
 
 __all__ = [
+    "accuracy",
     "average_pooling_2d",
     "batch_normalization",
     "batch_normalization_relu_convolution_2d",

@@ -87,10 +87,11 @@ class SoftmaxCrossEntropy(Node):
 
     def gradients(self, primitives, indexes, dy):
         x, t = self.retained()
-        # A number times a number is not an array any more on NumPy.
-        dlosses = chainer.backend.get_array_module(dy).asarray(dy * self._factor) if self._mean else dy.reshape(-1)
+        dlosses, factor = (dy, self._factor) if self._mean else (dy.reshape(-1), None)
         logits, labels = self._flat(x, t)
-        dx = primitives.softmax_cross_entropy_backward(dlosses, logits, labels, self._log_z, **self._options)
+        dx = primitives.softmax_cross_entropy_backward(
+            dlosses, logits, labels, self._log_z, factor=factor, **self._options
+        )
         return dx.reshape(x.shape), None
 
     def _flat(self, x, t):

@@ -70,7 +70,12 @@ class Used(float):
 
 
 class ScaledLoss(chainer.Variable):
-    """A loss that has been multiplied by ``factor``; its ``backward`` notes that on the parameters it reaches."""
+    """A loss that has been multiplied by ``factor``; its ``backward`` notes that on the parameters it reaches.
+
+    Attributes:
+        factor: float32 array of shape ().
+        unscaled: the variable that was multiplied.
+    """
 
     def backward(self, retain_grad=False, enable_double_backprop=False, loss_scale=None):
         """Runs :meth:`chainer.Variable.backward`.
@@ -80,12 +85,18 @@ class ScaledLoss(chainer.Variable):
         """
         if loss_scale is not None:
             raise ValueError("backward(loss_scale=...) of a loss that scale_loss() has scaled already")
-        if self.array.size == 1 and self.grad_var is None:
+        backward = super().backward
+        if self.array.size == 1 and self.grad_var is None:  # otherwise Chainer would multiply by the factor once more
             with chainer.using_device(self.device):
-                self.grad = self.xp.ones_like(self.array)  # otherwise Chainer would multiply by the factor once more
+                if type(self.factor) is type(self.array):
+                    # The gradient of what was multiplied: a 1, and a product with it, would be two launches more.
+                    backward = self.unscaled.backward
+                    self.unscaled.grad = self.factor.astype(self.dtype, copy=False).reshape(self.shape)
+                else:
+                    self.grad = self.xp.ones_like(self.array)
         # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
         with np.errstate(over="ignore", invalid="ignore"):
-            super().backward(retain_grad, enable_double_backprop, self.factor)
+            backward(retain_grad, enable_double_backprop, self.factor)
 
 
 def scaled(loss, factor):
@@ -104,9 +115,9 @@ def scaled(loss, factor):
         loss = chainer.functions.cast(loss, "float32")
     elif loss.dtype == BFLOAT16:  # which Chainer does not cast
         loss = functions.cast(loss, "float32")
-    result = loss * factor.astype(loss.dtype)
+    result = loss * factor.astype(loss.dtype, copy=False)
     result.__class__ = ScaledLoss  # the variable that Chainer's graph already knows, with another backward()
-    result.factor = factor
+    result.factor, result.unscaled = factor, loss
     return result
 
 

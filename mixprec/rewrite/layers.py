@@ -11,6 +11,7 @@ from chainer.functions.array.transpose import Transpose
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunction
 from chainer.functions.connection.linear import LinearFunction
+from chainer.functions.evaluation.accuracy import Accuracy
 from chainer.functions.loss.softmax_cross_entropy import SoftmaxCrossEntropy
 from chainer.functions.math.average import Mean
 from chainer.functions.noise.dropout import Dropout
@@ -21,7 +22,7 @@ from chainer.functions.pooling.average_pooling_nd import AveragePoolingND
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
 from mixprec.backends.geometry import BatchNorm, Following, LocalResponseNorm, Pooling
-from mixprec.functions import pooling
+from mixprec.functions import accuracy, pooling
 from mixprec.functions.batch_normalization import BatchNormalization as OurBatchNormalization
 from mixprec.functions.batch_normalization import FixedBatchNormalization as OurFixedBatchNormalization
 from mixprec.functions.convolution import Convolution2D, convolution_of
@@ -219,7 +220,15 @@ def _softmax_cross_entropy(scope, node, inputs):
     return OurSoftmaxCrossEntropy(node.normalize, node.class_weight, node.ignore_label, node.reduce, 0.0).apply((x, t))
 
 
+def _accuracy(scope, node, inputs):
+    y, t = inputs
+    if not in_storage_dtype(y) or y.ndim != 2 or t.ndim != 1 or t.dtype.kind != "i" or not len(y):
+        return None
+    return (accuracy(y, t, node.ignore_label),)
+
+
 RULES = {
+    Accuracy: _accuracy,
     AveragePooling2D: _average_pooling,
     AveragePoolingND: _average_pooling_nd,
     BatchNormalization: _batch_normalization,

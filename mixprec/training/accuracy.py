@@ -1,8 +1,5 @@
 """Accuracies over the labels that count, for which the host reads nothing, so that a CUDA graph can hold them."""
 
-import chainer
-import numpy as np
-
 from mixprec import functions
 
 IGNORED = -1  # the label of padding, as in chainer.functions.softmax_cross_entropy
@@ -21,8 +18,7 @@ def accuracy(y, t):
     Returns:
         chainer.Variable: float32 of shape (); 0 if no label counts.
     """
-    y, t = _logits(y), chainer.as_array(t)
-    return _share(y.argmax(axis=1) == t, t)
+    return functions.accuracy(y, t, IGNORED)
 
 
 def top_k_accuracy(y, t, k=TOP):
@@ -39,11 +35,7 @@ def top_k_accuracy(y, t, k=TOP):
     Returns:
         chainer.Variable: float32 of shape (); 0 if no label counts.
     """
-    y, t = _logits(y), chainer.as_array(t)
-    xp = chainer.backend.get_array_module(y)
-    of_label = xp.take_along_axis(y, xp.maximum(t, 0)[:, None], axis=1)
-    rank = (~(y < of_label)).sum(axis=1)  # from 1: the label's own logit is one of these
-    return _share((rank <= k) & (t != IGNORED), t)
+    return functions.accuracy(y, t, IGNORED, top=k)
 
 
 def valid_labels(t):
@@ -63,15 +55,3 @@ def valid_images(arrays):
     if len(arrays) > 1 and arrays[1].dtype.kind == "i":
         return valid_labels(arrays[1])
     return len(arrays[0])
-
-
-def _logits(y):
-    # In 16 bits NumPy is slow, and CuPy cannot do everything.
-    y = chainer.as_array(y)
-    return functions.cast(y, np.float32).array if y.dtype.itemsize == 2 else y
-
-
-def _share(correct, t):
-    xp = chainer.backend.get_array_module(t)
-    share = correct.sum() / xp.maximum(valid_labels(t), 1)
-    return chainer.Variable(xp.asarray(share, dtype=np.float32), requires_grad=False)

@@ -93,3 +93,28 @@ def test_what_lies_between_layers_keeps_images_in_nhwc(name):
     with backends.graphs_of(images).on_stream(), taking() as notes:
         F.sum(model(images)).backward()
     assert not {"to_nhwc", "to_nchw"} & {note.primitive for note in notes}
+
+
+@pytest.mark.parametrize("ignore_label", [None, -1])
+def test_chainers_accuracy_is_one_launch(ignore_label):
+    recording.install()
+    model = L.Classifier(L.Linear(4, 3), accfun=lambda y, t: F.accuracy(y, t, ignore_label))
+    mixprec.convert(model)
+    recording.send(model)
+    x, t = (np.zeros(shape, dtype).view(recording.Array) for shape, dtype in (((8, 4), "f2"), (8, "i4")))
+    with taking() as notes:
+        model(x, t)
+    names = [note.primitive for note in notes if note.kind in LAUNCHES]
+    assert names == ["linear", "softmax_cross_entropy", "mean_of_counted", "accuracy"]
+    assert not [note for note in notes if note.kind == "read"]
+
+
+def test_chainers_accuracy_of_a_converted_model_is_chainers():
+    x, t = np.random.default_rng(0).integers(-2, 3, (60, 5)).astype("f"), np.arange(60, dtype="i") % 6 - 1
+    model = L.Classifier(lambda x: x * 1, accfun=lambda y, t: F.accuracy(y, t, -1))
+    model.forward(x, t)
+    expected = model.accuracy
+    mixprec.convert(model)
+    model(x, t)
+    assert (model.accuracy.array, model.accuracy.dtype) == (expected.array, np.float32)
+    assert 0 < expected.array < 1

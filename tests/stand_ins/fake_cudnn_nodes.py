@@ -29,13 +29,19 @@ class Kind(NamedTuple):
     compute: object
 
 
+def _padding(attributes):
+    """Returns pairs of what comes before and after each axis in space."""
+    names = ("padding", "padding") if "padding" in attributes else ("pre_padding", "post_padding")
+    return list(zip(*(attributes[name] for name in names), strict=True))
+
+
 def _geometry(attributes):
-    return tuple(attributes[name] for name in ("padding", "stride", "dilation"))
+    return _padding(attributes), attributes["stride"], attributes["dilation"]
 
 
 def _out_size(image, weight, attributes):
     return tuple(
-        (size + 2 * pad - (taps - 1) * dilation - 1) // stride + 1
+        (size + sum(pad) - (taps - 1) * dilation - 1) // stride + 1
         for size, taps, pad, stride, dilation in zip(image[2:], weight[2:], *_geometry(attributes), strict=True)
     )
 
@@ -71,8 +77,8 @@ def _wgrad_shapes(dims, attributes, found):
     return found
 
 
-def _padded(image, pad):
-    return np.pad(image, ((0, 0), (0, 0), *((size, size) for size in pad)))
+def _padded(image, attributes):
+    return np.pad(image, ((0, 0), (0, 0), *_padding(attributes)))
 
 
 def _taps(filter_dim, out, attributes):
@@ -93,7 +99,7 @@ def _grouped(array, groups, axis):
 def _fprop(inputs, attributes, dims):
     image, weight = inputs["image"], inputs["weight"]
     groups = image.shape[1] // weight.shape[1]
-    padded = _padded(image, attributes["padding"])
+    padded = _padded(image, attributes)
     y = np.zeros(dims[0])
     for tap, met in _taps(weight.shape, dims[0][2:], attributes):
         parts = zip(_grouped(padded[met], groups, 1), _grouped(weight[(..., *tap)], groups, 0), strict=True)
@@ -104,18 +110,18 @@ def _fprop(inputs, attributes, dims):
 def _dgrad(inputs, attributes, dims):
     loss, weight = inputs["loss"], inputs["filter"]
     groups = dims[0][1] // weight.shape[1]
-    pad = attributes["padding"]
-    padded = _padded(np.zeros(dims[0]), pad)
+    padded = _padded(np.zeros(dims[0]), attributes)
     for tap, met in _taps(weight.shape, loss.shape[2:], attributes):
         parts = zip(_grouped(loss, groups, 1), _grouped(weight[(..., *tap)], groups, 0), strict=True)
         padded[met] += np.concatenate([np.einsum("nk...,kc->nc...", dy, w, optimize=True) for dy, w in parts], 1)
-    return (padded[(..., *(slice(p, p + size) for p, size in zip(pad, dims[0][2:], strict=True)))],)
+    kept = (slice(pad, pad + size) for (pad, _), size in zip(_padding(attributes), dims[0][2:], strict=True))
+    return (padded[(..., *kept)],)
 
 
 def _wgrad(inputs, attributes, dims):
     image, loss = inputs["image"], inputs["loss"]
     groups = image.shape[1] // dims[0][1]
-    padded = _padded(image, attributes["padding"])
+    padded = _padded(image, attributes)
     dw = np.zeros(dims[0])
     for tap, met in _taps(dims[0], loss.shape[2:], attributes):
         parts = zip(_grouped(padded[met], groups, 1), _grouped(loss, groups, 1), strict=True)
@@ -166,7 +172,7 @@ def _genstats(inputs, attributes, dims):
     return x.sum(_PER_CHANNEL, keepdims=True), np.square(x).sum(_PER_CHANNEL, keepdims=True)
 
 
-_CONVOLUTION = ("padding", "stride", "dilation")
+_CONVOLUTION = ("padding", "pre_padding", "post_padding", "stride", "dilation")
 _RUNNING = ("in_running_mean", "in_running_var", "epsilon", "momentum")
 _STATISTICS = ("mean", "inv_variance")
 

@@ -30,7 +30,7 @@ class Losses:
 
     @_quiet
     def softmax_cross_entropy_backward(
-        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1
+        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None
     ):
         """See :meth:`~mixprec.backends.primitives.Primitives.softmax_cross_entropy_backward`."""
         classes = x.shape[1]
@@ -45,6 +45,7 @@ class Losses:
         if smoothing:
             dx -= of_all
         dx[np.arange(len(t)), labels] -= of_label
+        dlosses = dlosses if factor is None else dlosses * factor
         dx *= np.broadcast_to(dlosses, t.shape)[:, None]
         dx[~counted] = 0
         return narrow(dx, x.dtype)
@@ -56,3 +57,16 @@ class Losses:
             count = max(np.count_nonzero(t != ignore_label), 1)
         factor = np.array(1 / count, np.float32)
         return np.array(np.add.reduce(losses) * factor, np.float32), factor
+
+    def accuracy(self, x, t, *, top=None, ignore_label=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.accuracy`."""
+        x = widen(x)
+        known = (t >= 0) & (t < x.shape[1])
+        labels = np.where(known, t, 0)[:, None]
+        if top is None:
+            right = np.argmax(x, axis=1) == t
+        else:
+            right = np.add.reduce(~(x < np.take_along_axis(x, labels, axis=1)), axis=1) <= top
+        counted = np.ones(len(t), bool) if ignore_label is None else t != ignore_label
+        share = np.count_nonzero(right & known & counted) / max(np.count_nonzero(counted), 1)
+        return np.array(share, np.float32)

@@ -9,7 +9,8 @@ from mixprec.backends.cuda.kernels import width_of
 
 _FILE = "columns"
 _LANES = 32  # vectors of a row beside each other in a block, at most: 512 bytes
-_SUMMED_ROWS = 32  # of a thread, before it is worth another launch to have more threads
+_SUMMED_ROWS = 4  # of a thread, which reads them at once
+_FEWEST_LANES = 4  # 64 bytes, for the sake of more blocks with fewer rows
 _SUMMING_BLOCKS = 512  # enough for a large GPU, and few enough for one block to add up what they give
 _WRITTEN_ROWS = 8  # of a thread, at most
 _WRITING_BLOCKS = 1024  # that there should be before a thread has more rows than one
@@ -56,21 +57,42 @@ class Columns(Base):
         """
         rows, channels = rows_of(x)
         sums = self._empty((segments, channels), dtype)
-        blocks = self._blocks(channels, x, sums)
+        of_segment = ceil_div(rows, max(segments, 1))
+        blocks = self._summing(of_segment, segments, channels, x, sums)
         arguments = [self._address(x), self._address(sums), rows, blocks.vectors, blocks.lanes, blocks.tiles]
-        arguments += [ceil_div(rows, max(segments, 1)), float(divisor)]
         count = segments * blocks.tiles
+        arguments += [of_segment, float(divisor)]
         self.kernels.launch(_FILE, "sum_columns", count, arguments, x.dtype, blocks.width, sums.dtype)
         return sums
 
     def _sum_rows(self, x, dtype):
-        """Returns the sum of all rows of ``x`` (..., C), (C,) in ``dtype``, in one launch or, of many rows, two."""
+        """Returns the sum of all rows of ``x`` (..., C), (C,) in ``dtype``, likewise, in one launch."""
         rows, channels = rows_of(x)
-        blocks = self._blocks(channels, x)
+        sums = self._empty((channels,), dtype)
+        blocks = self._summing(rows, 1, channels, x, sums)
         parts = min(ceil_div(rows, blocks.step * _SUMMED_ROWS), _SUMMING_BLOCKS // max(blocks.tiles, 1))
+        of_part = ceil_div(ceil_div(rows, max(parts, 1)), blocks.step) * blocks.step
+        parts = max(ceil_div(rows, max(of_part, 1)), 1)
+        partial, counters = None, 0
         if parts > 1:
-            x = self._sum_columns(x, np.float32, parts)
-        return self._sum_columns(x, dtype).reshape(channels)
+            partial, counters = self._empty((parts, channels), np.float32), self.launcher.counters(blocks.tiles)
+        arguments = [self._address(x), self._address(sums), self._address_or_0(partial), counters, rows]
+        arguments += [blocks.vectors, blocks.lanes, blocks.tiles, of_part, parts]
+        self.kernels.launch(_FILE, "sum_rows", parts * blocks.tiles, arguments, x.dtype, blocks.width, sums.dtype)
+        return sums
+
+    def _summing(self, rows, segments, channels, *arrays):
+        """Returns the :class:`_Blocks` for sums of so many rows: few rows of a thread, or many blocks."""
+        blocks = self._blocks(channels, *arrays)
+        while (
+            blocks.lanes > _FEWEST_LANES
+            and rows > blocks.step * _SUMMED_ROWS
+            and segments * blocks.tiles < _SUMMING_BLOCKS
+        ):
+            lanes = blocks.lanes // 2
+            tiles = ceil_div(blocks.vectors, lanes)
+            blocks = blocks._replace(lanes=lanes, tiles=tiles, step=self.launcher.threads // lanes)
+        return blocks
 
     def _add_row(self, x, b):
         """Returns ``x + b``, for x (..., C) and b (C,) of any storage dtype."""

@@ -10,9 +10,9 @@ import numpy as np
 from mixprec.backends.cuda import operations
 from mixprec.backends.cuda.base import ceil_div
 from mixprec.backends.cuda.batch_norm import BatchNorms
-from mixprec.backends.cuda.channels import Channels
 from mixprec.backends.cuda.kernels import width_of
 from mixprec.backends.cuda.layout import Layouts
+from mixprec.backends.cuda.stem import Stems
 from mixprec.backends.geometry import BatchNorm, Following
 from mixprec.backends.primitives import Affine
 
@@ -27,7 +27,7 @@ class _Forward(NamedTuple):
     statistics: bool = False
 
 
-class Convolutions(BatchNorms, Channels, Layouts):
+class Convolutions(BatchNorms, Stems, Layouts):
     """The convolutions of :class:`~mixprec.backends.primitives.Primitives`."""
 
     def conv_fprop(self, x, w, convolution, b=None, *, relu=False, prologue=None, statistics=False):
@@ -80,6 +80,8 @@ class Convolutions(BatchNorms, Channels, Layouts):
             if cudnn.supports(operation):
                 function = functools.partial(self._fprop, cudnn.plan(operation), relu, wanted, fused)
                 ways.append(("+".join(["conv", *itertools.compress(_Forward._fields, fused)]), function))
+        if not (wanted.prologue or wanted.statistics):
+            ways += self._stem_fprop_ways(x_shape, w_shape, dtype, convolution, b, relu)
         if ways:
             return ways
         (x_shape,), w_shape = self._padding(
@@ -114,6 +116,8 @@ class Convolutions(BatchNorms, Channels, Layouts):
             if cudnn.supports(operation):
                 function = functools.partial(self._wgrad, cudnn.plan(operation), fused)
                 ways.append(("conv+prologue" if fused else "conv", function))
+        if not prologue:
+            ways += self._stem_wgrad_ways(x_shape, dy_shape, w_shape, dtype, convolution)
         if ways:
             return ways
         images, padded = self._padding(

@@ -29,12 +29,13 @@ class Losses(Base):
         return losses, log_z
 
     def softmax_cross_entropy_backward(
-        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1
+        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None
     ):
         rows, classes = x.shape
         dx = self._empty(x.shape, x.dtype)
         width, lanes = self._lanes(x, dx)
-        arguments = [*map(self._address, (dlosses, x, t)), self._address_or_0(class_weight)]
+        arguments = [self._address(dlosses), self._address_or_0(factor), *map(self._address, (x, t))]
+        arguments.append(self._address_or_0(class_weight))
         arguments += [*map(self._address, (log_z, dx)), int(dlosses.ndim > 0), rows, classes, lanes, ignore_label]
         self._launch_rows("softmax_cross_entropy_backward", [*arguments, float(smoothing)], x, width, lanes)
         return dx
@@ -49,6 +50,16 @@ class Losses(Base):
         ]
         self.kernels.launch(_FILE, "mean_of_counted", 1, arguments, np.dtype(np.float32))
         return mean, factor
+
+    def accuracy(self, x, t, *, top=None, ignore_label=None):
+        share = self._empty((), np.float32)
+        if not len(x):
+            self.launcher.zero(share)
+        width, lanes = self._lanes(x)
+        arguments = [*map(self._address, (x, t, share)), self.launcher.counters(3), *x.shape, lanes]
+        arguments += [top or 0, int(ignore_label is not None), ignore_label or 0]
+        self._launch_rows("accuracy", arguments, x, width, lanes)
+        return share
 
     def _lanes(self, *arrays):
         """Returns how many classes a thread has at a time, and how many threads a row."""

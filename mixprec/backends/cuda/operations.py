@@ -97,7 +97,7 @@ def operation(kind, inputs, outputs, **attributes):
 
 def geometry(convolution):
     """Returns the attributes that all operations with a convolution have, a dict."""
-    return {name: getattr(convolution, name) for name in ("stride", "pad", "dilation", "groups")}
+    return dict(vars(convolution))
 
 
 def _prologue(channels, wanted):

@@ -15,12 +15,19 @@ class Poolings(Columns):
     def max_pool(self, x, pooling):
         shape = (x.shape[0], *pooling.out_size(x.shape[1:3]), x.shape[3])
         y, where = self._empty(shape, x.dtype), self._empty(shape, np.uint8)
-        self._pool("max_pool", [x, y, where], pooling, x.shape, shape, shape)
+        name = "max_pool_3x3" if pooling.window == (3, 3) else "max_pool"
+        self._pool(name, [x, y, where], pooling, x.shape, shape, shape)
         return y, where
 
     def max_pool_backward(self, dy, where, pooling, x_shape):
         dx = self._empty(x_shape, dy.dtype)
-        self._pool("max_pool_backward", [dy, where, dx], pooling, x_shape, dy.shape, x_shape)
+        arrays = [dy, where, dx]
+        if (pooling.window, pooling.stride) == ((3, 3), (2, 2)):
+            squares = (_squares(*lengths) for lengths in zip(x_shape[1:3], pooling.pad, strict=True))
+            threads = x_shape[0], *squares, x_shape[3]
+            self._pool("max_pool_backward_3x3_2", arrays, pooling, x_shape, dy.shape, threads, threads[1:3])
+        else:
+            self._pool("max_pool_backward", arrays, pooling, x_shape, dy.shape, x_shape)
         return dx
 
     def average_pool(self, x, pooling):
@@ -42,11 +49,16 @@ class Poolings(Columns):
         size = x_shape[1] * x_shape[2]
         return self._repeat_rows(dy, size, size, x_shape)
 
-    def _pool(self, name, arrays, pooling, in_shape, out_shape, written):
-        """Launches a kernel whose threads have the places of an array of shape ``written``."""
-        images, height, width, channels = written
+    def _pool(self, name, arrays, pooling, in_shape, out_shape, threads, further=()):
+        """Launches a kernel whose threads have the places of an array of shape ``threads``; with further arguments."""
+        images, height, width, channels = threads
         vector = width_of(channels, [arrays[0].dtype], map(self._address, arrays))
         of_image = ceil_div(height * width * (channels // vector), self.launcher.threads)
         arguments = [*map(self._address, arrays), of_image, channels, *in_shape[1:3], *out_shape[1:3]]
-        arguments += [*pooling.window, *pooling.stride, *pooling.pad]
+        arguments += [*pooling.window, *pooling.stride, *pooling.pad, *further]
         self.kernels.launch(_FILE, name, images * of_image, arguments, arrays[0].dtype, vector)
+
+
+def _squares(size, pad):
+    """Returns how many pairs of rows there are, of the padded ones, that are not all padding before the image."""
+    return (size - 1 + pad) // 2 - pad // 2 + 1

@@ -20,23 +20,37 @@ struct Lane {
     }
 };
 
-// (rows, columns) -> (segments, columns) in OTHER: the sum of every `rows_of_segment` rows, divided.
-extern "C" __global__ void __launch_bounds__(THREADS) sum_columns(
-    u64 x, u64 sums, long long rows, long long vectors, long long lanes, long long tiles, long long rows_of_segment,
-    double divisor) {
-    const Lane lane(vectors, lanes, tiles);
-    const long long first = lane.part * rows_of_segment, end = min(first + rows_of_segment, rows);
-    float sum[WIDTH] = {};
-    if (lane.exists) {
-#pragma unroll 4
-        for (long long row = first + lane.row; row < end; row += lane.step) {
-            float value[WIDTH];
-            load(x, (row * vectors + lane.vector) * WIDTH, value);
+constexpr int ROWS = 4;  // that a thread reads at once
+constexpr int AT_ONCE = 5;  // blocks; without a number the compiler saves registers, and reads one row after the other
+
+// Adds up what the thread has of rows `first` to `end`.
+__device__ __forceinline__ void add_rows(
+    u64 x, long long vectors, const Lane& lane, long long first, long long end, float (&sum)[WIDTH]) {
+    if (!lane.exists) return;
+    long long row = first + lane.row;
+    for (; row + (ROWS - 1) * lane.step < end; row += ROWS * lane.step) {
+        Elements read[ROWS];
 #pragma unroll
-            for (int k = 0; k < WIDTH; ++k) sum[k] += value[k];
+        for (int r = 0; r < ROWS; ++r) read[r].load(x, ((row + r * lane.step) * vectors + lane.vector) * WIDTH);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+            for (int k = 0; k < WIDTH; ++k) sum[k] += read[r][k];
         }
     }
+#pragma unroll 1
+    for (; row < end; row += lane.step) {
+        float value[WIDTH];
+        load(x, (row * vectors + lane.vector) * WIDTH, value);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) sum[k] += value[k];
+    }
+}
+
+// Adds up what the threads of a block have of the same columns. The first ones get the sums, and `true`.
+__device__ __forceinline__ bool add_up(int lanes, const Lane& lane, float (&sum)[WIDTH]) {
     __shared__ float all[WIDTH][THREADS];
+    __syncthreads();  // former sums may still be read
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) all[k][threadIdx.x] = sum[k];
     for (int half = THREADS / 2; half >= lanes; half /= 2) {
@@ -46,10 +60,52 @@ extern "C" __global__ void __launch_bounds__(THREADS) sum_columns(
             for (int k = 0; k < WIDTH; ++k) all[k][threadIdx.x] += all[k][threadIdx.x + half];
         }
     }
-    if (threadIdx.x >= lanes || !lane.exists) return;
+    if (threadIdx.x >= lanes || !lane.exists) return false;
 #pragma unroll
-    for (int k = 0; k < WIDTH; ++k) sum[k] = all[k][threadIdx.x] / static_cast<float>(divisor);
+    for (int k = 0; k < WIDTH; ++k) sum[k] = all[k][threadIdx.x];
+    return true;
+}
+
+// (rows, columns) -> (segments, columns) in OTHER: the sum of every `rows_of_segment` rows, divided.
+extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) sum_columns(
+    u64 x, u64 sums, long long rows, long long vectors, long long lanes, long long tiles, long long rows_of_segment,
+    double divisor) {
+    const Lane lane(vectors, lanes, tiles);
+    const long long first = lane.part * rows_of_segment;
+    float sum[WIDTH] = {};
+    add_rows(x, vectors, lane, first, min(first + rows_of_segment, rows), sum);
+    if (!add_up(lanes, lane, sum)) return;
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) sum[k] /= static_cast<float>(divisor);
     store<OTHER>(sums, (lane.part * vectors + lane.vector) * WIDTH, sum);
+}
+
+// (rows, columns) -> (columns,) in OTHER: each block adds up one of `parts` parts of the rows, and the last one of its
+// columns their sums, `partial` (parts, columns). A counter for each tile.
+extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) sum_rows(
+    u64 x, u64 sums, float* partial, u32* counters, long long rows, long long vectors, long long lanes, long long tiles,
+    long long rows_of_part, long long parts) {
+    const Lane lane(vectors, lanes, tiles);
+    const long long first = lane.part * rows_of_part, columns = vectors * WIDTH;
+    float sum[WIDTH] = {};
+    add_rows(x, vectors, lane, first, min(first + rows_of_part, rows), sum);
+    const bool has_sums = add_up(lanes, lane, sum);
+    if (parts > 1) {
+        if (has_sums) {
+#pragma unroll
+            for (int k = 0; k < WIDTH; ++k) partial[lane.part * columns + lane.vector * WIDTH + k] = sum[k];
+        }
+        if (!is_last_block(counters + blockIdx.x % tiles, parts)) return;
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) sum[k] = 0;
+        const volatile float* of_others = partial + lane.vector * WIDTH;
+        for (long long part = lane.row; part < parts && lane.exists; part += lane.step) {
+#pragma unroll
+            for (int k = 0; k < WIDTH; ++k) sum[k] += of_others[part * columns + k];
+        }
+        add_up(lanes, lane, sum);
+    }
+    if (has_sums) store<OTHER>(sums, lane.vector * WIDTH, sum);
 }
 
 // y = x + b, b a row in OTHER.

@@ -59,9 +59,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
     log_z[row] = largest + log_sum;
 }
 
-// dlosses of all rows, or of one that stands for all: dlosses_step is 1 or 0.
+// dlosses of all rows, or of one that stands for all: dlosses_step is 1 or 0. They are multiplied by *factor, if given.
 extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy_backward(
-    const float* dlosses, u64 x, const int* t, const float* class_weight, const float* log_z, u64 dx,
+    const float* dlosses, const float* factor, u64 x, const int* t, const float* class_weight, const float* log_z, u64 dx,
     long long dlosses_step, long long rows, long long classes_, long long lanes_, long long ignore_label,
     double smoothing) {
     const int classes = classes_, lanes = lanes_;
@@ -81,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy_back
     const bool known = 0 <= label && label < classes;
     const float of_label = static_cast<float>(1 - smoothing) * (known ? weight_of(class_weight, label) : 0.0f);
     const float of_all = static_cast<float>(smoothing / classes);
-    const float factor = of_label + of_all * weights;
-    const float dloss = dlosses[row * dlosses_step], log_sum = log_z[row];
+    const float of_sum = of_label + of_all * weights;
+    const float dloss = dlosses[row * dlosses_step] * (factor ? *factor : 1.0f), log_sum = log_z[row];
     for (int c = threadIdx.x % lanes * WIDTH; c < classes; c += lanes * WIDTH) {
         float value[WIDTH] = {};
         if (label != ignore_label) {
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy_back
 #pragma unroll
             for (int k = 0; k < WIDTH; ++k) {
                 // The derivative of -sum(q * log(p)) is p * sum(q) - q.
-                float derivative = expf(value[k] - log_sum) * factor;
+                float derivative = expf(value[k] - log_sum) * of_sum;
                 if (smoothing) derivative -= of_all * weight_of(class_weight, c + k);
                 if (c + k == label) derivative -= of_label;
                 value[k] = derivative * dloss;
@@ -117,4 +117,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) mean_of_counted(
     if (count < 0) count = max(counted, 1ll);
     *factor = static_cast<float>(1 / count);
     *mean = static_cast<float>(sum) * *factor;
+}
+
+// The share of rows that count whose label is their largest logit, `top` is 0, or among the `top` largest. Three counters:
+// of blocks, of rows that are right, and of those that count.
+extern "C" __global__ void __launch_bounds__(THREADS) accuracy(
+    u64 x, const int* t, float* share, u32* counters, long long rows, long long classes_, long long lanes_,
+    long long top, long long ignores, long long ignore_label) {
+    const int classes = classes_, lanes = lanes_;
+    const long long row = static_cast<long long>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
+    const int label = row < rows ? t[row] : 0;
+    const bool counts = row < rows && !(ignores && label == ignore_label);
+    const bool known = counts && 0 <= label && label < classes;
+    float of_label[1] = {0.0f};
+    if (known) load(x, row * classes + label, of_label);
+    int above = 0;  // classes that come before the label
+    for_each_class(x, row, known ? classes : 0, lanes, [&](int c, float logit) {
+        const float own = of_label[0];
+        const bool larger = logit != logit ? own == own || c < label : logit > own || (logit == own && c < label);
+        above += top ? !(logit < own) : larger;
+    });
+    above = combined(above, lanes, Sum());
+    if (threadIdx.x % lanes == 0 && counts) {
+        if (known && (top ? above <= top : above == 0)) atomicAdd(counters + 1, 1u);
+        atomicAdd(counters + 2, 1u);
+    }
+    if (!is_last_block(counters, gridDim.x) || threadIdx.x) return;
+    volatile u32* found = counters;  // by all blocks
+    const u32 right = found[1], counted = found[2];
+    *share = static_cast<float>(static_cast<double>(right) / max(counted, 1u));
+    found[1] = found[2] = 0;
 }

@@ -3,7 +3,8 @@
 // the positions in the window.
 //
 // Blocks are numbered image by image: within an image 32 bits are enough, and their division is cheap. Loops over windows
-// are not unrolled, which would cost registers: many threads hide the time that memory takes, too.
+// of any size are not unrolled, which would cost registers: many threads hide the time that memory takes, too. Windows of
+// 3x3 have kernels of their own, in which all that a thread reads is under way at once.
 
 #define WINDOWS                                                                                                       \
     long long blocks_of_image, long long channels, long long height, long long width, long long out_height,           \
@@ -45,6 +46,8 @@ struct Place {
 // The places that meet a given one: in the window of an output, or the outputs whose windows an input is in.
 struct Range {
     int begin, end;
+
+    __device__ __forceinline__ bool has(int place) const { return begin <= place && place < end; }
 };
 
 __device__ __forceinline__ Range inside(int first, int count, int size) {
@@ -56,42 +59,109 @@ __device__ __forceinline__ Range reached(int place, int count, int stride, int o
     return {beyond > 0 ? (beyond + stride - 1) / stride : 0, min(last + 1, outputs)};
 }
 
+// WIDTH neighbouring numbers of 8 bits, as they are in memory.
+struct Bytes {
+    static constexpr int N = WIDTH / 4;
+    u32 words[N ? N : 1];
+
+    __device__ __forceinline__ void load(u64 address, long long i) {
+        if constexpr (N == 0) {
+            words[0] = *reinterpret_cast<const u8*>(address + i);
+        } else {
+            load_words<N>(address + i, words);
+        }
+    }
+
+    __device__ __forceinline__ u32 operator[](int k) const { return words[k / 4] >> k % 4 * 8 & 0xff; }
+};
+
 __device__ __forceinline__ void divide(float (&sum)[WIDTH], float divisor) {
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) sum[k] /= divisor;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) max_pool(u64 x, u64 y, u64 where, WINDOWS) {
+// The largest values of a window so far, and where they were. The first NaN stays: it is larger than everything.
+struct Maxima {
+    float largest[WIDTH];
+    u32 found[WIDTH];
+
+    __device__ __forceinline__ explicit Maxima(u32 first) {
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            largest[k] = __uint_as_float(0xff800000);  // -inf
+            found[k] = first;
+        }
+    }
+
+    template <class Values>
+    __device__ __forceinline__ void meet(const Values& values, u32 position) {
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            const float value = values[k];
+            const bool larger = !(value <= largest[k]) && largest[k] == largest[k];
+            largest[k] = larger ? value : largest[k];
+            found[k] = larger ? position : found[k];
+        }
+    }
+};
+
+// The window of an output: its first row and column, and what of it is inside of the image.
+struct Window {
+    int top, left;
+    Range of_rows, of_columns;
+    u32 first;  // position that is inside, 0 if there is none
+
+    __device__ __forceinline__ Window(const Windows& w, const Place& place)
+        : top(place.y * w.stride_y - w.pad_y), left(place.x * w.stride_x - w.pad_x),
+          of_rows(inside(top, w.rows, w.height)), of_columns(inside(left, w.columns, w.width)) {
+        const bool any = of_rows.begin < of_rows.end && of_columns.begin < of_columns.end;
+        first = any ? of_rows.begin * w.columns + of_columns.begin : 0;
+    }
+};
+
+__device__ __forceinline__ void write(const Windows& w, const Place& place, u64 y, u64 where, const Maxima& maxima) {
+    const long long at = place.at(w, w.out_height, w.out_width, place.y, place.x);
+    store(y, at, maxima.largest);
+    store_bytes(where, at, maxima.found);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4) max_pool(u64 x, u64 y, u64 where, WINDOWS) {
     const Windows w = WINDOWS_GIVEN;
     const Place place(w, w.out_height, w.out_width);
     if (!place.exists) return;
-    const int top = place.y * w.stride_y - w.pad_y, left = place.x * w.stride_x - w.pad_x;
-    const Range of_rows = inside(top, w.rows, w.height), of_columns = inside(left, w.columns, w.width);
-    const bool any = of_rows.begin < of_rows.end && of_columns.begin < of_columns.end;
-    float largest[WIDTH];
-    u32 found[WIDTH];
-#pragma unroll
-    for (int k = 0; k < WIDTH; ++k) {
-        largest[k] = __uint_as_float(0xff800000);  // -inf
-        found[k] = any ? of_rows.begin * w.columns + of_columns.begin : 0;
-    }
-    for (int r = of_rows.begin; r < of_rows.end; ++r) {
+    const Window window(w, place);
+    Maxima maxima(window.first);
+    for (int r = window.of_rows.begin; r < window.of_rows.end; ++r) {
 #pragma unroll 1
-        for (int s = of_columns.begin; s < of_columns.end; ++s) {
+        for (int s = window.of_columns.begin; s < window.of_columns.end; ++s) {
             float value[WIDTH];
-            load(x, place.at(w, w.height, w.width, top + r, left + s), value);
-#pragma unroll
-            for (int k = 0; k < WIDTH; ++k) {
-                // The first NaN stays: nothing is larger, and then it does not equal itself.
-                const bool larger = value[k] > largest[k] || (value[k] != value[k] && largest[k] == largest[k]);
-                largest[k] = larger ? value[k] : largest[k];
-                found[k] = larger ? r * w.columns + s : found[k];
-            }
+            load(x, place.at(w, w.height, w.width, window.top + r, window.left + s), value);
+            maxima.meet(value, r * w.columns + s);
         }
     }
-    const long long at = place.at(w, w.out_height, w.out_width, place.y, place.x);
-    store(y, at, largest);
-    store_bytes(where, at, found);
+    write(w, place, y, where, maxima);
+}
+
+// The same for windows of 3x3.
+extern "C" __global__ void __launch_bounds__(THREADS) max_pool_3x3(u64 x, u64 y, u64 where, WINDOWS) {
+    const Windows w = WINDOWS_GIVEN;
+    const Place place(w, w.out_height, w.out_width);
+    if (!place.exists) return;
+    const Window window(w, place);
+    Elements read[9] = {};
+    bool is_inside[9];
+    const long long corner = place.at(w, w.height, w.width, window.top, window.left);
+#pragma unroll
+    for (int i = 0; i < 9; ++i) {
+        is_inside[i] = window.of_rows.has(i / 3) && window.of_columns.has(i % 3);
+        if (is_inside[i]) read[i].load(x, corner + (static_cast<long long>(i / 3) * w.width + i % 3) * w.channels);
+    }
+    Maxima maxima(window.first);
+#pragma unroll
+    for (int i = 0; i < 9; ++i) {
+        if (is_inside[i]) maxima.meet(read[i], i);
+    }
+    write(w, place, y, where, maxima);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) average_pool(u64 x, u64 y, WINDOWS) {
@@ -144,6 +214,46 @@ extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward(u64 dy, 
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) value[k] = found[k] == position ? value[k] : 0.0f;
     });
+}
+
+// For windows of 3x3 with a stride of 2: a thread has a square of 2x2 inputs, which are in the same windows - the first
+// of its rows in two, the second one in the later of these - and so for columns. `squares_y` are down, from the first on
+// that is not all padding.
+extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_3x3_2(
+    u64 dy, u64 where, u64 dx, WINDOWS, long long squares_y, long long squares_x) {
+    const Windows w = WINDOWS_GIVEN;
+    const Place place(w, squares_y, squares_x);
+    if (!place.exists) return;
+    const int last_y = place.y + w.pad_y / 2, last_x = place.x + w.pad_x / 2;  // of the windows
+    Elements gradient[2][2] = {};
+    Bytes found[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int oy = last_y - i / 2, ox = last_x - i % 2;
+        if (0 <= oy && oy < w.out_height && 0 <= ox && ox < w.out_width) {
+            const long long at = place.at(w, w.out_height, w.out_width, oy, ox);
+            gradient[i / 2][i % 2].load(dy, at);
+            found[i / 2][i % 2].load(where, at);
+        } else {
+            for (u32& word : found[i / 2][i % 2].words) word = 0xffffffff;  // no position in a window
+        }
+    }
+#pragma unroll
+    for (int input = 0; input < 4; ++input) {
+        const int a = input / 2, b = input % 2, y = last_y * 2 + a - w.pad_y, x = last_x * 2 + b - w.pad_x;
+        if (y < 0 || y >= w.height || x < 0 || x >= w.width) continue;
+        float sum[WIDTH] = {};
+#pragma unroll
+        for (int i = 0; i < 2 - a; ++i) {  // the later the window, the earlier the position in it
+#pragma unroll
+            for (int j = 0; j < 2 - b; ++j) {
+                const u32 position = (a + 2 * i) * 3 + b + 2 * j;
+#pragma unroll
+                for (int k = 0; k < WIDTH; ++k) sum[k] += found[i][j][k] == position ? gradient[i][j][k] : 0.0f;
+            }
+        }
+        store(dx, place.at(w, w.height, w.width, y, x), sum);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) average_pool_backward(u64 dy, u64 dx, WINDOWS) {

@@ -75,3 +75,16 @@ __device__ __forceinline__ void store_bytes(u64 address, long long i, const u32 
         store_words<W / 4>(address + i, words);
     }
 }
+
+// WIDTH neighbouring elements as they are in memory, where they take fewer registers than as numbers.
+struct Elements {
+    static constexpr int N = WIDTH * SIZE<STORAGE> / 4;
+    u32 words[N ? N : 1];
+
+    __device__ __forceinline__ void load(u64 address, long long i) { load_words<N>(address + i * SIZE<STORAGE>, words); }
+
+    __device__ __forceinline__ float operator[](int k) const {
+        if constexpr (STORAGE == FLOAT32) return __uint_as_float(words[k]);
+        return widened(STORAGE, static_cast<u16>(words[k / 2] >> k % 2 * 16));
+    }
+};

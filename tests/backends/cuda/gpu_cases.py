@@ -175,6 +175,7 @@ def every_primitive(p, put, dtype, size, filters):
         lambda: (p.softmax_cross_entropy_backward(losses, outputs, t, log_z, class_weight=weight, smoothing=0.1),),
     )
     yield "mean_of_counted", lambda: p.mean_of_counted(losses, t)
+    yield "accuracy", lambda: (p.accuracy(outputs, t, ignore_label=-1), p.accuracy(outputs, t, top=5))
 
     def dropout():
         state = p.new_random_state(3)

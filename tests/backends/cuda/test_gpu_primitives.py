@@ -224,6 +224,24 @@ def check_convolutions(side, cuda, case, dtype):
         assert_close(ours, theirs, dtype, bound)
 
 
+@both_sides
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("channels", [3, 4])
+def test_first_convolutions_on_folded_images(side, channels, dtype):
+    side.need_cudnn()
+    cudnn.configure(autotune="measure", cache=None)
+    convolution, shape, w_shape = Convolution((2, 2), (3, 3)), (2, 20, 28, channels), (16, 7, 7, channels)
+    x, w, dy = drawn((convolution, shape, w_shape), dtype, 0)
+    (y, _, dw), (y_bound, _, dw_bound) = products(x, w, dy, convolution), product_bounds(x, w, dy, convolution)
+    on_device = side.send((x, w, dy))
+    ways = side.cuda._stem_fprop_ways(shape, w_shape, x.dtype, convolution, None, False)
+    assert len(ways) == 2
+    for _, way in ways:
+        assert_close(side.receive(way(*on_device[:2], None, None)), y, dtype, y_bound)
+    for _, way in side.cuda._stem_wgrad_ways(shape, dy.shape, w_shape, x.dtype, convolution):
+        assert_close(side.receive(way(on_device[0], on_device[2], None)), dw, dtype, dw_bound)
+
+
 @on_devices(SMALL, RESNET50)
 def test_convolutions_of_float16(side, case):
     side.need_cudnn()
@@ -677,9 +695,19 @@ def test_local_response_norm_by_own_kernels(side, case, dtype, misaligned):
         assert_close(found, expected, dtype, bound)
 
 
+@on_devices([(1, 1), (17, 10), (256, 1000)])
+@dtypes
+@pytest.mark.parametrize("top", [None, 5])
+def test_accuracy_by_own_kernels(side, case, dtype, top):
+    rng = np.random.default_rng(0)
+    x, t = rng.integers(-3, 4, case).astype(dtype), labels(rng, *case, -1)
+    found = side.receive(side.cuda.accuracy(*side.send((x, t)), top=top, ignore_label=-1))
+    same(found, PRIMITIVES.accuracy(x, t, top=top, ignore_label=-1))
+
+
 @both_sides
 @dtypes
-@pytest.mark.parametrize("shape", [(33, 10), (3, 5, 7, 24), (2, 40, 50, 40), (1, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(33, 10), (3, 5, 7, 24), (2, 40, 50, 40), (256, 1000), (1, 1)], ids=str)
 @pytest.mark.parametrize("misaligned", [False, True])
 def test_biases_by_own_kernels(side, shape, dtype, misaligned):
     rng = np.random.default_rng(0)

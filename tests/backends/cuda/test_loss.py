@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
@@ -21,7 +22,7 @@ from tests.backends.primitive_cases import (
 )
 from tests.circles import tries
 from tests.stand_ins.host_launch import HostLauncher
-from tests.stand_ins.kernels_on_host import OwnKernels, receive, send
+from tests.stand_ins.kernels_on_host import OwnKernels, odd_values, receive, send
 
 # A thread, some threads, a warp, and a block for a row, whole groups of classes or not.
 classes = st.sampled_from([1, 2, 3, 8, 10, 21, 33, 64, 100, 136, 520, 1000])
@@ -63,8 +64,11 @@ def test_softmax_cross_entropy(
     assert (receive(losses)[t == ignore_label] == 0).all()
 
     factors = np.array(128, np.float32) if one_factor else arrays(rng, count, np.float32)
-    dx = device.softmax_cross_entropy_backward(send(factors), send(x, misaligned), send(t), log_z, **given_)
-    by_row = np.broadcast_to(exact(factors), count)[:, None]
+    half = send(np.float32(0.5)) if weighted else None
+    dx = device.softmax_cross_entropy_backward(
+        send(factors), send(x, misaligned), send(t), log_z, factor=half, **given_
+    )
+    by_row = np.broadcast_to(exact(factors), count)[:, None] * (0.5 if weighted else 1)
     assert_close(receive(dx), gradient * by_row, dtype, gradient_bound * np.abs(by_row))
     assert not receive(dx)[t == ignore_label].any()
 
@@ -131,8 +135,34 @@ def test_mean_of_counted(device, count, divisor, ignore_label, seed):
     assert_close(receive(mean), exact(losses).sum() * expected, FLOAT32, bound)
 
 
+@settings(max_examples=tries(60))
+@given(
+    count=st.sampled_from([1, 2, 17, 70]),
+    number=classes,
+    dtype=storage_dtypes,
+    top=st.sampled_from([None, 1, 5]),
+    ignore_label=st.sampled_from([None, -1, 0, 255]),
+    odd=st.booleans(),
+    misaligned=st.booleans(),
+    seed=seeds,
+)
+def test_accuracy(device, count, number, dtype, top, ignore_label, odd, misaligned, seed):
+    """The same number as NumPy's, with ties, NaN and labels that are no classes among them."""
+    rng = np.random.default_rng(seed)
+    x = odd_values(rng, (count, number), dtype) if odd else rng.integers(-3, 4, (count, number)).astype(dtype)
+    t = np.where(rng.random(count) < 0.5, exact(x).argmax(1), rng.integers(-2, number + 1, count)).astype(np.int32)
+    found = receive(device.accuracy(send(x, misaligned), send(t), top=top, ignore_label=ignore_label))
+    expected = PRIMITIVES.accuracy(x, t, top=top, ignore_label=ignore_label)
+    assert (found.shape, found.dtype, found.item()) == ((), np.float32, expected.item())
+
+
+def test_accuracy_of_no_rows(device):
+    assert receive(device.accuracy(send(np.zeros((0, 3), np.float16)), send(np.zeros(0, np.int32)))).item() == 0
+
+
 def test_each_is_one_launch(device):
     x, t = send(np.zeros((40, 1000), np.float16)), send(np.zeros(40, np.int32))
+    assert device.launches_of("accuracy", x, t, top=5, ignore_label=-1) == 1
     losses, log_z = device.softmax_cross_entropy(x, t)
     assert device.launches_of("softmax_cross_entropy", x, t, smoothing=0.1) == 1
     assert device.launches_of("softmax_cross_entropy_backward", losses, x, t, log_z, smoothing=0.1) == 1

@@ -32,6 +32,11 @@ def device():
 @settings(max_examples=tries(40))
 @given(case=poolings(), dtype=storage_dtypes, seed=seeds, odd=st.booleans(), misaligned=st.booleans())
 def test_max_pool(device, case, dtype, seed, odd, misaligned):
+    check_max_pool(device, case, dtype, seed, odd, misaligned)
+
+
+def check_max_pool(device, case, dtype, seed, odd, misaligned):
+    """Compares both passes with NumPy's, bit for bit."""
     pooling, shape = case
     rng = np.random.default_rng(seed)
     x = odd_values(rng, shape, dtype) if odd else arrays(rng, shape, dtype)
@@ -42,6 +47,21 @@ def test_max_pool(device, case, dtype, seed, odd, misaligned):
     dy = arrays(rng, y.shape, dtype)
     dx = device.max_pool_backward(send(dy, misaligned), where, pooling, shape)
     assert_same(dx, PRIMITIVES.max_pool_backward(dy, expected_where, pooling, shape))
+
+
+@st.composite
+def windows_of_3x3(draw):
+    """A pooling that has kernels of its own, most of them, and a shape of images."""
+    stride = draw(st.sampled_from([(2, 2), (2, 2), (1, 1), (2, 1), (3, 4)]))
+    pad, size = draw(st.tuples(*2 * [st.integers(0, 2)])), draw(st.tuples(*2 * [st.integers(3, 9)]))
+    shape = draw(st.integers(1, 3)), *size, draw(st.sampled_from([1, 3, 8, 24]))
+    return Pooling((3, 3), stride, pad, draw(st.booleans())), shape
+
+
+@settings(max_examples=tries(40))
+@given(case=windows_of_3x3(), dtype=storage_dtypes, seed=seeds, odd=st.booleans(), misaligned=st.booleans())
+def test_max_pool_of_3x3(device, case, dtype, seed, odd, misaligned):
+    check_max_pool(device, case, dtype, seed, odd, misaligned)
 
 
 @settings(max_examples=tries(40))

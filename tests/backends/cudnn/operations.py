@@ -14,8 +14,7 @@ def _output_shape(x, w, convolution):
 
 
 def _geometry(convolution):
-    names = ("stride", "pad", "dilation", "groups")
-    return {name: getattr(convolution, name) for name in names}
+    return dict(vars(convolution))
 
 
 def _prologue(x, dtype):

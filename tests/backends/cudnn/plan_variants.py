@@ -1,5 +1,6 @@
 """One operation of each variant that the primitives may ask of cuDNN, and of shapes that are not usual."""
 
+from mixprec.backends.cuda.stem import fold_of
 from mixprec.backends.geometry import Convolution
 from tests.backends.cudnn import operations
 
@@ -32,7 +33,7 @@ _SHAPES = {
 
 def variants(dtype):
     """Returns operations by name."""
-    return {**_fused(dtype), **_shapes(dtype), **_normalizations(dtype)}
+    return {**_fused(dtype), **_shapes(dtype), **_stems(dtype), **_normalizations(dtype)}
 
 
 def _fused(dtype):
@@ -66,6 +67,17 @@ def _shapes(dtype):
         for kind in kinds
         for name, shape in _SHAPES.items()
     }
+
+
+def _stems(dtype):
+    found = {}
+    for name, rows in (("pairs", 1), ("squares", 2)):
+        fold = fold_of(rows, *_SHAPES["stem 4 channels"])
+        given = fold.x_shape, fold.w_shape, fold.convolution, dtype
+        found[f"fprop stem of {name}"] = operations.conv_fprop(*given)
+        found[f"fprop stem of {name} + b + relu"] = operations.conv_fprop(*given, b=dtype, relu=True)
+        found[f"wgrad stem of {name}"] = operations.conv_wgrad(*given)
+    return found
 
 
 def _normalizations(dtype):
