@@ -34,7 +34,7 @@ class _Counts:
     def say(self, *, print_it):
         text = ", ".join(["imports", *(f"{count} {name}" for name, count in self._counts.items())])
         self._report(text)
-        if print_it and not sys.stderr.isatty():  # where the turns have a line that is written anew
+        if print_it and any(self._counts.values()) and not sys.stderr.isatty():  # there the turns have their line
             self._said = time.monotonic()
             print(f"{self._title}: {text}; {self._said - self._start:.0f} s", file=sys.stderr, flush=True)
 
