@@ -70,7 +70,7 @@ def stages(root, scratch):
 
 
 def _smoke(name):
-    stage = Stage(f"smoke-{name}", _module("benchmarks.gpu_check.smoke", name), 25.0, quotes.last_line, least=3.0)
+    stage = Stage(f"smoke-{name}", _module("benchmarks.gpu_check.smoke", name), 20.0, quotes.last_line, least=3.0)
     return dataclasses.replace(stage, together=_SMOKE)
 
 

@@ -1,6 +1,8 @@
 """What benchmarks.gpu_check makes of results: the archive, what the summary quotes, wheels; and the real commands."""
 
 import concurrent.futures
+import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -14,7 +16,18 @@ import zipfile
 import pytest
 
 from benchmarks.bars import configs, peer
-from benchmarks.gpu_check import archive, group, properties, quotes, shards, stages, summary, surroundings, wheels
+from benchmarks.gpu_check import (
+    archive,
+    group,
+    properties,
+    quotes,
+    shards,
+    smoke,
+    stages,
+    summary,
+    surroundings,
+    wheels,
+)
 from benchmarks.profile import kinds
 from mixprec.backends.cudnn import library
 from mixprec.training.log_report import LOG
@@ -22,6 +35,7 @@ from scripts import benchmark
 from tests import ROOT
 from tests.benchmarks import bars_record
 from tests.stand_ins import compiled, deviceless_cudnn
+from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1"}
 
@@ -392,6 +406,25 @@ sys.exit(sum(smoke.main(name) for name in sys.argv[1:]))
     ]
     for line, answer in zip(lines, answers.values(), strict=True):
         assert re.fullmatch(answer, line), line
+
+
+@pytest.mark.parametrize("fault", [None, "no graph", "another loss"])
+def test_the_smoke_check_of_a_captured_step(host, monkeypatch, fault):  # noqa: F811
+    monkeypatch.setattr(smoke, "_sent", host.send_link)
+    monkeypatch.setattr(smoke, "_received", host.receive)
+    if fault == "no graph":
+        monkeypatch.setattr(smoke, "_STEPS", 2)
+    if fault == "another loss":
+        numbers = itertools.count()
+        monkeypatch.setattr(smoke, "_received", lambda array: next(numbers))
+    with host.eagerly(), contextlib.nullcontext() if fault is None else pytest.raises(AssertionError) as raised:
+        answer = smoke.capture(types.SimpleNamespace(asarray=host.send))
+    if fault is None:
+        assert re.fullmatch(r"3 launches of a captured step, losses as in eager ones: [\d.]+ at last", answer)
+    else:
+        assert str(raised.value).startswith(
+            {"no graph": "no graph was launched: "}.get(fault, "3 launches of a graph: ")
+        )
 
 
 class Properties:
