@@ -33,7 +33,7 @@ _KINDS = {
     "loss and the rest": ("loss", "linear", "elementwise", "other"),
 }
 _MOST = 10  # failures
-_WIDTH = 160  # characters of a line
+_WIDTH = 240  # characters of a line: with it the reason of a row says how far it had come
 
 
 def cut(line):

@@ -214,6 +214,12 @@ def test_quotes_of_bars(tmp_path):
     path.write_text(json.dumps({**record, "rows": [bars_record.failed(32, "PyTorch FP32", "peer", "no torch")]}))
     with pytest.raises(ValueError, match="1 of 1 rows not measured, first PyTorch FP32, batch 32: no torch"):
         quotes.bars(tmp_path, [])
+    killed = "no answer within 170 s; it had come to: "
+    killed += "imports, 12 kernels compiled, 41 plans of cuDNN built, 0 engines measured"
+    rows = [bars_record.failed(256, stages.UNTUNED, "ablation", killed)]
+    path.write_text(json.dumps({**record, "rows": rows}))
+    with pytest.raises(ValueError, match=f"first {stages.UNTUNED}, batch 256: {killed}$"):
+        quotes.bars(tmp_path, [])
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"bars\.json: format: missing"):
         quotes.bars(tmp_path, [])
