@@ -15,7 +15,6 @@ N.
 
 import contextlib
 import datetime
-import fnmatch
 import os
 import pathlib
 import sys
@@ -83,7 +82,7 @@ def main(argv=None):
     out = pathlib.Path(settings.out or f"results/check_gpu/{now:%Y%m%d-%H%M%S}").absolute()
     former, members = {}, {}
     try:
-        check.chosen(all_stages.stages(ROOT, ROOT), settings.stage, fnmatch.fnmatchcase)
+        check.chosen(all_stages.stages(ROOT, ROOT), settings.stage)
     except ValueError as error:
         parser.error(f"--stage: {error}")
     if settings.resume is not None:
@@ -116,7 +115,7 @@ def _check(settings, end, out, scratch, former, members, interruption):
     found = machine.record()
     keep = home.Home(out, scratch, found, members, _say).keep
     run = check.Check(
-        check.chosen(all_stages.stages(ROOT, scratch), settings.stage, fnmatch.fnmatchcase),
+        check.chosen(all_stages.stages(ROOT, scratch), settings.stage, former),
         all_stages.asking(),
         end,
         root=ROOT,

@@ -1,5 +1,6 @@
 """Runs the stages one after the other within a budget, and keeps what is known of them up to date."""
 
+import fnmatch
 import json
 import signal
 import time
@@ -10,21 +11,25 @@ _LAST = 6  # lines of a stage that has left no results
 _ERRORS = (OSError, ValueError, LookupError, TypeError)  # of files that are not what a stage should have made
 
 
-def chosen(stages, patterns, matches):
+def chosen(stages, patterns, former=()):
     """Returns the stages whose names match a pattern, in order; all if there is none.
 
     Args:
         stages: list of :class:`~benchmarks.gpu_check.stages.Stage`.
-        patterns: list of them.
-        matches: callable from a name and a pattern to whether it matches.
+        patterns: list of them, as in a shell.
+        former: names of those whose results are to be kept; they are returned too.
 
     Raises:
         ValueError: a pattern matches no name.
     """
+    names = [stage.name for stage in stages]
+    wanted = set(former) if patterns else set(names)
     for pattern in patterns:
-        if not any(matches(stage.name, pattern) for stage in stages):
-            raise ValueError(f"found {pattern!r}, expected one of {', '.join(stage.name for stage in stages)}")
-    return [stage for stage in stages if not patterns or any(matches(stage.name, pattern) for pattern in patterns)]
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            raise ValueError(f"found {pattern!r}, expected one of {', '.join(names)}")
+        wanted.update(matching)
+    return [stage for stage in stages if stage.name in wanted]
 
 
 class Check:
@@ -41,7 +46,8 @@ class Check:
             of stages to :class:`~benchmarks.gpu_check.group.Output`, and whether it is complete.
         interruption: :class:`~benchmarks.gpu_check.group.Interruption`: after a signal no more is run.
         say: callable that prints a line.
-        former: dict from names of stages to results of a check before this one; what went well there is not run.
+        former: dict from names of stages to results of a check before this one; what went well there is not run. The
+            device is asked for in each check.
         date: of this check.
         grace: seconds between SIGTERM and SIGKILL for a stage that is too long.
     """
@@ -58,7 +64,8 @@ class Check:
         self._together = {}  # seconds that were taken
         self._outputs = {}
         self._results = {
-            stage.name: former.get(stage.name) or summary.Result(stage.name, list(stage.command), stage.limit)
+            stage.name: (stage is not asking and former.get(stage.name))
+            or summary.Result(stage.name, list(stage.command), stage.limit)
             for stage in self._stages
         }
 

@@ -1,7 +1,6 @@
 """benchmarks.gpu_check: stages that fail, hang and crash within a budget, and what is kept of them."""
 
 import errno
-import fnmatch
 import json
 import os
 import pathlib
@@ -143,8 +142,15 @@ def test_a_device_is_asked_for_once(run, script, state, others, note):
 def test_no_gpu_is_asked_for_if_no_stage_needs_one(run):
     results, _ = run(CPU, asking="exit 1")
     assert {name: result.state for name, result in results.items()} == {"cpu": "ok"}
-    results, _ = run(GPU, asking="exit 1", former={"gpu": summary.Result("gpu", [], 1.0, "ok", date="before")})
+    former = {name: summary.Result(name, [], 1.0, "ok", date="before") for name in ("device", "gpu")}
+    results, _ = run(GPU, asking="exit 1", former=former)
     assert {name: result.state for name, result in results.items()} == {"gpu": "ok"}
+    results, _ = run(GPU, shell("new", "true", needs_device=True), asking="exit 1", former=former)
+    assert {name: result.state for name, result in results.items()} == {
+        "device": "failed",
+        "gpu": "ok",
+        "new": "skipped",
+    }
 
 
 # The budget
@@ -311,10 +317,13 @@ def test_a_stage_that_prints_without_an_end_is_not_held_up(run):
 
 def test_patterns_choose_stages():
     def names(*patterns):
-        return [stage.name for stage in check.chosen(stages, patterns, fnmatch.fnmatchcase)]
+        return [stage.name for stage in check.chosen(stages, patterns, former)]
 
-    stages = all_stages.stages(ROOT, ROOT)
+    stages, former = all_stages.stages(ROOT, ROOT), ()
     assert names("smoke-sums", "environment") == ["environment", "smoke-sums"]
     assert names("tuned-*") == ["tuned-256", "tuned-32"]
     with pytest.raises(ValueError, match="found 'x', expected one of environment, smoke-kernel, "):
         names("tuned-*", "x")
+    former = {"profile": None}  # whose results stay in the archive
+    assert names("tuned-*") == ["profile", "tuned-256", "tuned-32"]
+    assert names() == [stage.name for stage in stages]
