@@ -5,6 +5,7 @@ import functools
 import os
 import pathlib
 import re
+import sys
 
 from tqdm import tqdm
 
@@ -46,8 +47,12 @@ def _add_bars(commands, networks):
     command.add_argument("--blocks", type=arguments.positive, default=5, help="timed blocks of each row")
     help = "timed steps in a block, more if they take less than 1 s, fewer if more than 5; default: 30, on a CPU 10"
     command.add_argument("--block-steps", type=arguments.positive, help=help)
-    help = "seconds after which a row is given up that does not answer"
+    help = "seconds after which a row is given up whose block does not answer"
     command.add_argument("--limit", type=arguments.amount, default=600.0, help=help)
+    help = "likewise until it is warm: kernels, plans and engines of cuDNN; default: --limit"
+    command.add_argument("--prepare-limit", type=arguments.amount, help=help)
+    help = "no roofline: the machine is not measured first"
+    command.add_argument("--no-rates", action="store_true", help=help)
     help = "begin nothing new after so many minutes, but a first block; what is left out says so"
     command.add_argument("--minutes", type=arguments.amount, help=help)
     command.add_argument("--peer", choices=run.PEERS, help="measure the same network by it, too")
@@ -73,16 +78,30 @@ def _bars(networks, save, **chosen):
             bar.set_postfix_str(name)
             bar.update()
 
+        problem = None
         for record, batch in run.run(networks, settings, specifier, device, progress=progress):
-            save(record)
+            problem = _unsaved(save, record, problem)
             if batch is not None:
                 bar.clear()
                 print(table.table(record, batch), flush=True)
     if record["counts"]:
         print(f"\n{table.counts(record)}")
+    if problem is not None:
+        raise problem
     picture = save.path.with_suffix(".png")
     with output.writing(picture):
         chart.save(picture, record)
+
+
+def _unsaved(save, record, before):
+    """Writes a record. If that is not possible, it says so once and returns the error: the tables are worth having."""
+    try:
+        save(record)
+    except output.WriteError as error:
+        if before is None:
+            print(f"benchmark: {error}; measuring goes on", file=sys.stderr, flush=True)
+        return error
+    return None
 
 
 def _file_of(specifier, device):
@@ -156,18 +175,21 @@ def _add_profile(commands, networks):
     command.add_argument("--batch", type=arguments.positive, help="images in a batch; default: 256, on a CPU 8")
     help = "height and width of an image in pixels; default: 224, on a CPU 64"
     command.add_argument("--size", type=arguments.positive, help=help)
+    help = "a key of the config that is to be another one, such as cudnn.autotune=off; may be repeated"
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=help)
     command.add_argument("--steps", type=arguments.positive, default=5, help="steps that are watched")
     command.add_argument("--top", type=arguments.positive, default=20, help="calls with most to gain that are listed")
 
 
-def _profile(networks, save, config, arch, batch, size, steps, top):
+def _profile(networks, save, config, arch, batch, size, set, steps, top):
     specifier, device = environment.resolve_device("auto")
     default = run.defaults(specifier)
     arch, size = arch or default["arch"], size or default["size"]
     batch = batch or (8 if specifier == "@numpy" else 256)
-    loaded = configured.load(config, arch=arch, batch=batch, size=size)
-    print(f"{device}\n{arch} by {config}, batch {batch}, {size}x{size} pixels")
+    loaded = configured.load(config, arch=arch, batch=batch, size=size, overrides=set)
+    what = ", ".join([config, *set])
+    print(f"{device}\n{arch} by {what}, batch {batch}, {size}x{size} pixels")
     found = profile.measure(loaded, networks[arch], specifier, rates.measure(specifier), steps=steps)
     print(profile.table(found, top))
-    settings = {"config": config, "arch": arch, "batch": batch, "size": size, "steps": steps}
+    settings = {"config": config, "set": set, "arch": arch, "batch": batch, "size": size, "steps": steps}
     save({"settings": settings, **machine.record(), "device": device, **profile.as_json(found)})

@@ -1,13 +1,16 @@
 """Processes in which contestants live by themselves: what one has imported, changed or allocated is not another's."""
 
 import ctypes
+import math
 import multiprocessing
 import pickle
 import signal
+import time
 
 _DIED = "its process died: a crash, or the memory of the machine was not enough"
 _GRACE = 10.0  # seconds in which a process that is not wanted any more may end by itself
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
+_parent = []  # the connection to it, in a process of a Worker
 
 
 class Worker:
@@ -15,9 +18,13 @@ class Worker:
 
     It is killed with the process that has made it, whatever that dies of, and takes no notice of Ctrl-C, which that one
     gets, too.
+
+    Attributes:
+        progress: what the function that runs there, or has run last, has said by :func:`report`; ``""`` for nothing.
     """
 
     def __init__(self):
+        self.progress = ""
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,))
@@ -46,15 +53,16 @@ class Worker:
             limit: seconds, after which the process is killed; ``None`` for none.
 
         Returns:
-            ``(result, reason)``: what the function has returned, and ``""``; or ``None``, and in one line why not.
+            ``(result, reason)``: what the function has returned, and ``""``; or ``None``, and in one line why not, with
+            the progress of a process that was killed or has died.
         """
         try:
             result, error = self._ask(function, arguments, limit)
         except TimeoutError:
             self.end(0.0)
-            return None, f"no answer within {limit:g} s"
+            return None, self._with_progress(f"no answer within {limit:g} s")
         except (EOFError, OSError):
-            return None, _DIED
+            return None, self._with_progress(_DIED)
         return result, reason_of(error)
 
     def end(self, grace=_GRACE):
@@ -70,10 +78,29 @@ class Worker:
             self._process.join(_GRACE)  # one that hangs in a driver may stay for ever
 
     def _ask(self, function, arguments, limit):
+        self.progress = ""
         self._connection.send((function, arguments))
-        if not self._connection.poll(limit):
-            raise TimeoutError
-        return self._connection.recv()
+        end = math.inf if limit is None else time.monotonic() + limit
+        while True:
+            if not self._connection.poll(None if limit is None else max(0.0, end - time.monotonic())):
+                raise TimeoutError
+            answer = self._connection.recv()
+            if not isinstance(answer, str):
+                return answer
+            self.progress = answer
+
+    def _with_progress(self, reason):
+        return f"{reason}; it had come to: {self.progress}" if self.progress else reason
+
+
+def report(text):
+    """Says how far the function is that runs in the process of a :class:`Worker`; elsewhere it does nothing.
+
+    Args:
+        text: one line.
+    """
+    for connection in _parent:
+        connection.send(text)
 
 
 def reason_of(error):
@@ -88,6 +115,7 @@ def _serve(connection):
     """What runs in the process: does what it is asked until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _parent[:] = [connection]
     while True:
         try:
             function, arguments = connection.recv()

@@ -1,12 +1,13 @@
 """Measures mixprec beside plain Chainer and PyTorch in one run.
 
 python scripts/benchmark.py bars [--peer pytorch] [--arch resnet50] [--batch 32,64,128,256,512] [--size 224]
-    [--blocks 5] [--block-steps 30] [--limit 600] [--minutes M] [--rows PATTERN ...] [--json FILE]
+    [--blocks 5] [--block-steps 30] [--limit 600] [--prepare-limit 600] [--minutes M] [--rows PATTERN ...] [--no-rates]
+    [--json FILE]
 python scripts/benchmark.py page [--results benchmarks/results] [--out docs/results.md]
 python scripts/benchmark.py roofline [--arch resnet50] [--batch 32,256] [--size 224] [--dtype float16]
     [--bandwidth GB/s --tflops TFLOP/s] [--no-step] [--json FILE]
 python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch resnet50] [--batch 256] [--size 224]
-    [--steps 5] [--top 20] [--json FILE]
+    [--set KEY=VALUE ...] [--steps 5] [--top 20] [--json FILE]
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--json FILE]
 python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--gpu-batch 32] [--json FILE]
 python scripts/benchmark.py step [--arch resnet50] [--size 224] [--repeats 15] [--json FILE]

@@ -1,19 +1,26 @@
-"""Looks at a new machine with a GPU: one command, one folder with all results, one summary.
+"""Looks at a new machine with a GPU within minutes, what is worth most first, and brings home one archive.
 
-python scripts/check_gpu.py [--out DIR] [--stage NAME ...]
+python scripts/check_gpu.py [--budget SECONDS] [--resume FILE] [--stage NAME ...] [--out DIR] [--wheels DIR]
+    [--scratch DIR]
 
-Stages: environment (versions, driver, memory), properties (the file from which cuDNN builds plans for this GPU where
-there is none), tests (those that need a GPU), bars (2 minutes), profile, images (JPEGs for the next one), train (a
-minute of ResNet-50 with DALI). Each has a time limit, and goes on without the others. docs/check-gpu.md says more.
+Stages, each with a limit of its own: environment, smoke (five checks), the file from which cuDNN builds plans for this
+GPU where there is none, images/s with everything on at batch 256 and 32, a profile, PyTorch, the tests that need a GPU,
+images/s with autotuning, training. After each one `check.tgz` is rewritten; with `--resume` of that file a later call
+goes on. Needs Python, NumPy, CuPy, cuDNN and pytest; what else is missing is carried as wheels, see
+scripts/carry_wheels.py. docs/check-gpu.md says more.
 
-Exit status: 0 if all went well or there is no device, 1 if something failed, 2 for bad arguments, 128 + N after signal
+Exit status: 0 if nothing failed or there is no device, 1 if something failed, 2 for bad arguments, 128 + N after signal
 N.
 """
 
 import contextlib
 import datetime
+import os
 import pathlib
 import sys
+import tempfile
+import time
+import zipfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -22,12 +29,16 @@ from mixprec import interruption
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
-from benchmarks.gpu_check import check, summary
+from benchmarks import machine
+from benchmarks.arguments import amount
+from benchmarks.gpu_check import archive, check, home, summary, wheels
 from benchmarks.gpu_check import stages as all_stages
 from benchmarks.gpu_check.group import Interruption
 from mixprec.command_line import Parser, one_line, path
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+WHEELS = ROOT / ".whl"
+BUDGET = 540.0  # seconds
 
 
 def main(argv=None):
@@ -42,42 +53,122 @@ def main(argv=None):
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     names = ", ".join(stage.name for stage in all_stages.stages(ROOT, ROOT))
     parser.add_argument(
-        "--out",
-        type=path("a folder"),
-        metavar="DIR",
-        help="new or empty folder; default: results/check_gpu/<date-time>",
+        "--budget", type=amount, default=BUDGET, metavar="SECONDS", help="for everything (default: %(default)s)"
     )
     parser.add_argument(
-        "--stage", action="append", default=[], metavar="NAME", help=f"may be repeated; default: all of {names}"
+        "--resume",
+        type=path("a file"),
+        metavar="FILE",
+        help="check.tgz or summary.json: what went well is not run again",
     )
+    parser.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"also a pattern, such as 'tests-*'; may be repeated; default: all of {names}",
+    )
+    parser.add_argument(
+        "--out", type=path("a folder"), metavar="DIR", help="of the results; default: results/check_gpu/<date-time>"
+    )
+    help = "wheels of packages that may be missing here (default: .whl in the checkout)"
+    parser.add_argument("--wheels", type=path("a folder"), default=WHEELS, metavar="DIR", help=help)
+    help = "for all other files, which stay there (default: a temporary folder)"
+    parser.add_argument("--scratch", type=path("a folder"), metavar="DIR", help=help)
+    end = time.monotonic()
     settings = parser.parse_args(argv)
+    end += settings.budget
     now = datetime.datetime.now()
     out = pathlib.Path(settings.out or f"results/check_gpu/{now:%Y%m%d-%H%M%S}").absolute()
+    former, members = {}, {}
     try:
-        stages = check.chosen(all_stages.stages(ROOT, out), settings.stage)
+        check.chosen(all_stages.stages(ROOT, ROOT), settings.stage)
     except ValueError as error:
         parser.error(f"--stage: {error}")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        used = any(out.iterdir())
-    except OSError as error:
-        parser.error(f"--out {out}: {error.strerror}")
-    if used:
-        parser.error(f"--out {out}: not empty; each check has a folder of its own")
+    if settings.resume is not None:
+        try:
+            former, members = _former(settings.resume)
+        except (OSError, ValueError) as error:
+            parser.error(f"--resume {settings.resume}: {error}")
+    elif used := next((name for name in (archive.NAME, summary.JSON) if (out / name).exists()), None):
+        parser.error(f"--out {out}: {used} of another check is there; go on with it by --resume, or choose another")
 
-    try:
-        with Interruption() as interruption:
-            results = check.check(stages, all_stages.asking(out), out, root=ROOT, interruption=interruption, say=_say)
-    except OSError as error:
-        print(f"check_gpu: {one_line(error)}", file=sys.stderr)
-        return 1
+    with Interruption() as interruption, contextlib.ExitStack() as stack:
+        try:
+            if settings.scratch is None:
+                scratch = pathlib.Path(
+                    stack.enter_context(tempfile.TemporaryDirectory(prefix="check_gpu-", **_QUIETLY))
+                )
+            else:
+                scratch = pathlib.Path(settings.scratch).absolute()
+                scratch.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--scratch: {error}")
+        return _check(settings, end, out, scratch, former, members, interruption)
+
+
+_QUIETLY = {"ignore_cleanup_errors": True}  # of what a process that cannot be killed may still hold
+
+
+def _check(settings, end, out, scratch, former, members, interruption):
+    environment = _prepared(scratch, pathlib.Path(settings.wheels), members)
+    found = machine.record()
+    keep = home.Home(out, scratch, found, members, _say).keep
+    run = check.Check(
+        check.chosen(all_stages.stages(ROOT, scratch), settings.stage, former),
+        all_stages.asking(),
+        end,
+        root=ROOT,
+        scratch=scratch,
+        environment=environment,
+        keep=keep,
+        interruption=interruption,
+        say=_say,
+        former=former,
+        date=found["date"],
+    )
+    results = run.run()
     bad = [result.name for result in results if result.bad]
-    without = any(result.state == summary.NO_DEVICE for result in results)
-    verdict = f"not well: {', '.join(bad)}" if bad else "nothing failed"
-    _say(f"{verdict}{', but no GPU was looked at' if without else ''}; the summary is {out / summary.TEXT}")
+    later = [result.name for result in results if result.state == summary.NOT_BEGUN]
+    verdict = [f"not well: {', '.join(bad)}" if bad else "nothing failed"]
+    if any(result.state == summary.NO_DEVICE for result in results):
+        verdict[0] += ", but no GPU was looked at"
+    if later:
+        verdict.append(f"no time for {', '.join(later)}: go on by --resume")
+    _say(f"{'; '.join(verdict)}; all is in {out / archive.NAME}")
     if interruption.signals:
         return 128 + interruption.signals[0]
     return int(bool(bad))
+
+
+def _former(name):
+    """Returns the results of a former check by name, and the members of its archive."""
+    if not name.endswith(".json"):
+        members = archive.unpacked(name)
+        if summary.JSON not in members:
+            raise ValueError(f"no archive of a check: it has no {summary.JSON}")
+        return summary.read(members[summary.JSON].decode(errors="replace")), members
+    return summary.read(pathlib.Path(name).read_text(encoding="utf-8", errors="replace")), {}
+
+
+def _prepared(scratch, folder, members):
+    """Unpacks wheels and what a former check has left; returns the variables of the stages' processes."""
+    site, cache = scratch / "site", scratch / "cache"
+    wanted = {name: data for name, data in members.items() if "/" in name}
+    try:
+        archive.write_files(scratch, wanted)
+        taken, left = wheels.unpack(folder, site)
+        _say(f"from {folder}: {', '.join(taken) or 'nothing'}")
+        for line in left:
+            _say(f"    cannot be used: {line}")
+    except (OSError, zipfile.BadZipFile) as error:
+        _say(f"check_gpu: {one_line(error)}; the check goes on without")
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), str(site), os.environ.get("PYTHONPATH")))),
+        "XDG_CACHE_HOME": str(cache),
+        "CUPY_CACHE_DIR": str(cache / "cupy"),
+        "MPLCONFIGDIR": str(scratch / "matplotlib"),
+    }
 
 
 def _say(line):

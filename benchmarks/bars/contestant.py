@@ -6,6 +6,9 @@ import statistics
 import time
 from collections.abc import Callable
 
+from benchmarks import processes
+from benchmarks.bars import progress
+
 _BEFORE = 0.3  # seconds of steps before the clock starts: a GPU that was idle has to come up to its speed
 _HOST_STEPS = 5  # in a block, whose calls are timed with nothing in the queue of the device
 
@@ -164,7 +167,8 @@ _notes = _Notes()
 def prepare(bar, task):
     """Makes the :class:`Contestant` of this process; returns the seconds that a step takes."""
     logging.getLogger("mixprec").addHandler(_notes)
-    _contestant[:] = [Contestant(bar, task)]
+    with progress.reporting(f"{bar.name}, batch {task.batch}", processes.report):
+        _contestant[:] = [Contestant(bar, task)]
     return _contestant[0].seconds
 
 

@@ -139,7 +139,7 @@ _COUNT = _Kind("an integer of at least 0", lambda value: _is_integer(value) and 
 _AMOUNT = _Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
 _RATE = _Kind("a number above 0", lambda value: _is_number(value) and value > 0)
 
-_SETTINGS = {
+SETTINGS = {
     "arch": _NAME,
     "size": _SIZE,
     "batch": [_SIZE],
@@ -182,7 +182,7 @@ _COUNT_ROW = {
 _RECORD = {
     "format": _one_of(FORMAT),
     "complete": _FLAG,
-    "settings": _SETTINGS,
+    "settings": SETTINGS,
     "date": _DATE,
     "python": _NAME,
     "numpy": _NAME,

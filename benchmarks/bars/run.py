@@ -31,10 +31,13 @@ class Settings:
         size: height and width of an image in pixels.
         blocks: number of timed blocks of each row.
         block_steps: number of timed steps in a block, see :class:`~benchmarks.bars.turns.Plan`.
-        limit: seconds after which a row is given up that does not answer.
-        minutes: after which nothing new begins, or ``None``.
+        limit: seconds after which a row is given up whose block does not answer.
+        minutes: after which nothing new begins, or ``None``; rates of the machine are measured before.
         peer: ``"pytorch"`` or ``None``.
         rows: patterns of the names of rows, as in a shell; ``None`` for all.
+        prepare_limit: seconds after which a row is given up that is not warm, ``None`` for ``limit``.
+        no_rates: whether the roofline is left out, for which the machine would have to be measured first. In the record
+            is neither this nor ``prepare_limit``: no number depends on them.
     """
 
     arch: str
@@ -46,6 +49,8 @@ class Settings:
     minutes: float | None
     peer: str | None
     rows: list | None
+    prepare_limit: float | None = None
+    no_rates: bool = False
 
 
 def defaults(specifier):
@@ -113,15 +118,17 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
         ArgumentsError: a pattern names no row.
     """
     everything = [bars_of(settings, specifier, batch) for batch in settings.batch]
-    end = math.inf if settings.minutes is None else time.monotonic() + 60 * settings.minutes
-    plan = turns.Plan(settings.blocks, settings.block_steps, settings.limit, settings.minutes, end)
     kind = "cpu" if specifier == "@numpy" else "gpu"
     count = None if kind == "cpu" or cupti.why_not() else cupti.counting
     network, made = networks[settings.arch], machine.record()
-    measured, walked, rows, is_cut = _rates(specifier), layers.layers(network, settings.size), [], False
+    measured, rows, is_cut = None if settings.no_rates else _rates(specifier), [], False
+    walked = None if measured is None else layers.layers(network, settings.size)
+    end = math.inf if settings.minutes is None else time.monotonic() + 60 * settings.minutes
+    timing = settings.blocks, settings.block_steps, settings.limit, settings.minutes
+    plan = turns.Plan(*timing, end=end, prepare_limit=settings.prepare_limit)
 
     def written(more=(), counts=(), *, complete=False):
-        chosen = dataclasses.asdict(settings)
+        chosen = {key: getattr(settings, key) for key in record.SETTINGS}
         return record.as_json(rows + list(more), counts, measured, made, device, kind, complete=complete, **chosen)
 
     for bars, batch in zip(everything, settings.batch, strict=True):

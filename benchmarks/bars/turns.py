@@ -47,7 +47,9 @@ class Plan:
         blocks: number of timed blocks of each row.
         block_steps: number of timed steps in a block; more if they take less than a second, fewer if they would take
             more than five.
-        limit: seconds after which a row is given up that does not answer.
+        limit: seconds after which a row is given up whose block does not answer.
+        prepare_limit: likewise until it is warm: imports, kernels that are compiled, plans of cuDNN, engines that are
+            measured; ``None`` for ``limit``.
         minutes: after which no row and no block begins any more, but the first block; ``None`` for no such time.
         end: when that is, by ``time.monotonic()``.
     """
@@ -57,6 +59,7 @@ class Plan:
     limit: float
     minutes: float | None = None
     end: float = math.inf
+    prepare_limit: float | None = None
 
     def is_over(self):
         """Whether the time is over."""
@@ -158,7 +161,8 @@ class _Contender:
             self._reason, self._is_cut = f"not begun: {self._plan.minutes:g} minutes were over", True
         if not self._reason:
             self._worker = Worker()
-            self._seconds = self._attempt("", contestant.prepare, self.bar, task)
+            limit = self._plan.limit if self._plan.prepare_limit is None else self._plan.prepare_limit
+            self._seconds = self._attempt("", limit, contestant.prepare, self.bar, task)
 
     def block(self, where):
         """Measures one more block, unless it has failed.
@@ -167,7 +171,7 @@ class _Contender:
             where: what the reason begins with if this fails.
         """
         if not self._reason:
-            block = self._attempt(where, contestant.block, self._plan.steps(self._seconds))
+            block = self._attempt(where, self._plan.limit, contestant.block, self._plan.steps(self._seconds))
             self._blocks += [] if self._reason else [block]
 
     def finish(self, count):
@@ -187,8 +191,8 @@ class _Contender:
         blocks = () if reason else tuple(self._blocks)
         return Result(self.bar, blocks, self._launches, reason, "; ".join(self._notes), self._is_cut)
 
-    def _attempt(self, where, function, *arguments):
-        result, reason = self._worker.attempt(function, *arguments, limit=self._plan.limit)
+    def _attempt(self, where, limit, function, *arguments):
+        result, reason = self._worker.attempt(function, *arguments, limit=limit)
         if reason:
             self._reason = f"{where}{reason}"
             self._worker.end()  # what it holds is free before another one runs

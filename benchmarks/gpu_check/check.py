@@ -1,150 +1,181 @@
-"""Runs the stages one after the other, and keeps the summary up to date."""
+"""Runs the stages one after the other within a budget, and keeps what is known of them up to date."""
 
+import fnmatch
 import json
 import signal
+import time
 
-from benchmarks import machine
-from benchmarks.gpu_check import device, group, quotes, summary
+from benchmarks.gpu_check import group, quotes, summary
 
-_QUOTE_ERRORS = (OSError, ValueError, LookupError, TypeError)  # of files that are not what a stage should have made
+_LAST = 6  # lines of a stage that has left no results
+_ERRORS = (OSError, ValueError, LookupError, TypeError)  # of files that are not what a stage should have made
 
 
-def chosen(stages, names):
-    """Returns the stages with these names and those without which they cannot run, in order; all if there are none.
+def chosen(stages, patterns, former=()):
+    """Returns the stages whose names match a pattern, in order; all if there is none.
 
     Args:
         stages: list of :class:`~benchmarks.gpu_check.stages.Stage`.
-        names: some of their names.
+        patterns: list of them, as in a shell.
+        former: names of those whose results are to be kept; they are returned too.
 
     Raises:
-        ValueError: a name is none of theirs.
+        ValueError: a pattern matches no name.
     """
-    known = {stage.name: stage for stage in stages}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"found {unknown[0]!r}, expected one of {', '.join(known)}")
-    wanted = set(names or known)
-    return [stage for stage in stages if stage.name in wanted | {known[name].after for name in wanted}]
+    names = [stage.name for stage in stages]
+    wanted = set(former) if patterns else set(names)
+    for pattern in patterns:
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            raise ValueError(f"found {pattern!r}, expected one of {', '.join(names)}")
+        wanted.update(matching)
+    return [stage for stage in stages if stage.name in wanted]
 
 
-def check(stages, asking, out, *, root, interruption, say, grace=15.0):
-    """Runs stages, whatever becomes of the others.
+class Check:
+    """A run of stages, whatever becomes of each of them.
 
     Args:
         stages: list of :class:`~benchmarks.gpu_check.stages.Stage`.
         asking: the one that finds out whether there is a GPU; it runs first, if a stage needs one.
-        out: folder of the results, a path; it exists.
+        end: when all is to be over by ``time.monotonic()``, the end of what hangs included.
         root: working directory of the commands.
+        scratch: folder for the files of the stages, a path; it exists.
+        environment: dict of variables of the commands, beside those of this process.
+        keep: called after each change with the list of :class:`~benchmarks.gpu_check.summary.Result`, a dict from names
+            of stages to :class:`~benchmarks.gpu_check.group.Output`, and whether it is complete.
         interruption: :class:`~benchmarks.gpu_check.group.Interruption`: after a signal no more is run.
         say: callable that prints a line.
+        former: dict from names of stages to results of a check before this one; what went well there is not run. The
+            device is asked for in each check.
+        date: of this check.
         grace: seconds between SIGTERM and SIGKILL for a stage that is too long.
-
-    Returns:
-        list of :class:`~benchmarks.gpu_check.summary.Result`.
-
-    Raises:
-        OSError: the summary cannot be written.
     """
-    if any(stage.needs_device for stage in stages):
-        stages = [asking, *stages]
-    results = {stage.name: summary.Result(stage.name, list(stage.command), stage.limit) for stage in stages}
-    found = machine.record()
 
-    def write(complete=False):
-        summary.write(out, found, list(results.values()), complete=complete)
+    def __init__(
+        self, stages, asking, end, *, root, scratch, environment, keep, interruption, say, former, date, grace=None
+    ):
+        self._end = end
+        needed = any(stage.needs_device and stage.name not in former for stage in stages)
+        self._stages, self._asking = ([asking] if needed else []) + list(stages), asking
+        self._root, self._scratch, self._environment = root, scratch, environment
+        self._keep, self._interruption, self._say, self._date = keep, interruption, say, date
+        self._grace = group.GRACE if grace is None else grace
+        self._together = {}  # seconds that were taken
+        self._outputs = {}
+        self._results = {
+            stage.name: (stage is not asking and former.get(stage.name))
+            or summary.Result(stage.name, list(stage.command), stage.limit)
+            for stage in self._stages
+        }
 
-    for stage in stages:
-        result = results[stage.name]
-        obstacle = _obstacle(stage, stages, results, asking)
-        if interruption.signals:
-            result.state, result.note = summary.SKIPPED, "interrupted before"
-        elif obstacle is not None:
-            result.state, result.note = obstacle
+    def run(self):
+        """Runs all stages; returns the list of :class:`~benchmarks.gpu_check.summary.Result`."""
+        self._kept()
+        for stage in self._stages:
+            result = self._results[stage.name]
+            if result.state == summary.OK:
+                self._say(f"{stage.name}: ok, in the check of {result.date}")
+                continue
+            seconds = self._left(stage)
+            obstacle = self._obstacle(stage, seconds)
+            if obstacle is not None:
+                result.state, result.note = obstacle
+            else:
+                result.state, result.limit, result.date = summary.RUNNING, round(seconds, 1), self._date
+                self._kept()
+                self._say(f"{stage.name}: at most {seconds:.0f} s ...")
+                self._run(stage, result)
+                if stage is self._asking:
+                    self._take_answer(result, self._outputs[stage.name].lines())
+            self._kept()
+            self._report(result)
+        self._kept(complete=not self._interruption.signals)
+        return list(self._results.values())
+
+    def _kept(self, complete=False):
+        self._keep(list(self._results.values()), self._outputs, complete)
+
+    def _left(self, stage):
+        """Seconds that a stage may take; after them it takes some more until nothing of it is left."""
+        seconds = min(stage.limit, self._end - time.monotonic() - self._grace - group.GONE)
+        if stage.together is not None:
+            name, limit = stage.together
+            seconds = min(seconds, limit - self._together.get(name, 0.0))
+        return seconds
+
+    def _obstacle(self, stage, seconds):
+        """``(state, note)`` of a stage that cannot run; ``None`` if it can."""
+        if self._interruption.signals:
+            return summary.SKIPPED, "interrupted before"
+        answer = self._results.get(self._asking.name)
+        if stage.needs_device and answer.state == summary.NO_DEVICE:
+            return summary.NO_DEVICE, answer.note
+        if stage.needs_device and answer.state != summary.OK:
+            return summary.SKIPPED, f"whether there is a device is not known: {self._asking.name}: {answer.state}"
+        least = max(stage.least, 1e-3)
+        if seconds < least:
+            return summary.NOT_BEGUN, f"{max(seconds, 0.0):.0f} s were left, it needs at least {least:.0f}"
+        return None
+
+    def _run(self, stage, result):
+        output = self._outputs[stage.name] = group.Output()
+        result.log = f"{stage.name}.log"
+        folder = self._scratch / stage.name
+        try:
+            folder.mkdir(exist_ok=True)
+            ended = group.run(
+                stage.command,
+                output,
+                folder=self._root,
+                limit=result.limit,
+                interruption=self._interruption,
+                environment=self._environment,
+                stop=stage.stop,
+                grace=self._grace,
+            )
+        except OSError as error:
+            result.state, result.note = summary.FAILED, f"cannot be started: {error}"
+            return
+        result.seconds, result.status = round(ended.seconds, 1), ended.status
+        if stage.together is not None:
+            self._together[stage.together[0]] = self._together.get(stage.together[0], 0.0) + ended.seconds
+        quote_error = None
+        try:
+            result.quotes = stage.quote(folder, output.lines())
+        except _ERRORS as error:
+            quote_error = f"{type(error).__name__}: {error}"
+            result.quotes = [quotes.cut(line) for line in output.lines()[-_LAST:]]
+        last = quotes.cut((output.lines() or ["no output"])[-1])
+        if ended.interrupted:
+            result.state, result.note = summary.INTERRUPTED, signal.Signals(self._interruption.signals[0]).name
+        elif ended.timed_out:
+            result.state, result.note = summary.TIMED_OUT, f"after {result.limit:g} s; last line: {last}"
+        elif ended.status != 0:
+            result.state, result.note = summary.FAILED, f"{_in_words(ended.status)}; last line: {last}"
+        elif quote_error is not None:
+            result.state, result.note = summary.FAILED, f"ended well, but: {quote_error}"
         else:
-            result.state = summary.RUNNING
-            write()
-            say(f"{stage.name}: at most {_duration(stage.limit)} ...")
-            _run(stage, result, out, root, interruption, grace)
-            if stage is asking:
-                _take_answer(result, out)
-        write()
-        _report(result, out, say)
-    write(complete=not interruption.signals)
-    return list(results.values())
+            result.state = summary.OK
+        if ended.status is None:
+            result.note += "; it does not even end by SIGKILL"
 
+    def _take_answer(self, result, lines):
+        """Makes what the asking stage has found its state."""
+        if result.state != summary.OK:
+            return
+        try:
+            answer = json.loads(lines[-1])
+            result.state = summary.NO_DEVICE if answer["device"] is None else summary.OK
+            result.note = answer["reason"]
+        except _ERRORS as error:
+            result.state, result.note = summary.FAILED, f"ended well, but: {type(error).__name__}: {error}"
 
-def _obstacle(stage, stages, results, asking):
-    """``(state, note)`` of a stage that cannot run or need not run; ``None`` if it can and must."""
-    answer = results.get(asking.name)
-    if stage.needs_device and answer.state == summary.NO_DEVICE:
-        return summary.NO_DEVICE, answer.note
-    if stage.needs_device and answer.state != summary.OK:
-        return summary.SKIPPED, f"whether there is a device is not known: {asking.name}: {answer.state}"
-    if stage.after is not None and results[stage.after].state != summary.OK:
-        return summary.SKIPPED, f"needs {stage.after}: {results[stage.after].state}"
-    users = [user for user in stages if user.after == stage.name]
-    if users and answer is not None and answer.state != summary.OK and all(user.needs_device for user in users):
-        return summary.SKIPPED, f"not needed: {answer.state if answer.state == summary.NO_DEVICE else 'device unknown'}"
-    return None
-
-
-def _run(stage, result, out, root, interruption, grace):
-    log, folder = out / f"{stage.name}.log", out / stage.name
-    result.log = log.name
-    try:
-        folder.mkdir()
-        ended = group.run(
-            stage.command,
-            log,
-            folder=root,
-            limit=stage.limit,
-            interruption=interruption,
-            stop=stage.stop,
-            grace=grace,
-        )
-    except OSError as error:
-        result.state, result.note = summary.FAILED, f"cannot be started: {error}"
-        return
-    result.seconds, result.status = round(ended.seconds, 1), ended.status
-    quote_error = None
-    try:
-        result.quotes = stage.quote(folder, log)
-    except _QUOTE_ERRORS as error:
-        quote_error = f"{type(error).__name__}: {error}"
-    last = quotes.cut((quotes.lines_of(log) or ["no output"])[-1])
-    if ended.interrupted:
-        result.state, result.note = summary.INTERRUPTED, signal.Signals(interruption.signals[0]).name
-    elif ended.timed_out:
-        result.state, result.note = summary.TIMED_OUT, f"after {_duration(stage.limit)}; last line: {last}"
-    elif ended.status != 0:
-        result.state, result.note = summary.FAILED, f"{_in_words(ended.status)}; last line: {last}"
-    elif quote_error is not None:
-        result.state, result.note = summary.FAILED, f"ended well, but: {quote_error}"
-    else:
-        result.state = summary.OK
-    if ended.status is None:
-        result.note += "; it does not even end by SIGKILL"
-
-
-def _take_answer(result, out):
-    """Makes what the asking stage has found its state."""
-    if result.state != summary.OK:
-        return
-    try:
-        answer = json.loads((out / result.name / device.NAME).read_text())
-        result.state = summary.NO_DEVICE if answer["device"] is None else summary.OK
-        result.note = answer["reason"]
-    except _QUOTE_ERRORS as error:
-        result.state, result.note = summary.FAILED, f"ended well, but: {type(error).__name__}: {error}"
-
-
-def _report(result, out, say):
-    seconds = "" if result.seconds is None else f", {result.seconds:.1f} s"
-    say(f"{result.name}: {result.state}{seconds}{f': {result.note}' if result.note else ''}")
-    for line in result.quotes:
-        say(f"    {line}")
-    if result.log is not None:
-        say(f"    see {out / result.log}")
+    def _report(self, result):
+        seconds = "" if result.seconds is None else f", {result.seconds:.1f} s"
+        self._say(f"{result.name}: {result.state}{seconds}{f': {result.note}' if result.note else ''}")
+        for line in result.quotes:
+            self._say(f"    {line}")
 
 
 def _in_words(status):
@@ -154,7 +185,3 @@ def _in_words(status):
         return f"ended by {signal.Signals(-status).name}"
     except ValueError:  # a real-time signal
         return f"ended by signal {-status}"
-
-
-def _duration(seconds):
-    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"

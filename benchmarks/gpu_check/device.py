@@ -1,24 +1,19 @@
 """Whether there is a GPU that can be used, asked in a process of its own: a broken driver may hang or end it.
 
-python -m benchmarks.gpu_check.device FILE
+python -m benchmarks.gpu_check.device
 """
 
 import json
-import sys
 
-from mixprec import environment, files
-
-NAME = "device.json"
+from mixprec import environment
 
 
-def main(path):
-    """Writes ``{"device": specifier or null, "reason": one line}`` to a file and prints the line."""
+def main():
+    """Prints ``{"device": specifier or null, "reason": one line}``. There is no file: the disk may be full."""
     specifier, reason = environment.resolve_device("auto")
     found = specifier != "@numpy"
-    reason = reason.removeprefix("CPU: ")
-    files.write_text(path, json.dumps({"device": specifier if found else None, "reason": reason}) + "\n")
-    print(reason if found else f"no device: {reason}")
+    print(json.dumps({"device": specifier if found else None, "reason": reason.removeprefix("CPU: ")}))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,7 +1,8 @@
-"""A command in a process group of its own: its output in a file, a time limit, and nothing of it left at the end."""
+"""A command in a process group of its own: its output kept, a time limit, and nothing of it left at the end."""
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
@@ -9,8 +10,9 @@ import subprocess
 import time
 
 _POLL = 0.05  # seconds
-_GRACE = 15.0  # seconds between SIGTERM and SIGKILL
-_GONE = 10.0  # seconds that a process may take to end by SIGKILL; one that waits for a broken driver never does
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+GONE = 4.0  # seconds that a process may take to end by SIGKILL; one that waits for a broken driver never does
+_KEPT = 1 << 19  # bytes of the output that are kept of its beginning, and as many of its end
 # The output of a process that is killed is complete, and one that crashes says where.
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
@@ -45,6 +47,30 @@ class Ended:
     interrupted: bool
 
 
+class Output:
+    """What a command has printed, its middle left out if it is more than 1 MiB. Not on disk, which may be full."""
+
+    def __init__(self):
+        self._head, self._tail, self._left_out = b"", b"", 0
+
+    def add(self, data):
+        """Adds bytes."""
+        room = _KEPT - len(self._head)
+        self._head += data[:room]
+        tail = self._tail + data[room:] if room < len(data) else self._tail
+        self._left_out += max(0, len(tail) - _KEPT)
+        self._tail = tail[-_KEPT:]
+
+    def bytes(self):
+        """Returns all that is kept."""
+        gap = f"\n... {self._left_out} bytes are left out ...\n".encode() if self._left_out else b""
+        return self._head + gap + self._tail
+
+    def lines(self):
+        """Returns the lines that are not empty, whatever bytes they hold."""
+        return [line for line in self.bytes().decode(errors="replace").splitlines() if line.strip()]
+
+
 class Interruption:
     """Notes SIGINT, SIGTERM and SIGHUP in a ``with`` statement, for :func:`run` to look at.
 
@@ -69,7 +95,7 @@ class Interruption:
             signal.signal(number, handler)
 
 
-def run(command, log, *, folder, limit, interruption, stop=None, grace=_GRACE):
+def run(command, output, *, folder, limit, interruption, environment=(), stop=None, grace=GRACE):
     """Runs a command, and ends its process group when it is over, too long, or interrupted.
 
     SIGTERM goes to all processes of the group, and SIGKILL after ``grace``, or as soon as a second signal comes in. A
@@ -77,10 +103,11 @@ def run(command, log, *, folder, limit, interruption, stop=None, grace=_GRACE):
 
     Args:
         command: list of its words.
-        log: path of the file that gets all its output.
+        output: :class:`Output` that gets what it prints.
         folder: working directory.
         limit: seconds that it may take.
         interruption: :class:`Interruption`.
+        environment: dict of variables, beside those of this process.
         stop: :class:`Stop`, or ``None``.
         grace: seconds.
 
@@ -91,21 +118,25 @@ def run(command, log, *, folder, limit, interruption, stop=None, grace=_GRACE):
         OSError: the command cannot be started.
     """
     began = time.monotonic()
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, **_ENVIRONMENT},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **_ENVIRONMENT, **dict(environment)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    pipe = process.stdout.fileno()
+    os.set_blocking(pipe, False)
+    read = functools.partial(_read, pipe, output)
     try:
-        over = _wait(process.pid, began + limit, interruption, stop)
+        over = _wait(process.pid, began + limit, interruption, stop, read)
         seconds = time.monotonic() - began
     finally:
-        _end(process.pid, interruption, grace)
+        _end(process.pid, interruption, grace, read)
+        read()
+        process.stdout.close()
     status = None
     with contextlib.suppress(subprocess.TimeoutExpired):
         status = process.wait(_POLL)
@@ -124,11 +155,19 @@ def members(group):
     return found
 
 
-def _wait(leader, deadline, interruption, stop):
+def _read(pipe, output):
+    """Takes what is in a pipe, which would otherwise be full; it may be at its end long before the command."""
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(pipe, 1 << 16):
+            output.add(data)
+
+
+def _wait(leader, deadline, interruption, stop, read):
     """Waits for a process; returns whether it has ended by itself. It is not reaped: its number stays its own."""
     stop_at = None
     while os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         now = time.monotonic()
+        read()
         if now >= deadline or interruption.signals:
             return False
         if stop is not None and stop_at is None and stop.file.exists():
@@ -140,13 +179,14 @@ def _wait(leader, deadline, interruption, stop):
     return True
 
 
-def _end(group, interruption, grace):
+def _end(group, interruption, grace, read):
     """Ends all processes of a group whose leader has not been reaped."""
-    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _GONE)):
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, GONE)):
         deadline = time.monotonic() + seconds
         if members(group):
             os.killpg(group, number)
         while members(group) and time.monotonic() < deadline:
+            read()
             if number == signal.SIGTERM and len(interruption.signals) > 1:
                 break
             time.sleep(_POLL)

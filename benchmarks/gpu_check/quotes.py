@@ -1,10 +1,11 @@
 """What the summary quotes of each stage: a few lines from the files that it has made.
 
-Each function takes the stage's folder and its log, both paths. It raises ``OSError``, ``ValueError`` or ``LookupError``
-if the files are not as they should be.
+Each function takes the stage's folder, a path, and the lines that it has printed. It raises ``OSError``, ``ValueError``
+or ``LookupError`` if the files are not as they should be.
 """
 
 import collections
+import contextlib
 import json
 import re
 import statistics
@@ -12,23 +13,27 @@ from xml.etree import ElementTree
 
 from benchmarks.bars import record
 from benchmarks.gpu_check import properties as properties_file
-from benchmarks.gpu_check import surroundings
 
 JUNIT = "junit.xml"
-BARS = "bars.json"
-_BARS = {"plain": ("plain",), "mixprec": ("config", "precision"), "peer": ("peer",)}  # title -> groups
+BARS, PROFILE = "bars.json", "profile.json"
+_BARS = {"plain": ("plain",), "mixprec": ("config", "precision", "ablation"), "peer": ("peer",)}  # title -> groups
 LOG = "log.jsonl"  # of training, as mixprec.training.log_report has it, which imports Chainer
-_MOST = 10  # failures, or lines of a log
-_WIDTH = 160  # characters of a line
-
-
-def lines_of(log):
-    """Returns the lines of a log that are not empty, whatever bytes it holds; none if there is no log."""
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    return [line for line in text.splitlines() if line.strip()]
+CAPTURED = "mixprec-256"  # folder of the same step, captured
+# Titles, and kinds of benchmarks.profile.kinds, which imports Chainer
+_KINDS = {
+    "fprop": ("conv fprop",),
+    "wgrad": ("conv wgrad",),
+    "dgrad": ("conv dgrad",),
+    "BN forward": ("BN forward",),
+    "BN backward": ("BN backward",),
+    "sums of gradients": ("gradient sum",),
+    "conversions of layout and dtype": ("layout and dtype",),
+    "pools": ("pooling",),
+    "update": ("update",),
+    "loss and the rest": ("loss", "linear", "elementwise", "other"),
+}
+_MOST = 10  # failures
+_WIDTH = 240  # characters of a line: with it the reason of a row says how far it had come
 
 
 def cut(line):
@@ -37,19 +42,18 @@ def cut(line):
     return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."
 
 
-def last_line(folder, log):
-    """The last line of the log."""
-    return [cut(line) for line in lines_of(log)[-1:]]
+def last_line(folder, lines):
+    """The last line."""
+    return [cut(line) for line in lines[-1:]]
 
 
-def environment(folder, log):
+def environment(folder, lines):
     """Memory, disk and the lines about the GPU."""
     wanted = re.compile(r"(cpu |cores|memory|free disk|CuPy |CUDA driver|GPU \d|cuDNN |DALI |device 'auto')")
-    text = (folder / surroundings.NAME).read_text(encoding="utf-8", errors="replace")
-    return [cut(line) for line in text.splitlines() if wanted.match(line)]
+    return [cut(line) for line in lines if wanted.match(line)]
 
 
-def properties(folder, log):
+def properties(folder, lines):
     """The GPU, and what to do with the file."""
     path = folder / properties_file.NAME
     found = json.loads(path.read_text())
@@ -61,10 +65,10 @@ def properties(folder, log):
     ]
 
 
-def tests(folder, log):
+def tests(folder, lines):
     """How many tests passed, failed and were skipped, and the first failures; of a killed run what its log says."""
     path = folder / JUNIT
-    outcomes, failures = _junit(path) if path.exists() else _verbose(lines_of(log))
+    outcomes, failures = _junit(path) if path.exists() else _verbose(lines)
     if not outcomes:
         raise ValueError("no test has run")
     if not path.exists():
@@ -92,6 +96,8 @@ def _verbose(lines):
     outcomes, failures, running = collections.Counter(), [], None
     words = {"PASSED": "passed", "SKIPPED": "skipped", "FAILED": "failed", "ERROR": "failed", "XFAIL": "skipped"}
     for line in lines:
+        if re.match(r"=+ (FAILURES|ERRORS|warnings summary|short test summary info)", line):
+            break
         match = re.match(r"(\S+\.py::.+?)(?: (PASSED|SKIPPED|FAILED|ERROR|XFAIL)\b.*)?$", line)
         if match is None:
             continue
@@ -104,7 +110,7 @@ def _verbose(lines):
     return outcomes, [*_first(failures), *ended]
 
 
-def bars(folder, log):
+def bars(folder, lines):
     """The device; for each batch size the quickest of plain Chainer, of mixprec and of the peer; what is missing."""
     found = record.read(folder / BARS)
     measured = [row for row in found["rows"] if row["median"] is not None]
@@ -128,12 +134,26 @@ def _bar(title, row):
     return f"batch {row['batch']}, best of {title}: {row['name']}, {row['median']:.0f} images/s{ratio}"
 
 
-def profile(folder, log):
-    """The head of the printed profile, where its totals are."""
-    return [cut(line) for line in lines_of(log)[:_MOST]]
+def profile(folder, lines):
+    """Milliseconds of each kind of kernel in a step, beside what it needs at least, and of what is in none."""
+    found = json.loads((folder / PROFILE).read_text())
+    kinds = {each["kind"]: each for each in found["kinds"]}
+    quoted = [f"an eager step of {found['step'] / 1e3:.2f} ms"]
+    for title, names in _KINDS.items():
+        calls, time, floor = (
+            sum(kinds[name][key] for name in names if name in kinds) for key in ("calls", "microseconds", "floor")
+        )
+        if calls:
+            quoted.append(f"{title}: {calls} calls, {time / 1e3:.3f} ms, at least {floor / 1e3:.3f}")
+    quoted.append(f"in no call (copies, other kernels, gaps): {found['rest'] / 1e3:.3f} ms")
+    with contextlib.suppress(OSError, ValueError):
+        (row,) = record.read(folder.parent / CAPTURED / BARS)["rows"]
+        gap = row["milliseconds"] - sum(each["microseconds"] for each in kinds.values()) / 1e3
+        quoted.append(f"a captured step of {row['milliseconds']:.2f} ms, {gap:+.2f} beside all calls: copies, gaps")
+    return [cut(line) for line in quoted]
 
 
-def training(folder, log):
+def training(folder, lines):
     """Images/s from the log of the run, and the snapshot that SIGTERM has left."""
     entries = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
     rates = [entry["images/s"] for entry in entries]
@@ -145,7 +165,7 @@ def training(folder, log):
     snapshots = sorted(path.name for path in folder.glob("snapshot_iter_*.npz"))
     if not snapshots:
         raise ValueError("SIGTERM has left no snapshot")
-    return [*quoted, *last_line(folder, log), f"snapshot: {', '.join(snapshots)}"]
+    return [*quoted, *last_line(folder, lines), f"snapshot: {', '.join(snapshots)}"]
 
 
 def _first(failures):

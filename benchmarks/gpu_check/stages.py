@@ -1,24 +1,19 @@
-"""The stages of ``scripts/check_gpu.py``, each a command with a time limit."""
+"""The stages of ``scripts/check_gpu.py``, each a command with a time limit; what is worth most comes first."""
 
 import collections.abc
 import dataclasses
-import functools
 import pathlib
 import sys
 
-from benchmarks.gpu_check import device, properties, quotes, surroundings
+from benchmarks.gpu_check import properties, quotes, shards
 from benchmarks.gpu_check.group import Stop
 
-_MINUTE = 60.0
-_PICTURES = 10_000  # 7,000 to train on: 27 batches in an epoch, so that the start of one counts for little
-_SECONDS_OF_TRAINING = 60.0
-ROWS = (  # of the bars; those of PyTorch that are compiled take minutes before the first step
-    "plain Chainer FP32, cuDNN",
-    "fp16.yaml",
-    "nhwc_fused_batched.yaml",
-    "static_graph.yaml",
-    "PyTorch AMP, channels_last, graph",
-)
+EVERYTHING = "static_graph.yaml"  # everything on
+UNTUNED = "static_graph.yaml, no autotuning"
+PYTORCH = "PyTorch AMP, channels_last, graph"  # the best row that need not be compiled, which takes minutes
+BATCHES = (256, 32)
+_SMOKE = ("smoke", 60.0)
+_SECONDS_OF_TRAINING = 45.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,106 +24,91 @@ class Stage:
         name: of the stage, its folder and its log.
         command: its words; it runs in the root of the checkout.
         limit: seconds that it may take.
-        quote: callable from the stage's folder and log to the lines that the summary quotes. If the command ended well,
-            whatever it raises means that the stage has failed all the same.
+        quote: callable from the stage's folder and the lines that it has printed to the lines that the summary quotes.
+            If the command ended well, whatever it raises means that the stage has failed all the same.
         needs_device: whether it makes no sense without a GPU.
-        after: name of the stage without whose success it cannot run, or ``None``.
+        least: seconds without which it is not begun.
+        together: ``(name, seconds)`` that all stages with this name may take together, or ``None``.
         stop: for a command without an end of its own, a :class:`~benchmarks.gpu_check.group.Stop`.
     """
 
     name: str
     command: tuple[str, ...]
     limit: float
-    quote: collections.abc.Callable[[pathlib.Path, pathlib.Path], list] = lambda folder, log: []
-    needs_device: bool = False
-    after: str | None = None
+    quote: collections.abc.Callable[[pathlib.Path, list], list] = lambda folder, lines: []
+    needs_device: bool = True
+    least: float = 0.0
+    together: tuple[str, float] | None = None
     stop: Stop | None = None
 
 
-def asking(out):
+def asking():
     """Returns the stage that asks whether there is a GPU; it comes first if another one wants to know."""
-    module = "benchmarks.gpu_check.device"
-    return Stage("device", _module(module, out / "device" / device.NAME), 2 * _MINUTE)
+    return Stage("device", _module("benchmarks.gpu_check.device"), 30.0, needs_device=False)
 
 
-def stages(root, out):
+def stages(root, scratch):
     """Returns the stages in the order in which they run.
 
     Args:
         root: the checkout, with ``scripts``, ``configs`` and ``tests``; an absolute path.
-        out: folder of the results, likewise.
+        scratch: folder in which each stage has one of its name for its files, likewise.
     """
-    benchmark = functools.partial(_script, root, "benchmark.py")
+    surrounding = _module("benchmarks.gpu_check.surroundings", scratch)
+    asked = _module("benchmarks.gpu_check.properties", scratch / "properties" / properties.NAME)
     return [
-        Stage(
-            "environment",
-            _module("benchmarks.gpu_check.surroundings", out / "environment" / surroundings.NAME),
-            3 * _MINUTE,
-            quotes.environment,
-        ),
-        Stage(
-            "properties",
-            _module("benchmarks.gpu_check.properties", out / "properties" / properties.NAME),
-            2 * _MINUTE,
-            quotes.properties,
-            needs_device=True,
-        ),
-        Stage(
-            "tests",
-            # A line for each test, so that the log of a run that was killed says which have passed.
-            _module("pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", "--continue-on-collection-errors")
-            + (f"--junitxml={out / 'tests' / quotes.JUNIT}",),
-            15 * _MINUTE,
-            quotes.tests,
-            needs_device=True,
-        ),
-        Stage(
-            "bars",
-            benchmark("bars", "--peer", "pytorch", "--minutes", "2", "--limit", "60", "--batch", "256,32")
-            + tuple(word for row in ROWS for word in ("--rows", row))
-            + ("--json", str(out / "bars" / quotes.BARS)),
-            5 * _MINUTE,
-            quotes.bars,
-            needs_device=True,
-        ),
-        Stage(
-            "profile",
-            benchmark("profile", "--json", out / "profile" / "profile.json"),
-            3 * _MINUTE,
-            quotes.profile,
-            needs_device=True,
-        ),
-        Stage(
-            "images",
-            _script(root, "make_textures.py", "--out", out / "images" / "textures", "--images", _PICTURES),
-            10 * _MINUTE,
-            quotes.last_line,
-        ),
-        Stage(
-            "train",
-            _training(root, out / "images" / "textures", out / "train"),
-            8 * _MINUTE,
-            quotes.training,
-            needs_device=True,
-            after="images",
-            stop=Stop(out / "train" / quotes.LOG, _SECONDS_OF_TRAINING),
-        ),
+        Stage("environment", surrounding, 15.0, quotes.environment, needs_device=False),
+        *(_smoke(name) for name in ("kernel", "convolution", "batch_norm", "capture", "sums")),
+        Stage("properties", asked, 15.0, quotes.properties),
+        *(_bar(root, scratch, f"mixprec-{batch}", UNTUNED, batch) for batch in BATCHES),
+        _profile(root, scratch),
+        *(_bar(root, scratch, f"pytorch-{batch}", PYTORCH, batch, 90.0, "--peer", "pytorch") for batch in BATCHES),
+        *(_tests(scratch, name, words, limit) for name, words, limit in shards.shards(root)),
+        *(_bar(root, scratch, f"tuned-{batch}", EVERYTHING, batch, 300.0) for batch in BATCHES),
+        _training(root, scratch),
     ]
 
 
-def _training(root, images, out):
+def _smoke(name):
+    stage = Stage(f"smoke-{name}", _module("benchmarks.gpu_check.smoke", name), 20.0, quotes.last_line, least=3.0)
+    return dataclasses.replace(stage, together=_SMOKE)
+
+
+def _bar(root, scratch, name, row, batch, limit=200.0, *more):
+    words = ("bars", "--rows", row, "--batch", batch, "--blocks", 3, "--block-steps", 10, "--no-rates", *more)
+    words += ("--prepare-limit", limit - 30, "--limit", 25, "--json", scratch / name / quotes.BARS)
+    return Stage(name, _script(root, "benchmark.py", *words), limit, quotes.bars, least=20.0)
+
+
+def _profile(root, scratch):
+    words = ("profile", "--config", EVERYTHING, "--set", "cudnn.autotune=off", "--batch", BATCHES[0])
+    command = _script(root, "benchmark.py", *words, "--json", scratch / "profile" / quotes.PROFILE)
+    return Stage("profile", command, 120.0, quotes.profile, least=20.0)
+
+
+def _tests(scratch, name, words, limit):
+    junit = f"--junitxml={scratch / name / quotes.JUNIT}"
+    return Stage(name, _module("pytest", *shards.OPTIONS, junit, *words), limit, quotes.tests, least=15.0)
+
+
+def _training(root, scratch):
     settings = {
-        "data.train": images / "train",
-        "data.val": images / "val",
-        "model.classes": 10,
+        "data.format": "synthetic",
+        "data.train": "null",
+        "data.val": "null",
+        "data.synthetic_images": 7000,  # 27 batches: the start of an epoch counts for little
         "training.device": "gpu",
         "training.epochs": 10_000,  # more than there is time for
+        "cudnn.autotune": "off",
         "snapshot.every": "10000 epochs",  # the only one is that of SIGTERM
         "snapshot.best": "false",
     }
     overrides = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    config = root / "configs" / "resnet50" / "90ep.yaml"
-    return _script(root, "train_imagenet.py", "--config", config, *overrides, "--out", out)
+    config, out = root / "configs" / "resnet50" / "90ep.yaml", scratch / "train"
+    command = _script(root, "train_imagenet.py", "--config", config, *overrides, "--out", out)
+    return Stage(
+        "train", command, 150.0, quotes.training, least=90.0, stop=Stop(out / quotes.LOG, _SECONDS_OF_TRAINING)
+    )
 
 
 def _script(root, name, *arguments):

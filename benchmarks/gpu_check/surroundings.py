@@ -1,6 +1,6 @@
 """Everything about a machine that its results may depend on, as text: processor, memory, disk, driver, packages.
 
-python -m benchmarks.gpu_check.surroundings FILE
+python -m benchmarks.gpu_check.surroundings FOLDER
 """
 
 import os
@@ -11,38 +11,37 @@ from importlib import metadata
 
 from benchmarks import machine
 
-NAME = "environment.txt"
+# With seconds, after which a driver is not waited for, and whether it is a failure if there is no answer.
 _COMMANDS = (
-    (sys.executable, "-m", "mixprec"),
-    ("nvidia-smi",),
-    ("nvidia-smi", "-q"),
-    ("nvidia-smi", "topo", "-m"),
+    (("nvidia-smi",), 4, True),
+    ((sys.executable, "-m", "mixprec"), 10, True),
+    (("nvidia-smi", "topo", "-m"), 2, False),
 )
-_LIMIT = 40  # seconds for each; a broken driver may never answer
 
 
-def main(path):
-    """Writes the file section by section, so that what is known stays if the driver hangs.
+def main(folder):
+    """Prints section by section, so that what is known stays if the driver hangs.
+
+    Args:
+        folder: on whose disk there has to be room.
 
     Returns:
         int: exit status: 0, or 1 if a command failed; one that is not installed has not.
     """
     failed = []
-    with open(path, "w", encoding="utf-8") as file:
-        _write(file, "machine", _machine(os.path.dirname(path)))
-        for command in _COMMANDS:
-            text, good = _output(command)
-            _write(file, " ".join(("python", *command[1:]) if command[0] == sys.executable else command), text)
-            if not good:
-                failed.append(f"{' '.join(command)}: {text.splitlines()[-1] if text else 'failed without a word'}")
-        _write(file, "distributions", _distributions())
-    print("\n".join(failed) if failed else f"all is in {path}")
+    _print("machine", _machine(folder))
+    _print("distributions", _distributions())
+    for command, limit, matters in _COMMANDS:
+        text, good = _output(command, limit)
+        _print(" ".join(("python", *command[1:]) if command[0] == sys.executable else command), text)
+        if matters and not good:
+            failed.append(f"{' '.join(command)}: {text.splitlines()[-1] if text else 'failed without a word'}")
+    print("\n".join(failed) if failed else "all commands have answered, or are not installed")
     return int(bool(failed))
 
 
-def _write(file, title, text):
-    file.write(f"== {title}\n{text}\n\n")
-    file.flush()
+def _print(title, text):
+    print(f"== {title}\n{text}\n", flush=True)
 
 
 def _machine(folder):
@@ -60,16 +59,16 @@ def _distributions():
     return "\n".join(sorted(installed, key=str.casefold))
 
 
-def _output(command):
+def _output(command, limit):
     """What a command prints, and whether it ended well or is not installed."""
     if shutil.which(command[0]) is None:
         return "not installed", True
     try:
         ended = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_LIMIT, check=False, errors="replace"
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit, check=False, errors="replace"
         )
     except subprocess.TimeoutExpired:
-        return f"no answer in {_LIMIT} s", False
+        return f"no answer in {limit} s", False
     return ended.stdout.rstrip(), not ended.returncode
 
 

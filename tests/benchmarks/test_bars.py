@@ -1,20 +1,25 @@
 """``scripts/benchmark.py bars``, ``page``, ``roofline`` and ``profile`` as users run them."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
+from unittest import mock
 
 import pytest
 
 from benchmarks.arguments import ArgumentsError
 from benchmarks.bars import contestant, record, run, turns
 from benchmarks.bars.contestant import Bar
+from benchmarks.bars.turns import Plan
 from benchmarks.rates import Rates
 from benchmarks.roofline import layers, limit
 from benchmarks.step.counts import Counts
+from mixprec import files
 from models import MODELS
 from scripts import benchmark
 from tests import ROOT
@@ -219,6 +224,34 @@ def test_a_machine_whose_rates_cannot_be_measured_has_no_roofline_and_says_so(fe
     assert [entry.getMessage() for entry in caplog.records if entry.name == "mixprec"] == [
         "there is no share of the roofline: a copy and a large product could not be measured: no answer within 0.001 s"
     ]
+
+
+def test_a_record_that_cannot_be_written_does_not_end_the_measuring(few, tmp_path, monkeypatch, capsys):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(files, "write_text", mock.Mock(side_effect=full))
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main(["bars", *SMALL, "--json", str(tmp_path / "bars.json")])
+    printed, errors = capsys.readouterr()
+    assert ended.value.code == 1
+    assert "\n  fp16.yaml  " in printed
+    line = f"benchmark: {tmp_path}/bars.json: cannot be written: No space left on device"
+    assert errors.splitlines()[-2:] == [f"{line}; measuring goes on", line]
+
+
+def test_the_minutes_begin_when_the_machine_has_been_measured(few, monkeypatch):
+    now, plans = [0.0], []
+    monkeypatch.setattr(run, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(run, "_rates", lambda specifier: now.__setitem__(0, 100.0))
+    monkeypatch.setattr(turns, "Plan", lambda *arguments, **keywords: plans.append(keywords) or Plan(1, 1, 1.0))
+    _records(minutes=1)
+    assert plans[0]["end"] == 160.0
+
+
+def test_without_rates_nothing_is_measured_first(few, monkeypatch):
+    monkeypatch.setattr(run, "_rates", mock.Mock(side_effect=AssertionError))
+    *_, (found, _) = _records(no_rates=True)
+    assert (found["rates"], found["rows"][0]["roofline"]) == (None, None)
+    assert found["rows"][0]["median"] > 0
 
 
 def test_progress_is_called_as_often_as_was_said(few):

@@ -186,6 +186,14 @@ def test_ctrl_c_ends_all_processes(race):
     assert race.events[-2:] == ["end", "end"]
 
 
+@pytest.mark.parametrize(("prepare_limit", "expected"), [(None, 60.0), (300.0, 300.0)])
+def test_preparing_has_a_limit_of_its_own(race, monkeypatch, prepare_limit, expected):
+    workers = []
+    monkeypatch.setattr(turns, "Worker", lambda: workers.append(StubWorker(contestant)) or workers[-1])
+    race.measure(race.bar("a", 1.0), blocks=2, prepare_limit=prepare_limit)
+    assert workers[0].limits == [("prepare", expected), ("block", 60.0), ("block", 60.0), ("notes", 60.0)]
+
+
 # Processes of their own
 
 
@@ -249,10 +257,15 @@ def test_a_crash_and_a_row_that_hangs_are_rows_with_a_reason(monkeypatch):
     died = "its process died: a crash, or the memory of the machine was not enough"
     makes = [_crashes, _crashes_later, _announces, _quick]
     *_, results = measure([Bar(make.__name__, make) for make in makes], TASK, Plan(2, 1, 60.0))
-    assert [result.reason for result in results] == [died, f"block 1 of 2: {died}", "", ""]
+    assert [result.reason.partition(";")[0] for result in results] == [died, f"block 1 of 2: {died}", "", ""]
+    assert results[0].reason.endswith(
+        "; it had come to: imports, 0 kernels compiled, 0 plans of cuDNN built, 0 engines measured"
+    )
     assert [result.note for result in results] == ["", "", "convolution by Chainer's own, slower path", ""]
     *_, (hung,) = measure([Bar("hangs", _hangs)], TASK, Plan(1, 1, 3.0))
-    assert hung.reason == "no answer within 3 s"
+    assert hung.reason == (
+        "no answer within 3 s; it had come to: imports, 0 kernels compiled, 0 plans of cuDNN built, 0 engines measured"
+    )
 
 
 def test_the_processes_are_those_of_workers():

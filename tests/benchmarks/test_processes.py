@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from benchmarks import processes
 from benchmarks.processes import Worker
 from tests import ROOT
 
@@ -72,6 +73,30 @@ def test_results_and_exceptions_come_back():
         assert worker.attempt(_raise_demanding) == (None, "RuntimeError: Demanding: one and two")
         assert worker.attempt(_function) == (None, "RuntimeError: function as a result")
         assert worker.attempt(os.getcwd) == (os.getcwd(), "")  # it has survived all that
+
+
+def _hang(*texts):
+    for text in texts:
+        processes.report(text)
+    time.sleep(600)
+
+
+def _report_and(function, *arguments):
+    processes.report("one")
+    processes.report("two")
+    return function(*arguments)
+
+
+def test_what_is_killed_or_dies_says_how_far_it_was():
+    with Worker() as worker:
+        assert worker.call(_report_and, os.path.join, "a", "b") == "a/b"
+        assert worker.progress == "two"
+        assert worker.attempt(_report_and, _raise, KeyError("x")) == (None, "KeyError: 'x'")
+        reason = worker.attempt(_hang, "imports", "3 plans", limit=1.0)[1]
+        assert reason == "no answer within 1 s; it had come to: 3 plans"
+    with Worker() as worker:
+        assert worker.attempt(_report_and, os._exit, 9) == (None, f"{DIED}; it had come to: two")
+    processes.report("nobody hears it")
 
 
 def test_a_process_that_dies_is_a_reason_from_then_on():

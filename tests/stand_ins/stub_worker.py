@@ -9,10 +9,14 @@ class StubWorker:
     Args:
         module: whose ``_contestant`` that is.
         events: list in which it is noted that a worker starts and ends.
+
+    Attributes:
+        limits: name of the function and limit of each attempt.
     """
 
     def __init__(self, module, events=None):
         self._module, self._events, self._contestant = module, [] if events is None else events, []
+        self.limits = []
         self._events.append("start")
         self._has_ended = False
 
@@ -31,6 +35,7 @@ class StubWorker:
             self._module._contestant = others
 
     def attempt(self, function, *arguments, limit=None):
+        self.limits.append((function.__name__, limit))
         try:
             return self.call(function, *arguments), ""
         except Exception as error:
