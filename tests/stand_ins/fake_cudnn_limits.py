@@ -1,4 +1,7 @@
-"""What cuDNN 9.28 has no engine for, as found by building plans for H200; for :mod:`tests.stand_ins.fake_cudnn`."""
+"""What cuDNN has no engine for, as found by building plans for H200; for :mod:`tests.stand_ins.fake_cudnn`.
+
+The rules are those of 9.28 and of 9.19: where the two differ is in ``tests/backends/cudnn/test_plans.py``.
+"""
 
 
 class cudnnGraphNotSupportedError(RuntimeError):
@@ -35,6 +38,10 @@ def _addition_alone(nodes, kinds, storage):
     return "batchnorm" in kinds and "add" in kinds and "relu" not in kinds
 
 
+def _sum_without_relu(nodes, kinds, storage):
+    return "batchnorm_backward" in kinds and "add" in kinds and not {"scale", "relu_backward"} & set(kinds)
+
+
 def _wide_operand(nodes, kinds, storage):
     """An intermediate float32 value as an operand of a convolution or of batchnorm_backward."""
     return storage != "FLOAT" and any(
@@ -65,6 +72,7 @@ def _wide_scale(nodes):
 _RULES = {
     "batch normalization wants a multiple of 8 channels, of 4 in float32": _channels,
     "an addition after batch normalization wants a ReLU after it": _addition_alone,
+    "a sum of gradients before batchnorm_backward wants a ReLU between them": _sum_without_relu,
     "an operand between two nodes is not in the storage dtype": _wide_operand,
     "statistics want float16 throughout, multiples of 8 channels, and filters up to 5x5": _statistics,
     "scale and bias before conv_wgrad want float16": _prologue_of_wgrad,

@@ -252,9 +252,12 @@ def test_batch_norm(dtype, activation, add):
 
 
 @each_dtype
-@each_normalization
-def test_batch_norm_backward(dtype, activation, add):
-    operation = operations.batch_norm_backward(X, dtype, relu=activation, add=add)
+@pytest.mark.parametrize(
+    ("activation", "add", "plus"),
+    [(False, False, False), (True, False, False), (True, False, True), (True, True, False), (True, True, True)],
+)
+def test_batch_norm_backward(dtype, activation, add, plus):
+    operation = operations.batch_norm_backward(X, dtype, relu=activation, add=add, plus=plus)
     inputs = random_inputs(operation)
     rng = np.random.default_rng(1)
     inputs.update(beta=rng.standard_normal(X[-1]).astype(np.float32), add=rng.standard_normal(X).astype(DTYPES[dtype]))
@@ -265,17 +268,19 @@ def test_batch_norm_backward(dtype, activation, add):
     x, gamma, beta, residual = map(Variable, (nchw(v["x"]), v["gamma"], v["beta"], nchw(v["add"])))
     before = F.batch_normalization(x, gamma, beta, eps=2e-5) + (residual if add else 0)
     y = F.relu(before) if activation else F.identity(before)
-    y.grad = nchw(v["dy"])
+    dy = v["dy"] + v.get("plus", 0)
+    dy = dy.astype(np.float32).astype(DTYPES[dtype]).astype(np.float64)  # behind the ReLU
+    y.grad = nchw(dy)
     y.backward()
     mask = nhwc(before.array) > 0
     inputs["mask"] = np.packbits(mask, bitorder="little")
     found = run(operation, **{tensor.name: inputs[tensor.name] for tensor in operation.inputs})
-    sums = np.abs(v["dy"]).sum() * (1 + np.abs(flat).max() ** 2)  # the statistics have errors of float32
+    sums = np.abs(dy).sum() * (1 + np.abs(flat).max() ** 2)  # the statistics have errors of float32
     assert_rounded(found["dx"], nhwc(x.grad), dtype, np.abs(x.grad).max() + sums / flat.shape[0], steps=8)
     assert_rounded(found["dgamma"], gamma.grad, "float32", sums, steps=8)
     assert_rounded(found["dbeta"], beta.grad, "float32", sums, steps=8)
     if add and activation:
-        np.testing.assert_array_equal(found["dadd"].astype(np.float64), np.where(mask, v["dy"], 0))
+        np.testing.assert_array_equal(found["dadd"].astype(np.float64), np.where(mask, dy, 0))
 
 
 def test_tensors_are_numbered_in_the_order_of_the_operation():
@@ -311,6 +316,7 @@ REFUSED = {
     "10 channels": operations.batch_norm((2, 3, 3, 10), "float16"),
     "6 channels": operations.batch_norm_backward((2, 3, 3, 6), "float32"),
     "addition without ReLU": operations.batch_norm(X, "float16", add=True),
+    "sum of gradients without ReLU": operations.batch_norm_backward(X, "float16", plus=True),
     "sums in bfloat16": operations.conv_fprop(*CONVOLUTIONS["3x3"], "bfloat16", sums=True),
     "sums after a wide prologue": operations.conv_fprop(*CONVOLUTIONS["3x3"], "float16", prologue="float32", sums=True),
     "wide prologue of wgrad": operations.conv_wgrad(*CONVOLUTIONS["3x3"], "float16", prologue="float32"),
