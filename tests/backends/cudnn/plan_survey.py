@@ -27,7 +27,7 @@ def cell(cudnn, operation, gpu):
     name = next(engines.usable(), None)
     if name is None:
         return "none"
-    graph, index = engines.graph, engines.index(name)
+    graph, index = engines.place(name)
     notes = [_NOTES.get(note.name, note.name) for note in graph.get_behavior_notes_for_plan_at_index(index)]
     size = engines.size(name) / 2**20
     workspace = [f"{size:.0f} MiB"] if size >= 1 else []
