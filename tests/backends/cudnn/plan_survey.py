@@ -1,4 +1,4 @@
-"""Writes a Markdown table of what cuDNN has for each variant on three GPUs, for docs. No GPU is needed.
+"""Writes a Markdown table of what cuDNN has for each variant on each GPU, for docs. No GPU is needed.
 
     PYTHONPATH=. python tests/backends/cudnn/plan_survey.py > table.md
 
