@@ -109,7 +109,8 @@ class Dnn:
         x, has = operation.inputs[0], operation.has
         if operation.kind.startswith("batch_norm"):
             adds_only = "add" in has and not operation.attribute("relu")
-            return x.shape[-1] % (4 if x.dtype == "float32" else 8) == 0 and not adds_only
+            sums_only = "plus" in has and not has & {"mask", "beta"}
+            return x.shape[-1] % (4 if x.dtype == "float32" else 8) == 0 and not adds_only and not sums_only
         if "scale" in has:
             return operation.kind == "conv_fprop" and x.dtype != "float32" and "sum" not in has
         if "sum" in has:
@@ -120,6 +121,9 @@ class Dnn:
     def plan(self, operation):
         """Returns an object whose ``run`` notes the operation."""
         return _Plan(operation)
+
+    def known(self, key):
+        """Returns ``None``: nothing is measured."""
 
     def choose(self, key, candidates):
         """Returns the name of the first."""

@@ -15,8 +15,10 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
+from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.backends.notes import take
+from mixprec.backends.stored import Stored
 
 # Of arrays of CuPy. `flags` would be another object for each of them.
 _CONTIGUOUS, _DEVICE, _ADDRESS = map(operator.attrgetter, ("_c_contiguous", "data.device_id", "data.ptr"))
@@ -209,12 +211,20 @@ class CupyLauncher:
         return self._pinned.malloc(capacity), self._cupy.cuda.Event(disable_timing=True)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache  # for good: a module that is dropped is unloaded, perhaps while a graph captures
 def _compile(device, source, names):
     import cupy
 
+    capability = cupy.cuda.Device(device).compute_capability
+    version = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
+    made_by = f"NVRTC {version}, CuPy {cupy.__version__}, sm_{capability}, {' '.join(OPTIONS)}"
+    stored = Stored(settings.folder("kernels"), "compiled kernels", made_by)
+    binary = stored.get(source)
+    if binary is None:
+        binary = binary_of(source)
+        stored.put(source, binary)
     module = cupy.cuda.Module()
-    module.load(binary_of(source))
+    module.load(binary)
     return {name: Kernel(name, module.get_function(name)) for name in names}
 
 

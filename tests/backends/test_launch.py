@@ -8,7 +8,8 @@ import types
 import numpy as np
 import pytest
 
-from mixprec.backends import launch, notes
+from mixprec.backends import announcements, launch, notes
+from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import CaptureError
 
 
@@ -243,3 +244,101 @@ def test_arguments_are_8_bytes_each(cupy):
     assert (grid, block) == ((3,), (256,))
     assert [value.dtype.name for value in values] == ["int64", "int64", "float64", "float64"]
     assert [value.item() for value in values] == [1 << 47, 0, 2.5, float("inf")]
+
+
+# Compiled kernels on disk
+
+
+class Compiler:
+    """What CuPy and NVRTC have to say, and how often a source is compiled."""
+
+    def __init__(self, cupy, monkeypatch):
+        self.sources, self.loaded = [], []
+        cupy.__version__ = "14.2.0"
+        cupy.cuda.nvrtc = types.SimpleNamespace(getVersion=lambda: (13, 0))
+        cupy.cuda.Module = lambda: types.SimpleNamespace(load=self.loaded.append, get_function=lambda name: name)
+        self.cupy = cupy
+        monkeypatch.setattr(Device, "compute_capability", "90", raising=False)
+        monkeypatch.setattr(launch, "binary_of", lambda source: self.sources.append(source) or source.encode() * 100)
+
+    def compile(self, source="void a() {}"):
+        """Compiles in a process of its own; returns how often NVRTC was asked."""
+        before = len(self.sources)
+        launch._compile.cache_clear()
+        kernels = launch.CupyLauncher(0).compile(source, ("a",))
+        assert kernels == launch.CupyLauncher(0).compile(source, ("a",))
+        assert self.loaded[-1] == source.encode() * 100
+        return len(self.sources) - before
+
+
+@pytest.fixture
+def compiler(cupy, monkeypatch, tmp_path):
+    settings.configure(cache=tmp_path)
+    monkeypatch.setattr(announcements, "_said", set())
+    yield Compiler(cupy, monkeypatch)
+    launch._compile.cache_clear()
+
+
+def test_the_next_process_compiles_nothing(compiler, tmp_path):
+    assert [compiler.compile() for _ in range(3)] == [1, 0, 0]
+    assert compiler.compile("void b() {}") == 1
+    assert len(list((tmp_path / "kernels").iterdir())) == 2
+
+
+@pytest.mark.parametrize("change", ["source", "capability", "NVRTC", "CuPy", "options"])
+def test_what_a_kernel_depends_on_is_compiled_anew(compiler, monkeypatch, change):
+    assert compiler.compile() == 1
+    source = "void a() {;}" if change == "source" else "void a() {}"
+    if change == "capability":
+        monkeypatch.setattr(Device, "compute_capability", "100")
+    elif change == "NVRTC":
+        compiler.cupy.cuda.nvrtc.getVersion = lambda: (13, 1)
+    elif change == "CuPy":
+        compiler.cupy.__version__ = "14.3.0"
+    elif change == "options":
+        monkeypatch.setattr(launch, "OPTIONS", (*launch.OPTIONS, "-G"))
+    assert [compiler.compile(source), compiler.compile(source)] == [1, 0]
+
+
+@pytest.mark.parametrize("damage", [slice(-1), slice(20), slice(0), None], ids=["short", "shorter", "empty", "changed"])
+def test_a_damaged_kernel_is_compiled_anew_and_said_once(compiler, tmp_path, caplog, damage):
+    compiler.compile()
+    (path,) = (tmp_path / "kernels").iterdir()
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"?" if damage is None else content[damage])
+    assert [compiler.compile(), compiler.compile()] == [1, 0]
+    assert caplog.messages == [f"{path} is damaged, it is made anew (compiled kernels)"]
+    assert path.read_bytes() == content
+
+
+def test_a_kernel_in_the_place_of_another_is_not_taken(compiler, tmp_path, caplog):
+    compiler.compile("void a() {}")
+    (first,) = (tmp_path / "kernels").iterdir()
+    compiler.compile("void b() {}")
+    (second,) = set((tmp_path / "kernels").iterdir()) - {first}
+    first.write_bytes(second.read_bytes())
+    assert compiler.compile("void a() {}") == 1
+    assert "is damaged" in caplog.text
+
+
+def test_where_no_kernel_can_be_kept_that_is_said_once(compiler, tmp_path, caplog):
+    (tmp_path / "kernels").write_text("a file in the way")
+    assert [compiler.compile(), compiler.compile("void b() {}")] == [1, 1]
+    kept = [message for message in caplog.messages if "cannot be kept" in message]
+    assert kept == [f"compiled kernels cannot be kept in {tmp_path / 'kernels'}: File exists"]
+
+
+def test_without_a_folder_no_kernel_is_kept(compiler, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings.configure(cache=None)
+    assert [compiler.compile(), compiler.compile()] == [1, 1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_module_is_ever_dropped(compiler):
+    """It would be unloaded, perhaps while a graph captures."""
+    launcher = launch.CupyLauncher(0)
+    first = launcher.compile("0", ("a",))
+    for number in range(1, 200):
+        launcher.compile(str(number), ("a",))
+    assert launcher.compile("0", ("a",)) is first

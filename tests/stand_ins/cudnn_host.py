@@ -41,6 +41,21 @@ class HostDevice:
     def copy(self, target, source, size):
         ctypes.memmove(target, source, size)
 
+    def fill(self, address, byte, size):
+        ctypes.memset(address, byte, size)
+
+    def synchronize(self):
+        pass
+
+    def difference(self, a, b, count, dtype):
+        dtype = np.dtype(dtype)
+        one, other = (np.frombuffer((ctypes.c_byte * (count * dtype.itemsize)).from_address(x), dtype) for x in (a, b))
+        one, other = one.astype(np.float64), other.astype(np.float64)
+        finite = np.isfinite(one) & np.isfinite(other)
+        apart = np.abs(one[finite] - other[finite])
+        scale = np.abs(one[finite])
+        return apart.max(initial=0), scale.max(initial=0), int((np.isfinite(one) != np.isfinite(other)).sum())
+
     def times(self, functions):
         milliseconds = []
         for function in functions:

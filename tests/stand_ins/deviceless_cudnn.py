@@ -15,7 +15,7 @@ import pytest
 from mixprec.backends.cudnn import library
 
 FOLDER = pathlib.Path(__file__).with_name("deviceless")
-GPUS = {"H200": 90, "A100": 80, "B200": 100}  # sm_version
+GPUS = {"H200": 90, "A100": 80, "B200": 100, "L4": 89}  # sm_version
 
 
 def compile_driver(folder):
@@ -43,6 +43,8 @@ def compile_driver(folder):
 
 def load(driver):
     """Returns the frontend's module in this process, which must not have loaded cuDNN before.
+
+    The frontend looks for cuDNN in LD_LIBRARY_PATH first: so `make test-plans` has it load another version.
 
     Args:
         driver: from :func:`compile_driver`.

@@ -36,7 +36,8 @@ PLANS = (
     Plan(2, 0, set(), {behavior_note.SUPPORTS_CUDA_GRAPH_NATIVE_API}),
 )
 
-executed = []  # (operations of the graph, number of the plan) of each execution; tests may clear it
+executed = []  # (operations of the graph, number of the engine) of each execution; tests may clear it
+serialized = []  # (graph, number of the plan) of each that was serialized
 
 
 def backend_version():
@@ -107,11 +108,12 @@ class pygraph:
         device_property=None,
     ):
         self.io_data_type, self.intermediate_data_type = io_data_type, intermediate_data_type
-        assert compute_data_type is data_type.FLOAT, "everything that mixprec asks for accumulates in float32"
+        self.compute_data_type = compute_data_type
         self.sm_version = sm_version
         self.nodes, self.inputs = [], []
         self.stage = 0  # how many of the four steps to a list of plans have been done
         self.plans, self.barred, self.built, self.plan = (), set(), set(), None
+        self.deserialized = False
 
     # Description
 
@@ -150,6 +152,7 @@ class pygraph:
 
     def validate(self):
         self._step(1, "validate")
+        assert self.compute_data_type is data_type.FLOAT, "everything that mixprec asks for accumulates in float32"
         for node in self.nodes:
             dims = {key: tensor.dim for key, tensor in node.inputs.items()}
             shapes = NODES[node.kind].shapes(dims, node.attributes, [tensor.dim for tensor in node.outputs])
@@ -202,13 +205,30 @@ class pygraph:
         self.built.add(index)
         self.plan = index
 
+    def serialize(self):
+        """The plan that was built last, as a list of bytes; the stand-in keeps the rest to itself."""
+        serialized.append((self, self.plan))
+        return list(b"plan %d" % (len(serialized) - 1))
+
+    def deserialize(self, data):
+        assert not self.nodes, "deserialize() of a graph that has nodes"
+        assert all(type(byte) is int for byte in data), "frontend 1.28 takes a list of ints, and no bytes"
+        other, index = serialized[int(bytes(data).split()[1])]
+        self.io_data_type, self.nodes, self.inputs, self.stage = other.io_data_type, other.nodes, other.inputs, 4
+        self.plans, self.built, self.plan = other.plans[index : index + 1], {0}, 0
+        self.deserialized = True
+
     # About plans
 
     def get_execution_plan_count(self):
         return len(self.plans)
 
     def get_plan_name_at_index(self, index):
+        assert not self.deserialized, "frontend 1.28 crashes here"
         return f"eng{self.plans[index].engine}_k0=0"
+
+    def get_behavior_notes_for_plan_at_index(self, index):
+        return sorted(self.plans[index].behavior, key=str)
 
     def get_workspace_size_plan_at_index(self, index):
         if index not in self.built:
@@ -238,4 +258,4 @@ class pygraph:
                 values[id(tensor)] = tensor.rounded(np.broadcast_to(result, tensor.dim))
         for tensor in self.operands[len(self.inputs) :]:  # at the end: outputs may lie where inputs are
             write(tensor, pack[tensor.uid], values[id(tensor)])
-        executed.append((tuple(node.kind for node in self.nodes), index))
+        executed.append((tuple(node.kind for node in self.nodes), self.plans[index].engine))

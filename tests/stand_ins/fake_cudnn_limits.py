@@ -1,6 +1,6 @@
 """What cuDNN has no engine for, as found by building plans for H200; for :mod:`tests.stand_ins.fake_cudnn`.
 
-The rules are those of 9.28 and of 9.19: where the two differ is in ``tests/backends/cudnn/test_plans.py``.
+9.28 and 9.19 refuse the same of what is asked, see ``tests/backends/cudnn/test_plans.py``; their first engines differ.
 """
 
 

@@ -64,6 +64,9 @@ class _Device(HostDevice):
     def copy(self, target, source, size):
         graph_work.do(super().copy, target, source, size)
 
+    def fill(self, address, byte, size):
+        graph_work.do(super().fill, address, byte, size)
+
 
 class _Pygraph(fake_cudnn.pygraph):
     def execute_plan_at_index(self, pack, workspace, index, handle=None):

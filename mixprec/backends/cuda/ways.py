@@ -1,6 +1,7 @@
 """Several ways to compute the same, and the choice between them."""
 
 import functools
+import threading
 
 import chainer
 
@@ -31,9 +32,45 @@ class WithoutCudnn:
         """Returns an empty list."""
         return []
 
+    def known(self, key):
+        """Returns ``None``."""
+
     def choose(self, key, candidates):
         """Returns the name of the first."""
         return candidates[0][0]
+
+
+class _Lazy:
+    """In place of a plan, for a way that may never be taken: it is built by its first run.
+
+    Args:
+        dnn: :class:`~mixprec.backends.cudnn.dnn.Dnn`.
+        operation: :class:`~mixprec.backends.cudnn.operation.Operation`.
+    """
+
+    def __init__(self, dnn, operation):
+        self._dnn, self.operation = dnn, operation
+
+    def run(self, *addresses):
+        self.run = self._dnn.plan(self.operation).run
+        self.run(*addresses)
+
+
+class _Trusting:
+    """In place of a :class:`~mixprec.backends.cudnn.dnn.Dnn` where the choice is known: nothing is built to find out.
+
+    Args:
+        dnn: the :class:`~mixprec.backends.cudnn.dnn.Dnn`.
+    """
+
+    def __init__(self, dnn):
+        self._dnn = dnn
+
+    def supports(self, operation):
+        return True
+
+    def plan(self, operation):
+        return _Lazy(self._dnn, operation)
 
 
 _NEVER = WithoutCudnn("chainer.config.use_cudnn is 'never'; set it to 'auto'")
@@ -46,10 +83,13 @@ class Ways(Base):
         super().__init__(launcher, dnn)
         self._ways = {}  # dicts of ways by what else they depend on: settings, and whether cuDNN is allowed
         self._last = None, None, None  # these, of the last call
+        self._trusting = threading.local()  # set in a thread while it lists the ways to something that is known
 
     def _cudnn(self):
         """Returns the device's :class:`~mixprec.backends.cudnn.dnn.Dnn`, or what stands in for it."""
-        return _NEVER if chainer.config.use_cudnn == "never" else self.dnn
+        if chainer.config.use_cudnn == "never":
+            return _NEVER
+        return getattr(self._trusting, "dnn", None) or self.dnn
 
     def _way(self, key, find, arguments):
         """Returns the way to take.
@@ -67,7 +107,26 @@ class Ways(Base):
             self._last = now, allowed, ways
         way = ways.get(key)
         if way is None:
-            found = find(*key[1:])
-            candidates = [(name, functools.partial(function, *arguments)) for name, function in found]
-            way = ways[key] = dict(found)[self._cudnn().choose(" ".join(map(str, key)), candidates)]
+            way = ways[key] = self._known_way(key, find) or self._chosen_way(key, find, arguments)
         return way
+
+    def _known_way(self, key, find):
+        """Returns the way that was chosen before, or ``None``; nothing is built, and what was not chosen never is."""
+        cudnn = self._cudnn()
+        known = cudnn.known(_text(key))
+        if known is None:
+            return None
+        self._trusting.dnn = _Trusting(cudnn)
+        try:
+            return dict(find(*key[1:])).get(known)
+        finally:
+            self._trusting.dnn = None
+
+    def _chosen_way(self, key, find, arguments):
+        found = find(*key[1:])
+        candidates = [(name, functools.partial(function, *arguments)) for name, function in found]
+        return dict(found)[self._cudnn().choose(_text(key), candidates)]
+
+
+def _text(key):
+    return " ".join(map(str, key))

@@ -3,39 +3,83 @@
 import logging
 import statistics
 
+from mixprec.backends.cudnn.errors import BrokenDevice
+
 _ROUNDS = 5
 _log = logging.getLogger("mixprec")
 
 
-def fastest(device, candidates):
+def fastest(device, candidates, failed=None, check=None):
     """Times candidates and returns the fastest.
 
-    Each is called once to warm up; one that raises an exception then is out. The others are called in turns, so that a
-    clock that changes meanwhile favours none of them, and the median of their times counts. Of equally fast ones the
-    first wins.
+    Each is called once to warm up, to its end; one that raises an exception then is out. The others are called in
+    turns, so that a clock that changes meanwhile favours none of them, and the median of their times counts. Of equally
+    fast ones the first wins.
 
     Args:
         device: :class:`~mixprec.backends.cudnn.device.CupyDevice`.
         candidates: pairs of name and callable, which does its work on the current stream, the same each time.
+        failed: called with the name and the exception of one that has failed; may be ``None``.
+        check: given a list of such pairs that work, returns those that are to be timed, one at least; may be ``None``.
 
     Returns:
-        ``(name, milliseconds)``
+        ``(name, milliseconds, milliseconds of the first that works)``
 
     Raises:
+        BrokenDevice: one of them has left the device in a state in which nothing works.
         Exception: that of the first candidate, if all of them have failed.
     """
-    working, failures = [], []
-    for name, function in candidates:
-        try:
-            function()
-        except Exception as error:  # whatever it is: another one may work
-            _log.info("%s is out, it failed when it was measured: %s", name, error)
-            failures.append(error)
-        else:
-            working.append((name, function))
+    device.synchronize()  # what has failed before is not the fault of a candidate
+    failures = []
+
+    def caught(name, error):
+        failures.append(error)
+        if failed is not None:
+            failed(name, error)
+
+    working = [(name, function) for name, function in candidates if attempt(device, name, function, caught)]
     if not working:
         raise failures[0]
+    if check is not None:
+        working = check(working)
     rounds = [device.times([function for _, function in working]) for _ in range(_ROUNDS)]
     medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
     best = min(range(len(working)), key=medians.__getitem__)
-    return working[best][0], medians[best]
+    return working[best][0], medians[best], medians[0]
+
+
+def attempt(device, name, function, failed):
+    """Calls a function, waits for the device, and returns whether that went well.
+
+    Args:
+        device: :class:`~mixprec.backends.cudnn.device.CupyDevice`.
+        name: of the function.
+        function: callable that does its work on the current stream.
+        failed: called with the name and the exception if it did not.
+
+    Raises:
+        BrokenDevice: the device does not work any more.
+    """
+    try:
+        function()
+        device.synchronize()
+    except BrokenDevice:
+        raise
+    except Exception as error:  # whatever it is: another one may work
+        failed(name, error)
+        try:
+            # An error of a kernel stays: an illegal address, say, is the answer to every call from then on.
+            device.synchronize()
+        except Exception:
+            raise BrokenDevice(
+                f"{name} has broken the device while it was measured, no call of CUDA works any more: "
+                f"{_one_line(error)}; it will not be tried again: start the program anew"
+            ) from error
+        _log.info("%s is out, it failed when it was measured: %s", name, error)
+        return False
+    return True
+
+
+def _one_line(error):
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""What was found to be the fastest, on disk: measured once for a GPU and the versions of its software."""
+"""What was found out about engines, on disk: measured once for a GPU and the versions of its software."""
 
 import fcntl
 import json
@@ -9,16 +9,17 @@ import threading
 
 from mixprec import files
 
-_FORMAT = 1
+_FORMAT = 2
 _log = logging.getLogger("mixprec")
 
 
 class Choices:
-    """Names by the text of what they were chosen for, shared with other processes.
+    """Names by the text of what they were chosen for, and those that are never to be tried, shared by processes.
 
-    The file is JSON: ``{"format": 1, "environment": {...}, "choices": {text: {"name": ..., "milliseconds": ...}}}``.
-    If it is damaged or of another environment, it counts as empty and is replaced; if none can be written, choices last
-    as long as the process. Each of these is said once, by a warning.
+    The file is JSON: ``{"format": 2, "environment": {...}, "choices": {text: {"name": ..., "milliseconds": ...,
+    "seconds": ...}}, "never": {text: {name: why}}}``. If it is damaged or of another environment, it counts as empty
+    and is replaced; if none can be written, choices last as long as the process. Each of these is said once, by a
+    warning.
 
     Args:
         folder: where the file is, or ``None`` for no file.
@@ -33,18 +34,39 @@ class Choices:
         if folder is not None:
             name = "-".join(f"{key} {value}" for key, value in environment.items())
             self.path = os.path.join(folder, re.sub(r"[^A-Za-z0-9.-]+", "_", name) + ".json")
-        self._choices = self._read()
+        self._choices, self._never = self._read()
 
-    def get(self, text):
-        """Returns the name that was chosen, or ``None``."""
+    def get(self, text, seconds=0):
+        """Returns the name that was chosen when a search had at least so many seconds, or ``None``."""
         choice = self._choices.get(text)
-        return None if choice is None else choice["name"]
+        if choice is None or choice["seconds"] < seconds or choice["name"] in self.never(text):
+            return None
+        return choice["name"]
 
-    def put(self, text, name, milliseconds):
-        """Remembers a choice, together with those that other processes have made meanwhile."""
-        choice = {text: {"name": name, "milliseconds": round(milliseconds, 6)}}
+    def put(self, text, name, milliseconds, seconds=0):
+        """Remembers a choice.
+
+        Args:
+            text: what it is for.
+            name: what was chosen.
+            milliseconds: that it takes.
+            seconds: that the search was allowed.
+        """
+        choice = {"name": name, "milliseconds": round(milliseconds, 6), "seconds": seconds}
+        self._add({text: choice}, {})
+
+    def never(self, text):
+        """Returns what is not to be tried again: a dict from names to the reason."""
+        return self._never.get(text, {})
+
+    def ban(self, text, name, why):
+        """Remembers that a name is not to be tried again."""
+        self._add({}, {text: {name: why}})
+
+    def _add(self, choices, never):
+        """Adds to what is known, together with what other processes have found meanwhile."""
         with self._lock:
-            self._choices = {**self._choices, **choice}
+            self._merge(choices, never)
             if self.path is None:
                 return
             try:
@@ -52,30 +74,41 @@ class Choices:
                 with open(f"{self.path}.lock", "w") as lock:
                     # Until it is closed no other process writes: none loses what another has just added.
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                    self._choices = {**self._choices, **self._read(), **choice}
-                    content = {"format": _FORMAT, "environment": self._environment, "choices": self._choices}
+                    self._merge(*self._read())
+                    self._merge(choices, never)
+                    content = {
+                        "format": _FORMAT,
+                        "environment": self._environment,
+                        "choices": self._choices,
+                        "never": self._never,
+                    }
                     files.write_text(self.path, json.dumps(content, indent=1, sort_keys=True) + "\n")
             except OSError as error:
                 self._warn(f"choices for cuDNN cannot be kept in {self.path}: {error}")
 
+    def _merge(self, choices, never):
+        # Both are replaced, not changed: readers need no lock.
+        self._choices = {**self._choices, **choices}
+        self._never = {**self._never, **{text: {**self.never(text), **names} for text, names in never.items()}}
+
     def _read(self):
         if self.path is None:
-            return {}
+            return {}, {}
         try:
             with open(self.path, encoding="utf-8") as file:
                 content = json.load(file)
         except FileNotFoundError:
-            return {}
+            return {}, {}
         except (OSError, ValueError) as error:
             self._warn(f"choices for cuDNN in {self.path} cannot be read and are made anew: {error}")
-            return {}
+            return {}, {}
         if not _well_formed(content):
             self._warn(f"choices for cuDNN in {self.path} are damaged and are made anew")
-            return {}
+            return {}, {}
         if content["environment"] != self._environment:
             self._warn(f"choices for cuDNN in {self.path} are of another environment and are made anew")
-            return {}
-        return content["choices"]
+            return {}, {}
+        return content["choices"], content["never"]
 
     def _warn(self, message):
         if message not in self._warned:
@@ -86,8 +119,14 @@ class Choices:
 def _well_formed(content):
     return (
         isinstance(content, dict)
-        and content.keys() == {"format", "environment", "choices"}
+        and content.keys() == {"format", "environment", "choices", "never"}
         and content["format"] == _FORMAT
         and isinstance(content["choices"], dict)
-        and all(isinstance(c, dict) and isinstance(c.get("name"), str) for c in content["choices"].values())
+        and all(map(_is_choice, content["choices"].values()))
+        and isinstance(content["never"], dict)
+        and all(isinstance(names, dict) for names in content["never"].values())
     )
+
+
+def _is_choice(choice):
+    return isinstance(choice, dict) and type(choice.get("name")) is str and type(choice.get("seconds")) in (int, float)

@@ -2,6 +2,9 @@
 
 import itertools
 
+import numpy as np
+
+from mixprec.backends.cudnn import difference
 from mixprec.backends.launch import CupyLauncher
 
 # Keeps the device busy while the host asks for what is timed: otherwise short kernels would wait for the host, and all
@@ -63,6 +66,39 @@ class CupyDevice:
         runtime = self._cuda.runtime
         with self._device:
             runtime.memcpyAsync(target, source, size, runtime.memcpyDeviceToDevice, self.stream())
+
+    def fill(self, address, byte, size):
+        """Writes a byte ``size`` times, on the current stream."""
+        with self._device:
+            self._cuda.runtime.memsetAsync(address, byte, size, self.stream())
+
+    def synchronize(self):
+        """Waits for the current stream, and raises what has gone wrong on it."""
+        with self._device:
+            self._cuda.get_current_stream().synchronize()
+
+    def difference(self, a, b, count, dtype):
+        """Compares two arrays, and waits for that.
+
+        Args:
+            a: address of the one that is right.
+            b: address of the other.
+            count: number of elements.
+            dtype: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
+
+        Returns:
+            as :func:`mixprec.backends.cudnn.difference.result`.
+        """
+        found = np.empty((difference.BLOCKS * self._launcher.threads, 3), np.float32)
+        memory = self.allocate(found.nbytes)
+        with self._device:
+            kernel = self._launcher.compile(difference.SOURCE, ("difference",))["difference"]
+            arguments = difference.arguments(a, b, count, dtype, memory.ptr)
+            self._launcher.launch(kernel, difference.BLOCKS, arguments)
+            self.synchronize()
+            runtime = self._cuda.runtime
+            runtime.memcpy(found.ctypes.data, memory.ptr, found.nbytes, runtime.memcpyDeviceToHost)
+        return difference.result(found)
 
     def times(self, functions):
         """Calls functions one after the other and returns what each of them took on the device, in milliseconds."""

@@ -1,5 +1,6 @@
 """cuDNN on one device: what the CUDA primitives ask."""
 
+import logging
 import threading
 
 from mixprec.backends.cudnn import library, settings
@@ -10,6 +11,10 @@ from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.errors import CaptureError, NoEngine
 from mixprec.backends.cudnn.executor import Executor
 from mixprec.backends.cudnn.plans import Plan
+from mixprec.backends.cudnn.search import text_of
+from mixprec.backends.stored import Stored
+
+_log = logging.getLogger("mixprec")
 
 
 class Dnn:
@@ -63,6 +68,13 @@ class Dnn:
             return False
         return True
 
+    def known(self, key):
+        """Returns the name that was chosen for a key before, or ``None``; nothing is built or measured to find out."""
+        now = settings.current()
+        if now.autotune != "measure":
+            return None
+        return self._chosen.get((key, now)) or self._choices_in(now.cache).get(f"{key} {now.restrictions}", now.seconds)
+
     def choose(self, key, candidates):
         """Chooses between whole implementations of the same.
 
@@ -99,8 +111,17 @@ class Dnn:
                         "eagerly first"
                     )
                 handle = self._executor.handles.on(self._device.stream())
-                engines = Engines(self._frontend, operation, now, handle=handle, sm_version=self._device.capability)
-                return Plan(operation, now, engines, self._executor, self._choices_in(now.cache))
+                choices = self._choices_in(now.cache)
+                engines = Engines(
+                    self._frontend,
+                    operation,
+                    now,
+                    stored=Stored(settings.folder("plans"), "compiled engines of cuDNN", str(self._environment())),
+                    never=choices.never(text_of(operation, now)),
+                    handle=handle,
+                    sm_version=self._device.capability,
+                )
+                return Plan(operation, now, engines, self._executor, choices)
         except NoEngine as error:
             version = self._frontend.backend_version_string()
             gpu = f"{self._device.name} (sm_{self._device.capability})"
@@ -109,7 +130,7 @@ class Dnn:
 
     def _measured(self, key, candidates, now):
         choices, text = self._choices_in(now.cache), f"{key} {now.restrictions}"
-        name = choices.get(text)
+        name = choices.get(text, now.seconds)
         if name in dict(candidates):
             return name
         if self._device.capturing():
@@ -117,18 +138,26 @@ class Dnn:
                 f"cuDNN: the ways to compute {key} have not been measured, and cannot be while a CUDA graph captures: "
                 "run the step eagerly first"
             )
-        name, milliseconds = fastest(self._device, candidates)
-        choices.put(text, name, milliseconds)
+        name, milliseconds, first = fastest(self._device, candidates)
+        choices.put(text, name, milliseconds, now.seconds)
+        _log.info(
+            "%s: %s, %.4f ms; %s takes %.4f ms",
+            *(key, name, milliseconds, candidates[0][0], first),
+            extra={"choice": (key, name, milliseconds, first)},
+        )
         return name
 
     def _choices_in(self, folder):
         if folder not in self._choices:
-            environment = {
-                "device": self._device.name,
-                "sm": self._device.capability,
-                "driver": self._device.driver,
-                "cudnn": self._frontend.backend_version_string(),
-                "frontend": self._frontend.__version__,
-            }
-            self._choices[folder] = Choices(folder, environment)
+            self._choices[folder] = Choices(folder, self._environment())
         return self._choices[folder]
+
+    def _environment(self):
+        """Returns what measurements and compiled engines depend on."""
+        return {
+            "device": self._device.name,
+            "sm": self._device.capability,
+            "driver": self._device.driver,
+            "cudnn": self._frontend.backend_version_string(),
+            "frontend": self._frontend.__version__,
+        }

@@ -2,6 +2,7 @@
 
 import re
 
+from mixprec.backends.announcements import announce
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.graphs import describe
 from mixprec.backends.cudnn.library import data_type
@@ -22,6 +23,8 @@ class Engines:
         frontend: the module of cuDNN's frontend.
         operation: :class:`~mixprec.backends.cudnn.operation.Operation`.
         settings: :class:`~mixprec.backends.cudnn.settings.Settings`.
+        stored: :class:`~mixprec.backends.stored.Stored` of engines that were compiled; ``None`` to compile each.
+        never: names of engines that are not to be used.
         **where: arguments of ``pygraph`` that say for which GPU: ``sm_version``, and ``handle`` or ``device_property``.
 
     Attributes:
@@ -32,9 +35,13 @@ class Engines:
         RuntimeError: cuDNN could not even look.
     """
 
-    def __init__(self, frontend, operation, settings, **where):
+    def __init__(self, frontend, operation, settings, *, stored=None, never=(), **where):
         self._limit = settings.workspace
         self._operation = operation
+        self._frontend, self._where = frontend, where
+        self._stored, self._never = stored, never
+        self._places = {}  # (graph, index) of the engines that were built
+        self._compiled = {}  # serialized graphs of those that were compiled, until they are kept or dropped
         self._unsupported = frontend.cudnnGraphNotSupportedError
         self._failures = (frontend.cudnnGraphNotSupportedError, RuntimeError, ValueError)
         self._excluded = _excluded_notes(operation, settings)
@@ -68,36 +75,92 @@ class Engines:
         for index in range(self.graph.get_execution_plan_count()):
             self._indices.setdefault(self.graph.get_plan_name_at_index(index), index)
 
-    def index(self, name):
-        """Returns the number of an engine in the graph."""
-        return self._indices[name]
+    @property
+    def names(self):
+        """The names of all engines that are listed, in the order of cuDNN's heuristics."""
+        return [name for name in self._indices if name not in self._never]
+
+    def place(self, name):
+        """Returns the graph of an engine that was built, and its number in there."""
+        return self._places[name]
+
+    def is_compiled(self, name):
+        """Whether an engine is compiled when it is built, which takes a second rather than a millisecond."""
+        notes = self.graph.get_behavior_notes_for_plan_at_index(self._indices[name])
+        return self._frontend.behavior_note.RUNTIME_COMPILATION in notes
+
+    def keep(self, name):
+        """Keeps an engine on disk if it was compiled, for the next process; drops what is known of the others."""
+        content = self._compiled.get(name)
+        if content is not None and self._stored is not None:
+            self._stored.put(self._key(name), content)
+        self._compiled.clear()
 
     def size(self, name):
         """Returns the workspace, in bytes, of an engine that was built."""
         return self._sizes[name]
 
-    def build(self, name):
-        """Builds an engine, once, and returns whether it can be used: cuDNN offers it, it builds, and it fits."""
+    def build(self, name, load=False):
+        """Builds an engine, once, and returns whether it can be used: cuDNN offers it, it builds, and it fits.
+
+        Args:
+            name: of the engine.
+            load: whether to take one that another process has compiled.
+        """
         if name in self._sizes:
             return True
-        if name not in self._indices or name in self._too_large:
+        if name not in self._indices or name in self._too_large or name in self._never:
             return False
-        index = self._indices[name]
+        graph, index = self.graph, self._indices[name]
         try:
-            self.graph.build_plan_at_index(index)
-            size = self.graph.get_workspace_size_plan_at_index(index)
+            loaded = self._load(name) if load else None
+            if loaded is not None:
+                graph, index = loaded, 0
+            else:
+                graph.build_plan_at_index(index)
+                if self._stored is not None and self.is_compiled(name):
+                    # Now: it is that of the plan that was built last.
+                    self._compiled[name] = bytes(graph.serialize())
+            size = graph.get_workspace_size_plan_at_index(index)
         except self._failures as error:
             self._note(error)
             return False
         if size > self._limit:
             self._too_large[name] = size
             return False
-        self._sizes[name] = size
+        self._sizes[name], self._places[name] = size, (graph, index)
         return True
 
-    def usable(self):
+    def _load(self, name):
+        """Returns a graph with one engine that was compiled by another process, or ``None``."""
+        content = None if self._stored is None else self._stored.get(self._key(name))
+        if content is None:
+            return None
+        graph = self._frontend.pygraph(**self._where)
+        try:
+            graph.deserialize(list(content))
+        except self._failures as error:
+            self._say_unloadable(name, error)
+            return None
+        return graph
+
+    def compile_anew(self, name, error):
+        """Compiles an engine that was loaded and fails; returns whether it was one and now is another."""
+        if name not in self._places or self._places[name][0] is self.graph:
+            return False
+        self._say_unloadable(name, error)
+        del self._sizes[name], self._places[name]
+        return self.build(name)
+
+    def _say_unloadable(self, name, error):
+        announce("%s: %s from disk fails, it is compiled anew: %s", self._operation, name, _one_line(error))
+
+    def _key(self, name):
+        return f"{self._operation} {name}"
+
+    def usable(self, load=False):
         """Yields the names of engines that can be used, in the order of cuDNN's heuristics, building one at a time."""
-        return filter(self.build, self._indices)
+        return (name for name in self.names if self.build(name, load))
 
     def none(self):
         """Returns what to raise when no engine can be used: NoEngine; RuntimeError if that may not be so for good."""
@@ -114,6 +177,8 @@ class Engines:
                 f"cudnn.workspace_mib to {enough} or more"
             )
         without = f", without those that have the notes {' and '.join(self._excluded)}" if self._excluded else ""
+        if self._never:
+            without += f", without {', '.join(self._never)}, which have failed before"
         return self._reason + without
 
     def _note(self, error):

@@ -7,3 +7,7 @@ class NoEngine(RuntimeError):
 
 class CaptureError(RuntimeError):
     """While a CUDA graph captures, something would have to be built, measured or allocated: warm up first."""
+
+
+class BrokenDevice(RuntimeError):
+    """After what an engine did every call of CUDA fails: the process has to be started again, which will avoid it."""

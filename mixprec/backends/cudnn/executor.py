@@ -30,7 +30,7 @@ class Executor:
         """Runs an engine with the shared workspace.
 
         Args:
-            graph: the frontend's graph.
+            graph: a graph of the frontend.
             index: number of an engine in the graph, which is built.
             addresses: dict of ints by uid.
             size: bytes of workspace.

@@ -1,21 +1,18 @@
 """Operations that are ready to run."""
 
 import functools
-import itertools
 import logging
 import math
 import operator
-import time
 
-from mixprec.backends.cudnn.autotune import fastest
 from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.cudnn.search import in_place, search, size_of, text_of
 from mixprec.backends.notes import take
 
-# How many engines are measured. cuDNN lists about 45 for a convolution of float16, those first that it thinks are fast.
-_CANDIDATES = 24
-_SECONDS = 3  # of building, after which no other engine is built; one of a batch normalization takes up to a second
 _ALIGNMENT = 16  # bytes, of addresses: what the frontend tells cuDNN of each tensor
-_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "boolean": 1}
+# To find out whether an engine may write an output where it reads an input: how often, with which byte in the input
+# (as float32, 12.08), and by how much results may differ, of the largest of them.
+_TRIES, _BYTE, _APART = 8, 0x41, 2.0**-10
 _log = logging.getLogger("mixprec")
 
 
@@ -44,18 +41,18 @@ class Plan:
 
     def __init__(self, operation, settings, engines, executor, choices):
         self.operation = operation
-        self._engines, self._executor, self._choices = engines, executor, choices
+        self._settings, self._engines, self._executor, self._choices = settings, engines, executor, choices
         self._announced = False
-        self._graph = engines.graph
         self._uids = tuple(range(1, len(operation.tensors) + 1))
-        self._text = f"{operation} {settings.restrictions}"
+        self._works_in_place = None  # whether outputs may lie where inputs are; not known
         self._measured = settings.autotune != "measure"
-        known = None if self._measured else choices.get(self._text)
-        if known is not None and engines.build(known):
+        known = None if self._measured else choices.get(text_of(operation, settings), settings.seconds)
+        if known is not None and engines.build(known, load=True):
             self._measured = True
             self._take(known)
             return
-        first = next(engines.usable(), None)
+        # What is going to be measured is built here: a file that fails is not the fault of an engine.
+        first = next(engines.usable(load=self._measured), None)
         if first is None:
             raise engines.none()
         self._take(first)
@@ -71,90 +68,107 @@ class Plan:
                 or to allocate.
         """
         if functools.reduce(operator.or_, addresses) % _ALIGNMENT:
-            self._run_copies(addresses)
+            why = f"cuDNN wants arrays to begin at multiples of {_ALIGNMENT} bytes"
+            self._run_copies(addresses, [address % _ALIGNMENT != 0 for address in addresses], why)
             return
+        count = len(self.operation.inputs)
+        if not self._works_in_place and not set(addresses[:count]).isdisjoint(addresses[count:]):
+            if self._works_in_place is None:
+                self._works_in_place = self._try_in_place(addresses)
+            if not self._works_in_place:
+                inputs = addresses[:count]
+                of_outputs = [address in inputs for address in addresses[count:]]
+                why = f"{self.engine} of cuDNN cannot write where it reads"
+                self._run_copies(addresses, [False] * count + of_outputs, why)
+                return
         take("cudnn", self.operation.kind, self.operation, *addresses)
         if not self._measured:
             self._measure(addresses)
-        self._executor.run(self._graph, self._index, dict(zip(self._uids, addresses, strict=True)), self.workspace)
+        self._run(dict(zip(self._uids, addresses, strict=True)))
 
-    def _run_copies(self, addresses):
-        """Runs with copies of what does not begin where cuDNN wants it."""
-        device, aligned, copied = self._executor.device, list(addresses), []
-        for place, (tensor, address) in enumerate(zip(self.operation.tensors, addresses, strict=True)):
-            if address % _ALIGNMENT:
-                memory = device.allocate(_size(tensor))
-                aligned[place] = memory.ptr
+    def _run(self, places):
+        try:
+            self._executor.run(*self._place, places, self.workspace)
+        except CaptureError:
+            raise
+        except RuntimeError as error:
+            if self._executor.device.capturing() or not self._engines.compile_anew(self.engine, error):
+                raise
+            self._take(self.engine)
+            self._executor.run(*self._place, places, self.workspace)
+
+    def _run_copies(self, addresses, are_copied, why):
+        """Runs with copies of some arrays, and says that once."""
+        device, replaced, copied = self._executor.device, list(addresses), []
+        tensors = zip(self.operation.tensors, addresses, are_copied, strict=True)
+        for place, (tensor, address, is_copied) in enumerate(tensors):
+            if is_copied:
+                memory = device.allocate(size_of(tensor))
+                replaced[place] = memory.ptr
                 copied.append((place, tensor, address, memory))
         if not self._announced:
             self._announced = True
             names = ", ".join(tensor.name for _, tensor, _, _ in copied)
-            _log.warning(
-                "%s: cuDNN wants arrays to begin at multiples of %d bytes; %s is copied in each run",
-                *(self.operation, _ALIGNMENT, names),
-            )
+            _log.warning("%s: %s; %s is copied in each run", self.operation, why, names)
         count = len(self.operation.inputs)
         for place, tensor, address, memory in copied:
             if place < count:
-                device.copy(memory.ptr, address, _size(tensor))
-        self.run(*aligned)
+                device.copy(memory.ptr, address, size_of(tensor))
+        self.run(*replaced)
         for place, tensor, address, memory in copied:
             if place >= count:
-                device.copy(address, memory.ptr, _size(tensor))
+                device.copy(address, memory.ptr, size_of(tensor))
 
     def _take(self, name):
-        self.engine, self._index, self.workspace = name, self._engines.index(name), self._engines.size(name)
+        if self._measured:
+            self._engines.keep(name)
+        self.engine, self._place, self.workspace = name, self._engines.place(name), self._engines.size(name)
 
     def _measure(self, addresses):
-        device = self._executor.device
-        if device.capturing():
-            raise CaptureError(
-                f"cuDNN: the engines for {self.operation} have not been measured, and cannot be while a CUDA graph "
-                "captures: run the step eagerly first"
-            )
-        scratch = self._scratch(addresses)
-        addresses = dict(zip(self._uids, addresses, strict=True))
-        addresses.update({uid: memory.ptr for uid, memory in scratch.items()})
-        names, workspace = self._candidates(device)
-        candidates = [
-            (name, functools.partial(self._executor.run_in, self._graph, index, addresses, workspace.ptr))
-            for name, index in zip(names, map(self._engines.index, names), strict=True)
-        ]
-        name, milliseconds = fastest(device, candidates)
-        self._take(name)
+        self._need_no_capture("the engines for", "measured")
+        settings, engines = self._settings, self._engines
+        name = search(self.operation, settings, engines, self._executor, self._choices, addresses)
         self._measured = True
-        self._choices.put(self._text, name, milliseconds)
-        _log.info("%s: %s is the fastest of %d, %.4f ms", self.operation, name, len(names), milliseconds)
+        self._take(name)
 
-    def _candidates(self, device):
-        """Returns the names of engines to measure, and memory for each of them in turn."""
-        names, end = [], time.monotonic() + _SECONDS
-        for name in itertools.islice(self._engines.usable(), _CANDIDATES):
-            names.append(name)
-            if time.monotonic() > end:
-                break
-        while True:
-            size = max(map(self._engines.size, names))
-            try:
-                # Not in the shared workspace, which would stay as large as the hungriest of them.
-                return names, device.allocate(max(1, size))
-            except MemoryError as error:
-                modest = [name for name in names if self._engines.size(name) < size]
-                if not modest:
-                    raise
-                _log.info("%d engines are out, no memory for %d bytes: %s", len(names) - len(modest), size, error)
-                names = modest
+    def _try_in_place(self, addresses):
+        """Returns whether the engine gives the same where outputs lie on inputs, as running statistics do.
 
-    def _scratch(self, addresses):
-        """Returns memory for the outputs that lie where an input is, by uid: a second run would find another input."""
-        count = len(self.operation.inputs)
-        inputs = set(addresses[:count])
-        outputs = zip(self._uids[count:], self.operation.outputs, addresses[count:], strict=True)
-        return {
-            uid: self._executor.device.allocate(_size(tensor)) for uid, tensor, address in outputs if address in inputs
-        }
+        cuDNN does not promise that. An engine that reads what another of its blocks has written would move a statistic
+        twice; whether it does is tried, with memory of our own in the places of these inputs.
+        """
+        if not self._measured:
+            self._measure(addresses)
+        self._need_no_capture("the engines for", "tried in place")
+        device = self._executor.device
+        outputs = in_place(self.operation, addresses, device)
+        tensors = dict(zip(self._uids, self.operation.tensors, strict=True))
+        places = dict(zip(self._uids, addresses, strict=True))
+        inputs = {}
+        for uid in outputs:
+            of_input = next(other for other in self._uids if places[other] == places[uid])
+            inputs[uid] = of_input, device.allocate(size_of(tensors[uid]))
+        places.update({of_input: memory.ptr for of_input, memory in inputs.values()})
 
+        def run(outputs):
+            for uid, (_, memory) in inputs.items():
+                device.fill(memory.ptr, _BYTE, size_of(tensors[uid]))
+            self._run({**places, **{uid: memory.ptr for uid, memory in outputs.items()}})
 
-def _size(tensor):
-    """Returns the bytes of a tensor."""
-    return math.prod(tensor.shape) * _BYTES[tensor.dtype]
+        run(outputs)
+        for _ in range(_TRIES):
+            run({uid: memory for uid, (_, memory) in inputs.items()})
+            for uid, (_, memory) in inputs.items():
+                tensor = tensors[uid]
+                count = math.prod(tensor.shape)
+                largest, scale, unlike = device.difference(outputs[uid].ptr, memory.ptr, count, tensor.dtype)
+                if unlike or largest > _APART * scale:
+                    return False
+        return True
+
+    def _need_no_capture(self, what, done):
+        if self._executor.device.capturing():
+            raise CaptureError(
+                f"cuDNN: {what} {self.operation} have not been {done}, and cannot be while a CUDA graph captures: run "
+                "the step eagerly first"
+            )

@@ -12,11 +12,17 @@ AUTOTUNE = ("off", "heuristic", "measure")
 
 
 def default_cache():
-    """Returns the folder for choices: ``mixprec/cudnn`` in the user's cache folder (XDG Base Directory 0.8)."""
+    """Returns the folder of what is found out once: ``mixprec`` in the user's cache folder (XDG Base Directory 0.8)."""
     # The specification has relative paths ignored.
     base = os.environ.get("XDG_CACHE_HOME", "")
     base = base if os.path.isabs(base) else os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "mixprec", "cudnn")
+    return os.path.join(base, "mixprec")
+
+
+def folder(name):
+    """Returns a folder in that of the current settings, or ``None`` where nothing is to be kept."""
+    cache = current().cache
+    return None if cache is None else os.path.join(cache, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +38,11 @@ class Settings:
         deterministic: only engines that give the same bits each time.
         tf32: whether convolutions of float32 may round their inputs to TF32, 10 bits instead of 23.
         tensor_cores: whether engines may use Tensor cores.
-        cache: folder where measured choices are kept, or ``None`` to forget them with the process.
+        cache: folder where measured choices and what was compiled are kept, or ``None`` to forget them with the
+            process.
+        seconds: of building, which a search may spend on the engines of an operation that are compiled when they are
+            built, as those of batch normalizations are, which takes about a second each. The others take none. A choice
+            that was made in less time is made again.
     """
 
     autotune: str = "heuristic"
@@ -41,6 +51,7 @@ class Settings:
     tf32: bool = False
     tensor_cores: bool = True
     cache: str | None = dataclasses.field(default_factory=default_cache)
+    seconds: float = 3.0
 
     def __post_init__(self):
         if self.autotune not in AUTOTUNE:
@@ -49,6 +60,8 @@ class Settings:
             raise ValueError(
                 f"workspace: found {self.workspace!r}, expected a number of bytes, an int >= 0 and <= {MIB << 20}"
             )
+        if type(self.seconds) not in (int, float) or not 0 <= self.seconds <= 86400:
+            raise ValueError(f"seconds: found {self.seconds!r}, expected a number from 0 to 86400")
         for name in ("deterministic", "tf32", "tensor_cores"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name}: found {getattr(self, name)!r}, expected True or False")

@@ -16,7 +16,7 @@ import pytest
 
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import batch_norm, operations
-from mixprec.backends.cudnn import plans
+from mixprec.backends.cudnn import search
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import CaptureError, NoEngine
 from mixprec.backends.geometry import BatchNorm, Convolution, LocalResponseNorm, Pooling
@@ -164,6 +164,36 @@ def test_the_running_variance_of_cudnn_is_unbiased(side, shape, dtype):
         if np.allclose(moved_variance, 0.25 + 0.75 * moments.variance * count / (count - is_unbiased), rtol=1e-3)
     ]
     assert matching == [batch_norm.CUDNN_VARIANCE_IS_UNBIASED], f"{moved_variance} of {moments.variance}"
+
+
+@both_sides
+@pytest.mark.parametrize("add", [False, True])
+def test_running_statistics_move_once_where_they_lie(side, add):
+    """Both are input and output of one graph, whose blocks run in any order; 50 times, where many share a channel.
+
+    A plan tries that before it relies on it, and else has copies.
+    """
+    side.need_cudnn()
+    shape = (256, 56, 56, 64) if side.is_gpu else (2, 3, 3, 16)
+    rng = np.random.default_rng(0)
+    x, other = side.send(tuple(arrays(rng, (2, *shape), FLOAT16)))
+    ones, apart, running, saved = (tuple(np.full((2, shape[-1]), 12.0, np.float32)) for _ in range(4))
+    ones, apart, running, saved = map(side.send, (ones, apart, running, saved))
+    plan = side.fresh().dnn.plan(operations.batch_norm(shape, FLOAT16, BatchNorm(relu=add, decay=0.5), add=add))
+    y, mask = side.send((np.zeros(shape, FLOAT16), np.zeros(shape, np.bool_)))
+
+    def run(moved):
+        arrays_ = (x, *ones, *running, *[other] * add, y, *saved, *moved, *[mask] * add)
+        plan.run(*map(side.cuda._address, arrays_))
+
+    run(apart)
+    expected = side.receive(apart)
+    for _ in range(50):
+        for array in running:
+            side.write(array, np.full(shape[-1], 12.0, np.float32))
+        run(running)
+        for found, wanted in zip(side.receive(running), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 @both_sides
@@ -849,15 +879,15 @@ def test_deterministic_primitives_repeat_their_bits(side, dtype, by):
 def test_what_is_measured_is_right_and_kept(side, tmp_path, monkeypatch):
     """Another process would find the choices on disk, and measure nothing."""
     side.need_cudnn()
-    monkeypatch.setattr(plans, "_CANDIDATES", 4)  # each has to be built
-    cudnn.configure(autotune="measure", cache=tmp_path)
+    monkeypatch.setattr(search, "_CANDIDATES", 4)  # each has to be built
+    cudnn.configure(autotune="measure", cache=tmp_path, seconds=1)
     check_measured(side, side.fresh())
     (file,) = tmp_path.glob("*.json")
     choices = json.loads(file.read_text())["choices"]
     assert {text.split("(")[0] for text in choices} >= {"conv_fprop", "conv_dgrad", "conv_wgrad", "batch_norm"}
     assert all(choice["milliseconds"] > 0 for choice in choices.values())
     with (
-        mock.patch("mixprec.backends.cudnn.plans.fastest", side_effect=AssertionError),
+        mock.patch("mixprec.backends.cudnn.search.fastest", side_effect=AssertionError),
         mock.patch("mixprec.backends.cudnn.dnn.fastest", side_effect=AssertionError),
     ):
         second = side.fresh()

@@ -57,6 +57,9 @@ class Collected:
         self.operations.add(operation)
         return types.SimpleNamespace(run=lambda *addresses: None)
 
+    def known(self, key):
+        return None
+
     def choose(self, key, candidates):
         return candidates[0][0]
 

@@ -1,4 +1,4 @@
-"""Writes a Markdown table of what cuDNN has for each variant on three GPUs, for docs. No GPU is needed.
+"""Writes a Markdown table of what cuDNN has for each variant on each GPU, for docs. No GPU is needed.
 
     PYTHONPATH=. python tests/backends/cudnn/plan_survey.py > table.md
 
@@ -27,7 +27,7 @@ def cell(cudnn, operation, gpu):
     name = next(engines.usable(), None)
     if name is None:
         return "none"
-    graph, index = engines.graph, engines.index(name)
+    graph, index = engines.place(name)
     notes = [_NOTES.get(note.name, note.name) for note in graph.get_behavior_notes_for_plan_at_index(index)]
     size = engines.size(name) / 2**20
     workspace = [f"{size:.0f} MiB"] if size >= 1 else []

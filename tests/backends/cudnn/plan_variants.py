@@ -7,6 +7,9 @@ from tests.backends.cudnn import operations
 _X, _W = (32, 28, 28, 128), (128, 3, 3, 128)
 _POINTWISE, _SAME, _HALVING = Convolution(), Convolution(pad=(1, 1)), Convolution(stride=(2, 2), pad=(1, 1))
 
+# The 7x7 of stride 2 as a 4x4 of what a block of 2x2 pixels has, with the padding written before.
+_STEM = ((256, 115, 115, 16), (64, 4, 4, 16), _POINTWISE)
+
 _SHAPES = {
     "1x1": (_X, (256, 1, 1, 128), _POINTWISE),
     "3x3": (_X, _W, _SAME),
@@ -34,6 +37,37 @@ _SHAPES = {
 def variants(dtype):
     """Returns operations by name."""
     return {**_fused(dtype), **_shapes(dtype), **_stems(dtype), **_normalizations(dtype)}
+
+
+def of_a_step(dtype):
+    """Returns the graphs of a ResNet-50's step beside plain convolutions, by name: add yours here, for every GPU.
+
+    In the shapes where they take longest, batch 256.
+    """
+    x, narrow = (256, 56, 56, 256), (256, 56, 56, 64)
+    norm, backward = operations.batch_norm, operations.batch_norm_backward
+    found = {
+        "batch norm": norm(narrow, dtype),
+        "batch norm + relu": norm(narrow, dtype, relu=True),
+        "batch norm + add + relu": norm(x, dtype, relu=True, add=True),
+        "batch norm backward": backward(x, dtype),
+        "recompute -> batch norm backward": backward(narrow, dtype, relu=True),
+        "mask -> batch norm backward": backward(x, dtype, relu=True, add=True),
+        "plus -> recompute -> batch norm backward": backward(narrow, dtype, relu=True, plus=True),
+        "plus -> mask -> batch norm backward": backward(x, dtype, relu=True, add=True, plus=True),
+        "stem": operations.conv_fprop(*_STEM, dtype),
+        "stem wgrad": operations.conv_wgrad(*_STEM, dtype),
+    }
+    if dtype == "float16":
+        for name, shape in (
+            ("1x1", (narrow, (256, 1, 1, 64), _POINTWISE)),
+            ("3x3", (narrow, (64, 3, 3, 64), _SAME)),
+            ("3x3/2", ((256, 56, 56, 128), (128, 3, 3, 128), _HALVING)),
+            ("1x1/2", (x, (512, 1, 1, 256), Convolution(stride=(2, 2)))),
+            ("stem", _STEM),
+        ):
+            found[f"{name} -> sums"] = operations.conv_fprop(*shape, dtype, sums=True)
+    return found
 
 
 def _fused(dtype):
@@ -88,6 +122,8 @@ def _normalizations(dtype):
             found[f"batch norm{name}, {channels} channels"] = operations.batch_norm(x, dtype, relu=relu, add=add)
             backward = operations.batch_norm_backward(x, dtype, relu=relu, add=add)
             found[f"batch norm{name} backward, {channels} channels"] = backward
+            plus = operations.batch_norm_backward(x, dtype, relu=relu, add=add, plus=True)
+            found[f"plus -> batch norm{name} backward, {channels} channels"] = plus
     found["batch norm + add"] = operations.batch_norm(_X, dtype, add=True)
     found["batch norm of (32, 128)"] = operations.batch_norm((32, 1, 1, 128), dtype)
     found["batch norm of one image"] = operations.batch_norm((1, 7, 7, 128), dtype)

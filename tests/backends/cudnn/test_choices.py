@@ -25,13 +25,15 @@ def test_what_was_chosen_is_there_for_the_next_process(tmp_path):
 
 def test_the_file_says_what_it_is_for(tmp_path):
     choices = Choices(tmp_path, ENVIRONMENT)
-    choices.put("conv", "eng1", 0.25)
+    choices.put("conv", "eng1", 0.25, 40)
+    choices.ban("conv", "eng2", "it failed: why")
     name = "device_NVIDIA_H200_141_GB-sm_90-driver_13000-cudnn_9.28.0-frontend_1.28.0.json"
     assert choices.path == str(tmp_path / name)
     assert json.loads((tmp_path / name).read_text()) == {
-        "format": 1,
+        "format": 2,
         "environment": ENVIRONMENT,
-        "choices": {"conv": {"name": "eng1", "milliseconds": 0.25}},
+        "choices": {"conv": {"name": "eng1", "milliseconds": 0.25, "seconds": 40}},
+        "never": {"conv": {"eng2": "it failed: why"}},
     }
 
 
@@ -55,12 +57,15 @@ def damaged(content):
         damaged(b"{"),
         damaged(b"\xff\xfe"),
         damaged([]),
-        damaged({"format": 2, "environment": ENVIRONMENT, "choices": {}}),
-        damaged({"format": 1, "environment": ENVIRONMENT}),
-        damaged({"format": 1, "environment": ENVIRONMENT, "choices": []}),
-        damaged({"format": 1, "environment": ENVIRONMENT, "choices": {"conv": "eng1"}}),
-        damaged({"format": 1, "environment": ENVIRONMENT, "choices": {"conv": {"name": 1}}}),
-        damaged({"format": 1, "environment": {**ENVIRONMENT, "sm": 80}, "choices": {"conv": {"name": "eng9"}}}),
+        damaged({"format": 1, "environment": ENVIRONMENT, "choices": {"conv": {"name": "eng1", "milliseconds": 1.0}}}),
+        damaged({"format": 2, "environment": ENVIRONMENT}),
+        damaged({"format": 2, "environment": ENVIRONMENT, "choices": []}),
+        damaged({"format": 2, "environment": ENVIRONMENT, "choices": {}, "never": []}),
+        damaged({"format": 2, "environment": ENVIRONMENT, "choices": {}, "never": {"conv": ["eng1"]}}),
+        damaged({"format": 2, "environment": ENVIRONMENT, "choices": {"conv": "eng1"}, "never": {}}),
+        damaged({"format": 2, "environment": ENVIRONMENT, "choices": {"conv": {"name": 1, "seconds": 0}}, "never": {}}),
+        damaged({"format": 2, "environment": ENVIRONMENT, "choices": {"conv": {"name": "eng1"}}, "never": {}}),
+        damaged({"format": 2, "environment": {**ENVIRONMENT, "sm": 80}, "choices": {}, "never": {}}),
     ],
 )
 def test_a_file_that_cannot_be_trusted_is_named_once_and_replaced(tmp_path, caplog, content):
@@ -77,6 +82,26 @@ def test_a_file_that_cannot_be_trusted_is_named_once_and_replaced(tmp_path, capl
     fresh = Choices(tmp_path, ENVIRONMENT)
     assert (fresh.get("conv"), fresh.get("bn")) == ("eng2", "eng3")
     assert len(caplog.records) == 1
+
+
+def test_a_choice_of_a_shorter_search_does_not_count(tmp_path):
+    choices = Choices(tmp_path, ENVIRONMENT)
+    choices.put("conv", "eng1", 0.25, 3)
+    assert [choices.get("conv", seconds) for seconds in (0, 3, 40)] == ["eng1", "eng1", None]
+
+
+def test_what_is_never_to_be_tried_is_known_to_the_next_process_and_is_no_choice(tmp_path):
+    choices, other = Choices(tmp_path, ENVIRONMENT), Choices(tmp_path, ENVIRONMENT)
+    choices.put("conv", "eng1", 0.25)
+    choices.ban("conv", "eng1", "it failed")
+    other.ban("conv", "eng2", "y differs")
+    other.ban("bn", "eng1", "dx differs")
+    for found in (other, Choices(tmp_path, ENVIRONMENT)):
+        assert found.get("conv") is None
+        assert found.never("conv") == {"eng1": "it failed", "eng2": "y differs"}
+        assert found.never("bn") == {"eng1": "dx differs"}
+        assert found.never("fc") == {}
+    assert choices.get("conv") is None
 
 
 def test_without_a_folder_choices_last_as_long_as_the_process(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What cuDNN's run time asks of CuPy: on a stand-in for its module, and on a device."""
 
 import contextlib
+import ctypes
 import sys
 import types
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixprec.backends.cudnn import device as device_module
-from mixprec.backends.cudnn import settings
+from mixprec.backends.cudnn import difference, settings
 from mixprec.backends.cudnn.device import CupyDevice
 from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.backends.geometry import Convolution
@@ -22,12 +23,17 @@ class FakeCupy:
     def __init__(self):
         self.log = []
         self.clock = 0.0
-        self.stream = types.SimpleNamespace(ptr=5, is_capturing=lambda: False)
+        self.stream = types.SimpleNamespace(
+            ptr=5, is_capturing=lambda: False, synchronize=lambda: self.log.append("synchronize")
+        )
         properties = {"name": b"NVIDIA H200", "major": 9, "minor": 0}
         runtime = types.SimpleNamespace(
             getDeviceProperties=lambda number: properties,
             driverGetVersion=lambda: 13000,
             memcpyDeviceToDevice=3,
+            memcpyDeviceToHost=2,
+            memsetAsync=lambda *arguments: self.log.append(("fill", *arguments)),
+            memcpy=self.memcpy,
             memcpyAsync=lambda *arguments: self.log.append(arguments),
         )
         self.cuda = types.SimpleNamespace(
@@ -38,6 +44,12 @@ class FakeCupy:
             get_elapsed_time=lambda first, last: last.time - first.time,
             alloc=lambda size: types.SimpleNamespace(ptr=256, size=size),
         )
+
+    def memcpy(self, target, source, size, kind):
+        """As if each thread of the kernel had found a difference of 1, a scale of 2, and one odd element."""
+        assert (source, kind) == (256, 2)
+        self.log.append(("read", size))
+        ctypes.memmove(target, np.tile(np.float32([1, 2, 1]), size // 12).tobytes(), size)
 
 
 class FakeEvent:
@@ -54,6 +66,8 @@ class FakeEvent:
 
 
 class FakeLauncher:
+    threads = 256
+
     def __init__(self, number):
         self.log = []
 
@@ -83,6 +97,19 @@ def test_bytes_are_copied_on_the_current_stream(cupy):
     assert cupy.log == [(512, 514, 30, 3, 5)]
 
 
+def test_memory_is_filled_on_the_current_stream(cupy):
+    CupyDevice(0).fill(512, 0xFF, 30)
+    assert cupy.log == [("fill", 512, 0xFF, 30, 5)]
+
+
+def test_arrays_are_compared_by_a_kernel_and_one_read(cupy):
+    device = CupyDevice(0)
+    device._launcher.log = cupy.log
+    threads = 256 * 256
+    assert device.difference(512, 1024, 7, "float16") == (1.0, 2.0, threads)
+    assert cupy.log == [("difference", 256), "synchronize", ("read", 12 * threads)]
+
+
 def test_functions_are_timed_behind_a_kernel_that_keeps_the_device_busy(cupy):
     device = CupyDevice(0)
     device._launcher.log = cupy.log
@@ -100,9 +127,10 @@ def test_functions_are_timed_behind_a_kernel_that_keeps_the_device_busy(cupy):
 
 @pytest.mark.cupy
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_kernel_that_keeps_the_device_busy_compiles(architecture):
-    log = compiler_for(architecture)(device_module._SPIN, architecture)
-    assert f"spin' for '{architecture}'" in log
+@pytest.mark.parametrize(("name", "source"), [("spin", device_module._SPIN), ("difference", difference.SOURCE)])
+def test_the_kernels_that_measuring_needs_compile(architecture, name, source):
+    log = compiler_for(architecture)(source, architecture)
+    assert f"{name}' for '{architecture}'" in log
     assert "warning" not in log
 
 
@@ -150,7 +178,22 @@ def test_every_way_to_choose_an_engine_gives_the_same_result(dnn, operation, tmp
             # Both round float32 sums of 576 products, or of 1,568 elements, once to the output's dtype.
             rtol = 2.0**-10 if array.dtype == np.float16 else 1e-5
             np.testing.assert_allclose(array.astype(float), results[0][name].astype(float), rtol, atol=1e-4)
-    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".json", ".lock"]
+    assert {path.suffix for path in tmp_path.iterdir()} >= {".json", ".lock"}
+
+
+@pytest.mark.gpu
+def test_an_engine_that_was_compiled_by_another_computes_the_same(tmp_path, caplog):
+    from mixprec.backends.cudnn.dnn import Dnn
+
+    settings.configure(cache=tmp_path, deterministic=True)
+    operation = batch_norm(X, "float16", relu=True)
+    first, later = Dnn(0), Dnn(0)
+    expected = run_on_gpu(first, operation)
+    for name, array in run_on_gpu(later, operation).items():
+        np.testing.assert_array_equal(array, expected[name])
+    plan = later.plan(operation)
+    assert plan._place[0] is not plan._engines.graph
+    assert not caplog.records
 
 
 @pytest.mark.gpu

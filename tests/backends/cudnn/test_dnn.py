@@ -10,7 +10,7 @@ import chainer
 import numpy as np
 import pytest
 
-from mixprec.backends.cudnn import plans, settings
+from mixprec.backends.cudnn import search, settings
 from mixprec.backends.cudnn.dnn import Dnn
 from mixprec.backends.cudnn.errors import CaptureError, NoEngine
 from mixprec.backends.cudnn.handles import Handles
@@ -347,7 +347,7 @@ def test_the_fastest_is_taken_and_its_result_is_right(caplog):
         np.testing.assert_array_equal(run(dnn, CONV)["y"], expected)
     assert dnn.plan(CONV).engine == "eng1_k0=0"
     assert fake_cudnn.executed[-1] == (("conv_fprop",), 1)
-    assert caplog.messages == [f"{TEXT}: eng1_k0=0 is the fastest of 3, 1.0000 ms"]
+    assert caplog.messages == [f"{TEXT}: eng1_k0=0 is the fastest of 3, 1.0000 ms; the first takes 3.0000 ms"]
 
 
 def test_equally_fast_engines_are_taken_in_the_order_of_the_heuristics(dnn):
@@ -470,13 +470,25 @@ def test_not_more_engines_are_measured_than_the_limit(dnn, monkeypatch):
     assert {index for _, index in fake_cudnn.executed} == set(range(24))
 
 
-def test_engines_that_take_long_to_build_are_fewer(dnn, monkeypatch):
+@pytest.mark.parametrize(("seconds", "compiled"), [(3, 2), (40, 21)])
+def test_engines_that_are_compiled_have_a_budget_of_their_own(dnn, monkeypatch, seconds, compiled):
+    """Each takes 2 seconds; those that are not compiled are neither fewer for that nor more."""
     clock = itertools.count(step=2.0)
-    monkeypatch.setattr(plans.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(fake_cudnn, "PLANS", [fake_cudnn.Plan(number, 0, set(), set()) for number in range(60)])
-    settings.configure(autotune="measure")
+    monkeypatch.setattr(search.time, "monotonic", lambda: next(clock))
+    note = {fake_cudnn.behavior_note.RUNTIME_COMPILATION}
+    plans = [fake_cudnn.Plan(number, 0, set(), note if number < 30 else set()) for number in range(60)]
+    monkeypatch.setattr(fake_cudnn, "PLANS", plans)
+    settings.configure(autotune="measure", seconds=seconds)
     run(dnn, CONV)
-    assert {index for _, index in fake_cudnn.executed} == {0, 1}
+    assert {index for _, index in fake_cudnn.executed} == {*range(compiled), *range(30, 54)}
+
+
+def test_a_longer_search_does_not_take_the_choice_of_a_shorter_one(dnn, graphs):
+    for seconds, searched in ((3, True), (40, True), (3, False), (40, False)):
+        settings.configure(autotune="measure", seconds=seconds)
+        fake_cudnn.executed.clear()
+        run(Dnn(0, frontend=fake_cudnn, device=HostDevice()), CONV)
+        assert (len(fake_cudnn.executed) > 1) == searched
 
 
 def test_engines_for_which_there_is_no_memory_are_not_measured(device, monkeypatch):

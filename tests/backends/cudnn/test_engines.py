@@ -11,10 +11,11 @@ from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.settings import Settings
 from mixprec.backends.geometry import Convolution
-from tests.backends.cudnn.operations import conv_fprop
+from mixprec.backends.stored import Stored
+from tests.backends.cudnn.operations import batch_norm, conv_fprop
 from tests.stand_ins import deviceless_cudnn
 
-pytestmark = [pytest.mark.sweep, pytest.mark.plans]
+pytestmark = [pytest.mark.sweep, pytest.mark.plans, pytest.mark.each_version]
 
 try:
     library.load()
@@ -57,6 +58,17 @@ def rebuilt(cudnn, operation, settings, name):
     """Builds the engine with a name that is known from before."""
     engines = Engines(cudnn, operation, settings, **deviceless_cudnn.arguments_for(cudnn, "H200"))
     return engines.build(name), engines.build("eng999_k2=1")
+
+
+def with_files(cudnn, operation, folder):
+    """Returns name, workspace, whether the first engine was loaded, and whether it said before that it is compiled."""
+    stored = Stored(folder, "engines", "a test")
+    where = deviceless_cudnn.arguments_for(cudnn, "H200")
+    engines = Engines(cudnn, operation, Settings(), stored=stored, **where)
+    is_compiled = engines.is_compiled(engines.names[0])
+    name = next(engines.usable(load=True))
+    engines.keep(name)
+    return name, engines.size(name), engines.place(name)[0] is not engines.graph, is_compiled
 
 
 def on_tensor_cores(cudnn, operation):
@@ -140,6 +152,16 @@ def test_what_cudnn_refuses_is_one_line(found):
 def test_a_name_from_one_process_is_an_engine_in_the_next(found, driver):
     name = list(found["measure"][0])[-1]
     assert in_a_process(rebuilt, conv("float16"), Settings("measure"), name, driver=driver) == (True, False)
+
+
+@pytest.mark.parametrize("operation", [batch_norm(X, "float16", relu=True, add=True), conv("float16")], ids=str)
+def test_an_engine_that_was_compiled_is_loaded_by_the_next_process(driver, tmp_path, operation):
+    first = in_a_process(with_files, operation, str(tmp_path), driver=driver)
+    second = in_a_process(with_files, operation, str(tmp_path), driver=driver)
+    is_compiled = operation.kind == "batch_norm"
+    assert first == (*first[:2], False, is_compiled)
+    assert second == (*first[:2], is_compiled, is_compiled)
+    assert len(list(tmp_path.iterdir())) == is_compiled
 
 
 def test_the_calls_that_need_a_device_take_their_arguments(driver):

@@ -1,6 +1,7 @@
-"""cuDNN has engines for what training asks, and they are built: for three GPUs, without one. See the Makefile.
+"""cuDNN has engines for what training asks, and they are built: for four GPUs, without one. See the Makefile.
 
-Not shown here: that they compute the right thing, or how fast.
+With two versions of cuDNN: the one that is installed, and 9.19, which PyTorch 2.11 brings, for what is marked
+``each_version``. Not shown here: that they compute the right thing, or how fast.
 """
 
 import concurrent.futures
@@ -15,7 +16,7 @@ from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.settings import Settings
 from tests.backends.cudnn import plan_cases_nchw
 from tests.backends.cudnn.plan_cases import NETWORKS, operations_of
-from tests.backends.cudnn.plan_variants import variants
+from tests.backends.cudnn.plan_variants import of_a_step, variants
 from tests.stand_ins import deviceless_cudnn, fake_cudnn
 
 pytestmark = [pytest.mark.sweep, pytest.mark.plans]
@@ -25,6 +26,7 @@ try:
 except library.CudnnMissing as error:
     pytest.skip(f"{error}; make test-plans installs it", allow_module_level=True)
 
+WITHOUT_L4 = [gpu for gpu in deviceless_cudnn.GPUS if gpu != "L4"]
 _cudnn = None  # in a worker
 
 
@@ -80,28 +82,63 @@ def builder(request, tmp_path_factory):
         yield found
 
 
-@pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("batch", [32, 256])
-@pytest.mark.parametrize("network", NETWORKS)
-def test_network(builder, network, batch, dtype, gpu):
-    operations = operations_of(network, batch, dtype)
-    assert len(operations) > 50
+def assert_all_are_built(builder, operations, gpu):
     results = builder(operations, gpu, Settings())
     missing = [f"{op}: {why}" for op, (name, why) in zip(operations, results, strict=True) if name is None]
     assert not missing, "\n".join(missing)
 
 
+def version():
+    return _cudnn.backend_version_string()
+
+
+@pytest.mark.each_version
+def test_the_version_is_the_one_that_is_asked_for(builder):
+    found = builder.pool.submit(version).result()
+    assert found == os.environ.get("CUDNN_VERSION", found)
+
+
+@pytest.mark.each_version
 @pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_graphs_of_a_step(builder, dtype, gpu):
+    assert_all_are_built(builder, list(of_a_step(dtype).values()), gpu)
+
+
+# An L4 is asked for one network: beside the graphs above it has no engine of its own that matters here.
+CASES = [
+    *(
+        (network, batch, dtype, gpu)
+        for network in NETWORKS
+        for batch in (32, 256)
+        for dtype in ("float16", "bfloat16")
+        for gpu in ("H200", "A100", "B200")
+    ),
+    ("resnet50", 32, "float16", "L4"),
+]
+
+
+@pytest.mark.parametrize(
+    ("network", "batch", "dtype", "gpu"),
+    [
+        pytest.param(*case, marks=[pytest.mark.each_version] * (case == ("resnet50", 256, "float16", "H200")))
+        for case in CASES
+    ],
+)
+def test_network(builder, network, batch, dtype, gpu):
+    operations = operations_of(network, batch, dtype)
+    assert len(operations) > 50
+    assert_all_are_built(builder, operations, gpu)
+
+
+@pytest.mark.parametrize("gpu", WITHOUT_L4)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("network", plan_cases_nchw.NETWORKS)
 def test_plain_chainer(builder, network, dtype, gpu):
     """Every convolution that Chainer's own networks ask for through the bridge, in NCHW."""
     operations = plan_cases_nchw.operations_of(network, 32, dtype)
     assert len(operations) >= 12
-    results = builder(operations, gpu, Settings())
-    missing = [f"{op}: {why}" for op, (name, why) in zip(operations, results, strict=True) if name is None]
-    assert not missing, "\n".join(missing)
+    assert_all_are_built(builder, operations, gpu)
 
 
 def refused_by_stand_in(operation, settings):
@@ -118,19 +155,20 @@ def assert_as_stand_in(builder, operations, gpu, settings):
     assert refused == {name for name, operation in operations.items() if refused_by_stand_in(operation, settings)}
 
 
+@pytest.mark.each_version
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_stand_in_refuses_what_cudnn_refuses_on_an_h200(builder, dtype):
     assert_as_stand_in(builder, variants(dtype), "H200", Settings(autotune="off"))
 
 
-@pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
+@pytest.mark.parametrize("gpu", WITHOUT_L4)
 @pytest.mark.parametrize("tf32", [True, False], ids=["tf32", "float32"])
 def test_float32(builder, gpu, tf32):
     """All convolutions have engines that round nothing to TF32, but for the one with a prologue."""
     assert_as_stand_in(builder, variants("float32"), gpu, Settings(autotune="off", tf32=tf32))
 
 
-@pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
+@pytest.mark.parametrize("gpu", WITHOUT_L4)
 def test_deterministic(builder, gpu):
     """What has an engine has one that gives the same bits each time, but for the sums of a convolution on a B200."""
     operations = variants("float16")
@@ -142,7 +180,7 @@ def test_deterministic(builder, gpu):
     assert missing == ({"fprop -> sums", "7x7 fprop -> sums"} if gpu == "B200" else set())
 
 
-@pytest.mark.parametrize("gpu", deviceless_cudnn.GPUS)
+@pytest.mark.parametrize("gpu", WITHOUT_L4)
 def test_sums_are_float32(builder, gpu):
     """cuDNN lists engines for gradients of float16 whose parts of a sum are added in float16."""
     gradients = [op for name, op in variants("float16").items() if name in ("dgrad 3x3", "wgrad 3x3", "wgrad 1x1")]

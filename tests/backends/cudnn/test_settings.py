@@ -28,6 +28,7 @@ def test_defaults():
         "tf32": False,
         "tensor_cores": True,
         "cache": default_cache(),
+        "seconds": 3.0,
     }
 
 
@@ -52,6 +53,9 @@ def test_what_is_not_named_stays():
         ({"tf32": None}, "tf32: found None, expected True or False"),
         ({"cache": ""}, "cache: found '', expected the path of a folder, or None"),
         ({"cache": 3}, "cache: found 3, expected the path of a folder, or None"),
+        ({"seconds": -1}, "seconds: found -1, expected a number from 0 to 86400"),
+        ({"seconds": "3"}, "seconds: found '3', expected a number from 0 to 86400"),
+        ({"seconds": float("nan")}, "seconds: found nan, expected a number from 0 to 86400"),
     ],
 )
 def test_a_refused_value_changes_nothing(change, message):
@@ -112,9 +116,9 @@ def test_chainers_switches_are_those_of_the_thread_and_settings_those_of_the_pro
 
 def test_the_cache_folder_follows_xdg(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache() == str(tmp_path / "mixprec" / "cudnn")
+    assert default_cache() == str(tmp_path / "mixprec")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    expected = str(tmp_path / "home" / ".cache" / "mixprec" / "cudnn")
+    expected = str(tmp_path / "home" / ".cache" / "mixprec")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the specification
     assert default_cache() == expected
     monkeypatch.delenv("XDG_CACHE_HOME")

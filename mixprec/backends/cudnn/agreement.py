@@ -1,0 +1,108 @@
+"""Whether engines compute the same: a fast one that is wrong is not to be chosen."""
+
+import functools
+import logging
+from typing import NamedTuple
+
+from mixprec.backends.cudnn.autotune import attempt
+
+# Of the largest value of an output. Engines round once to the storage dtype, which is half a step of 2^-8 at most
+# (bfloat16), and their float32 sums differ by far less; one that is wrong is off by the values themselves.
+_RELATIVE = 2.0**-6
+# Below that float16 has few digits: 4 times its smallest number.
+_FLOORS = {"float16": 2.0**-22}
+_REFERENCES = 3  # candidates that are tried as what the others are compared with
+_ANYTHING = 0xFF  # bytes, which are NaN in every dtype, and negative integers
+_log = logging.getLogger("mixprec")
+
+
+class Memory(NamedTuple):
+    """Memory that an engine writes.
+
+    Attributes:
+        address: int.
+        size: bytes.
+        name: of the tensor; ``None`` if it is no output.
+        count: number of elements.
+        dtype: as of :class:`~mixprec.backends.cudnn.operation.Tensor`.
+    """
+
+    address: int
+    size: int
+    name: str | None = None
+    count: int = 0
+    dtype: str | None = None
+
+
+def agreeing(device, what, candidates, written, failed, wrong):
+    """Returns the candidates that compute the same as most, and at least one.
+
+    Before each of them runs, its outputs and the workspace are filled with NaN, so that one that writes nothing, or
+    minds what is in the workspace, is found.
+
+    Args:
+        device: :class:`~mixprec.backends.cudnn.device.CupyDevice`.
+        what: they compute, for messages.
+        candidates: pairs of name and callable, which works, in the order of preference.
+        written: :class:`Memory` of each output and of the workspace. Booleans are not compared: their places in memory
+            are cuDNN's own affair.
+        failed: called with the name and the exception of one that fails, because it minds what is in the workspace.
+        wrong: called with the name of one that is left out for what it computes, and the reason.
+
+    Raises:
+        BrokenDevice: one of them has left the device in a state in which nothing works.
+        RuntimeError: all fail.
+    """
+    if len(candidates) < 2:
+        return candidates
+    compared = [memory for memory in written if memory.name is not None and memory.dtype != "boolean"]
+    try:
+        copies = [device.allocate(memory.size) for memory in compared]
+    except MemoryError as error:
+        _log.warning("%s: engines are not compared, there is no memory for a copy of the result: %s", what, error)
+        return candidates
+
+    def works(candidate):
+        run = functools.partial(_run, device, candidate[1], written)
+        return attempt(device, candidate[0], run, failed)
+
+    for first in candidates[:_REFERENCES]:
+        if not works(first):
+            candidates = [candidate for candidate in candidates if candidate is not first]
+            continue
+        for copy, memory in zip(copies, compared, strict=True):
+            device.copy(copy.ptr, memory.address, memory.size)
+        off, working = {}, []
+        for candidate in candidates:
+            if candidate is first or works(candidate):
+                working.append(candidate)
+                why = _difference(device, copies, compared)
+                if candidate is not first and why is not None:
+                    off[candidate[0]] = f"{why} that of {first[0]}"
+        candidates = working
+        if len(candidates) == 2 or 2 * len(off) < len(candidates):
+            for name, why in off.items():
+                wrong(name, why)
+            return [candidate for candidate in candidates if candidate[0] not in off]
+    if not candidates:
+        raise RuntimeError("all engines fail with anything in their workspace")
+    text = "%s: the results of %d engines differ, and none has the majority: none is left out"
+    _log.warning(text, what, len(candidates))
+    return candidates
+
+
+def _run(device, function, written):
+    for memory in written:
+        device.fill(memory.address, _ANYTHING, memory.size)
+    function()
+
+
+def _difference(device, copies, compared):
+    """Returns the beginning of a sentence about the first output that is off, or ``None``."""
+    for copy, memory in zip(copies, compared, strict=True):
+        largest, scale, unlike = device.difference(copy.ptr, memory.address, memory.count, memory.dtype)
+        if unlike:
+            return f"{unlike} elements of {memory.name} are not finite, unlike in"
+        if largest > _RELATIVE * scale + _FLOORS.get(memory.dtype, 0.0):
+            return f"{memory.name} differs by {largest:.3g}, of at most {scale:.3g}, from"
+    return None

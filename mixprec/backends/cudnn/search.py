@@ -1,0 +1,121 @@
+"""The search for the fastest engine of an operation, on the arrays of its first run."""
+
+import functools
+import logging
+import math
+import time
+
+from mixprec.backends.cudnn.agreement import Memory, agreeing
+from mixprec.backends.cudnn.autotune import fastest
+
+# How many engines are measured that need not be compiled. cuDNN lists about 45 for a convolution of float16, those
+# first that it thinks are fast, and builds 24 in 10 ms. For those that are compiled there are the settings' seconds.
+_CANDIDATES = 24
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "boolean": 1}
+_log = logging.getLogger("mixprec")
+
+
+def search(operation, settings, engines, executor, choices, addresses):
+    """Measures engines; keeps the fastest, and those that fail or compute something else, in the choices.
+
+    Args:
+        operation: :class:`~mixprec.backends.cudnn.operation.Operation`.
+        settings: :class:`~mixprec.backends.cudnn.settings.Settings`.
+        engines: :class:`~mixprec.backends.cudnn.engines.Engines` of the operation, at least one of which can be used.
+        executor: :class:`~mixprec.backends.cudnn.executor.Executor`.
+        choices: :class:`~mixprec.backends.cudnn.choices.Choices`.
+        addresses: int of each tensor. Outputs are overwritten, but for those that lie where an input is.
+
+    Returns:
+        the name of the fastest engine.
+
+    Raises:
+        BrokenDevice: an engine has left the device in a state in which nothing works.
+        RuntimeError: all have failed.
+    """
+    device, text = executor.device, text_of(operation, settings)
+    outputs = operation.tensors[len(operation.inputs) :]
+    scratch = in_place(operation, addresses, device)
+    places = {uid: scratch[uid].ptr if uid in scratch else place for uid, place in enumerate(addresses, start=1)}
+    names, workspace = _candidates(engines, settings.seconds, device)
+    candidates = [
+        (name, functools.partial(executor.run_in, *engines.place(name), places, workspace.ptr)) for name in names
+    ]
+    written = [
+        Memory(places[uid], size_of(tensor), tensor.name, math.prod(tensor.shape), tensor.dtype)
+        for uid, tensor in enumerate(outputs, start=len(operation.inputs) + 1)
+    ]
+    written.append(Memory(workspace.ptr, max(map(engines.size, names))))
+
+    def failed(name, error):
+        if not isinstance(error, MemoryError):
+            choices.ban(text, name, f"it failed: {_one_line(error)}")
+
+    def wrong(name, why):
+        _log.warning("%s: %s computes something else, and is not used: %s", operation, name, why)
+        choices.ban(text, name, why)
+
+    name, milliseconds, first = fastest(
+        device, candidates, failed, lambda working: agreeing(device, operation, working, written, failed, wrong)
+    )
+    choices.put(text, name, milliseconds, settings.seconds)
+    _log.info(
+        "%s: %s is the fastest of %d, %.4f ms; the first takes %.4f ms",
+        *(operation, name, len(names), milliseconds, first),
+        extra={"choice": (f"{operation.kind} {operation.inputs[0]}", name, milliseconds, first)},
+    )
+    return name
+
+
+def text_of(operation, settings):
+    """Returns the text by which choices for an operation are kept."""
+    return f"{operation} {settings.restrictions}"
+
+
+def in_place(operation, addresses, device):
+    """Returns memory for the outputs that lie where an input is, by uid: a second run would find another input."""
+    count = len(operation.inputs)
+    inputs = set(addresses[:count])
+    outputs = enumerate(zip(operation.outputs, addresses[count:], strict=True), start=count + 1)
+    return {uid: device.allocate(size_of(tensor)) for uid, (tensor, address) in outputs if address in inputs}
+
+
+def size_of(tensor):
+    """Returns the bytes of a tensor."""
+    return math.prod(tensor.shape) * _BYTES[tensor.dtype]
+
+
+def _candidates(engines, seconds, device):
+    """Returns the names of engines to measure, and memory for each of them in turn."""
+    names = list(_built(engines, seconds))
+    while True:
+        size = max(map(engines.size, names))
+        try:
+            # Not in the shared workspace, which would stay as large as the hungriest of them.
+            return names, device.allocate(max(1, size))
+        except MemoryError as error:
+            modest = [name for name in names if engines.size(name) < size]
+            if not modest:
+                raise
+            _log.info("%d engines are out, no memory for %d bytes: %s", len(names) - len(modest), size, error)
+            names = modest
+
+
+def _built(engines, seconds):
+    """Builds engines and yields the names of those that can be used: as many as are worth it, and the first."""
+    quick, spent, found = 0, 0.0, False
+    for name in engines.names:
+        is_compiled = engines.is_compiled(name)
+        if found and (spent > seconds if is_compiled else quick == _CANDIDATES):
+            continue
+        start = time.monotonic()
+        if engines.build(name):
+            found = True
+            quick += not is_compiled
+            yield name
+        spent += (time.monotonic() - start) * is_compiled
+
+
+def _one_line(error):
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

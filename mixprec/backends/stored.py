@@ -1,0 +1,62 @@
+"""What took long to compile, on disk, so that the next process need not compile it again."""
+
+import hashlib
+import os
+
+from mixprec import files
+from mixprec.backends.announcements import announce
+
+
+class Stored:
+    """Bytes by the text that says what they were made from, each in a file of its own, with a checksum.
+
+    A file that is damaged is as good as none, and is replaced; where none can be written, nothing is kept. Both are
+    announced once.
+
+    Args:
+        folder: where the files are, or ``None`` for no files.
+        what: what they are, in the plural, for announcements.
+        made_by: what else they depend on, with all versions; a part of each text.
+    """
+
+    def __init__(self, folder, what, made_by):
+        self._folder, self._what, self._made_by = folder, what, made_by
+
+    def get(self, key):
+        """Returns the bytes for a text, or ``None``."""
+        if self._folder is None:
+            return None
+        key = f"{self._made_by}\n{key}"
+        path = self._path(key)
+        try:
+            with open(path, "rb") as file:
+                checksum, content = file.read(32), file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            announce("%s cannot be read, it is made anew: %s", path, str(error))
+            return None
+        if checksum != _checksum(key, content):
+            announce("%s is damaged, it is made anew (%s)", path, self._what)
+            return None
+        return content
+
+    def put(self, key, content):
+        """Keeps bytes for a text."""
+        if self._folder is None:
+            return
+        key = f"{self._made_by}\n{key}"
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+            with files.replacing(self._path(key)) as temporary, open(temporary, "wb") as file:
+                file.write(_checksum(key, content) + content)
+        except OSError as error:
+            announce("%s cannot be kept in %s: %s", self._what, self._folder, error.strerror)
+
+    def _path(self, key):
+        return os.path.join(self._folder, hashlib.sha256(key.encode()).hexdigest()[:40])
+
+
+def _checksum(key, content):
+    """Returns 32 bytes; they depend on the text too, whose digest is only a part of the name."""
+    return hashlib.sha256(key.encode() + b"\0" + content).digest()
