@@ -28,6 +28,7 @@ from chainer import _backprop, function_node
 from mixprec import functions
 from mixprec.backends import aside
 from mixprec.backends.reading import known
+from mixprec.optimizer.sole_uses import sole_uses
 from mixprec.update.copies import BFLOAT16, OWNER
 
 _pass = threading.local()
@@ -147,7 +148,7 @@ def _keeping_notes(backprop_to_all):
             param._loss_scale = _PENDING
         _pass.factor = factor
         try:
-            with aside.backward_pass(functools.partial(_alone, outputs)):
+            with aside.backward_pass(functools.partial(sole_uses, outputs)):
                 backprop_to_all(outputs, retain_grad, factor)
         finally:
             _pass.factor = outer
@@ -206,32 +207,6 @@ def _moving(to_device):
             self._loss_scale = Used(note.factor, {id(self): self.grad})
 
     return run
-
-
-def _alone(outputs):
-    """Returns the inputs of functions that are parameters without a gradient, and inputs of no other function.
-
-    Args:
-        outputs: of a backward pass, ``[(variable node, gradient)]``.
-
-    Returns:
-        Set of pairs of a function node and the place of the input.
-    """
-    functions_left = [node.creator_node for node, _ in outputs if node.creator_node is not None]
-    seen, places = set(functions_left), {node: [None] for node, _ in outputs}  # an output has a gradient already
-    while functions_left:
-        function = functions_left.pop()
-        for place, x in enumerate(function.inputs):
-            places.setdefault(x, []).append((function, place))
-            if x.creator_node is not None and x.creator_node not in seen:
-                seen.add(x.creator_node)
-                functions_left.append(x.creator_node)
-    found = set()
-    for x, users in places.items():
-        param = x.get_variable_or_none() if x.creator_node is None else None
-        if len(users) == 1 and users[0] is not None and hasattr(param, OWNER) and param.grad is None:
-            found.add(users[0])
-    return found
 
 
 def _reachable(outputs):
