@@ -185,10 +185,10 @@ class _Geometry:
         tiles = ceil_div(groups, self.lanes)
         parts = max(1, min(ceil_div(rows * self.lanes, threads * _ROWS_OF_THREAD), _BLOCKS // tiles))
         self.part_rows = max(1, ceil_div(rows, parts))
-        self.parts = ceil_div(rows, self.part_rows)
+        self.parts = max(1, ceil_div(rows, self.part_rows))  # sums of nothing are 0
         at_once = self.parts * self.lanes <= _ENTRIES * threads
         self.joined = self.parts if at_once else math.isqrt(self.parts - 1) + 1
-        self.sets = ceil_div(self.parts, self.joined) if self.parts else 0
+        self.sets = ceil_div(self.parts, self.joined)
         self.blocks = self.parts * tiles
 
 

@@ -409,6 +409,9 @@ def test_an_empty_batch_is_an_error_only_in_training(cuda):
     with pytest.raises(ValueError, match=r"empty batch.*\(0, 4, 4, 3\)"):
         cuda.batch_norm(x, *parameters, None, BatchNorm())
     assert cuda.batch_norm_inference(x, *parameters, *parameters, BatchNorm()).shape == x.shape
+    dx, *gradients, _ = cuda.batch_norm_inference_backward(x, x, *parameters, *parameters, BatchNorm())
+    assert dx.shape == x.shape
+    assert [receive(gradient).tolist() for gradient in gradients] == [[0, 0, 0], [0, 0, 0]]
 
 
 # --- engines
