@@ -218,12 +218,12 @@ def test_kernels_that_hang_and_a_stage_that_dies(run, tmp_path):
     program = "import cupy; print('begun', flush=True); cupy.zeros(1)"
     stages = [
         shell(name, f'STAGE={name} exec {sys.executable} -c "{program}"', limit=limit, needs_device=True)
-        for name, limit in (("first", 2.0), ("second", 60.0), ("third", 2.0))
+        for name, limit in (("first", 4.0), ("second", 60.0), ("third", 4.0))
     ]
     environment = {"PYTHONPATH": str(tmp_path / "driver")}
     results, _ = run(*stages, shell("last", "echo fine", quote=quotes.last_line), environment=environment)
     notes = {name: (result.state, result.note) for name, result in results.items()}
-    assert notes["first"] == notes["third"] == ("timed out", "after 2 s; last line: begun")
+    assert notes["first"] == notes["third"] == ("timed out", "after 4 s; last line: begun")
     assert notes["second"][0] == "failed"
     assert notes["second"][1].startswith("ended by SIGSEGV; last line: ")
     assert results["last"].quotes == ["fine"]

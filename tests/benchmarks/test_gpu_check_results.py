@@ -307,8 +307,9 @@ def stage_of(tmp_path):
     return {stage.name: stage for stage in stages.stages(ROOT, tmp_path)}
 
 
-def run_here(command):
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **HIDDEN}, capture_output=True, text=True)
+def run_here(command, **variables):
+    environment = {**os.environ, **HIDDEN, **variables}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 def test_what_is_worth_most_comes_first(stage_of):
@@ -386,7 +387,7 @@ def test_training_needs_no_loader_and_no_images(stage_of, tmp_path):
     assert snapshot.startswith("snapshot: snapshot_iter_")
 
 
-def test_smoke_checks_on_the_stand_in():
+def test_smoke_checks_on_the_stand_in(tmp_path):
     """All but the captured step, whose graphs :mod:`tests.stand_ins.fake_cupy` does not have."""
     compiled.need_compiler()
     answers = {
@@ -405,7 +406,7 @@ from benchmarks.gpu_check import smoke, smoke_batch_norm
 smoke_batch_norm.LARGE, smoke_batch_norm.RUNS = (4, 6, 6, 16), 5
 sys.exit(sum(smoke.main(name) for name in sys.argv[1:]))
 """
-    ended = run_here([sys.executable, "-c", program, *answers])
+    ended = run_here([sys.executable, "-c", program, *answers], XDG_CACHE_HOME=str(tmp_path))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     lines = [
         line for line in ended.stdout.splitlines() if not line.startswith(("mask: 36", "variance: ")) or ";" in line

@@ -4,13 +4,13 @@ import numpy as np
 
 from benchmarks.bars.progress import reporting
 from mixprec.backends import launch
-from mixprec.backends.cudnn import dnn, plans, settings
+from mixprec.backends.cudnn import dnn, settings
 from mixprec.backends.geometry import BatchNorm, Convolution
 from tests.stand_ins.cuda_on_host import HostCuda, send
 
 
 def test_plans_and_measurements_of_cudnn_are_counted(capsys):
-    before = launch.binary_of, dnn.Plan, plans.fastest, dnn.fastest
+    before = launch.binary_of, dnn.Plan, dnn.fastest
     said, rng = [], np.random.default_rng(0)
     x, w = send(tuple(rng.normal(size=shape).astype(np.float16) for shape in ((2, 6, 5, 16), (24, 3, 3, 16))))
     gamma, beta = send(tuple(np.ones((2, 16), np.float32)))
@@ -27,7 +27,7 @@ def test_plans_and_measurements_of_cudnn_are_counted(capsys):
     assert measured >= 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith(f"a row: {said[-1]}; ")
-    assert before == (launch.binary_of, dnn.Plan, plans.fastest, dnn.fastest)
+    assert before == (launch.binary_of, dnn.Plan, dnn.fastest)
 
 
 def test_kernels_are_counted(monkeypatch):
