@@ -213,15 +213,15 @@ def test_the_step_moves_what_the_roofline_says(full):
     # As many running statistics as scales and biases, read and written by `save`. The last bias has a master.
     assert found[kinds.UPDATE].bytes == expected["update"] + 2 * 4 * 53_120 + 1000 * (26 - 24)
     assert not {CONVERSION, STRIDED} & found.keys()
-    assert found[kinds.GRADIENT_SUM].launches == RESNET50.blocks
+    # One for each block: all by launches of their own, or all but that of the pooled images by normalizations.
+    assert found[kinds.GRADIENT_SUM].launches in (RESNET50.blocks, 1)
     assert sum(total.launches for total in found.values()) == sum(full["captured"].parts.values())
 
 
 def test_passes_that_are_spared(full):
-    """One over x in each forward pass of a normalization, one over dy, x and masks in each backward pass."""
+    """One over x forward in each normalization; one over dy, x, masks and what is added backward."""
     found = full["captured"].kinds
     forward, backward = found[kinds.BN_FORWARD], found[kinds.BN_BACKWARD]
     x = forward.bytes - forward.least
-    masks = backward.bytes - backward.least - 2 * x
-    assert 0 < masks < x / 16
+    assert 2 * x < backward.bytes - backward.least < 2.6 * x
     assert found[kinds.GRADIENT_SUM].least == 0
