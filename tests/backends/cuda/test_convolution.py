@@ -307,9 +307,9 @@ def test_other_settings_are_other_plans(fresh):
     [
         (False, "heuristic", 0.8, False),
         (True, "heuristic", 0.8, False),
-        (True, "measure", 0.1, False),  # five nodes, or two and two kernels
-        (True, "measure", 0.8, True),
-        (False, "measure", 0.8, False),  # three nodes
+        (True, "measure", 0.1, False),  # seven nodes, two of them backward, or two and five kernels
+        (True, "measure", 1.2, True),
+        (False, "measure", 1.2, False),  # three nodes
     ],
 )
 def test_convolution_and_batch_normalization(monkeypatch, add, autotune, node_cost, fused):
