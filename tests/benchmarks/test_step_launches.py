@@ -50,9 +50,11 @@ def test_batch_normalization_by_own_kernels(device, monkeypatch, add):
         primitives.batch_norm_backward(other, x, gamma, gamma, saved, attributes, add=add)
 
     found = [launch for launch in _of_kernels(device, monkeypatch, run) if launch.bytes]
-    forward, backward = (2 + add) * SIZE + mask, (3 + add) * SIZE + mask
-    assert [launch.bytes for launch in found] == [SIZE, forward, 2 * SIZE + mask, backward]
-    assert [launch.again for launch in found] == [0, SIZE, 0, 2 * SIZE + mask]
+    assert [launch.bytes for launch in found[:2]] == [SIZE, (2 + add) * SIZE + mask]
+    assert [launch.again for launch in found[:3]] == [0, SIZE, 0]
+    # The mask is read by both launches, or by the first one, which then writes what the second one reads for dy.
+    assert 0 <= (5 + add) * SIZE + 2 * mask - found[2].bytes - found[3].bytes <= mask
+    assert 0 <= 2 * SIZE + mask - found[3].again <= mask
     assert [launch.kind for launch in found] == [kinds.BN_FORWARD] * 2 + [kinds.BN_BACKWARD] * 2
 
 
