@@ -1,9 +1,12 @@
 """Circles, skips of what needs a device, kernels that g++ has compiled, and settings that tests leave behind."""
 
 import dataclasses
+import os
 import signal
 import sys
+import tempfile
 
+import matplotlib
 import pytest
 
 from mixprec import environment
@@ -13,9 +16,19 @@ from tests import circles
 
 def pytest_configure(config):
     circles.load_profile(config)
+    # What processes of tests keep is neither taken from the user's folder nor left there. Matplotlib's list of fonts
+    # takes seconds to make, and stays where it is.
+    os.environ.setdefault("MPLCONFIGDIR", matplotlib.get_cachedir())
+    config.add_cleanup(_cache_folder().cleanup)
     for number in (signal.SIGINT, signal.SIGHUP):  # ignored under nohup and in a shell's background, also by children
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+
+
+def _cache_folder():
+    folder = tempfile.TemporaryDirectory(prefix="mixprec-tests-", ignore_cleanup_errors=True)
+    os.environ["XDG_CACHE_HOME"] = folder.name
+    return folder
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
