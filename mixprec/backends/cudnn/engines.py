@@ -3,7 +3,7 @@
 import re
 
 from mixprec.backends.announcements import announce
-from mixprec.backends.cudnn.errors import NoEngine
+from mixprec.backends.cudnn.errors import NoEngine, one_line
 from mixprec.backends.cudnn.graphs import describe
 from mixprec.backends.cudnn.library import data_type
 
@@ -153,7 +153,7 @@ class Engines:
         return self.build(name)
 
     def _say_unloadable(self, name, error):
-        announce("%s: %s from disk fails, it is compiled anew: %s", self._operation, name, _one_line(error))
+        announce("%s: %s from disk fails, it is compiled anew: %s", self._operation, name, one_line(error))
 
     def _key(self, name):
         return f"{self._operation} {name}"
@@ -182,7 +182,7 @@ class Engines:
         return self._reason + without
 
     def _note(self, error):
-        self._reason = _one_line(error)
+        self._reason = one_line(error)
         if not isinstance(error, self._unsupported) and _FAULT.search(str(error)):
             self._fault = self._reason
 
@@ -198,8 +198,3 @@ def _excluded_notes(operation, settings):
     elif not settings.tensor_cores:
         notes.append("TENSOR_CORE")
     return notes
-
-
-def _one_line(error):
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
