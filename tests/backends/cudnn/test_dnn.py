@@ -12,7 +12,7 @@ import pytest
 
 from mixprec.backends.cudnn import search, settings
 from mixprec.backends.cudnn.dnn import Dnn
-from mixprec.backends.cudnn.errors import CaptureError, NoEngine
+from mixprec.backends.cudnn.errors import BrokenDevice, CaptureError, NoEngine
 from mixprec.backends.cudnn.handles import Handles
 from mixprec.backends.cudnn.workspace import Workspaces
 from mixprec.backends.geometry import Convolution
@@ -568,6 +568,24 @@ def test_a_way_that_lacked_memory_is_named_and_tried_again_by_the_next_process(c
     assert Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", short) == "separate"
     assert caplog.messages == ["key: fused is out, it failed when it was measured: out of memory"]
     assert Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", ways.candidates) == "fused"
+
+
+def test_a_way_that_breaks_the_device_is_not_tried_by_the_next_process(monkeypatch):
+    settings.configure(autotune="measure")
+    ways = Ways(separate=2.0, fused=1.0)
+
+    def broken():
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    def breaking():
+        monkeypatch.setattr(ways.device, "synchronize", broken)
+
+    dnn = Dnn(0, frontend=fake_cudnn, device=ways.device)
+    with pytest.raises(BrokenDevice, match="fused has broken the device"):
+        dnn.choose("key", [ways.candidates[0], ("fused", breaking)])
+    ways = Ways(separate=2.0, fused=1.0)
+    assert Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", ways.candidates) == "separate"
+    assert "fused" not in ways.calls
 
 
 def test_the_only_way_is_not_measured():
