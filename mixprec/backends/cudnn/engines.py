@@ -119,8 +119,7 @@ class Engines:
             else:
                 graph.build_plan_at_index(index)
                 if self._stored is not None and self.is_compiled(name):
-                    # Now: it is that of the plan that was built last.
-                    self._compiled[name] = bytes(graph.serialize())
+                    self._serialize(name)  # now: it is that of the plan that was built last
             size = graph.get_workspace_size_plan_at_index(index)
         except self._failures as error:
             self._note(error)
@@ -130,6 +129,12 @@ class Engines:
             return False
         self._sizes[name], self._places[name] = size, (graph, index)
         return True
+
+    def _serialize(self, name):
+        try:
+            self._compiled[name] = bytes(self.graph.serialize())
+        except self._failures as error:  # it computes all the same
+            announce("%s: %s cannot be kept on disk: %s", self._operation, name, one_line(error))
 
     def _load(self, name):
         """Returns a graph with one engine that was compiled by another process, or ``None``."""

@@ -491,6 +491,20 @@ def test_an_engine_that_need_not_be_compiled_is_built(gpu, built, monkeypatch):
     assert built == {"built": [0], "loaded": 0}
 
 
+def test_an_engine_that_cannot_be_serialized_is_used_and_compiled_each_time(gpu, built, tmp_path, monkeypatch, caplog):
+    def refusing(self):
+        raise RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(fake_cudnn.pygraph, "serialize", refusing)
+    for _ in range(2):
+        dnn = new_process(gpu)
+        run(dnn, CONV)
+        assert dnn.plan(CONV).engine == "eng1_k0=0"
+    assert built == {"built": [0, 1, 2, 1], "loaded": 0}
+    assert not (tmp_path / "plans").exists()
+    assert caplog.messages == [f"{CONV}: eng1_k0=0 cannot be kept on disk: CUDNN_STATUS_NOT_SUPPORTED"]
+
+
 @pytest.mark.parametrize("damage", ["truncated", "changed", "empty"])
 def test_a_damaged_file_is_said_once_and_made_anew(gpu, built, tmp_path, caplog, damage):
     run(new_process(gpu), CONV)
