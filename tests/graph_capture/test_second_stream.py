@@ -68,6 +68,24 @@ def test_gradients_that_are_added_up(side, ran_aside):  # noqa: F811
     assert_same(captured, _shared(None, side))
 
 
+class Forgetting(Network):
+    """Filters that a function has, and another one that is repeated in a pass within the backward pass before."""
+
+    def forward(self, x):
+        first, second = self.stages
+        h = F.max_pooling_2d(F.relu(self.bn1(self.conv1(x))), 3, stride=2, pad=1, cover_all=False)
+        h = F.relu(first.conv1(h))
+        h = F.forget(lambda y: F.relu(first.conv1(y)), h)
+        return self.fc(F.average(second(h), axis=(2, 3)))
+
+
+@pytest.mark.usefixtures("host")
+def test_gradients_that_a_pass_within_the_pass_has_left(ran_aside):
+    captured, expected = (Run(capture, network=Forgetting).run(range(STEPS)) for capture in (BOTH_STREAMS, REQUIRED))
+    assert ran_aside
+    assert_same(captured, expected)
+
+
 @pytest.mark.usefixtures("host")
 def test_gradients_of_several_batches():
     """Those of the second one are added to those of the first."""
