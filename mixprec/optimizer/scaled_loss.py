@@ -93,7 +93,7 @@ class ScaledLoss(chainer.Variable):
                 fits = type(self.factor) is type(self.array)
                 if fits and isinstance(self.unscaled.creator_node, SoftmaxCrossEntropy):
                     # The gradient of what was multiplied: a 1, and a product with it, would be two launches more. Other
-                    # functions, such as an addition, hand it on: the factor itself would be the gradient of a parameter.
+                    # functions, such as an addition, hand it on: a parameter would get the factor itself.
                     backward = self.unscaled.backward
                     self.unscaled.grad = self.factor.astype(self.dtype, copy=False).reshape(self.shape)
                 else:
