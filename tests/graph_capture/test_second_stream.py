@@ -1,5 +1,6 @@
 """Gradients of filters on a second stream: the same bits, whenever it does its work; and faults of it are found."""
 
+import chainer
 import chainer.functions as F
 import pytest
 
@@ -43,6 +44,14 @@ def test_the_same_bits(side, ran_aside):  # noqa: F811
 @pytest.mark.usefixtures("host")
 def test_without_the_key_there_is_one_stream(ran_aside):
     Run(REQUIRED).run(range(STEPS))
+    assert not ran_aside
+
+
+@pytest.mark.usefixtures("host")
+def test_in_debug_mode_there_is_one_stream(ran_aside):
+    """Chainer looks at every gradient as soon as it is asked for."""
+    with chainer.using_config("debug", True):
+        Run({"second_stream": True}).run(range(2))
     assert not ran_aside
 
 
