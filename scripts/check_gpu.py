@@ -172,6 +172,7 @@ def _prepared(scratch, folder, members):
         "CUPY_CACHE_DIR": str(cache / "cupy"),
         "CUDA_CACHE_PATH": str(scratch / "cuda"),
         "MPLCONFIGDIR": str(scratch / "matplotlib"),
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
     }
 
 

@@ -262,6 +262,8 @@ def test_stages_find_the_checkout_first_then_what_was_carried(tmp_path, monkeypa
     )
     assert variables["PYTHONPATH"].split(os.pathsep) == [str(ROOT), str(tmp_path / "site"), "/elsewhere"]
     assert variables["XDG_CACHE_HOME"] == str(tmp_path / "cache")
+    assert all(value.startswith(str(tmp_path)) for name, value in variables.items() if name != "PYTHONPATH")
+    assert {"CUPY_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR", "HYPOTHESIS_STORAGE_DIRECTORY"} < set(variables)
     assert (tmp_path / "cache" / "mixprec" / "x.json").read_bytes() == b"{}"  # engines that were chosen before
     assert not (tmp_path / "summary.json").exists()
     assert capsys.readouterr().out == "check_gpu: File is not a zip file; the check goes on without\n"
