@@ -135,6 +135,9 @@ def _check(settings, end, out, scratch, former, members, interruption):
         verdict[0] += ", but no GPU was looked at"
     if later:
         verdict.append(f"no time for {', '.join(later)}: go on by --resume")
+    _say("== in short")  # once more: where output is cut, its end is what is left
+    for line in summary.in_short(results):
+        _say(line)
     _say(f"{'; '.join(verdict)}; all is in {out / archive.NAME}")
     if interruption.signals:
         return 128 + interruption.signals[0]
@@ -167,7 +170,9 @@ def _prepared(scratch, folder, members):
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), str(site), os.environ.get("PYTHONPATH")))),
         "XDG_CACHE_HOME": str(cache),
         "CUPY_CACHE_DIR": str(cache / "cupy"),
+        "CUDA_CACHE_PATH": str(scratch / "cuda"),
         "MPLCONFIGDIR": str(scratch / "matplotlib"),
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
     }
 
 

@@ -79,4 +79,4 @@ def _summary(choices):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interruption.run(main))

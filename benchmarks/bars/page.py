@@ -39,6 +39,10 @@ exact for what mixprec asks of a device. Where functions of Chainer remain, thei
 of layout nchw nor that of the update of each parameter are counted, and plain Chainer is not in the table. They cannot
 be compared with the column "launches" of a GPU, where CUPTI counts kernels and graphs: copies are not in it, and an
 execution of cuDNN may be several kernels.
+
+The numbers are those of the commit below. Up to commit e26dc0c the stand-in ordered results as NumPy does, and left out
+conversions of layout that CuPy makes necessary. `python scripts/benchmark.py step` counts for this checkout.
+
 """
 _COLUMNS = """\
 - **images/s**: median of the timed blocks of steps; the next column has the slowest and the fastest block. Blocks of
@@ -104,7 +108,8 @@ def page(records, others=()):
         parts += _section(path, record)
     for path, record in shown.items():
         if record["counts"]:  # they do not depend on the machine
-            parts += ["\n## Launches, counted without a GPU\n", _COUNTS, f"From {_link(path)}.\n\n"]
+            parts += ["\n## Launches, counted without a GPU\n", _COUNTS]
+            parts.append(f"From {_link(path)}, commit {_escaped(record['commit'] or 'unknown')}.\n\n")
             parts.append(_count_table(record["counts"]))
             break
     if others:

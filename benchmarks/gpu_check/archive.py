@@ -10,7 +10,7 @@ NAME = "check.tgz"
 LARGEST = (16 << 20) - (64 << 10)  # bytes of the archive
 _SUFFIXES = (".json", ".jsonl", ".txt", ".xml", ".yaml")  # no images, no snapshots
 _FILE, _FILES = 2 << 20, 24 << 20  # bytes of a file, and of all of them, beside the logs
-_CACHE = 6 << 20  # bytes of chosen engines and compiled kernels
+_CACHE = 16 << 20  # bytes of chosen engines and of what was compiled, which is a third of that in the archive
 CACHES = ("mixprec", "cupy")  # folders, those first that are worth most
 _LOG_SIZES = (1 << 20, 1 << 17, 1 << 14)  # bytes of a log: the first with which the archive is small enough
 
@@ -40,11 +40,15 @@ def collect(folder):
 
 
 def cached(folder):
-    """Returns likewise what is in the folders :data:`CACHES` below a folder, as far as there is room."""
+    """Returns likewise what is in the folders :data:`CACHES` below a folder, as far as there is room.
+
+    In each of them choices come first, then the oldest files: what was compiled for training, which runs before tests.
+    """
     found, total = {}, 0
     for name in CACHES:
-        for path in sorted((folder / name).rglob("*")):
-            if path.is_file() and not path.is_symlink() and total + path.stat().st_size <= _CACHE:
+        files = [path for path in (folder / name).rglob("*") if path.is_file() and not path.is_symlink()]
+        for path in sorted(files, key=lambda path: (path.suffix != ".json", path.stat().st_mtime_ns, path)):
+            if total + path.stat().st_size <= _CACHE:
                 found[path.relative_to(folder).as_posix()] = path.read_bytes()
                 total += path.stat().st_size
     return found

@@ -44,7 +44,7 @@ class Stage:
 
 def asking():
     """Returns the stage that asks whether there is a GPU; it comes first if another one wants to know."""
-    return Stage("device", _module("benchmarks.gpu_check.device"), 30.0, needs_device=False)
+    return Stage("device", _module("benchmarks.gpu_check.device"), 60.0, needs_device=False)
 
 
 def stages(root, scratch):
@@ -70,7 +70,7 @@ def stages(root, scratch):
 
 
 def _smoke(name):
-    stage = Stage(f"smoke-{name}", _module("benchmarks.gpu_check.smoke", name), 20.0, quotes.last_line, least=3.0)
+    stage = Stage(f"smoke-{name}", _module("benchmarks.gpu_check.smoke", name), 30.0, quotes.last_line, least=3.0)
     return dataclasses.replace(stage, together=_SMOKE)
 
 

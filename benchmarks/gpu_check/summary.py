@@ -3,6 +3,8 @@
 import dataclasses
 import json
 
+from benchmarks.gpu_check.quotes import cut
+
 FORMAT = "mixprec check_gpu 2"
 JSON, TEXT = "summary.json", "summary.txt"
 
@@ -70,6 +72,16 @@ def read(text):
     except (LookupError, TypeError) as error:
         raise ValueError(f"no summary of a check: {type(error).__name__}: {error}") from None
     return {result.name: result for result in results if result.state == OK}
+
+
+def in_short(results):
+    """Returns a line for each stage that has found something, or has gone wrong: all that is left of a lost archive."""
+    lines = []
+    for result in results:
+        if result.quotes or result.bad:
+            found = [result.note, *result.quotes] if result.bad else result.quotes
+            lines.append(cut(" ".join(f"{result.name}: {result.state}: {'; '.join(found)}".split())))
+    return lines
 
 
 def as_text(machine, results):

@@ -176,7 +176,7 @@ def _playing_graphs():
         graphs_compute_nothing() as launched,
         mock.patch.object(recording.Graphs, "copy", leave_out),
         mock.patch.object(recording.Launcher, "upload", leave_out),
-        mock.patch.object(recording.Array, "copy", lambda array: array),
+        mock.patch.object(recording.Array, "copy", lambda array, **_: array),
     ):
         yield launched.clear
 

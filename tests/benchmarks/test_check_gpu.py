@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -67,9 +68,11 @@ def test_without_a_gpu_it_comes_to_its_end(finished):
     notes = {stage["name"]: stage["note"] for stage in record_in(out)["stages"]}
     assert reason
     assert [notes[name] for name in GPU_STAGES] == [reason] * len(GPU_STAGES)
+    (found,) = printed[printed.index("== in short") + 1 : -1]  # the end of the output has all that was found
+    assert re.fullmatch(r"environment: ok: cpu .*; memory .*", found)
     assert printed[-1] == f"nothing failed, but no GPU was looked at; all is in {out / 'check.tgz'}"
-    begun = [line for line in printed if line.endswith(" ...")]
-    assert begun == ["device: at most 30 s ...", "environment: at most 15 s ..."]
+    begun = [line for line in printed if line.endswith(" s ...")]
+    assert begun == ["device: at most 60 s ...", "environment: at most 15 s ..."]
     for name in GPU_STAGES:
         assert f"{name}: no device: {reason}" in printed
 
@@ -106,7 +109,7 @@ def test_a_second_call_goes_on(finished, tmp_path, name):
     date = record_in(former)["date"]
     assert f"environment: ok, in the check of {date}" in printed.splitlines()
     assert "environment: at most" not in printed
-    assert "device: at most 30 s ..." in printed.splitlines()  # a machine may have gone
+    assert "device: at most 60 s ..." in printed.splitlines()  # a machine may have gone
     assert states_in(out) == states_in(former)
     assert ("environment.log" in members_in(out)) == (name == "check.tgz")
     assert f"in the check of {date}" in (out / "summary.txt").read_text()
@@ -259,6 +262,8 @@ def test_stages_find_the_checkout_first_then_what_was_carried(tmp_path, monkeypa
     )
     assert variables["PYTHONPATH"].split(os.pathsep) == [str(ROOT), str(tmp_path / "site"), "/elsewhere"]
     assert variables["XDG_CACHE_HOME"] == str(tmp_path / "cache")
+    assert all(value.startswith(str(tmp_path)) for name, value in variables.items() if name != "PYTHONPATH")
+    assert {"CUPY_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR", "HYPOTHESIS_STORAGE_DIRECTORY"} < set(variables)
     assert (tmp_path / "cache" / "mixprec" / "x.json").read_bytes() == b"{}"  # engines that were chosen before
     assert not (tmp_path / "summary.json").exists()
     assert capsys.readouterr().out == "check_gpu: File is not a zip file; the check goes on without\n"

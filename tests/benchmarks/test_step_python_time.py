@@ -44,20 +44,16 @@ def _launches_of_a_turn():
     """Returns how often a graph was launched, how many uploads there were, and how many different ones."""
     python_time.prepare(CAPTURED, MODELS["resnet8"])
     playing = python_time._contestant[1]
-    upload, uploaded, launches = recording.Launcher.upload, [], []
-
-    def noted(launcher, source, target):
-        uploaded.append(bytes(source))
-        upload(launcher, source, target)
+    uploaded, launches = [], []
 
     @contextlib.contextmanager
     def counting():
         with playing() as start:
             launch = recording.Graph.launch
             recording.Graph.launch = lambda graph: launches.append(launch(graph))
+            recording.Launcher.upload = lambda launcher, source, target: uploaded.append(bytes(source))
             yield start
 
-    recording.Launcher.upload = noted
     python_time._contestant[1] = counting
     python_time.turn()
     return len(launches), len(uploaded), len(set(uploaded))

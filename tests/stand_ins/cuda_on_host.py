@@ -18,7 +18,7 @@ ENGINES = ("cudnn", "kernels")
 class _Dnn(Dnn):
     def plan(self, operation):
         plan = super().plan(operation)
-        plan._works_in_place = True  # it would be tried by further runs, which nobody wants to count here
+        plan.works_in_place = True  # it would be tried by further runs, which nobody wants to count here
         return plan
 
 

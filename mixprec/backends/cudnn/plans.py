@@ -33,6 +33,7 @@ class Plan:
         operation: the operation.
         engine: cuDNN's name of the engine.
         workspace: bytes of temporary memory that it needs.
+        works_in_place: whether outputs may lie where inputs are; ``None`` until a run has tried that.
 
     Raises:
         NoEngine: no engine can be used; the text is only the reason.
@@ -44,7 +45,7 @@ class Plan:
         self._settings, self._engines, self._executor, self._choices = settings, engines, executor, choices
         self._announced = False
         self._uids = tuple(range(1, len(operation.tensors) + 1))
-        self._works_in_place = None  # whether outputs may lie where inputs are; not known
+        self.works_in_place = None
         self._measured = settings.autotune != "measure"
         known = None if self._measured else choices.get(text_of(operation, settings), settings.seconds)
         if known is not None and engines.build(known, load=True):
@@ -72,10 +73,10 @@ class Plan:
             self._run_copies(addresses, [address % _ALIGNMENT != 0 for address in addresses], why)
             return
         count = len(self.operation.inputs)
-        if not self._works_in_place and not set(addresses[:count]).isdisjoint(addresses[count:]):
-            if self._works_in_place is None:
-                self._works_in_place = self._try_in_place(addresses)
-            if not self._works_in_place:
+        if not self.works_in_place and not set(addresses[:count]).isdisjoint(addresses[count:]):
+            if self.works_in_place is None:
+                self.works_in_place = self._try_in_place(addresses)
+            if not self.works_in_place:
                 inputs = addresses[:count]
                 of_outputs = [address in inputs for address in addresses[count:]]
                 why = f"{self.engine} of cuDNN cannot write where it reads"
