@@ -305,6 +305,12 @@ MUTANTS = [
     Mutant("summed-aside", "optimizer/sole_uses.py", "graph_capture/test_second_stream.py",
            "if len(users) == 1 and users[0] is not None", "if users[-1] is not None",
            "gradients that are added up are read before they are there"),
+    Mutant("added-to-forgotten", "backends/aside.py", "graph_capture/test_second_stream.py",
+           "outer and frozenset(filter(_has_no_gradient, outer))", "outer",
+           "gradients are added to those of F.forget before they are there"),
+    Mutant("scale-as-gradient", "optimizer/scaled_loss.py", "optimizer/test_odd.py",
+           "if fits and isinstance(self.unscaled.creator_node, SoftmaxCrossEntropy):", "if fits:",
+           "zeros in the gradient of a parameter are zeros in the loss scale"),
     # bridge
     Mutant("momentum-for-decay", "bridge/batch_norm.py", BRIDGED,
            "batch_norm(x, gamma, beta, running, eps, decay)", "batch_norm(x, gamma, beta, running, eps, 1 - decay)",

@@ -184,4 +184,5 @@ def _block(owner, first, given, text=None, states=()):
 
 
 def uses(text, name):
+    """Whether a formula or a piece of code has a variable of this name."""
     return re.search(rf"\b{name}\b", text) is not None

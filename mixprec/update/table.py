@@ -12,7 +12,8 @@ import operator
 import numpy as np
 
 from mixprec.backends.memory import is_dense, same_order
-from mixprec.update.source import MAX_STATES, uses
+from mixprec.update.source import MAX_STATES
+from mixprec.update.values import Values, owners
 
 # As in kernels/common.cuh.
 _DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2}
@@ -34,7 +35,7 @@ _ROW = np.dtype(
 )
 _RESTORE = np.dtype([("now", np.uint64), ("before", np.uint64), ("bytes", np.int64)])
 _CHUNK = np.dtype([("entry", np.int32), ("number", np.int32)])
-_DATA, _STATE, _T, _HYPERPARAM = map(operator.attrgetter, ("_data", "_state", "t", "hyperparam"))
+_DATA, _STATE = map(operator.attrgetter, ("_data", "_state"))
 _NBYTES = operator.attrgetter("nbytes")
 
 
@@ -64,7 +65,7 @@ class Table:
         states = [(entry.rule, name) for entry in entries if entry.rule is not None for name in entry.expression.states]
         self._rule_of_states, self._names_of_states = [rule for rule, _ in states], [name for _, name in states]
         self._arrays = None  # those the rows point to; held, so that nobody else gets their addresses
-        self._values = _Values(entries)
+        self._values = Values(entries)
         self._flat = self._moving_addresses = self._restore_addresses = None
         self.chunks = self.restores = 0
 
@@ -172,7 +173,7 @@ class Table:
             row["values"] = first_value
             row["first_chunk"] = first_chunk
             row["chunks"] = chunks = max(1, -(-master.size // self._launcher.chunk))
-            first_value += 1 + sum(len(owner.hyperparameters) for owner in _owners(entry))
+            first_value += 1 + sum(len(owner.hyperparameters) for owner in owners(entry))
             first_chunk += chunks
         blocks = np.zeros(first_chunk, _CHUNK)
         blocks["entry"] = np.repeat(np.arange(len(rows)), rows["chunks"])
@@ -188,11 +189,6 @@ class Table:
         self._host_values = self._host[ends[1] : ends[2]].view(np.float64)
         self._device = self._launcher.full(max(1, self._host.nbytes), 0, np.uint8)
         self.chunks, self.restores = first_chunk, restores
-
-
-def _owners(entry):
-    """The hooks and the update rule, in the order of their numbers."""
-    return [hook.fold for hook in entry.hooks] + ([] if entry.rule is None else [entry.expression])
 
 
 def _arrays_of(entry):
@@ -221,91 +217,3 @@ def _check(entry, launcher):
             raise ValueError(f"{entry.name}: {what} has dtype {array.dtype}; it must be float32")
     if param.dtype == np.float32 and launcher.address(param) != launcher.address(master):
         raise ValueError(f"{entry.name}: its master is not its array, although that is in float32")
-
-
-class _Values:
-    """For every entry ``t`` and the hyperparameters of its hooks and its rule, one after the other.
-
-    Most rules get theirs from the optimizer, and are not asked one by one; nor are those for ``t`` that do not compute
-    with it.
-    """
-
-    def __init__(self, entries):
-        self._entries = entries
-        self._rules = [entry.rule for entry in entries if entry.rule is not None]
-        self._names = [frozenset(entry.expression.hyperparameters) for entry in entries if entry.rule is not None]
-        self._counting = [entry.rule for entry in entries if _computes_with_t(entry)]
-        self._looked = None
-        self.look()
-
-    def look(self):
-        """Looks who gets hyperparameters from whom; returns whether that is as it was."""
-        hyperparams = list(map(_HYPERPARAM, self._rules))
-        own = list(map(vars, hyperparams))
-        plain = list(map(frozenset.isdisjoint, self._names, map(vars, self._rules)))
-        if self._looked is not None:
-            hyperparams_before, own_before, plain_before = self._looked
-            if (
-                all(map(operator.is_, hyperparams, hyperparams_before))
-                and plain == plain_before
-                and list(map(_parent, own)) == own_before
-            ):
-                return True
-        self._looked = hyperparams, list(map(_parent, own)), plain
-        self._arrange(own, plain)
-        return False
-
-    def _arrange(self, own, plain):
-        self._sources, self._place = [], []
-        first, known = len(self._counting), {}
-
-        def place(key, owner, source):
-            nonlocal first
-            if key not in known:
-                self._sources.append((owner, source))
-                known[key] = range(first, first + len(owner.hyperparameters))
-                first += len(owner.hyperparameters)
-            self._place.extend(known[key])
-
-        number = counting = 0
-        for entry in self._entries:
-            if _computes_with_t(entry):
-                self._place.append(counting)
-                counting += 1
-            else:
-                self._place.append(-1)
-            for hook in entry.hooks:
-                place((id(hook.hook), id(hook.fold)), hook.fold, hook.hook)
-            if entry.rule is not None:
-                shared = plain[number] and len(own[number]) == 1
-                key = id(own[number]["_parent"]) if shared else id(entry.rule)
-                place((key, id(entry.expression)), entry.expression, entry.rule)
-                number += 1
-        self._place = np.array(self._place, np.intp)
-
-    @property
-    def size(self):
-        """How many values there are."""
-        return len(self._place)
-
-    def now(self):
-        """Returns the different ones of them, 0 at the end."""
-        values = list(map(_T, self._counting))
-        for owner, source in self._sources:
-            values += owner.hyperparameters_of(source)
-        values.append(0)
-        return values
-
-    def put(self, values, target):
-        """Writes what :meth:`now` has returned into an array, for every entry."""
-        target[...] = np.array(values, np.float64)[self._place]
-
-
-def _computes_with_t(entry):
-    formulas = [formula for owner in _owners(entry) for formula in owner.numbers.values()]
-    return entry.rule is not None and any(uses(formula, "t") for formula in formulas)
-
-
-def _parent(own):
-    """Returns from whom hyperparameters come if all of them do, otherwise something else."""
-    return own["_parent"] if len(own) == 1 else None
