@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mixprec.backends.cuda import ways
 from mixprec.backends.cudnn import settings
 from mixprec.backends.geometry import BatchNorm
 from tests.stand_ins import fake_cudnn
@@ -64,6 +65,26 @@ def test_a_choice_that_is_no_way_any_more_is_made_again(graphs, tmp_path, monkey
     normalize(HostCuda(2.0))
     assert len(made) == 2
     assert '"magic"' not in path.read_text()
+
+
+def test_choices_are_made_again_with_other_kernels_and_engines_are_not(graphs, tmp_path, monkeypatch):
+    """Kernels may be faster than before, or there may be another way."""
+    settings.configure(autotune="measure", cache=tmp_path)
+    normalize(HostCuda(0.1))
+    made, built = graphs
+    made.clear()
+    built.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(ways, "_code", lambda: "01234567")
+        cuda = HostCuda(2.0)
+        with cuda.counting() as found:
+            normalize(cuda)
+        assert found.kernels > 20
+    assert len(built) == 2
+    cuda = HostCuda(2.0)
+    with cuda.counting() as found:
+        normalize(cuda)
+    assert found.kernels == 0  # what was chosen with the former ones is still there
 
 
 def test_nothing_is_known_where_nothing_is_measured(graphs, tmp_path):
