@@ -87,7 +87,8 @@ def using(aside):
 def backward_pass(allowed):
     """To be used around a backward pass; behind it all gradients are there.
 
-    A pass within a pass computes nothing aside: the outer one may read its gradients at once.
+    A pass within a pass, as ``F.forget`` has one, computes nothing aside: the outer one may read its gradients at once,
+    and adds to those that it leaves in parameters.
 
     Args:
         allowed: callable that returns pairs of a function node and the place of one of its inputs, in a set: no other
@@ -106,7 +107,12 @@ def backward_pass(allowed):
         aside.forget()
         raise
     finally:
-        _now.allowed = outer
+        _now.allowed = outer and frozenset(filter(_has_no_gradient, outer))
+
+
+def _has_no_gradient(use):
+    function, place = use
+    return getattr(function.inputs[place].get_variable_or_none(), "grad", None) is None
 
 
 def run(node, place, function, held):

@@ -2,6 +2,7 @@
 
 import chainer
 import numpy as np
+from chainer import utils
 
 from mixprec.backends import primitives_of
 from mixprec.functions import checks
@@ -15,7 +16,7 @@ def accuracy(y, t, ignore_label=None, *, top=None):
 
     Args:
         y: logits (N, K) in a storage dtype, variable or array.
-        t: integer labels (N,), variable or array. One that is no class is predicted by nothing.
+        t: integer labels (N,) in the range of int32, variable or array. One that is no class is predicted by nothing.
         ignore_label: a label that does not count, or ``None``.
         top: ``None``: the label's logit has to be the largest, the first one among equals, as an argmax has it, NaN
             being larger than all numbers. A number: it has to be among so many largest ones, where those that are
@@ -25,7 +26,7 @@ def accuracy(y, t, ignore_label=None, *, top=None):
         Variable (), float32; 0 if no label counts.
 
     Raises:
-        TypeError: a dtype does not fit.
+        TypeError: a dtype does not fit, or one array is on the host and the other one is not.
         ValueError: a shape or an option does not fit.
     """
     y, t = (chainer.as_array(checks.variable(NAME, name, x)) for name, x in (("y", y), ("t", t)))
@@ -34,6 +35,7 @@ def accuracy(y, t, ignore_label=None, *, top=None):
         raise TypeError(f"{NAME}: t must be signed integers; found {t.dtype}")
     if y.ndim != 2 or t.shape != y.shape[:1]:
         raise ValueError(f"{NAME}: y must be (N, K) and t (N,); found {y.shape} and {t.shape}")
+    utils._check_arrays_forward_compatible((y, t), NAME)
     ignore_label = None if ignore_label is None else checks.whole(NAME, "ignore_label", ignore_label)
     top = None if top is None else checks.whole(NAME, "top", top, 1)
     labels = dense(t).astype(np.int32, copy=False)

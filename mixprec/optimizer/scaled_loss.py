@@ -28,6 +28,7 @@ from chainer import _backprop, function_node
 from mixprec import functions
 from mixprec.backends import aside
 from mixprec.backends.reading import known
+from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy
 from mixprec.optimizer.sole_uses import sole_uses
 from mixprec.update.copies import BFLOAT16, OWNER
 
@@ -89,8 +90,10 @@ class ScaledLoss(chainer.Variable):
         backward = super().backward
         if self.array.size == 1 and self.grad_var is None:  # otherwise Chainer would multiply by the factor once more
             with chainer.using_device(self.device):
-                if type(self.factor) is type(self.array):
-                    # The gradient of what was multiplied: a 1, and a product with it, would be two launches more.
+                fits = type(self.factor) is type(self.array)
+                if fits and isinstance(self.unscaled.creator_node, SoftmaxCrossEntropy):
+                    # The gradient of what was multiplied: a 1, and a product with it, would be two launches more. Other
+                    # functions, such as an addition, hand it on: a parameter would get the factor itself.
                     backward = self.unscaled.backward
                     self.unscaled.grad = self.factor.astype(self.dtype, copy=False).reshape(self.shape)
                 else:

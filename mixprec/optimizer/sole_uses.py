@@ -1,5 +1,7 @@
 """Which gradients of parameters nobody adds to in a backward pass."""
 
+import chainer
+
 from mixprec.update.copies import OWNER
 
 
@@ -10,8 +12,11 @@ def sole_uses(outputs):
         outputs: of a backward pass, ``[(variable node, gradient)]``.
 
     Returns:
-        Set of pairs of a function node and the place of the input.
+        Set of pairs of a function node and the place of the input; empty in Chainer's debug mode, which looks at every
+        gradient at once.
     """
+    if chainer.is_debug():
+        return set()
     functions_left = [node.creator_node for node, _ in outputs if node.creator_node is not None]
     seen, places = set(functions_left), {node: [None] for node, _ in outputs}  # an output has a gradient already
     while functions_left:

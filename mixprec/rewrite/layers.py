@@ -5,6 +5,7 @@ applied to. It returns the outputs, or ``None`` if it does not fit, for example 
 """
 
 import functools
+import numbers
 
 import chainer
 from chainer.functions.array.transpose import Transpose
@@ -223,6 +224,8 @@ def _softmax_cross_entropy(scope, node, inputs):
 def _accuracy(scope, node, inputs):
     y, t = inputs
     if not in_storage_dtype(y) or y.ndim != 2 or t.ndim != 1 or t.dtype.kind != "i" or not len(y):
+        return None
+    if not (node.ignore_label is None or isinstance(node.ignore_label, numbers.Integral)):
         return None
     return (accuracy(y, t, node.ignore_label),)
 

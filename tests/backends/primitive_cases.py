@@ -41,7 +41,8 @@ def arrays(rng, shape, dtype, scale=1.0, mean=0.0):
 
 def exact(array):
     """Returns an array as float64, or ``None`` for ``None``."""
-    return None if array is None else np.asarray(array).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # of signalling NaN
+        return None if array is None else np.asarray(array).astype(np.float64)
 
 
 def accumulated(count, magnitude):

@@ -58,7 +58,7 @@ def test_table_and_the_same_numbers_as_json_and_chart(tmp_path, capsys, monkeypa
     if found["kind"] == "cpu":
         counts = {count["name"]: count for count in found["counts"]}
         assert list(counts) == ["nhwc_fused_batched.yaml", "static_graph.yaml"]
-        assert counts["nhwc_fused_batched.yaml"]["launches"] > 300
+        assert counts["nhwc_fused_batched.yaml"]["launches"] > 250
         assert counts["static_graph.yaml"]["graph_launches"] == 1
         names = ["plain Chainer FP32", "plain Chainer FP32, cuDNN", "nhwc_fused_batched.yaml", "static_graph.yaml"]
         assert [row["name"] for row in found["rows"]] == names

@@ -88,9 +88,10 @@ def test_nodes_of_mixprec_run_and_their_primitives_are_replaced():
     for _ in range(2):
         step()
     kinds = [kind for kind, _, _ in Tape(step).calls]
-    assert kinds.count("batch_norm") == kinds.count("batch_norm_backward") == 1
+    # The sum is that of the net; the normalization takes the gradients of both branches.
+    assert kinds.count("batch_norm") == kinds.count("batch_norm_backward") == kinds.count("add") == 1
     assert not any(kind.__module__.startswith("mixprec.") for kind in kinds if not isinstance(kind, str))
-    assert [kind.__name__ for kind in kinds if not isinstance(kind, str)].count("Add") == 2  # of the net, of gradients
+    assert [kind.__name__ for kind in kinds if not isinstance(kind, str)].count("Tanh") == 1
 
 
 def test_a_step_that_computes_something_else_is_an_error():

@@ -55,3 +55,11 @@ def test_the_largest_few(top):
 def test_what_does_not_fit(arguments, keywords, message):
     with pytest.raises((TypeError, ValueError), match="^" + re.escape(message)):
         functions.accuracy(*arguments, **keywords)
+
+
+@pytest.mark.gpu
+def test_labels_of_the_host():
+    import cupy
+
+    with pytest.raises(TypeError, match=r"incompatible array types .*\(accuracy\)"):
+        functions.accuracy(cupy.zeros((2, 3), np.float32), np.zeros(2, np.int32))

@@ -1,5 +1,6 @@
 """Gradients of filters on a second stream: the same bits, whenever it does its work; and faults of it are found."""
 
+import chainer
 import chainer.functions as F
 import pytest
 
@@ -46,6 +47,14 @@ def test_without_the_key_there_is_one_stream(ran_aside):
     assert not ran_aside
 
 
+@pytest.mark.usefixtures("host")
+def test_in_debug_mode_there_is_one_stream(ran_aside):
+    """Chainer looks at every gradient as soon as it is asked for."""
+    with chainer.using_config("debug", True):
+        Run({"second_stream": True}).run(range(2))
+    assert not ran_aside
+
+
 class Shared(Network):
     """Filters that two functions have, and filters whose norm is a part of the loss."""
 
@@ -66,6 +75,24 @@ def test_gradients_that_are_added_up(side, ran_aside):  # noqa: F811
     captured = _shared(BOTH_STREAMS, side)
     assert ran_aside
     assert_same(captured, _shared(None, side))
+
+
+class Forgetting(Network):
+    """Filters that a function has, and another one that is repeated in a pass within the backward pass before."""
+
+    def forward(self, x):
+        first, second = self.stages
+        h = F.max_pooling_2d(F.relu(self.bn1(self.conv1(x))), 3, stride=2, pad=1, cover_all=False)
+        h = F.relu(first.conv1(h))
+        h = F.forget(lambda y: F.relu(first.conv1(y)), h)
+        return self.fc(F.average(second(h), axis=(2, 3)))
+
+
+@pytest.mark.usefixtures("host")
+def test_gradients_that_a_pass_within_the_pass_has_left(ran_aside):
+    captured, expected = (Run(capture, network=Forgetting).run(range(STEPS)) for capture in (BOTH_STREAMS, REQUIRED))
+    assert ran_aside
+    assert_same(captured, expected)
 
 
 @pytest.mark.usefixtures("host")

@@ -261,6 +261,20 @@ def test_forget():
         np.testing.assert_array_equal(optimizer.master(found).array, reference.master(expected).array)
 
 
+def test_a_parameter_that_is_added_to_the_loss_has_a_gradient_of_its_own():
+    """An addition hands its gradient on. Zeros in it are none in the loss scale, which a static one keeps."""
+    model = chainer.Chain()
+    with model.init_scope():
+        model.b = chainer.Parameter(np.array(4, np.float32))
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(1.0), 8, zero_gradients=True).setup(model)
+    for left in (3, 2, 1):
+        optimizer.update(lambda: model.b + np.array(1, np.float32))
+        assert (model.b.array, model.b.grad, optimizer.skipped) == (left, 0, 0)
+    for _ in range(2):  # the loss is the parameter
+        optimizer.scale_loss(model.b).backward()
+    assert model.b.grad == 16
+
+
 def test_zerograds_instead_of_cleargrads():
     """Zeros can be added to at any scale, step after step."""
     optimizer, reference = _optimizer(loss_scale=mixprec.DynamicLossScale(init=8.0, interval=1)), _optimizer()

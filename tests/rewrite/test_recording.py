@@ -109,9 +109,10 @@ def test_chainers_accuracy_is_one_launch(ignore_label):
     assert not [note for note in notes if note.kind == "read"]
 
 
-def test_chainers_accuracy_of_a_converted_model_is_chainers():
+@pytest.mark.parametrize("ignore_label", [-1, -1.0])
+def test_chainers_accuracy_of_a_converted_model_is_chainers(ignore_label):
     x, t = np.random.default_rng(0).integers(-2, 3, (60, 5)).astype("f"), np.arange(60, dtype="i") % 6 - 1
-    model = L.Classifier(lambda x: x * 1, accfun=lambda y, t: F.accuracy(y, t, -1))
+    model = L.Classifier(lambda x: x * 1, accfun=lambda y, t: F.accuracy(y, t, ignore_label))
     model.forward(x, t)
     expected = model.accuracy
     mixprec.convert(model)

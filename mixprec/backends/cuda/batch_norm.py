@@ -81,7 +81,7 @@ class BatchNorms(BatchNormKernels):
             ask = functools.partial(
                 operations.batch_norm_backward, shape, dtype, recompute=relu and not add, mask=mask is not None
             )
-            # Without a ReLU between sum and normalization cuDNN 9.28 has no engine, where 9.19 had one.
+            # Without a ReLU between sum and normalization neither cuDNN 9.19 nor 9.28 has an engine.
             names = {True: "cudnn+plus", False: "plus, cudnn"} if plus and relu else {False: "cudnn"}
             for fused, name in names.items():
                 operation = ask(plus=fused)

@@ -35,7 +35,7 @@ class Memory(NamedTuple):
 
 
 def agreeing(device, what, candidates, written, failed, wrong):
-    """Returns the candidates that compute the same as most, and at least one.
+    """Returns the candidates that compute the same as most, and at least one; of two that differ the first.
 
     Before each of them runs, its outputs and the workspace are filled with NaN, so that one that writes nothing, or
     minds what is in the workspace, is found.
@@ -80,7 +80,11 @@ def agreeing(device, what, candidates, written, failed, wrong):
                 if candidate is not first and why is not None:
                     off[candidate[0]] = f"{why} that of {first[0]}"
         candidates = working
-        if len(candidates) == 2 or 2 * len(off) < len(candidates):
+        if len(candidates) == 2 and off:
+            ((name, why),) = off.items()
+            _log.warning("%s: %s is not used, nobody knows which of two is wrong: %s", what, name, why)
+            return [first]
+        if 2 * len(off) < len(candidates):
             for name, why in off.items():
                 wrong(name, why)
             return [candidate for candidate in candidates if candidate[0] not in off]

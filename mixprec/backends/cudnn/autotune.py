@@ -1,12 +1,10 @@
 """Which of several ways to compute the same is the fastest, by measurement on the device."""
 
-import logging
 import statistics
 
-from mixprec.backends.cudnn.errors import BrokenDevice
+from mixprec.backends.cudnn.errors import BrokenDevice, one_line
 
 _ROUNDS = 5
-_log = logging.getLogger("mixprec")
 
 
 def fastest(device, candidates, failed=None, check=None):
@@ -73,13 +71,7 @@ def attempt(device, name, function, failed):
         except Exception:
             raise BrokenDevice(
                 f"{name} has broken the device while it was measured, no call of CUDA works any more: "
-                f"{_one_line(error)}; it will not be tried again: start the program anew"
+                f"{one_line(error)}; it will not be tried again: start the program anew"
             ) from error
-        _log.info("%s is out, it failed when it was measured: %s", name, error)
         return False
     return True
-
-
-def _one_line(error):
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -8,7 +8,7 @@ from mixprec.backends.cudnn.autotune import fastest
 from mixprec.backends.cudnn.choices import Choices
 from mixprec.backends.cudnn.device import CupyDevice
 from mixprec.backends.cudnn.engines import Engines
-from mixprec.backends.cudnn.errors import CaptureError, NoEngine
+from mixprec.backends.cudnn.errors import BrokenDevice, CaptureError, NoEngine, lacks_memory, one_line
 from mixprec.backends.cudnn.executor import Executor
 from mixprec.backends.cudnn.plans import Plan
 from mixprec.backends.cudnn.search import text_of
@@ -138,8 +138,23 @@ class Dnn:
                 f"cuDNN: the ways to compute {key} have not been measured, and cannot be while a CUDA graph captures: "
                 "run the step eagerly first"
             )
-        name, milliseconds, first = fastest(self._device, candidates)
-        choices.put(text, name, milliseconds, now.seconds)
+        never = choices.never(text)
+        candidates = [candidate for candidate in candidates if candidate[0] not in never] or candidates
+        failures = {}  # errors by name
+
+        def failed(name, error):
+            _log.warning("%s: %s is out, it failed when it was measured: %s", key, name, one_line(error))
+            failures[name] = error
+
+        try:
+            name, milliseconds, first = fastest(self._device, candidates, failed)
+        except BrokenDevice:
+            if failures:  # otherwise it was an engine that a way has searched
+                name = list(failures)[-1]
+                choices.ban(text, name, f"it failed: {one_line(failures[name])}")
+            raise
+        if not any(map(lacks_memory, failures.values())):  # otherwise the next process tries all of them again
+            choices.put(text, name, milliseconds, now.seconds)
         _log.info(
             "%s: %s, %.4f ms; %s takes %.4f ms",
             *(key, name, milliseconds, candidates[0][0], first),

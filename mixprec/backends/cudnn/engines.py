@@ -3,7 +3,7 @@
 import re
 
 from mixprec.backends.announcements import announce
-from mixprec.backends.cudnn.errors import NoEngine
+from mixprec.backends.cudnn.errors import NoEngine, one_line
 from mixprec.backends.cudnn.graphs import describe
 from mixprec.backends.cudnn.library import data_type
 
@@ -119,8 +119,7 @@ class Engines:
             else:
                 graph.build_plan_at_index(index)
                 if self._stored is not None and self.is_compiled(name):
-                    # Now: it is that of the plan that was built last.
-                    self._compiled[name] = bytes(graph.serialize())
+                    self._serialize(name)  # now: it is that of the plan that was built last
             size = graph.get_workspace_size_plan_at_index(index)
         except self._failures as error:
             self._note(error)
@@ -130,6 +129,12 @@ class Engines:
             return False
         self._sizes[name], self._places[name] = size, (graph, index)
         return True
+
+    def _serialize(self, name):
+        try:
+            self._compiled[name] = bytes(self.graph.serialize())
+        except self._failures as error:  # it computes all the same
+            announce("%s: %s cannot be kept on disk: %s", self._operation, name, one_line(error))
 
     def _load(self, name):
         """Returns a graph with one engine that was compiled by another process, or ``None``."""
@@ -153,7 +158,7 @@ class Engines:
         return self.build(name)
 
     def _say_unloadable(self, name, error):
-        announce("%s: %s from disk fails, it is compiled anew: %s", self._operation, name, _one_line(error))
+        announce("%s: %s from disk fails, it is compiled anew: %s", self._operation, name, one_line(error))
 
     def _key(self, name):
         return f"{self._operation} {name}"
@@ -182,7 +187,7 @@ class Engines:
         return self._reason + without
 
     def _note(self, error):
-        self._reason = _one_line(error)
+        self._reason = one_line(error)
         if not isinstance(error, self._unsupported) and _FAULT.search(str(error)):
             self._fault = self._reason
 
@@ -198,8 +203,3 @@ def _excluded_notes(operation, settings):
     elif not settings.tensor_cores:
         notes.append("TENSOR_CORE")
     return notes
-
-
-def _one_line(error):
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -12,7 +12,7 @@ from mixprec.backends.notes import take
 _ALIGNMENT = 16  # bytes, of addresses: what the frontend tells cuDNN of each tensor
 # To find out whether an engine may write an output where it reads an input: how often, with which byte in the input
 # (as float32, 12.08), and by how much results may differ, of the largest of them.
-_TRIES, _BYTE, _APART = 8, 0x41, 2.0**-10
+_TRIES, _BYTE, _APART = 8, 0x41, 2.0**-16
 _log = logging.getLogger("mixprec")
 
 

@@ -7,6 +7,7 @@ import time
 
 from mixprec.backends.cudnn.agreement import Memory, agreeing
 from mixprec.backends.cudnn.autotune import fastest
+from mixprec.backends.cudnn.errors import BrokenDevice, lacks_memory, one_line
 
 # How many engines are measured that need not be compiled. cuDNN lists about 45 for a convolution of float16, those
 # first that it thinks are fast, and builds 24 in 10 ms. For those that are compiled there are the settings' seconds.
@@ -47,17 +48,30 @@ def search(operation, settings, engines, executor, choices, addresses):
     ]
     written.append(Memory(workspace.ptr, max(map(engines.size, names))))
 
+    failures = {}  # errors by name
+
     def failed(name, error):
-        if not isinstance(error, MemoryError):
-            choices.ban(text, name, f"it failed: {_one_line(error)}")
+        _log.warning("%s: %s is out, it failed when it was measured: %s", operation, name, one_line(error))
+        failures[name] = error
+
+    def ban(name):
+        if not lacks_memory(failures[name]):
+            choices.ban(text, name, f"it failed: {one_line(failures[name])}")
 
     def wrong(name, why):
         _log.warning("%s: %s computes something else, and is not used: %s", operation, name, why)
         choices.ban(text, name, why)
 
-    name, milliseconds, first = fastest(
-        device, candidates, failed, lambda working: agreeing(device, operation, working, written, failed, wrong)
-    )
+    try:
+        name, milliseconds, first = fastest(
+            device, candidates, failed, lambda working: agreeing(device, operation, working, written, failed, wrong)
+        )
+    except BrokenDevice:
+        ban(list(failures)[-1])
+        raise
+    # Only now: where all fail, it is not the fault of each of them.
+    for failing in failures:
+        ban(failing)
     choices.put(text, name, milliseconds, settings.seconds)
     _log.info(
         "%s: %s is the fastest of %d, %.4f ms; the first takes %.4f ms",
@@ -114,8 +128,3 @@ def _built(engines, seconds):
             quick += not is_compiled
             yield name
         spent += (time.monotonic() - start) * is_compiled
-
-
-def _one_line(error):
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

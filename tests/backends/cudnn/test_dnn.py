@@ -12,7 +12,7 @@ import pytest
 
 from mixprec.backends.cudnn import search, settings
 from mixprec.backends.cudnn.dnn import Dnn
-from mixprec.backends.cudnn.errors import CaptureError, NoEngine
+from mixprec.backends.cudnn.errors import BrokenDevice, CaptureError, NoEngine
 from mixprec.backends.cudnn.handles import Handles
 from mixprec.backends.cudnn.workspace import Workspaces
 from mixprec.backends.geometry import Convolution
@@ -384,10 +384,10 @@ def test_an_engine_that_fails_when_it_is_measured_is_out(monkeypatch, caplog):
     monkeypatch.setattr(fake_cudnn.pygraph, "execute_plan_at_index", failing)
     dnn = Dnn(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0}))
     settings.configure(autotune="measure")
-    with caplog.at_level(logging.INFO, "mixprec"):
-        run(dnn, CONV)
+    run(dnn, CONV)
     assert dnn.plan(CONV).engine == "eng2_k0=0"
-    assert caplog.messages[0] == "eng1_k0=0 is out, it failed when it was measured: CUDNN_STATUS_EXECUTION_FAILED"
+    why = "eng1_k0=0 is out, it failed when it was measured: CUDNN_STATUS_EXECUTION_FAILED"
+    assert caplog.record_tuples[0] == ("mixprec", logging.WARNING, f"{CONV}: {why}")
 
 
 def test_if_all_engines_fail_the_first_ones_error_is_the_answer(monkeypatch, dnn):
@@ -555,6 +555,37 @@ def test_a_choice_between_ways_that_are_not_there_any_more_is_made_again():
     Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", ways.candidates)
     others = Ways(separate=2.0, split=3.0)
     assert Dnn(0, frontend=fake_cudnn, device=others.device).choose("key", others.candidates) == "separate"
+
+
+def test_a_way_that_lacked_memory_is_named_and_tried_again_by_the_next_process(caplog):
+    settings.configure(autotune="measure")
+    ways = Ways(separate=2.0, fused=1.0)
+
+    def scarce():
+        raise MemoryError("out of memory")
+
+    short = [ways.candidates[0], ("fused", scarce)]
+    assert Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", short) == "separate"
+    assert caplog.messages == ["key: fused is out, it failed when it was measured: out of memory"]
+    assert Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", ways.candidates) == "fused"
+
+
+def test_a_way_that_breaks_the_device_is_not_tried_by_the_next_process(monkeypatch):
+    settings.configure(autotune="measure")
+    ways = Ways(separate=2.0, fused=1.0)
+
+    def broken():
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    def breaking():
+        monkeypatch.setattr(ways.device, "synchronize", broken)
+
+    dnn = Dnn(0, frontend=fake_cudnn, device=ways.device)
+    with pytest.raises(BrokenDevice, match="fused has broken the device"):
+        dnn.choose("key", [ways.candidates[0], ("fused", breaking)])
+    ways = Ways(separate=2.0, fused=1.0)
+    assert Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", ways.candidates) == "separate"
+    assert "fused" not in ways.calls
 
 
 def test_the_only_way_is_not_measured():
