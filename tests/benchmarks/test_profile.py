@@ -96,9 +96,9 @@ def test_each_call_of_a_small_network_has_its_layer_and_kind():
         ("stages/0", kinds.CONV_FPROP, "conv_fprop"),
         ("fc", kinds.LAYOUT, "to_nchw"),
         ("fc", kinds.LINEAR, "linear"),
-        ("(classifier)", kinds.LAYOUT, "cast"),  # what leaves the network
         ("(classifier)", kinds.LOSS, "softmax_cross_entropy"),
         ("(classifier)", kinds.LOSS, "mean_of_counted"),
+        ("(classifier)", kinds.LOSS, "accuracy"),
         ("(classifier)", kinds.LOSS, "softmax_cross_entropy_backward"),
         ("fc", kinds.LINEAR, "linear_dgrad"),
         ("fc", kinds.LINEAR, "linear_wgrad"),
