@@ -43,7 +43,7 @@ test-sweep: install ## the other cases of the core's tests, all examples of prop
 
 # Without a GPU importing CuPy changes nothing, and kernels compile. What is not here has its backend handed to it or does
 # not import CuPy; of training one file stands for all.
-CUPY = tests/*.py $(addprefix tests/,bridge compat functions graph_capture links optimizer rewrite update) \
+CUPY = tests/*.py $(addprefix tests/,bridge compat functions graph_capture links optimizer rewrite) \
 	tests/backends/*.py tests/backends/cuda/test_kernels*.py tests/backends/cudnn/test_device.py \
 	tests/benchmarks/test_profile.py tests/training/test_train_command.py
 test-cupy: install ## with CuPy installed, without a GPU: parts of the core again, and all kernels compile

@@ -9,10 +9,10 @@ import numbers
 import operator
 import reprlib
 
-import ml_dtypes
 import numpy as np
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+from mixprec.dtypes import BFLOAT16
+
 _DTYPES = {dtype.name: dtype for dtype in (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))}
 _KNOWN = {**_DTYPES, **{dtype: dtype for dtype in _DTYPES.values()}}
 _BOOLS = bool, np.bool_
@@ -154,7 +154,7 @@ def power_of_two(name, value):
 
 def is_number(value):
     """Whether a value is a real number of Python or NumPy that a float has room for."""
-    if isinstance(value, _BOOLS) or not isinstance(value, (numbers.Real, np.floating, ml_dtypes.bfloat16)):
+    if isinstance(value, _BOOLS) or not isinstance(value, (numbers.Real, np.floating, BFLOAT16.type)):
         return False
     try:
         float(value)

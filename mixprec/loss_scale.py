@@ -16,7 +16,7 @@ import numpy as np
 from chainer import AbstractSerializer, Deserializer, backend, get_array_types
 
 from mixprec import arguments
-from mixprec.backends.reading import known, read
+from mixprec.backends.transfers import on_host, to_host
 from mixprec.bounds import INT32
 
 
@@ -140,12 +140,12 @@ class DynamicLossScale:
     @property
     def value(self):
         """The scale of the next step, a float; read from the device if it is there."""
-        return float(read(self._value))
+        return float(to_host(self._value))
 
     @property
     def overflows_in_row(self):
         """Number of steps in a row, up to the last one, that overflowed; read from the device if it is there."""
-        return int(read(self._overflows_in_row))
+        return int(to_host(self._overflows_in_row))
 
     @property
     def exhausted(self):
@@ -170,7 +170,7 @@ class DynamicLossScale:
         is_array = isinstance(overflow, get_array_types())
         if (overflow.shape != () or overflow.dtype != bool) if is_array else not isinstance(overflow, (bool, np.bool_)):
             raise TypeError(f"overflow must be True, False or a boolean array; found {arguments.found(overflow)}")
-        if known(overflow) and known(self._clean) and not overflow and self._clean + 1 < self.interval:
+        if on_host(overflow) and on_host(self._clean) and not overflow and self._clean + 1 < self.interval:
             # Most steps on the host; in the general way they would take a tenth of a batched update.
             self._clean = np.array(self._clean + 1, np.int32)
             self._overflows_in_row = np.array(0, np.int32)
@@ -252,7 +252,7 @@ def stored(serializer, name, value):
         KeyError: it is not in the file; a deserializer that is not strict gives back what it is given.
     """
     if not isinstance(serializer, Deserializer):
-        return serializer(name, read(value))
+        return serializer(name, to_host(value))
     loaded = serializer(name, None)
     if loaded is None:
         raise KeyError(name)

@@ -14,7 +14,7 @@ from benchmarks.bars.rows import row_of
 from benchmarks.processes import Worker
 from benchmarks.roofline import layers, limit
 from benchmarks.step import counts as counting
-from mixprec.backends.announcements import announce
+from mixprec.announcements import announce
 
 PEERS = ("pytorch",)
 _RATES_LIMIT = 120.0  # seconds

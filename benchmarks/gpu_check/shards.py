@@ -14,7 +14,15 @@ _TRAINING = [f"tests/training/test_{name}.py" for name in ("captured", "accumula
 _NAMED = (  # (name, words, seconds); files, as importing all of a folder takes longer than its tests for a GPU
     ("unknown", (_PRIMITIVES, "-k", _FIRST), 90.0),
     ("captures", ("tests/graph_capture/test_gpu.py", *_TRAINING), 90.0),
-    ("update", ("tests/update/test_gpu.py", "tests/update/test_memory.py", "tests/optimizer/test_bfloat16.py"), 60.0),
+    (
+        "update",
+        (
+            "tests/optimizer/batch/test_gpu.py",
+            "tests/optimizer/batch/test_memory.py",
+            "tests/optimizer/test_bfloat16.py",
+        ),
+        60.0,
+    ),
     ("links", ("tests/links/test_gpu.py", "tests/rewrite/test_gpu.py", "tests/functions/test_dropout.py"), 60.0),
     ("float16", (_PRIMITIVES, "-k", f"not ({_FIRST}) and float16"), 90.0),
     ("float32", (_PRIMITIVES, "-k", f"not ({_FIRST}) and not float16"), 90.0),

@@ -23,9 +23,9 @@ import numpy as np
 from chainer import _backprop_utils, function, function_node
 
 from benchmarks import floors
+from benchmarks.null_device import Call
 from benchmarks.profile import kinds
 from benchmarks.profile.spans import Key
-from benchmarks.recording import Call
 from mixprec.backends.primitives import Primitives
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.layout import Dense

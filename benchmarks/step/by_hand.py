@@ -6,10 +6,10 @@ import dataclasses
 import chainer
 import numpy as np
 
-from benchmarks import recording, resnet
+from benchmarks import null_device, resnet
 from benchmarks.step.counts import LAUNCHES
 from mixprec import functions
-from mixprec.backends.notes import taking
+from mixprec.backends.device_log import recording
 
 NETWORKS = {"resnet18": resnet.resnet18, "resnet50": resnet.resnet50, "resnext50": resnet.resnext50}
 OTHERS = "of Chainer: "
@@ -49,25 +49,25 @@ def count(name, *, batch=32, size=224):
         Launches
     """
     network, x, t = _stand_ins(name, batch, size, "float16")
-    with taking() as notes:
+    with recording() as notes:
         _step(network, x, t)
     launches = collections.Counter(note.primitive or OTHERS + note.name for note in notes if note.kind in LAUNCHES)
     return Launches(dict(launches), sum(note.kind == "read" for note in notes))
 
 
 def calls(name, *, batch=32, size=224, dtype="float16"):
-    """Returns the calls of primitives, :class:`~benchmarks.recording.Call`, that :func:`count` would count."""
+    """Returns the calls of primitives, :class:`~benchmarks.null_device.Call`, that :func:`count` would count."""
     network, x, t = _stand_ins(name, batch, size, dtype)
-    with recording.calls() as found:
+    with null_device.calls() as found:
         _step(network, x, t)
     return found
 
 
 def _stand_ins(name, batch, size, dtype):
-    recording.install()
-    launcher = recording.Launcher()
+    null_device.install()
+    launcher = null_device.Launcher()
     x, t = launcher.empty((batch, 3, size, size), np.float32), launcher.full((batch,), 0, np.int32)
-    return recording.send(NETWORKS[name](1000, dtype)), x, t
+    return null_device.send(NETWORKS[name](1000, dtype)), x, t
 
 
 def _step(network, x, t):

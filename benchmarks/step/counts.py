@@ -1,6 +1,6 @@
 """What a training step asks of a GPU, counted without one: launches, graphs, uploads, waiting, layout conversions.
 
-The step runs on :mod:`benchmarks.recording`, a device that computes nothing and takes notes, so that the network
+The step runs on :mod:`benchmarks.null_device`, a device that computes nothing and takes notes, so that the network
 can have its full size. The batch is as the training script would get it, and lies on the device; the learning rate is
 another one in each step, as under a schedule.
 """
@@ -15,12 +15,12 @@ import chainer
 import numpy as np
 
 import mixprec
-from benchmarks import configured, recording
+from benchmarks import configured, null_device
 from benchmarks.processes import Worker
 from benchmarks.step.launches import launches_of, totals
 from benchmarks.step.unseen import chainers_own
 from mixprec.backends import graphs_of
-from mixprec.backends.notes import taking
+from mixprec.backends.device_log import recording
 from mixprec.graph_capture.verification import Verification
 from mixprec.training import images
 from mixprec.training.accumulation import Accumulated
@@ -167,14 +167,14 @@ def as_json(counts):
 @contextlib.contextmanager
 def graphs_compute_nothing():
     """Inside of the block launches of graphs are only put into the list that it gives, and nothing is compared."""
-    launch, difference = recording.Graph.launch, Verification.difference
+    launch, difference = null_device.Graph.launch, Verification.difference
     launched = []
-    recording.Graph.launch = lambda graph: launched.append(graph)
+    null_device.Graph.launch = lambda graph: launched.append(graph)
     Verification.difference = lambda *results: None
     try:
         yield launched
     finally:
-        recording.Graph.launch, Verification.difference = launch, difference
+        null_device.Graph.launch, Verification.difference = launch, difference
 
 
 def _count(network, name, overrides, settings):
@@ -192,7 +192,11 @@ def _eager(optimizer, rate, lossfun, given, images_in_step):
     before = None
     for _ in range(_STEPS):
         _move(optimizer, rate)
-        with graphs_of(next(optimizer.target.params()).array).on_stream(), chainers_own() as names, taking() as notes:
+        with (
+            graphs_of(next(optimizer.target.params()).array).on_stream(),
+            chainers_own() as names,
+            recording() as notes,
+        ):
             optimizer.update(lossfun, *given)
         now = collections.Counter((note.kind, note.primitive, note.name) for note in notes)
         if now == before:
@@ -215,9 +219,9 @@ def _first_batch(config):
 @contextlib.contextmanager
 def _on_device(config, model, batch):
     """Gives an optimizer, a loss function and its arguments on a device that is installed for them, under a trainer."""
-    recording.install()
-    optimizer = build_optimizer(config, recording.send(model))
-    lossfun, *given = _asked(config, model, lambda: list(map(recording.array, batch)))
+    null_device.install()
+    optimizer = build_optimizer(config, null_device.send(model))
+    lossfun, *given = _asked(config, model, lambda: list(map(null_device.array, batch)))
     reporter = chainer.Reporter()  # as a trainer's
     reporter.add_observers("main", model.namedlinks())
     with reporter.scope({}):
@@ -233,7 +237,7 @@ def _replayed(config, optimizer, rate, lossfun, given):
             _move(optimizer, rate)
             replays = step.replays
             launched.clear()
-            with taking() as notes:
+            with recording() as notes:
                 step(*given)
             if step.replays > replays:
                 return launched, notes

@@ -18,7 +18,7 @@ import numpy as np
 from chainer import optimizer_hooks, optimizers
 
 import mixprec
-from benchmarks import contestants, recording
+from benchmarks import contestants, null_device
 from benchmarks.processes import Worker
 from benchmarks.step.counts import graphs_compute_nothing
 from benchmarks.step.tape import Tape
@@ -153,12 +153,12 @@ def _on_tape(optimizer, batch):
 
 
 def _captured(network):
-    recording.install()
+    null_device.install()
     model, *batch = _start(network)
     mixprec.convert(model, batch[0])
-    optimizer = contestants.mixed_sgd(recording.send(model), lr=_LR, init_scale=_SCALE)
+    optimizer = contestants.mixed_sgd(null_device.send(model), lr=_LR, init_scale=_SCALE)
     captured = mixprec.capture(optimizer, required=True)
-    step = _observed(optimizer, functools.partial(captured, *map(recording.array, batch)))
+    step = _observed(optimizer, functools.partial(captured, *map(null_device.array, batch)))
     with graphs_compute_nothing():
         for _ in range(_MORE):
             step()
@@ -174,9 +174,9 @@ def _playing_graphs():
 
     with (
         graphs_compute_nothing() as launched,
-        mock.patch.object(recording.Graphs, "copy", leave_out),
-        mock.patch.object(recording.Launcher, "upload", leave_out),
-        mock.patch.object(recording.Array, "copy", lambda array, **_: array),
+        mock.patch.object(null_device.Graphs, "copy", leave_out),
+        mock.patch.object(null_device.Launcher, "upload", leave_out),
+        mock.patch.object(null_device.Array, "copy", lambda array, **_: array),
     ):
         yield launched.clear
 

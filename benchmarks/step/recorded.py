@@ -1,6 +1,6 @@
 """The launches of a captured step as it is in this checkout, and with other choices of the device."""
 
-from benchmarks import configured, recording
+from benchmarks import configured, null_device
 from benchmarks.processes import Worker
 from benchmarks.step import counts
 from benchmarks.step.launches import launches_of
@@ -36,11 +36,11 @@ def record(network, *, arch, size, dtype, choices=(AS_IT_IS,)):
 
 def _record(network, arch, size, dtype, choice):
     config = configured.load(CONFIG, arch=arch, batch=_BATCH, size=size, overrides=[f"precision.compute={dtype}"])
-    supports, choose = recording.Dnn.supports, recording.Dnn.choose
+    supports, choose = null_device.Dnn.supports, null_device.Dnn.choose
     if choice == OWN_KERNELS:
-        recording.Dnn.supports = lambda dnn, asked: not asked.kind.startswith("batch_norm") and supports(dnn, asked)
+        null_device.Dnn.supports = lambda dnn, asked: not asked.kind.startswith("batch_norm") and supports(dnn, asked)
     if choice == CONV_STATISTICS:
-        recording.Dnn.choose = lambda dnn, key, candidates: (
+        null_device.Dnn.choose = lambda dnn, key, candidates: (
             dict(candidates).keys() & {"statistics"} or {choose(dnn, key, candidates)}
         ).pop()
     inside, outside, model = counts.notes_of_captured(config, network)

@@ -10,10 +10,10 @@ import chainer
 import numpy as np
 
 from mixprec.backends.aside import AHEAD, Aside
-from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.capture_error import CaptureError
+from mixprec.backends.device_log import record
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.memory import axes, shaped
-from mixprec.backends.notes import take
 
 
 def graphs_of(array):
@@ -144,7 +144,7 @@ class CupyGraphs:
 
         def noting(size):
             memory = allocate(size)
-            take("memory", "new", memory.ptr, size)
+            record("memory", "new", memory.ptr, size)
             return memory
 
         with cuda.using_allocator(noting):  # a hook would see memory from pools only

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
-from mixprec.backends.cudnn.errors import CaptureError
-from mixprec.backends.notes import take
+from mixprec.backends.device_log import record
 from mixprec.backends.stored import Stored
 
 # Of arrays of CuPy. `flags` would be another object for each of them.
@@ -95,7 +95,7 @@ class CupyLauncher:
             arguments: ints (addresses, or ``long long``) and floats (``double``).
         """
         values = tuple(np.float64(value) if isinstance(value, float) else np.int64(value) for value in arguments)
-        take("kernel", kernel.name, blocks, *arguments)
+        record("kernel", kernel.name, blocks, *arguments)
         with self._device:
             kernel.function((blocks,), (self.threads,), values)
 

@@ -4,7 +4,7 @@ import hashlib
 import os
 
 from mixprec import files
-from mixprec.backends.announcements import announce
+from mixprec.announcements import announce
 
 
 class Stored:

@@ -7,7 +7,7 @@ import chainer
 import ml_dtypes
 import numpy as np
 
-from mixprec.backends.announcements import announce
+from mixprec.announcements import announce
 from mixprec.backends.cudnn.errors import NoEngine
 
 _FLOAT = np.dtype(np.float32)

@@ -103,7 +103,7 @@ def getVersion():
     Raises:
         CudnnMissing: cuDNN or its frontend is not installed.
     """
-    from mixprec.compat import cudnn_library
+    from mixprec import cudnn_library
 
     return int(cudnn_library.load().backend_version())
 

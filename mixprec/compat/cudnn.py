@@ -4,7 +4,8 @@ import logging
 import os
 import sys
 
-from mixprec.compat import cudnn_library, hooks
+from mixprec import cudnn_library
+from mixprec.compat import hooks
 from mixprec.compat.gpu_presence import gpu_is_there
 
 _SWITCH = "MIXPREC_CUDNN"

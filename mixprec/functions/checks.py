@@ -9,9 +9,8 @@ import chainer
 import numpy as np
 
 from mixprec import arguments
+from mixprec.dtypes import STORAGE_DTYPES
 
-BFLOAT16 = arguments.BFLOAT16
-STORAGE_DTYPES = frozenset((np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)))
 _NAMES = "float16, bfloat16 or float32"
 
 

@@ -4,7 +4,7 @@ import functools
 
 from mixprec.backends import aside
 from mixprec.backends.geometry import Convolution
-from mixprec.backends.reading import known
+from mixprec.backends.transfers import on_host
 from mixprec.functions import checks
 from mixprec.functions.node import Node, dense
 
@@ -96,7 +96,7 @@ class FilterNode(Node):
         """
         channels = W.shape[1] * self.convolution.groups
         surplus = x[..., channels:]
-        if surplus.size and known(x) and surplus.any():
+        if surplus.size and on_host(x) and surplus.any():
             raise ValueError(
                 f"{self.name}: x must be (N, H, W, {channels}), with zeros alone beyond; found shape {x.shape}"
             )

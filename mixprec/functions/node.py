@@ -7,8 +7,8 @@ import chainer
 import numpy as np
 from chainer import utils
 
+from mixprec.announcements import announce
 from mixprec.backends import primitives_of
-from mixprec.backends.announcements import announce
 from mixprec.functions import checks, sums
 
 

@@ -4,7 +4,7 @@ import chainer
 import numpy as np
 
 from mixprec import arguments
-from mixprec.backends.reading import known
+from mixprec.backends.transfers import on_host
 from mixprec.functions import checks
 from mixprec.functions.node import Node
 
@@ -100,7 +100,7 @@ class SoftmaxCrossEntropy(Node):
         return self.dense("x", x).reshape(-1, x.shape[-1]), labels
 
     def _check_labels(self, t, classes):
-        if not known(t):
+        if not on_host(t):
             return
         wrong = t[((t < 0) | (t >= classes)) & (t != self._options["ignore_label"])]
         if wrong.size:

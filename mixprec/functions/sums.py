@@ -15,7 +15,7 @@ from chainer import _backprop_utils
 
 from mixprec.backends import primitives_of
 from mixprec.backends.memory import axes, is_dense, same_order, turned_back
-from mixprec.functions import checks
+from mixprec.dtypes import STORAGE_DTYPES
 
 
 class Sum(chainer.Variable):
@@ -147,7 +147,7 @@ def _added(one, other):
 
 
 def _flat_sum(a, b):
-    if type(a) is not type(b) or a.shape != b.shape or a.dtype != b.dtype or a.dtype not in checks.STORAGE_DTYPES:
+    if type(a) is not type(b) or a.shape != b.shape or a.dtype != b.dtype or a.dtype not in STORAGE_DTYPES:
         return None
     if not (a.size and is_dense(a) and is_dense(b)):
         return None

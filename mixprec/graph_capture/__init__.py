@@ -1,6 +1,6 @@
 """Capturing work that is done again and again as CUDA graphs: the training step, and the evaluation of a model."""
 
-from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.capture_error import CaptureError
 from mixprec.graph_capture.evaluation import capture_evaluation
 from mixprec.graph_capture.training_step import capture
 

@@ -5,10 +5,10 @@ import collections
 import chainer
 
 from mixprec import arguments
+from mixprec.announcements import announce
 from mixprec.backends import graphs_of
-from mixprec.backends.announcements import announce
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
-from mixprec.backends.cudnn.errors import CaptureError
 from mixprec.graph_capture.arguments import Arguments
 from mixprec.graph_capture.kind import Kind
 from mixprec.graph_capture.links import array_of
@@ -33,7 +33,7 @@ class Captured:
             - ``plan()``: an object, another one if the next time is not expected to be like the last one;
             - ``why_not()``: why it cannot be captured, as text, or ``None``;
             - ``session()``: what the host does around a graph, with the methods of
-              :class:`~mixprec.optimizer.graph_step.GraphStep`;
+              :class:`~mixprec.graph_capture.graph_step.GraphStep`;
             - ``state()``: dict from names to the arrays that it moves;
             - ``left()`` and ``leave(left)``: what else it leaves in the model, and to put that there again;
             - ``counts()``: whether the last time has moved them; the host may wait for that;

@@ -7,8 +7,8 @@ import chainer
 
 from mixprec import arguments
 from mixprec.graph_capture.captured import Captured
+from mixprec.graph_capture.graph_step import local_hooks
 from mixprec.graph_capture.links import left_out
-from mixprec.optimizer.graph_step import local_hooks
 from mixprec.optimizer.structure import Structure
 
 

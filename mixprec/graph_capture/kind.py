@@ -1,7 +1,7 @@
 """One kind of arguments: eager calls at first, two of them compared, then a graph, compared with an eager call."""
 
+from mixprec.announcements import announce
 from mixprec.backends import aside
-from mixprec.backends.announcements import announce
 from mixprec.backends.cudnn import settings
 from mixprec.graph_capture.links import OtherLinks, called
 from mixprec.graph_capture.origin import cause_of

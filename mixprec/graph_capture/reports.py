@@ -5,8 +5,8 @@ import copy
 import chainer
 import numpy as np
 
-from mixprec.backends.notes import take
-from mixprec.backends.reading import known
+from mixprec.backends.device_log import record
+from mixprec.backends.transfers import on_host
 
 
 class Reports(chainer.Reporter):
@@ -38,9 +38,9 @@ class Reports(chainer.Reporter):
             if isinstance(value, chainer.Variable):
                 is_deferred = "_node" not in vars(value)  # and not to be looked at
                 value = None if is_deferred else value.array
-            if known(value):  # by the host, so that a graph would repeat it
+            if on_host(value):  # by the host, so that a graph would repeat it
                 value = np.asarray(value)
-                take("report", name, value.item() if value.size == 1 else value.tobytes())
+                record("report", name, value.item() if value.size == 1 else value.tobytes())
         self._told.append(({name: _alone(value) for name, value in values.items()}, observer))
         if self._passes_on:
             self.__exit__(None, None, None)  # whoever was current before is so for a moment

@@ -6,9 +6,10 @@ import chainer
 import numpy as np
 
 from mixprec import arguments
+from mixprec.graph_capture import graph_step
 from mixprec.graph_capture.captured import Captured
 from mixprec.graph_capture.links import left_out
-from mixprec.optimizer import MixedPrecisionOptimizer, graph_step
+from mixprec.optimizer import MixedPrecisionOptimizer
 
 
 def capture(

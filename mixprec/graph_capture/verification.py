@@ -6,7 +6,7 @@ import chainer
 import numpy as np
 
 from mixprec.backends.memory import flat, is_dense
-from mixprec.backends.reading import read
+from mixprec.backends.transfers import to_host
 from mixprec.graph_capture.reports import copied
 
 # In bounds: what a step adds to an array, over the distance of the two results. Some engines of cuDNN add in another
@@ -91,7 +91,7 @@ class Verification:
         found, expected = (x.astype(np.float32, copy=False) for x in (found, expected))
         near = abs(found - expected) <= _VALUE * xp.maximum(abs(expected), 1)
         both = (found == expected) | (xp.isnan(found) & xp.isnan(expected))  # of a step that overflows
-        return bool(read((near | both).all()))
+        return bool(to_host((near | both).all()))
 
     def _same_array(self, found, expected, before):
         if self._bitwise or found.dtype.kind not in "fV":
@@ -107,7 +107,7 @@ def _copies(arrays):
 
 def _same_bits(a, b):
     a, b = (x.reshape(-1).view(f"u{x.dtype.itemsize}") for x in (_dense(a), _dense(b)))
-    return not bool(read((a != b).any()))
+    return not bool(to_host((a != b).any()))
 
 
 def _dense(array):
@@ -115,9 +115,9 @@ def _dense(array):
 
 
 def _norm(array):
-    return float(read((array.astype(np.float64) ** 2).sum())) ** 0.5
+    return float(to_host((array.astype(np.float64) ** 2).sum())) ** 0.5
 
 
 def _number(value):
     value = chainer.as_array(value) if isinstance(value, (chainer.Variable, *chainer.get_array_types())) else value
-    return read(value) if getattr(value, "size", 1) == 1 else value
+    return to_host(value) if getattr(value, "size", 1) == 1 else value

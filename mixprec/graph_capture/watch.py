@@ -7,7 +7,7 @@ import functools
 import chainer
 import numpy as np
 
-from mixprec.backends import notes
+from mixprec.backends import device_log
 from mixprec.graph_capture.origin import line_of
 
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic)
@@ -17,12 +17,12 @@ _LOWEST_ADDRESS = 2**20  # no smaller number is the address of an array
 
 @contextlib.contextmanager
 def watching(graphs):
-    """Collects, in the list that it gives, :class:`~mixprec.backends.notes.Note` of what a step asks of a device.
+    """Collects in a list the :class:`~mixprec.backends.device_log.Record` of all that a step asks of a device.
 
     Args:
         graphs: of the device, :class:`~mixprec.backends.graphs.CupyGraphs`.
     """
-    with notes.taking(line_of) as taken, graphs.watching(), _functions():
+    with device_log.recording(line_of) as taken, graphs.watching(), _functions():
         yield taken
 
 
@@ -34,9 +34,9 @@ def _functions():
 
     @functools.wraps(original)
     def apply(self, inputs):
-        if notes.is_taking():
+        if device_log.is_recording():
             numbers = tuple((name, value) for name, value in vars(self).items() if _is_plain(value))
-            notes.take("function", type(self).__name__, *numbers, *filter(None, map(_address_of_leaf, inputs)))
+            device_log.record("function", type(self).__name__, *numbers, *filter(None, map(_address_of_leaf, inputs)))
         return original(self, inputs)
 
     node_class.apply = apply

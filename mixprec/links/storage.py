@@ -8,13 +8,13 @@ import chainer
 import numpy as np
 from chainer import initializers
 
-from mixprec import arguments
+from mixprec import arguments, without_masters
 from mixprec.backends import primitives_of
+from mixprec.dtypes import BFLOAT16
 from mixprec.functions import checks
 from mixprec.functions.node import dense
-from mixprec.update import without_masters
 
-_FLOATS = np.dtype(np.float16), checks.BFLOAT16, np.dtype(np.float32)
+_FLOATS = np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)
 
 
 class Rounded(chainer.initializer.Initializer):

@@ -9,15 +9,15 @@ import numpy as np
 
 from mixprec.backends import launcher_of
 from mixprec.backends.memory import in_order_of, is_dense, same_order
-from mixprec.backends.reading import known, read
+from mixprec.backends.transfers import on_host, to_host
 from mixprec.loss_scale import DynamicLossScale, NoLossScale
 from mixprec.optimizer import gradients
+from mixprec.optimizer.batch.device_batch import DeviceBatch, Scaling
+from mixprec.optimizer.batch.host_batch import HostBatch
+from mixprec.optimizer.batch.plan import ONE_BY_ONE, plan
 from mixprec.optimizer.changes import Changes
 from mixprec.optimizer.rollback import update_unless
 from mixprec.optimizer.scaled_loss import MIXED, NOT_REACHED, ZERO, Used, factor_of, is_one, only_note, scale_of, use
-from mixprec.update.device import DeviceBatch, Scaling
-from mixprec.update.host import HostBatch
-from mixprec.update.plan import ONE_BY_ONE, plan
 
 _LOGGER = logging.getLogger("mixprec")
 # What a step of the loss scale on a device knows beside its state.
@@ -55,7 +55,7 @@ class Batched:
 
     @property
     def plan(self):
-        """The :class:`~mixprec.update.plan.Plan` as things are now."""
+        """The :class:`~mixprec.optimizer.batch.plan.Plan` as things are now."""
         self._look()
         return self._plan
 
@@ -203,7 +203,7 @@ class Batched:
 
     def _hold(self, state):
         """Returns an array of shape () on the device of the batch, itself if it is there."""
-        return self._launcher.full((), state.item(), state.dtype) if known(state) else state
+        return self._launcher.full((), state.item(), state.dtype) if on_host(state) else state
 
     def _run_hooks_before(self):
         """Runs the hooks of the optimizer in Chainer's own code on the masters; returns whether to skip the step."""
@@ -325,5 +325,5 @@ def _factor_of(param):
 
 
 def _inverse_of(factor):
-    number = 1.0 if factor is None else float(read(factor))
+    number = 1.0 if factor is None else float(to_host(factor))
     return 1 / number if number else math.inf  # a scale without a floor may have come down to 0

@@ -18,8 +18,8 @@ class Changes:
     Args:
         optimizer: Chainer's optimizer.
         masters: :class:`~mixprec.optimizer.masters.Masters`, its target.
-        entries: the :class:`~mixprec.update.entries.Entry` of each parameter in the batch. The rules of all others may
-            put new arrays into their states in every step.
+        entries: the :class:`~mixprec.optimizer.batch.entries.Entry` of each parameter in the batch. The rules of
+            all others may put new arrays into their states in every step.
 
     Attributes:
         params: the parameters of the model, uninitialized ones among them.

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import chainer
 import numpy as np
 
+from mixprec.dtypes import BFLOAT16
 from mixprec.optimizer import gradients
 from mixprec.optimizer.scaled_loss import ZERO
-from mixprec.update.copies import BFLOAT16
 
 _WORST = 5
 

@@ -5,8 +5,8 @@ import numpy as np
 from chainer import get_array_types
 
 from mixprec import arguments
+from mixprec.dtypes import BFLOAT16
 from mixprec.optimizer.scaled_loss import MIXED, is_one, scale_of
-from mixprec.update.copies import BFLOAT16
 
 _PARALLEL = " (ParallelUpdater: pass one static loss_scale to it and to the optimizer)"
 

@@ -8,10 +8,11 @@ import numpy as np
 from chainer import backend
 
 from mixprec.backends.memory import in_order_of, same_order
-from mixprec.backends.reading import known
+from mixprec.backends.transfers import on_host
+from mixprec.dtypes import is_half
+from mixprec.master_arrays import MASTER, OWNER, written
+from mixprec.optimizer.no_decay import NoDecay
 from mixprec.optimizer.structure import Structure
-from mixprec.update.copies import MASTER, OWNER, is_copy, written
-from mixprec.update.no_decay import NoDecay
 
 _NO_DECAY = NoDecay()
 _NO_LINKS = (
@@ -29,7 +30,7 @@ class Masters(chainer.Link):
 
     Args:
         model: the user's model.
-        no_decay: :class:`~mixprec.update.no_decay.NoDecay`: which parameters go without weight decay. Their masters
+        no_decay: :class:`~mixprec.optimizer.no_decay.NoDecay`: which parameters go without weight decay. Their masters
             have a true attribute ``no_decay``.
     """
 
@@ -61,7 +62,7 @@ class Masters(chainer.Link):
             setattr(param, OWNER, self)
         for param, master, no_decay in state["_masters"]:
             master.no_decay = no_decay
-            if is_copy(param.dtype):
+            if is_half(param.dtype):
                 setattr(param, MASTER, (id(param), master.array))
 
     def of(self, param):
@@ -225,7 +226,7 @@ def _master_array(param):
 
     So a parameter keeps its FP32 bits when it gets another optimizer, and several optimizers see each other's updates.
     """
-    if not is_copy(param.dtype):
+    if not is_half(param.dtype):
         param.__dict__.pop(MASTER, None)
         return param.array
     owner, array = param.__dict__.get(MASTER, (None, None))
@@ -244,7 +245,7 @@ def _round_to_model(updated):
     """Rounds masters into FP16 and BF16 parameters, in place, given ``[(name, parameter, master)]``."""
     with np.errstate(over="ignore"):  # beyond 65,504 FP16 has inf, and the next gradients will tell
         for _, param, master in updated:
-            own = param.__dict__[MASTER][1] if is_copy(param.dtype) else param.array
+            own = param.__dict__[MASTER][1] if is_half(param.dtype) else param.array
             if master.array is not own:  # a rule has put another one in its place
                 own[...] = master.array
                 master.array = own
@@ -254,11 +255,11 @@ def _round_to_model(updated):
 
 def _follow(name, param, master):
     """Takes over what somebody wrote into an FP16 or BF16 parameter since it was last rounded from its master."""
-    if not is_copy(param.dtype):
+    if not is_half(param.dtype):
         return
     if master.array.shape != param.shape:
         raise ValueError(f"{name} had shape {master.array.shape} and has {param.shape} now: call setup() again")
     where = written(param.array, master.array)
-    if known(where) and not where.any():
+    if on_host(where) and not where.any():
         return
     master.array[...] = master.xp.where(where, param.array.astype(np.float32), master.array)

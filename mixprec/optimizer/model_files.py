@@ -5,8 +5,9 @@ import functools
 import chainer
 
 from mixprec.compat import multi_node
+from mixprec.dtypes import is_half
+from mixprec.master_arrays import OWNER
 from mixprec.optimizer import statistics
-from mixprec.update.copies import OWNER, is_copy
 
 
 def install():
@@ -26,7 +27,7 @@ def install():
         def through_master(name, value):
             param = self.__dict__[name] if name in self._params else None
             masters = getattr(param, OWNER, None)
-            if masters is None or not is_copy(param.dtype):
+            if masters is None or not is_half(param.dtype):
                 return serializer(name, value)
             if param.array is None:
                 return _initialize(param, masters, serializer(name, None))
@@ -53,7 +54,7 @@ def install():
 
 def _master_array(param):
     masters = getattr(param, OWNER, None)
-    if masters is None or not is_copy(param.dtype) or not masters.hold(param):
+    if masters is None or not is_half(param.dtype) or not masters.hold(param):
         return None
     return masters.current(param.name or "a parameter", param).array
 

@@ -2,7 +2,7 @@
 
 import math
 
-from mixprec.backends.reading import fetch
+from mixprec.backends.transfers import to_host_async
 from mixprec.loss_scale import LossScaleExhausted
 from mixprec.optimizer import diagnosis
 
@@ -45,7 +45,7 @@ class Patience:
             in_row = self._scaler.overflows_in_row
         else:
             if self._fetched is None:
-                self._fetched = fetch(self._scaler.arrays[-1])
+                self._fetched = to_host_async(self._scaler.arrays[-1])
             if not self._fetched.done:
                 return
             in_row = int(self._fetched.value)

@@ -8,7 +8,7 @@ is corrected when somebody asks (:class:`mixprec.optimizer.steps.Steps`).
 import chainer
 import numpy as np
 
-from mixprec.backends.reading import known, read
+from mixprec.backends.transfers import on_host, to_host
 from mixprec.optimizer.gradients import not_finite
 from mixprec.optimizer.steps import counts_only, has_hooks
 
@@ -26,13 +26,13 @@ def update_unless(skipped, optimizer, steps):
     Returns:
         Whether the step is skipped, as hooks may have brought inf or NaN in: likewise.
     """
-    owners = None if known(skipped) else counts_only(optimizer)
+    owners = None if on_host(skipped) else counts_only(optimizer)
     if owners is None:
         steps.settle()  # this step is going to be counted at once
-    if known(skipped) and skipped:
+    if on_host(skipped) and skipped:
         return skipped
     hooks = has_hooks(optimizer)
-    if known(skipped) and not hooks:
+    if on_host(skipped) and not hooks:
         optimizer.update()
         return skipped
     rollback = Rollback(optimizer, initialize=owners is not None)
@@ -47,7 +47,7 @@ def update_unless(skipped, optimizer, steps):
     if owners is not None:
         rollback.select(skipped)
         steps.count_later(owners)
-    elif read(skipped):
+    elif to_host(skipped):
         rollback.undo()
     return skipped
 

@@ -27,10 +27,11 @@ from chainer import _backprop, function_node
 
 from mixprec import functions
 from mixprec.backends import aside
-from mixprec.backends.reading import known
+from mixprec.backends.transfers import on_host
+from mixprec.dtypes import BFLOAT16
 from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy
+from mixprec.master_arrays import OWNER
 from mixprec.optimizer.sole_uses import sole_uses
-from mixprec.update.copies import BFLOAT16, OWNER
 
 _pass = threading.local()
 
@@ -61,7 +62,7 @@ class Used(float):
     """
 
     def __new__(cls, factor, gradients):
-        note = super().__new__(cls, factor if known(factor) else np.nan)
+        note = super().__new__(cls, factor if on_host(factor) else np.nan)
         note.factor = factor
         note._gradients = gradients
         return note
@@ -318,4 +319,4 @@ def is_one(factor):
 
 
 def _same(left, right):
-    return left is right or (known(left) and known(right) and bool(left == right))
+    return left is right or (on_host(left) and on_host(right) and bool(left == right))

@@ -2,7 +2,7 @@
 
 import chainer
 
-from mixprec.update.copies import OWNER
+from mixprec.master_arrays import OWNER
 
 
 def sole_uses(outputs):

@@ -5,8 +5,8 @@ import contextlib
 import chainer
 import numpy as np
 
+from mixprec.dtypes import is_half
 from mixprec.messages import one_line
-from mixprec.update.copies import is_copy
 
 _ADAM = {(): "Adam", ("amsgrad",): "AMSGrad", ("adabound",): "AdaBound", ("amsgrad", "adabound"): "AMSBound"}
 
@@ -40,7 +40,7 @@ def complete_states(masters, serializer):
             rule.enabled = True
     for _, rule in rules:
         for name, value in (rule.state or {}).items():
-            if is_copy(getattr(value, "dtype", None)):  # from an FP16 run of plain Chainer
+            if is_half(getattr(value, "dtype", None)):  # from an FP16 run of plain Chainer
                 rule.state[name] = value.astype(np.float32)
 
 

@@ -8,8 +8,8 @@ import operator
 import chainer
 
 from mixprec.backends import launcher_of
-from mixprec.backends.reading import known, read
-from mixprec.update.saved_arrays import SavedArrays
+from mixprec.backends.transfers import on_host, to_host
+from mixprec.optimizer.batch.saved_arrays import SavedArrays
 
 # What a lazily sized batch normalization starts from, unless its caller gave something else.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
@@ -55,7 +55,7 @@ class Statistics:
             values = saver.link.__dict__
             held[saver] = {name: values[name] for name in saver.link._persistent if name in values}
         found = {id(value): value for values in held.values() for value in values.values() if _is_array(value)}
-        arrays = [array for array in found.values() if not known(array) and array.flags.c_contiguous]
+        arrays = [array for array in found.values() if not on_host(array) and array.flags.c_contiguous]
         if not arrays:
             return
         if self._copies is None or not self._copies.are_of(arrays):
@@ -70,7 +70,7 @@ class Statistics:
 
     @property
     def copies(self):
-        """The :class:`~mixprec.update.saved_arrays.SavedArrays` of the last :meth:`save`, or ``None``."""
+        """The :class:`~mixprec.optimizer.batch.saved_arrays.SavedArrays` of the last :meth:`save`, or ``None``."""
         return self._copies
 
     def forget(self):
@@ -107,7 +107,7 @@ class Statistics:
                 put another array in the place of one.
             but: those from :meth:`moved` that somebody else brings back.
         """
-        if known(skipped) and not skipped:
+        if on_host(skipped) and not skipped:
             return
         done = {id(array) for array, _ in but}
         for name, saver in self._saved():
@@ -116,7 +116,7 @@ class Statistics:
             if _is_array(now) and (now is value or (value is None and name in _FIRST_VALUES)):
                 if id(now) not in done:
                     _undo_array(now, before, skipped)
-            elif _moved(now, value) and read(skipped):
+            elif _moved(now, value) and to_host(skipped):
                 saver.link.__dict__[name] = value
 
     def _saved(self):
@@ -210,7 +210,7 @@ def _moved(now, before):
 
 
 def _undo_array(now, before, skipped):  # not called if it is known that the step counts
-    if known(skipped):
+    if on_host(skipped):
         now[...] = before
     else:
         xp = chainer.backend.get_array_module(now)

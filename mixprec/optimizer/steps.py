@@ -14,10 +14,10 @@ from chainer.optimizers import (
     smorms3,
 )
 
-from mixprec.backends.reading import known, read
+from mixprec.backends.transfers import on_host, to_host
 from mixprec.loss_scale import stored
-from mixprec.update.no_decay import DecayOfSome
-from mixprec.update.rules.lars import LARSRule
+from mixprec.optimizer.no_decay import DecayOfSome
+from mixprec.optimizer.rules.lars import LARSRule
 
 # Update rules and hooks that compute with arrays and hyperparameters only. All others are taken to compute with `t` or
 # with numbers of their own (the bias correction of Adam and MSVAG, the annealed GradientNoise, whatever users write).
@@ -53,12 +53,12 @@ class Steps:
     @property
     def skipped(self):
         """Number of steps skipped so far; read from the device if it is there."""
-        return int(read(self._skipped))
+        return int(to_host(self._skipped))
 
     @property
     def last_skipped(self):
         """Whether the last step was skipped; read from the device if it is there."""
-        return bool(read(self._last_skipped))
+        return bool(to_host(self._last_skipped))
 
     def advance(self, skipped):
         """Counts a step.
@@ -66,7 +66,7 @@ class Steps:
         Args:
             skipped: a boolean array of shape (), on any device; it is not read.
         """
-        if known(skipped) and known(self._skipped):
+        if on_host(skipped) and on_host(self._skipped):
             self._last_skipped = np.array(bool(skipped))
             if skipped:
                 self._skipped = np.array(self._skipped + 1, np.int64)
@@ -104,7 +104,7 @@ class Steps:
         if not self._owners:
             return
         device = backend.get_device_from_array(self._skipped)
-        skipped = int(read(self._skipped - device.send(self._since)))
+        skipped = int(to_host(self._skipped - device.send(self._since)))
         for owner in self._owners:
             owner.t -= skipped
         self._owners, self._since = (), None

@@ -10,12 +10,12 @@ from mixprec import arguments, functions
 from mixprec.loss_scale import DynamicLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.batched import Batched
+from mixprec.optimizer.no_decay import NoDecay
 from mixprec.optimizer.patience import Patience
 from mixprec.optimizer.states import complete_states, serialize_rule
 from mixprec.optimizer.statistics import Statistics
 from mixprec.optimizer.steps import Steps
-from mixprec.update.no_decay import NoDecay
-from mixprec.update.report import UpdateReport
+from mixprec.optimizer.update_report import UpdateReport
 
 # What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
 _REPLACED = {
@@ -224,7 +224,7 @@ class MixedPrecisionOptimizer:
         self._optimizer.add_hook(self._no_decay.hook(hook), name, timing)
 
     def report(self):
-        """Returns who updates which parameter, and why: :class:`~mixprec.update.report.UpdateReport`, to be printed."""
+        """Returns a table of which parameter is updated how, :class:`~mixprec.optimizer.update_report.UpdateReport`."""
         self._check_set_up()
         return UpdateReport.of(self._batched.plan, self.target)
 

@@ -5,12 +5,12 @@ import functools
 
 import chainer
 
+from mixprec.dtypes import is_half
 from mixprec.rewrite.active import current
 from mixprec.rewrite.memory_order import channels_first, in_storage_dtype
 from mixprec.rewrite.scope import Scope, calling
 from mixprec.rewrite.state import state_of
 from mixprec.rewrite.trace import tracing
-from mixprec.update.copies import is_copy
 
 
 def install(cls):
@@ -66,7 +66,7 @@ def outwards(result, scope):
         outside = copy.copy(result)  # of its class, such as OrderedDict
         outside.update((key, outwards(item, scope)) for key, item in result.items())
         return outside
-    if isinstance(result, chainer.get_array_types()) and is_copy(result.dtype):
+    if isinstance(result, chainer.get_array_types()) and is_half(result.dtype):
         return outwards(chainer.Variable(result, requires_grad=False), scope).array
     if not isinstance(result, chainer.Variable) or not in_storage_dtype(result):
         return result

@@ -21,8 +21,8 @@ from chainer import function_node
 from chainer.functions.normalization import batch_normalization
 from chainer.utils import type_check
 
-from mixprec.backends.announcements import announce
-from mixprec.functions import checks
+from mixprec.announcements import announce
+from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.rewrite import classes
 from mixprec.rewrite.memory_order import in_storage_dtype
 
@@ -90,11 +90,11 @@ def whose(node):
 def _as_it_is(scope, node, inputs):
     if not is_chainers_own(node):  # that of ChainerMN squares its input in the dtype of that
         return _float32_inside(scope, node, inputs)
-    if all(x.dtype != checks.BFLOAT16 for x in inputs):
+    if all(x.dtype != BFLOAT16 for x in inputs):
         return chainer_apply(node, inputs)
     if hasattr(node, "type"):  # F.cast
         x = scope.cast(inputs[0], "float32")
-        return (scope.cast(x, node.type),) if node.type in checks.STORAGE_DTYPES else chainer_apply(node, (x,))
+        return (scope.cast(x, node.type),) if node.type in STORAGE_DTYPES else chainer_apply(node, (x,))
     return _float32_inside(scope, node, inputs)
 
 
@@ -103,7 +103,7 @@ def _or_rounded(scope, node, inputs):
     narrow = next((x.dtype for x in inputs if in_storage_dtype(x) and x.dtype != "float32"), None)
     if narrow is None:
         return chainer_apply(node, inputs)
-    if narrow != checks.BFLOAT16 and type(node) not in _refusing:
+    if narrow != BFLOAT16 and type(node) not in _refusing:
         try:
             return chainer_apply(node, inputs)
         except type_check.InvalidType:

@@ -3,11 +3,11 @@
 import chainer
 
 from mixprec import arguments
-from mixprec.backends.announcements import announce
+from mixprec.announcements import announce
 from mixprec.policy import Policy
 from mixprec.rewrite import parameters, trial
+from mixprec.rewrite.conversion_report import Report, dtype_names
 from mixprec.rewrite.install import install
-from mixprec.rewrite.report import Report, dtype_names
 from mixprec.rewrite.state import Conversion, LinkState, set_state, state_of
 from mixprec.rewrite.trace import refuse
 

@@ -16,7 +16,7 @@ import weakref
 
 import chainer
 
-from mixprec.backends.announcements import announce
+from mixprec.announcements import announce
 from mixprec.functions.relu import ReLU
 from mixprec.rewrite.memory_order import channels_last, is_channels_last, run_in_order_of
 from mixprec.rewrite.watching import ADD_RELU, RELU

@@ -1,8 +1,8 @@
 """What a process needs once for converted models to run in it."""
 
+from mixprec import without_masters
 from mixprec.functions import widening
 from mixprec.rewrite import calls, composed, devices, dispatch, files
-from mixprec.update import without_masters
 
 
 def install(link_class):

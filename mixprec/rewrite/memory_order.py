@@ -6,7 +6,7 @@ Whoever does not know of it sees the usual axes, and right values.
 import chainer
 
 from mixprec import arguments
-from mixprec.functions import checks
+from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.functions.layout import Cast, Dense, ToNCHW, ToNHWC
 from mixprec.functions.node import as_nhwc
 from mixprec.rewrite.active import current
@@ -17,7 +17,7 @@ TO_NCHW = (0, 3, 1, 2)
 
 def in_storage_dtype(*xs):
     """Whether all arrays or variables are in float16, bfloat16 or float32."""
-    return all(x.dtype in checks.STORAGE_DTYPES for x in xs)
+    return all(x.dtype in STORAGE_DTYPES for x in xs)
 
 
 def is_channels_last(x):
@@ -89,7 +89,7 @@ def cast(x, dtype):
     dtype = arguments.storage_dtype("dtype", dtype)
     if x.dtype == dtype:
         return x
-    if checks.BFLOAT16 not in (x.dtype, dtype) and not is_dense(x):
+    if BFLOAT16 not in (x.dtype, dtype) and not is_dense(x):
         return chainer.functions.cast(x, dtype)  # of parts, in the order they have
     if is_part(x):
         x = run(Dense(), x)

@@ -6,10 +6,10 @@ import numpy as np
 
 from mixprec import arguments
 from mixprec.backends import primitives_of
-from mixprec.functions import checks
+from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES, is_half
 from mixprec.functions.node import dense
 from mixprec.links.storage import Rounded, lay_out
-from mixprec.update.copies import is_copy, keep_master, master_of, written
+from mixprec.master_arrays import keep_master, master_of, written
 
 _FILTERS = (L.Convolution2D, L.Deconvolution2D)
 # Links whose parameters are multiplied with activations. All others keep float32 parameters.
@@ -80,7 +80,7 @@ def convert(link, dtype, nhwc, before):
 def order(link, nhwc):
     """Gives filters of a link the memory order (K, R, S, C), or that of their axes."""
     W = link.W if isinstance(link, _FILTERS) else None
-    if W is not None and W.array is not None and W.ndim == 4 and W.dtype in checks.STORAGE_DTYPES:
+    if W is not None and W.array is not None and W.ndim == 4 and W.dtype in STORAGE_DTYPES:
         if nhwc:
             lay_out(W)
         else:
@@ -125,7 +125,7 @@ def _cast(param, dtype, dtype_before, initializer):
         param.cleargrad()  # or else it is initialized, too, in the dtype from before
     elif param.dtype != arguments.storage_dtype("dtype", dtype):
         param.cleargrad()
-        if is_copy(param.dtype):
+        if is_half(param.dtype):
             wide = _widened(param)
         else:
             wide = param.array
@@ -159,6 +159,6 @@ def _widened(param):
 
 def _rounded(array, dtype):
     if dtype == "bfloat16":  # which CuPy cannot cast to
-        return primitives_of(array).cast(dense(array), checks.BFLOAT16)
+        return primitives_of(array).cast(dense(array), BFLOAT16)
     with np.errstate(over="ignore"):
         return array.astype(dtype)

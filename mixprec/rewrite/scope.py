@@ -4,7 +4,7 @@ import contextlib
 
 import chainer
 
-from mixprec.functions import checks
+from mixprec.dtypes import BFLOAT16
 from mixprec.rewrite.active import current, entering
 from mixprec.rewrite.fusion import move_statistics, settle
 from mixprec.rewrite.memory_order import cast, channels_last, is_channels_last
@@ -54,7 +54,7 @@ class Scope:
         """Returns a variable or array in a dtype; what comes from outside of the model is cast once in a call."""
         if x.dtype == dtype:
             return x
-        if not self.nhwc and x.dtype != checks.BFLOAT16:  # which Chainer's own cast does not know
+        if not self.nhwc and x.dtype != BFLOAT16:  # which Chainer's own cast does not know
             return self._once(x, dtype, lambda: chainer.functions.cast(x, dtype))  # can be differentiated twice
         return self._once(x, dtype, lambda: cast(x, dtype))
 

@@ -1,6 +1,6 @@
 """What a converted link knows of its conversion. It goes wherever the link goes: into copies, pickles and processes."""
 
-from mixprec.update.without_masters import CONVERSION
+from mixprec.without_masters import CONVERSION
 
 
 class Conversion:

@@ -5,7 +5,7 @@ import contextlib
 import chainer
 import numpy as np
 
-from mixprec.backends.reading import known
+from mixprec.backends.transfers import on_host
 from mixprec.training.accuracy import valid_images
 
 
@@ -53,8 +53,8 @@ def _weights(batches):
     """Returns the share of each batch in the images that count, float32, where the labels are."""
     counts = list(map(valid_images, batches))
     total = sum(counts)
-    total = max(total, 1) if known(total) else chainer.backend.get_array_module(total).maximum(total, 1)
-    return [np.float32(count / total) if known(count) else (count / total).astype(np.float32) for count in counts]
+    total = max(total, 1) if on_host(total) else chainer.backend.get_array_module(total).maximum(total, 1)
+    return [np.float32(count / total) if on_host(count) else (count / total).astype(np.float32) for count in counts]
 
 
 def _reporting_to(observation):

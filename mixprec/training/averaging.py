@@ -7,17 +7,17 @@ import numpy as np
 from chainer.training import extension
 
 from mixprec.backends.memory import in_order_of
+from mixprec.master_arrays import master_of
+from mixprec.optimizer.moving_average import MovingAverage
 from mixprec.optimizer.steps import skip_flag
 from mixprec.optimizer.structure import Structure
-from mixprec.update.copies import master_of
-from mixprec.update.moving_average import MovingAverage
 
 
 class WeightAverage(extension.Extension):
     """Averages the weights of a model over the steps (Polyak & Juditsky 1992, with exponential weights).
 
     After each step that was not skipped the averages of all FP32 masters, and of all running statistics in float32,
-    move by :class:`~mixprec.update.moving_average.MovingAverage`; on a GPU by two launches, and nothing is read.
+    move by :class:`~mixprec.optimizer.moving_average.MovingAverage`; on a GPU by two launches, and nothing is read.
     Statistics are averaged like weights, as in timm's ``ModelEmaV2`` and, with ``use_buffers``, in
     ``torch.optim.swa_utils.AveragedModel``; whatever else a link keeps, such as the counter of batch normalization, is
     that of the model. Snapshots hold the averages in FP32, under the model's own names.

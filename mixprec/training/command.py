@@ -11,7 +11,7 @@ from chainer import serializers
 import mixprec
 from mixprec import config as configs
 from mixprec import environment, files, interruption
-from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.capture_error import CaptureError
 from mixprec.command_line import Parser, one_line
 from mixprec.data.errors import DataError
 from mixprec.loss_scale import LossScaleExhausted

@@ -7,7 +7,7 @@ from chainer import dataset
 from chainer.training import extension, extensions
 from tqdm import tqdm
 
-from mixprec.backends.reading import Fetched, fetch
+from mixprec.backends.transfers import HostCopy, to_host_async
 from mixprec.training.accuracy import TOP
 
 _COLUMNS = ("epoch", "main/loss", "main/accuracy")
@@ -154,4 +154,4 @@ def _bar(images, **settings):
 def _fetch(value):
     value = value[0] if isinstance(value, tuple) else value  # (value, weight)
     value = getattr(value, "array", value)  # of a variable
-    return value if isinstance(value, Fetched) else fetch(value)
+    return value if isinstance(value, HostCopy) else to_host_async(value)

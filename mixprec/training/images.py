@@ -5,7 +5,7 @@ import os
 from chainer import backend
 
 from mixprec import files
-from mixprec.backends.announcements import announce
+from mixprec.announcements import announce
 from mixprec.data.errors import DataError
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.data.loaders.dali import DaliIterator

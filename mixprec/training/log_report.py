@@ -10,7 +10,7 @@ from chainer import reporter
 from chainer.training import extensions
 
 from mixprec import arguments, files
-from mixprec.backends.reading import Fetched, fetch, known
+from mixprec.backends.transfers import HostCopy, on_host, to_host_async
 
 LOG = "log.jsonl"
 
@@ -109,7 +109,7 @@ class Summary(reporter.Summary):
             self._add_first()
 
     def _add_first(self):
-        value, weight = (part.value if isinstance(part, Fetched) else part for part in self._coming.popleft())
+        value, weight = (part.value if isinstance(part, HostCopy) else part for part in self._coming.popleft())
         super().add(value, weight)
 
 
@@ -119,8 +119,8 @@ def _line(entry):
 
 def _on_its_way(value):
     # What the host knows stays a Python number if it is one: it has a say in the dtype of the sum.
-    return copy.copy(value) if known(value) else fetch(value)
+    return copy.copy(value) if on_host(value) else to_host_async(value)
 
 
 def _is_there(part):
-    return not isinstance(part, Fetched) or part.done
+    return not isinstance(part, HostCopy) or part.done

@@ -7,7 +7,7 @@ from chainer import backend
 from chainer.training import extension
 
 from mixprec import arguments
-from mixprec.backends.reading import read
+from mixprec.backends.transfers import to_host
 
 
 class LossScaleLog(extension.Extension):
@@ -47,4 +47,4 @@ def _norm(arrays):
     if not squares:
         return 0.0
     device = backend.get_device_from_array(*squares)
-    return math.sqrt(read(device.xp.stack([device.send(square) for square in squares]).sum()))
+    return math.sqrt(to_host(device.xp.stack([device.send(square) for square in squares]).sum()))

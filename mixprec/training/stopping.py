@@ -9,7 +9,7 @@ import numpy as np
 from chainer import Deserializer, reporter
 from chainer.training import extension, triggers
 
-from mixprec.backends.reading import read
+from mixprec.backends.transfers import to_host
 from mixprec.training.snapshots import WriteError
 
 
@@ -176,7 +176,7 @@ def _number(value):
         return [None, value]
     if getattr(value, "shape", None) != ():
         return None
-    return [value.dtype.name, read(value)]  # a Python float holds every float16 and float32, and JSON every float
+    return [value.dtype.name, to_host(value)]  # a Python float holds every float16 and float32, and JSON every float
 
 
 def _from_json(entry):

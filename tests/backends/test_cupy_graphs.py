@@ -8,9 +8,9 @@ import types
 import numpy as np
 import pytest
 
-from mixprec.backends import graphs, notes, reading
+from mixprec.backends import device_log, graphs, transfers
 from mixprec.backends.aside import AHEAD
-from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.capture_error import CaptureError
 
 
 class Log(list):
@@ -110,10 +110,10 @@ def cupy(log, monkeypatch):
     stub = types.SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: default, empty=np.empty)
     monkeypatch.setitem(sys.modules, "cupy", stub)
     monkeypatch.setattr(Stream, "current", Stream(log, "user's"))
-    reading._pinned.cache_clear()
+    transfers._pinned.cache_clear()
     yield stub
-    reading._pinned.cache_clear()
-    reading._under_way.clear()
+    transfers._pinned.cache_clear()
+    transfers._under_way.clear()
 
 
 class OutOfMemory(Exception):
@@ -285,10 +285,10 @@ def test_a_pool_without_memory_frees_nothing(cupy):
 
 def test_new_memory_is_noted(cupy, log):
     own = graphs.CupyGraphs(0)
-    with notes.taking() as taken, own.watching():
+    with device_log.recording() as taken, own.watching():
         ((_, allocate),) = (words for words in log if words[0] == "allocator")
         assert allocate(5).size == 5
-    assert taken == [notes.Note("memory", "new", (4096, 5))]
+    assert taken == [device_log.Record("memory", "new", (4096, 5))]
     assert log[-1] == ("allocator", None)
 
 
@@ -365,7 +365,7 @@ def test_a_fetched_number_is_copied_without_waiting(cupy, log):
         device_id=0, copy_to_host_async=lambda address, size, stream: memory.append((address, size, stream))
     )
     array = types.SimpleNamespace(nbytes=4, dtype=np.dtype(np.float32), data=data)
-    fetched = reading._Copied(array)
+    fetched = transfers._Copied(array)
     ((address, size, stream),) = memory
     assert (size, stream) == (4, Stream.current)
     assert not fetched.done
@@ -373,16 +373,16 @@ def test_a_fetched_number_is_copied_without_waiting(cupy, log):
     assert fetched._value.ctypes.data == address
     assert fetched.value == 2.5
     assert [words[0] for words in log] == ["record", "wait for event"]
-    assert list(reading._under_way) == [fetched]
+    assert list(transfers._under_way) == [fetched]
     fetched._event.done = True
-    other = reading._Copied(array)
-    assert list(reading._under_way) == [other]
+    other = transfers._Copied(array)
+    assert list(transfers._under_way) == [other]
 
 
 def test_what_the_host_knows_is_there_at_once():
     value = np.array(3, np.int32)
-    fetched = reading.fetch(value)
+    fetched = transfers.to_host_async(value)
     value += 1
     assert fetched.done
     assert fetched.value == 3
-    assert reading.fetch(2.5).value == 2.5
+    assert transfers.to_host_async(2.5).value == 2.5

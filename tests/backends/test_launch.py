@@ -8,9 +8,10 @@ import types
 import numpy as np
 import pytest
 
-from mixprec.backends import announcements, launch, notes
+from mixprec import announcements
+from mixprec.backends import device_log, launch
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
-from mixprec.backends.cudnn.errors import CaptureError
 
 
 class Pinned(np.ndarray):
@@ -237,9 +238,9 @@ def test_arguments_are_8_bytes_each(cupy):
     launcher = launch.CupyLauncher(0)
     calls = []
     kernel = launch.Kernel("name", lambda *arguments: calls.append(arguments))
-    with notes.taking() as taken:
+    with device_log.recording() as taken:
         launcher.launch(kernel, 3, [1 << 47, 0, 2.5, float("inf")])
-    assert taken == [notes.Note("kernel", "name", (3, 1 << 47, 0, 2.5, float("inf")))]
+    assert taken == [device_log.Record("kernel", "name", (3, 1 << 47, 0, 2.5, float("inf")))]
     ((grid, block, values),) = calls
     assert (grid, block) == ((3,), (256,))
     assert [value.dtype.name for value in values] == ["int64", "int64", "float64", "float64"]

@@ -216,7 +216,7 @@ def test_a_machine_whose_rates_cannot_be_measured_has_no_roofline_and_says_so(fe
     monkeypatch.setattr(turns, "Worker", lambda: StubWorker(contestant))
     monkeypatch.setattr(run, "bars_of", lambda settings, specifier, batch: few)
     monkeypatch.setattr(run.counting, "counts_of", lambda ways, network, **settings: {})
-    monkeypatch.setattr("mixprec.backends.announcements._said", set())
+    monkeypatch.setattr("mixprec.announcements._said", set())
     monkeypatch.setattr(run, "_RATES_LIMIT", 1e-3)
     *_, (found, _) = _records()
     assert found["rates"] is None

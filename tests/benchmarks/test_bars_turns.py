@@ -228,7 +228,7 @@ class Hangs(Quick):
 
 class Announces(Quick):
     def __call__(self):
-        from mixprec.backends.announcements import announce
+        from mixprec.announcements import announce
 
         announce("%s by Chainer's own, slower path", "convolution")
 

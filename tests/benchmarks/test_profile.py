@@ -14,13 +14,13 @@ import pytest
 from chainer import _backprop_utils, optimizers
 
 import mixprec
-from benchmarks import configured, floors, profile, recording, update_gpu
+from benchmarks import configured, floors, null_device, profile, update_gpu
+from benchmarks.null_device.calls import named
 from benchmarks.profile import clocks, kinds
 from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.rows import Profile, Row, profile_of
 from benchmarks.profile.spans import Key, Spans, Step
 from benchmarks.profile.watch import watching
-from benchmarks.recording.calls import named
 from benchmarks.step import by_hand
 from mixprec import functions
 from mixprec.backends import cpu, primitives_of
@@ -28,8 +28,8 @@ from mixprec.backends.launch import CupyLauncher
 from mixprec.optimizer.batched import Batched
 from mixprec.rewrite.deferred import Normalization
 from models import MODELS
+from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 from tests.stand_ins.host_launch import HostLauncher
-from tests.update.test_cubin import ARCHITECTURES, compiler_for
 
 RATES = types.SimpleNamespace(bandwidth=1e9, flops=dict.fromkeys(("float16", "bfloat16", "float32"), 1e9))
 IMAGES = np.random.RandomState(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
@@ -245,7 +245,7 @@ def test_every_call_of_a_primitive_is_in_one_row(monkeypatch):
         if not name.startswith("_"):
             monkeypatch.setitem(vars(cpu.PRIMITIVES), name, named(name, getattr(cpu.PRIMITIVES, name)))
     mine = dict(vars(cpu.PRIMITIVES))
-    with recording.calls() as calls:
+    with null_device.calls() as calls:
         found = _watched(optimizer, step)
     assert vars(cpu.PRIMITIVES) == mine
     rows = collections.Counter()
@@ -420,13 +420,13 @@ def test_a_device_is_held_back_anew_for_each_hundred_calls_and_for_the_update():
 
 
 def test_primitives_of_cuda_on_a_device_that_computes_nothing():
-    recording.install()
-    network = recording.send(by_hand.NETWORKS["resnet18"](10, "float16"))
-    x, t = recording.array(IMAGES), recording.array(LABELS)
+    null_device.install()
+    network = null_device.send(by_hand.NETWORKS["resnet18"](10, "float16"))
+    x, t = null_device.array(IMAGES), null_device.array(LABELS)
     device = Device()
     spans = Spans(DeviceClock(device, device))
     optimizer = types.SimpleNamespace(target=network)
-    with watching(spans, optimizer, primitives_of(x), RATES), recording.calls() as calls, spans.step():
+    with watching(spans, optimizer, primitives_of(x), RATES), null_device.calls() as calls, spans.step():
         images = functions.to_nhwc(chainer.Variable(x, requires_grad=False), "float16", channels=4)
         functions.softmax_cross_entropy(network(images), t).backward()
     (step,) = spans.steps

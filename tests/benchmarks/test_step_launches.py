@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from benchmarks import recording
+from benchmarks import null_device
+from benchmarks.null_device import Array
 from benchmarks.profile import kinds
-from benchmarks.recording import Array
 from benchmarks.roofline import model
 from benchmarks.step import launches
 from benchmarks.step.launches import CONVERSION, COPY, STRIDED, Launch
 from mixprec.backends import primitives_of
 from mixprec.backends.cudnn.operation import Operation, Tensor
+from mixprec.backends.device_log import Record, recording
 from mixprec.backends.geometry import BatchNorm
-from mixprec.backends.notes import Note, taking
 
 IMAGES, SHAPE = 2, (2, 4, 4, 16)
 SIZE = 2 * 4 * 4 * 16  # bytes of an image
@@ -21,8 +21,8 @@ SIZE = 2 * 4 * 4 * 16  # bytes of an image
 @pytest.fixture
 def device():
     """The primitives of the device that computes nothing, and a function that makes arrays on it."""
-    recording.install()
-    launcher = recording.Launcher()
+    null_device.install()
+    launcher = null_device.Launcher()
     return primitives_of(launcher.empty((1,), np.float16)), launcher.empty
 
 
@@ -32,8 +32,8 @@ def _launches(notes):
 
 def _of_kernels(device, monkeypatch, run):
     """Launches of a primitive whose batch normalization has no engine of cuDNN."""
-    monkeypatch.setattr(recording.Dnn, "supports", lambda *_: False)
-    with taking() as notes:
+    monkeypatch.setattr(null_device.Dnn, "supports", lambda *_: False)
+    with recording() as notes:
         run(*device)
     return _launches(notes)
 
@@ -65,7 +65,7 @@ def _backward(**inputs):
         tuple(Tensor(name, SHAPE, dtype) for name, dtype in tensors.items()),
         (Tensor("dx", SHAPE, "float16"), Tensor("dgamma", (16,), "float32")),
     )
-    return Note("cudnn", "batch_norm_backward", (operation, 1, 2), "batch_norm_backward")
+    return Record("cudnn", "batch_norm_backward", (operation, 1, 2), "batch_norm_backward")
 
 
 def test_a_backward_pass_that_adds_gradients():
@@ -92,7 +92,7 @@ def test_functions_of_arrays_that_do_not_read_in_the_order_of_memory(device):
     dense = empty((2, 16, 4, 4), np.float16)
     across = empty(SHAPE, np.float16).transpose(0, 3, 1, 2)
     assert isinstance(dense, Array)
-    with taking() as notes:
+    with recording() as notes:
         np.multiply(dense, 2, out=dense)
         np.multiply(across, 2, out=dense)
         dense.copy()
@@ -105,7 +105,7 @@ def test_functions_of_arrays_that_do_not_read_in_the_order_of_memory(device):
 
 def test_a_conversion_is_one_wherever_it_is_asked_for(device):
     primitives, empty = device
-    with taking() as notes:
+    with recording() as notes:
         primitives.to_nhwc(empty((2, 16, 4, 4), np.float16), np.dtype(np.float16))
     (found,) = _launches([note for note in notes if note.kind == "kernel"])
     assert (found.kind, found.bytes) == (CONVERSION, 2 * SIZE)
@@ -119,7 +119,7 @@ def test_convolutions_read_the_pixels_that_they_need(device):
         (Tensor("y", (2, 2, 2, 8), "float16"),),
         (("stride", (2, 2)),),
     )
-    (found,) = _launches([Note("cudnn", "conv_fprop", (operation,), "conv_fprop")])
+    (found,) = _launches([Record("cudnn", "conv_fprop", (operation,), "conv_fprop")])
     assert (found.bytes, found.fixed) == (SIZE / 4 + 2 * 2 * 8 * 2, 8 * 16 * 2)
     assert found.flops == 2 * (2 * 2 * 8) * 16
     assert found.moved(10) == 10 * found.bytes + found.fixed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from chainer import function_node
 
-from benchmarks import recording
+from benchmarks import null_device
 from benchmarks.processes import Worker
 from benchmarks.step import by_hand, python_time
 from benchmarks.step.python_time import CAPTURED, EAGER, PLAIN, Row
@@ -49,9 +49,9 @@ def _launches_of_a_turn():
     @contextlib.contextmanager
     def counting():
         with playing() as start:
-            launch = recording.Graph.launch
-            recording.Graph.launch = lambda graph: launches.append(launch(graph))
-            recording.Launcher.upload = lambda launcher, source, target: uploaded.append(bytes(source))
+            launch = null_device.Graph.launch
+            null_device.Graph.launch = lambda graph: launches.append(launch(graph))
+            null_device.Launcher.upload = lambda launcher, source, target: uploaded.append(bytes(source))
             yield start
 
     python_time._contestant[1] = counting

@@ -9,8 +9,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from mixprec import backends
-from mixprec.backends import announcements
+from mixprec import announcements, backends
 from mixprec.backends.cudnn import settings
 from mixprec.backends.nchw import Nchw, nchw_of
 from mixprec.bridge import constants, functions

@@ -479,7 +479,7 @@ def test_auto_leaves_out_what_chainer_keeps_for_always(bridge):
 
 
 def test_float64_is_chainers_own_path_and_said_once(bridge, monkeypatch, caplog):
-    from mixprec.backends import announcements
+    from mixprec import announcements
 
     monkeypatch.setattr(announcements, "_said", set())
     inputs = drawn(np.float64, (2, 4, 5, 5), (6, 4, 3, 3), (6,))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.compat.chainer_cases import FUNCTIONS, special
-from tests.update.chainer_rules import OPTIMIZERS
+from tests.optimizer.batch.chainer_rules import OPTIMIZERS
 
 MODES = ["float16", "float32", "mixed16"]
 

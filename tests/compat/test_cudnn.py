@@ -369,5 +369,5 @@ def test_constants_are_those_of_the_headers():
 def test_the_version_is_asked_of_the_library(monkeypatch):
     frontend = type(sys)("cudnn")
     frontend.backend_version = lambda: 91900
-    monkeypatch.setattr("mixprec.compat.cudnn_library.load", lambda: frontend)
+    monkeypatch.setattr("mixprec.cudnn_library.load", lambda: frontend)
     assert constants.getVersion() == 91900

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec.backends import announcements
+from mixprec import announcements
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.graph_capture.arguments import Arguments
 from tests.stand_ins.graph_on_host import GraphCuda

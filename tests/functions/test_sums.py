@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from chainer import _backprop_utils, gradient_check
 
-from benchmarks import recording
+from benchmarks import null_device
 from mixprec import functions as F
 from mixprec.backends import graphs_of
 from mixprec.backends.cpu import PRIMITIVES
-from mixprec.backends.notes import taking
+from mixprec.backends.device_log import recording
 from mixprec.functions import sums
 from mixprec.functions.batch_normalization import BatchNormalization
 from mixprec.functions.node import Node
@@ -262,17 +262,17 @@ def test_which_nodes_take_two_terms():
 
 
 def _launched(function):
-    with taking() as notes:
+    with recording() as notes:
         result = function()
     return result, [note.primitive or note.name for note in notes if note.kind in ("kernel", "cudnn", "array")]
 
 
 def _on_device(shape, nhwc):
-    recording_of = recording.array(np.ones(shape, np.float16))
+    array_on_device = null_device.array(np.ones(shape, np.float16))
     if not nhwc:
-        return recording_of
+        return array_on_device
     n, c, h, w = shape
-    return recording.array(np.ones((n, h, w, c), np.float16)).transpose(0, 3, 1, 2)
+    return null_device.array(np.ones((n, h, w, c), np.float16)).transpose(0, 3, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def _on_device(shape, nhwc):
     ],
 )
 def test_a_sum_is_one_flat_launch(shape, orders, launches, is_nhwc):
-    recording.install()
+    null_device.install()
     terms = [chainer.Variable(_on_device(shape, nhwc), requires_grad=False) for nhwc in orders]
     with chainer.using_config("enable_backprop", False):
         result, found = _launched(lambda: _backprop_utils._reduce(terms))
@@ -298,10 +298,10 @@ def test_a_sum_is_one_flat_launch(shape, orders, launches, is_nhwc):
 
 
 def test_gradients_of_filters_accumulate_in_the_order_of_the_filters():
-    recording.install()
-    W = chainer.Parameter(channels_last(normal(1, 16, 8, 3, 3)).view(recording.Array))
+    null_device.install()
+    W = chainer.Parameter(channels_last(normal(1, 16, 8, 3, 3)).view(null_device.Array))
     W.cleargrad()
-    x = recording.array(normal(0, 2, 5, 5, 8))
+    x = null_device.array(normal(0, 2, 5, 5, 8))
     with graphs_of(x).on_stream():
         for _ in range(3):
             loss = CF.sum(F.convolution_2d(x, W))

@@ -8,8 +8,8 @@ import pytest
 from chainer import optimizers
 
 import mixprec
-from benchmarks import recording
-from benchmarks.recording.memory import Pool
+from benchmarks import null_device
+from benchmarks.null_device.memory import Pool
 from mixprec.graph_capture.verification import Verification
 from models import MODELS
 
@@ -45,19 +45,19 @@ class Counted:
 
 @pytest.fixture
 def counted(monkeypatch):
-    recording.install()
+    null_device.install()
     monkeypatch.setattr(Verification, "difference", lambda *arguments: None)  # nothing is computed
     return Counted(monkeypatch)
 
 
 def _batch(size):
-    return recording.array(np.zeros((size, 3, 64, 64), np.float32)), recording.array(np.zeros(size, np.int32))
+    return null_device.array(np.zeros((size, 3, 64, 64), np.float32)), null_device.array(np.zeros(size, np.int32))
 
 
 def _optimizer():
     model = L.Classifier(MODELS["resnet50"](1000))
     mixprec.convert(model, np.zeros((2, 3, 64, 64), np.float32))
-    recording.send(model)
+    null_device.send(model)
     return mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD()).setup(model)
 
 

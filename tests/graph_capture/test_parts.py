@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from chainer import reporter
 
-from mixprec.backends.notes import Note, take, taking
+from mixprec.backends.device_log import Record, record, recording
 from mixprec.graph_capture.arguments import Arguments
 from mixprec.graph_capture.origin import cause_of, line_of
 from mixprec.graph_capture.reports import Reports, copied
@@ -147,9 +147,9 @@ def test_without_a_reporter_nothing_is_told():
 
 
 def test_numbers_of_the_host_are_noted():
-    with taking() as notes, Reports():
+    with recording() as notes, Reports():
         chainer.report({"loss": np.array(0.5), "lr": 0.1})
-    assert notes == [Note("report", "loss", (0.5,)), Note("report", "lr", (0.1,))]
+    assert notes == [Record("report", "loss", (0.5,)), Record("report", "lr", (0.1,))]
 
 
 def test_copies_are_other_arrays():
@@ -167,20 +167,20 @@ PLACE = 1 << 40
 
 
 def _notes(*arguments, kind="kernel", name="k", line=""):
-    return [Note(kind, name, arguments, "", line)]
+    return [Record(kind, name, arguments, "", line)]
 
 
 def test_the_same_step_twice():
-    step = [Note("memory", "new", (PLACE, 512)), *_notes(3, PLACE, PLACE + 8, 1.5), *_notes(float("nan"))]
+    step = [Record("memory", "new", (PLACE, 512)), *_notes(3, PLACE, PLACE + 8, 1.5), *_notes(float("nan"))]
     assert difference(step, step) is None
 
 
 def test_new_memory_may_be_elsewhere():
     def step(a, b):
         return [
-            Note("memory", "new", (a, 512)),
+            Record("memory", "new", (a, 512)),
             *_notes(a, a + 511),
-            Note("memory", "new", (b, 1024)),
+            Record("memory", "new", (b, 1024)),
             *_notes(a, b + 512, PLACE - 1),
         ]
 
@@ -190,10 +190,10 @@ def test_new_memory_may_be_elsewhere():
 
 def test_memory_that_was_given_out_again_is_another_block():
     """Freed in the step and taken by something larger that begins before it."""
-    step = [Note("memory", "new", (PLACE + 512, 512)), *_notes(PLACE + 512)]
-    again = [Note("memory", "new", (PLACE, 2048)), *_notes(PLACE + 512)]
-    other = [Note("memory", "new", (PLACE, 512)), *_notes(PLACE)]
-    last = [Note("memory", "new", (PLACE + 4096, 2048)), *_notes(PLACE + 4096 + 512)]
+    step = [Record("memory", "new", (PLACE + 512, 512)), *_notes(PLACE + 512)]
+    again = [Record("memory", "new", (PLACE, 2048)), *_notes(PLACE + 512)]
+    other = [Record("memory", "new", (PLACE, 512)), *_notes(PLACE)]
+    last = [Record("memory", "new", (PLACE + 4096, 2048)), *_notes(PLACE + 4096 + 512)]
     assert difference(step + again, other + last) is None
     assert difference(step + again, other + other) is not None
 
@@ -219,28 +219,28 @@ def test_what_differs_is_named(before, now, said):
 
 
 def test_kept_memory_is_told_from_new_memory():
-    new = [Note("memory", "new", (PLACE, 512)), *_notes(PLACE)]
+    new = [Record("memory", "new", (PLACE, 512)), *_notes(PLACE)]
     assert "memory that is kept" in difference(new, _notes(PLACE))
 
 
 def test_memory_of_the_step_before_is_told_also_where_it_lies_in_the_same_place():
     """Freed in each step before its successor is made: the addresses are the same."""
-    step = [*_notes(PLACE, line="f:1"), Note("memory", "new", (PLACE, 512)), *_notes(PLACE)]
+    step = [*_notes(PLACE, line="f:1"), Record("memory", "new", (PLACE, 512)), *_notes(PLACE)]
     assert difference(step, step).startswith("f:1: the kernel k uses memory that is kept")
 
 
 def test_an_upload_of_the_table_is_nobodys_business():
-    table = Note("upload", "table", (PLACE, 80))
+    table = Record("upload", "table", (PLACE, 80))
     assert difference([table, *_notes(1)], _notes(1)) is None
-    assert difference(_notes(1), [*_notes(1), Note("upload", "array", ())]) is not None
+    assert difference(_notes(1), [*_notes(1), Record("upload", "array", ())]) is not None
 
 
 # --- the user's line
 
 
 def test_the_line_is_that_of_the_user():
-    with taking(line_of) as notes:
-        take("kernel", "k")  # this one
+    with recording(line_of) as notes:
+        record("kernel", "k")  # this one
     assert re.fullmatch(rf'{re.escape(__file__)}:\d+ "take\("kernel", "k"\)  # this one"', notes[0].line)
 
 

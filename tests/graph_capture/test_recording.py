@@ -16,16 +16,16 @@ import pytest
 from chainer import optimizer_hooks, optimizers
 
 import mixprec
-from benchmarks import recording
+from benchmarks import null_device
 from mixprec.backends import graphs_of
-from mixprec.backends.notes import taking
+from mixprec.backends.device_log import recording
 from mixprec.graph_capture import CaptureError
 from mixprec.graph_capture.verification import Verification
 from mixprec.graph_capture.watch import difference, watching
 from models import MODELS
 
 WARMUP = 3
-# By name: the class, and the hyperparameter that a schedule moves. One of each rule in mixprec/update/rules at least.
+# By name: the class, and the hyperparameter that a schedule moves. At least one of each in mixprec/optimizer/rules.
 OPTIMIZERS = {
     "SGD": (optimizers.SGD, {}, "lr"),
     "MomentumSGD": (optimizers.MomentumSGD, {}, "lr"),
@@ -52,19 +52,19 @@ CASES += [("resnet50", name) for name in ("CorrectedMomentumSGD", "AdamW", "LAMB
 
 @pytest.fixture(autouse=True)
 def _installed():
-    recording.install()
+    null_device.install()
 
 
 @pytest.fixture
 def uploads(monkeypatch):
     """The bytes of all uploads by the launcher."""
-    found, upload = [], recording.Launcher.upload
+    found, upload = [], null_device.Launcher.upload
 
     def keeping(self, source, target):
         found.append(source.tobytes())
         upload(self, source, target)
 
-    monkeypatch.setattr(recording.Launcher, "upload", keeping)
+    monkeypatch.setattr(null_device.Launcher, "upload", keeping)
     return found
 
 
@@ -78,19 +78,19 @@ class Run:
 
     def __init__(self, model, optimizer):
         mixprec.convert(model, np.zeros((2, 3, 32, 32), np.float32))
-        recording.send(model)
+        null_device.send(model)
         self.optimizer = mixprec.MixedPrecisionOptimizer(optimizer).setup(model)
         assert self.optimizer.scales_dynamically
         self.optimizer.add_hook(optimizer_hooks.WeightDecay(1e-4))
         self.optimizer.add_hook(optimizer_hooks.GradientClipping(1.0))
         self.graphs = graphs_of(next(model.params()).array)
-        self.batch = recording.array(np.zeros((4, 3, 32, 32), np.float32)), recording.array(np.zeros(4, np.int32))
+        self.batch = null_device.array(np.zeros((4, 3, 32, 32), np.float32)), null_device.array(np.zeros(4, np.int32))
 
     def steps(self, number):
         """Runs steps; returns the notes of each."""
         found = []
         for _ in range(number):
-            with self.graphs.on_stream(), taking() as notes:
+            with self.graphs.on_stream(), recording() as notes:
                 self.optimizer.update(self.optimizer.target, *self.batch)
             found.append(notes)
         return found
@@ -286,10 +286,10 @@ def _call(step, batch):
 
 def test_what_a_comparison_does_with_filters_is_flat():
     """CuPy would go through them in the order of their axes, which is not that of their memory."""
-    recording.install()
-    W = recording.array(np.ones((8, 3, 3, 4), np.float32)).transpose(0, 3, 1, 2)
+    null_device.install()
+    W = null_device.array(np.ones((8, 3, 3, 4), np.float32)).transpose(0, 3, 1, 2)
     before = W.strides
-    with taking() as notes:
+    with recording() as notes:
         verification = Verification({"W": W}, bitwise=False)
         outcome = verification.outcome([])
         verification.turn_back()

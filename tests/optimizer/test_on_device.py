@@ -12,7 +12,8 @@ from chainer import optimizer_hooks, optimizers, serializers
 import mixprec
 from mixprec import loss_scale
 from mixprec.optimizer import batched, rollback, statistics, steps
-from mixprec.update import device
+from mixprec.optimizer.batch import device_batch
+from tests.optimizer.batch.chainer_rules import OPTIMIZERS
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import (
     CHAINERS,
@@ -26,7 +27,6 @@ from tests.stand_ins.device_runs import (
 )
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.host_launch import HostLauncher
-from tests.update.chainer_rules import OPTIMIZERS
 
 
 class _Launcher(HostLauncher):
@@ -51,11 +51,11 @@ def reads(launcher, monkeypatch):
         through_the_door.append(value)
         return value.item()
 
-    for module in (loss_scale, rollback, statistics, steps, device):
-        monkeypatch.setattr(module, "read", counted)
+    for module in (loss_scale, rollback, statistics, steps, device_batch):
+        monkeypatch.setattr(module, "to_host", counted)
 
     def count():
-        assert DeviceArray.reads <= len(through_the_door), "somebody reads past mixprec.backends.reading"
+        assert DeviceArray.reads <= len(through_the_door), "somebody reads past mixprec.backends.transfers"
         return DeviceArray.reads
 
     return count

@@ -29,10 +29,10 @@ def reads(monkeypatch):
         return value.item()
 
     for module in (loss_scale, rollback, statistics, steps):
-        monkeypatch.setattr(module, "read", counted)
+        monkeypatch.setattr(module, "to_host", counted)
 
     def count():
-        assert DeviceArray.reads <= len(through_the_door), "somebody reads past mixprec.backends.reading"
+        assert DeviceArray.reads <= len(through_the_door), "somebody reads past mixprec.backends.transfers"
         return DeviceArray.reads
 
     return count

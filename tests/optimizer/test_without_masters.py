@@ -13,8 +13,7 @@ from chainer import optimizers
 import mixprec
 import mixprec.functions
 import mixprec.links
-from mixprec.backends import announcements
-from mixprec.update import without_masters
+from mixprec import announcements, without_masters
 from tests import mpi
 
 

@@ -15,6 +15,7 @@ from chainer.training import extensions
 
 import mixprec
 from mixprec import functions as mixprec_functions
+from mixprec.dtypes import BFLOAT16
 from mixprec.rewrite.state import state_of
 from tests.rewrite.twins import Parts, assert_same, images, new, statistics, step
 
@@ -80,7 +81,7 @@ def is_krsc(param):
 
 
 def rounded(array, compute):
-    return array.astype(compute if compute != "bfloat16" else mixprec_functions.checks.BFLOAT16).astype(np.float32)
+    return array.astype(compute if compute != "bfloat16" else BFLOAT16).astype(np.float32)
 
 
 # Names.

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec.backends import announcements
+from mixprec import announcements
 from mixprec.rewrite.scope import current
 from mixprec.rewrite.watching import ADD_RELU, RELU
 from tests.rewrite.twins import WIDTH, assert_same, beside, fusions, images, new, site, statistics, step

@@ -8,7 +8,7 @@ import pytest
 from chainer import serializers
 
 import mixprec
-from mixprec.functions.checks import BFLOAT16
+from mixprec.dtypes import BFLOAT16
 from tests.rewrite.twins import SHAPE, WIDTH, assert_same, images, new, step
 
 IN = ("to NHWC", "/stem", "Convolution2DFunction")

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 
 import mixprec
-from benchmarks import recording
+from benchmarks import null_device
 from benchmarks.step.by_hand import OTHERS, count
 from benchmarks.step.counts import LAUNCHES
 from mixprec import backends
-from mixprec.backends.notes import taking
+from mixprec.backends.device_log import recording
 from models import MODELS
 
 
 def _launches(name, images, example):
     """Returns how often each primitive is launched by forward and backward pass, and what the host reads."""
-    recording.install()
+    null_device.install()
     model = L.Classifier(MODELS[name](1000))
     model.compute_accuracy = False
     mixprec.convert(model, example)
-    recording.send(model)
-    t = np.zeros(len(images), np.int32).view(recording.Array)
+    null_device.send(model)
+    t = np.zeros(len(images), np.int32).view(null_device.Array)
     for _ in range(2):  # gradients of the first step are new arrays
         model.cleargrads()
-        with taking() as notes:
+        with recording() as notes:
             model(chainer.Variable(images, requires_grad=False), t).backward()
     launched = [note for note in notes if note.kind in LAUNCHES]
     counts = collections.Counter(note.primitive or OTHERS + note.name for note in launched)
@@ -38,7 +38,7 @@ def _launches(name, images, example):
     ("name", "by_hand"), [("resnet18", "resnet18"), ("resnet50", "resnet50"), ("resnext50_32x4d", "resnext50")]
 )
 def test_a_converted_network_launches_what_one_written_for_nhwc_does(name, by_hand):
-    images = np.empty((8, 3, 64, 64), np.float32).view(recording.Array)
+    images = np.empty((8, 3, 64, 64), np.float32).view(null_device.Array)
     counts, reads = _launches(name, images, np.zeros((2, 3, 64, 64), np.float32))
     assert counts == count(by_hand, batch=8, size=64).launches
     assert reads == []
@@ -46,7 +46,7 @@ def test_a_converted_network_launches_what_one_written_for_nhwc_does(name, by_ha
 
 
 def test_nothing_is_converted_if_images_come_in_nhwc():
-    images = np.empty((8, 64, 64, 4), np.float16).view(recording.Array).transpose(0, 3, 1, 2)
+    images = np.empty((8, 64, 64, 4), np.float16).view(null_device.Array).transpose(0, 3, 1, 2)
     counts, reads = _launches("resnet50", images, np.zeros((2, 3, 64, 64), np.float32))
     assert counts["to_nhwc"] == counts["to_nchw"] == 0
     assert sum(counts.values()) == count("resnet50", batch=8, size=64).total - 1
@@ -85,24 +85,24 @@ OPERATORS = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_what_lies_between_layers_keeps_images_in_nhwc(name):
     """CuPy gives results of operators C-contiguous, on whatever they are computed."""
-    recording.install()
+    null_device.install()
     model = Operators(OPERATORS[name])
     mixprec.convert(model, np.zeros((2, 3, 8, 8), np.float32))
-    recording.send(model)
-    images = np.empty((4, 8, 8, 4), np.float16).view(recording.Array).transpose(0, 3, 1, 2)
-    with backends.graphs_of(images).on_stream(), taking() as notes:
+    null_device.send(model)
+    images = np.empty((4, 8, 8, 4), np.float16).view(null_device.Array).transpose(0, 3, 1, 2)
+    with backends.graphs_of(images).on_stream(), recording() as notes:
         F.sum(model(images)).backward()
     assert not {"to_nhwc", "to_nchw"} & {note.primitive for note in notes}
 
 
 @pytest.mark.parametrize("ignore_label", [None, -1])
 def test_chainers_accuracy_is_one_launch(ignore_label):
-    recording.install()
+    null_device.install()
     model = L.Classifier(L.Linear(4, 3), accfun=lambda y, t: F.accuracy(y, t, ignore_label))
     mixprec.convert(model)
-    recording.send(model)
-    x, t = (np.zeros(shape, dtype).view(recording.Array) for shape, dtype in (((8, 4), "f2"), (8, "i4")))
-    with taking() as notes:
+    null_device.send(model)
+    x, t = (np.zeros(shape, dtype).view(null_device.Array) for shape, dtype in (((8, 4), "f2"), (8, "i4")))
+    with recording() as notes:
         model(x, t)
     names = [note.primitive for note in notes if note.kind in LAUNCHES]
     assert names == ["linear", "softmax_cross_entropy", "mean_of_counted", "accuracy"]

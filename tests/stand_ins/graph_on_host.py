@@ -12,11 +12,11 @@ import weakref
 import numpy as np
 
 from mixprec.backends.aside import Aside
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cuda import Cuda
 from mixprec.backends.cudnn.dnn import Dnn
-from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.device_log import record
 from mixprec.backends.launch import Kernel
-from mixprec.backends.notes import take
 from tests.stand_ins import fake_cudnn, graph_array, graph_work
 from tests.stand_ins.cudnn_host import HostDevice
 from tests.stand_ins.graph_array import GraphArray
@@ -32,7 +32,7 @@ class GraphLauncher(HostLauncher):
         return {name: Kernel(name, function) for name, function in super().compile(source, names).items()}
 
     def launch(self, kernel, blocks, arguments):
-        take("kernel", kernel.name, blocks, *arguments)
+        record("kernel", kernel.name, blocks, *arguments)
         graph_work.do(super().launch, kernel.function, blocks, tuple(arguments))
 
     def holds(self, array):

@@ -17,8 +17,8 @@ import functools
 
 import numpy as np
 
-from benchmarks.recording.memory import Pool
-from mixprec.backends import notes
+from benchmarks.null_device.memory import Pool
+from mixprec.backends import device_log
 
 FIRST, SECOND = "the first stream", "the second stream"
 _stream = FIRST  # the current one
@@ -35,7 +35,7 @@ class NanPool:
         self._forgotten = 0
 
     def allocate(self, size):
-        """Returns a :class:`~benchmarks.recording.memory.Block` for work on the current stream."""
+        """Returns a :class:`~benchmarks.null_device.memory.Block` for work on the current stream."""
         return self._arenas[_stream].allocate(size)
 
     @property
@@ -231,10 +231,10 @@ def eager_bytes():
 
 
 def memory(size):
-    """Returns new memory, full of NaN, a :class:`~benchmarks.recording.memory.Block`."""
+    """Returns new memory, full of NaN, a :class:`~benchmarks.null_device.memory.Block`."""
     block = (_eager if _work is None else _work.pool).allocate(size)
     if _watching:
-        notes.take("memory", "new", block.address, size)
+        device_log.record("memory", "new", block.address, size)
     return block
 
 
@@ -242,14 +242,14 @@ def read(name):
     """To be called when a function with this name lets the host wait for the device."""
     _stop("D2H transfers")
     if _watching:
-        notes.take("read", name)
+        device_log.record("read", name)
 
 
 def upload(name, size):
     """To be called when a function with this name copies bytes of the host to the device."""
     _stop("H2D transfers")
     if _watching:
-        notes.take("upload", name, size)
+        device_log.record("upload", name, size)
 
 
 def _stop(what):

@@ -7,12 +7,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks import cupy_rules, recording
+from benchmarks import cupy_rules, null_device
 from tests.stand_ins import device_stand_in, graph_array
 
 SHAPE, NHWC = (2, 3, 4, 5), (0, 3, 1, 2)  # of all arrays below, and how their axes lie in memory
 DENSE = {(0, 1, 2, 3): (120, 40, 10, 2), NHWC: (120, 2, 30, 6)}  # strides in float16, by the order of axes
-STAND_INS = {"recording": recording, "graph": graph_array, "device": device_stand_in}
+STAND_INS = {"recording": null_device, "graph": graph_array, "device": device_stand_in}
 
 
 class _Cupy:
@@ -27,7 +27,7 @@ class _Cupy:
 
 @pytest.fixture(params=[*STAND_INS, pytest.param("cupy", marks=pytest.mark.gpu)])
 def stand_in(request):
-    recording.install()
+    null_device.install()
     return STAND_INS.get(request.param, _Cupy)
 
 

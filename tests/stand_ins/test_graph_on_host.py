@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec import backends
-from mixprec.backends import notes
-from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends import device_log
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.geometry import Convolution
-from mixprec.update.copies import BFLOAT16
+from mixprec.dtypes import BFLOAT16
 from tests.circles import tries
 from tests.stand_ins import graph_array, graph_work, update_twin
 from tests.stand_ins.graph_array import GraphArray
@@ -315,7 +315,7 @@ def test_reads_and_uploads(kind, name, cuda):
     captured(cuda, lambda: x + 1)  # the next one can be
 
     reads = GraphArray.reads
-    with cuda.graphs.on_stream(), notes.taking(lambda frame: "a line") as taken:
+    with cuda.graphs.on_stream(), device_log.recording(lambda frame: "a line") as taken:
         function(x)
         assert not taken
         with cuda.graphs.watching():
@@ -328,7 +328,7 @@ def test_reads_and_uploads(kind, name, cuda):
 def test_an_upload_of_the_launcher(cuda):
     target = graph_array.new((64,), np.uint8)
     source = np.arange(16, dtype=np.uint8)
-    with notes.taking() as taken, cuda.graphs.watching():
+    with device_log.recording() as taken, cuda.graphs.watching():
         cuda.launcher.upload(source, target)
     assert [(note.kind, note.name) for note in taken] == [("upload", "table")]
     np.testing.assert_array_equal(graph_array.receive(target)[:16], source)
@@ -371,7 +371,7 @@ def test_an_error_of_the_function_goes_on(cuda):
 def test_launches_and_new_memory_are_noted(cuda):
     x, w = (graph_array.array(numbers(seed, (8, 8), np.float16)) for seed in range(2))
     cuda.linear(x, w)
-    with notes.taking() as taken, cuda.graphs.watching():
+    with device_log.recording() as taken, cuda.graphs.watching():
         y = cuda.cast(cuda.linear(x, w), np.float32)
     product, plan, result, kernel = taken
     assert (plan.kind, kernel.kind, kernel.name) == ("cudnn", "kernel", "cast")
@@ -384,7 +384,7 @@ def test_the_same_work_gets_the_same_memory(cuda):
     x = graph_array.array(numbers(0))
 
     def addresses():
-        with notes.taking() as taken, cuda.graphs.watching():
+        with device_log.recording() as taken, cuda.graphs.watching():
             np.concatenate([x * 2 + 1, np.exp(x)]).sum(axis=0)
         return [note.arguments for note in taken]
 

@@ -9,7 +9,7 @@ import numpy as np
 from chainer import optimizers
 
 import mixprec
-from mixprec.update.copies import is_copy
+from mixprec.dtypes import is_half
 
 # Hyperparameters that are no short binary fractions, so that every rounding counts.
 _ADAM = {"alpha": 0.013, "beta1": 0.87, "beta2": 0.983, "eps": 3e-7}
@@ -107,7 +107,7 @@ class Side:
     def add(self, name, shape, dtype=np.float16, rule=True):
         """Gives the model another parameter, of FP32 on the plain side; ``shape`` may be ``None``."""
         array = None if shape is None else initial(shape, dtype)
-        if not self.wrapped and is_copy(dtype):
+        if not self.wrapped and is_half(dtype):
             dtype = np.float32
             array = None if array is None else array.astype(dtype)
         param = add(self.link, name, array, dtype)

@@ -4,15 +4,15 @@ import chainer
 import numpy as np
 from chainer import optimizer_hooks, optimizers
 
-from mixprec.update.copies import BFLOAT16
-from mixprec.update.device import DeviceBatch
-from mixprec.update.entries import Entry, FoldedHook
-from mixprec.update.hooks import fold_of
-from mixprec.update.rules import expression_of
-from mixprec.update.rules.lamb import LAMB
-from mixprec.update.rules.lars import LARS
+from mixprec.dtypes import BFLOAT16
+from mixprec.optimizer.batch.device_batch import DeviceBatch
+from mixprec.optimizer.batch.entries import Entry, FoldedHook
+from mixprec.optimizer.hooks import fold_of
+from mixprec.optimizer.rules import expression_of
+from mixprec.optimizer.rules.lamb import LAMB
+from mixprec.optimizer.rules.lars import LARS
+from tests.optimizer.batch.chainer_rules import OPTIMIZERS
 from tests.stand_ins.device_stand_in import DeviceArray
-from tests.update.chainer_rules import OPTIMIZERS
 
 # As in the formulas of chainer_rules; only those that are in 5 significant bits do not depend on float32.
 RULES = {name: (getattr(optimizers, name), settings) for name, (settings, _) in OPTIMIZERS.items()}

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mixprec
+from mixprec.optimizer import moving_average
+from mixprec.optimizer.moving_average import MovingAverage
 from mixprec.training import LogReport, snapshots
 from mixprec.training.averaging import WeightAverage, averaged_weights
 from mixprec.training.console import Shown
@@ -16,8 +18,6 @@ from mixprec.training.evaluation import Evaluator
 from mixprec.training.model import ImageClassifier
 from mixprec.training.stopping import Stopped, Stopping
 from mixprec.training.updater import TimedUpdater
-from mixprec.update import moving_average
-from mixprec.update.moving_average import MovingAverage
 from tests.circles import tries
 from tests.graph_capture.captured_runs import FIRST_REPLAY, POISONED, REQUIRED, Run, batch
 from tests.stand_ins import device_stand_in

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import mixprec
 from mixprec import backends, graph_capture
 from mixprec import config as configs
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings as cudnn
-from mixprec.backends.cudnn.errors import CaptureError
-from mixprec.backends.reading import Fetched
+from mixprec.backends.transfers import HostCopy
 from mixprec.training import CapturedUpdater, LogReport, LossScaleLog, command, log_report
 from mixprec.training import model as models
 from mixprec.training import trainer as trainers
@@ -163,8 +163,8 @@ class Device:
     def __init__(self, monkeypatch):
         self.asked, self.waited = [], []
         self.copied = 0  # so many copies are done, in order
-        monkeypatch.setattr(log_report, "known", lambda value: not isinstance(value, Number))
-        monkeypatch.setattr(log_report, "fetch", self.fetch)
+        monkeypatch.setattr(log_report, "on_host", lambda value: not isinstance(value, Number))
+        monkeypatch.setattr(log_report, "to_host_async", self.fetch)
 
     def fetch(self, number):
         assert isinstance(number, Number)
@@ -172,7 +172,7 @@ class Device:
         return Copy(self, len(self.asked), number.value)
 
 
-class Copy(Fetched):
+class Copy(HostCopy):
     def __init__(self, device, place, value):
         self._device, self._place, self._number = device, place, value
 

@@ -13,7 +13,7 @@ from chainer.training import extensions
 
 import mixprec
 from mixprec import config, files
-from mixprec.backends.reading import Fetched
+from mixprec.backends.transfers import HostCopy
 from mixprec.config.schema import Optimizer
 from mixprec.training import LogReport, console, output, snapshots
 from mixprec.training.evaluation import Evaluator
@@ -137,7 +137,7 @@ class Bar:
         self.open = False
 
 
-class Coming(Fetched):
+class Coming(HostCopy):
     """A number that arrives when the test says so."""
 
     done = False
@@ -152,7 +152,7 @@ def test_the_bar_shows_what_is_there_and_waits_for_nothing(monkeypatch):
 
     fetched = []
     monkeypatch.setattr(console, "tqdm", Bar)
-    monkeypatch.setattr(console, "fetch", lambda value: fetched.append(Coming(value)) or fetched[-1])
+    monkeypatch.setattr(console, "to_host_async", lambda value: fetched.append(Coming(value)) or fetched[-1])
     progress = console.ProgressBar(images=8, epochs=3)
     progress.initialize(Trainer)
     bar = progress._bar

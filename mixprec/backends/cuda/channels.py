@@ -1,6 +1,6 @@
 """More channels than there are: zeros, for engines that take only some numbers of channels."""
 
-from mixprec.backends.announcements import announce
+from mixprec.announcements import announce
 from mixprec.backends.cuda.base import ceil_div, rows_of
 from mixprec.backends.cuda.kernels import width_of
 from mixprec.backends.cuda.ways import Ways

@@ -3,12 +3,13 @@
 import logging
 import threading
 
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import library, settings
 from mixprec.backends.cudnn.autotune import fastest
 from mixprec.backends.cudnn.choices import Choices
 from mixprec.backends.cudnn.device import CupyDevice
 from mixprec.backends.cudnn.engines import Engines
-from mixprec.backends.cudnn.errors import BrokenDevice, CaptureError, NoEngine, lacks_memory, one_line
+from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine, lacks_memory, one_line
 from mixprec.backends.cudnn.executor import Executor
 from mixprec.backends.cudnn.plans import Plan
 from mixprec.backends.cudnn.search import text_of

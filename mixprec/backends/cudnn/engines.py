@@ -2,10 +2,10 @@
 
 import re
 
-from mixprec.backends.announcements import announce
+from mixprec.announcements import announce
 from mixprec.backends.cudnn.errors import NoEngine, one_line
-from mixprec.backends.cudnn.graphs import describe
 from mixprec.backends.cudnn.library import data_type
+from mixprec.backends.cudnn.operation_graphs import describe
 
 # In the text of an error: it says nothing about engines. cuDNN could not load a library or get memory, or the GPU has
 # failed before.

@@ -2,7 +2,7 @@
 
 import threading
 
-from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.capture_error import CaptureError
 
 
 class Handles:

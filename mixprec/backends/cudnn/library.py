@@ -1,10 +1,10 @@
 """The frontend of cuDNN 9 and its names for dtypes.
 
-It is loaded below, by :mod:`mixprec.compat.cudnn_library`: Chainer asks for cuDNN while it is being imported, and this
+It is loaded below, by :mod:`mixprec.cudnn_library`: Chainer asks for cuDNN while it is being imported, and this
 package imports Chainer.
 """
 
-from mixprec.compat.cudnn_library import CudnnMissing, load
+from mixprec.cudnn_library import CudnnMissing, load
 
 __all__ = ["CudnnMissing", "data_type", "load"]
 

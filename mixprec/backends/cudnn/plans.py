@@ -5,9 +5,9 @@ import logging
 import math
 import operator
 
-from mixprec.backends.cudnn.errors import CaptureError
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn.search import in_place, search, size_of, text_of
-from mixprec.backends.notes import take
+from mixprec.backends.device_log import record
 
 _ALIGNMENT = 16  # bytes, of addresses: what the frontend tells cuDNN of each tensor
 # To find out whether an engine may write an output where it reads an input: how often, with which byte in the input
@@ -82,7 +82,7 @@ class Plan:
                 why = f"{self.engine} of cuDNN cannot write where it reads"
                 self._run_copies(addresses, [False] * count + of_outputs, why)
                 return
-        take("cudnn", self.operation.kind, self.operation, *addresses)
+        record("cudnn", self.operation.kind, self.operation, *addresses)
         if not self._measured:
             self._measure(addresses)
         self._run(dict(zip(self._uids, addresses, strict=True)))

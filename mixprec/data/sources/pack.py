@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from mixprec.backends.announcements import announce
+from mixprec.announcements import announce
 from mixprec.bounds import MIB
 from mixprec.data.errors import DataError, and_more, printable
 from mixprec.data.sources import scan

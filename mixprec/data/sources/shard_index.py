@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mixprec.backends.announcements import announce
+from mixprec.announcements import announce
 from mixprec.data.errors import printable
 from mixprec.files import replacing
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec.backends import announcements
+from mixprec import announcements
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import operations
 from mixprec.backends.cuda.batch_norm import BatchNorms

@@ -14,11 +14,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import batch_norm, operations
 from mixprec.backends.cudnn import search
 from mixprec.backends.cudnn import settings as cudnn
-from mixprec.backends.cudnn.errors import CaptureError, NoEngine
+from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.geometry import BatchNorm, Convolution, LocalResponseNorm, Pooling
 from mixprec.backends.primitives import Affine, Primitives
 from tests.backends.cpu.test_convolution import activated, counts, drawn

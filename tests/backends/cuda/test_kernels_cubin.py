@@ -10,7 +10,7 @@ import pytest
 from mixprec.backends.cuda import kernels
 from mixprec.backends.launch import CupyLauncher, text_of
 from tests.backends.cuda import loads_in_flight
-from tests.update.test_cubin import ARCHITECTURES, compiler_for
+from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 
 _GROUP = 8  # elements that a thread of a batch normalization reads at once, also of float32
 FILES = sorted(

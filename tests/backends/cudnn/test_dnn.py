@@ -10,9 +10,10 @@ import chainer
 import numpy as np
 import pytest
 
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import search, settings
 from mixprec.backends.cudnn.dnn import Dnn
-from mixprec.backends.cudnn.errors import BrokenDevice, CaptureError, NoEngine
+from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine
 from mixprec.backends.cudnn.handles import Handles
 from mixprec.backends.cudnn.workspace import Workspaces
 from mixprec.backends.geometry import Convolution

@@ -11,7 +11,7 @@ import pytest
 from chainer import Variable
 
 from mixprec.backends.cudnn import library
-from mixprec.backends.cudnn.graphs import describe
+from mixprec.backends.cudnn.operation_graphs import describe
 from mixprec.backends.geometry import Convolution
 from tests.backends.cudnn import operations
 from tests.stand_ins import fake_cudnn

@@ -8,10 +8,11 @@ import os
 import numpy as np
 import pytest
 
-from mixprec.backends import announcements
+from mixprec import announcements
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import difference, settings
 from mixprec.backends.cudnn.dnn import Dnn
-from mixprec.backends.cudnn.errors import BrokenDevice, CaptureError, NoEngine
+from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine
 from mixprec.backends.cudnn.search import text_of
 from mixprec.backends.geometry import Convolution
 from tests.backends.cudnn.operations import batch_norm, conv_fprop

@@ -1,0 +1,218 @@
+"""Arrays of a device that computes nothing by itself; what NumPy does to them is noted as launches.
+
+New arrays lie in memory as CuPy's would, see :mod:`benchmarks.cupy_rules`.
+"""
+
+import contextlib
+import functools
+
+import numpy as np
+
+from benchmarks import cupy_rules
+from benchmarks.null_device.memory import Memory
+from mixprec.backends.device_log import is_recording, record
+
+# Methods by what they do on a device. All others are views, or NumPy makes them of ufuncs.
+_READERS = ("__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__", "__format__", "__repr__")
+_READERS += ("__str__", "__reduce__", "__reduce_ex__", "item", "tolist", "tobytes", "nonzero")
+_MAKERS = ("argmax", "argmin", "argsort", "astype", "choose", "compress", "copy", "cumprod")
+_MAKERS += ("cumsum", "dot", "flatten", "ravel", "repeat", "reshape", "round", "searchsorted", "take", "trace")
+_WRITERS = ("fill", "partition", "put", "sort")
+# The same of functions.
+_READING = {np.allclose, np.argwhere, np.array_equal, np.array_equiv, np.flatnonzero, np.nonzero, np.unique}
+_WRITING = {np.copyto, np.fill_diagonal, np.place, np.put, np.put_along_axis, np.putmask}
+# Functions that NumPy runs without asking an array.
+_CONVERSIONS = ("array", "asarray", "ascontiguousarray")
+
+
+class Array(np.ndarray):
+    """An array on the device: one of NumPy whose memory has an address there.
+
+    Attributes:
+        memory: the :class:`~benchmarks.null_device.memory.Memory` that new arrays of this class get theirs from.
+    """
+
+    memory = Memory()
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **keywords):
+        name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+        if out:
+            keywords["out"] = out
+        return self._ask(name, getattr(ufunc, method), inputs, keywords, writes=bool(out) or method == "at")
+
+    def __array_function__(self, function, types, arguments, keywords):
+        name = function.__name__
+        if function in _READING:
+            self.memory.read(name)
+        writes = function in _WRITING or keywords.get("out") is not None
+        return self._ask(name, function, arguments, keywords, writes, fills=function is not np.empty_like)
+
+    def __getitem__(self, index):
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, Array) and part.dtype == bool for part in parts):
+            self.memory.read("getitem")  # how many there are decides on the shape
+        if not any(part is Ellipsis for part in parts):
+            parts = (*parts, ...)  # a view also of a single element
+        return self._ask("getitem", np.ndarray.__getitem__, (self, _arrays_of_lists(parts)))
+
+    def __setitem__(self, index, value):
+        if isinstance(value, (list, tuple)):
+            value = np.asarray(value)
+        if _is_of_host(value):
+            self.memory.upload("setitem", self.ctypes.data, *_described(index), *_described(value))
+            self.view(np.ndarray)[index] = value
+        else:
+            self._ask("setitem", np.ndarray.__setitem__, (self, index, value), writes=True)
+
+    def __copy__(self):
+        return self.copy()
+
+    def __deepcopy__(self, memo):
+        return self.copy()
+
+    def _ask(self, name, function, arguments, keywords=None, writes=False, fills=True):
+        """Runs a function of NumPy on the arrays behind those of the device, and notes that.
+
+        Args:
+            name: for the note.
+            function: the function.
+            arguments, keywords: its arguments.
+            writes: whether it writes into one of them.
+            fills: whether it writes into what it returns, if that is new.
+
+        Returns:
+            Its result, on the device: what is new in new memory.
+        """
+        behind, hosts = [], []  # pairs of an array of NumPy and what it stands for
+        keywords = keywords or {}
+        given = _mapped(functools.partial(_laid_bare, behind, hosts), (arguments, keywords))
+        out = keywords.get("out")
+        for target in out if isinstance(out, tuple) else (out,):
+            if type(target) is np.ndarray:
+                self.memory.read(name)
+                hosts = [host for host in hosts if host is not target]
+                behind.append((target, target))
+        for host in hosts:
+            self.memory.upload(name, *_described(host))
+        with np.errstate(all="ignore"):
+            result = cupy_rules.compute(function, name, *given)
+        new = []
+        result = _mapped(functools.partial(self._on_device, name, behind, new, fills), result)
+        if is_recording() and (writes or (new and fills)):
+            record("array", name, *_described((arguments, keywords)), *_described(new))
+        return result
+
+    def _on_device(self, name, behind, new, fills, value):
+        if not isinstance(value, (np.ndarray, np.generic)):
+            return value
+        for array, original in behind:
+            if value is array:
+                return original
+        value = np.asarray(value)
+        if not value.size or any(np.may_share_memory(value, array) for array, _ in behind):
+            return value.view(type(self))
+        memory = self.memory.new(value.shape, value.dtype, cupy_rules.strides_of(name, value))
+        if fills:
+            memory[...] = value
+        new.append(memory.view(type(self)))
+        return new[-1]
+
+
+@contextlib.contextmanager
+def conversions_stay():
+    """Inside of the block ``np.asarray`` and its like, with which Chainer means ``xp.asarray``, leave arrays here."""
+    originals = {name: getattr(np, name) for name in _CONVERSIONS}
+    for name, original in originals.items():
+        setattr(np, name, _staying(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(np, name, original)
+
+
+@functools.cache
+def _staying(function):
+    @functools.wraps(function)
+    def convert(value, *arguments, **keywords):
+        if isinstance(value, Array):
+            return value._ask(function.__name__, function, (value, *arguments), keywords)
+        return function(value, *arguments, **keywords)
+
+    return convert
+
+
+def _laid_bare(behind, hosts, value):
+    if isinstance(value, Array):
+        behind.append((value.view(np.ndarray), value))
+        return behind[-1][0]
+    if _is_of_host(value):
+        hosts.append(value)
+    return value
+
+
+def _is_of_host(value):
+    """Whether it has to be copied to the device: numbers, and arrays of shape (), are arguments of kernels."""
+    return type(value) is np.ndarray and value.ndim > 0
+
+
+def _mapped(function, value):
+    """Returns what is inside of tuples, lists and dicts with a function applied to it, in their order."""
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(function, part) for part in value)
+    if type(value) is dict:
+        return {name: _mapped(function, part) for name, part in value.items()}
+    return function(value)
+
+
+def _arrays_of_lists(index):
+    return tuple(np.asarray(part) if isinstance(part, list) else part for part in index)
+
+
+def _described(value):
+    """Yields what a note has of an argument: the address of an array and how it lies there, numbers as they are."""
+    if isinstance(value, np.ndarray) and value.ndim == 0 and not isinstance(value, Array):
+        value = value[()]
+    if isinstance(value, np.ndarray):
+        if isinstance(value, Array):
+            yield value.ctypes.data
+        yield value.dtype.name, value.shape, value.strides
+    elif isinstance(value, np.generic):
+        yield value.item()
+    elif type(value) in (tuple, list):
+        for part in value:
+            yield from _described(part)
+    elif type(value) is dict:
+        for name, part in value.items():
+            yield name
+            yield from _described(part)
+    else:
+        yield value
+
+
+def _reader(name):
+    method = getattr(np.ndarray, name)
+
+    @functools.wraps(method)
+    def read(self, *arguments):
+        self.memory.read(name)
+        return method(self.view(np.ndarray), *arguments)
+
+    return read
+
+
+def _asking(name, writes):
+    method = getattr(np.ndarray, name)
+
+    @functools.wraps(method)
+    def ask(self, *arguments, **keywords):
+        writes_out = writes or keywords.get("out") is not None
+        return self._ask(name, method, (self, *arguments), keywords, writes_out)
+
+    return ask
+
+
+for _name in _READERS:
+    setattr(Array, _name, _reader(_name))
+for _name in _MAKERS + _WRITERS:
+    setattr(Array, _name, _asking(_name, _name in _WRITERS))

@@ -1,0 +1,76 @@
+"""A log of what mixprec asks a device for: launches, memory, uploads and reads.
+
+Backends and launchers call :func:`record` at each of them. It does nothing outside of a :func:`recording`, which
+``mixprec.capture`` opens to compare two steps, and the measuring tools to count one.
+"""
+
+import contextlib
+import sys
+import threading
+from typing import NamedTuple
+
+
+class Record(NamedTuple):
+    """One thing that a device was asked.
+
+    Attributes:
+        kind: ``"kernel"`` (of our own), ``"cudnn"``, ``"array"`` (a function of NumPy or CuPy that launches),
+            ``"function"`` (of Chainer's, whose kernels are not recorded), ``"memory"`` (new memory: address and
+            bytes), ``"upload"`` (from the host) or ``"read"`` (the host waits for the device).
+        name: of the kernel, the kind of operation, the function.
+        arguments: what it was called with: numbers and addresses; the operation and addresses for cuDNN.
+        primitive: name of the primitive that asked, of the outermost one; empty outside of mixprec's primitives.
+        line: file and line of the user's code that led to it; empty without ``locate``.
+    """
+
+    kind: str
+    name: str
+    arguments: tuple
+    primitive: str = ""
+    line: str = ""
+
+
+class _Log(threading.local):
+    records = None
+    locate = None
+    primitive = ""
+
+
+_log = _Log()
+
+
+@contextlib.contextmanager
+def recording(locate=None):
+    """Collects the records of this thread in the list that it gives; an inner block has a list of its own.
+
+    Args:
+        locate: callable from the frame that records to the ``line`` of the record, or ``None``.
+    """
+    outer = _log.records, _log.locate
+    _log.records, _log.locate = [], locate
+    try:
+        yield _log.records
+    finally:
+        _log.records, _log.locate = outer
+
+
+def is_recording():
+    """Whether this thread is inside of a :func:`recording`."""
+    return _log.records is not None
+
+
+def record(kind, name, *arguments):
+    """Adds a :class:`Record` to the list of the innermost :func:`recording`, if there is one."""
+    if _log.records is not None:
+        line = "" if _log.locate is None else _log.locate(sys._getframe(1))
+        _log.records.append(Record(kind, name, arguments, _log.primitive, line))
+
+
+@contextlib.contextmanager
+def asked_by(primitive):
+    """Inside of the block records have the name of a primitive, unless they have that of an outer one."""
+    outer, _log.primitive = _log.primitive, _log.primitive or primitive
+    try:
+        yield
+    finally:
+        _log.primitive = outer

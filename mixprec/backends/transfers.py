@@ -1,0 +1,91 @@
+"""The one place where the host reads a value that a device computed.
+
+A read waits until the device has done all that was asked of it before, and until then nothing new can be asked: on a
+fast GPU that costs more than the computation. ``docs/numerics.md`` lists who reads, and when. What is wanted soon, but
+not at once, is fetched instead: the host goes on, and looks when it has arrived.
+"""
+
+import collections
+import functools
+
+import chainer
+import numpy as np
+
+# Copies with the memory that they read and write, also if nobody wants the number any more; the oldest first.
+_under_way = collections.deque()
+
+
+def on_host(value):
+    """Whether the host can look at ``value`` without waiting: a Python or NumPy number, or a NumPy array."""
+    return type(value) is np.ndarray or isinstance(value, (bool, int, float, np.generic))
+
+
+def to_host(value):
+    """Returns a number or an array of shape () as a Python number, waiting for its device if need be."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def to_host_async(value):
+    """Starts to copy a number to the host, as it is when the device comes to it; returns a :class:`Fetched`.
+
+    Args:
+        value: a number, or an array of shape () on any device.
+    """
+    if not on_host(value) and chainer.backend.get_array_module(value).__name__ == "cupy":
+        return _Copied(value)
+    return HostCopy(value)
+
+
+class HostCopy:
+    """A number that is on its way to the host, or there.
+
+    Args:
+        value: a number, or an array of shape (), that can be read without waiting.
+    """
+
+    done = True
+
+    def __init__(self, value):
+        self._value = np.asarray(value).copy()
+
+    @property
+    def value(self):
+        """The number as a NumPy scalar; waits until it is there, and for nothing that was asked for later."""
+        return self._value[()]
+
+
+class _Copied(HostCopy):
+    """A copy into pinned memory, on CuPy's current stream."""
+
+    def __init__(self, array):
+        import cupy
+
+        self._array = array
+        self._memory = _pinned().malloc(array.nbytes)
+        self._value = np.frombuffer(self._memory, array.dtype, 1).reshape(())
+        self._event = cupy.cuda.Event(disable_timing=True)
+        with cupy.cuda.Device(array.data.device_id):
+            stream = cupy.cuda.get_current_stream()
+            array.data.copy_to_host_async(self._memory.ptr, array.nbytes, stream)
+            self._event.record(stream)
+        while _under_way and _under_way[0].done:
+            _under_way.popleft()
+        _under_way.append(self)
+
+    @property
+    def done(self):
+        """Whether it is there; never waits."""
+        return self._event.done
+
+    @property
+    def value(self):
+        """See :attr:`Fetched.value`."""
+        self._event.synchronize()
+        return self._value[()]
+
+
+@functools.cache
+def _pinned():
+    import cupy
+
+    return cupy.cuda.PinnedMemoryPool()

@@ -1,0 +1,14 @@
+"""The dtypes that parameters and images have: NumPy's, and bfloat16 of ``ml_dtypes``."""
+
+import ml_dtypes
+import numpy as np
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+# What arrays of a network are stored in. Computing is float32 in any case.
+STORAGE_DTYPES = frozenset((np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)))
+_HALF = (np.dtype(np.float16), BFLOAT16)
+
+
+def is_half(dtype):
+    """Whether a parameter in this dtype has an FP32 master of its own: float16 and bfloat16, but no wider one."""
+    return dtype in _HALF

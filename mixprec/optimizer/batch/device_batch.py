@@ -1,0 +1,304 @@
+"""The batched update on a device: a step of all parameters in two launches, with nothing read back.
+
+Launches of a step, whatever the number of parameters, of different rules among them, and of hooks:
+
+================================================================================  =
+no hook or rule needs norms                                                       2
+rules with norms: LARS, LAMB                                                      2
+``GradientClipping`` or ``GradientLARS``, and no hook after it                    2
+one of these with elementwise hooks after it, or with LARS or LAMB                3
+``GradientClipping`` and ``GradientLARS``                                         3
+================================================================================  =
+
+In general: as many as there are norms to be found one after the other, one more if elementwise hooks follow the last of
+them (one, if there are no norms), and one for the update.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import operator
+
+import chainer
+
+from mixprec.backends.memory import axes, is_dense, same_order
+from mixprec.backends.transfers import to_host
+from mixprec.optimizer.batch.graph_table import GraphTable
+from mixprec.optimizer.batch.source import Program, points_of, source_of
+from mixprec.optimizer.batch.table import Table
+
+_KERNELS = ("check", "update")
+_GRAD, _GRAD_VAR, _SHAPE, _DTYPE = map(operator.attrgetter, ("_grad", "_grad_var", "shape", "dtype"))
+_SUMMING = {None: 0, "each": 1, "all": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """The state of a :class:`~mixprec.DynamicLossScale`, arrays of shape () on the device that a step moves in place.
+
+    Attributes:
+        value: the scale, float64.
+        clean, hysteresis_left, overflows_in_row: counters, int32.
+        growth, backoff, floor, cap: floats; ``floor`` and ``cap`` may be ``None``.
+        interval, hysteresis: ints.
+    """
+
+    value: object
+    clean: object
+    hysteresis_left: object
+    overflows_in_row: object
+    growth: float
+    backoff: float
+    floor: float | None
+    cap: float | None
+    interval: int
+    hysteresis: int
+
+
+class DeviceBatch:
+    """Updates the same parameters step after step. What it costs to launch does not depend on their number.
+
+    A step is :meth:`check`, then :meth:`update`. In between the caller may look at nothing, or at everything: the
+    parameters change in :meth:`update` only.
+
+    Args:
+        entries: :class:`~mixprec.optimizer.batch.entries.Entry` of each parameter, on one device, none float64.
+            Which ones there are, their rules and hooks must stay as they are; arrays and hyperparameters may change.
+        launcher: :class:`~mixprec.backends.launch.CupyLauncher` of their device.
+        seed: of the random numbers for ``GradientNoise``, below 2**63. These depend on it, on the place of the
+            parameter among ``entries``, on ``t``, and on nothing else.
+
+    Attributes:
+        applied: how many steps were not skipped since the last :meth:`settle`, an int64 array of shape () on the
+            device. ``t`` of the rules does not know of them yet.
+    """
+
+    def __init__(self, entries, launcher, seed=0):
+        self._entries = tuple(entries)
+        self._launcher = launcher
+        self._seed = seed
+        keys = [Program.key(entry) for entry in self._entries]
+        programs = {key: Program(entry) for key, entry in zip(keys, self._entries, strict=True)}
+        places = {key: place for place, key in enumerate(programs)}
+        self._stages = _stages_of(self._entries, [programs[key] for key in keys])
+        self._passes = max([1, *(program.passes for program in programs.values())])
+        self._kernels = launcher.compile(
+            source_of(tuple(programs.values()), launcher.threads, launcher.chunk), _KERNELS
+        )
+        self._programs = [places[key] for key in keys]
+        self._table = Table(self._entries, self._programs, launcher)
+        self._norms = launcher.full((len(self._entries) * points_of(programs.values()) + 1, 2), 0, "float32")
+        self._partial = None  # sums of squares, two for each block
+        self._ticket = launcher.full((), 0, "uint32")
+        self._found = launcher.full((), False, "bool")
+        self._skip = launcher.full((), False, "bool")
+        self._constants = {}
+        updated = [entry for entry in self._entries if entry.rule is not None]
+        self._powers = [(entry.rule, *power) for entry in updated for power in entry.expression.powers.items()]
+        self._bases = self._bases_now()
+        self._chosen = self._expected = None  # who has a gradient, and what it must look like
+        self._step = None  # arrays that the step under way uses, and gradients of which it uses copies
+        self.applied = launcher.full((), 0, "int64")
+
+    @property
+    def launches(self):
+        """Number of launches of a step."""
+        return self._passes + 1
+
+    def check(self, factors=None, restores=()):
+        """Looks whether all gradients are finite, unscaled and after hooks.
+
+        Args:
+            factors: for each entry what its gradient was multiplied by: ``None``, a number, or a float32 or float64
+                array of shape () on the device. ``None`` for 1 everywhere.
+            restores: ``[(array, its copy)]``, C-contiguous and on the device, from before the step: :meth:`update`
+                copies them back if the step is skipped.
+
+        Returns:
+            Whether the step is to be skipped: a boolean array of shape () on the device, the same one in every step,
+            valid until the next check.
+
+        Raises:
+            ValueError: naming the parameter with a gradient or an array that does not fit.
+        """
+        self._step = None
+        gradients, addresses, copied = self._gradients()
+        factors = self._factors(factors)
+        self._table.write(addresses, factors, restores)
+        self._step = gradients, factors, restores, copied
+        if any(self._stages) and (self._partial is None or self._partial.shape[0] < self._table.chunks):
+            self._partial = self._launcher.full((self._table.chunks, 2), 0, "float64")
+        address = self._address
+        for stage in range(self._passes):
+            summing = _SUMMING[self._stages[stage] if stage < len(self._stages) else None]
+            last = stage == self._passes - 1
+            self._launch(
+                "check",
+                self._table.chunks,
+                [*map(address, (self._partial, self._found, self._skip)), stage, summing, int(last)],
+            )
+        return self._skip
+
+    def update(self, skip=None, scaling=None, steps=None, zero_gradients=False):
+        """Updates masters, states and copies, or restores what a skipped step restores; after :meth:`check`.
+
+        Args:
+            skip: another reason to skip the step: a boolean array of shape () on the device, or ``None``.
+            scaling: :class:`Scaling`, which advances, or ``None``.
+            steps: ``(skipped, last_skipped)``, arrays of shape () on the device that count the step: int64 and bool; or
+                ``None``.
+            zero_gradients: whether to leave zeros in the gradients, also if the step is skipped.
+        """
+        if self._step is None:
+            raise RuntimeError("check() comes before update()")
+        self.follow_bases()
+        state, constants = [None] * 4, [0.0] * 4 + [0] * 2
+        if scaling is not None:
+            state = [scaling.value, scaling.clean, scaling.hysteresis_left, scaling.overflows_in_row]
+            floor = 0.0 if scaling.floor is None else scaling.floor
+            cap = float("inf") if scaling.cap is None else scaling.cap
+            constants = [float(x) for x in (scaling.growth, scaling.backoff, floor, cap)]
+            constants += [scaling.interval, scaling.hysteresis]
+        address = self._address
+        counters = [None, None] if steps is None else steps
+        self._launch(
+            "update",
+            self._table.chunks + self._table.restores,
+            [
+                self._table.restores,
+                *map(address, (self._skip, skip)),
+                int(zero_gradients),
+                *map(address, counters),
+                *map(address, state),
+                *constants,
+            ],
+        )
+        *_, copied = self._step
+        if zero_gradients:
+            for gradient in copied:
+                self._launcher.zero(gradient)
+        self._step = None
+
+    def graph_table(self):
+        """Returns a table for a step that is going to be captured, one like the last."""
+        return GraphTable(self._entries, self._programs, self._launcher, self._table.restores)
+
+    @contextlib.contextmanager
+    def reading(self, table):
+        """Inside of the block kernels are launched that read another table, from :meth:`graph_table`."""
+        outer = self._table, self._chosen, self._expected
+        self._table, self._chosen = table, ()  # and look at the gradients
+        try:
+            yield
+        finally:
+            self._table, self._chosen, self._expected = outer
+            self._step = None
+
+    def settle(self):
+        """Counts, in ``t`` of the rules, the steps that were not skipped; reads from the device.
+
+        Returns:
+            Their number, for ``t`` of the optimizer.
+        """
+        applied = int(to_host(self.applied))
+        self._launcher.zero(self.applied)
+        for entry in self._entries:
+            if entry.rule is not None:
+                entry.rule.t += applied
+        for (rule, name, _), base in zip(self._powers, self._bases, strict=True):
+            setattr(rule, name, getattr(rule, name) * base**applied)
+        return applied
+
+    @property
+    def must_settle(self):
+        """Whether rules multiply powers by another number from now on: what was applied has to be settled before."""
+        return self._bases_now() != self._bases
+
+    def follow_bases(self):
+        """To be called before a graph launches a step: powers are of the hyperparameters as they are now."""
+        self._bases = self._bases_now()
+
+    def _bases_now(self):
+        return [getattr(rule.hyperparam, base) for rule, _, base in self._powers]
+
+    def _gradients(self):
+        """The gradients, as their parameters lie in memory, their addresses, and those of which they are copies."""
+        table = self._table
+        gradients = list(map(_GRAD, table.params))
+        if not all(map(operator.is_, map(_GRAD_VAR, table.params), itertools.repeat(None))):  # of a backward pass
+            gradients = [param.grad for param in table.params]
+        present = [gradient for gradient in gradients if gradient is not None]
+        chosen = None  # all
+        if len(present) < len(gradients):
+            chosen = [gradient is not None for gradient in gradients]
+        if not table.look() or chosen != self._chosen:
+            arrays = table.arrays if chosen is None else list(itertools.compress(table.arrays, chosen))
+            self._chosen, self._expected = chosen, self._looks(arrays)
+        addresses = self._launcher.addresses(present)
+        if addresses is None or self._looks(present) != self._expected:
+            return self._gradients_one_by_one(gradients)
+        if chosen is not None:
+            found = iter(addresses)
+            addresses = [next(found) if is_there else 0 for is_there in chosen]
+        return gradients, addresses, []
+
+    def _looks(self, arrays):
+        """What gradients must have in common with their parameters."""
+        return list(map(_SHAPE, arrays)), list(map(_DTYPE, arrays)), self._launcher.orders(arrays)
+
+    def _gradients_one_by_one(self, gradients):
+        used, copied = [], []
+        for entry, gradient, array in zip(self._entries, gradients, self._table.arrays, strict=True):
+            if gradient is not None:
+                self._check_gradient(entry.name, gradient, array)
+                if not (same_order(gradient, array) and is_dense(gradient)):
+                    copied.append(gradient)
+                    gradient = self._launcher.contiguous(gradient.transpose(axes(array)))
+            used.append(gradient)
+        return used, list(map(self._address, used)), copied
+
+    def _check_gradient(self, name, gradient, array):
+        if not self._launcher.holds(gradient):
+            raise ValueError(f"the gradient of {name} is not on the device of the batch")
+        if gradient.shape != array.shape or gradient.dtype != array.dtype:
+            raise ValueError(
+                f"the gradient of {name} is {gradient.dtype} of shape {gradient.shape}; "
+                f"the parameter is {array.dtype} of shape {array.shape}"
+            )
+
+    def _factors(self, factors):
+        if factors is None:
+            return [None] * len(self._entries)
+        if factors and all(map(operator.is_, factors, itertools.repeat(factors[0]))):
+            return [self._factor(factors[0])] * len(factors)
+        return list(map(self._factor, factors))
+
+    def _factor(self, factor):
+        if factor is None or isinstance(factor, chainer.get_array_types()):
+            return factor
+        if factor not in self._constants:
+            self._constants[factor] = self._launcher.full((), factor, "float32")
+        return self._constants[factor]
+
+    def _address(self, array):
+        return 0 if array is None else self._launcher.address(array)
+
+    def _launch(self, name, blocks, arguments):
+        common = [*self._table.addresses(), len(self._entries), self._table.chunks, self._seed]
+        common += map(self._launcher.address, (self.applied, self._ticket, self._norms))
+        self._launcher.launch(self._kernels[name], max(1, blocks), common + arguments)
+
+
+def _stages_of(entries, programs):
+    """Returns which kind of norms each launch of ``check`` finds, ``"each"`` or ``"all"``.
+
+    A hook that wants the norm of all gradients is one of the optimizer, and has the same place in all programs.
+    """
+    stages = []
+    for entry, program in zip(entries, programs, strict=True):
+        for place, kind in enumerate(program.norms):
+            if place == len(stages):
+                stages.append(kind)
+            elif stages[place] != kind:
+                raise ValueError(f"{entry.name}: hooks that need norms come in another order than elsewhere")
+    return stages

@@ -1,0 +1,53 @@
+"""What the batched update knows of one parameter."""
+
+import dataclasses
+
+import chainer
+
+from mixprec.optimizer.batch.expression import Expression
+from mixprec.optimizer.hooks import Fold
+
+
+@dataclasses.dataclass(frozen=True)
+class FoldedHook:
+    """A hook that runs inside of the batched update.
+
+    Attributes:
+        fold: what it does to an element.
+        hook: Chainer's hook, whose attributes are its hyperparameters.
+        counted: whether ``rule.t`` counts the step already when the hook runs: true at rule level, false at optimizer
+            level.
+    """
+
+    fold: Fold
+    hook: object
+    counted: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One initialized parameter.
+
+    Its array, its master and the states of its rule are dense, with their axes in the same order in memory
+    (:mod:`~mixprec.backends.memory`); its gradient may lie there as it likes.
+
+    Attributes:
+        name: as in ``namedparams`` of the model.
+        param: the parameter of the model.
+        master: its master, float32 if ``param`` is float16 or bfloat16; else its array is that of ``param``.
+        rule: Chainer's update rule, with its state; ``None`` if the parameter is not updated, only checked.
+        expression: what the rule does to an element; ``None`` without a rule.
+        hooks: the :class:`FoldedHook` to run, in their order.
+    """
+
+    name: str
+    param: chainer.Parameter
+    master: chainer.Parameter
+    rule: chainer.UpdateRule | None
+    expression: Expression | None
+    hooks: tuple[FoldedHook, ...]
+
+    @property
+    def is_rounded(self):
+        """Whether the parameter is a rounded copy of its master."""
+        return self.param.dtype != self.master.dtype

@@ -1,0 +1,105 @@
+"""The hyperparameters of rules and hooks, as numbers in the table of parameters on the device."""
+
+import operator
+
+import numpy as np
+
+from mixprec.optimizer.batch.source import uses
+
+_T, _HYPERPARAM = map(operator.attrgetter, ("t", "hyperparam"))
+
+
+class Values:
+    """For every entry ``t`` and the hyperparameters of its hooks and its rule, one after the other.
+
+    Most rules get theirs from the optimizer, and are not asked one by one; nor are those for ``t`` that do not compute
+    with it.
+
+    Args:
+        entries: tuple of :class:`~mixprec.optimizer.batch.entries.Entry`.
+    """
+
+    def __init__(self, entries):
+        self._entries = entries
+        self._rules = [entry.rule for entry in entries if entry.rule is not None]
+        self._names = [frozenset(entry.expression.hyperparameters) for entry in entries if entry.rule is not None]
+        self._counting = [entry.rule for entry in entries if _computes_with_t(entry)]
+        self._looked = None
+        self.look()
+
+    def look(self):
+        """Looks who gets hyperparameters from whom; returns whether that is as it was."""
+        hyperparams = list(map(_HYPERPARAM, self._rules))
+        own = list(map(vars, hyperparams))
+        plain = list(map(frozenset.isdisjoint, self._names, map(vars, self._rules)))
+        if self._looked is not None:
+            hyperparams_before, own_before, plain_before = self._looked
+            if (
+                all(map(operator.is_, hyperparams, hyperparams_before))
+                and plain == plain_before
+                and list(map(_parent, own)) == own_before
+            ):
+                return True
+        self._looked = hyperparams, list(map(_parent, own)), plain
+        self._arrange(own, plain)
+        return False
+
+    def _arrange(self, own, plain):
+        self._sources, self._place = [], []
+        first, known = len(self._counting), {}
+
+        def place(key, owner, source):
+            nonlocal first
+            if key not in known:
+                self._sources.append((owner, source))
+                known[key] = range(first, first + len(owner.hyperparameters))
+                first += len(owner.hyperparameters)
+            self._place.extend(known[key])
+
+        number = counting = 0
+        for entry in self._entries:
+            if _computes_with_t(entry):
+                self._place.append(counting)
+                counting += 1
+            else:
+                self._place.append(-1)
+            for hook in entry.hooks:
+                place((id(hook.hook), id(hook.fold)), hook.fold, hook.hook)
+            if entry.rule is not None:
+                shared = plain[number] and len(own[number]) == 1
+                key = id(own[number]["_parent"]) if shared else id(entry.rule)
+                place((key, id(entry.expression)), entry.expression, entry.rule)
+                number += 1
+        self._place = np.array(self._place, np.intp)
+
+    @property
+    def size(self):
+        """How many values there are."""
+        return len(self._place)
+
+    def now(self):
+        """Returns the different ones of them, 0 at the end."""
+        values = list(map(_T, self._counting))
+        for owner, source in self._sources:
+            values += owner.hyperparameters_of(source)
+        values.append(0)
+        return values
+
+    def put(self, values, target):
+        """Writes what :meth:`now` has returned into an array, for every entry."""
+        target[...] = np.array(values, np.float64)[self._place]
+
+
+def owners(entry):
+    """Returns the hooks and the update rule of an entry that have hyperparameters, in the order of their numbers."""
+    return [hook.fold for hook in entry.hooks] + ([] if entry.rule is None else [entry.expression])
+
+
+def _computes_with_t(entry):
+    formulas = [formula for owner in owners(entry) for formula in owner.numbers.values()]
+    return entry.rule is not None and any(uses(formula, "t") for formula in formulas)
+
+
+def _parent(own):
+    """Returns from whom hyperparameters come if all of them do, otherwise something else."""
+    return own["_parent"] if len(own) == 1 else None

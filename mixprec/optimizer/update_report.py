@@ -1,0 +1,61 @@
+"""Who updates which parameter, as a table."""
+
+import dataclasses
+import json
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterReport:
+    """One parameter.
+
+    Attributes:
+        name: as in ``namedparams`` of the model.
+        dtype: dtype name of the parameter.
+        size: number of its elements; 0 if it is not initialized yet.
+        path: what happens to it in a step, and why.
+    """
+
+    name: str
+    dtype: str
+    size: int
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateReport:
+    """What a step of the optimizer does to each parameter; ``print(report)`` shows an aligned table.
+
+    Attributes:
+        parameters: a :class:`ParameterReport` of each parameter of the model.
+    """
+
+    parameters: tuple[ParameterReport, ...]
+
+    @classmethod
+    def of(cls, plan, model):
+        """Makes the report of a :class:`~mixprec.optimizer.batch.plan.Plan` for a model."""
+        rows = {}
+        for name, param in model.namedparams():
+            waits = param.array is None
+            path = "waits until it is initialized" if waits else plan.reasons[name]
+            rows[name] = ParameterReport(name, param.dtype.name, 0 if waits else param.size, path)
+        return cls(tuple(rows.values()))
+
+    @property
+    def batched(self):
+        """Number of parameters that are updated together."""
+        return sum(row.path.startswith("batched") for row in self.parameters)
+
+    def to_json(self):
+        """Returns the report as a JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    def __str__(self):
+        rows = [("parameter", "dtype", "elements", "update")]
+        rows += [(row.name, row.dtype, f"{row.size:,}", row.path) for row in self.parameters]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [
+            f"{name.ljust(widths[0])}  {dtype.ljust(widths[1])}  {size.rjust(widths[2])}  {path}"
+            for name, dtype, size, path in rows
+        ]
+        return "\n".join([*lines, f"{self.batched} of {len(self.parameters)} parameters in one batch"])

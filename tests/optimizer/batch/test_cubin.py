@@ -1,0 +1,136 @@
+"""The kernels of the batched update compile for every GPU that matters, with no registers in local memory."""
+
+import concurrent.futures
+import functools
+import re
+import shutil
+import subprocess
+
+import pytest
+from chainer import optimizer_hooks
+
+from mixprec.backends import launch
+from mixprec.optimizer import moving_average
+from mixprec.optimizer.batch import saved_arrays
+from mixprec.optimizer.batch.entries import Entry, FoldedHook
+from mixprec.optimizer.batch.source import Program, source_of
+from mixprec.optimizer.hooks import fold_of
+from mixprec.optimizer.rules import EXPRESSIONS
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
+HOOKS = (
+    optimizer_hooks.WeightDecay(0.1),
+    optimizer_hooks.Lasso(0.1),
+    optimizer_hooks.GradientNoise(0.1),
+    optimizer_hooks.GradientClipping(1.0),
+    optimizer_hooks.GradientLARS(),
+    optimizer_hooks.GradientHardClipping(-1, 1),
+)
+
+
+def _program(expression, hooks=()):
+    folded = tuple(FoldedHook(fold_of(hook), hook, counted=False) for hook in hooks)
+    return Program(Entry("", None, None, None, expression, folded))
+
+
+def _sources():
+    """One for each rule, one for each hook, and one for everything at once that a user may well combine."""
+    names = [f"{key[0].__name__}{key[1:] or ''}" for key in EXPRESSIONS]
+    rules = dict(zip(names, EXPRESSIONS.values(), strict=True))
+    programs = {name: [_program(expression)] for name, expression in rules.items()}
+    sgd = next(iter(rules.values()))
+    programs |= {type(hook).__name__: [_program(sgd, [hook])] for hook in HOOKS}
+    programs["all hooks"] = [_program(rules["AdamRule(False, False)"], HOOKS), _program(None, HOOKS), _program(sgd)]
+    threads = launch.CupyLauncher.threads
+    sources = {name: source_of(own, threads, launch.CupyLauncher.chunk) for name, own in programs.items()}
+    return sources | {"save": saved_arrays.source_of(threads), "average": moving_average.source_of(threads)}
+
+
+@functools.cache
+def _compiler():
+    """Returns a function of source and architecture that returns the log of the assembler."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()
+    except Exception:
+        if shutil.which("nvcc") is None:
+            return None
+        return _with_nvcc
+    return functools.partial(_with_nvrtc, nvrtc)
+
+
+def _with_nvrtc(nvrtc, source, architecture):
+    program = nvrtc.createProgram(source, "update.cu", [], [])
+    try:
+        nvrtc.compileProgram(program, [*launch.OPTIONS, f"-arch={architecture}", "--ptxas-options=-v"])
+    except nvrtc.NVRTCError:
+        return nvrtc.getProgramLog(program)
+    assert nvrtc.getCUBIN(program)
+    return nvrtc.getProgramLog(program)
+
+
+def _with_nvcc(source, architecture):
+    command = [
+        "nvcc",
+        *launch.OPTIONS,
+        f"-arch={architecture}",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        "-x",
+        "cu",
+        "-",
+        "-o",
+        "/dev/null",
+    ]
+    done = subprocess.run(command, input=source, capture_output=True, text=True)
+    return done.stderr
+
+
+def compiler_for(architecture):
+    """Returns the compiler; skips the test if there is none."""
+    compiler = _compiler()
+    if compiler is None:
+        pytest.skip("neither NVRTC (pip install .[test-cupy]) nor nvcc is installed")
+    if compiler is _with_nvcc and architecture != "sm_90":
+        pytest.skip("NVRTC is not installed; with nvcc one architecture takes long enough")
+    return compiler
+
+
+@pytest.mark.cupy
+@pytest.mark.sweep
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_rule_and_hook_compiles_without_spills(architecture):
+    compiler = compiler_for(architecture)
+    sources = _sources()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        logs = pool.map(compiler, sources.values(), [architecture] * len(sources))
+    for name, log in zip(sources, logs, strict=True):
+        kernels = {"save": ("save",), "average": ("weigh", "average")}.get(name, ("check", "update"))
+        for kernel in kernels:
+            assert re.search(rf"'?{kernel}'? for '{architecture}'", log), f"{name}: {log}"
+        assert "warning" not in log, f"{name}: {log}"
+        moved = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+        assert len(moved) >= len(kernels), f"{name}: {log}"
+        assert all(sizes == ("0", "0", "0") for sizes in moved), f"{name}: {log}"
+
+
+@pytest.mark.cupy
+def test_cupy_compiles_with_the_same_options_and_no_others(monkeypatch):
+    """CuPy's RawModule would flush subnormal numbers to zero."""
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    from cupy.cuda import compiler
+
+    used = []
+
+    class Program(compiler._NVRTCProgram):
+        def compile(self, options=(), log_stream=None):
+            used.extend(options)
+            return super().compile(options, log_stream)
+
+    monkeypatch.setattr(compiler, "_NVRTCProgram", Program)
+    monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch: ("-arch=sm_90", "cubin"))
+    binary = launch.binary_of(next(iter(_sources().values())))
+    assert binary.startswith(b"\x7fELF")
+    assert used == [*launch.OPTIONS, "-arch=sm_90", "--device-as-default-execution-space"]

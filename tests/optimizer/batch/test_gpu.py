@@ -1,0 +1,200 @@
+"""On a CUDA device: the batched update beside Chainer's own on NumPy. Run by ``pytest -m gpu``."""
+
+import numpy as np
+import pytest
+from chainer import optimizer_hooks
+
+import mixprec
+from mixprec.backends.launch import CupyLauncher
+from mixprec.dtypes import BFLOAT16
+from mixprec.optimizer.batch.device_batch import Scaling
+from tests.stand_ins.update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run
+
+pytestmark = pytest.mark.gpu
+
+# Their numbers are the hyperparameters: nothing that the functions of two platforms may round in two ways.
+EXACT = ("SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "AdaGrad", "AdaDelta", "RMSprop", "RMSpropGraves")
+EXACT += ("RMSprop, eps inside", "SMORMS3", "LARS, not adapted")
+
+
+DTYPES = (np.float16, BFLOAT16, np.float32)
+SPIN = """
+extern "C" __global__ void spin(long long clocks) {
+    for (const long long start = clock64(); clock64() - start < clocks;) {}
+}
+"""
+
+
+class CountingLauncher(CupyLauncher):
+    def __init__(self, device):
+        super().__init__(device)
+        self.launches = []
+        self.uploads = []
+
+    def launch(self, kernel, blocks, arguments):
+        super().launch(kernel, blocks, arguments)
+        self.launches.append(blocks)
+
+    def upload(self, source, target):
+        super().upload(source, target)
+        self.uploads.append(source.nbytes)
+
+
+def twin(params, hooks=(), rule_hooks=(), send=None):
+    import cupy
+
+    return Twin(CountingLauncher(0), send or cupy.asarray, cupy.asnumpy, params, hooks, rule_hooks)
+
+
+@pytest.mark.parametrize("hooks", ["none", "lasso and hard clipping"])
+def test_rules_are_chainers_bit_for_bit(hooks):
+    params = [(name, size, dtype) for name in EXACT for size in SIZES for dtype in DTYPES]
+    run(twin(params, HOOKS[hooks]), exactly)
+
+
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_all_rules_with_hooks_are_chainers(hooks):
+    both = twin(of_all_rules(), HOOKS[hooks])
+    run(both, closely)
+    assert len(both.launcher.launches) == both.batch.launches * STEPS
+    assert both.batch.launches == (3 if hooks in ("lars and decay", "decay and clipping") else 2)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "LARS", "LAMB"])
+def test_parameters_of_many_blocks(name):
+    both = twin([(name, size, dtype) for size in (1, 3_000_017, 64) for dtype in DTYPES])
+    run(both, closely, steps=4, skipped={1})
+
+
+def test_arrays_that_are_not_aligned():
+    import cupy
+
+    def send(value):
+        view = cupy.zeros(value.size + 3, value.dtype)[3:].reshape(value.shape)
+        view[...] = cupy.asarray(value)
+        return view
+
+    run(twin([("MomentumSGD", size, dtype) for size in SIZES for dtype in DTYPES], send=send), exactly)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_what_is_written_into_a_copy_reaches_its_master(dtype):
+    both = twin([("MomentumSGD", size, dtype) for size in SIZES], [optimizer_hooks.WeightDecay(0.1)])
+    for step in range(3):
+        for entry in both.entries:
+            entry.param.array[::3] = step + 0.5
+        gradients = both.gradients()
+        both.set_gradients(gradients)
+        expected = both.expect(gradients, 1)
+        both.batch.check()
+        both.batch.update(zero_gradients=True)
+        exactly(both, expected, None)
+        assert not any(both.receive(entry.param.grad).any() for entry in both.entries)
+
+
+def test_only_what_changed_is_uploaded():
+    both = twin([("Adam", size, np.float16) for size in SIZES])
+    both.set_gradients(both.gradients())
+    for _ in range(3):
+        both.batch.check()
+        both.batch.update()
+    assert len(both.launcher.uploads) == 1
+    both.optimizers["Adam"].alpha = 0.5
+    both.batch.check()
+    assert both.launcher.uploads[1] < both.launcher.uploads[0]
+
+
+def test_loss_scale_and_counters_advance_as_on_the_host():
+    import cupy
+
+    host, device = (mixprec.DynamicLossScale(init=4.0, interval=2, hysteresis=2) for _ in range(2))
+    names = ("_value", "_clean", "_hysteresis_left", "_overflows_in_row")
+    arrays = [cupy.asarray(getattr(device, name)) for name in names]
+    constants = (device.growth, device.backoff, device.floor, device.cap, device.interval, device.hysteresis)
+    steps = cupy.zeros((), np.int64), cupy.zeros((), bool)
+    both = twin([("SGD", 9, np.float16)])
+    for overflow in (False, True, True, False, False, False, True, True, True):
+        both.set_gradients([np.full(9, np.inf if overflow else 1, np.float16)])
+        both.batch.check([arrays[0]])
+        both.batch.update(scaling=Scaling(*arrays, *constants), steps=steps)
+        host.adjust(overflow)
+        assert [array.item() for array in arrays] == [getattr(host, name).item() for name in names]
+        assert steps[1].item() == overflow
+    assert steps[0].item() == 5
+
+
+def test_noise_is_normal():
+    both = twin([("SGD", 100_003, np.float32)], [optimizer_hooks.GradientNoise(0.25)])
+    both.optimizers["SGD"].lr = 1
+    both.entries[0].param.array[...] = 0
+    both.set_gradients([None])
+    both.batch.check()
+    both.batch.update()
+    stats = pytest.importorskip("scipy.stats", reason="needs SciPy")
+    assert stats.kstest(both.masters()[0] / 0.5, "norm").pvalue > 1e-3
+
+
+def test_a_step_runs_on_the_current_stream_and_waits_for_nothing():
+    """While the stream is busy the host is through with the step, and its results are there when the stream is."""
+    import cupy
+
+    both = twin([("CorrectedMomentumSGD", 1_000_003, np.float16)] * 4)
+    gradients = both.gradients()
+    cupy.cuda.Device().synchronize()  # a stream that does not block does not wait for the one of the twin either
+    spin = cupy.RawKernel(SPIN, "spin")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        spin((1,), (1,), (1,))
+        both.set_gradients(gradients)
+        expected = both.expect(gradients, 1)
+        both.batch.check()  # compiled, allocated
+        stream.synchronize()
+        spin((1,), (1,), (10**9,))  # half a second
+        after = cupy.cuda.Event()
+        both.batch.check()
+        both.batch.update()
+        after.record()
+        assert not after.done
+        stream.synchronize()
+        exactly(both, expected, None)
+
+
+def test_a_graph_of_a_step_is_a_step():
+    """Captured once, and launched three times; what a graph reads is uploaded before the first launch."""
+    import cupy
+
+    both = twin([(name, 4099, dtype) for name in ("MomentumSGD", "Adam") for dtype in DTYPES])
+    gradients = both.gradients()
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        both.set_gradients(gradients)
+        both.expect(gradients, 1)  # the reference counts the step; the next ones start from where the device is
+        both.batch.check()
+        both.batch.update()
+        both.batch.settle()  # t is another one now
+        held = [entry.param.grad for entry in both.entries]
+        both.set_gradients(gradients)
+        uploads, table = len(both.launcher.uploads), both.batch.graph_table()
+        stream.synchronize()
+        stream.begin_capture()
+        try:
+            with both.batch.reading(table):
+                both.batch.check()
+                both.batch.update()
+        finally:
+            graph = stream.end_capture()
+        assert len(both.launcher.uploads) == uploads
+        for _ in range(3):
+            before = both.masters()
+            expected = both.expect(gradients, 1)
+            table.refresh()
+            graph.launch(stream)
+            stream.synchronize()
+            closely(both, expected, before)
+        assert len(both.launcher.uploads) == uploads + 1
+        assert both.batch.settle() == 3
+        both.batch.check()  # and an ordinary step after that
+        both.batch.update()
+        stream.synchronize()
+    del held

@@ -1,0 +1,689 @@
+"""The batched update of a device: its CUDA source, run on the host, beside Chainer's own update on NumPy."""
+
+import dataclasses
+import pathlib
+import re
+import types
+import weakref
+from itertools import chain
+
+import chainer
+import numpy as np
+import pytest
+from chainer import optimizer_hooks
+from scipy import stats
+
+import mixprec
+from mixprec.dtypes import BFLOAT16
+from mixprec.optimizer.batch.device_batch import DeviceBatch, Scaling
+from mixprec.optimizer.batch.source import source_of
+from tests.stand_ins.device_stand_in import array
+from tests.stand_ins.host_launch import HostLauncher
+from tests.stand_ins.update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run
+
+
+@pytest.fixture
+def launcher():
+    return HostLauncher()
+
+
+def parameter(array, grad):
+    """What the batched update looks at of a parameter, for arrays that Chainer would not take."""
+    return types.SimpleNamespace(_data=[array], _grad=grad, _grad_var=None, array=array, grad=grad)
+
+
+def receive(value):
+    return np.asarray(value)
+
+
+def twin(launcher, params, hooks=(), rule_hooks=(), seed=0):
+    return Twin(launcher, array, receive, params, hooks, rule_hooks, seed)
+
+
+@pytest.mark.core(4)
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_all_rules_with_hooks_are_chainers(launcher, hooks):
+    both = twin(launcher, of_all_rules(), HOOKS[hooks])
+    run(both, closely if hooks in ("decay and clipping", "lars and decay") else exactly)
+    assert len(launcher.launches) == both.batch.launches * STEPS
+
+
+@pytest.mark.sweep
+def test_all_rules_if_a_compiler_contracts():
+    """Into fused multiply-adds, as CUDA's would without --fmad=false."""
+    if " fma " not in pathlib.Path("/proc/cpuinfo").read_text():
+        pytest.skip("the processor has no fused multiply-add")
+    launcher = HostLauncher(("-mfma", "-fexpensive-optimizations", "-ffp-contract=fast"))
+    run(twin(launcher, of_all_rules(), HOOKS["lasso and hard clipping"]), closely)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "launches"),
+    [
+        ([], 2),
+        ([optimizer_hooks.GradientClipping(1.0)], 2),
+        ([optimizer_hooks.WeightDecay(0.01), optimizer_hooks.GradientLARS()], 2),
+        ([optimizer_hooks.GradientClipping(1.0), optimizer_hooks.Lasso(0.01)], 3),
+        ([optimizer_hooks.GradientLARS(), optimizer_hooks.GradientClipping(1.0)], 3),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 40])
+def test_launches_do_not_depend_on_the_number_of_parameters(launcher, hooks, launches, count):
+    both = twin(launcher, [("MomentumSGD", 5, np.float16)] * count, hooks)
+    for _ in range(2):
+        both.set_gradients(both.gradients())
+        both.batch.check()
+        both.batch.update()
+    assert len(launcher.launches) == 2 * launches == 2 * both.batch.launches
+
+
+@pytest.mark.parametrize(
+    ("rule", "hooks", "launches"), [("LARS", 0, 2), ("LAMB", 0, 2), ("LARS", 1, 3), ("LAMB", 1, 3)]
+)
+def test_launches_of_rules_with_norms(launcher, rule, hooks, launches):
+    both = twin(
+        launcher, [(rule, 5, np.float16), ("SGD", 5, np.float16)], [optimizer_hooks.GradientClipping(1.0)][:hooks]
+    )
+    both.set_gradients(both.gradients())
+    both.batch.check()
+    both.batch.update()
+    assert len(launcher.launches) == launches
+
+
+def test_the_table_is_uploaded_as_far_as_it_changed(launcher):
+    both = twin(launcher, [("Adam", size, dtype) for size in SIZES for dtype in (np.float16, np.float32)])
+    factor = array(np.float32(2))
+
+    def uploaded():
+        launcher.uploads.clear()
+        both.batch.check([factor] * len(both.entries))
+        both.batch.update()
+        return list(launcher.uploads)
+
+    both.set_gradients(both.gradients())
+    (everything,) = uploaded()
+    assert uploaded() == []  # the same gradients once more
+    kept = [entry.param.grad for entry in both.entries]
+    both.set_gradients(both.gradients())
+    (part,) = uploaded()
+    assert part < everything
+    both.optimizers["Adam"].alpha = 0.5
+    assert uploaded() == [part]
+    both.batch.settle()
+    assert uploaded() == [part]  # t
+    entry = both.entries[0]
+    entry.master.array = entry.master.array.copy()
+    assert uploaded() == [everything]
+    entry.rule.state["m"] = entry.rule.state["m"].copy()
+    assert uploaded() == [everything]
+    assert uploaded() == []
+    del kept
+
+
+def test_hyperparameters_are_never_stale(launcher):
+    """Whoever they come from: the optimizer, the rule, another parent, an attribute of the rule."""
+    both = twin(launcher, [("MomentumSGD", 5, np.float16)] * 4 + [("Adam", 5, np.float16)] * 2)
+    rules = [entry.rule for entry in both.entries]
+    references = [param.update_rule for param in both._references()]
+
+    def step():
+        gradients = both.gradients()
+        both.set_gradients(gradients)
+        expected = both.expect(gradients, 1)
+        assert not receive(both.batch.check())
+        both.batch.update()
+        both.batch.settle()
+        exactly(both, expected, None)
+
+    def change(what):
+        for own in (rules, references):
+            what(own)
+        step()
+
+    step()
+    both.optimizers["MomentumSGD"].lr = 0.5
+    step()
+    change(lambda own: setattr(own[1].hyperparam, "lr", 0.25))
+    change(lambda own: setattr(own[1].hyperparam, "lr", 0.125))
+    change(lambda own: delattr(own[1].hyperparam, "lr"))
+    other = chainer.optimizers.MomentumSGD(lr=0.75).hyperparam
+    change(lambda own: setattr(own[0].hyperparam, "_parent", other))
+    change(lambda own: setattr(own[2], "hyperparam", own[0].hyperparam))
+    other.lr = 0.5
+    step()
+    change(lambda own: setattr(own[4], "t", 5))
+    change(lambda own: setattr(own[3], "_state", None))
+
+
+def test_a_state_that_was_taken_away_begins_afresh(launcher):
+    both = twin(launcher, [("MomentumSGD", 5, np.float32), ("SGD", 5, np.float32)])
+    for _ in range(2):
+        gradients = both.gradients()
+        both.set_gradients(gradients)
+        both.entries[0].rule._state = None
+        expected = both.expect(gradients, 1)
+        both.entries[0].rule._state = None
+        both.batch.check()
+        both.batch.update()
+        exactly(both, expected, None)
+
+
+def test_an_upload_that_fails_is_made_up_for(launcher, monkeypatch):
+    both = twin(launcher, [("SGD", 5, np.float32)])
+    gradients = both.gradients()
+    both.set_gradients(gradients)
+    expected = both.expect(gradients, 1)
+
+    def fail(source, target):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher, "upload", fail)
+        with pytest.raises(MemoryError):
+            both.batch.check()
+    both.batch.check()
+    both.batch.update()
+    exactly(both, expected, None)
+
+
+def test_gradients_are_not_kept_alive(launcher):
+    both = twin(launcher, [("SGD", 5, np.float16)])
+    both.set_gradients(both.gradients())
+    gradient = weakref.ref(both.entries[0].param.grad)
+    both.batch.check()
+    both.batch.update()
+    both.entries[0].param.cleargrad()
+    assert gradient() is None
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32])
+def test_arrays_that_are_not_aligned(dtype):
+    """Views into other arrays. An access that is not aligned to its size, an error on a GPU, ends the process here."""
+    flags = ("-ffp-contract=off", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
+    launcher = HostLauncher(flags)
+
+    def send(value):
+        buffer = array(np.zeros(value.size + 3, value.dtype))
+        view = buffer[3:].reshape(value.shape)
+        view[...] = value
+        return view
+
+    both = Twin(launcher, send, receive, [("Adam", size, dtype) for size in SIZES])
+    run(both, exactly, steps=3, skipped={1})
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+def test_gradients_that_are_not_contiguous(launcher, dtype):
+    both = twin(launcher, [("SGD", (6, 5), dtype)])
+    gradient = both.gradients()[0]
+    expected, _ = both.expect([gradient], 1)
+    turned = array(np.ascontiguousarray(gradient.T)).T
+    assert not turned.flags.c_contiguous
+    both.entries[0].param.grad = turned
+    both.batch.check()
+    both.batch.update(zero_gradients=True)
+    np.testing.assert_array_equal(both.masters()[0], expected[0])
+    assert both.entries[0].param.grad is turned
+    assert not receive(turned).any()
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_zero_gradients_also_if_skipped(launcher, skip):
+    both = twin(launcher, [("SGD", size, dtype) for size in SIZES for dtype in (np.float16, BFLOAT16, np.float32)])
+    both.set_gradients(both.gradients(missing={2}))
+    before = both.masters()
+    both.batch.check()
+    both.batch.update(skip=array(skip), zero_gradients=True)
+    for place, entry in enumerate(both.entries):
+        assert place == 2 or not receive(entry.param.grad).any()
+        changed = not np.array_equal(before[place], both.masters()[place])
+        assert changed == (not skip and place != 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+def test_what_is_written_into_a_copy_reaches_its_master(launcher, dtype):
+    hooks = [optimizer_hooks.WeightDecay(0.1)]
+    both = twin(launcher, [("MomentumSGD", size, dtype) for size in SIZES], hooks)
+    for step in range(3):
+        for entry in both.entries:
+            entry.param.array[::3] = step + 0.5
+        gradients = both.gradients()
+        both.set_gradients(gradients)
+        expected = both.expect(gradients, 1)
+        both.batch.check()
+        both.batch.update()
+        exactly(both, expected, None)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+def test_an_inf_in_a_copy_is_seen_by_hooks(launcher, dtype):
+    both = twin(launcher, [("SGD", 9, dtype)], [optimizer_hooks.WeightDecay(0.1)])
+    both.entries[0].param.array[4] = np.inf
+    both.set_gradients(both.gradients())
+    assert receive(both.batch.check())
+
+
+@pytest.mark.parametrize("size", [1, 4099])
+@pytest.mark.parametrize(("dtype", "value"), [(np.float16, 1e6), (BFLOAT16, 3.4e38)])
+def test_a_master_is_looked_at_where_its_copy_does_not_tell(launcher, dtype, value, size):
+    """Beyond 65,504 a float16 copy is inf and its master is not, which is what takes part."""
+    both = twin(launcher, [("SGD", size, dtype)], [optimizer_hooks.WeightDecay(0.5)])
+    both.entries[0].master.array[size - 1] = value
+    both.entries[0].param.array[size - 1] = np.inf
+    gradients = both.gradients()
+    both.set_gradients(gradients)
+    with np.errstate(over="ignore"):
+        expected = both.expect(gradients, 1)
+    assert not receive(both.batch.check())
+    both.batch.update()
+    exactly(both, expected, None)
+
+
+def test_several_factors(launcher):
+    both = twin(launcher, [("SGD", 40, np.float16)] * 5)
+    factors = [None, 1, array(np.float32(256)), array(np.float64(0.25)), 64.0]
+    scales = [1, 1, 256, 0.25, 64]
+    gradients = both.gradients()
+    both.set_gradients(gradients)
+    scaled = [gradient.astype(np.float32) / scale for gradient, scale in zip(gradients, scales, strict=True)]
+    expected, _ = both.expect(scaled, 1)
+    both.batch.check(factors)
+    both.batch.update()
+    for found, wanted in zip(both.masters(), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_hyperparameters_of_single_parameters(launcher):
+    both = twin(launcher, [("MomentumSGD", 40, np.float16), ("Adam", 40, np.float16)] * 3)
+    for place, entry in enumerate(both.entries):
+        for rule in (entry.rule, getattr(both.link, entry.name).update_rule):
+            if place in (2, 3):
+                setattr(rule.hyperparam, "lr" if place == 2 else "alpha", 0.001)
+    run(both, exactly, steps=4, skipped=set())
+
+
+def test_rules_of_different_age(launcher):
+    both = twin(launcher, [("Adam", 40, np.float16), ("Adam", 40, np.float16)])
+    for rule in (both.entries[1].rule, both._references()[1].update_rule):
+        rule.t = 17
+    run(both, exactly, steps=4, skipped={2})
+    assert [entry.rule.t for entry in both.entries] == [3, 20]
+
+
+def test_a_first_step_that_is_skipped_leaves_chainers_first_state(launcher):
+    both = twin(launcher, of_all_rules())
+    gradients = both.gradients()
+    gradients[-1][:] = np.nan
+    both.set_gradients(gradients)
+    assert receive(both.batch.check())
+    both.batch.update()
+    for entry in both.entries:
+        fresh = type(entry.rule)(entry.rule.hyperparam.parent)
+        fresh._init_states(chainer.Parameter(np.zeros(entry.param.shape, np.float32)))
+        for state in entry.expression.states:
+            np.testing.assert_array_equal(receive(entry.rule.state[state]), fresh.state[state])
+    assert both.batch.settle() == 0
+
+
+def test_power_of_msvag_moves_with_the_steps_that_count(launcher):
+    both = twin(launcher, [("MSVAG", 9, np.float16)])
+    run(both, exactly, steps=5, skipped={0, 3})  # settles
+    assert both.entries[0].rule.beta_power == pytest.approx(0.9**4, rel=1e-14)
+    run(both, exactly, steps=5, skipped={2})
+
+
+class CapturingLauncher(HostLauncher):
+    """While ``graph`` is a list, launches and uploads go there instead."""
+
+    graph = None
+
+    def launch(self, kernel, blocks, arguments):
+        self._now_or_later(super().launch, kernel, blocks, list(arguments))
+
+    def upload(self, source, target):
+        self._now_or_later(super().upload, source.copy(), target)
+
+    def _now_or_later(self, function, *arguments):
+        if self.graph is None:
+            function(*arguments)
+        else:
+            self.graph.append((function, arguments))
+
+
+@pytest.mark.parametrize("uploads", [False, True])
+def test_a_graph_of_a_step_is_a_step(uploads):
+    """As long as arrays and hyperparameters stay as they are; ``t`` moves on, and an overflow is seen."""
+    launcher = CapturingLauncher()
+    both = twin(launcher, of_all_rules(), [optimizer_hooks.WeightDecay(0.01)])
+    gradients = both.gradients()
+    both.set_gradients(gradients)
+    both.expect(gradients, 1)  # the reference counts the step
+    both.batch.check()
+    both.batch.update()
+    if uploads:
+        both.batch.settle()
+    launcher.graph = graph = []
+    both.batch.check()
+    both.batch.update()
+    launcher.graph = None
+    assert len(graph) == both.batch.launches + uploads
+    for step in range(4):
+        overflow = step == 2
+        array = both.entries[3].param.grad
+        before = array.copy()
+        array[...] = np.inf if overflow else before
+        before_all = both.everything()
+        expected = both.expect(gradients, 1) if not overflow else None
+        for function, arguments in graph:
+            function(*arguments)
+        array[...] = before
+        if overflow:
+            assert [value.tobytes() for value in both.everything()] == [value.tobytes() for value in before_all]
+        else:
+            exactly(both, expected, before_all[: len(both.entries)])
+    assert both.batch.settle() == 3 + (not uploads)
+
+
+def test_parameters_that_are_only_checked(launcher):
+    """Not updated, but an inf in one of them skips the step, and clipping takes them in."""
+    hooks = [optimizer_hooks.GradientClipping(0.1)]
+    both = twin(launcher, [("SGD", 40, np.float16), (None, 4099, np.float16)], hooks)
+    gradients = both.gradients()
+    both.set_gradients(gradients)
+    frozen = both.copies()[1].tobytes(), both.masters()[1].tobytes()
+    expected, _ = both.expect(gradients, 1)
+    both.batch.check()
+    both.batch.update()
+    np.testing.assert_allclose(both.masters()[0], expected[0], rtol=1e-6)
+    assert (both.copies()[1].tobytes(), both.masters()[1].tobytes()) == frozen
+    gradients[1][4098] = np.inf
+    both.set_gradients(gradients)
+    assert receive(both.batch.check())
+
+
+@pytest.mark.parametrize("overflows", ["100110", "000000", "111111", "010010"])
+@pytest.mark.parametrize("limits", [{"floor": None, "cap": None}, {"floor": 2.0, "cap": 8.0}])
+def test_loss_scale_and_counters_advance_as_on_the_host(launcher, overflows, limits):
+    host = mixprec.DynamicLossScale(init=4.0, interval=2, hysteresis=2, **limits)
+    device = mixprec.DynamicLossScale(init=4.0, interval=2, hysteresis=2, **limits)
+    names = ("_value", "_clean", "_hysteresis_left", "_overflows_in_row")
+    arrays = [array(getattr(device, name)) for name in names]
+    constants = (device.growth, device.backoff, device.floor, device.cap, device.interval, device.hysteresis)
+    scaling = Scaling(*arrays, *constants)
+    steps = array(np.int64(0)), array(np.bool_(False))
+    both = twin(launcher, [("SGD", 9, np.float16)])
+    for number, overflow in enumerate(overflows):
+        both.set_gradients([np.full(9, np.inf if overflow == "1" else 1, np.float16)])
+        both.batch.check([arrays[0]])
+        both.batch.update(scaling=scaling, steps=steps)
+        host.adjust(overflow == "1")
+        for name, value in zip(names, arrays, strict=True):
+            assert receive(value) == getattr(host, name), (number, name)
+            assert value.dtype == getattr(host, name).dtype
+        assert receive(steps[0]) == overflows[: number + 1].count("1")
+        assert receive(steps[1]) == (overflow == "1")
+
+
+def test_a_skip_for_another_reason_counts(launcher):
+    both = twin(launcher, [("Adam", 9, np.float16)])
+    both.set_gradients(both.gradients())
+    steps = array(np.int64(5)), array(np.bool_(False))
+    before = both.everything()
+    both.batch.check()
+    both.batch.update(skip=array(np.bool_(True)), steps=steps)
+    assert (int(receive(steps[0])), bool(receive(steps[1]))) == (6, True)
+    assert [value.tobytes() for value in both.everything()] == [value.tobytes() for value in before]
+    assert both.batch.settle() == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32])
+def test_one_element_that_is_not_finite_is_seen_wherever_it_is(launcher, dtype):
+    """Each thread of a block has a say, in each block, also in the last, smaller one."""
+    size, chunk = 2 * launcher.chunk + 37, launcher.chunk
+    both = twin(launcher, [("SGD", 9, np.float16), ("SGD", size, dtype)])
+    gradients = both.gradients()
+    for place in (0, 1, 8, chunk // 2 + 5, chunk - 1, chunk, 2 * chunk + 20, size - 1):
+        for value in (np.inf, -np.inf, np.nan):
+            spoiled = [gradients[0], gradients[1].copy()]
+            spoiled[1][place] = value
+            both.set_gradients(spoiled)
+            assert receive(both.batch.check()), (place, value)
+    both.set_gradients(gradients)
+    assert not receive(both.batch.check())
+
+
+def test_a_check_without_an_update_leaves_nothing_behind(launcher):
+    both = twin(launcher, [("SGD", 9, np.float16)])
+    both.set_gradients([np.full(9, np.inf, np.float16)])
+    assert receive(both.batch.check())
+    both.set_gradients(both.gradients())
+    assert not receive(both.batch.check())
+
+
+@pytest.mark.parametrize(
+    ("gradient", "message"),
+    [
+        (array(np.zeros(8, np.float16)), "the gradient of p0 is float16 of shape (8,)"),
+        (array(np.zeros(9, np.float32)), "the gradient of p0 is float32 of shape (9,)"),
+        (np.zeros(9, np.float16), "the gradient of p0 is not on the device"),
+    ],
+)
+def test_a_gradient_that_does_not_fit_is_an_error(launcher, gradient, message):
+    both = twin(launcher, [("SGD", 9, np.float16)])
+    param = parameter(both.entries[0].param.array, gradient)
+    batch = DeviceBatch([dataclasses.replace(both.entries[0], param=param)], launcher)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        batch.check()
+    with pytest.raises(RuntimeError, match="check"):
+        batch.update()
+
+
+def test_arrays_that_do_not_fit_are_errors(launcher):
+    both = twin(launcher, [("MomentumSGD", (4, 5), np.float16)])
+    both.set_gradients(both.gradients())
+    both.batch.check()
+    rule, master = both.entries[0].rule, both.entries[0].master
+    right = master.array
+    for array_, message in [
+        (array(np.zeros((5, 4), np.float32)).T, "p0: its array has its axes in another order in memory than its mast"),
+        (np.zeros((4, 5), np.float32), "p0: its master is not on the device"),
+        (array(np.zeros((4, 5), np.float64)), "p0: its master has dtype float64; it must be float32"),
+    ]:
+        master._data = [array_]
+        with pytest.raises(ValueError, match=re.escape(message)):
+            both.batch.check()
+    master._data = [right]
+    rule.state["v"] = array(np.zeros(20, np.float32))
+    with pytest.raises(ValueError, match=re.escape("p0: a state of its rule has shape (20,), its master (4, 5)")):
+        both.batch.check()
+
+
+def test_a_float32_parameter_shares_its_array_with_its_master(launcher):
+    both = twin(launcher, [("SGD", 9, np.float32)])
+    param = chainer.Parameter(both.entries[0].master.array)
+    param.grad = array(both.gradients()[0])
+    batch = DeviceBatch([dataclasses.replace(both.entries[0], param=param)], launcher)
+    expected, _ = both.expect([receive(param.grad)], 1)
+    batch.check()
+    batch.update()
+    np.testing.assert_array_equal(receive(param.array), expected[0])
+    param.array = param.array.copy()
+    with pytest.raises(ValueError, match="p0: its master is not its array"):
+        batch.check()
+
+
+def test_no_parameters_at_all(launcher):
+    batch = DeviceBatch([], launcher)
+    assert not receive(batch.check())
+    batch.update()
+    assert batch.settle() == 1
+
+
+ROUNDING = """
+extern "C" __global__ void round_all(const float* x, u16* bits, long long count) {
+    for (int i = threadIdx.x; i < count; i += THREADS) bits[i] = float_to_bfloat(x[i]);
+}
+"""
+
+
+def test_bfloat16_is_rounded_to_nearest_ties_to_even(launcher):
+    kernel = launcher.compile(source_of((), launcher.threads, launcher.chunk) + ROUNDING, ("round_all",))["round_all"]
+    upper = np.arange(0x7F80, dtype=np.uint32)  # every finite positive number
+    bits = np.concatenate([upper << 16 | lower for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
+    bits = np.concatenate([bits, bits | 0x80000000, np.array([0x7F800000, 0xFF800000], np.uint32)])
+    found = array(np.zeros(bits.size, np.uint16))
+    values = array(bits.view(np.float32))
+    launcher.launch(kernel, 1, [launcher.address(values), launcher.address(found), bits.size])
+    below, above = bits & 0xFFFF0000, (bits & 0xFFFF0000) + np.uint32(0x10000)
+    rest = bits & 0xFFFF
+    up = (rest > 0x8000) | ((rest == 0x8000) & (bits >> 16 & 1 == 1))
+    np.testing.assert_array_equal(receive(found), np.where(up, above, below) >> 16)
+    nan = array(np.array([np.nan], np.float32))
+    launcher.launch(kernel, 1, [launcher.address(nan), launcher.address(found), 1])
+    assert receive(found)[0] & 0x7FFF > 0x7F80
+
+
+PHILOX = """
+extern "C" __global__ void words(u32* words, long long key0, long long key1) {
+    if (threadIdx.x == 0) philox(*reinterpret_cast<u32 (*)[4]>(words), key0, key1);
+}
+"""
+
+
+def test_philox_has_the_known_answers(launcher):
+    """The vectors of Random123 for philox4x32-10."""
+    kernel = launcher.compile(source_of((), launcher.threads, launcher.chunk) + PHILOX, ("words",))["words"]
+    ones = 0xFFFFFFFF
+    for counter, key, expected in [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((ones,) * 4, (ones, ones), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ]:
+        words = array(np.array(counter, np.uint32))
+        launcher.launch(kernel, 1, [launcher.address(words), *key])
+        assert tuple(receive(words).tolist()) == expected
+
+
+def noise_of(launcher, seed=1, steps=1, sizes=(40_003, 40_003), hooks=None, send=array):
+    """What GradientNoise makes of gradients that are zero, in units of its standard deviation, step by step."""
+    hooks = [optimizer_hooks.GradientNoise(0.25)] if hooks is None else hooks
+    both = Twin(launcher, send, receive, [("SGD", size, np.float32) for size in sizes], hooks)
+    both.optimizers["SGD"].lr = 1
+    batch = DeviceBatch(both.entries, launcher, seed)
+    found = []
+    for t in range(steps):
+        for entry in both.entries:
+            entry.param.array[...] = 0
+            entry.param.cleargrad()
+        batch.check()
+        batch.update()
+        found.append([-master / np.sqrt(0.25 / (1 + t) ** 0.55) for master in both.masters()])
+    return found
+
+
+def test_noise_is_normal_and_independent(launcher):
+    ((first, second), (later, _)) = noise_of(launcher, steps=2)
+    (other, _), *_ = noise_of(launcher, seed=2)
+    for noise in (first, second, later, other):
+        assert stats.kstest(noise, "norm").pvalue > 1e-3
+        assert abs(np.corrcoef(noise[1:], noise[:-1])[0, 1]) < 0.02
+    for one, two in [(first, second), (first, later), (first, other)]:
+        assert abs(np.corrcoef(one, two)[0, 1]) < 0.02
+
+
+def test_noise_depends_on_seed_parameter_element_and_step_only(launcher):
+    def misaligned(value):
+        view = array(np.zeros(value.size + 1, value.dtype))[1:]
+        view[...] = value
+        return view
+
+    expected = noise_of(launcher, steps=2)
+    for found in (noise_of(launcher, steps=2), noise_of(launcher, steps=2, send=misaligned)):
+        for one, two in zip(chain(*expected), chain(*found), strict=True):
+            np.testing.assert_array_equal(one, two)
+    shorter = noise_of(launcher, sizes=(5_001, 40_003))
+    np.testing.assert_array_equal(shorter[0][0], expected[0][0][:5_001])
+    np.testing.assert_array_equal(shorter[0][1], expected[0][1])
+
+
+def test_two_noises_are_different(launcher):
+    hooks = [optimizer_hooks.GradientNoise(0.25), optimizer_hooks.GradientNoise(0.25)]
+    hooks[1].name = "another"
+    ((both, _),) = noise_of(launcher, hooks=hooks)
+    assert np.std(both) == pytest.approx(np.sqrt(2), rel=0.02)  # twice the same would be 2
+
+
+def test_noise_is_the_same_in_all_launches_of_a_step(launcher):
+    """The norm is found in the first, and used in the last."""
+    hooks = [optimizer_hooks.GradientNoise(0.25), optimizer_hooks.GradientClipping(2.0)]
+    ((first, second),) = noise_of(launcher, hooks=hooks)
+    norm = np.sqrt(np.sum(np.square(first, dtype=np.float64)) + np.sum(np.square(second, dtype=np.float64)))
+    assert norm * np.sqrt(0.25) == pytest.approx(2.0, rel=1e-6)
+
+
+def test_noise_of_a_rule_counts_the_step(launcher):
+    """The step's t is 1 for a hook of a rule, and 0 for one of the optimizer; the random numbers are the same."""
+    hook = optimizer_hooks.GradientNoise(0.25)
+    found = []
+    for hooks in ({"hooks": [hook]}, {"rule_hooks": [hook]}):
+        both = Twin(launcher, array, receive, [("SGD", 4099, np.float32)], **hooks)
+        both.optimizers["SGD"].lr = 1
+        both.entries[0].param.array[...] = 0
+        both.set_gradients([None])
+        both.batch.check()
+        both.batch.update()
+        found.append(both.masters()[0])
+    np.testing.assert_allclose(found[0], found[1] * 2 ** (0.55 / 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-9])
+def test_a_norm_that_spoils_gradients_skips_the_step(launcher, eps):
+    """GradientLARS without eps divides by the norm of a gradient of zeros: Chainer's masters would become NaN."""
+    both = twin(launcher, [("SGD", 9, np.float16)], [optimizer_hooks.GradientLARS(weight_decay=0.0, eps=eps)])
+    both.set_gradients([None])
+    before = both.masters()[0]
+    assert bool(receive(both.batch.check())) == (eps == 0)
+    both.batch.update()
+    np.testing.assert_array_equal(both.masters()[0], before)
+
+
+def test_gradients_that_overflow_in_a_hook_skip_the_step(launcher):
+    for hooks in (
+        [optimizer_hooks.WeightDecay(1e38)],
+        [optimizer_hooks.GradientLARS(), optimizer_hooks.WeightDecay(1e38)],
+    ):
+        both = twin(launcher, [("SGD", 4099, np.float32)], hooks)
+        both.set_gradients(both.gradients())
+        both.entries[0].master.array[4098] = 100
+        assert receive(both.batch.check())
+
+
+def test_small_gradients_and_parameters_are_safe_from_every_elementwise_hook(launcher):
+    """The limits below which a check runs no hook: at them nothing overflows."""
+    source = source_of((), launcher.threads, launcher.chunk)
+    number, param, grad = (
+        2.0 ** int(re.search(rf"SMALL_{name} = 0x1p(\d+)f", source)[1]) for name in ("NUMBER", "PARAM", "GRAD")
+    )
+    hooks = [
+        optimizer_hooks.WeightDecay(number),
+        optimizer_hooks.Lasso(number),
+        optimizer_hooks.GradientNoise(number**2),  # the standard deviation is its root
+        optimizer_hooks.GradientHardClipping(-number, number),
+    ]
+    for own in (*([hook] for hook in hooks), hooks[:3]):
+        both = twin(launcher, [("SGD", 4099, np.float32)], own)
+        both.entries[0].master.array[...] = param
+        both.set_gradients([np.full(4099, grad, np.float32)])
+        assert not receive(both.batch.check())
+        both.batch.update()
+        assert np.isfinite(both.masters()[0]).all()
+
+
+def test_hard_clipping_does_not_hide_an_overflow(launcher):
+    both = twin(launcher, [("SGD", 9, np.float16)], [optimizer_hooks.GradientHardClipping(-1, 1)])
+    both.set_gradients([np.full(9, np.inf, np.float16)])
+    assert receive(both.batch.check())
