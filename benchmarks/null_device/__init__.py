@@ -1,9 +1,10 @@
 """A stand-in for a CUDA device that computes nothing and records what it is asked for.
 
 Arrays are of NumPy, with anything in them: they know address, shape and dtype. The primitives of such an array are
-those of :mod:`mixprec.backends.cuda`, with a launcher and a cuDNN that only record (:mod:`mixprec.backends.device_log`).
-What NumPy's functions do to arrays, where CuPy would launch a kernel, is recorded too. Outside of
-``Graphs.on_stream()`` a plain ``np.asarray`` of an array of the device is not: it gives one of the host.
+those of :mod:`mixprec.backends.cuda`, with a launcher and a cuDNN that only record, in
+:mod:`mixprec.backends.device_log`. What NumPy's functions do to arrays, where CuPy would launch a kernel, is recorded
+too. Outside of ``Graphs.on_stream()`` a plain ``np.asarray`` of an array of the device is not: it gives one of the
+host.
 """
 
 import inspect

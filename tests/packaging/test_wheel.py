@@ -85,7 +85,7 @@ def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_els
     for name in (
         "backends/kernels/batch_norm.cu",
         "backends/kernels/batch_norm_rows.cuh",
-        "update/kernels/common.cuh",
+        "optimizer/batch/kernels/common.cuh",
         "recipes/models/resnet.py",
         "recipes/configs/digits.yaml",
         "recipes/configs/resnet50/90ep.yaml",
