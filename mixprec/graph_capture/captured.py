@@ -6,12 +6,12 @@ import chainer
 
 from mixprec import arguments
 from mixprec.announcements import announce
-from mixprec.backends import graphs_of
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
-from mixprec.graph_capture.arguments import Arguments
-from mixprec.graph_capture.kind import Kind
-from mixprec.graph_capture.links import array_of
+from mixprec.graph_capture.called_links import array_of
+from mixprec.graph_capture.cuda_graphs import graphs_of
+from mixprec.graph_capture.specialization import Kind
+from mixprec.graph_capture.step_arguments import Arguments
 
 OTHER_SHAPES = ("capture", "eager")
 _WAITING = 16  # kinds of arguments without a graph that are remembered

@@ -7,8 +7,8 @@ import numpy as np
 
 from mixprec import arguments
 from mixprec.graph_capture import graph_step
+from mixprec.graph_capture.called_links import left_out
 from mixprec.graph_capture.captured import Captured
-from mixprec.graph_capture.links import left_out
 from mixprec.optimizer import MixedPrecisionOptimizer
 
 

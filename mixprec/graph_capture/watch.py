@@ -20,7 +20,7 @@ def watching(graphs):
     """Collects in a list the :class:`~mixprec.backends.device_log.Record` of all that a step asks of a device.
 
     Args:
-        graphs: of the device, :class:`~mixprec.backends.graphs.CupyGraphs`.
+        graphs: of the device, :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
     """
     with device_log.recording(line_of) as taken, graphs.watching(), _functions():
         yield taken

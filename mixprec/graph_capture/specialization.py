@@ -3,7 +3,7 @@
 from mixprec.announcements import announce
 from mixprec.backends import aside
 from mixprec.backends.cudnn import settings
-from mixprec.graph_capture.links import OtherLinks, called
+from mixprec.graph_capture.called_links import OtherLinks, called
 from mixprec.graph_capture.origin import cause_of
 from mixprec.graph_capture.reports import Reports, copied
 from mixprec.graph_capture.verification import Verification
@@ -24,15 +24,15 @@ class Kind:
 
     Args:
         work: see :class:`~mixprec.graph_capture.captured.Captured`.
-        arguments: :class:`~mixprec.graph_capture.arguments.Arguments` of the first call.
-        graphs: of the device, :class:`~mixprec.backends.graphs.CupyGraphs`.
+        arguments: :class:`~mixprec.graph_capture.step_arguments.Arguments` of the first call.
+        graphs: of the device, :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
         warmup: number of eager calls, at least 2.
 
     Attributes:
         shapes: of the arrays among the arguments, as text.
         calls: number of eager calls before the graph was captured.
         launches: number of calls that launched a graph.
-        graph: :class:`~mixprec.backends.graphs.Graph`, or ``None``.
+        graph: :class:`~mixprec.graph_capture.cuda_graphs.Graph`, or ``None``.
         failure: why there can be no graph, as text, or ``None``.
     """
 

@@ -9,6 +9,7 @@ import weakref
 import chainer
 import numpy as np
 
+from mixprec.backends import registered
 from mixprec.backends.aside import AHEAD, Aside
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.device_log import record
@@ -17,7 +18,14 @@ from mixprec.backends.memory import axes, shaped
 
 
 def graphs_of(array):
-    """Returns the :class:`CupyGraphs` of the device of an array, or ``None`` if that is not one of CuPy."""
+    """Returns what captures work on the device of an array, or ``None`` if NumPy computes with it.
+
+    That is the :class:`CupyGraphs` of its device, always the same one. For an array of a stand-in it is the attribute
+    ``graphs`` of the primitives that :func:`mixprec.backends.register` was given.
+    """
+    stand_in = registered(array)
+    if stand_in is not None:
+        return stand_in.graphs
     device = chainer.backend.get_device_from_array(array)
     return _graphs(device.device.id) if device.xp.__name__ == "cupy" else None
 

@@ -6,9 +6,9 @@ import operator
 import chainer
 
 from mixprec import arguments
+from mixprec.graph_capture.called_links import left_out
 from mixprec.graph_capture.captured import Captured
 from mixprec.graph_capture.graph_step import local_hooks
-from mixprec.graph_capture.links import left_out
 from mixprec.optimizer.structure import Structure
 
 

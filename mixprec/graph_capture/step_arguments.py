@@ -135,7 +135,7 @@ class Buffers:
     """Arrays on the device that hold the arguments of one call after the other, always at the same addresses.
 
     Args:
-        graphs: of the device, :class:`~mixprec.backends.graphs.CupyGraphs`.
+        graphs: of the device, :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
         template: :class:`Arguments` whose arrays are the buffers.
     """
 
