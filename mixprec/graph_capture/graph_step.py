@@ -7,6 +7,7 @@ import operator
 import chainer
 
 from mixprec.functions.dropout import dropout_state
+from mixprec.graph_capture.graph_table import GraphTable
 from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batched import SCALE_CONSTANTS
@@ -30,7 +31,7 @@ class GraphStep:
         self._structure = optimizer._masters.structure
         self._batched = optimizer._batched
         self._batch = self._batched.batch
-        self._table = self._batch.graph_table()
+        self._table = GraphTable(self._batch.table)
 
     @contextlib.contextmanager
     def capturing(self):
