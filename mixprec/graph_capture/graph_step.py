@@ -6,7 +6,7 @@ import operator
 
 import chainer
 
-from mixprec.functions.dropout import dropout_state
+from mixprec.backends.dropout_state import dropout_state
 from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batched import SCALE_CONSTANTS
