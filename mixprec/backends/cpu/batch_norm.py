@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mixprec.backends.cpu.relu import is_positive
-from mixprec.backends.cpu.rows import Rows, read, target, write
+from mixprec.backends.cpu.blocks import Rows, read, target, write
+from mixprec.backends.cpu.elementwise import is_positive
 from mixprec.backends.primitives import Affine, Saved
 
 _ZERO = np.float32(0)
