@@ -21,10 +21,10 @@ class Convolution:
 
     def out_size(self, size, filter_size):
         """Returns (OH, OW) for an input of (H, W) and a filter of (R, S)."""
-        spans = ((r - 1) * d + 1 for r, d in zip(filter_size, self.dilation, strict=True))
-        return tuple(
-            (n + 2 * pad - span) // stride + 1
-            for n, span, pad, stride in zip(size, spans, self.pad, self.stride, strict=True)
+        (height, width), (rows, columns) = size, filter_size
+        return (
+            (height + 2 * self.pad[0] - (rows - 1) * self.dilation[0] - 1) // self.stride[0] + 1,
+            (width + 2 * self.pad[1] - (columns - 1) * self.dilation[1] - 1) // self.stride[1] + 1,
         )
 
 

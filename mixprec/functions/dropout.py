@@ -45,7 +45,7 @@ class Dropout(Node):
 
     def compute(self, primitives, x):
         self._key = dropout_key(primitives_of(x))
-        return (primitives.dropout(self.dense("x", x), self._ratio, self._key),)
+        return (primitives.dropout(x, self._ratio, self._key),)
 
     def gradients(self, primitives, indexes, dy):
         return (primitives.dropout(dy, self._ratio, self._key),)

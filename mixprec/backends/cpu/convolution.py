@@ -27,7 +27,7 @@ class Convolutions:
         y = np.empty((len(x), *convolution.out_size(x.shape[1:3], (r, s)), k), x.dtype)
         sums = np.zeros((2, k))
         filters, bias = widen(w), None if b is None else widen(b)
-        for part, windows in windows_of(x[..., : c * groups], (r, s), convolution, k):
+        for part, windows in windows_of(x[..., : c * groups], (r, s), convolution, y.shape[1:]):
             wide = _room(y[part], filters.dtype)
             if _is_depthwise(w.shape, groups):
                 np.einsum("nhwrsc,rsc->nhwc", windows, _depthwise_taps(filters), out=wide)
@@ -73,9 +73,9 @@ class Convolutions:
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_wgrad`."""
         if prologue is not None:
             x = apply_affine(x, prologue, relu=True)[0]
-        (k, r, s, c), groups = w_shape, convolution.groups
+        (_, r, s, c), groups = w_shape, convolution.groups
         total = None
-        for part, windows in windows_of(x[..., : c * groups], (r, s), convolution, k):
+        for part, windows in windows_of(x[..., : c * groups], (r, s), convolution, dy.shape[1:]):
             gradient = widen(dy[part])
             if _is_depthwise(w_shape, groups):
                 product = np.einsum("nhwrsc,nhwc->ncrs", windows, gradient).sum(0)
@@ -169,21 +169,20 @@ def parts_of(count, rows, row_size):
             yield slice(image, min(count, image + images)), slice(row, min(rows, row + some))
 
 
-def windows_of(x, filter_size, convolution, outputs):
+def windows_of(x, filter_size, convolution, out_shape):
     """Yields what the filter sees at each of its positions, a few images, or a few rows of one image, at a time.
 
     Args:
         x: (N, H, W, C) in the storage dtype.
         filter_size: (R, S).
         convolution: :class:`~mixprec.backends.geometry.Convolution`.
-        outputs: number of channels of the output, which take memory, too.
+        out_shape: (OH, OW, K) of the output; its channels take memory, too.
 
     Yields:
         ``((images, rows), windows)``: two slices of the output, and a view (n, rows, OW, R, S, C) in float32.
     """
     (r, s), (dh, dw) = filter_size, convolution.dilation
-    oh, ow = convolution.out_size(x.shape[1:3], filter_size)
-    sh, sw = convolution.stride
+    (oh, ow, outputs), (sh, sw) = out_shape, convolution.stride
     if is_pointwise(filter_size, convolution):
         x, sh, sw = x[:, ::sh, ::sw], 1, 1
     channels, span = x.shape[3], (r - 1) * dh + 1
