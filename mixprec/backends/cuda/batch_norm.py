@@ -16,7 +16,7 @@ from mixprec.backends.cuda.batch_norm_kernels import (
     VARIANCE,
     BatchNormKernels,
 )
-from mixprec.backends.primitives import Saved
+from mixprec.backends.geometry import Saved
 
 # What is not proven of cuDNN. A mask seems to take one bit of each element; running variances seem to be unbiased.
 CUDNN_MASK_DTYPE = np.dtype(np.bool_)  # memory for one element of a mask; a mask of the own kernels is uint8

@@ -7,7 +7,7 @@ import numpy as np
 
 from mixprec.backends.cuda.base import ceil_div, rows_of
 from mixprec.backends.cuda.ways import Ways
-from mixprec.backends.primitives import Affine, Saved
+from mixprec.backends.geometry import Affine, Saved
 
 INVSTD, VARIANCE, AFFINE = range(3)  # Spread in batch_norm.cuh
 ALWAYS, RECOMPUTED, IN_BITS, BY_OUTPUT = range(4)  # how to know where a ReLU was open, see batch_norm_backward.cu

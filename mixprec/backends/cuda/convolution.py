@@ -13,8 +13,7 @@ from mixprec.backends.cuda.batch_norm import BatchNorms
 from mixprec.backends.cuda.kernels import width_of
 from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.stem import Stems
-from mixprec.backends.geometry import BatchNorm, Following
-from mixprec.backends.primitives import Affine
+from mixprec.backends.geometry import Affine, BatchNorm, Following
 
 _FLOAT = np.dtype(np.float32)
 

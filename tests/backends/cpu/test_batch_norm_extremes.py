@@ -5,8 +5,7 @@ import pytest
 
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cpu.blocks import BLOCK
-from mixprec.backends.geometry import BatchNorm
-from mixprec.backends.primitives import Saved
+from mixprec.backends.geometry import BatchNorm, Saved
 from tests.backends.primitive_cases import BFLOAT16, FLOAT16, FLOAT32, STORAGE, arrays, assert_close, exact
 
 # --- statistics

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cpu import convolution as host
-from mixprec.backends.geometry import Convolution
-from mixprec.backends.primitives import Affine
+from mixprec.backends.geometry import Affine, Convolution
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,

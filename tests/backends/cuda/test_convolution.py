@@ -16,8 +16,7 @@ from mixprec.backends.cuda.ways import WithoutCudnn
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.library import CudnnMissing
-from mixprec.backends.geometry import BatchNorm, Convolution, Following
-from mixprec.backends.primitives import Affine
+from mixprec.backends.geometry import Affine, BatchNorm, Convolution, Following
 from tests.backends.cpu.test_convolution import activated, bounds, chainers, convolutions, drawn
 from tests.backends.primitive_cases import (
     BFLOAT16,

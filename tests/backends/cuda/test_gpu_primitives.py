@@ -20,8 +20,8 @@ from mixprec.backends.cuda import batch_norm, operations
 from mixprec.backends.cudnn import search
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
-from mixprec.backends.geometry import BatchNorm, Convolution, LocalResponseNorm, Pooling
-from mixprec.backends.primitives import Affine, Primitives
+from mixprec.backends.geometry import Affine, BatchNorm, Convolution, LocalResponseNorm, Pooling
+from mixprec.backends.primitives import Primitives
 from tests.backends.cpu.test_convolution import activated, counts, drawn
 from tests.backends.cuda.gpu_cases import (
     BATCH_NORMS,
