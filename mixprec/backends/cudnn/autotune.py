@@ -1,4 +1,4 @@
-"""Which of several ways to compute the same is the fastest, by measurement on the device."""
+"""Finds the fastest of several functions that compute the same, by measurement on the device."""
 
 import statistics
 
