@@ -22,11 +22,8 @@ class Convolution:
 
     def out_size(self, size, filter_size):
         """Returns (OH, OW) for an input of (H, W) and a filter of (R, S)."""
-        (height, width), (rows, columns) = size, filter_size
-        return (
-            (height + 2 * self.pad[0] - (rows - 1) * self.dilation[0] - 1) // self.stride[0] + 1,
-            (width + 2 * self.pad[1] - (columns - 1) * self.dilation[1] - 1) // self.stride[1] + 1,
-        )
+        axes = zip(size, filter_size, self.pad, self.dilation, self.stride, strict=True)
+        return tuple([(n + 2 * pad - (r - 1) * dilation - 1) // stride + 1 for n, r, pad, dilation, stride in axes])
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Node(chainer.FunctionNode):
         """
         if chainer.config.schedule_func is not None:
             raise RuntimeError(f"{self.name} of mixprec cannot be repeated by chainer.static_graph: do without it")
-        if _backprop_utils.GradTable is not sums.GradTable:
+        if _backprop_utils.GradTable is not sums._GradTable:
             sums.install()
         arrays = [self._laid_out(place, x) for place, x in enumerate(inputs)]
         outputs = self.compute(primitives_of(inputs[0]), *arrays)

@@ -79,8 +79,8 @@ def install():
 
     Nodes call this when they are applied: a process that has none adds as Chainer does.
     """
-    if _backprop_utils.GradTable is not GradTable:
-        _backprop_utils.GradTable = GradTable
+    if _backprop_utils.GradTable is not _GradTable:
+        _backprop_utils.GradTable = _GradTable
         _backprop_utils._reduce = _reduce
 
 
@@ -88,7 +88,7 @@ class _Terms(list):
     """The gradients of a variable that is going to be a :class:`Sum`: at most two stay."""
 
 
-class GradTable(_backprop_utils.GradTable):
+class _GradTable(_backprop_utils.GradTable):
     """Chainer's table of gradients, which adds them in their own order, or gives a :class:`Sum`."""
 
     # That of chainer.grad does not load gradients of leaves; a Sum in it would reach the user.

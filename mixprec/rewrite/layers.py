@@ -29,11 +29,11 @@ from mixprec.functions.batch_normalization import FixedBatchNormalization as Our
 from mixprec.functions.convolution import Convolution2D, convolution_of
 from mixprec.functions.deconvolution import Deconvolution2D
 from mixprec.functions.dropout import Dropout as OurDropout
-from mixprec.functions.layout import lay_out
 from mixprec.functions.linear import Linear
 from mixprec.functions.local_response_normalization import LocalResponseNormalization as OurLocalResponseNormalization
 from mixprec.functions.node import dense
 from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
+from mixprec.links.storage import lay_out
 from mixprec.rewrite import casting, fusion
 from mixprec.rewrite.casting import chainer_apply
 from mixprec.rewrite.memory_order import (

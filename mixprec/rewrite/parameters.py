@@ -7,9 +7,8 @@ import numpy as np
 from mixprec import arguments
 from mixprec.backends import primitives_of
 from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES, is_half
-from mixprec.functions.layout import lay_out
 from mixprec.functions.node import dense
-from mixprec.links.storage import Rounded
+from mixprec.links.storage import Rounded, lay_out
 from mixprec.master_arrays import keep_master, master_of, written
 
 _FILTERS = (L.Convolution2D, L.Deconvolution2D)

@@ -7,7 +7,7 @@ from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import library, settings
 from mixprec.backends.cudnn.autotune import fastest
 from mixprec.backends.cudnn.choices import Choices
-from mixprec.backends.cudnn.device import CupyDevice
+from mixprec.backends.cudnn.cupy_device import CupyDevice
 from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine, lacks_memory, one_line
 from mixprec.backends.cudnn.executor import Executor
@@ -27,7 +27,7 @@ class CudnnContext:
     Args:
         device_id: number of the CUDA device.
         frontend: module of cuDNN's frontend, instead of the one that is installed.
-        device: object like :class:`~mixprec.backends.cudnn.device.CupyDevice`, instead of one for ``device_id``.
+        device: object like :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`, instead of one for ``device_id``.
 
     Raises:
         CudnnMissing: cuDNN or its frontend is not installed.

@@ -61,12 +61,14 @@ class PlaneConvolutions(PlaneBiases, Candidates):
                 inputs.append(Tensor("b", w_shape[:1], bias.name, layout))
             asked = operation("conv_fprop", inputs, [tensor("y", y_shape)], relu=False, **geometry(convolution))
             if cudnn.supports(asked):
-                candidates.append(("conv+bias" if fused else "conv", self._fprop_way(cudnn.plan(asked), fused, layout)))
+                candidates.append(
+                    ("conv+bias" if fused else "conv", self._fprop_function(cudnn.plan(asked), fused, layout))
+                )
                 if settings.current().autotune != "measure":
-                    break  # nobody would take the other one, and building takes a while
+                    break  # the other one would not be taken, and building takes a while
         return candidates or [("conv", cudnn.plan(asked))]  # which raises NoEngine
 
-    def _fprop_way(self, plan, fused, layout):
+    def _fprop_function(self, plan, fused, layout):
         def run(x, w, b, y):
             plan.run(*map(self._address, [x, w, b, y] if fused else [x, w, y]))
             if b is not None and not fused:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mixprec.backends.capture_error import CaptureError
-from mixprec.backends.cudnn import device as device_module
+from mixprec.backends.cudnn import cupy_device as device_module
 from mixprec.backends.cudnn import difference, settings
-from mixprec.backends.cudnn.device import CupyDevice
+from mixprec.backends.cudnn.cupy_device import CupyDevice
 from mixprec.backends.geometry import Convolution
 from tests.backends.cudnn.operations import batch_norm, conv_fprop
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
