@@ -12,7 +12,7 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from mixprec.functions.dropout import dropout_state
+from mixprec.backends.dropout_state import dropout_state
 from mixprec.graph_capture.called_links import local_hooks
 from mixprec.graph_capture.capturable import Capturable, GraphSession
 from mixprec.graph_capture.graph_table import GraphTable

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.backends.cpu.rows import Rows, read, target, write
+from mixprec.backends.cpu.blocks import Rows, read, target, write
 
 # Where an overflow leads to inf or NaN, as it would on a device, nobody is warned: the loss scale watches for that.
 _quiet = np.errstate(all="ignore")

@@ -4,13 +4,13 @@ import threading
 
 from mixprec.backends.cuda.addition import Additions
 from mixprec.backends.cuda.bias import Biases
+from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cuda.dropout import Dropouts
 from mixprec.backends.cuda.linear import Linears
 from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
 from mixprec.backends.cuda.loss import Losses
 from mixprec.backends.cuda.pooling import Poolings
-from mixprec.backends.cuda.ways import WithoutCudnn
-from mixprec.backends.cudnn.dnn import Dnn
+from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.cudnn.library import CudnnMissing
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.primitives import Primitives
@@ -24,7 +24,7 @@ class Cuda(Linears, Additions, Biases, Poolings, LocalResponseNorms, Losses, Dro
 
     Args:
         launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
-        dnn: :class:`~mixprec.backends.cudnn.dnn.Dnn` of the device.
+        cudnn: :class:`~mixprec.backends.cudnn.context.CudnnContext` of the device.
     """
 
 
@@ -39,9 +39,9 @@ def primitives_of(device_id):
         with _lock:
             if device_id not in _by_device:
                 try:
-                    dnn = Dnn(device_id)
+                    cudnn = CudnnContext(device_id)
                 except CudnnMissing as error:
-                    dnn = WithoutCudnn(str(error))
-                _by_device[device_id] = Cuda(CupyLauncher(device_id), dnn)
+                    cudnn = WithoutCudnn(str(error))
+                _by_device[device_id] = Cuda(CupyLauncher(device_id), cudnn)
         primitives = _by_device[device_id]
     return primitives

@@ -41,7 +41,7 @@ def agreeing(device, what, candidates, written, failed, wrong):
     minds what is in the workspace, is found.
 
     Args:
-        device: :class:`~mixprec.backends.cudnn.device.CupyDevice`.
+        device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
         what: they compute, for messages.
         candidates: pairs of name and callable, which works, in the order of preference.
         written: :class:`Memory` of each output and of the workspace. Booleans are not compared: their places in memory

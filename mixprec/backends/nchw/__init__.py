@@ -15,7 +15,7 @@ class Nchw(PlaneConvolutions, PlaneBatchNorms, PlanePoolings, Activations, Softm
 
     Args:
         launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
-        dnn: :class:`~mixprec.backends.cudnn.dnn.Dnn` of the device.
+        cudnn: :class:`~mixprec.backends.cudnn.context.CudnnContext` of the device.
     """
 
 
@@ -26,4 +26,4 @@ def nchw_of(array):
 
 @functools.cache
 def _of_primitives(primitives):
-    return Nchw(primitives.launcher, primitives.dnn)
+    return Nchw(primitives.launcher, primitives.cudnn)
