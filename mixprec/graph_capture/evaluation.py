@@ -9,7 +9,7 @@ from mixprec import arguments
 from mixprec.graph_capture.captured import Captured
 from mixprec.graph_capture.graph_step import local_hooks
 from mixprec.graph_capture.links import left_out
-from mixprec.optimizer.structure import Structure
+from mixprec.optimizer.model_index import ModelIndex
 
 
 def capture_evaluation(model, *, warmup=3, graphs=4, other_shapes="capture", required=False):
@@ -79,7 +79,7 @@ class _Unchanged:
     """Looks whether a model still has the arrays that a graph reads."""
 
     def __init__(self, model):
-        self._structure = Structure(model)
+        self._structure = ModelIndex(model)
         self._held = self._now()
 
     @contextlib.contextmanager

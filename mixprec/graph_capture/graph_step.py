@@ -9,7 +9,7 @@ import chainer
 from mixprec.functions.dropout import dropout_state
 from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.device_batch import DeviceBatch
-from mixprec.optimizer.batched import SCALE_CONSTANTS
+from mixprec.optimizer.device_form import SCALE_CONSTANTS
 
 _HOOKS = operator.attrgetter("_local_link_hooks")  # None if there never was one
 
