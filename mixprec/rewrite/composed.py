@@ -7,8 +7,8 @@ node the products in them would be float16, and inf before they are added up.
 from mixprec.compat import whole
 from mixprec.rewrite import deferred
 from mixprec.rewrite.active import current, entering
+from mixprec.rewrite.between_layers import plain
 from mixprec.rewrite.memory_order import in_storage_dtype
-from mixprec.rewrite.pointwise import plain
 
 
 def install():

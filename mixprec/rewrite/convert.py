@@ -5,8 +5,9 @@ import chainer
 from mixprec import arguments
 from mixprec.announcements import announce
 from mixprec.policy import Policy
-from mixprec.rewrite import parameters, trial
+from mixprec.rewrite import parameters
 from mixprec.rewrite.conversion_report import Report, dtype_names
+from mixprec.rewrite.example import call_on_example, check_example, describe, without_trace
 from mixprec.rewrite.install import install
 from mixprec.rewrite.state import Conversion, LinkState, set_state, state_of
 from mixprec.rewrite.trace import refuse
@@ -58,7 +59,7 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=None,
     arguments.instance("model", model, chainer.Link, "a chainer.Link")
     conversion = Conversion(Policy(compute, layout, fuse, conv_statistics), arguments.flag("strict", strict))
     if example is not None:
-        trial.check(model, example)
+        check_example(model, example)
     for link in model.links():
         install(type(link))
     backup = _Backup(model)
@@ -135,12 +136,12 @@ def _before(link, plain):
 
 def _look(model, conversion, example):
     """Calls the model: batch normalizations are watched in training, fused in training, and watched in evaluation."""
-    with trial.without_trace(model):
+    with without_trace(model):
         try:
             for train, conversion.watching in ((True, True), (True, False), (False, True)):
-                trial.call(model, example, train=train)
+                call_on_example(model, example, train=train)
         except Exception as error:
-            note = f"while mixprec.convert called {type(model).__name__} on example {trial.describe(example)}"
+            note = f"while mixprec.convert called {type(model).__name__} on example {describe(example)}"
             if hasattr(error, "add_note"):
                 error.add_note(note)
             else:  # Python 3.10

@@ -8,9 +8,9 @@ import functools
 
 from chainer import function, function_node
 
-from mixprec.rewrite import casting, deferred, layers, pointwise
+from mixprec.rewrite import between_layers, deferred, dtype_rules, layer_rules
 from mixprec.rewrite.active import current
-from mixprec.rewrite.casting import chainer_apply
+from mixprec.rewrite.dtype_rules import chainer_apply
 
 _OURS = "mixprec."
 
@@ -48,14 +48,14 @@ def _apply(self, inputs):
     rule, outputs = _rule(cls, scope.nhwc), None
     if rule is _ours:
         return chainer_apply(self, inputs)
-    if rule not in pointwise.TAKING_DEFERRED:
+    if rule not in between_layers.TAKING_DEFERRED:
         for x in inputs:
             if deferred.is_waiting(x):
                 deferred.compute(x, f"{cls.__name__} follows")
-    if rule is not None and (self._n_local_function_hooks == 0 or rule is pointwise.fence):
+    if rule is not None and (self._n_local_function_hooks == 0 or rule is between_layers.fence):
         outputs = rule(scope, self, inputs)
     if outputs is None:
-        outputs = casting.rule_of(cls)(scope, self, inputs)
+        outputs = dtype_rules.rule_of(cls)(scope, self, inputs)
     if scope.watched:
         scope.watched.look(cls.__name__, inputs, outputs)
     if scope.trace is not None:
@@ -69,12 +69,12 @@ def _rule(cls, nhwc):
     if cls.__module__.startswith(_OURS):
         return _ours
     if not cls.__module__.startswith("chainer."):
-        return pointwise.fence
-    rule = pointwise.RULES_IN_ANY_ORDER.get(cls)
+        return between_layers.fence
+    rule = between_layers.RULES_IN_ANY_ORDER.get(cls)
     if nhwc and rule is None:
-        rule = layers.RULES.get(cls) or pointwise.RULES.get(cls)
-        if rule is None and pointwise.is_elementwise(cls):
-            rule = pointwise.elementwise
+        rule = layer_rules.RULES.get(cls) or between_layers.RULES.get(cls)
+        if rule is None and between_layers.is_elementwise(cls):
+            rule = between_layers.elementwise
     return rule
 
 

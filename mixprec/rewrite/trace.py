@@ -11,7 +11,7 @@ import weakref
 import chainer
 import numpy as np
 
-from mixprec.rewrite import casting
+from mixprec.rewrite import dtype_rules
 from mixprec.rewrite.deferred import is_waiting
 from mixprec.rewrite.memory_order import is_channels_last
 
@@ -137,8 +137,8 @@ class Trace:
         place = scope.link_name, cls.__name__
         if not cls.__module__.startswith("chainer."):
             self._left[place] = "not a function of Chainer: computes in NCHW and float32"
-        elif not casting.is_chainers_own(node):
-            self._left[place] = f"{casting.whose(node)}, in float32"
+        elif not dtype_rules.is_chainers_own(node):
+            self._left[place] = f"{dtype_rules.whose(node)}, in float32"
         elif scope.nhwc and _leaves_nhwc(cls, inputs, outputs):
             self._left[place] = "not known in NHWC: its result is NCHW"
 

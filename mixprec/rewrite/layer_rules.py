@@ -34,8 +34,8 @@ from mixprec.functions.local_response_normalization import LocalResponseNormaliz
 from mixprec.functions.node import dense
 from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
 from mixprec.links.storage import lay_out
-from mixprec.rewrite import casting, fusion
-from mixprec.rewrite.casting import chainer_apply
+from mixprec.rewrite import dtype_rules, fusion
+from mixprec.rewrite.dtype_rules import chainer_apply
 from mixprec.rewrite.memory_order import (
     TO_NHWC,
     in_storage_dtype,
@@ -110,8 +110,8 @@ def _linear(scope, node, inputs):
 
 
 def _batch_normalization(scope, node, inputs):
-    if not casting.is_chainers_own(node):
-        fusion.leave(scope, casting.whose(node))
+    if not dtype_rules.is_chainers_own(node):
+        fusion.leave(scope, dtype_rules.whose(node))
         return None
     x, rest = _normalized(scope, node, inputs)
     if x is None:

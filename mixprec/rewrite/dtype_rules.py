@@ -10,7 +10,7 @@ Each node that is applied looks up its rule by its class:
 ``widest``            16-bit and float32 inputs meet in float32
 ====================  ==============================================================================================
 
-:mod:`mixprec.rewrite.classes` is the table of classes. The casts are ordinary nodes of the graph, so that gradients
+:mod:`mixprec.rewrite.dtype_table` is the table of classes. The casts are ordinary nodes of the graph, so that gradients
 come back in the dtype of what they belong to. Chainer's functions know nothing of bfloat16, and some refuse float16:
 they compute in float32, and results are rounded to where they would have been.
 """
@@ -23,7 +23,7 @@ from chainer.utils import type_check
 
 from mixprec.announcements import announce
 from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
-from mixprec.rewrite import classes
+from mixprec.rewrite import dtype_table
 from mixprec.rewrite.memory_order import in_storage_dtype
 
 _CHAINERS_OWN = batch_normalization._impl_selector
@@ -38,7 +38,7 @@ def rule_of(cls):
     for names, rule in _RULES:
         if cls.__name__ in names:
             return rule
-    if cls.__module__.startswith(classes.FLOAT32_PACKAGES):
+    if cls.__module__.startswith(dtype_table.FLOAT32_PACKAGES):
         return in_float32
     unknown = "%s.%s is a function of Chainer that mixprec does not know: computed in the dtype of its inputs"
     announce(unknown, cls.__module__, cls.__name__)
@@ -119,10 +119,10 @@ def _cast(scope, inputs, dtype):
 
 
 _RULES = (
-    (classes.COMPUTE, _in_compute),
-    (classes.FLOAT32, in_float32),
-    (classes.FLOAT32_INSIDE, _float32_inside),
-    (classes.FLOAT32_IF_ADDING, _float32_if_adding),
-    (classes.AS_IT_IS, _as_it_is),
-    (classes.ELEMENTWISE | classes.MOVING | classes.BACKWARD | classes.OTHERS, _in_widest),
+    (dtype_table.COMPUTE, _in_compute),
+    (dtype_table.FLOAT32, in_float32),
+    (dtype_table.FLOAT32_INSIDE, _float32_inside),
+    (dtype_table.FLOAT32_IF_ADDING, _float32_if_adding),
+    (dtype_table.AS_IT_IS, _as_it_is),
+    (dtype_table.ELEMENTWISE | dtype_table.MOVING | dtype_table.BACKWARD | dtype_table.OTHERS, _in_widest),
 )

@@ -1,6 +1,6 @@
 """What lies between the layers of a model: elementwise functions, additions, concatenations, shapes; and fences.
 
-Rules are those of :mod:`mixprec.rewrite.layers`: functions of ``(scope, node, inputs)`` that return outputs, or
+Rules are those of :mod:`mixprec.rewrite.layer_rules`: functions of ``(scope, node, inputs)`` that return outputs, or
 ``None``.
 """
 
@@ -15,7 +15,7 @@ from chainer.functions.util.forget import Forget
 from mixprec.functions.addition import Addition
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.relu import ReLU as OurReLU
-from mixprec.rewrite import casting, deferred, fusion
+from mixprec.rewrite import deferred, dtype_rules, fusion
 from mixprec.rewrite.memory_order import (
     TO_NCHW,
     TO_NHWC,
@@ -60,7 +60,7 @@ def _add(scope, node, inputs):
     if alike and (is_channels_last(x) or is_channels_last(other)):
         inputs = _cast_alike(scope, [scope.images(each) for each in inputs])
         return (run(Addition(), *inputs),)
-    return elementwise(scope, node, inputs) or casting.rule_of(Add)(scope, node, inputs)
+    return elementwise(scope, node, inputs) or dtype_rules.rule_of(Add)(scope, node, inputs)
 
 
 def _cast_alike(scope, inputs):
@@ -81,12 +81,12 @@ def _reshape(scope, node, inputs):
     (x,) = inputs
     if in_storage_dtype(x):
         x = channels_first(x)  # Chainer's would copy element by element
-    return casting.rule_of(Reshape)(scope, node, (x,))
+    return dtype_rules.rule_of(Reshape)(scope, node, (x,))
 
 
 def _forget(scope, node, inputs):
     node.func = scope.joined(node.func)
-    return casting.chainer_apply(node, inputs)
+    return dtype_rules.chainer_apply(node, inputs)
 
 
 def elementwise(scope, node, inputs):
@@ -96,17 +96,17 @@ def elementwise(scope, node, inputs):
     if all(chainer.as_array(x).flags.c_contiguous for x in inputs):
         return None
     views = tuple(_view(x, TO_NHWC) if x.ndim == 4 else x for x in inputs)
-    outputs = casting.rule_of(type(node))(scope, node, views)
+    outputs = dtype_rules.rule_of(type(node))(scope, node, views)
     return tuple(_view(y, TO_NCHW) for y in outputs)
 
 
 def _view(x, axes):
-    return casting.chainer_apply(Transpose(axes), (x,))[0]
+    return dtype_rules.chainer_apply(Transpose(axes), (x,))[0]
 
 
 def fence(scope, node, inputs):
     """The rule for functions that are not Chainer's: float32, in the order of their axes, as they would have it."""
-    return casting.chainer_apply(node, tuple(plain(scope, x) if in_storage_dtype(x) else x for x in inputs))
+    return dtype_rules.chainer_apply(node, tuple(plain(scope, x) if in_storage_dtype(x) else x for x in inputs))
 
 
 def plain(scope, x):
