@@ -1,25 +1,35 @@
-"""What lies between the layers of a model: elementwise functions, additions, concatenations, shapes; and fences.
+"""Rules for what lies between the layers of a model: poolings, elementwise functions, shapes, heads and losses; fences.
 
 Rules are those of :mod:`mixprec.rewrite.layer_rules`: functions of ``(scope, node, inputs)`` that return outputs, or
 ``None``.
 """
 
+import numbers
+
 import chainer
-from chainer.functions.activation.relu import ReLU
 from chainer.functions.array.concat import Concat
 from chainer.functions.array.reshape import Reshape
 from chainer.functions.array.transpose import Transpose
-from chainer.functions.math.basic_math import Add
+from chainer.functions.evaluation.accuracy import Accuracy
+from chainer.functions.loss.softmax_cross_entropy import SoftmaxCrossEntropy
+from chainer.functions.math.average import Mean
+from chainer.functions.noise.dropout import Dropout
+from chainer.functions.normalization.local_response_normalization import LocalResponseNormalization
+from chainer.functions.pooling.average_pooling_2d import AveragePooling2D
+from chainer.functions.pooling.average_pooling_nd import AveragePoolingND
+from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 from chainer.functions.util.forget import Forget
 
-from mixprec.functions.addition import Addition
+from mixprec.backends.geometry import LocalResponseNorm, Pooling
+from mixprec.functions import accuracy, pooling
 from mixprec.functions.concatenation import Concatenation
-from mixprec.functions.relu import ReLU as OurReLU
-from mixprec.rewrite import deferred, dtype_rules, fusion
+from mixprec.functions.dropout import Dropout as OurDropout
+from mixprec.functions.local_response_normalization import LocalResponseNormalization as OurLocalResponseNormalization
+from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
+from mixprec.rewrite.dtype_rules import chainer_apply, rule_of
 from mixprec.rewrite.memory_order import (
     TO_NCHW,
     TO_NHWC,
-    channels_first,
     in_storage_dtype,
     is_channels_last,
     is_dense,
@@ -38,34 +48,72 @@ _ELEMENTWISE = {
 }
 
 
-def _relu(scope, node, inputs):
-    (x,) = inputs
-    if fusion.can_relu(x):
-        return (fusion.relu(scope, x),)
-    if not (in_storage_dtype(x) and is_dense(x)):
+def _max_pooling(scope, node, inputs):
+    if node.return_indices or node.ndim != 2:
         return None
-    return (run_in_order_of(x, OurReLU(), x),)
+    return _pool(scope, inputs, pooling.MaxPooling2D, node.ksize, node.stride, node.pad, node.cover_all)
 
 
-def _add(scope, node, inputs):
-    x, other = inputs
-    if fusion.can_add(x, other):
-        return (fusion.add(scope, x, other),)
-    if fusion.can_add(other, x):
-        return (fusion.add(scope, other, x),)
-    for each in inputs:
-        if deferred.is_waiting(each):
-            deferred.compute(each, "it is added to another one, or broadcast")
-    alike = x.ndim == other.ndim == 4 and x.shape == other.shape and in_storage_dtype(x, other)
-    if alike and (is_channels_last(x) or is_channels_last(other)):
-        inputs = _cast_alike(scope, [scope.images(each) for each in inputs])
-        return (run(Addition(), *inputs),)
-    return elementwise(scope, node, inputs) or dtype_rules.rule_of(Add)(scope, node, inputs)
+def _average_pooling(scope, node, inputs):
+    window, stride, pad = (node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw)
+    return _pool(scope, inputs, pooling.AveragePooling2D, window, stride, pad, False)
 
 
-def _cast_alike(scope, inputs):
-    """Returns inputs in one storage dtype, float32 if they differ, as the rule for Chainer's addition has it."""
-    return inputs if inputs[0].dtype == inputs[1].dtype else [scope.cast(x, "float32") for x in inputs]
+def _average_pooling_nd(scope, node, inputs):
+    if node.ndim != 2 or (node.pad_value is None and any(node.pad)):
+        return None
+    return _pool(scope, inputs, pooling.AveragePooling2D, node.ksize, node.stride, node.pad, False)
+
+
+def _pool(scope, inputs, cls, window, stride, pad, cover_all):
+    (x,) = inputs
+    if x.ndim != 4 or not in_storage_dtype(x):
+        return None
+    window, stride, pad = tuple(window), tuple(stride), tuple(pad)
+    if cls is pooling.AveragePooling2D and window == x.shape[2:] and not any(pad):
+        return (run(pooling.GlobalAveragePooling2D(keepdims=True), scope.images(x)),)
+    if cls is pooling.MaxPooling2D and window[0] * window[1] > pooling.LARGEST_WINDOW:
+        return None
+    return (run(cls(Pooling(window, stride, pad, bool(cover_all))), scope.images(x)),)
+
+
+def _mean(scope, node, inputs):
+    (x,) = inputs
+    if x.ndim != 4 or not in_storage_dtype(x) or node.axis is None or {axis % 4 for axis in node.axis} != {2, 3}:
+        return None
+    return (run(pooling.GlobalAveragePooling2D(node.keepdims), scope.images(x)),)
+
+
+def _local_response_normalization(scope, node, inputs):
+    (x,) = inputs
+    if not (is_channels_last(x) and in_storage_dtype(x)) or node.n < 1:
+        return None
+    return (run(OurLocalResponseNormalization(LocalResponseNorm(node.n, node.k, node.alpha, node.beta)), x),)
+
+
+def _dropout(scope, node, inputs):
+    (x,) = inputs
+    if node.mask is not None or node.return_mask or not (in_storage_dtype(x) and is_dense(x)):
+        return None
+    return (run_in_order_of(x, OurDropout(node.dropout_ratio), x),)
+
+
+def _softmax_cross_entropy(scope, node, inputs):
+    x, t = inputs
+    if not in_storage_dtype(x) or t.dtype.kind != "i" or not (x.ndim == 2 or is_channels_last(x)):
+        return None
+    if x.ndim == 4:
+        (x,) = chainer_apply(Transpose(TO_NHWC), (x,))
+    return OurSoftmaxCrossEntropy(node.normalize, node.class_weight, node.ignore_label, node.reduce, 0.0).apply((x, t))
+
+
+def _accuracy(scope, node, inputs):
+    y, t = inputs
+    if not in_storage_dtype(y) or y.ndim != 2 or t.ndim != 1 or t.dtype.kind != "i" or not len(y):
+        return None
+    if not (node.ignore_label is None or isinstance(node.ignore_label, numbers.Integral)):
+        return None
+    return (accuracy(y, t, node.ignore_label),)
 
 
 def _concat(scope, node, inputs):
@@ -80,13 +128,13 @@ def _concat(scope, node, inputs):
 def _reshape(scope, node, inputs):
     (x,) = inputs
     if in_storage_dtype(x):
-        x = channels_first(x)  # Chainer's would copy element by element
-    return dtype_rules.rule_of(Reshape)(scope, node, (x,))
+        x = scope.in_order_of_axes(x)  # Chainer's would copy element by element
+    return rule_of(Reshape)(scope, node, (x,))
 
 
 def _forget(scope, node, inputs):
     node.func = scope.joined(node.func)
-    return dtype_rules.chainer_apply(node, inputs)
+    return chainer_apply(node, inputs)
 
 
 def elementwise(scope, node, inputs):
@@ -96,22 +144,17 @@ def elementwise(scope, node, inputs):
     if all(chainer.as_array(x).flags.c_contiguous for x in inputs):
         return None
     views = tuple(_view(x, TO_NHWC) if x.ndim == 4 else x for x in inputs)
-    outputs = dtype_rules.rule_of(type(node))(scope, node, views)
+    outputs = rule_of(type(node))(scope, node, views)
     return tuple(_view(y, TO_NCHW) for y in outputs)
 
 
 def _view(x, axes):
-    return dtype_rules.chainer_apply(Transpose(axes), (x,))[0]
+    return chainer_apply(Transpose(axes), (x,))[0]
 
 
 def fence(scope, node, inputs):
     """The rule for functions that are not Chainer's: float32, in the order of their axes, as they would have it."""
-    return dtype_rules.chainer_apply(node, tuple(plain(scope, x) if in_storage_dtype(x) else x for x in inputs))
-
-
-def plain(scope, x):
-    """Returns a variable or array in float32, in the order of its axes."""
-    return channels_first(x, "float32") if scope.nhwc else scope.cast(x, "float32")
+    return chainer_apply(node, tuple(scope.plain(x) if in_storage_dtype(x) else x for x in inputs))
 
 
 def is_elementwise(cls):
@@ -119,6 +162,16 @@ def is_elementwise(cls):
     return cls.__name__ in _ELEMENTWISE
 
 
-RULES = {Add: _add, Concat: _concat, ReLU: _relu, Reshape: _reshape}
+RULES = {
+    Accuracy: _accuracy,
+    AveragePooling2D: _average_pooling,
+    AveragePoolingND: _average_pooling_nd,
+    Concat: _concat,
+    Dropout: _dropout,
+    LocalResponseNormalization: _local_response_normalization,
+    MaxPoolingND: _max_pooling,
+    Mean: _mean,
+    Reshape: _reshape,
+    SoftmaxCrossEntropy: _softmax_cross_entropy,
+}
 RULES_IN_ANY_ORDER = {Forget: _forget}
-TAKING_DEFERRED = (_add, _relu)
