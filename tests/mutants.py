@@ -211,7 +211,7 @@ MUTANTS = [
     Mutant("throughput", "training/updater.py", "training/test_parts.py",
            "self._since = (epoch, seconds)", "self._since = (epoch, 0.0)", "the log's images/s fall with time"),
     # config
-    Mutant("bound", "config/limits.py", "config",
+    Mutant("bound", "config/declaration.py", "config",
            "all(low <= number <= high", "all(low < number <= high", "batches of one image are refused"),
     Mutant("first-override", "config/loader.py", "config",
            "for override in overrides:", "for override in reversed(overrides):", "the first --set wins"),

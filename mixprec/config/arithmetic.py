@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from mixprec.bounds import INT32, LARGEST_DECAY, LARGEST_RATE, MANY, MIB, SEVERAL
-from mixprec.config.declaration import key
-from mixprec.config.limits import RATE, between, power_of_two
+from mixprec.config.declaration import RATE, between, key, power_of_two
 from mixprec.policy import COMPUTE_DTYPES
 
 # Not AdaDelta, which has no learning rate, and not AdamW, whose weight decay is none of lr and weight_decay here: no

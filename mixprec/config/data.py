@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from mixprec.bounds import HALF, INT32, MIB, SEVERAL, SIDE
-from mixprec.config.declaration import Limit, key
-from mixprec.config.limits import between
+from mixprec.config.declaration import Limit, between, key
 
 FORMATS = ("auto", "folders", "list", "tfrecord", "webdataset", "synthetic")
 

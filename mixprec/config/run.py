@@ -4,8 +4,7 @@ import operator
 from dataclasses import dataclass
 
 from mixprec.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
-from mixprec.config.declaration import Limit, key
-from mixprec.config.limits import IMPORT_PATH, INTERVAL, above, below, between, matching
+from mixprec.config.declaration import IMPORT_PATH, INTERVAL, Limit, above, below, between, key, matching
 from mixprec.policy import LAYOUTS
 
 
