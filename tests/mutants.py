@@ -216,7 +216,7 @@ MUTANTS = [
     Mutant("first-override", "config/loader.py", "config",
            "for override in overrides:", "for override in reversed(overrides):", "the first --set wins"),
     Mutant("unknown-key", "config/loader.py", "config",
-           "raise _unknown_key(name, entry.where, known)", "continue", "a misspelled key has no effect"),
+           "raise _unknown_key(name, entry.where, known)", "return", "a misspelled key has no effect"),
     # data
     Mutant("shards", "data/loaders/epochs.py", "data/test_epochs.py",
            "return self.images * self.shard // self.num_shards", "return self.images // self.num_shards * self.shard",
