@@ -217,6 +217,8 @@ MUTANTS = [
            "for override in overrides:", "for override in reversed(overrides):", "the first --set wins"),
     Mutant("unknown-key", "config/loader.py", "config",
            "raise _unknown_key(name, entry.where, known)", "return", "a misspelled key has no effect"),
+    Mutant("former-name", "config/writer.py", "config/test_former_names.py",
+           "former.get(name, name): value", "name: value", "a resumed run says that renamed keys have changed"),
     # data
     Mutant("shards", "data/loaders/epochs.py", "data/test_epochs.py",
            "return self.images * self.shard // self.num_shards", "return self.images // self.num_shards * self.shard",
