@@ -30,7 +30,7 @@ FP16 = Arm("fp16", "FP16", ("precision.compute=float16",))
 SMALL_SCALE = Arm(
     "small-scale",
     "FP16, loss scale 2^-12",
-    ("precision.compute=float16", "loss_scale.mode=static", f"loss_scale.init={2.0**-12!r}"),
+    ("precision.compute=float16", "loss_scale.mode=static", f"loss_scale.init_scale={2.0**-12!r}"),
 )
 LOW_LR = Arm("low-lr", f"FP16, lr {_LOW_LR}", ("precision.compute=float16", f"optimizer.lr={_LOW_LR}"))
 NO_MASTERS = Arm("low-lr-no-masters", f"FP16, lr {_LOW_LR}, no masters", LOW_LR.settings, masters=False)

@@ -213,12 +213,14 @@ MUTANTS = [
     Mutant("throughput", "training/updater.py", "training/test_parts.py",
            "self._since = (epoch, seconds)", "self._since = (epoch, 0.0)", "the log's images/s fall with time"),
     # config
-    Mutant("bound", "config/limits.py", "config",
+    Mutant("bound", "config/declaration.py", "config",
            "all(low <= number <= high", "all(low < number <= high", "batches of one image are refused"),
     Mutant("first-override", "config/loader.py", "config",
            "for override in overrides:", "for override in reversed(overrides):", "the first --set wins"),
     Mutant("unknown-key", "config/loader.py", "config",
-           "raise _unknown_key(name, entry.where, known)", "continue", "a misspelled key has no effect"),
+           "raise _unknown_key(name, entry.where, known)", "return", "a misspelled key has no effect"),
+    Mutant("former-name", "config/writer.py", "config/test_former_names.py",
+           "former.get(name, name): value", "name: value", "a resumed run says that renamed keys have changed"),
     # data
     Mutant("shards", "data/loaders/epochs.py", "data/test_epochs.py",
            "return self.images * self.shard // self.num_shards", "return self.images // self.num_shards * self.shard",

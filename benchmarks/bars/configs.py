@@ -15,16 +15,16 @@ from benchmarks.bars.step import LR
 
 TALK = ("fp32.yaml", "fp16.yaml", "dali.yaml", "nhwc_fused_batched.yaml", "static_graph.yaml")
 ALL = "static_graph.yaml"  # everything on
-_TINY_STEPS = [f"optimizer.lr={LR}", "optimizer.lr_images=null"]
+_TINY_STEPS = [f"optimizer.lr={LR}", "optimizer.base_batch_size=null"]
 _PRECISIONS = {
     "bfloat16": ["precision.compute=bfloat16", "loss_scale.mode=none"],
     "float32": ["precision.compute=float32", "loss_scale.mode=none"],
-    "TF32": ["precision.compute=float32", "loss_scale.mode=none", "cudnn.tf32=true"],
+    "TF32": ["precision.compute=float32", "loss_scale.mode=none", "cudnn.allow_tf32=true"],
 }
 _WITHOUT = {
-    "layout nchw, no fusion": ["model.layout=nchw", "model.fuse=false"],
+    "layout nchw, no fusion": ["model.memory_format=nchw", "model.fuse=false"],
     "no fusion": ["model.fuse=false"],
-    "no batched update, no graph": ["update.batched=false", "capture.mode=off"],  # which alone can be captured
+    "no batched update, no graph": ["update.fused=false", "capture.mode=off"],  # which alone can be captured
     "no graph": ["capture.mode=off"],
     "no autotuning": ["cudnn.autotune=off"],
     "no loss scale": ["loss_scale.mode=none"],
@@ -52,9 +52,9 @@ def bars(specifier, *, arch, batch, size):
 
     def bar(name, group, file, overrides):
         config = configured.load(file, arch=arch, batch=batch, size=size, overrides=[*_TINY_STEPS, *overrides])
-        level = "nchw" if config.model.layout == "nchw" else "nhwc-fused" if config.model.fuses else "nhwc"
+        level = "nchw" if config.model.memory_format == "nchw" else "nhwc-fused" if config.model.fuses else "nhwc"
         make = functools.partial(_step, file, tuple(overrides))
-        dtype = "tf32" if config.cudnn.tf32 else config.precision.compute
+        dtype = "tf32" if config.cudnn.allow_tf32 else config.precision.compute
         return Bar(name, make, "", group, level, dtype, _same(config, specifier))
 
     return [bar(*way) for way in WAYS]

@@ -50,7 +50,7 @@ def measure(config, network, specifier, rates, *, steps=5):
     array = next(optimizer.target.params()).array
     on_gpu = isinstance(device, chainer.backend.GpuDevice)
     spans = Spans(clock := DeviceClock(device.xp.cuda, launcher_of(array)) if on_gpu else HostClock())
-    with watching(spans, optimizer, primitives_of(array), rates, tf32=config.cudnn.tf32):
+    with watching(spans, optimizer, primitives_of(array), rates, tf32=config.cudnn.allow_tf32):
         for number in range(1 + steps):
             if number == 1:  # the first one finds out for how long a device has to be held back
                 clock.late = 0

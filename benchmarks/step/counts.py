@@ -110,13 +110,13 @@ def count(config, network):
     """
     model, _ = build_model(config, network, "@numpy")
     batch = _first_batch(config)
-    if config.model.layout == "nchw":
+    if config.model.memory_format == "nchw":
         optimizer = build_optimizer(config, model)
         with chainers_own() as names:
             optimizer.update(*_asked(config, model, lambda: [array[:_IMAGES] for array in batch]))
         return Counts(functions=names.total(), note=_unseen("the functions of layout nchw"))
     with _on_device(config, model, batch) as (optimizer, lossfun, given):
-        rate, images_in_step = attribute(config.optimizer.name), len(batch[0]) * config.training.accumulate
+        rate, images_in_step = attribute(config.optimizer.name), len(batch[0]) * config.training.accumulation_steps
         eager = _eager(optimizer, rate, lossfun, given, images_in_step)
         if config.capture.mode == "off":
             return eager
@@ -183,7 +183,7 @@ def _count(network, name, overrides, settings):
 
 def _asked(config, model, new_batch):
     """Returns what a step of a config is asked for: a loss function, and the arguments of that."""
-    count = config.training.accumulate
+    count = config.training.accumulation_steps
     return (Accumulated(model), [tuple(new_batch()) for _ in range(count)]) if count > 1 else (model, *new_batch())
 
 
@@ -230,8 +230,7 @@ def _on_device(config, model, batch):
 
 def _replayed(config, optimizer, rate, lossfun, given):
     """Returns the graphs that a captured step has launched, and the notes of what it has asked for around them."""
-    keywords = {"warmup": config.capture.warmup, "graphs": config.capture.graphs}
-    step = mixprec.capture(optimizer, lossfun, required=True, **keywords)
+    step = mixprec.capture(optimizer, lossfun, required=True, graphs=config.capture.max_graphs)
     with graphs_compute_nothing() as launched:
         for _ in range(_CALLS):
             _move(optimizer, rate)

@@ -1,10 +1,9 @@
-"""Config sections about how is computed: precision, loss scale, optimizer, cuDNN, CUDA graphs."""
+"""Config sections about arithmetic: precision, loss scale, optimizer, cuDNN, CUDA graphs."""
 
 from dataclasses import dataclass
 
-from mixprec.bounds import INT32, LARGEST_DECAY, LARGEST_RATE, MANY, MIB, SEVERAL
-from mixprec.config.declaration import key
-from mixprec.config.limits import RATE, between, power_of_two
+from mixprec.bounds import INT32, LARGEST_DECAY, LARGEST_RATE, MIB, SEVERAL
+from mixprec.config.declaration import RATE, between, key, power_of_two
 from mixprec.policy import COMPUTE_DTYPES
 
 # Not AdaDelta, which has no learning rate, and not AdamW, whose weight decay is none of lr and weight_decay here: no
@@ -18,7 +17,7 @@ MOMENTUM_OPTIMIZERS = ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMS
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """In which format the network computes."""
+    """The number format that the network computes in."""
 
     compute: str = key(
         "Activations and weights in the forward and backward pass. Master weights, optimizer state, statistics and "
@@ -34,42 +33,48 @@ class LossScale:
     """The factor that keeps small gradients from vanishing in float16."""
 
     mode: str = key(
-        "dynamic adapts the scale to the overflows; static keeps it at init; none is a scale of 1.",
+        "dynamic adapts the scale to the overflows; static keeps it at init_scale; none is a scale of 1.",
         "dynamic",
         choices=("dynamic", "static", "none"),
     )
-    init: float = key(
+    init_scale: float = key(
         "First scale, or the scale itself in static mode.",
         65536.0,
         limit=power_of_two(),
-        aliases=("scale", "value", "init_scale"),
+        aliases=("scale", "value"),
+        formerly="init",
     )
-    growth: float = key(
-        "Factor after interval clean steps in a row.",
+    growth_factor: float = key(
+        "The scale is multiplied by it after growth_interval steps in a row without an overflow.",
         2.0,
         limit=power_of_two("from 2 to 2^126", low=2.0),
-        aliases=("growth_factor",),
+        formerly="growth",
     )
-    backoff: float = key(
-        "Factor on an overflow.",
+    backoff_factor: float = key(
+        "The scale is multiplied by it on an overflow.",
         0.5,
         limit=power_of_two("from 2^-126 to 0.5", high=0.5),
-        aliases=("backoff_factor",),
+        formerly="backoff",
     )
-    interval: int = key(
+    growth_interval: int = key(
         "Number of steps without an overflow, in a row, before the scale grows.",
         2000,
         limit=between(1, INT32),
-        aliases=("growth_interval",),
+        formerly="interval",
     )
-    floor: float | None = key(
+    min_scale: float | None = key(
         "The scale never falls below it; null switches that off.",
         2.0**-14,
         limit=power_of_two(),
-        aliases=("min",),
+        aliases=("min", "min_loss_scale"),
+        formerly="floor",
     )
-    cap: float | None = key(
-        "The scale never rises above it; null switches that off.", 2.0**24, limit=power_of_two(), aliases=("max",)
+    max_scale: float | None = key(
+        "The scale never rises above it; null switches that off.",
+        2.0**24,
+        limit=power_of_two(),
+        aliases=("max", "max_loss_scale"),
+        formerly="cap",
     )
     hysteresis: int = key(
         "Number of overflows, since the scale last grew, from which on it backs off.", 1, limit=between(1, INT32)
@@ -94,12 +99,13 @@ class Optimizer:
         limit=RATE,
         aliases=("learning_rate", "alpha"),
     )
-    lr_images: int | None = key(
+    base_batch_size: int | None = key(
         "Number of images in a step that lr and schedule.end_lr are for; with another number they are scaled in "
         "proportion (Goyal et al. 2017). null takes them as they are.",
         None,
         limit=between(1, INT32),
-        aliases=("base_batch_size", "lr_batch_size"),
+        aliases=("lr_batch_size",),
+        formerly="lr_images",
     )
     momentum: float | None = key(
         f"Only for {', '.join(MOMENTUM_OPTIMIZERS)}; null means 0.9 for those.",
@@ -127,12 +133,12 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """How the optimizer goes through the parameters."""
+    """How the optimizer updates many parameters."""
 
-    batched: bool = key(
-        "All parameters are updated together, on a GPU by two launches; off: Chainer's own loop over them.",
+    fused: bool = key(
+        "true updates all parameters together, on a GPU by two launches; false is Chainer's own loop over them.",
         True,
-        aliases=("fused",),
+        formerly="batched",
     )
 
 
@@ -155,10 +161,10 @@ class Cudnn:
     deterministic: bool = key(
         "Only engines that give the same bits each time.", False, aliases=("cudnn_deterministic",)
     )
-    tf32: bool = key(
+    allow_tf32: bool = key(
         "Convolutions with precision.compute float32 may round their inputs to 10 bits, as Tensor cores want.",
         False,
-        aliases=("allow_tf32",),
+        formerly="tf32",
     )
 
 
@@ -173,27 +179,23 @@ class Capture:
         choices=("off", "auto", "required"),
         switch=("off", "auto"),
     )
-    warmup: int = key(
-        "Number of steps that run eagerly, and are watched, before a step of their shapes is captured.",
-        3,
-        limit=between(2, MANY),
-        aliases=("warmup_steps", "warmup_iterations"),
-    )
-    graphs: int = key(
-        "Number of graphs that are kept at most, one for each combination of shapes; the one that was used least "
-        "recently goes.",
+    max_graphs: int = key(
+        "Largest number of graphs in memory, one for each combination of shapes; the one that was used least recently "
+        "goes.",
         4,
         limit=between(1, SEVERAL),
-        aliases=("max_graphs", "cache_size"),
+        aliases=("cache_size",),
+        formerly="graphs",
     )
-    other_shapes: str = key(
-        "What other shapes than the first get, such as those of a smaller last batch: graphs of their own, or eager "
-        "steps.",
+    dynamic_shapes: str = key(
+        "Steps of other shapes than the first, such as those of a smaller last batch: capture gives them graphs of "
+        "their own; eager runs them without.",
         "capture",
         choices=("capture", "eager"),
-        aliases=("dynamic", "dynamic_shapes"),
+        aliases=("dynamic",),
+        formerly="other_shapes",
     )
-    evaluation: bool = key("Graphs for the evaluation, too.", True, aliases=("validation", "evaluate"))
+    evaluation: bool = key("The evaluation is captured, too.", True, aliases=("validation", "evaluate"))
     second_stream: bool = key(
         "Gradients of convolution filters are computed on a second stream, beside the rest of the backward pass.",
         False,

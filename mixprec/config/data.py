@@ -1,10 +1,9 @@
-"""The config section about the images: where they are, who decodes them, and what the network sees of them."""
+"""The config section about the images: their place, their decoding, and their augmentation."""
 
 from dataclasses import dataclass
 
-from mixprec.bounds import HALF, INT32, MIB, SEVERAL, SIDE
-from mixprec.config.declaration import Limit, key
-from mixprec.config.limits import between
+from mixprec.bounds import HALF, INT32, SEVERAL, SIDE
+from mixprec.config.declaration import Limit, between, key
 
 FORMATS = ("auto", "folders", "list", "tfrecord", "webdataset", "synthetic")
 
@@ -40,13 +39,13 @@ class Data:
         limit=between(1, INT32),
     )
     on_error: str = key(
-        "What to do with a file that is no intact image: stop names it before training starts; skip leaves it out, and "
-        "lists it in skipped.txt.",
+        "For a file that is no intact image: stop names it before training starts; skip leaves it out, and lists it in "
+        "skipped.txt.",
         "stop",
         choices=("stop", "skip"),
     )
     loader: str = key(
-        "Who decodes: dali; pillow, slower, in processes of its own; auto is DALI if it is installed.",
+        "The library that decodes: dali; pillow, slower, in processes of its own; auto is DALI if it is installed.",
         "auto",
         choices=("auto", "dali", "pillow"),
         aliases=("backend",),
@@ -116,20 +115,4 @@ class Data:
         "Only with a GPU and DALI: whether JPEGs are decoded there or on the CPU. Everything else is done there.",
         "gpu",
         choices=("gpu", "cpu"),
-    )
-    hw_decoder_load: float = key(
-        "Only with decode gpu: share of the images that the hardware decoder takes, on GPUs that have one.",
-        0.65,
-        limit=between(0, 1),
-    )
-    preallocate: bool = key(
-        "Only with decode gpu: allocate memory for ImageNet's largest images at the start, so that none is allocated "
-        "later, which would make the GPU wait.",
-        True,
-    )
-    decoded_cache_mib: int = key(
-        "Only with decode gpu: memory of the GPU in which decoded images are kept, in MiB; 0 keeps none.",
-        0,
-        limit=between(0, MIB),
-        aliases=("cache",),
     )

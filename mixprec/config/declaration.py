@@ -1,15 +1,18 @@
-"""How a schema declares its keys: type, default, help and limits in one place, for the loader and the reference."""
+"""Declarations of keys: type, default, help and limits in one place, for the loader and the reference."""
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Callable
 
+from mixprec.bounds import LARGEST_RATE, LARGEST_SCALE, SMALLEST_RATE, SMALLEST_SCALE
+
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """What a value of the right type must fulfil.
+    """A condition on a value of the right type.
 
     Attributes:
         text: the condition, to stand behind the type's name (``">= 1"``).
@@ -20,9 +23,48 @@ class Limit:
     holds: Callable[[typing.Any], bool]
 
 
+def between(low, high):
+    """Returns the limit of a number, or of each number of a list, from ``low`` to ``high``."""
+    return Limit(f">= {low} and <= {high}", lambda value: all(low <= number <= high for number in _numbers(value)))
+
+
+def below(low, high):
+    """Returns the limit likewise, without ``high`` itself."""
+    return Limit(f">= {low} and < {high}", lambda value: all(low <= number < high for number in _numbers(value)))
+
+
+def above(low, high):
+    """Returns the limit likewise, without ``low`` itself."""
+    return Limit(f"> {low} and <= {high}", lambda value: all(low < number <= high for number in _numbers(value)))
+
+
+def matching(pattern, text):
+    """Returns the limit of text that a regular expression matches as a whole; ``text`` says so in words."""
+    return Limit(f"of the form {text}", lambda value: re.fullmatch(pattern, value) is not None)
+
+
+def power_of_two(text="from 2^-126 to 2^126", low=SMALLEST_SCALE, high=LARGEST_SCALE):
+    """Returns the limit of a loss scale, or of a factor of one."""
+    return Limit(
+        f"that is a power of two {text}",
+        lambda value: low <= value <= high and math.frexp(value)[0] == 0.5,
+    )
+
+
+def _numbers(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+IMPORT_PATH = Limit("an import path, package.module:function", lambda value: ":" in value)
+RATE = between(SMALLEST_RATE, LARGEST_RATE)
+INTERVAL = matching(
+    r"[1-9][0-9]{0,8} (epochs?|iterations?)", "'N epochs' or 'N iterations', with N from 1 to 999999999"
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What several keys must fulfil together.
+    """A condition on several keys together.
 
     Attributes:
         keys: dotted names of the keys.
@@ -48,7 +90,9 @@ class Key:
         limit: :class:`Limit` or ``None``.
         choices: allowed values; empty if any will do.
         other: :class:`Limit` of values that are allowed beside the choices, or ``None``.
-        aliases: other names that people know it by; only proposals are made from them.
+        synonyms: other names of choices, each with the choice that it means.
+        aliases: names in other programs; an error about an unknown key proposes this one for them.
+        formerly: its name in the section in earlier versions, which is read still; or ``None``.
         switch: ``None``, or the two of its values that ``false`` and ``true`` mean in the place of the whole section,
             where its other values mean themselves.
     """
@@ -60,7 +104,9 @@ class Key:
     limit: Limit | None
     choices: tuple[str, ...]
     other: Limit | None
+    synonyms: dict[str, str]
     aliases: tuple[str, ...]
+    formerly: str | None
     switch: tuple[str, str] | None
 
     @property
@@ -72,7 +118,7 @@ class Key:
     def allowed(self):
         """The values it takes, in words."""
         kind, optional = _without_null(self.type)
-        text = ", ".join(self.choices) if self.choices else _described(kind)
+        text = ", ".join((*self.choices, *self.synonyms)) if self.choices else _described(kind)
         text += f", or {self.other.text}" if self.choices and self.other else ""
         text += f" {self.limit.text}" if self.limit else ""
         return text + (", or null" if optional else "")
@@ -87,6 +133,7 @@ class Key:
         if value is None and optional:
             return None
         converted = _converted(value, kind)
+        converted = self.synonyms.get(converted, converted) if self.choices else converted
         if self.choices and converted not in self.choices and not (self.other and self.other.holds(converted)):
             raise ValueError(value)
         if self.limit and not self.limit.holds(converted):
@@ -98,9 +145,21 @@ class Key:
         return self.convert(self.switch[value] if isinstance(value, bool) else value)
 
 
-def key(help, default=dataclasses.MISSING, *, limit=None, choices=(), other=None, aliases=(), switch=None):
+def key(
+    help,
+    default=dataclasses.MISSING,
+    *,
+    limit=None,
+    choices=(),
+    other=None,
+    synonyms=None,
+    aliases=(),
+    formerly=None,
+    switch=None,
+):
     """Declares a key in a section's dataclass; see :class:`Key` for the arguments."""
-    metadata = {"help": help, "limit": limit, "choices": choices, "other": other, "aliases": aliases, "switch": switch}
+    metadata = {"help": help, "limit": limit, "choices": choices, "other": other, "switch": switch}
+    metadata |= {"synonyms": synonyms or {}, "aliases": aliases, "formerly": formerly}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -118,6 +177,12 @@ def keys(schema):
         for section, declaration in sections(schema).items()
         for field in dataclasses.fields(declaration)
     }
+
+
+def former_names(schema):
+    """Returns the dotted names that keys of a schema had in earlier versions, each with the name of today."""
+    named = {name: key.formerly for name, key in keys(schema).items() if key.formerly is not None}
+    return {f"{name.partition('.')[0]}.{former}": name for name, former in named.items()}
 
 
 def switch_of(section, known):

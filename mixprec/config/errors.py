@@ -1,4 +1,4 @@
-"""What the user is told about a config that cannot be used."""
+"""The error about a config that cannot be used, and the parts of its message."""
 
 import difflib
 import reprlib

@@ -1,15 +1,18 @@
-"""Config files and ``--set`` overrides to a checked config; what the keys are is the schema's business."""
+"""Turns config files and ``--set`` overrides into a checked config; the keys are declared in the schema."""
 
 import dataclasses
 import os
 
-from mixprec.config.declaration import keys, sections, switch_of
+from mixprec.announcements import announce
+from mixprec.config.declaration import former_names, keys, sections, switch_of
 from mixprec.config.errors import ConfigError, hint, nearest, shown
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import read_file, read_value
+from mixprec.messages import one_line
 from mixprec.recipes import config_names, config_path
 
 _SET = "--set"
+_FORMER_NAMES = former_names(Config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +21,7 @@ class _Setting:
     where: str
 
 
-def load(path, overrides=(), choices=None):
+def load(path, overrides=(), choices=None, *, say=announce):
     """Loads a config file.
 
     ``base: other.yaml`` at the top of a file inherits from another one, whose path is relative to the file that says
@@ -26,10 +29,14 @@ def load(path, overrides=(), choices=None):
     of the inheriting file win one by one; lists are replaced as a whole. ``overrides`` win over all files. Every value
     of every file is checked, also one that is overridden.
 
+    A key may have the name that it had in an earlier version, and may be one that is no key any more. A warning, once
+    for each place, says so.
+
     Args:
         path: path of the YAML file.
         overrides: list of ``"section.key=value"``, the value written as in YAML; the last one wins.
         choices: allowed values that the schema cannot know: a dict from dotted key to a list of names.
+        say: called with each of these warnings, a text with a ``%s`` for each of the arguments after it.
 
     Returns:
         Config
@@ -43,15 +50,15 @@ def load(path, overrides=(), choices=None):
     for name, names in (choices or {}).items():
         known[name] = dataclasses.replace(known[name], choices=tuple(names))
     settings = {}
-    for file, entries in reversed(_chain(path)):
-        _put(settings, _file_settings(file, entries, known))
+    for entries in reversed(_chain(path)):
+        _put(settings, _file_settings(entries, known, say))
     for override in overrides:
-        _put(settings, _override(override, known))
+        _put(settings, _override(override, known, say))
     return _build(path, settings, known)
 
 
 def _chain(path):
-    """Returns ``(path, entries without base)`` of a file and of all it inherits from, in this order."""
+    """Returns the entries, without ``base``, of a file and of each that it inherits from, in this order."""
     chain, seen = [], {}
     while path is not None:
         try:
@@ -60,7 +67,7 @@ def _chain(path):
             raise ConfigError(path, f"no such file{_shipped(path)}") from None
         seen[os.path.realpath(path)] = path
         base = next((entry for entry in entries if entry.key == "base"), None)
-        chain.append((path, [entry for entry in entries if entry is not base]))
+        chain.append([entry for entry in entries if entry is not base])
         if base is None:
             break
         value = base.value()
@@ -89,7 +96,7 @@ def _put(settings, later):
         settings[name] = setting
 
 
-def _file_settings(file, entries, known):
+def _file_settings(entries, known, say):
     settings = {}
     for section in entries:
         if section.key not in sections(Config):
@@ -100,22 +107,39 @@ def _file_settings(file, entries, known):
             settings.update(_switched(section, known, [keys_of_section]))
             continue
         for entry in mapping:
-            name = f"{section.key}.{entry.key}"
-            if name not in known:
-                raise _unknown_key(name, entry.where, known)
-            settings[name] = _setting(known[name], entry)
+            _take(settings, f"{section.key}.{entry.key}", entry, known, say)
     return settings
 
 
-def _override(override, known):
+def _override(override, known, say):
     name, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(_SET, f"{shown(override)} has no '='; allowed: SECTION.KEY=VALUE")
     if switch_of(name, known):
         return _switched(read_value(name, text, _SET), known)
-    if name not in known:
+    if name not in {*known, *_FORMER_NAMES, *Config.GONE}:
         raise _unknown_key(name, _SET, known)
-    return {name: _setting(known[name], read_value(name, text, _SET))}
+    settings = {}
+    _take(settings, name, read_value(name, text, _SET), known, say)
+    return settings
+
+
+def _take(settings, name, entry, known, say):
+    """Puts the value of a key into ``settings`` by the key's name of today, which may not be the one in the file."""
+    if name in Config.GONE:
+        value, constant = entry.value(), Config.GONE[name]
+        effect = "" if value == constant else f"{shown(value)} has no effect: "
+        say("%s: %s is no key any more; %sit is always %s", one_line(entry.where), name, effect, shown(constant))
+        return
+    today = _FORMER_NAMES.get(name, name)
+    if today not in known:
+        raise _unknown_key(name, entry.where, known)
+    if today in settings:
+        first = settings[today].where.rpartition(":")[2]
+        raise ConfigError(entry.where, f"duplicate key {name!r}: {today!r} is already on line {first}")
+    if today != name:
+        say("%s: %s is called %s now", one_line(entry.where), name, today)
+    settings[today] = _setting(known[today], entry)
 
 
 def _switched(section, known, others=()):

@@ -1,11 +1,10 @@
-"""Config sections about what is trained, how long, and what is kept of it; the data have a module of their own."""
+"""Config sections about the network, the schedule, the length of training, snapshots and the log."""
 
 import operator
 from dataclasses import dataclass
 
 from mixprec.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
-from mixprec.config.declaration import Limit, key
-from mixprec.config.limits import IMPORT_PATH, INTERVAL, above, below, between, matching
+from mixprec.config.declaration import IMPORT_PATH, INTERVAL, Limit, above, below, between, key, matching
 from mixprec.policy import LAYOUTS
 
 
@@ -25,22 +24,17 @@ class Model:
         aliases=("architecture", "network"),
     )
     classes: int = key("Number of classes; it must be the number of class folders.", limit=between(2, MANY))
-    layout: str = key(
-        "How images lie in memory in the network: nhwc, which Tensor cores want, with functions of mixprec; nchw with "
-        "Chainer's own.",
+    memory_format: str = key(
+        "How images lie in memory in the network: nhwc, also called channels_last, which Tensor cores want, with "
+        "functions of mixprec; nchw, also called contiguous, with Chainer's own.",
         "nhwc",
         choices=LAYOUTS,
-        aliases=("memory_format",),
+        synonyms={"channels_last": "nhwc", "contiguous": "nchw"},
+        formerly="layout",
     )
     fuse: bool | None = key(
-        "Compute a batch normalization together with the addition and the ReLU after it. Only with layout nhwc; null "
-        "does it there.",
-        None,
-    )
-    conv_statistics: bool | None = key(
-        "Let a GPU take the sums of a batch normalization's statistics inside the convolution before it, where "
-        "cudnn.autotune measures that to be faster. Only with layout nhwc; null does it where batch normalizations are "
-        "fused.",
+        "Compute a batch normalization together with the addition and the ReLU after it. Only with memory_format nhwc; "
+        "null does it there.",
         None,
     )
     zero_init_residual: bool = key(
@@ -53,7 +47,7 @@ class Model:
     @property
     def fuses(self):
         """:attr:`fuse`, or what null means."""
-        return self.layout == "nhwc" if self.fuse is None else self.fuse
+        return self.memory_format == "nhwc" if self.fuse is None else self.fuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +82,16 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long, on what."""
+    """Batches, epochs, random numbers, and the device."""
 
     batch_size: int = key("Number of images in one forward and backward pass.", limit=between(1, MANY))
-    accumulate: int = key(
+    accumulation_steps: int = key(
         "Number of forward and backward passes whose gradients are averaged for one step of the optimizer: a step has "
-        "batch_size * accumulate images.",
+        "batch_size * accumulation_steps images.",
         1,
         limit=between(1, SUMMANDS),
-        aliases=("accumulation", "gradient_accumulation", "accumulation_steps"),
+        aliases=("accumulation", "gradient_accumulation", "gradient_accumulation_steps"),
+        formerly="accumulate",
     )
     epochs: int = key("Number of passes over the training images.", limit=between(1, MANY))
     seed: int = key(

@@ -1,4 +1,4 @@
-"""A whole config, and what its sections must fulfil together."""
+"""The whole config: its sections, and the rules for several keys together."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,26 +27,30 @@ class Config:
     snapshot: Snapshot
     log: Log
 
+    # Keys of earlier versions that are constants now, and their values.
+    GONE: ClassVar = {
+        "model.conv_statistics": None,
+        "data.hw_decoder_load": 0.65,
+        "data.preallocate": True,
+        "data.decoded_cache_mib": 0,
+        "capture.warmup": 3,
+    }
+
     RULES: ClassVar = (
         Rule(
-            ("loss_scale.floor", "loss_scale.init", "loss_scale.cap"),
-            "loss_scale.floor <= loss_scale.init <= loss_scale.cap in dynamic mode",
+            ("loss_scale.min_scale", "loss_scale.init_scale", "loss_scale.max_scale"),
+            "loss_scale.min_scale <= loss_scale.init_scale <= loss_scale.max_scale in dynamic mode",
             lambda config: _scale_in_range(config.loss_scale),
         ),
         Rule(
-            ("model.layout", "model.fuse"),
-            "model.fuse only with model.layout nhwc",
-            lambda config: config.model.layout == "nhwc" or not config.model.fuses,
+            ("model.memory_format", "model.fuse"),
+            "model.fuse only with model.memory_format nhwc",
+            lambda config: config.model.memory_format == "nhwc" or not config.model.fuses,
         ),
         Rule(
-            ("model.layout", "model.conv_statistics"),
-            "model.conv_statistics only with model.layout nhwc",
-            lambda config: config.model.layout == "nhwc" or not config.model.conv_statistics,
-        ),
-        Rule(
-            ("precision.compute", "model.layout"),
-            "precision.compute bfloat16 only with model.layout nhwc",
-            lambda config: config.precision.compute != "bfloat16" or config.model.layout == "nhwc",
+            ("precision.compute", "model.memory_format"),
+            "precision.compute bfloat16 only with model.memory_format nhwc",
+            lambda config: config.precision.compute != "bfloat16" or config.model.memory_format == "nhwc",
         ),
         Rule(
             ("data.size", "data.val_size", "data.resize"),
@@ -73,14 +77,9 @@ class Config:
             lambda config: config.data.root is None or config.data.format == "list",
         ),
         Rule(
-            ("data.loader", "data.decoded_cache_mib"),
-            "data.decoded_cache_mib 0 with data.loader pillow",
-            lambda config: config.data.loader != "pillow" or config.data.decoded_cache_mib == 0,
-        ),
-        Rule(
-            ("model.layout", "data.pad_channels"),
-            "data.pad_channels only with model.layout nhwc",
-            lambda config: config.model.layout == "nhwc" or not config.data.pad_channels,
+            ("model.memory_format", "data.pad_channels"),
+            "data.pad_channels only with model.memory_format nhwc",
+            lambda config: config.model.memory_format == "nhwc" or not config.data.pad_channels,
         ),
         Rule(
             ("schedule.kind", "schedule.milestones"),
@@ -118,15 +117,15 @@ class Config:
             lambda config: config.schedule.warmup_epochs < config.training.epochs,
         ),
         Rule(
-            ("update.batched", "capture.mode"),
-            "capture.mode off if update.batched is false: only the batched update can be captured",
-            lambda config: config.update.batched or config.capture.mode == "off",
+            ("update.fused", "capture.mode"),
+            "capture.mode off if update.fused is false: only the fused update can be captured",
+            lambda config: config.update.fused or config.capture.mode == "off",
         ),
         Rule(
-            ("model.layout", "capture.mode"),
-            "capture.mode required only with model.layout nhwc: Chainer's own functions call cuBLAS, which cannot be "
-            "captured through CuPy",
-            lambda config: config.model.layout == "nhwc" or config.capture.mode != "required",
+            ("model.memory_format", "capture.mode"),
+            "capture.mode required only with model.memory_format nhwc: Chainer's own functions call cuBLAS, which "
+            "cannot be captured through CuPy",
+            lambda config: config.model.memory_format == "nhwc" or config.capture.mode != "required",
         ),
         Rule(
             ("training.device", "capture.mode"),
@@ -139,8 +138,8 @@ class Config:
 def _scale_in_range(settings):
     if settings.mode != "dynamic":
         return True
-    above = settings.floor is None or settings.floor <= settings.init
-    return above and (settings.cap is None or settings.init <= settings.cap)
+    above = settings.min_scale is None or settings.min_scale <= settings.init_scale
+    return above and (settings.max_scale is None or settings.init_scale <= settings.max_scale)
 
 
 def _is_complete(data):

@@ -1,10 +1,10 @@
-"""A config as text: a YAML file that loads back to it, and the reference of all keys."""
+"""Writes a config: as a YAML file that loads back to it, and the reference of all keys."""
 
 import dataclasses
 
 import yaml
 
-from mixprec.config.declaration import keys, sections, switch_of
+from mixprec.config.declaration import former_names, keys, sections, switch_of
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import Dumper
 from mixprec.messages import one_line
@@ -17,6 +17,12 @@ def flat(config):
         for key, value in keys_of_section.items():
             values[f"{section}.{key}"] = list(value) if isinstance(value, tuple) else value
     return values
+
+
+def current(values):
+    """Returns :func:`flat` values that another version has written, by the names that their keys have today."""
+    former = former_names(Config)
+    return {former.get(name, name): value for name, value in values.items()}
 
 
 def dump(config, *, source=None, overrides=(), version=None, changes=()):
@@ -59,11 +65,18 @@ def reference():
         parts.append("|---|---|---|---|")
         for name, key in known.items():
             if name.startswith(f"{section}."):
-                default = "required" if key.required else f"`{_yaml([key.default]).strip()[2:]}`"
+                default = "required" if key.required else f"`{_scalar(key.default)}`"
                 parts.append(f"| `{name}` | {default} | {key.allowed} | {key.help} |")
         parts.append("")
-    parts += ["## Combinations", "", *(f"- {rule.text}" for rule in Config.RULES)]
+    parts += ["## Combinations", "", *(f"- {rule.text}" for rule in Config.RULES), ""]
+    parts += ["## Names of earlier versions", "", "| Then | Now |", "|---|---|"]
+    parts += [f"| `{then}` | `{now}` |" for then, now in former_names(Config).items()]
+    parts += [f"| `{name}` | always `{_scalar(value)}` |" for name, value in Config.GONE.items()]
     return "\n".join(parts) + "\n"
+
+
+def _scalar(value):
+    return _yaml([value]).strip()[2:]
 
 
 def _yaml(value):

@@ -160,7 +160,7 @@ def _run(arguments, networks):
         lines = [f"device: {device} ({reason})", *images.describe(config, train, val, trainer.updater.device)]
         lines.append(f"optimizer: {config.optimizer.name}, learning rate {described_rate(config)}")
         if config.capture.mode != "off":
-            lines.append(f"capture: {_captures(config.capture, device)}")
+            lines.append(f"capture: {_captures(device)}")
         if snapshot is not None:
             lines += [f"resuming from {one_line(snapshot)}", *(f"changed: {change}" for change in changes)]
         if arguments.dry_run:
@@ -238,10 +238,10 @@ def _device(path, config):
     return device, reason
 
 
-def _captures(settings, device):
+def _captures(device):
     if device == "@numpy":
         return "none, there is no graph on a CPU: steps are eager"
-    return f"after {settings.warmup} eager steps each is one CUDA graph; if that cannot be, a warning says why"
+    return "after a few eager steps each is one CUDA graph; if that cannot be, a warning says why"
 
 
 def _captured(config, trainer):

@@ -170,14 +170,14 @@ def state(optimizer):
 
 def _batches(config, size, batch):
     """The batches of a step, all of which are there at once, and those that are made ahead."""
-    made, accumulated = config.data.prefetch, config.training.accumulate
+    made, accumulated = config.data.prefetch, config.training.accumulation_steps
     image = _image(config, size) * batch
     return [
         Part(f"batches made ahead, {made}", made * image, _the(made > _FEW, "data.prefetch"), images=made * batch),
         Part(
             f"batches of a step, {accumulated}",
             accumulated * image,
-            _the(accumulated > _FEW, "training.accumulate"),
+            _the(accumulated > _FEW, "training.accumulation_steps"),
             images=accumulated * batch,
         ),
     ]
@@ -195,7 +195,7 @@ def _image(config, size):
 def _graphs(config, images, activations, state):
     """The copies to compare with, and the graph of the last, smaller batch of an epoch, whose memory is its own."""
     size, rest = _COPIES_COMPARED * state, images % config.training.batch_size
-    if rest and config.data.last_batch == "partial" and config.capture.other_shapes == "capture":
+    if rest and config.data.last_batch == "partial" and config.capture.dynamic_shapes == "capture":
         size += activations * rest // config.training.batch_size
     return size
 

@@ -159,9 +159,6 @@ def _loader(data, device):
             *args,
             device_id=device.device.id,
             decode=data.decode,
-            hw_decoder_load=data.hw_decoder_load,
-            preallocate=data.preallocate,
-            decoded_cache_mib=data.decoded_cache_mib,
             **kwargs,
         )
 

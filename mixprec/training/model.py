@@ -1,7 +1,5 @@
 """Builds the model of a config: the network, the loss, the accuracies, and the conversion."""
 
-import dataclasses
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -40,17 +38,21 @@ def build_model(config, network, device):
     for xp in {np, device.xp}:
         xp.random.seed(config.training.seed)
     functions.reset_dropout()  # whose state is drawn from np.random once in a process
-    wanted = dataclasses.asdict(config.cudnn)
-    cudnn_settings.configure(workspace=wanted.pop("workspace_mib") * 2**20, **wanted)
+    cudnn = config.cudnn
+    cudnn_settings.configure(
+        autotune=cudnn.autotune,
+        workspace=cudnn.workspace_mib * 2**20,
+        deterministic=cudnn.deterministic,
+        tf32=cudnn.allow_tf32,
+    )
     model = ImageClassifier(make_network(config, network, keywords), config.training.label_smoothing)
     build_optimizer(config, model)  # the next one goes on with its masters, which are not rounded as the model will be
     report = mixprec.convert(
         model,
         np.zeros((EXAMPLE, 3, config.data.size, config.data.size), np.float32),
         compute=config.precision.compute,
-        layout=config.model.layout,
+        layout=config.model.memory_format,
         fuse=config.model.fuse,
-        conv_statistics=config.model.conv_statistics,
     )
     model.to_device(device)
     return model, report

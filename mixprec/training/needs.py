@@ -13,7 +13,7 @@ from mixprec.training.model import EXAMPLE, build_model
 from mixprec.training.schedule import steps_per_epoch
 
 _ADVICE = {
-    "training.batch_size": "lower it, and raise training.accumulate by as much to keep the step",
+    "training.batch_size": "lower it, and raise training.accumulation_steps by as much to keep the step",
     "model.arch": "choose a smaller network",
     "optimizer.name": "choose one with less state, such as SGD",
     "training.ema_decay": "set it to null",

@@ -1,7 +1,5 @@
 """Builds the optimizer of a config."""
 
-import dataclasses
-
 from chainer import optimizers
 from chainer.optimizer_hooks import WeightDecay
 
@@ -22,7 +20,7 @@ def build_optimizer(config, model):
     optimizer = mixprec.MixedPrecisionOptimizer(
         inner,
         _loss_scale(config.loss_scale),
-        batched=config.update.batched,
+        batched=config.update.fused,
         no_decay=None if settings.decay_norm_and_bias else "ndim <= 1",
     ).setup(model)
     if settings.weight_decay > 0 and not own:
@@ -39,7 +37,14 @@ def _loss_scale(settings):
     if settings.mode == "none":
         return mixprec.NoLossScale()
     if settings.mode == "static":
-        return mixprec.StaticLossScale(settings.init)
-    arguments = dataclasses.asdict(settings)
-    del arguments["mode"]
-    return mixprec.DynamicLossScale(**arguments)
+        return mixprec.StaticLossScale(settings.init_scale)
+    return mixprec.DynamicLossScale(
+        init=settings.init_scale,
+        growth=settings.growth_factor,
+        backoff=settings.backoff_factor,
+        interval=settings.growth_interval,
+        floor=settings.min_scale,
+        cap=settings.max_scale,
+        hysteresis=settings.hysteresis,
+        patience=settings.patience,
+    )

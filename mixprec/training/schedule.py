@@ -114,21 +114,21 @@ def steps_per_epoch(config, images, ranks=1):
     """Returns the number of steps of the optimizer in an epoch; the last one may have fewer batches than the others."""
     training = config.training
     epochs = Epochs(images=images, batch_size=training.batch_size, last_batch=config.data.last_batch, num_shards=ranks)
-    return -(-epochs.batches // training.accumulate)
+    return -(-epochs.batches // training.accumulation_steps)
 
 
 def images_per_step(config, ranks=1):
     """Returns the number of images in a step of the optimizer: batch size * accumulated batches * processes."""
-    return config.training.batch_size * config.training.accumulate * ranks
+    return config.training.batch_size * config.training.accumulation_steps * ranks
 
 
 def scaled_rate(config, rate, ranks=1):
     """Returns a learning rate of a config for the number of images that its steps have.
 
     By the linear scaling rule (Goyal et al. 2017, arXiv:1706.02677, section 2.1), ``rate * images_per_step /
-    lr_images``; as it is if ``optimizer.lr_images`` is null.
+    base_batch_size``; as it is if ``optimizer.base_batch_size`` is null.
     """
-    base = config.optimizer.lr_images
+    base = config.optimizer.base_batch_size
     return rate if base is None else rate * images_per_step(config, ranks) / base
 
 
@@ -136,6 +136,6 @@ def described_rate(config, ranks=1):
     """Returns the peak of the learning rate, and what it was scaled from, as text."""
     optimizer, images = config.optimizer, images_per_step(config, ranks)
     text = f"{scaled_rate(config, optimizer.lr, ranks):g} at its peak, with {images} images in a step"
-    if optimizer.lr_images is not None and optimizer.lr_images != images:
-        text += f" ({optimizer.lr:g} * {images} / {optimizer.lr_images})"
+    if optimizer.base_batch_size is not None and optimizer.base_batch_size != images:
+        text += f" ({optimizer.lr:g} * {images} / {optimizer.base_batch_size})"
     return text

@@ -1,30 +1,39 @@
-"""The settings of a run in its snapshots: a run that goes on with others says so, or is refused."""
+"""The settings of a run in its snapshots: a run that goes on with others says so, or is refused.
+
+The training command calls :func:`compare` before it resumes; the trainer has :class:`Settings` among its extensions.
+"""
 
 import json
+import os
 
 import numpy as np
 from chainer import Deserializer
 from chainer.training import extension
 
 from mixprec import config as configs
+from mixprec.announcements import announce
+from mixprec.messages import one_line
+from mixprec.training.output import CONFIG
 from mixprec.training.snapshots import SnapshotError, read
 
-# What the rest of a snapshot is of. The images, their order and what is done to them are compared by the iterator.
+# The rest of a snapshot means something else with another value of these. The iterator compares the images, their order
+# and their augmentation itself.
 _FIXED = {
     "model.arch": "its weights are those of another network",
     "model.classes": "its weights are those of another network",
     "optimizer.name": "its state means something else to another optimizer",
     "data.synthetic_images": "its place in the data is counted in batches",
     "training.batch_size": "its place in the data is counted in batches",
-    "training.accumulate": "its log counts steps",
+    "training.accumulation_steps": "its log counts steps",
     "training.seed": "its place in the data is one in an order that the seed gives",
 }
 _AVERAGE = "training.ema_decay"
-_FIRST = ("loss_scale.init", "model.zero_init_residual")
+_CONFIG, _CHANGES = "extensions/settings/config", "extensions/settings/changes"
+_FIRST = ("loss_scale.init_scale", "model.zero_init_residual")
 
 
 class Settings(extension.Extension):
-    """Keeps the config in snapshots, for :func:`compare`, and what has changed in it from one process to the next.
+    """Keeps the config in snapshots, for :func:`compare`, and a list of its changes from one process to the next.
 
     Args:
         config: :class:`mixprec.config.Config`.
@@ -50,7 +59,10 @@ class Settings(extension.Extension):
     def serialize(self, serializer):
         """Saves the config and its changes, as JSON; loads the changes, as a run has the config that it is given."""
         if isinstance(serializer, Deserializer):
-            self.changes = _from_json(serializer("changes", None))
+            try:
+                self.changes = _from_json(serializer("changes", None))
+            except KeyError:  # of a version that kept no settings
+                self.changes = []
         else:
             serializer("config", _to_json(configs.flat(self._config)))
             serializer("changes", _to_json(self.changes))
@@ -58,6 +70,9 @@ class Settings(extension.Extension):
 
 def compare(path, config):
     """Compares a config with the one that a snapshot was written with.
+
+    A snapshot of a version that kept no settings is compared with the ``config.yaml`` in its folder. Without one, or
+    with one that cannot be loaded, nothing is compared. A warning says which.
 
     Args:
         path: snapshot file.
@@ -67,21 +82,13 @@ def compare(path, config):
         list of str: ``"optimizer.lr 0.05 -> 0.5"`` for each key that differs.
 
     Raises:
-        SnapshotError: a key differs that must not; or the snapshot cannot be read, or does not hold its settings.
+        SnapshotError: a key differs that must not; or the snapshot cannot be read, or has lost its settings.
     """
-    name = f"extensions/{Settings.name}/config"
-    try:
-        then = _from_json(read(path, [name])[name])
-    except SnapshotError as error:
-        if not isinstance(error.__cause__, KeyError):
-            raise
-        raise SnapshotError(
-            f"{path}: does not hold its settings, as snapshots of earlier versions and other programs; give another "
-            "--out to begin anew"
-        ) from error
-    except ValueError as error:
-        raise SnapshotError(f"{path}: corrupt snapshot (its settings are not JSON)") from error
-    now = configs.flat(config)
+    then = _settings(path)
+    if then is None:
+        return []
+    # A key that is a constant now differs if the snapshot has another value.
+    now = configs.flat(config) | {key: value for key, value in configs.Config.GONE.items() if key in then}
     different = {key: (then.get(key), now.get(key)) for key in {**now, **then} if then.get(key) != now.get(key)}
     lines = []
     for key, (old, new) in different.items():
@@ -97,6 +104,42 @@ def compare(path, config):
         note = ", which has no effect: it is for the start of a run" if is_past else ""
         lines.append(f"{key} {configs.shown(old)} -> {configs.shown(new)}{note}")
     return lines
+
+
+def _settings(path):
+    """Returns the flat config of a snapshot by today's names; ``None`` if it is not known."""
+    array = _member(path, _CONFIG)
+    if array is not None:
+        try:
+            return configs.current(_from_json(array))
+        except ValueError as error:
+            raise SnapshotError(f"{path}: corrupt snapshot (its settings are not JSON)") from error
+    if _member(path, _CHANGES) is not None:
+        raise SnapshotError(
+            f"{path}: does not hold its settings, as snapshots of earlier versions and other programs; give another "
+            "--out to begin anew"
+        )
+    beside, old = os.path.join(os.path.dirname(path), CONFIG), f"{path}: of a version that kept no settings"
+    try:
+        settings = configs.flat(configs.load(beside, say=_nothing))  # a file that no user writes
+    except configs.ConfigError as error:
+        announce("%s", one_line(f"{old}, and nothing tells whether they have changed: {error}"))
+        return None
+    announce("%s", one_line(f"{old}; those of {beside} are taken for them"))
+    return settings
+
+
+def _nothing(*_):
+    pass
+
+
+def _member(path, name):
+    try:
+        return read(path, [name])[name]
+    except SnapshotError as error:
+        if isinstance(error.__cause__, KeyError):
+            return None
+        raise
 
 
 def _to_json(value):

@@ -1,7 +1,6 @@
 """Builds Chainer's Trainer from a config."""
 
 import contextlib
-import dataclasses
 import functools
 
 import chainer
@@ -49,20 +48,22 @@ def build_trainer(config, model, train, val, device, out):
     """
     device, converter = chainer.get_device(device), converter_of(config)
     optimizer = build_optimizer(config, model)
-    steps, evaluate = TimedUpdater, None
-    if config.capture.mode != "off":
-        keywords = dataclasses.asdict(config.capture)
-        keywords["required"] = keywords.pop("mode") == "required"
-        second_stream = keywords.pop("second_stream")
-        if keywords.pop("evaluation"):
+    steps, evaluate, capture = TimedUpdater, None, config.capture
+    if capture.mode != "off":
+        keywords = {
+            "graphs": capture.max_graphs,
+            "other_shapes": capture.dynamic_shapes,
+            "required": capture.mode == "required",
+        }
+        if capture.evaluation:
             evaluate = graph_capture.capture_evaluation(model, **keywords)
-        steps = functools.partial(CapturedUpdater, second_stream=second_stream, **keywords)
+        steps = functools.partial(CapturedUpdater, second_stream=capture.second_stream, **keywords)
     updater = steps(
         train_iterator(config, train, device),
         optimizer,
         converter=converter,
         device=device,
-        accumulate=config.training.accumulate,
+        accumulate=config.training.accumulation_steps,
     )
     snapshot = snapshots.extension(config.snapshot.keep)
     stopping = Stopping(snapshot)

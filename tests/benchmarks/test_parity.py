@@ -89,7 +89,7 @@ def test_arms_get_the_same_but_for_what_is_compared():
         assert words[1 + len(script) : -4] == ["--config", "a.yaml", *settings]
     assert {SMALL_SCALE: FP16, NO_MASTERS: LOW_LR} == CONTROLS
     assert NO_MASTERS.settings == LOW_LR.settings
-    assert "loss_scale.init=0.000244140625" in SMALL_SCALE.settings
+    assert "loss_scale.init_scale=0.000244140625" in SMALL_SCALE.settings
 
 
 class Line(chainer.Chain):
@@ -211,7 +211,7 @@ SETTINGS = (
         "training.device=cpu",
         "training.epochs=2",
         "training.batch_size=16",
-        "loss_scale.init=1024",
+        "loss_scale.init_scale=1024",
         "optimizer.lr=0.05",
     ),
     *("model.arch=resnet8", "data.size=16", "data.resize=16", "data.train=set/train", "data.val=set/val"),

@@ -151,7 +151,7 @@ def test_floors_are_those_of_shapes():
 
 @pytest.mark.parametrize("tf32", [False, True])
 def test_floors_of_convolutions_that_tf32_rounds(tf32):
-    scale = ["loss_scale.mode=none", "precision.compute=float32", f"cudnn.tf32={str(tf32).lower()}"]
+    scale = ["loss_scale.mode=none", "precision.compute=float32", f"cudnn.allow_tf32={str(tf32).lower()}"]
     config = configured.load("static_graph.yaml", arch="resnet8", batch=2, size=32, overrides=scale)
     known = types.SimpleNamespace(bandwidth=1e18, flops={"float32": 1e9, "tf32": 8e9})
     found = profile.measure(config, MODELS["resnet8"], "@numpy", known, steps=1)
@@ -159,7 +159,7 @@ def test_floors_of_convolutions_that_tf32_rounds(tf32):
     assert first.floor == pytest.approx(2 * 2 * 32 * 32 * 16 * 27 / (8e9 if tf32 else 1e9) * 1e6)
     last = {row.layer: row for row in found.rows if row.kind in (kinds.CONV_DGRAD, kinds.CONV_WGRAD)}["layer3/0/conv2"]
     assert last.floor == pytest.approx(2 * 2 * 8 * 8 * 64 * 64 * 9 / (8e9 if tf32 else 1e9) * 1e6)
-    (linear,) = (row for row in found.rows if row.name == "linear")  # of which cudnn.tf32 says nothing
+    (linear,) = (row for row in found.rows if row.name == "linear")  # of which cudnn.allow_tf32 says nothing
     assert linear.floor == pytest.approx(2 * 2 * 64 * 1000 / 1e9 * 1e6)
 
 
@@ -218,7 +218,7 @@ def test_resnet18(name):
 
     But for that of the pooled images these go into a batch normalization of mixprec, which adds them.
     """
-    scale = ["loss_scale.mode=static", "loss_scale.init=8"]  # no steps to find one
+    scale = ["loss_scale.mode=static", "loss_scale.init_scale=8"]  # no steps to find one
     config = configured.load(name, arch="resnet18", batch=2, size=32, overrides=scale)
     found = profile.measure(config, MODELS["resnet18"], "@numpy", RATES, steps=1)
     counts = {kind: calls for kind, (calls, _, _) in found.by_kind().items()}
@@ -324,7 +324,7 @@ def test_outside_of_steps_nothing_is_measured():
 
 
 def test_steps_of_a_captured_config_are_eager(monkeypatch):
-    scale = ["loss_scale.mode=static", "loss_scale.init=8"]
+    scale = ["loss_scale.mode=static", "loss_scale.init_scale=8"]
     config = configured.load("static_graph.yaml", arch="resnet8", batch=2, size=32, overrides=scale)
     seen, build = [], configured.updater_of
     monkeypatch.setattr(configured, "updater_of", lambda config, *rest: seen.append(config) or build(config, *rest))

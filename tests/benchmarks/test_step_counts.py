@@ -121,7 +121,7 @@ def test_with_padded_channels_the_first_filter_gets_zeros_and_its_gradient_loses
 
 
 def test_an_update_one_by_one_cannot_be_seen():
-    found = _count("update.batched=false")
+    found = _count("update.fused=false")
     assert found.launches is None
     assert found.note.endswith("whose launches cannot be seen: the update of parameters one by one")
     # More than one for each parameter, and no read of the loss scale.
@@ -144,7 +144,7 @@ def test_in_layout_nchw_functions_are_chainers_own():
 @pytest.mark.parametrize("config", ["nhwc_fused_batched.yaml", "static_graph.yaml"])
 def test_gradients_of_several_batches_are_added_as_they_lie_in_memory(config):
     """Once for each parameter. Nothing is turned around, neither filters nor images, and no gradient is copied."""
-    found = _count("training.accumulate=2", config=config)
+    found = _count("training.accumulation_steps=2", config=config)
     assert found.parts["conv_fprop"] == 2 * RESNET18.convolutions
     assert found.parts["add"] >= RESNET18.params + 2
     assert found.conversions == 0

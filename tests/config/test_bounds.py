@@ -39,7 +39,9 @@ def path(tmp_path):
 
 def test_the_walk_finds_the_numbers_of_the_schema():
     assert len(NUMBERS) > 35
-    assert {"loss_scale.init", "data.mean", "schedule.milestones", "optimizer.momentum", "training.seed"} < {*NUMBERS}
+    assert {"loss_scale.init_scale", "data.mean", "schedule.milestones", "optimizer.momentum", "training.seed"} < {
+        *NUMBERS
+    }
 
 
 @pytest.mark.parametrize("sign", ["", "-"])

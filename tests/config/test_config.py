@@ -60,7 +60,7 @@ def refusal(path, overrides=(), **keywords):
 
 @pytest.mark.parametrize(("layout", "fuses"), [("nhwc", True), ("nchw", False)])
 def test_batch_normalizations_are_fused_where_the_layout_allows_it(write, layout, fuses):
-    config = load(write("c.yaml", merged()), [f"model.layout={layout}"])
+    config = load(write("c.yaml", merged()), [f"model.memory_format={layout}"])
     assert config.model.fuse is None
     assert config.model.fuses == fuses
 
@@ -71,20 +71,19 @@ def test_defaults_are_those_of_the_design(write):
         "model": {
             "arch": "resnet50",
             "classes": 10,
-            "layout": "nhwc",
+            "memory_format": "nhwc",
             "fuse": None,
-            "conv_statistics": None,
             "zero_init_residual": False,
         },
         "precision": {"compute": "float16"},
         "loss_scale": {
             "mode": "dynamic",
-            "init": 65536.0,
-            "growth": 2.0,
-            "backoff": 0.5,
-            "interval": 2000,
-            "floor": 6.103515625e-05,
-            "cap": 16777216.0,
+            "init_scale": 65536.0,
+            "growth_factor": 2.0,
+            "backoff_factor": 0.5,
+            "growth_interval": 2000,
+            "min_scale": 6.103515625e-05,
+            "max_scale": 16777216.0,
             "hysteresis": 1,
             "patience": 50,
         },
@@ -109,21 +108,18 @@ def test_defaults_are_those_of_the_design(write):
             "threads": 4,
             "prefetch": 2,
             "decode": "gpu",
-            "hw_decoder_load": 0.65,
-            "preallocate": True,
-            "decoded_cache_mib": 0,
         },
         "optimizer": {
             "name": "CorrectedMomentumSGD",
             "lr": 0.5,
-            "lr_images": None,
+            "base_batch_size": None,
             "momentum": None,
             "trust_coefficient": None,
             "weight_decay": 0.0,
             "decay_norm_and_bias": False,
         },
-        "update": {"batched": True},
-        "cudnn": {"autotune": "measure", "workspace_mib": 512, "deterministic": False, "tf32": False},
+        "update": {"fused": True},
+        "cudnn": {"autotune": "measure", "workspace_mib": 512, "deterministic": False, "allow_tf32": False},
         "schedule": {
             "kind": "cosine",
             "warmup_epochs": 0.0,
@@ -134,7 +130,7 @@ def test_defaults_are_those_of_the_design(write):
         },
         "training": {
             "batch_size": 32,
-            "accumulate": 1,
+            "accumulation_steps": 1,
             "epochs": 90,
             "seed": 0,
             "device": "auto",
@@ -143,9 +139,8 @@ def test_defaults_are_those_of_the_design(write):
         },
         "capture": {
             "mode": "off",
-            "warmup": 3,
-            "graphs": 4,
-            "other_shapes": "capture",
+            "max_graphs": 4,
+            "dynamic_shapes": "capture",
             "evaluation": True,
             "second_stream": False,
         },
@@ -167,15 +162,15 @@ def test_a_value_in_place_of_the_section_is_its_mode(write, text, mode):
     config = load(write("c.yaml", merged() + f"capture: {text}\n"))
     assert config == load(write("d.yaml", merged()), [f"capture={text}"])
     assert config == load(write("e.yaml", merged(capture={"mode": mode})))
-    assert dataclasses.astuple(config.capture) == (mode, 3, 4, "capture", True, False)
+    assert dataclasses.astuple(config.capture) == (mode, 4, "capture", True, False)
 
 
 def test_a_value_in_place_of_the_section_leaves_its_other_keys(write):
-    write("lib/a.yaml", merged(capture={"mode": "required", "warmup": 5}))
+    write("lib/a.yaml", merged(capture={"mode": "required", "max_graphs": 5}))
     write("c.yaml", "base: lib/a.yaml\ncapture: true\n")
-    assert dataclasses.astuple(load("c.yaml").capture) == ("auto", 5, 4, "capture", True, False)
-    config = load("c.yaml", ["capture.graphs=1", "capture=false", "capture.warmup=2"])
-    assert dataclasses.astuple(config.capture) == ("off", 2, 1, "capture", True, False)
+    assert dataclasses.astuple(load("c.yaml").capture) == ("auto", 5, "capture", True, False)
+    config = load("c.yaml", ["capture.max_graphs=1", "capture=false", "capture.evaluation=false"])
+    assert dataclasses.astuple(config.capture) == ("off", 1, "capture", False, False)
 
 
 def test_no_interval_is_no_trigger(write):
@@ -226,9 +221,9 @@ def test_base_is_relative_to_its_file_and_later_files_win_key_by_key(write):
 
 
 def test_overrides_win_over_files_and_the_last_one_over_the_others(write):
-    write("c.yaml", merged(loss_scale={"cap": 65536}))
-    config = load("c.yaml", ["optimizer.lr=2", "loss_scale.cap=null", "optimizer.lr=3", "data.train=a=b"])
-    assert (config.optimizer.lr, config.loss_scale.cap, config.data.train) == (3.0, None, "a=b")
+    write("c.yaml", merged(loss_scale={"max_scale": 65536}))
+    config = load("c.yaml", ["optimizer.lr=2", "loss_scale.max_scale=null", "optimizer.lr=3", "data.train=a=b"])
+    assert (config.optimizer.lr, config.loss_scale.max_scale, config.data.train) == (3.0, None, "a=b")
 
 
 def test_the_script_names_the_architectures(write):
@@ -253,7 +248,7 @@ def test_the_script_names_the_architectures(write):
     [
         (
             "optimizer:\n  # 0.1 is too much\n  learning_rate: 0.1\n",
-            "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, lr_images, momentum, "
+            "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, base_batch_size, momentum, "
             "trust_coefficient, weight_decay, decay_norm_and_bias; did you mean 'optimizer.lr'?",
         ),
         (
@@ -278,7 +273,7 @@ def test_the_script_names_the_architectures(write):
         (
             "capture: 1\n",
             "c.yaml:1: 'capture' is 1; allowed: true, false, off, auto, required, or a section with the keys mode, "
-            "warmup, graphs, other_shapes, evaluation",
+            "max_graphs, dynamic_shapes, evaluation",
         ),
         ("\ncapture:\n", "c.yaml:2: 'capture' is null; allowed: true, false, off, auto, required, or a section "),
         ("capture: [auto]\n", "c.yaml:1: 'capture' is ['auto']; allowed: true, false, off, auto, required, or a "),
@@ -338,11 +333,11 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
             "optimizer.trust_coefficient=0",
             "'optimizer.trust_coefficient' is 0; allowed: a number >= 1e-12 and <= 1000000, or null",
         ),
-        ("update.batched=1", "'update.batched' is 1; allowed: true or false"),
+        ("update.fused=1", "'update.fused' is 1; allowed: true or false"),
         ("cudnn.autotune=false", "'cudnn.autotune' is false; allowed: off, heuristic, measure"),
         ("cudnn.workspace_mib=-1", "'cudnn.workspace_mib' is -1; allowed: an integer >= 0"),
         ("cudnn.workspace_mib=0.5", "'cudnn.workspace_mib' is 0.5; allowed: an integer >= 0"),
-        ("cudnn.tf32=off", "'cudnn.tf32' is 'off'; allowed: true or false"),
+        ("cudnn.allow_tf32=off", "'cudnn.allow_tf32' is 'off'; allowed: true or false"),
         ("optimizer.weight_decay=-1e-4", "'optimizer.weight_decay' is -0.0001; allowed: a number >= 0"),
         ("model.classes=true", "'model.classes' is true; allowed: an integer >= 2"),
         ("model.classes=1", "'model.classes' is 1; allowed: an integer >= 2"),
@@ -353,13 +348,19 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
             "'precision.compute' is 'float64'; allowed: float16, bfloat16, float32; did you mean ",
         ),
         ("loss_scale.mode=null", "'loss_scale.mode' is null; allowed: dynamic, static, none"),
-        ("loss_scale.init=1000", "'loss_scale.init' is 1000; allowed: a number that is a power of two"),
-        ("loss_scale.init=-2", "'loss_scale.init' is -2; allowed: a number that is a power of two"),
-        ("loss_scale.growth=1", "'loss_scale.growth' is 1; allowed: a number that is a power of two from 2 "),
-        ("loss_scale.backoff=1", "'loss_scale.backoff' is 1; allowed: a number that is a power of two from "),
-        ("loss_scale.floor=3", "'loss_scale.floor' is 3; allowed: "),
-        ("loss_scale.cap=0", "'loss_scale.cap' is 0; allowed: "),
-        ("loss_scale.interval=0", "'loss_scale.interval' is 0; allowed: an integer >= 1"),
+        ("loss_scale.init_scale=1000", "'loss_scale.init_scale' is 1000; allowed: a number that is a power of two"),
+        ("loss_scale.init_scale=-2", "'loss_scale.init_scale' is -2; allowed: a number that is a power of two"),
+        (
+            "loss_scale.growth_factor=1",
+            "'loss_scale.growth_factor' is 1; allowed: a number that is a power of two from 2 ",
+        ),
+        (
+            "loss_scale.backoff_factor=1",
+            "'loss_scale.backoff_factor' is 1; allowed: a number that is a power of two from ",
+        ),
+        ("loss_scale.min_scale=3", "'loss_scale.min_scale' is 3; allowed: "),
+        ("loss_scale.max_scale=0", "'loss_scale.max_scale' is 0; allowed: "),
+        ("loss_scale.growth_interval=0", "'loss_scale.growth_interval' is 0; allowed: an integer >= 1"),
         ("data.threads=true", "'data.threads' is true; allowed: an integer >= 1"),
         ("data.train=''", "'data.train' is ''; allowed: text that is not empty"),
         ("data.size=7", "'data.size' is 7; allowed: an integer >= 8"),
@@ -402,16 +403,16 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ),
         ("capture={mode: auto}", "'capture' is a mapping; allowed: true, false, off, auto, required"),
         ("capture.mode=true", "'capture.mode' is true; allowed: off, auto, required"),
-        ("capture.warmup=1", "'capture.warmup' is 1; allowed: an integer >= 2"),
-        ("capture.graphs=0", "'capture.graphs' is 0; allowed: an integer >= 1"),
+        ("capture.max_graphs=0", "'capture.max_graphs' is 0; allowed: an integer >= 1"),
         (
-            "capture.other_shapes=eagre",
-            "'capture.other_shapes' is 'eagre'; allowed: capture, eager; did you mean 'eager'",
+            "capture.dynamic_shapes=eagre",
+            "'capture.dynamic_shapes' is 'eagre'; allowed: capture, eager; did you mean 'eager'",
         ),
         ("capture.evaluation=auto", "'capture.evaluation' is 'auto'; allowed: true or false"),
         (
             "training=true",
-            "unknown key 'training'; allowed: batch_size, accumulate, epochs, seed, device, label_smoothing, ema_decay",
+            "unknown key 'training'; allowed: batch_size, accumulation_steps, epochs, seed, device, "
+            "label_smoothing, ema_decay",
         ),
         ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
         ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
@@ -443,10 +444,9 @@ def test_a_bad_override_is_one_line_that_says_what_is_allowed(write, override, m
         ("precision.dtype=1", "precision.compute"),
         ("data.workers=1", "data.threads"),
         ("optimizer.eta=1", "optimizer.trust_coefficient"),
-        ("update.fused=true", "update.batched"),
         ("cudnn.max_workspace_size=1", "cudnn.workspace_mib"),
-        ("cudnn.allow_tf32=true", "cudnn.tf32"),
-        ("capture.max_graphs=2", "capture.graphs"),
+        ("training.gradient_accumulation_steps=2", "training.accumulation_steps"),
+        ("capture.cache_size=2", "capture.max_graphs"),
         ("schedule.warmup=5", "schedule.warmup_epochs"),
     ],
 )
@@ -499,14 +499,10 @@ def test_a_key_like_no_other_gets_no_proposal(write):
         ),
         ({}, ["data.root=r"], "--set: impossible combination: 'data.format' is 'auto' (default), 'data.root' is 'r'"),
         (
-            {},
-            ["data.loader=pillow", "data.decoded_cache_mib=1"],
-            "--set: impossible combination: 'data.loader' is 'pillow' (--set), 'data.decoded_cache_mib' is 1 (--set); ",
-        ),
-        (
-            {"model": {"layout": "nchw", "fuse": False}},
+            {"model": {"memory_format": "nchw", "fuse": False}},
             ["data.pad_channels=true"],
-            "--set: impossible combination: 'model.layout' is 'nchw' (c.yaml:4), 'data.pad_channels' is true (--set); ",
+            "--set: impossible combination: 'model.memory_format' is 'nchw' (c.yaml:4), "
+            "'data.pad_channels' is true (--set); ",
         ),
         (
             {},
@@ -526,25 +522,25 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             "--set: impossible combination: 'schedule.end_lr' is 0.75 (--set), 'optimizer.lr' is 0.5 (c.yaml:",
         ),
         (
-            {"loss_scale": {"floor": 131072}},
+            {"loss_scale": {"min_scale": 131072}},
             [],
-            "c.yaml:13: impossible combination: 'loss_scale.floor' is 131072.0 (c.yaml:13), "
-            "'loss_scale.init' is 65536.0 (default), ",
+            "c.yaml:13: impossible combination: 'loss_scale.min_scale' is 131072.0 (c.yaml:13), "
+            "'loss_scale.init_scale' is 65536.0 (default), ",
         ),
         (
             {},
-            ["model.layout=nchw", "model.fuse=true"],
-            "--set: impossible combination: 'model.layout' is 'nchw' (--set), 'model.fuse' is true (--set); "
-            "allowed: model.fuse only with model.layout nhwc",
+            ["model.memory_format=nchw", "model.fuse=true"],
+            "--set: impossible combination: 'model.memory_format' is 'nchw' (--set), 'model.fuse' is true (--set); "
+            "allowed: model.fuse only with model.memory_format nhwc",
         ),
         (
             {},
-            ["model.layout=nchw", "model.fuse=false", "precision.compute=bfloat16"],
+            ["model.memory_format=nchw", "model.fuse=false", "precision.compute=bfloat16"],
             "--set: impossible combination: 'precision.compute' is 'bfloat16' (--set), "
-            "'model.layout' is 'nchw' (--set); "
-            "allowed: precision.compute bfloat16 only with model.layout nhwc",
+            "'model.memory_format' is 'nchw' (--set); "
+            "allowed: precision.compute bfloat16 only with model.memory_format nhwc",
         ),
-        ({}, ["loss_scale.init=33554432"], "--set: impossible combination: 'loss_scale.floor' is "),
+        ({}, ["loss_scale.init_scale=33554432"], "--set: impossible combination: 'loss_scale.min_scale' is "),
         (
             {"optimizer": {"momentum": 0.9}},
             ["optimizer.name=Adam"],
@@ -565,10 +561,10 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             "--set: impossible combination: 'schedule.warmup_epochs' is 90.0 (--set), ",
         ),
         (
-            {"update": {"batched": False}},
+            {"update": {"fused": False}},
             ["capture=true"],
-            "--set: impossible combination: 'update.batched' is false (c.yaml:13), 'capture.mode' is 'auto' (--set); "
-            "allowed: capture.mode off if update.batched is false: only the batched update can be captured",
+            "--set: impossible combination: 'update.fused' is false (c.yaml:13), 'capture.mode' is 'auto' (--set); "
+            "allowed: capture.mode off if update.fused is false: only the fused update can be captured",
         ),
         (
             {"training": {"device": "cpu"}, "capture": {"mode": "required"}},
@@ -577,10 +573,11 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             "(c.yaml:14); allowed: capture.mode required only on a GPU, not with training.device cpu",
         ),
         (
-            {"model": {"layout": "nchw", "fuse": False}, "capture": {"mode": "required"}},
+            {"model": {"memory_format": "nchw", "fuse": False}, "capture": {"mode": "required"}},
             [],
-            "c.yaml:15: impossible combination: 'model.layout' is 'nchw' (c.yaml:4), 'capture.mode' is 'required' "
-            "(c.yaml:15); allowed: capture.mode required only with model.layout nhwc: ",
+            "c.yaml:15: impossible combination: 'model.memory_format' is 'nchw' (c.yaml:4), "
+            "'capture.mode' is 'required' (c.yaml:15); allowed: capture.mode required only with "
+            "model.memory_format nhwc: ",
         ),
     ],
 )
@@ -592,17 +589,17 @@ def test_an_impossible_combination_names_every_value_and_its_place(write, sectio
     "overrides",
     [
         ["data.size=256"],
-        ["loss_scale.init=1", "loss_scale.floor=1", "loss_scale.cap=1"],
-        ["loss_scale.init=33554432", "loss_scale.cap=null"],
-        ["loss_scale.init=33554432", "loss_scale.mode=static"],
-        ["loss_scale.init=0.5", "loss_scale.floor=1", "loss_scale.mode=none"],
+        ["loss_scale.init_scale=1", "loss_scale.min_scale=1", "loss_scale.max_scale=1"],
+        ["loss_scale.init_scale=33554432", "loss_scale.max_scale=null"],
+        ["loss_scale.init_scale=33554432", "loss_scale.mode=static"],
+        ["loss_scale.init_scale=0.5", "loss_scale.min_scale=1", "loss_scale.mode=none"],
         ["optimizer.name=Adam", "optimizer.momentum=null"],
         ["optimizer.name=NesterovAG", "optimizer.momentum=0"],
         ["optimizer.name=LARS", "optimizer.momentum=0", "optimizer.trust_coefficient=1"],
         ["schedule.warmup_epochs=89.5"],
-        ["update.batched=false", "capture=false"],
-        ["capture=true", "training.device=cpu", "model.layout=nchw", "model.fuse=false"],
-        ["capture=required", "capture.warmup=2", "capture.graphs=1"],
+        ["update.fused=false", "capture=false"],
+        ["capture=true", "training.device=cpu", "model.memory_format=nchw", "model.fuse=false"],
+        ["capture=required", "capture.max_graphs=1"],
         ["training.seed=4294967295", "training.device=gpu:1", "data.crop_area=[1, 1]"],
     ],
 )
@@ -753,9 +750,8 @@ def _configs(draw):
     if name in ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "LARS"):
         momentum |= st.floats(0, 0.999999)
     epochs = draw(_many)
-    batched = draw(st.booleans())
+    fused = draw(st.booleans())
     device = draw(st.sampled_from(["auto", "cpu", "gpu", "gpu:7"]))
-    loader = draw(st.sampled_from(["auto", "dali", "pillow"]))
     kind = draw(st.sampled_from(["constant", "cosine", "step", "poly"]))
     lr = draw(_rate)
     modes = ["off", "auto", "required"] if device != "cpu" else ["off", "auto"]
@@ -768,19 +764,19 @@ def _configs(draw):
         "precision": {"compute": draw(st.sampled_from(["float16", "float32"]))},
         "loss_scale": {
             "mode": draw(st.sampled_from(["dynamic", "static", "none"])),
-            "init": init,
-            "growth": 2.0 ** draw(st.integers(1, 126)),
-            "backoff": 2.0 ** draw(st.integers(-126, -1)),
-            "interval": draw(_count),
-            "floor": draw(st.sampled_from([floor, None])),
-            "cap": draw(st.sampled_from([cap, None])),
+            "init_scale": init,
+            "growth_factor": 2.0 ** draw(st.integers(1, 126)),
+            "backoff_factor": 2.0 ** draw(st.integers(-126, -1)),
+            "growth_interval": draw(_count),
+            "min_scale": draw(st.sampled_from([floor, None])),
+            "max_scale": draw(st.sampled_from([cap, None])),
             "hysteresis": draw(_count),
             "patience": draw(_count),
         },
         "data": {
             **draw(_sources),
             "on_error": draw(st.sampled_from(["stop", "skip"])),
-            "loader": loader,
+            "loader": draw(st.sampled_from(["auto", "dali", "pillow"])),
             "size": draw(st.integers(8, size)),
             "val_size": size,
             "resize": resize,
@@ -794,25 +790,22 @@ def _configs(draw):
             "threads": draw(_several),
             "prefetch": draw(_several),
             "decode": draw(st.sampled_from(["gpu", "cpu"])),
-            "hw_decoder_load": draw(st.floats(0, 1)),
-            "preallocate": draw(st.booleans()),
-            "decoded_cache_mib": 0 if loader == "pillow" else draw(st.integers(0, 2**20)),
         },
         "optimizer": {
             "name": name,
             "lr": lr,
-            "lr_images": draw(st.none() | _count),
+            "base_batch_size": draw(st.none() | _count),
             "momentum": draw(momentum),
             "trust_coefficient": draw(st.none() | _rate) if name == "LARS" else None,
             "weight_decay": draw(st.floats(0, 10**6)),
             "decay_norm_and_bias": draw(st.booleans()),
         },
-        "update": {"batched": batched},
+        "update": {"fused": fused},
         "cudnn": {
             "autotune": draw(st.sampled_from(["off", "heuristic", "measure"])),
             "workspace_mib": draw(st.integers(0, 2**20)),
             "deterministic": draw(st.booleans()),
-            "tf32": draw(st.booleans()),
+            "allow_tf32": draw(st.booleans()),
         },
         "schedule": {
             "kind": kind,
@@ -824,7 +817,7 @@ def _configs(draw):
         },
         "training": {
             "batch_size": draw(_many),
-            "accumulate": draw(st.integers(1, 2**14)),
+            "accumulation_steps": draw(st.integers(1, 2**14)),
             "label_smoothing": draw(st.floats(0, 1, exclude_max=True)),
             "ema_decay": draw(st.none() | st.floats(0, 0.999999, exclude_min=True)),
             "epochs": epochs,
@@ -832,10 +825,9 @@ def _configs(draw):
             "device": device,
         },
         "capture": {
-            "mode": draw(st.sampled_from(modes)) if batched else "off",
-            "warmup": draw(st.integers(2, 10**6)),
-            "graphs": draw(_several),
-            "other_shapes": draw(st.sampled_from(["capture", "eager"])),
+            "mode": draw(st.sampled_from(modes)) if fused else "off",
+            "max_graphs": draw(_several),
+            "dynamic_shapes": draw(st.sampled_from(["capture", "eager"])),
             "evaluation": draw(st.booleans()),
         },
         "snapshot": {"every": draw(_every), "keep": draw(_many), "best": draw(st.booleans())},
@@ -922,7 +914,7 @@ def test_digits_config_is_a_short_run_whose_loss_scale_moves():
     assert (config.data.train, config.data.val) == ("data/digits/train", "data/digits/val")
     assert not config.data.flip
     assert config.loss_scale.mode == "dynamic"
-    assert config.loss_scale.interval < 1442 // config.training.batch_size * config.training.epochs
+    assert config.loss_scale.growth_interval < 1442 // config.training.batch_size * config.training.epochs
 
 
 @pytest.mark.parametrize(("name", "images"), [("digits", 1442), ("textures", 7000)])
@@ -939,7 +931,7 @@ def test_90ep_is_the_recipe_of_deep_learning_examples():
     """Numbers from NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5/README.md."""
     config = load(ROOT / "configs/resnet50/90ep.yaml")
     assert (config.optimizer.momentum, config.optimizer.weight_decay) == (0.875, 1 / 32768)
-    assert (config.optimizer.lr, config.optimizer.lr_images) == (0.256, 256)
+    assert (config.optimizer.lr, config.optimizer.base_batch_size) == (0.256, 256)
     assert not config.optimizer.decay_norm_and_bias
     assert (config.schedule.kind, config.schedule.warmup_epochs, config.training.epochs) == ("cosine", 5, 90)
     assert config.training.label_smoothing == 0.1
@@ -949,9 +941,9 @@ def test_90ep_is_the_recipe_of_deep_learning_examples():
 def test_mlperf_lars_is_a_reference_convergence_point():
     """resnet_ref_1632 in mlcommons/logging, mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json."""
     config = load(ROOT / "configs/resnet50/mlperf_lars.yaml")
-    images = config.training.batch_size * config.training.accumulate
+    images = config.training.batch_size * config.training.accumulation_steps
     assert (images, config.training.batch_size) == (1632, 204)
-    assert (config.optimizer.name, config.optimizer.lr, config.optimizer.lr_images) == ("LARS", 7.4, None)
+    assert (config.optimizer.name, config.optimizer.lr, config.optimizer.base_batch_size) == ("LARS", 7.4, None)
     assert (config.optimizer.momentum, config.optimizer.weight_decay) == (0.9, 5e-5)
     assert (config.schedule.kind, config.schedule.power, config.schedule.end_lr) == ("poly", 2, 1e-4)
     decay_steps = (config.training.epochs - config.schedule.warmup_epochs) * 1281167 / images
@@ -976,9 +968,9 @@ def test_the_rows_of_the_talk_switch_one_thing_on_each():
         {("precision", "compute"): ("float32", "float16"), ("loss_scale", "mode"): ("none", "dynamic")},
         {("data", "loader"): ("pillow", "dali")},
         {
-            ("model", "layout"): ("nchw", "nhwc"),
+            ("model", "memory_format"): ("nchw", "nhwc"),
             ("model", "fuse"): (False, True),
-            ("update", "batched"): (False, True),
+            ("update", "fused"): (False, True),
         },
         {("capture", "mode"): ("off", "auto")},
     ]

@@ -157,7 +157,7 @@ def test_training_from_a_file_of_the_users_own(environment, images, tmp_path):
         "base: resnet50/90ep.yaml\n"
         "model: {arch: resnet8, classes: 3}\n"
         f"data: {{train: '{images}', val: '{images}', loader: pillow, size: 32, resize: 40, threads: 1, prefetch: 1}}\n"
-        "optimizer: {lr: 0.05, lr_images: null}\n"
+        "optimizer: {lr: 0.05, base_batch_size: null}\n"
         "schedule: {warmup_epochs: 0}\n"
         "training: {batch_size: 6, epochs: 2, device: cpu}\n"
     )

@@ -469,11 +469,11 @@ def test_without_capture_there_are_no_graphs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "keywords"),
     [
-        (["capture=true"], {"warmup": 3, "graphs": 4, "other_shapes": "capture", "required": False}),
+        (["capture=true"], {"graphs": 4, "other_shapes": "capture", "required": False}),
         (
-            ["capture=required", "capture.warmup=2", "capture.graphs=9", "capture.other_shapes=eager"]
+            ["capture=required", "capture.max_graphs=9", "capture.dynamic_shapes=eager"]
             + ["capture.second_stream=true"],
-            {"warmup": 2, "graphs": 9, "other_shapes": "eager", "required": True},
+            {"graphs": 9, "other_shapes": "eager", "required": True},
         ),
     ],
 )
@@ -482,7 +482,8 @@ def test_every_key_of_the_config_arrives(tmp_path, monkeypatch, overrides, keywo
     second_stream = "capture.second_stream=true" in overrides
     trainer, made = _build(tmp_path, monkeypatch, *overrides, f"capture.evaluation={str(evaluation).lower()}")
     optimizer = trainer.updater.get_optimizer("main")
-    assert trainer.updater.step.made == (optimizer, None, {**keywords, "second_stream": second_stream})
+    of_step = {**keywords, "warmup": 3, "second_stream": second_stream}
+    assert trainer.updater.step.made == (optimizer, None, of_step)
     assert made == ([((optimizer.target,), keywords)] if evaluation else [])
     assert trainer.get_extension("validation").eval_func is (len if evaluation else None)
 

@@ -345,8 +345,8 @@ def test_what_does_not_fit_into_memory(config_of, tmp_path, capsys, monkeypatch)
     assert line.startswith("error: training.batch_size 32: needs about ")
     assert ", most of it for gradients of activations, temporary arrays, and " in line
     assert line.endswith(
-        ", and this machine (1 GiB in all) has 26.0 MiB free; lower it, and raise training.accumulate by as much to "
-        "keep the step"
+        ", and this machine (1 GiB in all) has 26.0 MiB free; lower it, and raise training.accumulation_steps by as "
+        "much to keep the step"
     )
     assert os.listdir(tmp_path) == ["c.yaml"]
 
@@ -354,10 +354,14 @@ def test_what_does_not_fit_into_memory(config_of, tmp_path, capsys, monkeypatch)
 @pytest.mark.parametrize(
     ("free", "settings", "words"),
     [
-        (60, ["training.accumulate=3000"], "training.accumulate 3000: .* most of it for batches of a step, 3000,"),
+        (
+            60,
+            ["training.accumulation_steps=3000"],
+            "training.accumulation_steps 3000: .* most of it for batches of a step, 3000,",
+        ),
         (60, ["data.prefetch=1000"], "data.prefetch 1000: .* most of it for batches made ahead, 1000,"),
         (60, ["data.size=2000"], "data.size 2000: 2 images, with which the network is looked at, need about "),
-        (200, ["data.size=1000"], "training.batch_size 32: .* raise training.accumulate by as much"),
+        (200, ["data.size=1000"], "training.batch_size 32: .* raise training.accumulation_steps by as much"),
         (60, ["data.size=1000", "training.batch_size=1"], "data.size 1000: .* free; lower it$"),
         (60, ["training.ema_decay=0.9", "model.arch=wide"], "model.arch wide: .* free; choose a smaller network$"),
     ],

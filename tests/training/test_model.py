@@ -131,7 +131,7 @@ def _config(tmp_path, *overrides, arch="resnet8"):
 def test_a_converted_classifier_has_the_smoothed_loss(tmp_path, layout, compute):
     """In training mode that of torch on the same logits, with the gradient of the mean over images that count."""
     torch = pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
-    settings = [f"model.layout={layout}", f"model.fuse={str(layout == 'nhwc').lower()}"]
+    settings = [f"model.memory_format={layout}", f"model.fuse={str(layout == 'nhwc').lower()}"]
     config = _config(tmp_path, *settings, f"precision.compute={compute}", "training.label_smoothing=0.1")
     model, _ = build_model(config, models.MODELS["resnet8"], "@numpy")
     random = np.random.RandomState(0)
@@ -173,7 +173,11 @@ def test_masters_start_from_the_float32_weights_that_the_network_has_made_or_loa
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_a_model_that_was_converted_for_32_pixels_evaluates_at_48(tmp_path, layout):
     """FP32, against the plain network of Chainer with the same weights and statistics."""
-    settings = [f"model.layout={layout}", f"model.fuse={str(layout == 'nhwc').lower()}", "precision.compute=float32"]
+    settings = [
+        f"model.memory_format={layout}",
+        f"model.fuse={str(layout == 'nhwc').lower()}",
+        "precision.compute=float32",
+    ]
     model, _ = build_model(_config(tmp_path, *settings), models.MODELS["resnet8"], "@numpy")
     random = np.random.RandomState(0)
     for _ in range(2):  # statistics move

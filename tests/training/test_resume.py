@@ -112,7 +112,6 @@ def _another(key, value):
     special = {
         "model.arch": "other",
         "model.fuse": "false",
-        "model.conv_statistics": "false",
         "optimizer.name": "MomentumSGD",
         "optimizer.momentum": 0.8,
         "optimizer.trust_coefficient": None,
@@ -127,7 +126,6 @@ def _another(key, value):
         "data.val": None,
         "data.root": None,
         "data.val_size": 16,
-        "data.hw_decoder_load": 0.5,
         "data.mean": "[1, 2, 3]",
         "data.std": "[1, 2, 3]",
         "data.crop_area": "[0.5, 1]",
@@ -139,9 +137,9 @@ def _another(key, value):
         "log.gradient_histogram": "'1 iteration'",
         "log.every": "'3 iterations'",
         "snapshot.every": "'4 iterations'",
-        "optimizer.lr_images": 4,
-        "loss_scale.growth": 4,
-        "loss_scale.backoff": 0.25,
+        "optimizer.base_batch_size": 4,
+        "loss_scale.growth_factor": 4,
+        "loss_scale.backoff_factor": 0.25,
     }
     if key.name in special:
         return special[key.name]
@@ -152,7 +150,7 @@ def _another(key, value):
     return value * 2 if isinstance(value, float) and value else value + 1 if isinstance(value, int) else 0.5
 
 
-REFUSED = ("model.arch", "model.classes", "optimizer.name", "training.batch_size", "training.accumulate")
+REFUSED = ("model.arch", "model.classes", "optimizer.name", "training.batch_size", "training.accumulation_steps")
 REFUSED += ("training.seed", "training.ema_decay", "data.synthetic_images")
 
 
@@ -218,14 +216,18 @@ def test_what_changed_in_an_earlier_process_is_still_said(train, tmp_path):
 
 def test_what_is_only_for_the_start_of_a_run_is_said_to_have_no_effect(train, tmp_path):
     assert train("--out", "out").returncode == 0
-    resumed = train("--out", "out", "--resume", "auto", *_set("loss_scale.init=64", "training.epochs=3"))
+    resumed = train("--out", "out", "--resume", "auto", *_set("loss_scale.init_scale=64", "training.epochs=3"))
     assert (
-        "changed: loss_scale.init 65536.0 -> 64.0, which has no effect: it is for the start of a run\n"
+        "changed: loss_scale.init_scale 65536.0 -> 64.0, which has no effect: it is for the start of a run\n"
         in resumed.stdout
     )
     assert finished_run.log(tmp_path / "out")[-1]["loss_scale"] >= 2.0**14
     capped = train(
-        "--out", "out", "--resume", "auto", *_set("loss_scale.cap=1024", "loss_scale.init=64", "training.epochs=4")
+        "--out",
+        "out",
+        "--resume",
+        "auto",
+        *_set("loss_scale.max_scale=1024", "loss_scale.init_scale=64", "training.epochs=4"),
     )
     assert capped.returncode == 0
     assert finished_run.log(tmp_path / "out")[-1]["loss_scale"] <= 1024

@@ -169,10 +169,10 @@ def _config(tmp_path, *overrides):
     ("overrides", "ranks", "images", "rate"),
     [
         ([], 1, 32, 0.25),
-        (["training.accumulate=4"], 2, 256, 0.25),
-        (["optimizer.lr_images=256"], 1, 32, 0.25 / 8),
-        (["optimizer.lr_images=256", "training.accumulate=4"], 1, 128, 0.125),
-        (["optimizer.lr_images=256", "training.accumulate=4"], 8, 1024, 1.0),
+        (["training.accumulation_steps=4"], 2, 256, 0.25),
+        (["optimizer.base_batch_size=256"], 1, 32, 0.25 / 8),
+        (["optimizer.base_batch_size=256", "training.accumulation_steps=4"], 1, 128, 0.125),
+        (["optimizer.base_batch_size=256", "training.accumulation_steps=4"], 8, 1024, 1.0),
     ],
 )
 def test_the_rate_is_scaled_with_the_images_of_a_step(tmp_path, overrides, ranks, images, rate):
@@ -208,9 +208,9 @@ def test_every_key_of_the_schedule_arrives(tmp_path):
         ([], 97, 1, 4),
         (["data.last_batch=drop"], 127, 1, 3),
         (["data.last_batch=pad"], 97, 1, 4),
-        (["training.accumulate=2"], 97, 1, 2),
-        (["training.accumulate=2"], 129, 1, 3),  # batches 2, 2, 1
-        (["training.accumulate=9"], 129, 1, 1),
+        (["training.accumulation_steps=2"], 97, 1, 2),
+        (["training.accumulation_steps=2"], 129, 1, 3),  # batches 2, 2, 1
+        (["training.accumulation_steps=9"], 129, 1, 1),
         (["data.last_batch=drop"], 129, 2, 2),
     ],
 )
@@ -220,5 +220,5 @@ def test_the_number_of_steps_in_an_epoch(tmp_path, overrides, images, ranks, ste
 
 def test_the_rate_is_described_with_what_it_was_scaled_from(tmp_path):
     assert described_rate(_config(tmp_path)) == "0.25 at its peak, with 32 images in a step"
-    scaled = _config(tmp_path, "optimizer.lr_images=256", "training.accumulate=4")
+    scaled = _config(tmp_path, "optimizer.base_batch_size=256", "training.accumulation_steps=4")
     assert described_rate(scaled) == "0.125 at its peak, with 128 images in a step (0.25 * 128 / 256)"

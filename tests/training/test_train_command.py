@@ -46,7 +46,7 @@ def config(images):
     """The text of a small config."""
     settings = {
         "model": {"arch": "resnet8", "classes": 3},
-        "loss_scale": {"interval": 3, "init": 2.0**20},
+        "loss_scale": {"growth_interval": 3, "init_scale": 2.0**20},
         "data": {
             "train": str(images / "train"),
             "val": str(images / "val"),
@@ -280,8 +280,8 @@ OWN = ("--set", "data.train=images/train")
         _bad("unknown key", ["--set", "optimizer.learning_rate=1"], "optimizer.lr"),
         _bad("wrong type", ["--set", "training.epochs=many"], "training.epochs"),
         _bad("bad --set", ["--set", "training.epochs"], "training.epochs"),
-        _bad("bad loss scale", ["--set", "loss_scale.init=3"], "loss_scale.init"),
-        _bad("a capture that cannot be", ["--set", "capture=true", "--set", "update.batched=false"], "update.batched"),
+        _bad("bad loss scale", ["--set", "loss_scale.init_scale=3"], "loss_scale.init_scale"),
+        _bad("a capture that cannot be", ["--set", "capture=true", "--set", "update.fused=false"], "update.fused"),
         _bad("unknown network", ["--set", "model.arch=resnet9"], "resnet8"),
         _bad("wrong number of classes", ["--set", "model.classes=10"], "model.classes is 10"),
         _bad("no GPU", ["--set", "training.device=gpu:77"], "gpu:77"),

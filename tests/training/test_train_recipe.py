@@ -20,13 +20,13 @@ pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[
 # 22 images in batches of 4: five and a half; two batches a step: three steps an epoch, the last of 6 images.
 RECIPE = {
     "model": {"arch": "resnet8", "classes": 7, "zero_init_residual": True},
-    "loss_scale": {"interval": 2, "init": 2.0**18},
+    "loss_scale": {"growth_interval": 2, "init_scale": 2.0**18},
     "data": {"size": 16, "val_size": 24, "resize": 24, "threads": 1, "last_batch": "pad"},
-    "optimizer": {"name": "LARS", "lr": 1.0, "lr_images": 16, "weight_decay": 0.001},
+    "optimizer": {"name": "LARS", "lr": 1.0, "base_batch_size": 16, "weight_decay": 0.001},
     "schedule": {"kind": "poly", "warmup_epochs": 1, "end_lr": 0.125, "power": 2.0},
     "training": {
         "batch_size": 4,
-        "accumulate": 2,
+        "accumulation_steps": 2,
         "epochs": 3,
         "device": "cpu",
         "label_smoothing": 0.1,

@@ -69,7 +69,7 @@ def work(tmp_path_factory):
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index:02}.jpg", quality=95)
     sections = {
         "model": {"arch": "tiny", "classes": 3},
-        "loss_scale": {"interval": 3, "init": 2.0**20},
+        "loss_scale": {"growth_interval": 3, "init_scale": 2.0**20},
         "data": {"train": "images/train", "val": "images/val", "size": 8, "resize": 8, "threads": 1},
         "optimizer": {"lr": 0.02, "weight_decay": 0.001},
         "training": {"batch_size": 4, "epochs": 3, "device": "cpu"},

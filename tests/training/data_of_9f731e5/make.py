@@ -1,0 +1,58 @@
+"""Makes the files beside it in a checkout of commit 9f731e5, see README.md; tests take its network and images."""
+
+import pathlib
+import sys
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from PIL import Image
+
+CONFIG = """\
+model: {arch: tiny, classes: 3, layout: nhwc, fuse: true}
+data: {train: images/train, val: images/val, size: 16, resize: 16, loader: pillow, threads: 1, hw_decoder_load: 0.65}
+loss_scale: {init: 1024, growth: 4, backoff: 0.25, interval: 3, floor: 0.5, cap: 65536}
+optimizer: {lr: 0.01, lr_images: 4, momentum: 0.8, weight_decay: 0.001}
+update: {batched: true}
+training: {batch_size: 2, accumulate: 2, epochs: 3, seed: 5, device: cpu, label_smoothing: 0.1, ema_decay: 0.9}
+capture: {graphs: 2, other_shapes: eager, warmup: 3}
+cudnn: {tf32: true}
+snapshot: {every: 2 iterations, keep: 5}
+log: {every: 1 iteration}
+"""
+
+
+class Network(chainer.Chain):
+    """A convolution, a batch normalization and a linear layer."""
+
+    def __init__(self, classes):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 4, 3, nobias=True)
+            self.norm = L.BatchNormalization(4)
+            self.linear = L.Linear(4, classes)
+
+    def forward(self, x):
+        """Returns the logits of images."""
+        h = F.relu(self.norm(self.conv(x)))
+        return self.linear(F.average_pooling_2d(h, h.shape[2:]))
+
+
+def make_images(folder):
+    """Writes the images of the run."""
+    random = np.random.RandomState(0)
+    for split, count in (("train", 4), ("val", 2)):
+        for label, name in enumerate("abc"):
+            (folder / split / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = random.randint(0, 60, (18, 18, 3)) + 90 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / split / name / f"{index}.png")
+
+
+if __name__ == "__main__":
+    from mixprec.training import command
+
+    make_images(pathlib.Path("images"))
+    pathlib.Path("c.yaml").write_text(CONFIG)
+    sys.exit(command.main(["--config", "c.yaml", "--out", "run"], {"tiny": Network}))
