@@ -14,8 +14,8 @@ import chainer.links as L
 import numpy as np
 
 import mixprec
-from benchmarks import contestants
-from benchmarks.loader_contestants import AUGMENTATION, SIZE
+from benchmarks import compared_optimizers
+from benchmarks.compared_loaders import AUGMENTATION, SIZE
 from benchmarks.processes import Worker
 from mixprec import environment
 from mixprec.data.loaders.batch import to_nchw
@@ -73,7 +73,7 @@ def measure(network, images, *, batch=256, threads=8, repeats=7):
             for name, own in workers.items()
         }
         turns = {name: functools.partial(own.call, _turn) for name, own in workers.items() if not failed[name]}
-        times = contestants.take_turns(turns, repeats, lambda turn: turn())
+        times = compared_optimizers.take_turns(turns, repeats, lambda turn: turn())
     return [_row(name, times, why) for name, why in failed.items()], {"device": reason}
 
 
@@ -169,4 +169,4 @@ class Contestant:
         model = L.Classifier(network(_CLASSES))
         mixprec.convert(model, np.zeros((2, 3, SIZE, SIZE), np.float32))
         model.to_device(self._device)
-        return mixprec.capture(contestants.mixed_sgd(model, lr=_LR, init_scale=2.0**16), required=True)
+        return mixprec.capture(compared_optimizers.mixed_sgd(model, lr=_LR, init_scale=2.0**16), required=True)

@@ -24,7 +24,7 @@ import chainer.links as L
 import numpy as np
 
 import mixprec
-from benchmarks import contestants, null_device
+from benchmarks import compared_optimizers, null_device
 from benchmarks.processes import Worker
 from benchmarks.step.counts import graphs_compute_nothing
 
@@ -208,7 +208,7 @@ def _training(device):
     """Returns an optimizer that is set up, images and labels."""
     network = chainer.Sequential(_block(), L.Linear(_CHANNELS * _SIZE * _SIZE, _CLASSES))
     model = _converted(L.Classifier(network), device)
-    optimizer = contestants.mixed_sgd(model, lr=contestants.LR, init_scale=2.0**10)
+    optimizer = compared_optimizers.mixed_sgd(model, lr=compared_optimizers.LR, init_scale=2.0**10)
     return optimizer, *_batch(device)
 
 

@@ -31,20 +31,20 @@ if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
 from benchmarks import (
-    command,
-    loader,
-    loader_contestants,
+    compared_loaders,
     loader_gpu,
+    loader_speed,
     machine,
-    primitives,
     primitives_gpu,
+    primitives_speed,
+    step_commands,
     update,
     update_gpu,
     walks,
 )
-from benchmarks.arguments import ArgumentsError, add_arch, positive
 from benchmarks.bars.record import RecordError
-from benchmarks.output import Record, WriteError, add_command
+from benchmarks.command_arguments import ArgumentsError, add_arch, positive
+from benchmarks.record_files import Record, WriteError, add_command
 from benchmarks.step import counts, python_time
 from mixprec.command_line import Parser, one_line
 from mixprec.config import ConfigError
@@ -67,13 +67,13 @@ def _update(save, arch, repeats):
 
 
 def _primitives(save, batch, size, repeats, gpu_batch):
-    rows = primitives.measure(MODELS["resnet50"], batch=batch, size=size, repeats=repeats)
+    rows = primitives_speed.measure(MODELS["resnet50"], batch=batch, size=size, repeats=repeats)
     print(f"ResNet-50, batch {batch}, {size}x{size} pixels, forward and backward pass on NumPy")
-    print(primitives.table(rows))
+    print(primitives_speed.table(rows))
     gpu = primitives_gpu.measure(batch=gpu_batch, repeats=repeats)
     print(f"\nprimitives of ResNet-50 in float16, batch {gpu_batch}, 224x224 pixels")
     print(primitives_gpu.table(*gpu))
-    record = primitives.as_json(rows, batch=batch, size=size, repeats=repeats, gpu_batch=gpu_batch)
+    record = primitives_speed.as_json(rows, batch=batch, size=size, repeats=repeats, gpu_batch=gpu_batch)
     save({**record, "gpu": primitives_gpu.as_json(*gpu)})
 
 
@@ -99,19 +99,19 @@ def _walks(save, verbose):
 
 def _loader(save, data, images, batch, threads, repeats, seconds, gpu_batch, gpu_threads):
     with tempfile.TemporaryDirectory() as folder:
-        source = loader_contestants.make_pictures(folder, images) if data is None else open_images(data)
+        source = compared_loaders.make_pictures(folder, images) if data is None else open_images(data)
         if len(source) < batch:
             raise DataError(f"--batch {batch}: must be at most {len(source)}, the number of images")
-        speeds, waits = loader.measure(source, batch=batch, threads=threads, repeats=repeats, seconds=seconds)
+        speeds, waits = loader_speed.measure(source, batch=batch, threads=threads, repeats=repeats, seconds=seconds)
         what = f"{images} pictures of noise, 500x375" if data is None else f"{one_line(data)}, {len(source)} images"
         print(f"{what}, to 224x224 in float16 NHWC, batch {batch}, {threads} threads or processes")
-        print(loader.table(speeds, waits))
+        print(loader_speed.table(speeds, waits))
         gpu = loader_gpu.measure(MODELS["resnet50"], source, batch=gpu_batch, threads=gpu_threads, repeats=repeats)
         print(f"\nResNet-50 in float16, captured steps, batch {gpu_batch}")
         print(loader_gpu.table(*gpu))
     settings = {"data": data, "images": len(source), "batch": batch, "threads": threads, "repeats": repeats}
     settings |= {"seconds": seconds, "gpu_batch": gpu_batch, "gpu_threads": gpu_threads}
-    save(loader.as_json(speeds, waits, loader_gpu.as_json(*gpu), **settings))
+    save(loader_speed.as_json(speeds, waits, loader_gpu.as_json(*gpu), **settings))
 
 
 def main(argv=None):
@@ -153,7 +153,7 @@ def main(argv=None):
     own.add_argument("--seconds", type=positive, default=10, help="of training beside a loader")
     own.add_argument("--gpu-batch", type=positive, default=256, help="images in a batch on the GPU")
     own.add_argument("--gpu-threads", type=positive, default=8, help="threads of DALI beside the GPU")
-    command.add(commands, MODELS)
+    step_commands.add(commands, MODELS)
     settings = vars(parser.parse_args(argv))
 
     del settings["command"]

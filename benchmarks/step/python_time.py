@@ -18,7 +18,7 @@ import numpy as np
 from chainer import optimizer_hooks, optimizers
 
 import mixprec
-from benchmarks import contestants, null_device
+from benchmarks import compared_optimizers, null_device
 from benchmarks.processes import Worker
 from benchmarks.step.counts import graphs_compute_nothing
 from benchmarks.step.tape import Tape
@@ -77,7 +77,7 @@ def measure(network, *, repeats=15):
         for name, own in workers.items():
             own.call(prepare, name, network)
         turns = {name: functools.partial(own.call, turn) for name, own in workers.items()}
-        times = contestants.take_turns(turns, repeats, lambda turn: turn())
+        times = compared_optimizers.take_turns(turns, repeats, lambda turn: turn())
     return [_row(name, seconds, times[PLAIN]) for name, seconds in times.items()]
 
 
@@ -135,14 +135,14 @@ def turn():
 def _plain(network):
     model, *batch = _start(network)
     optimizer = optimizers.MomentumSGD(lr=_LR).setup(model)
-    optimizer.add_hook(optimizer_hooks.WeightDecay(contestants.WEIGHT_DECAY))
+    optimizer.add_hook(optimizer_hooks.WeightDecay(compared_optimizers.WEIGHT_DECAY))
     return _on_tape(optimizer, batch)
 
 
 def _eager(network):
     model, *batch = _start(network)
     mixprec.convert(model, batch[0])
-    return _on_tape(contestants.mixed_sgd(model, lr=_LR, init_scale=_SCALE), batch)
+    return _on_tape(compared_optimizers.mixed_sgd(model, lr=_LR, init_scale=_SCALE), batch)
 
 
 def _on_tape(optimizer, batch):
@@ -156,7 +156,7 @@ def _captured(network):
     null_device.install()
     model, *batch = _start(network)
     mixprec.convert(model, batch[0])
-    optimizer = contestants.mixed_sgd(null_device.send(model), lr=_LR, init_scale=_SCALE)
+    optimizer = compared_optimizers.mixed_sgd(null_device.send(model), lr=_LR, init_scale=_SCALE)
     captured = mixprec.capture(optimizer, required=True)
     step = _observed(optimizer, functools.partial(captured, *map(null_device.array, batch)))
     with graphs_compute_nothing():

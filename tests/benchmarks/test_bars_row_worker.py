@@ -1,4 +1,4 @@
-"""benchmarks.bars.contestant and chainer_step: what runs in the process of a row."""
+"""benchmarks.bars.row_worker and chainer_step: what runs in the process of a row."""
 
 import contextlib
 import gc
@@ -11,9 +11,9 @@ import chainer
 import numpy as np
 import pytest
 
-from benchmarks.bars import chainer_step, configs, contestant
-from benchmarks.bars.contestant import Bar, Block, Contestant, Launches, Task
-from benchmarks.bars.step import Step, memory_of_process
+from benchmarks.bars import chainer_step, config_rows, row_worker
+from benchmarks.bars.row_worker import Bar, Block, Contestant, Launches, Task
+from benchmarks.bars.timed_step import Step, memory_of_process
 from benchmarks.processes import Worker
 from models import MODELS
 
@@ -50,7 +50,7 @@ class Noted(Step):
 @pytest.fixture
 def step(monkeypatch):
     step = Noted()
-    monkeypatch.setattr(contestant, "time", types.SimpleNamespace(perf_counter=lambda: step.now))
+    monkeypatch.setattr(row_worker, "time", types.SimpleNamespace(perf_counter=lambda: step.now))
     return step
 
 
@@ -88,16 +88,16 @@ def test_the_step_alone_is_counted_when_it_is_warm(step):
 
 
 def test_what_mixprec_announces_is_kept(monkeypatch):
-    monkeypatch.setattr(contestant, "_contestant", [])
-    monkeypatch.setattr(contestant, "_notes", contestant._Notes())
+    monkeypatch.setattr(row_worker, "_contestant", [])
+    monkeypatch.setattr(row_worker, "_notes", row_worker._Notes())
     logger = logging.getLogger("mixprec")
     try:
-        contestant.prepare(Bar("a", lambda task: Noted()), CPU)
+        row_worker.prepare(Bar("a", lambda task: Noted()), CPU)
         logger.warning("%s is slow\nand more", "this")
         logger.info("nothing")
-        assert contestant.notes() == ["this is slow"]
+        assert row_worker.notes() == ["this is slow"]
     finally:
-        logger.removeHandler(contestant._notes)
+        logger.removeHandler(row_worker._notes)
 
 
 # Steps of Chainer
@@ -131,8 +131,8 @@ def test_the_memory_of_a_row_is_not_that_of_its_parent():
     before = memory_of_process()
     assert before > held.nbytes
     with Worker() as worker:
-        worker.call(contestant.prepare, Bar("idle", _idle), CPU)
-        assert worker.call(contestant.block, 1).peak < held.nbytes
+        worker.call(row_worker.prepare, Bar("idle", _idle), CPU)
+        assert worker.call(row_worker.block, 1).peak < held.nbytes
 
 
 class StubHook:
@@ -256,7 +256,7 @@ class Seen(chainer.LinkHook):
 
 def test_what_the_classifier_holds_is_gone_after_a_release():
     task = Task("resnet8", MODELS["resnet8"], "@numpy", 4, 32)
-    bars = {bar.name: bar for bar in configs.bars("@numpy", arch="resnet8", batch=4, size=32)}
+    bars = {bar.name: bar for bar in config_rows.bars("@numpy", arch="resnet8", batch=4, size=32)}
     for name in ("fp32.yaml", "nhwc_fused_batched.yaml"):
         step = bars[name].make(task)
         alive = []

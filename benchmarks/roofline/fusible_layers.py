@@ -41,7 +41,7 @@ def normalizations(layers):
     Of two batch normalizations that are added, the first is the one that the addition and the ReLU belong to.
 
     Args:
-        layers: tuple of :class:`~benchmarks.roofline.layers.Layer`.
+        layers: tuple of :class:`~benchmarks.roofline.network_layers.Layer`.
 
     Returns:
         dict from indices of batch normalizations to :class:`Normalization`
@@ -70,7 +70,7 @@ class Fusion:
     """What is computed where in a training step.
 
     Args:
-        layers: tuple of :class:`~benchmarks.roofline.layers.Layer`.
+        layers: tuple of :class:`~benchmarks.roofline.network_layers.Layer`.
         pointwise: whether additions and ReLUs are computed with the batch normalization before them.
         forward: whether convolutions take the statistics of what they write, normalize what they read, and add the
             other gradients of their input in dgrad.

@@ -1,6 +1,6 @@
 """Whether there is a GPU that can be used, asked in a process of its own: a broken driver may hang or end it.
 
-python -m benchmarks.gpu_check.device
+python -m benchmarks.gpu_check.usable_gpu
 """
 
 import json

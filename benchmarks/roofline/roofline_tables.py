@@ -4,9 +4,9 @@ import dataclasses
 
 from benchmarks import machine
 from benchmarks.rates import Rates
-from benchmarks.roofline.layers import layers
 from benchmarks.roofline.levels import LEVELS, kernels
 from benchmarks.roofline.limit import limit, seconds_of
+from benchmarks.roofline.network_layers import layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Part:
 
     Attributes:
         level: one of :data:`~benchmarks.roofline.levels.LEVELS`.
-        group: of layers, see :class:`~benchmarks.roofline.layers.Layer`; ``"update"`` for the optimizer.
+        group: of layers, see :class:`~benchmarks.roofline.network_layers.Layer`; ``"update"`` for the optimizer.
         bytes: that an image moves.
         flops: floating-point operations of an image.
         share: of the least time of a step.

@@ -6,7 +6,7 @@ import os
 import pathlib
 import tempfile
 
-from benchmarks.arguments import ArgumentsError
+from benchmarks.command_arguments import ArgumentsError
 from mixprec import files
 
 

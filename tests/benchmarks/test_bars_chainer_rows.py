@@ -1,4 +1,4 @@
-"""benchmarks.bars.plain: what a step of plain Chainer is, and which rows there are where."""
+"""benchmarks.bars.chainer_rows: what a step of plain Chainer is, and which rows there are where."""
 
 import functools
 import pickle
@@ -11,9 +11,9 @@ import pytest
 from chainer import optimizers
 from chainer.backends import cuda
 
-from benchmarks.bars import plain
-from benchmarks.bars.contestant import Bar, Task
-from benchmarks.bars.step import LR
+from benchmarks.bars import chainer_rows
+from benchmarks.bars.row_worker import Bar, Task
+from benchmarks.bars.timed_step import LR
 from mixprec import environment
 from models import MODELS
 
@@ -21,15 +21,15 @@ OFF = "off: MIXPREC_CUDNN=0"
 
 
 def _step(network, *, batch=2, size=4, **keywords):
-    return plain.step(Task("", network, "@numpy", batch, size), **keywords)
+    return chainer_rows.step(Task("", network, "@numpy", batch, size), **keywords)
 
 
 def test_rows_on_a_cpu():
-    first, second, third = plain.bars("@numpy")
+    first, second, third = chainer_rows.bars("@numpy")
     assert (first.name, first.reason, first.level, first.dtype) == ("plain Chainer FP32", "", "nchw", "float32")
     assert second == Bar("plain Chainer FP32, cuDNN", reason="needs a GPU")
     assert (third.name, third.reason, third.level, third.dtype) == ("plain Chainer mixed16", "", "nchw", "float16")
-    assert plain.base("@numpy") == first.name
+    assert chainer_rows.base("@numpy") == first.name
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -38,7 +38,7 @@ def test_rows_on_a_gpu(enabled, monkeypatch):
     monkeypatch.setattr(
         environment, "components", lambda: [environment.Component("Chainer's cuDNN", "missing", note=OFF)]
     )
-    first, second, third = plain.bars("@cupy:0")
+    first, second, third = chainer_rows.bars("@cupy:0")
     assert (first.name, first.reason) == ("plain Chainer FP32, no cuDNN", "")
     assert first.make.keywords == {"use_cudnn": "never"}
     assert (second.name, second.reason) == ("plain Chainer FP32, cuDNN", "" if enabled else OFF)
@@ -46,12 +46,12 @@ def test_rows_on_a_gpu(enabled, monkeypatch):
     if enabled:
         assert second.make.keywords == {"use_cudnn": "auto", "autotune": True}
         assert third.make.keywords == {"mixed": True, "use_cudnn": "auto", "autotune": True}
-    assert plain.base("@cupy:0") == second.name
+    assert chainer_rows.base("@cupy:0") == second.name
 
 
 def test_why_there_is_no_cudnn_is_what_the_environment_says():
     notes = [component.note for component in environment.components() if component.name == "Chainer's cuDNN"]
-    assert [plain._why_no_cudnn()] == notes
+    assert [chainer_rows._why_no_cudnn()] == notes
     assert notes[0]
 
 
@@ -137,7 +137,7 @@ def test_mixed16_is_that_of_chainer_also_after_a_trip_to_another_process():
         models.append(MODELS["resnet8"](classes))
         return models[-1]
 
-    *_, bar = plain.bars("@numpy")
+    *_, bar = chainer_rows.bars("@numpy")
     bar = pickle.loads(pickle.dumps(bar))
     run = bar.make(Task("resnet8", network, "@numpy", 2, 8))
     run()
@@ -148,10 +148,10 @@ def test_mixed16_is_that_of_chainer_also_after_a_trip_to_another_process():
 
 @pytest.mark.gpu
 def test_plain_chainer_is_measured_on_the_gpu():
-    from benchmarks.bars.rows import row_of
-    from benchmarks.bars.turns import Plan, measure
+    from benchmarks.bars.row_statistics import row_of
+    from benchmarks.bars.schedule import Plan, measure
 
-    bars = plain.bars("@cupy:0")
+    bars = chainer_rows.bars("@cupy:0")
     task = Task("resnet18", MODELS["resnet18"], "@cupy:0", 8, 64)
     *_, results = measure(bars, task, Plan(2, 2, 300.0))
     rows = [row_of(8, result, (), None) for result in results]

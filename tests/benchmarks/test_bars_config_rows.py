@@ -1,4 +1,4 @@
-"""benchmarks.bars.configs and configured: rows are what the training script does with the configs."""
+"""benchmarks.bars.config_rows and configured: rows are what the training script does with the configs."""
 
 import pickle
 
@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks import configured
 from benchmarks.bars import chainer_step
-from benchmarks.bars import configs as rows
-from benchmarks.bars.configs import ALL
-from benchmarks.bars.contestant import Task
+from benchmarks.bars import config_rows as rows
+from benchmarks.bars.config_rows import ALL
+from benchmarks.bars.row_worker import Task
 from mixprec import config as configs
 from mixprec.training.updater import CapturedUpdater
 from models import MODELS

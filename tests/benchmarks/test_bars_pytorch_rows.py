@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from chainer import optimizer_hooks, optimizers
 
-from benchmarks import contestants
-from benchmarks.bars import contestant, peer
-from benchmarks.bars.contestant import Task
-from benchmarks.bars.step import LR
+from benchmarks import compared_optimizers
+from benchmarks.bars import pytorch_rows, row_worker
+from benchmarks.bars.row_worker import Task
+from benchmarks.bars.timed_step import LR
 from benchmarks.processes import Worker
 from models import MODELS
 
@@ -85,7 +85,7 @@ def _task(arch="resnet18", batch=4, size=32, specifier="@numpy"):
 # The networks
 
 
-@pytest.mark.parametrize("arch", peer.ARCHS)
+@pytest.mark.parametrize("arch", pytorch_rows.ARCHS)
 def test_parameters_and_statistics_correspond_one_to_one(arch, torch, network_of, monkeypatch):
     monkeypatch.setattr(chainer.initializers.HeNormal, "__call__", lambda self, array: None)
     with torch.device("meta"):
@@ -96,7 +96,7 @@ def test_parameters_and_statistics_correspond_one_to_one(arch, torch, network_of
 def test_networks_are_those_of_the_rows(network_of):
     from benchmarks.bars import torch_resnet
 
-    assert tuple(torch_resnet._ARCHS) == peer.ARCHS
+    assert tuple(torch_resnet._ARCHS) == pytorch_rows.ARCHS
     with pytest.raises(KeyError):
         network_of("resnet8")
 
@@ -202,7 +202,7 @@ def _in_float64(step):
 
 def test_losses_and_weights_are_those_of_plain_chainer(torch_step):
     """In float64: in float32 a ReLU, whose input is near 0, may be open in one library and closed in the other."""
-    step = torch_step.make(peer.Way("float32", channels_last=False, fused=False), "resnet18", "@numpy", 4, 64)
+    step = torch_step.make(pytorch_rows.Way("float32", channels_last=False, fused=False), "resnet18", "@numpy", 4, 64)
     for group in step.optimizer.param_groups:
         assert group["lr"] == LR
         group["lr"] = 0.001  # with which weights change
@@ -218,9 +218,9 @@ def test_losses_and_weights_are_those_of_plain_chainer(torch_step):
         assert _distance(param.detach().numpy(), exact[name]) <= SHARE * _distance(near[name], exact[name]), name
 
 
-@pytest.mark.parametrize("name", [name for name, way in peer._ON_CPU.items() if way.compile is None])
+@pytest.mark.parametrize("name", [name for name, way in pytorch_rows._ON_CPU.items() if way.compile is None])
 def test_every_eager_row_of_the_cpu_trains_in_blocks(name, torch):
-    step = {bar.name: bar for bar in peer.bars("@numpy")}[name].make(_task())
+    step = {bar.name: bar for bar in pytorch_rows.bars("@numpy")}[name].make(_task())
     before = step.network.conv1.weight.detach().clone()
     step()
     first = float(step.loss)
@@ -234,12 +234,12 @@ def test_every_eager_row_of_the_cpu_trains_in_blocks(name, torch):
     assert float(step.loss) < first - 1
     assert not torch.equal(step.network.conv1.weight, before)
     assert all(param.dtype is torch.float32 and param.grad is None for param in step.network.parameters())
-    assert str(step.images.dtype) == f"torch.{peer._ON_CPU[name].precision}"
+    assert str(step.images.dtype) == f"torch.{pytorch_rows._ON_CPU[name].precision}"
 
 
 def test_layout_is_that_of_the_row(torch, torch_step):
     for channels_last in (False, True):
-        step = torch_step.make(peer.Way("float32", channels_last=channels_last), "resnet18", "@numpy", 2, 32)
+        step = torch_step.make(pytorch_rows.Way("float32", channels_last=channels_last), "resnet18", "@numpy", 2, 32)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         assert step.images.is_contiguous(memory_format=layout)
         weight = step.network.layer1[0].conv1.weight
@@ -254,7 +254,7 @@ def test_compiled_steps_are_the_eager_ones(torch, torch_step, tmp_path, monkeypa
     With a cache of its own: code of another instruction set, taken from the common one, has given NaN and crashes.
     """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    ways = [peer.Way("float32"), peer.Way("float32", compile="default")]
+    ways = [pytorch_rows.Way("float32"), pytorch_rows.Way("float32", compile="default")]
     eager, compiled = (_small(torch, torch_step.CpuStep, way) for way in ways)
     exact = _in_float64(_small(torch, torch_step.CpuStep, ways[0]))
     terms = 3 * 3 * 3 + 4 * 6 * 6 + 8 * 6 * 6 + 10  # of sums one after the other: a filter, a channel, a row, classes
@@ -270,7 +270,7 @@ def test_compiled_steps_are_the_eager_ones(torch, torch_step, tmp_path, monkeypa
 
 
 def test_weights_decay_and_nothing_else_does(torch_step):
-    step = torch_step.make(peer.Way("float32"), "resnet18", "@numpy", 2, 32)
+    step = torch_step.make(pytorch_rows.Way("float32"), "resnet18", "@numpy", 2, 32)
     decayed, others = step.optimizer.param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (1 / 32768, 0)
     names = {id(param): name for name, param in step.network.named_parameters()}
@@ -303,14 +303,14 @@ def _reads_in_a_step(torch, step):
 
 @pytest.mark.parametrize(("fused", "reads"), [(True, 0), (False, 1)])
 def test_with_fused_sgd_nobody_reads_whether_a_step_has_overflowed(fused, reads, torch, torch_step):
-    step = _small(torch, torch_step.CpuStep, peer.Way("float16", fused=fused))
+    step = _small(torch, torch_step.CpuStep, pytorch_rows.Way("float16", fused=fused))
     step()
     assert _reads_in_a_step(torch, step) == reads
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_first_step_that_overflows_leaves_weights_and_momenta_alone(fused, torch, torch_step):
-    step = _small(torch, torch_step.CpuStep, peer.Way("float16", fused=fused))
+    step = _small(torch, torch_step.CpuStep, pytorch_rows.Way("float16", fused=fused))
     images = step.images.clone()
     before = [param.detach().clone() for param in step.network.parameters()]
     step.images[...] = np.inf
@@ -329,7 +329,7 @@ def test_a_first_step_that_overflows_leaves_weights_and_momenta_alone(fused, tor
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_only_float16_has_a_loss_scale(precision, torch, torch_step):
-    assert not _small(torch, torch_step.CpuStep, peer.Way(precision)).scaler.is_enabled()
+    assert not _small(torch, torch_step.CpuStep, pytorch_rows.Way(precision)).scaler.is_enabled()
 
 
 # Rows that cannot be measured
@@ -338,7 +338,7 @@ def test_only_float16_has_a_loss_scale(precision, torch, torch_step):
 @pytest.mark.parametrize("specifier", ["@numpy", GPU])
 def test_without_torch_rows_say_how_to_get_it(specifier, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    bars = peer.bars(specifier)
+    bars = pytorch_rows.bars(specifier)
     reasons = {bar.reason for bar in bars}
     assert len(bars) >= 4
     assert len(reasons) == 1
@@ -350,7 +350,7 @@ def test_without_torch_rows_say_how_to_get_it(specifier, monkeypatch):
 def test_a_broken_torch_is_a_reason_of_one_line(tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libtorch.so: no such file\\nand more')\n")
-    code = "from benchmarks.bars import peer; print(peer.bars('@numpy')[0].reason)"
+    code = "from benchmarks.bars import pytorch_rows; print(pytorch_rows.bars('@numpy')[0].reason)"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -360,16 +360,16 @@ def test_a_broken_torch_is_a_reason_of_one_line(tmp_path):
 
 def test_a_torch_without_gpu_is_a_reason(torch, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert {bar.reason for bar in peer.bars(GPU)} == {f"torch {torch.__version__} has no GPU"}
-    assert {bar.reason for bar in peer.bars("@numpy")} == {""}
+    assert {bar.reason for bar in pytorch_rows.bars(GPU)} == {f"torch {torch.__version__} has no GPU"}
+    assert {bar.reason for bar in pytorch_rows.bars("@numpy")} == {""}
 
 
 def test_a_missing_compiler_is_named_in_one_line(torch, tmp_path):
     code = """if True:
         import torch
-        from benchmarks.bars import peer, torch_step
+        from benchmarks.bars import pytorch_rows, torch_step
         from benchmarks.processes import reason_of
-        way = peer.Way("float32", compile="default")
+        way = pytorch_rows.Way("float32", compile="default")
         step = torch_step.CpuStep(way, torch.nn.Conv2d(3, 8, 1), torch.ones(2, 3, 4, 4), torch.zeros(2, 4, 4).long())
         try:
             step()
@@ -385,25 +385,25 @@ def test_a_missing_compiler_is_named_in_one_line(torch, tmp_path):
 
 
 def test_torch_is_not_imported_before_it_is_asked_for():
-    code = "import sys; from benchmarks.bars import peer; sys.exit('torch' in sys.modules)"
+    code = "import sys; from benchmarks.bars import pytorch_rows; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_a_network_that_pytorch_lacks_is_a_reason():
-    (bar, *_) = peer.bars("@numpy")
+    (bar, *_) = pytorch_rows.bars("@numpy")
     with pytest.raises(ValueError, match=r"^no resnet8 in PyTorch to compare with; there are resnet18, .*_32x4d$"):
         bar.make(_task("resnet8"))
 
 
 def test_bars_go_to_other_processes_and_have_their_place(monkeypatch):
-    monkeypatch.setattr(contestants, "import_torch", lambda: (None, "no torch"))
+    monkeypatch.setattr(compared_optimizers, "import_torch", lambda: (None, "no torch"))
     for specifier in ("@numpy", GPU):
-        bars = peer.bars(specifier)
+        bars = pytorch_rows.bars(specifier)
         assert len({bar.name for bar in bars}) == len(bars)
         assert {bar.group for bar in bars} == {"peer"}
         ways = [bar.make.args for bar in pickle.loads(pickle.dumps(bars))]
         assert ways == [bar.make.args for bar in bars]
-    level = {bar.name: (bar.level, bar.dtype) for bar in peer.bars(GPU)}
+    level = {bar.name: (bar.level, bar.dtype) for bar in pytorch_rows.bars(GPU)}
     assert level["PyTorch FP32"] == ("nchw", "float32")
     assert level["PyTorch AMP, channels_last"] == ("nhwc", "float16")
     assert level["PyTorch AMP bfloat16, channels_last, compiled, graph"] == ("nhwc-fused", "bfloat16")
@@ -411,7 +411,7 @@ def test_bars_go_to_other_processes_and_have_their_place(monkeypatch):
 
 def test_what_is_a_graph_is_fused():
     """The other update reads a flag on the host under a loss scale; "reduce-overhead" has graphs of its own."""
-    graphs = [way for way in peer._ON_GPU.values() if way.graph]
+    graphs = [way for way in pytorch_rows._ON_GPU.values() if way.graph]
     assert len(graphs) == 4
     assert all(way.fused and way.channels_last and way.compile != "reduce-overhead" for way in graphs)
 
@@ -508,7 +508,7 @@ def device(torch, torch_step, monkeypatch):
 
 
 def test_a_block_of_an_eager_row(torch, torch_step, device):
-    step = _small(torch, torch_step.GpuStep, peer.Way("float16"))
+    step = _small(torch, torch_step.GpuStep, pytorch_rows.Way("float16"))
     step.warm_up()
     assert device.calls == ["step"] * 5
     step()
@@ -522,7 +522,7 @@ def test_a_block_of_an_eager_row(torch, torch_step, device):
 
 def test_blocks_of_a_graph(torch, torch_step, device):
     """It is captured on the stream of the steps before it, replayed, dropped before its memory is freed; and again."""
-    step = _small(torch, torch_step.GpuStep, peer.Way("float16", graph=True))
+    step = _small(torch, torch_step.GpuStep, pytorch_rows.Way("float16", graph=True))
     block = [
         *[("side", "waits for", "default"), ("enter", "side"), *["step"] * 5, ("leave", "side")],
         *[("default", "waits for", "side"), ("capture", "side"), "step", "captured", "replay"],
@@ -542,14 +542,14 @@ def test_graphs_of_the_compiler_are_dropped_with_its_code(torch, torch_step, dev
     monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append(options) or model)
     monkeypatch.setattr(torch.compiler, "reset", lambda: device._note("forget"))
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: device._note("begin"))
-    step = _small(torch, torch_step.GpuStep, peer.Way("float16", compile="reduce-overhead"))
+    step = _small(torch, torch_step.GpuStep, pytorch_rows.Way("float16", compile="reduce-overhead"))
     step()
     step.release()
     assert device.calls == ["begin", "step", "synchronize", "forget", "empty", "reset peak"]
     assert compiled == [{"mode": "reduce-overhead", "fullgraph": True, "dynamic": False}] * 2
 
     device.calls.clear()
-    step = _small(torch, torch_step.GpuStep, peer.Way("float16", compile="default"))
+    step = _small(torch, torch_step.GpuStep, pytorch_rows.Way("float16", compile="default"))
     step.release()  # compiled code holds no memory of a step
     assert device.calls == ["synchronize", "empty", "reset peak"]
     assert len(compiled) == 3
@@ -559,15 +559,15 @@ def test_graphs_of_the_compiler_are_dropped_with_its_code(torch, torch_step, dev
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", peer._ON_GPU)
+@pytest.mark.parametrize("name", pytorch_rows._ON_GPU)
 def test_every_row_of_a_gpu_runs_blocks(name, torch):
-    bar = {bar.name: bar for bar in peer.bars(GPU)}[name]
+    bar = {bar.name: bar for bar in pytorch_rows.bars(GPU)}[name]
     if bar.reason:
         pytest.skip(bar.reason)
     with Worker() as own:
-        own.call(contestant.prepare, bar, _task(batch=8, size=64, specifier=GPU))
+        own.call(row_worker.prepare, bar, _task(batch=8, size=64, specifier=GPU))
         for _ in range(2):
-            block = own.call(contestant.block, 3)
+            block = own.call(row_worker.block, 3)
             assert block.seconds > 0
             assert block.peak > 100e6  # bytes: weights, gradients and momenta alone are more
 
@@ -579,7 +579,7 @@ def test_replays_are_the_eager_steps(torch, torch_step):
         pytest.skip(f"torch {torch.__version__} has no GPU")
     losses = {}
     for graph in (False, True):
-        step = torch_step.make(peer.Way("float16", graph=graph), "resnet18", GPU, 8, 64)
+        step = torch_step.make(pytorch_rows.Way("float16", graph=graph), "resnet18", GPU, 8, 64)
         for group in step.optimizer.param_groups:
             group["lr"] = 1e-4
         step.warm_up()

@@ -1,14 +1,14 @@
-"""benchmarks.bars.turns: who runs when, and what a failure leaves."""
+"""benchmarks.bars.schedule: who runs when, and what a failure leaves."""
 
 import contextlib
 import types
 
 import pytest
 
-from benchmarks.bars import contestant, turns
-from benchmarks.bars.contestant import Bar, Launches, Task
-from benchmarks.bars.step import Step
-from benchmarks.bars.turns import Plan, measure
+from benchmarks.bars import row_worker, schedule
+from benchmarks.bars.row_worker import Bar, Launches, Task
+from benchmarks.bars.schedule import Plan, measure
+from benchmarks.bars.timed_step import Step
 from benchmarks.processes import Worker
 from tests.stand_ins.stub_worker import StubWorker
 
@@ -72,10 +72,10 @@ class Race:
 @pytest.fixture
 def race(monkeypatch):
     race = Race()
-    monkeypatch.setattr(turns, "Worker", lambda: StubWorker(contestant, race.events))
-    monkeypatch.setattr(contestant, "time", types.SimpleNamespace(perf_counter=lambda: race.now))
-    monkeypatch.setattr(turns, "time", types.SimpleNamespace(monotonic=lambda: race.now))
-    monkeypatch.setattr(contestant, "_notes", contestant._Notes())
+    monkeypatch.setattr(schedule, "Worker", lambda: StubWorker(row_worker, race.events))
+    monkeypatch.setattr(row_worker, "time", types.SimpleNamespace(perf_counter=lambda: race.now))
+    monkeypatch.setattr(schedule, "time", types.SimpleNamespace(monotonic=lambda: race.now))
+    monkeypatch.setattr(row_worker, "_notes", row_worker._Notes())
     return race
 
 
@@ -189,7 +189,7 @@ def test_ctrl_c_ends_all_processes(race):
 @pytest.mark.parametrize(("prepare_limit", "expected"), [(None, 60.0), (300.0, 300.0)])
 def test_preparing_has_a_limit_of_its_own(race, monkeypatch, prepare_limit, expected):
     workers = []
-    monkeypatch.setattr(turns, "Worker", lambda: workers.append(StubWorker(contestant)) or workers[-1])
+    monkeypatch.setattr(schedule, "Worker", lambda: workers.append(StubWorker(row_worker)) or workers[-1])
     race.measure(race.bar("a", 1.0), blocks=2, prepare_limit=prepare_limit)
     assert workers[0].limits == [("prepare", expected), ("block", 60.0), ("block", 60.0), ("notes", 60.0)]
 
@@ -267,4 +267,4 @@ def test_a_crash_and_a_row_that_hangs_are_rows_with_a_reason(monkeypatch):
 
 
 def test_the_processes_are_those_of_workers():
-    assert turns.Worker is Worker
+    assert schedule.Worker is Worker

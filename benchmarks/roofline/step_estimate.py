@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from benchmarks.roofline import model
+from benchmarks.roofline import h200_model
 from benchmarks.step import recorded
 from benchmarks.step.launches import totals
 
@@ -68,7 +68,7 @@ class Step:
         """Returns all numbers, and what is assumed, as a dict for JSON."""
         return {
             "is": "a model, nothing of it is measured",
-            "assumptions": model.ASSUMPTIONS,
+            "assumptions": h200_model.ASSUMPTIONS,
             **dataclasses.asdict(self),
         }
 
@@ -90,7 +90,7 @@ class Step:
 
 
 def step(network, *, arch, size, batches, dtype):
-    """Records a captured step, and computes its time on an H200 by :mod:`benchmarks.roofline.model`.
+    """Records a captured step, and computes its time on an H200 by :mod:`benchmarks.roofline.h200_model`.
 
     Args:
         network: callable, at the top of a module, from the number of classes to a Chainer link from images to logits.
@@ -105,16 +105,18 @@ def step(network, *, arch, size, batches, dtype):
     choices = (recorded.AS_IT_IS, recorded.OWN_KERNELS, recorded.CONV_STATISTICS)
     found = recorded.record(network, arch=arch, size=size, dtype=dtype, choices=choices)
     as_it_is, own_kernels, statistics = (found[choice] for choice in choices)
-    in_order_of_axes = functools.partial(model.sums_in_order_of_axes, _ITEMSIZES[dtype])
+    in_order_of_axes = functools.partial(h200_model.sums_in_order_of_axes, _ITEMSIZES[dtype])
     ways = {
         "as it is": as_it_is,
         "gradients added in the order of the axes": in_order_of_axes(as_it_is),
-        "gradients added by launches of their own": model.sums_apart(as_it_is),
-        "gradients added in the BN before": model.sums_in_batch_norm(as_it_is),
+        "gradients added by launches of their own": h200_model.sums_apart(as_it_is),
+        "gradients added in the BN before": h200_model.sums_in_batch_norm(as_it_is),
         "BN by own kernels": own_kernels,
         "BN statistics in all convolutions": statistics,
-        "first convolution on blocks of 2x2": model.stem_on_blocks(as_it_is),
-        "in the BN before, statistics and blocks together": model.stem_on_blocks(model.sums_in_batch_norm(statistics)),
+        "first convolution on blocks of 2x2": h200_model.stem_on_blocks(as_it_is),
+        "in the BN before, statistics and blocks together": h200_model.stem_on_blocks(
+            h200_model.sums_in_batch_norm(statistics)
+        ),
     }
     rows = [_way(name, launches, batches) for name, launches in ways.items()]
     return Step(list(batches), _kinds(as_it_is, batches), rows)
@@ -124,9 +126,9 @@ def _kinds(launches, batches):
     found = []
     for kind, total in totals(launches, max(batches)).items():
         own = [launch for launch in launches if launch.kind == kind]
-        times = [1e6 * sum(model.seconds(launch, batch) for launch in own) for batch in batches]
+        times = [1e6 * sum(h200_model.seconds(launch, batch) for launch in own) for batch in batches]
         found.append(Kind(kind, total.launches, total.bytes / 1e9, total.least / 1e9, times))
-    gaps = Kind("gaps", 0, 0.0, 0.0, [1e6 * model.GAP * len(launches)] * len(batches))
+    gaps = Kind("gaps", 0, 0.0, 0.0, [1e6 * h200_model.GAP * len(launches)] * len(batches))
     sums = (sum(getattr(row, name) for row in found) for name in ("launches", "gigabytes", "least"))
     return [
         *found,
@@ -136,12 +138,12 @@ def _kinds(launches, batches):
 
 
 def _way(name, launches, batches):
-    times = [1e6 * sum(model.seconds(launch, batch) + model.GAP for launch in launches) for batch in batches]
+    times = [1e6 * sum(h200_model.seconds(launch, batch) + h200_model.GAP for launch in launches) for batch in batches]
     return Way(name, len(launches), sum(launch.moved(max(batches)) for launch in launches) / 1e9, times)
 
 
 def _head():
     yield "a model of a captured step on an H200, from its launches as recorded without a device; nothing is measured:"
-    for text, value in model.ASSUMPTIONS.items():
+    for text, value in h200_model.ASSUMPTIONS.items():
         values = value if isinstance(value, tuple) else (value,)
         yield f"  {text}: {', '.join(f'{each:g}' for each in values)}"

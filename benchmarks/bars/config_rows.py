@@ -1,6 +1,6 @@
 """The rows of mixprec: what the training script does with the configs of the talk, in other precisions, with changes.
 
-Only the learning rate is another one, see :data:`benchmarks.bars.step.LR`.
+Only the learning rate is another one, see :data:`benchmarks.bars.timed_step.LR`.
 """
 
 import dataclasses
@@ -10,8 +10,8 @@ import chainer
 
 from benchmarks import configured
 from benchmarks.bars.chainer_step import step_of
-from benchmarks.bars.contestant import Bar
-from benchmarks.bars.step import LR
+from benchmarks.bars.row_worker import Bar
+from benchmarks.bars.timed_step import LR
 
 TALK = ("fp32.yaml", "fp16.yaml", "dali.yaml", "nhwc_fused_batched.yaml", "static_graph.yaml")
 ALL = "static_graph.yaml"  # everything on
@@ -41,7 +41,7 @@ WAYS = (
 
 
 def bars(specifier, *, arch, batch, size):
-    """Returns the list of :class:`~benchmarks.bars.contestant.Bar`: the talk's configs, then one key changed.
+    """Returns the list of :class:`~benchmarks.bars.row_worker.Bar`: the talk's configs, then one key changed.
 
     Args:
         specifier: of the device.

@@ -11,8 +11,8 @@ import statistics
 import PIL
 from tqdm import tqdm
 
-from benchmarks import contestants, machine
-from benchmarks.loader_contestants import (
+from benchmarks import compared_optimizers, machine
+from benchmarks.compared_loaders import (
     CHAINER,
     COMPUTING,
     DALI,
@@ -105,7 +105,7 @@ def measure(images, *, batch=64, threads=2, repeats=7, seconds=10):
                 return found
 
             names = {name: name for name in ready}
-            times = contestants.take_turns(names, repeats, lambda name: timed(name, turn, len(images) // batch))
+            times = compared_optimizers.take_turns(names, repeats, lambda name: timed(name, turn, len(images) // batch))
             steps = math.ceil(seconds * RATE / batch)
             waits = [Wait(*pair, *timed(pair[0], train, pair[1], RATE, steps), _bound(*pair)) for pair in pairs]
         for own in ready.values():

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 from benchmarks import cupti, machine, rates
-from benchmarks.arguments import ArgumentsError
-from benchmarks.bars import configs, peer, plain, record, turns
-from benchmarks.bars.contestant import Task
-from benchmarks.bars.rows import row_of
+from benchmarks.bars import chainer_rows, config_rows, pytorch_rows, record, schedule
+from benchmarks.bars.row_statistics import row_of
+from benchmarks.bars.row_worker import Task
+from benchmarks.command_arguments import ArgumentsError
 from benchmarks.processes import Worker
-from benchmarks.roofline import layers, limit
+from benchmarks.roofline import limit, network_layers
 from benchmarks.step import counts as counting
 from mixprec.announcements import announce
 
@@ -30,7 +30,7 @@ class Settings:
         batch: numbers of images in a batch.
         size: height and width of an image in pixels.
         blocks: number of timed blocks of each row.
-        block_steps: number of timed steps in a block, see :class:`~benchmarks.bars.turns.Plan`.
+        block_steps: number of timed steps in a block, see :class:`~benchmarks.bars.schedule.Plan`.
         limit: seconds after which a row is given up whose block does not answer.
         minutes: after which nothing new begins, or ``None``; rates of the machine are measured before.
         peer: ``"pytorch"`` or ``None``.
@@ -68,7 +68,7 @@ def defaults(specifier):
 
 
 def bars_of(settings, specifier, batch):
-    """Returns the list of :class:`~benchmarks.bars.contestant.Bar` of a run at one batch size.
+    """Returns the list of :class:`~benchmarks.bars.row_worker.Bar` of a run at one batch size.
 
     Args:
         settings: :class:`Settings`.
@@ -78,9 +78,11 @@ def bars_of(settings, specifier, batch):
     Raises:
         ArgumentsError: a pattern names no row.
     """
-    bars = plain.bars(specifier) + configs.bars(specifier, arch=settings.arch, batch=batch, size=settings.size)
+    bars = chainer_rows.bars(specifier) + config_rows.bars(
+        specifier, arch=settings.arch, batch=batch, size=settings.size
+    )
     if settings.peer is not None:
-        bars += peer.bars(specifier)
+        bars += pytorch_rows.bars(specifier)
     if settings.rows is None:
         return bars
     for pattern in settings.rows:
@@ -96,7 +98,7 @@ def turns_of(settings, specifier):
     Raises:
         ArgumentsError: a pattern names no row.
     """
-    return sum(turns.calls(bars_of(settings, specifier, batch), settings.blocks) for batch in settings.batch)
+    return sum(schedule.calls(bars_of(settings, specifier, batch), settings.blocks) for batch in settings.batch)
 
 
 def run(networks, settings, specifier, device, *, progress: Callable = lambda name: None):
@@ -108,7 +110,7 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
         settings: :class:`Settings`.
         specifier: of the device.
         device: what it is, in words.
-        progress: see :func:`benchmarks.bars.turns.measure`.
+        progress: see :func:`benchmarks.bars.schedule.measure`.
 
     Yields:
         ``(record, batch)``: the record of all so far, see :mod:`benchmarks.bars.record`, after each round of
@@ -122,10 +124,10 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
     count = None if kind == "cpu" or cupti.why_not() else cupti.counting
     network, made = networks[settings.arch], machine.record()
     measured, rows, is_cut = None if settings.no_rates else _rates(specifier), [], False
-    walked = None if measured is None else layers.layers(network, settings.size)
+    walked = None if measured is None else network_layers.layers(network, settings.size)
     end = math.inf if settings.minutes is None else time.monotonic() + 60 * settings.minutes
     timing = settings.blocks, settings.block_steps, settings.limit, settings.minutes
-    plan = turns.Plan(*timing, end=end, prepare_limit=settings.prepare_limit)
+    plan = schedule.Plan(*timing, end=end, prepare_limit=settings.prepare_limit)
 
     def written(more=(), counts=(), *, complete=False):
         chosen = {key: getattr(settings, key) for key in record.SETTINGS}
@@ -134,15 +136,15 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
     for bars, batch in zip(everything, settings.batch, strict=True):
         task = Task(settings.arch, network, specifier, batch, settings.size)
         limits = {bar.name: _limit(walked, bar, batch, measured, specifier) for bar in bars}
-        for results in turns.measure(bars, task, plan, count=count, progress=progress):
-            base = next((result.blocks for result in results if result.bar.name == plain.base(specifier)), ())
+        for results in schedule.measure(bars, task, plan, count=count, progress=progress):
+            base = next((result.blocks for result in results if result.bar.name == chainer_rows.base(specifier)), ())
             found = [row_of(batch, result, base, limits[result.bar.name]) for result in results]
             yield written(found), None
         rows += found
         is_cut = is_cut or any(result.is_cut for result in results)
         yield written(), batch
     names = {bar.name for bars in everything for bar in bars}
-    ways = [(name, *way) for name, _, *way in configs.WAYS if name in names] if kind == "cpu" else []
+    ways = [(name, *way) for name, _, *way in config_rows.WAYS if name in names] if kind == "cpu" else []
     counts = counting.counts_of(ways, networks["resnet50"], **_COUNTED)
     yield written((), counting.as_json(counts), complete=not is_cut), None
 

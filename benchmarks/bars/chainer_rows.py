@@ -11,8 +11,8 @@ from chainer import optimizers
 from chainer.backends import cuda
 
 from benchmarks.bars.chainer_step import step_of
-from benchmarks.bars.contestant import Bar
-from benchmarks.bars.step import LR
+from benchmarks.bars.row_worker import Bar
+from benchmarks.bars.timed_step import LR
 from mixprec import environment
 
 FP32, NO_CUDNN, CUDNN = "plain Chainer FP32", "plain Chainer FP32, no cuDNN", "plain Chainer FP32, cuDNN"
@@ -21,7 +21,7 @@ CLASSES = 1000
 
 
 def bars(specifier):
-    """Returns the list of :class:`~benchmarks.bars.contestant.Bar` for a device.
+    """Returns the list of :class:`~benchmarks.bars.row_worker.Bar` for a device.
 
     Args:
         specifier: of the device.
@@ -53,12 +53,12 @@ def step(task, *, mixed=False, **config):
     """Makes a step of plain Chainer: forward, softmax cross entropy, backward, momentum SGD, on one batch of noise.
 
     Args:
-        task: :class:`~benchmarks.bars.contestant.Task`.
+        task: :class:`~benchmarks.bars.row_worker.Task`.
         mixed: whether it is ``chainer.mixed16``, with FP32 updates and Chainer's dynamic loss scale.
         **config: entries of ``chainer.config`` that are in force in a step.
 
     Returns:
-        :class:`~benchmarks.bars.step.Step`
+        :class:`~benchmarks.bars.timed_step.Step`
     """
     device = chainer.get_device(task.specifier)
     device.use()

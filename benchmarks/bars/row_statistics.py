@@ -11,7 +11,7 @@ class Row:
     Attributes:
         batch: images in a batch.
         name: of the way to train.
-        group: see :class:`~benchmarks.bars.contestant.Bar`.
+        group: see :class:`~benchmarks.bars.row_worker.Bar`.
         blocks: images a second in each block.
         median: of them.
         minimum: of them.
@@ -21,7 +21,7 @@ class Row:
         ratio: median of its images a second over those of the base row in the same turn.
         launches: kernels and graphs that the host launches in a step.
         syncs: how often the host waits for the device in a step.
-        peak: most bytes that a step has needed, see :meth:`benchmarks.bars.step.Step.peak`.
+        peak: most bytes that a step has needed, see :meth:`benchmarks.bars.timed_step.Step.peak`.
         roofline: share of the images a second that bandwidth and arithmetic would allow at this level of fusion.
         reason: one line that says why there are no numbers, or ``""``.
         note: what else is to be said: slower paths that were taken.
@@ -50,8 +50,8 @@ def row_of(batch, result, base, limit):
 
     Args:
         batch: images in a batch.
-        result: :class:`~benchmarks.bars.turns.Result`.
-        base: list of :class:`~benchmarks.bars.contestant.Block` of what it is compared with, in the same turns;
+        result: :class:`~benchmarks.bars.schedule.Result`.
+        base: list of :class:`~benchmarks.bars.row_worker.Block` of what it is compared with, in the same turns;
             empty if there is none.
         limit: images a second that the machine would allow, or ``None``.
     """

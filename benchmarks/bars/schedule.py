@@ -9,8 +9,8 @@ import dataclasses
 import math
 import time
 
-from benchmarks.bars import contestant
-from benchmarks.bars.contestant import Bar, Block, Launches
+from benchmarks.bars import row_worker
+from benchmarks.bars.row_worker import Bar, Block, Launches
 from benchmarks.processes import Worker
 
 _LEAST, _MOST = 1.0, 5.0  # seconds of a block
@@ -75,10 +75,10 @@ def measure(bars, task, plan, *, count=None, progress=lambda name: None):
     """Measures all rows at one batch size.
 
     Args:
-        bars: list of :class:`~benchmarks.bars.contestant.Bar`.
-        task: :class:`~benchmarks.bars.contestant.Task`.
+        bars: list of :class:`~benchmarks.bars.row_worker.Bar`.
+        task: :class:`~benchmarks.bars.row_worker.Task`.
         plan: :class:`Plan`.
-        count: see :meth:`benchmarks.bars.contestant.Contestant.launches`; ``None`` if nothing can count.
+        count: see :meth:`benchmarks.bars.row_worker.Contestant.launches`; ``None`` if nothing can count.
         progress: called with the name of a row when it is warm, and after each of its blocks.
 
     Yields:
@@ -162,7 +162,7 @@ class _Contender:
         if not self._reason:
             self._worker = Worker()
             limit = self._plan.limit if self._plan.prepare_limit is None else self._plan.prepare_limit
-            self._seconds = self._attempt("", limit, contestant.prepare, self.bar, task)
+            self._seconds = self._attempt("", limit, row_worker.prepare, self.bar, task)
 
     def block(self, where):
         """Measures one more block, unless it has failed.
@@ -171,7 +171,7 @@ class _Contender:
             where: what the reason begins with if this fails.
         """
         if not self._reason:
-            block = self._attempt(where, self._plan.limit, contestant.block, self._plan.steps(self._seconds))
+            block = self._attempt(where, self._plan.limit, row_worker.block, self._plan.steps(self._seconds))
             self._blocks += [] if self._reason else [block]
 
     def finish(self, count):
@@ -179,9 +179,9 @@ class _Contender:
         if self._reason:
             return
         self._is_cut = len(self._blocks) < self._plan.blocks
-        self._notes, reason = self._worker.attempt(contestant.notes, limit=self._plan.limit)
+        self._notes, reason = self._worker.attempt(row_worker.notes, limit=self._plan.limit)
         if count is not None and not reason:
-            self._launches, reason = self._worker.attempt(contestant.launches, count, limit=self._plan.limit)
+            self._launches, reason = self._worker.attempt(row_worker.launches, count, limit=self._plan.limit)
         self._notes = [*(self._notes or []), *([f"launches were not counted: {reason}"] if reason else [])]
         self._worker.end()
 

@@ -1,6 +1,6 @@
 """Everything about a machine that its results may depend on, as text: processor, memory, disk, driver, packages.
 
-python -m benchmarks.gpu_check.surroundings FOLDER
+python -m benchmarks.gpu_check.machine_report FOLDER
 """
 
 import os

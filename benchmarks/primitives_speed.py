@@ -8,7 +8,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 
-from benchmarks import machine, resnet
+from benchmarks import machine, resnet_by_hand
 from mixprec import functions
 
 # Time over that of plain Chainer in float32 which a row may take.
@@ -54,7 +54,7 @@ def measure(network, *, classes=1000, batch=8, size=64, repeats=5):
     t = np.arange(batch, dtype=np.int32) % classes
     steps = {_PLAIN: _plain(L.Classifier(network(classes)), x, t)}
     for dtype in ("float32", "float16"):
-        steps[f"mixprec.links {dtype}, NHWC"] = _by_hand(resnet.resnet50(classes, dtype), dtype, x, t)
+        steps[f"mixprec.links {dtype}, NHWC"] = _by_hand(resnet_by_hand.resnet50(classes, dtype), dtype, x, t)
     times = {name: [] for name in steps}
     for _ in range(repeats + 1):
         for name, step in steps.items():

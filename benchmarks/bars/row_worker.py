@@ -40,7 +40,7 @@ class Bar:
     Attributes:
         name: of the row.
         make: callable, at the top of a module or a partial of such a one, from a :class:`Task` to a
-            :class:`~benchmarks.bars.step.Step`.
+            :class:`~benchmarks.bars.timed_step.Step`.
         reason: one line that says why it cannot be measured here, or ``""``.
         group: ``"plain"``, ``"config"``, ``"precision"``, ``"ablation"`` or ``"peer"``.
         level: of fusion, see :mod:`benchmarks.roofline.levels`.
@@ -77,7 +77,7 @@ class Block:
     Attributes:
         seconds: of a step.
         host_seconds: until the call of a step returns, which does not wait for the device; ``None`` on a CPU.
-        peak: bytes, see :meth:`benchmarks.bars.step.Step.peak`.
+        peak: bytes, see :meth:`benchmarks.bars.timed_step.Step.peak`.
     """
 
     seconds: float

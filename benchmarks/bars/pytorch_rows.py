@@ -7,8 +7,8 @@ are in some row: channels_last, mixed precision, fused SGD, ``torch.compile``, C
 import dataclasses
 import functools
 
-from benchmarks import contestants
-from benchmarks.bars.contestant import Bar
+from benchmarks import compared_optimizers
+from benchmarks.bars.row_worker import Bar
 
 ARCHS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d")
 
@@ -57,7 +57,7 @@ _ON_CPU = {
 
 
 def bars(specifier):
-    """Returns the list of :class:`~benchmarks.bars.contestant.Bar` for a device.
+    """Returns the list of :class:`~benchmarks.bars.row_worker.Bar` for a device.
 
     Without torch, or without one for the device, they all have the reason.
 
@@ -73,7 +73,7 @@ def bars(specifier):
 
 
 def _why_not(specifier):
-    torch, reason = contestants.import_torch()
+    torch, reason = compared_optimizers.import_torch()
     if torch is None:
         return f'{reason.partition(chr(10))[0]}; pip install -e ".[torch]" installs it'
     if specifier != "@numpy" and not torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """A record as aligned text, for the console."""
 
 from benchmarks.bars import goals
-from benchmarks.bars.columns import COUNT_COLUMNS, ROW_COLUMNS
+from benchmarks.bars.result_columns import COUNT_COLUMNS, ROW_COLUMNS
 
 
 def table(record, batch):
