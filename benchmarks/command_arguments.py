@@ -1,4 +1,4 @@
-"""What the arguments of ``scripts/benchmark.py`` have in common."""
+"""Types of the arguments of ``scripts/benchmark.py``, and their error."""
 
 import argparse
 import math

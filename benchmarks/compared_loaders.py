@@ -1,4 +1,4 @@
-"""Who takes part when loaders are compared, in a process of its own each, and the pictures that they read."""
+"""The loaders that are compared, each in a process of its own, and the pictures that they read."""
 
 import concurrent.futures
 import functools
@@ -101,14 +101,14 @@ class PillowDataset(chainer.dataset.DatasetMixin):
         return pixels.astype(np.float16), self._images.labels[i]
 
 
-# What runs in the process of a contestant
+# What runs in the process of a loader
 
-_contestant = []  # an iterator, and a callable from its batches to arrays
+_loader = []  # an iterator, and a callable from its batches to arrays
 
 
 def prepare(name, images, batch, threads):
-    """Makes the contestant ready to deliver batches."""
-    _contestant[:] = _BUILDERS[name](images, batch, threads)
+    """Makes the loader ready to deliver batches."""
+    _loader[:] = _BUILDERS[name](images, batch, threads)
     x, t = _next()
     if x.dtype != np.float16 or x.shape != (batch, SIZE, SIZE, 3) or t.dtype != np.int32:
         raise RuntimeError(f"a batch of {x.dtype} {x.shape} and {t.dtype} labels")
@@ -155,13 +155,13 @@ def train(trainer, rate, steps):
 
 
 def end():
-    """Ends the contestant's threads and processes."""
-    iterator, _ = _contestant
+    """Ends the loader's threads and processes."""
+    iterator, _ = _loader
     iterator.finalize()
 
 
 def _next():
-    iterator, arrays = _contestant
+    iterator, arrays = _loader
     return arrays(next(iterator))
 
 

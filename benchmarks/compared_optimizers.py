@@ -1,4 +1,4 @@
-"""Who takes part when optimizers are compared: the same parameters under plain Chainer, mixprec and torch."""
+"""The optimizers that are compared: plain Chainer's, mixprec's and torch's, with the same parameters."""
 
 import chainer
 import numpy as np
@@ -75,20 +75,20 @@ def import_torch():
     return torch, ""
 
 
-def take_turns(contestants, turns, time):
-    """Times contestants in turns, so that a drift of the machine hits all of them alike.
+def take_turns(steps, turns, time):
+    """Times steps in turns, so that a drift of the machine hits all of them alike.
 
     Args:
-        contestants: dict from names to callables.
+        steps: dict from names to callables.
         turns: number of timed turns; one more is run before.
-        time: callable from a contestant to the seconds that a step of it takes.
+        time: callable from such a callable to the seconds that it takes.
 
     Returns:
         dict from names to lists of seconds
     """
-    seconds = {name: [] for name in contestants}
+    seconds = {name: [] for name in steps}
     for _ in range(turns + 1):
-        for name, step in contestants.items():
+        for name, step in steps.items():
             seconds[name].append(time(step))
     return {name: timed[1:] for name, timed in seconds.items()}
 

@@ -1,4 +1,4 @@
-"""What measurements on a GPU have in common."""
+"""Helpers of all measurements on a GPU."""
 
 import contextlib
 import statistics

@@ -1,6 +1,6 @@
 """Images a second on a GPU: the loader alone, training on images that are there already, and both together.
 
-Training is a captured step of a converted classifier in float16. Each contestant lives in a process of its own.
+Training is a captured step of a converted classifier in float16. Each row lives in a process of its own.
 """
 
 import contextlib
@@ -104,21 +104,21 @@ def _row(name, times, why):
     return Row(name, statistics.median(rates), (max(rates) - min(rates)) / 2, ratio)
 
 
-# What runs in the process of a contestant
+# What runs in the process of a row
 
-_contestant = []
+_row = []
 
 
 def _prepare(*arguments):
-    """Makes the :class:`Contestant`."""
-    _contestant[:] = [Contestant(*arguments)]
+    """Makes the :class:`MeasuredRow`."""
+    _row[:] = [MeasuredRow(*arguments)]
 
 
 def _turn():
-    return _contestant[0].turn()
+    return _row[0].turn()
 
 
-class Contestant:
+class MeasuredRow:
     """A loader, a training step, or both, on a GPU of one process; it runs until nothing is new any more.
 
     Args:

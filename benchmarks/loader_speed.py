@@ -39,7 +39,7 @@ class Speed:
     """One line of the first table.
 
     Attributes:
-        name: who delivers batches.
+        name: of the loader.
         rate: median of images a second; ``None`` if it could not be measured.
         spread: half of the distance between the quickest and the slowest turn, in images a second.
         ratio: median of DALI's rate over this one in the same turn: a busy machine slows both; ``None`` without DALI.
@@ -60,8 +60,8 @@ class Wait:
     """One line of the second table.
 
     Attributes:
-        name: who delivers batches.
-        trainer: what the one who takes them does in the meantime.
+        name: of the loader.
+        trainer: what the trainer that takes them does in the meantime.
         rate: images a second that it gets.
         share: of its time that it waits for batches.
         bound: what the share should be less than, or ``None``.

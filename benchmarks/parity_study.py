@@ -1,4 +1,4 @@
-"""Does training in FP16 end where training in FP32 does? Paired runs of the training script, and negative controls."""
+"""Compares the ends of training in FP16 and in FP32: paired runs of the training script, and negative controls."""
 
 import dataclasses
 import statistics

@@ -1,4 +1,4 @@
-"""How fast a machine copies and multiplies: what a roofline is made of."""
+"""The rates at which a machine copies and multiplies, of which a roofline is made."""
 
 import dataclasses
 import statistics

@@ -1,4 +1,4 @@
-"""ResNet-50 and its relatives by hand, from the links of mixprec: what a user would write who builds for NHWC.
+"""ResNet-50 and its relatives by hand, from the links of mixprec, as a network that is written for NHWC.
 
 The parameters have the names and shapes of ``models/resnet.py``, so that snapshots fit both.
 """

@@ -19,7 +19,7 @@ class Row:
 
     Attributes:
         part: what was updated.
-        name: who updated it.
+        name: of the optimizer.
         microseconds: median time of a step; ``None`` if it could not be measured.
         spread: half of the distance between the quickest and the slowest turn, in microseconds.
         ratio: time of plain Chainer in the same part over this time.

@@ -24,7 +24,7 @@ class Row:
 
     Attributes:
         part: name of the optimizer.
-        name: who updated.
+        name: of the optimizer.
         microseconds: median time of a step; ``None`` if it could not be measured.
         spread: half of the distance between the quickest and the slowest turn, in microseconds.
         floors: time over that of the bytes that mixprec has to move, at the bandwidth of a copy.
@@ -115,7 +115,7 @@ def _compare(name, shapes, device, bandwidth, repeats):
         )
     times = compared_optimizers.take_turns(compared, repeats, lambda step: gpu.seconds(device, step))
     least = floor(name, shapes, bandwidth)
-    return [_row(name, who, seconds, least) for who, seconds in times.items()] + missing
+    return [_row(name, optimizer, seconds, least) for optimizer, seconds in times.items()] + missing
 
 
 def _row(part, name, seconds, least):

@@ -30,7 +30,7 @@ class Settings:
         batch: numbers of images in a batch.
         size: height and width of an image in pixels.
         blocks: number of timed blocks of each row.
-        block_steps: number of timed steps in a block, see :class:`~benchmarks.bars.schedule.Plan`.
+        block_steps: number of timed steps in a block, see :class:`~benchmarks.bars.schedule.Timing`.
         limit: seconds after which a row is given up whose block does not answer.
         minutes: after which nothing new begins, or ``None``; rates of the machine are measured before.
         peer: ``"pytorch"`` or ``None``.
@@ -126,8 +126,8 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
     measured, rows, is_cut = None if settings.no_rates else _rates(specifier), [], False
     walked = None if measured is None else network_layers.layers(network, settings.size)
     end = math.inf if settings.minutes is None else time.monotonic() + 60 * settings.minutes
-    timing = settings.blocks, settings.block_steps, settings.limit, settings.minutes
-    plan = schedule.Plan(*timing, end=end, prepare_limit=settings.prepare_limit)
+    numbers = settings.blocks, settings.block_steps, settings.limit, settings.minutes
+    timing = schedule.Timing(*numbers, end=end, prepare_limit=settings.prepare_limit)
 
     def written(more=(), counts=(), *, complete=False):
         chosen = {key: getattr(settings, key) for key in record.SETTINGS}
@@ -136,7 +136,7 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
     for bars, batch in zip(everything, settings.batch, strict=True):
         task = Task(settings.arch, network, specifier, batch, settings.size)
         limits = {bar.name: _limit(walked, bar, batch, measured, specifier) for bar in bars}
-        for results in schedule.measure(bars, task, plan, count=count, progress=progress):
+        for results in schedule.measure(bars, task, timing, count=count, progress=progress):
             base = next((result.blocks for result in results if result.bar.name == chainer_rows.base(specifier)), ())
             found = [row_of(batch, result, base, limits[result.bar.name]) for result in results]
             yield written(found), None

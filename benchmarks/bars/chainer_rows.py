@@ -1,4 +1,4 @@
-"""The rows of plain Chainer: what a program gets that knows nothing of mixprec; FP32 without TF32, and mixed16."""
+"""The rows of plain Chainer, without mixprec: FP32 without TF32, and mixed16."""
 
 import contextlib
 import functools

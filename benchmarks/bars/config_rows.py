@@ -1,4 +1,4 @@
-"""The rows of mixprec: what the training script does with the configs of the talk, in other precisions, with changes.
+"""The rows of mixprec: the training script with the configs after NVIDIA's 2018 talk, in other precisions, and changed.
 
 Only the learning rate is another one, see :data:`benchmarks.bars.timed_step.LR`.
 """
@@ -41,7 +41,7 @@ WAYS = (
 
 
 def bars(specifier, *, arch, batch, size):
-    """Returns the list of :class:`~benchmarks.bars.row_worker.Bar`: the talk's configs, then one key changed.
+    """Returns the list of :class:`~benchmarks.bars.row_worker.Bar`: five whole configs, then one key changed.
 
     Args:
         specifier: of the device.

@@ -1,4 +1,4 @@
-"""What an H200 is to reach on ResNet-50, and how far a run is from it."""
+"""Goals for ResNet-50 on an H200, and the distance of a run from them."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""The page of results, made from the records of runs: nothing on it is written by hand."""
+"""Writes the page of results from the records of runs; nothing on it is written by hand."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""What stands in the tables of a record, on the console and on the page of results."""
+"""The columns of a record's tables, on the console and on the page of results."""
 
 from benchmarks.bars import goals
 

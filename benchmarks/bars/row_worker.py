@@ -1,4 +1,4 @@
-"""What runs in the process of a row: a training step, and blocks of it that are timed."""
+"""A warm training step of a row and its timed blocks; :mod:`benchmarks.bars.schedule` calls them in a row's process."""
 
 import dataclasses
 import logging
@@ -85,7 +85,7 @@ class Block:
     peak: int
 
 
-class Contestant:
+class WarmStep:
     """A training step that is warm.
 
     Between blocks it has given back what a step needs, so that the rows take turns in memory, too. What it takes to
@@ -160,26 +160,26 @@ class _Notes(logging.Handler):
         self.texts.append(record.getMessage().partition("\n")[0])
 
 
-_contestant = []
+_warm_step = []
 _notes = _Notes()
 
 
 def prepare(bar, task):
-    """Makes the :class:`Contestant` of this process; returns the seconds that a step takes."""
+    """Makes the :class:`WarmStep` of this process; returns the seconds that a step takes."""
     logging.getLogger("mixprec").addHandler(_notes)
     with progress.reporting(f"{bar.name}, batch {task.batch}", processes.report):
-        _contestant[:] = [Contestant(bar, task)]
-    return _contestant[0].seconds
+        _warm_step[:] = [WarmStep(bar, task)]
+    return _warm_step[0].seconds
 
 
 def block(steps):
-    """Runs a block of it, see :meth:`Contestant.block`."""
-    return _contestant[0].block(steps)
+    """Runs a block of it, see :meth:`WarmStep.block`."""
+    return _warm_step[0].block(steps)
 
 
 def launches(count):
-    """Counts a step of it, see :meth:`Contestant.launches`."""
-    return _contestant[0].launches(count)
+    """Counts a step of it, see :meth:`WarmStep.launches`."""
+    return _warm_step[0].launches(count)
 
 
 def notes():

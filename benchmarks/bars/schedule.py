@@ -1,4 +1,4 @@
-"""Who runs when: at each batch size every row lives in a process of its own, and blocks of steps alternate.
+"""The order of measuring: at each batch size every row has a process of its own, and blocks of steps alternate.
 
 So a drift of the machine hits all rows alike. A process ends as soon as it fails. While one row runs, the others hold
 their parameters and little else.
@@ -40,7 +40,7 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Timing:
     """How long is measured.
 
     Attributes:
@@ -71,14 +71,14 @@ class Plan:
         return min(wanted, max(1, int(_MOST / seconds)))
 
 
-def measure(bars, task, plan, *, count=None, progress=lambda name: None):
+def measure(bars, task, timing, *, count=None, progress=lambda name: None):
     """Measures all rows at one batch size.
 
     Args:
         bars: list of :class:`~benchmarks.bars.row_worker.Bar`.
         task: :class:`~benchmarks.bars.row_worker.Task`.
-        plan: :class:`Plan`.
-        count: see :meth:`benchmarks.bars.row_worker.Contestant.launches`; ``None`` if nothing can count.
+        timing: :class:`Timing`.
+        count: see :meth:`benchmarks.bars.row_worker.WarmStep.launches`; ``None`` if nothing can count.
         progress: called with the name of a row when it is warm, and after each of its blocks.
 
     Yields:
@@ -86,21 +86,21 @@ def measure(bars, task, plan, *, count=None, progress=lambda name: None):
     """
     firsts = _firsts(bars)
     with contextlib.ExitStack() as stack:
-        contenders = {}
+        processes = {}
         for key, bar in firsts.items():
-            contenders[key] = stack.enter_context(_Contender(bar, plan))
-            contenders[key].prepare(task)
+            processes[key] = stack.enter_context(_RowProcess(bar, timing))
+            processes[key].prepare(task)
             progress(bar.name)
-        for number in range(1, plan.blocks + 1):
-            if number > 1 and plan.is_over():
+        for number in range(1, timing.blocks + 1):
+            if number > 1 and timing.is_over():
                 break
-            for contender in contenders.values():
-                contender.block(f"block {number} of {plan.blocks}: ")
-                progress(contender.bar.name)
-            yield _results(bars, firsts, contenders)
-        for contender in contenders.values():
-            contender.finish(count)
-        yield _results(bars, firsts, contenders)
+            for process in processes.values():
+                process.block(f"block {number} of {timing.blocks}: ")
+                progress(process.bar.name)
+            yield _results(bars, firsts, processes)
+        for process in processes.values():
+            process.finish(count)
+        yield _results(bars, firsts, processes)
 
 
 def calls(bars, blocks):
@@ -120,10 +120,10 @@ def _key(bar):
     return bar.name if bar.key is None else bar.key
 
 
-def _results(bars, firsts, contenders):
+def _results(bars, firsts, processes):
     found = []
     for bar in bars:
-        result, first = contenders[_key(bar)].result(), firsts[_key(bar)]
+        result, first = processes[_key(bar)].result(), firsts[_key(bar)]
         if first is not bar:
             note = "; ".join(filter(None, [f"the same step as {first.name}", result.note]))
             result = dataclasses.replace(result, bar=bar, note=note)
@@ -131,19 +131,19 @@ def _results(bars, firsts, contenders):
     return found
 
 
-class _Contender:
+class _RowProcess:
     """A way to train at one batch size, from its warm-up to its last block or its first failure.
 
     Args:
         bar: the way to train.
-        plan: :class:`Plan`.
+        timing: :class:`Timing`.
 
     Attributes:
         bar: the way to train.
     """
 
-    def __init__(self, bar, plan):
-        self.bar, self._plan = bar, plan
+    def __init__(self, bar, timing):
+        self.bar, self._timing = bar, timing
         self._reason, self._notes, self._blocks, self._launches = bar.reason, [], [], None
         self._is_cut = False
         self._worker = None
@@ -157,11 +157,11 @@ class _Contender:
 
     def prepare(self, task):
         """Starts the process, and makes a step that is warm, unless the time is over."""
-        if not self._reason and self._plan.is_over():
-            self._reason, self._is_cut = f"not begun: {self._plan.minutes:g} minutes were over", True
+        if not self._reason and self._timing.is_over():
+            self._reason, self._is_cut = f"not begun: {self._timing.minutes:g} minutes were over", True
         if not self._reason:
             self._worker = Worker()
-            limit = self._plan.limit if self._plan.prepare_limit is None else self._plan.prepare_limit
+            limit = self._timing.limit if self._timing.prepare_limit is None else self._timing.prepare_limit
             self._seconds = self._attempt("", limit, row_worker.prepare, self.bar, task)
 
     def block(self, where):
@@ -171,17 +171,17 @@ class _Contender:
             where: what the reason begins with if this fails.
         """
         if not self._reason:
-            block = self._attempt(where, self._plan.limit, row_worker.block, self._plan.steps(self._seconds))
+            block = self._attempt(where, self._timing.limit, row_worker.block, self._timing.steps(self._seconds))
             self._blocks += [] if self._reason else [block]
 
     def finish(self, count):
         """Asks for what is said and counted after the last block; what fails here leaves the blocks as they are."""
         if self._reason:
             return
-        self._is_cut = len(self._blocks) < self._plan.blocks
-        self._notes, reason = self._worker.attempt(row_worker.notes, limit=self._plan.limit)
+        self._is_cut = len(self._blocks) < self._timing.blocks
+        self._notes, reason = self._worker.attempt(row_worker.notes, limit=self._timing.limit)
         if count is not None and not reason:
-            self._launches, reason = self._worker.attempt(row_worker.launches, count, limit=self._plan.limit)
+            self._launches, reason = self._worker.attempt(row_worker.launches, count, limit=self._timing.limit)
         self._notes = [*(self._notes or []), *([f"launches were not counted: {reason}"] if reason else [])]
         self._worker.end()
 

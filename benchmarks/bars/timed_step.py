@@ -1,4 +1,4 @@
-"""What a row runs in its process: training steps on one batch that lies on the device."""
+"""The base class of the steps that rows run: training steps on one batch that lies on the device."""
 
 import pathlib
 

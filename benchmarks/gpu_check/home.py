@@ -1,4 +1,4 @@
-"""What a check brings home: its folder with the summary and the archive, rewritten whole as stages end."""
+"""The folder that a check brings home, with the summary and the archive, rewritten whole as stages end."""
 
 from benchmarks.gpu_check import archive, stage_summary
 from mixprec import files

@@ -2,8 +2,8 @@
 
 import re
 
-# A line for each test, so that the log of a part that was killed says which have passed. Nobody has pinned the packages
-# of a machine that is lent: their warnings are no errors. A part ends early if everything fails.
+# A line for each test, so that the log of a part that was killed says which have passed. The packages of a lent machine
+# are not pinned: their warnings are no errors. A part ends early if everything fails.
 OPTIONS = (
     *("-m", "gpu", "-v", "-W", "default", "--maxfail=20", "--continue-on-collection-errors"),
     *(word for name in ("xdist", "benchmark", "cov", "cacheprovider") for word in ("-p", f"no:{name}")),

@@ -1,4 +1,4 @@
-"""What is known of each stage, as JSON and as text."""
+"""The summary of all stages, as JSON and as text."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Whether there is a GPU that can be used, asked in a process of its own: a broken driver may hang or end it.
+"""Looks for a GPU that can be used, in a process of its own: a broken driver may hang or end it.
 
 python -m benchmarks.gpu_check.usable_gpu
 """

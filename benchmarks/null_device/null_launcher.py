@@ -1,4 +1,4 @@
-"""What launches on a device that computes nothing: takes notes instead."""
+"""The launcher and the cuDNN of a device that computes nothing: they take notes instead."""
 
 import numpy as np
 

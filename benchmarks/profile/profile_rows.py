@@ -1,4 +1,4 @@
-"""What a profile consists of: rows, and their sums."""
+"""The rows of a profile, and their sums."""
 
 import dataclasses
 import statistics

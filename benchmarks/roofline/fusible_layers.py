@@ -1,4 +1,4 @@
-"""Which layers of a network can be computed in one pass over memory: found from the graph, for any network."""
+"""Finds the layers that can be computed in one pass over memory, from the graph of any network."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""How long the launches of a training step may take on an H200: a model, of which nothing has been measured.
+"""The time of a training step's launches on an H200: a model, of which nothing has been measured.
 
 A launch takes as long as its bytes or its products need, whichever is longer, at a share of what a copy and a large
 product reach, and never less than its kind's least. Two launches have a gap between them. Where images are not read in

@@ -41,8 +41,8 @@ Backward, a ReLU is known from x, or, if there was an addition, from a bit of ea
 the second pass also writes the gradient of what was added.
 
 ``nhwc-conv-fused``: a convolution takes the statistics of what it writes. What is normalized and then read by nothing
-but convolutions, or added to another normalization, is applied by those who read it, and never written. Of n gradients
-that meet, those from convolutions are added in their dgrad, which reads the sum so far.
+but convolutions, or added to another normalization, is applied by the kernels that read it, and never written. Of n
+gradients that meet, those from convolutions are added in their dgrad, which reads the sum so far.
 
 ``nhwc-all-fused``: where a dgrad completes the gradient of BN + ReLU or BN + add + ReLU, it applies the ReLU and takes
 the sums of the normalization, for which it reads x and the bits; if what was added is another normalization, the

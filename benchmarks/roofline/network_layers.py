@@ -1,4 +1,4 @@
-"""What a network computes, layer by layer, found by running it once on NumPy."""
+"""The layers of a network and their work, found by running it once on NumPy."""
 
 import dataclasses
 import math

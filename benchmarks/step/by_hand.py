@@ -1,4 +1,4 @@
-"""What forward and backward pass of a network of :mod:`benchmarks.resnet_by_hand` ask of the stand-in for a device."""
+"""Counts launches of forward and backward pass of :mod:`benchmarks.resnet_by_hand` on the stand-in for a device."""
 
 import collections
 import dataclasses

@@ -1,7 +1,7 @@
 """The CPU time that a training step takes in Python: plain Chainer, mixprec eager, mixprec as a CUDA graph.
 
 The step is forward, backward, weight decay and momentum SGD, as under a trainer. mixprec has a dynamic loss scale, too.
-Kernels compute nothing in it. Each contestant lives in a process of its own, so that plain Chainer has nothing of
+Kernels compute nothing in it. Each row lives in a process of its own, so that plain Chainer has nothing of
 mixprec in it but what makes it run on today's NumPy. The times are those of the CPU: other processes do not count.
 """
 
@@ -40,7 +40,7 @@ class Row:
     """One line of the table.
 
     Attributes:
-        name: who does a step.
+        name: of the way to train.
         milliseconds: median CPU time of a step.
         spread: half of the distance between the quickest and the slowest turn, in milliseconds.
         ratio: median of its time over that of plain Chainer in the same turn: a busy machine slows both.
@@ -55,7 +55,7 @@ class Row:
 
 
 def measure(network, *, repeats=15):
-    """Times steps of a classifier. The contestants take turns.
+    """Times steps of a classifier. The rows take turns.
 
     All layers are cut down to 8 channels: what is not replaced, the update of the parameters, computes on so little
     that its time is Python's. Eager steps run again with everything but the computing, by
@@ -109,19 +109,19 @@ def _row(name, seconds, plain):
     return Row(name, median * 1e3, spread * 1e3, ratio, BOUND if name == EAGER else None)
 
 
-# What runs in the process of a contestant
+# What runs in the process of a row
 
-_contestant = []  # a step, and a context manager that gives what is called before each step of a turn
+_row = []  # a step, and a context manager that gives what is called before each step of a turn
 
 
 def prepare(name, network):
-    """Builds a contestant, which runs until nothing is new in its steps any more."""
-    _contestant[:] = _BUILDERS[name](network)
+    """Builds a row's step, which runs until nothing is new in its steps any more."""
+    _row[:] = _BUILDERS[name](network)
 
 
 def turn():
     """Returns the CPU seconds of a step, the median of some in a row."""
-    step, playing = _contestant
+    step, playing = _row
     seconds = []
     with playing() as start:
         for _ in range(_STEPS):

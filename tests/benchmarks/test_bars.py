@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.bars import bars_run, record, row_worker, schedule
 from benchmarks.bars.row_worker import Bar
-from benchmarks.bars.schedule import Plan
+from benchmarks.bars.schedule import Timing
 from benchmarks.command_arguments import ArgumentsError
 from benchmarks.rates import Rates
 from benchmarks.roofline import limit, network_layers
@@ -244,7 +244,7 @@ def test_the_minutes_begin_when_the_machine_has_been_measured(few, monkeypatch):
     now, plans = [0.0], []
     monkeypatch.setattr(bars_run, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(bars_run, "_rates", lambda specifier: now.__setitem__(0, 100.0))
-    monkeypatch.setattr(schedule, "Plan", lambda *arguments, **keywords: plans.append(keywords) or Plan(1, 1, 1.0))
+    monkeypatch.setattr(schedule, "Timing", lambda *arguments, **keywords: plans.append(keywords) or Timing(1, 1, 1.0))
     _records(minutes=1)
     assert plans[0]["end"] == 160.0
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.bars import chainer_step, config_rows, row_worker
-from benchmarks.bars.row_worker import Bar, Block, Contestant, Launches, Task
+from benchmarks.bars.row_worker import Bar, Block, Launches, Task, WarmStep
 from benchmarks.bars.timed_step import Step, memory_of_process
 from benchmarks.processes import Worker
 from models import MODELS
@@ -55,7 +55,7 @@ def step(monkeypatch):
 
 
 def _made(step, task):
-    return Contestant(Bar("a", lambda task: step), task)
+    return WarmStep(Bar("a", lambda task: step), task)
 
 
 def test_a_block_is_warm_starts_with_an_idle_device_and_ends_with_one(step):
@@ -88,7 +88,7 @@ def test_the_step_alone_is_counted_when_it_is_warm(step):
 
 
 def test_what_mixprec_announces_is_kept(monkeypatch):
-    monkeypatch.setattr(row_worker, "_contestant", [])
+    monkeypatch.setattr(row_worker, "_warm_step", [])
     monkeypatch.setattr(row_worker, "_notes", row_worker._Notes())
     logger = logging.getLogger("mixprec")
     try:

@@ -1,4 +1,4 @@
-"""benchmarks.bars.schedule: who runs when, and what a failure leaves."""
+"""benchmarks.bars.schedule: the order of the rows, and what a failure leaves."""
 
 import contextlib
 import types
@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.bars import row_worker, schedule
 from benchmarks.bars.row_worker import Bar, Launches, Task
-from benchmarks.bars.schedule import Plan, measure
+from benchmarks.bars.schedule import Timing, measure
 from benchmarks.bars.timed_step import Step
 from benchmarks.processes import Worker
 from tests.stand_ins.stub_worker import StubWorker
@@ -60,7 +60,7 @@ class Race:
         return Bar(name, make, key=key)
 
     def measure(self, *bars, blocks=BLOCKS, steps=STEPS, **plan):
-        self.rounds = list(measure(list(bars), TASK, Plan(blocks, steps, 60.0, **plan), progress=self.seen.append))
+        self.rounds = list(measure(list(bars), TASK, Timing(blocks, steps, 60.0, **plan), progress=self.seen.append))
         return self.rounds[-1]
 
     @property
@@ -169,13 +169,13 @@ def _no_counting():
 
 
 def test_launches_are_counted_after_the_last_block(race):
-    *_, (result,) = measure([race.bar("a", 1.0)], TASK, Plan(1, 3, 60.0), count=_counting)
+    *_, (result,) = measure([race.bar("a", 1.0)], TASK, Timing(1, 3, 60.0), count=_counting)
     assert result.launches == Launches(5, 2)
     assert race.steps == ["start", "make a", *["a"] * (WARM + BLOCK), *["a"] * 3, "end"]
 
 
 def test_what_cannot_be_counted_is_a_note_and_the_blocks_stay(race):
-    *_, (result,) = measure([race.bar("a", 1.0)], TASK, Plan(1, 3, 60.0), count=_no_counting)
+    *_, (result,) = measure([race.bar("a", 1.0)], TASK, Timing(1, 3, 60.0), count=_no_counting)
     assert (len(result.blocks), result.launches, result.reason) == (1, None, "")
     assert result.note == "launches were not counted: OSError: libcupti is not there"
 
@@ -256,13 +256,13 @@ def _quick(task):
 def test_a_crash_and_a_row_that_hangs_are_rows_with_a_reason(monkeypatch):
     died = "its process died: a crash, or the memory of the machine was not enough"
     makes = [_crashes, _crashes_later, _announces, _quick]
-    *_, results = measure([Bar(make.__name__, make) for make in makes], TASK, Plan(2, 1, 60.0))
+    *_, results = measure([Bar(make.__name__, make) for make in makes], TASK, Timing(2, 1, 60.0))
     assert [result.reason.partition(";")[0] for result in results] == [died, f"block 1 of 2: {died}", "", ""]
     assert results[0].reason.endswith(
         "; it had come to: imports, 0 kernels compiled, 0 plans of cuDNN built, 0 engines measured"
     )
     assert [result.note for result in results] == ["", "", "convolution by Chainer's own, slower path", ""]
-    *_, (hung,) = measure([Bar("hangs", _hangs)], TASK, Plan(1, 1, 3.0))
+    *_, (hung,) = measure([Bar("hangs", _hangs)], TASK, Timing(1, 1, 3.0))
     assert hung.reason.partition(";")[0] == "no answer within 3 s"  # imports alone may have taken that
 
 

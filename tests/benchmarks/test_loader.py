@@ -1,4 +1,4 @@
-"""``scripts/benchmark.py loader``: the tables, what they are made of, and what contestants do."""
+"""``scripts/benchmark.py loader``: the tables, what they are made of, and what loaders do."""
 
 import json
 import sys
@@ -87,12 +87,12 @@ def pictures(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_contestants_deliver_the_same_kind_of_batches(pictures, monkeypatch, name):
+def test_all_loaders_deliver_the_same_kind_of_batches(pictures, monkeypatch, name):
     """Also of the same distribution: the mean of all pixels is that of the pictures, within what crops do to it."""
     if name == DALI:
         pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-    contestant = []
-    monkeypatch.setattr(compared_loaders, "_contestant", contestant)
+    loader = []
+    monkeypatch.setattr(compared_loaders, "_loader", loader)
     # Forks of this process, which has threads, are not for its tests: the processes of Chainer are replaced by threads.
     monkeypatch.setattr(
         chainer.iterators,
@@ -114,7 +114,7 @@ def test_all_contestants_deliver_the_same_kind_of_batches(pictures, monkeypatch,
     compared_loaders.end()
 
 
-def test_why_a_contestant_failed_is_said(pictures, monkeypatch):
+def test_why_a_loader_failed_is_said(pictures, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(DataError, match="NVIDIA DALI cannot be imported"):
         compared_loaders.prepare(DALI, pictures, 3, 1)
@@ -220,7 +220,7 @@ class StubStep:
 def device(monkeypatch):
     device, others = StubDevice(), chainer.get_device
     monkeypatch.setattr(chainer, "get_device", lambda name: device if name in ("@cupy:0", device) else others(name))
-    monkeypatch.setattr(chainer.global_config, "autotune", False)  # what contestants change
+    monkeypatch.setattr(chainer.global_config, "autotune", False)  # what loaders change
     monkeypatch.setattr(chainer.Link, "to_device", lambda link, device: link)
     monkeypatch.setattr(chainer.dataset, "to_device", lambda device, array: array)
     monkeypatch.setattr(mixprec, "capture", StubStep, raising=False)
@@ -236,21 +236,21 @@ def device(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [ALONE, SYNTHETIC, BOTH])
-def test_a_contestant_on_a_stand_in(device, pictures, name):
-    contestant = loader_gpu.Contestant(name, MODELS["resnet8"], pictures, "@cupy:0", 2, 8)
+def test_a_row_on_a_stand_in(device, pictures, name):
+    row = loader_gpu.MeasuredRow(name, MODELS["resnet8"], pictures, "@cupy:0", 2, 8)
     before = device.waited
-    assert contestant.turn() > 0
+    assert row.turn() > 0
     assert device.waited - before == 2  # before the clock starts, and before it stops
     if name == ALONE:
-        assert contestant._step is None
+        assert row._step is None
     else:
-        assert contestant._step.shapes == [((2, 3, 16, 16), (2,))] * 22
+        assert row._step.shapes == [((2, 3, 16, 16), (2,))] * 22
 
 
 def test_what_is_not_launched_as_a_graph_is_not_measured(device, pictures, monkeypatch):
     monkeypatch.setattr(StubStep, "replays", 0)
     with pytest.raises(RuntimeError, match="no graph was launched in 20 steps: its shapes change"):
-        loader_gpu.Contestant(BOTH, MODELS["resnet8"], pictures, "@cupy:0", 2, 8)
+        loader_gpu.MeasuredRow(BOTH, MODELS["resnet8"], pictures, "@cupy:0", 2, 8)
 
 
 def test_rows_of_a_gpu():
