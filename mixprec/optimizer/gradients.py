@@ -37,7 +37,7 @@ def check_scaled(namedparams, notes, *, scales):
             )
 
 
-def check_loss(loss):
+def check_loss(loss: chainer.Variable) -> None:
     """Makes sure that a loss can be scaled: ``backward`` of several elements would do nothing, in silence.
 
     Raises:
