@@ -1,6 +1,9 @@
 """``mixprec.convert`` and ``mixprec.revert``: a model for mixed precision, in place, and back."""
 
+from typing import Any, Literal
+
 import chainer
+from numpy.typing import DTypeLike
 
 from mixprec import arguments
 from mixprec.announcements import announce
@@ -14,7 +17,16 @@ from mixprec.rewrite.trace import refuse
 _OURS = "mixprec.links."
 
 
-def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=None, conv_statistics=None, strict=False):
+def convert(
+    model: chainer.Link,
+    example: Any = None,
+    *,
+    compute: DTypeLike = "float16",
+    layout: Literal["nhwc", "nchw"] = "nhwc",
+    fuse: bool | None = None,
+    conv_statistics: bool | None = None,
+    strict: bool = False,
+) -> Report:
     """Makes ``model`` compute in mixed precision, in NHWC and with fused batch normalizations, in place.
 
     Weights of convolution, deconvolution, linear and embedding links become ``compute``; all other parameters and every
@@ -74,7 +86,7 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=None,
     return report
 
 
-def revert(model):
+def revert(model: chainer.Link) -> None:
     """Makes a converted model a plain one again, in place: dtypes, memory order, and how it computes.
 
     Weights that were rounded stay so, unless a :class:`~mixprec.MixedPrecisionOptimizer` has their float32 masters.
