@@ -1,6 +1,7 @@
 """A training step as work that can be captured."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import chainer
 import numpy as np
@@ -13,15 +14,15 @@ from mixprec.optimizer import MixedPrecisionOptimizer
 
 
 def capture(
-    optimizer,
-    lossfun=None,
+    optimizer: MixedPrecisionOptimizer,
+    lossfun: Callable[..., Any] | None = None,
     *,
-    warmup=3,
-    graphs=4,
-    other_shapes="capture",
-    required=False,
-    second_stream=False,
-):
+    warmup: int = 3,
+    graphs: int = 4,
+    other_shapes: Literal["capture", "eager"] = "capture",
+    required: bool = False,
+    second_stream: bool = False,
+) -> Captured:
     """Returns a function that runs training steps, on a CUDA device each by one launch of a CUDA graph.
 
     ``loss = step(x, t)`` does what ``optimizer.update(lossfun, x, t)`` does. On NumPy it is that. On a device the first
