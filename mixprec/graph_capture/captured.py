@@ -1,6 +1,7 @@
 """Work that is done again and again: eagerly at first, then as CUDA graphs, one for each kind of arguments."""
 
 import collections
+from typing import Any, Literal
 
 import chainer
 
@@ -54,7 +55,15 @@ class Captured:
         ValueError: another argument is out of its range.
     """
 
-    def __init__(self, work, *, warmup=3, graphs=4, other_shapes="capture", required=False):
+    def __init__(
+        self,
+        work: Any,
+        *,
+        warmup: int = 3,
+        graphs: int = 4,
+        other_shapes: Literal["capture", "eager"] = "capture",
+        required: bool = False,
+    ) -> None:
         self._work = work
         self._warmup = arguments.whole("warmup", warmup, 2)
         self._graphs = arguments.whole("graphs", graphs, 1)
@@ -62,10 +71,10 @@ class Captured:
         self._required = arguments.flag("required", required)
         self._kinds = collections.OrderedDict()  # Kind by its key, the one that was called last at the end
         self._only = None  # the key that has the one graph
-        self.why_not = None
-        self.replays = 0
+        self.why_not: str | None = None
+        self.replays: int = 0
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Does the work once.
 
         Args:
@@ -100,14 +109,14 @@ class Captured:
             self._give_up(kind.failure)
         return result
 
-    def reset(self):
+    def reset(self) -> None:
         """Forgets all graphs, and why there are none; to be called when code or numbers of the work have changed."""
         for kind in self._kinds.values():
             kind.drop()
         self._kinds.clear()
         self.why_not = self._only = None
 
-    def report(self):
+    def report(self) -> str:
         """Returns what is captured, and why something is not, as text."""
         lines = [] if self.why_not is None else [f"{self._work.name} is not captured: {self.why_not}"]
         for kind in self._kinds.values():
