@@ -61,7 +61,7 @@ def members_of(run):
 
 
 def is_gone(number):
-    """Whether a process has ended; one that nobody has waited for has."""
+    """Whether a process has ended; one that is not waited for has."""
     try:
         text = pathlib.Path("/proc", str(number), "stat").read_text()
     except FileNotFoundError:

@@ -121,7 +121,7 @@ def test_why_a_loader_failed_is_said(pictures, monkeypatch):
 
 
 class Clock:
-    """Time goes on when somebody sleeps, or waits for a batch."""
+    """Time goes on with each sleep, and with each wait for a batch."""
 
     def __init__(self, waits):
         self.now, self.waits = 0.0, iter(waits)

@@ -71,7 +71,7 @@ def _trained(network, loss_scale=8.0, rule=None, **conversion):
 
 
 def _ticking():
-    """A clock that moves by a second whenever somebody looks."""
+    """A clock that moves by a second at each look."""
     return HostClock(itertools.count().__next__)
 
 

@@ -36,7 +36,7 @@ def test_layers_of_a_small_network():
 
 
 class Odd(chainer.Chain):
-    """Shares a link, computes a weight, and something that nobody uses."""
+    """Shares a link, computes a weight, and something that is not used."""
 
     def __init__(self, classes):
         super().__init__()
@@ -192,7 +192,7 @@ def test_shortcuts_whose_gradient_is_not_there_or_not_alone():
                 kinds[kernel.kind, kernel.group].append(kernel.bytes)
     x, bits = 4 * 3 * 4 * 4, 3 * 4 * 4 // 8
     backward = "batch_normalization_backward"
-    # nobody wants the gradient of the images
+    # the gradient of the images is not wanted
     sums = {group: found for (kind, group), found in moved["nhwc"].items() if kind == "gradient_sum"}
     assert sums == {"bn1": [3 * x], "bn3": [3 * x], "bn4": [4 * x]}
     assert moved["nhwc-fused"][backward, "bn1"] == [5 * x + 2 * bits]
