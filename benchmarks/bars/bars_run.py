@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks import cupti, machine, rates
-from benchmarks.bars import chainer_rows, config_rows, pytorch_rows, record, schedule
+from benchmarks.bars import chainer_rows, config_rows, pytorch_rows, record, row_schedule
 from benchmarks.bars.row_statistics import row_of
 from benchmarks.bars.row_worker import Task
 from benchmarks.command_arguments import ArgumentsError
@@ -30,7 +30,7 @@ class Settings:
         batch: numbers of images in a batch.
         size: height and width of an image in pixels.
         blocks: number of timed blocks of each row.
-        block_steps: number of timed steps in a block, see :class:`~benchmarks.bars.schedule.Timing`.
+        block_steps: number of timed steps in a block, see :class:`~benchmarks.bars.row_schedule.Timing`.
         limit: seconds after which a row is given up whose block does not answer.
         minutes: after which nothing new begins, or ``None``; rates of the machine are measured before.
         peer: ``"pytorch"`` or ``None``.
@@ -98,7 +98,7 @@ def turns_of(settings, specifier):
     Raises:
         ArgumentsError: a pattern names no row.
     """
-    return sum(schedule.calls(bars_of(settings, specifier, batch), settings.blocks) for batch in settings.batch)
+    return sum(row_schedule.calls(bars_of(settings, specifier, batch), settings.blocks) for batch in settings.batch)
 
 
 def run(networks, settings, specifier, device, *, progress: Callable = lambda name: None):
@@ -110,7 +110,7 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
         settings: :class:`Settings`.
         specifier: of the device.
         device: what it is, in words.
-        progress: see :func:`benchmarks.bars.schedule.measure`.
+        progress: see :func:`benchmarks.bars.row_schedule.measure`.
 
     Yields:
         ``(record, batch)``: the record of all so far, see :mod:`benchmarks.bars.record`, after each round of
@@ -127,7 +127,7 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
     walked = None if measured is None else network_layers.layers(network, settings.size)
     end = math.inf if settings.minutes is None else time.monotonic() + 60 * settings.minutes
     numbers = settings.blocks, settings.block_steps, settings.limit, settings.minutes
-    timing = schedule.Timing(*numbers, end=end, prepare_limit=settings.prepare_limit)
+    timing = row_schedule.Timing(*numbers, end=end, prepare_limit=settings.prepare_limit)
 
     def written(more=(), counts=(), *, complete=False):
         chosen = {key: getattr(settings, key) for key in record.SETTINGS}
@@ -136,7 +136,7 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
     for bars, batch in zip(everything, settings.batch, strict=True):
         task = Task(settings.arch, network, specifier, batch, settings.size)
         limits = {bar.name: _limit(walked, bar, batch, measured, specifier) for bar in bars}
-        for results in schedule.measure(bars, task, timing, count=count, progress=progress):
+        for results in row_schedule.measure(bars, task, timing, count=count, progress=progress):
             base = next((result.blocks for result in results if result.bar.name == chainer_rows.base(specifier)), ())
             found = [row_of(batch, result, base, limits[result.bar.name]) for result in results]
             yield written(found), None

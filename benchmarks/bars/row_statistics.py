@@ -50,7 +50,7 @@ def row_of(batch, result, base, limit):
 
     Args:
         batch: images in a batch.
-        result: :class:`~benchmarks.bars.schedule.Result`.
+        result: :class:`~benchmarks.bars.row_schedule.Result`.
         base: list of :class:`~benchmarks.bars.row_worker.Block` of what it is compared with, in the same turns;
             empty if there is none.
         limit: images a second that the machine would allow, or ``None``.

@@ -1,4 +1,4 @@
-"""A warm training step of a row and its timed blocks; :mod:`benchmarks.bars.schedule` calls them in a row's process."""
+"""The warm training step of a row and its timed blocks, which ``row_schedule`` calls in the process of the row."""
 
 import dataclasses
 import logging

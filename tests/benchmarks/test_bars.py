@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 
-from benchmarks.bars import bars_run, record, row_worker, schedule
+from benchmarks.bars import bars_run, record, row_schedule, row_worker
+from benchmarks.bars.row_schedule import Timing
 from benchmarks.bars.row_worker import Bar
-from benchmarks.bars.schedule import Timing
 from benchmarks.command_arguments import ArgumentsError
 from benchmarks.rates import Rates
 from benchmarks.roofline import limit, network_layers
@@ -155,7 +155,7 @@ def few(monkeypatch):
     ]
     monkeypatch.setattr(bars_run, "bars_of", lambda settings, specifier, batch: bars)
     monkeypatch.setattr(bars_run, "_rates", lambda specifier: RATES)
-    monkeypatch.setattr(schedule, "Worker", lambda: StubWorker(row_worker))
+    monkeypatch.setattr(row_schedule, "Worker", lambda: StubWorker(row_worker))
     monkeypatch.setattr(
         bars_run.counting, "counts_of", lambda ways, network, **settings: {"fp16.yaml": Counts(launches=1)}
     )
@@ -215,7 +215,7 @@ def test_rows_in_a_dtype_without_a_rate_have_no_roofline(few):
 
 def test_a_machine_whose_rates_cannot_be_measured_has_no_roofline_and_says_so(few, monkeypatch, caplog):
     monkeypatch.undo()
-    monkeypatch.setattr(schedule, "Worker", lambda: StubWorker(row_worker))
+    monkeypatch.setattr(row_schedule, "Worker", lambda: StubWorker(row_worker))
     monkeypatch.setattr(bars_run, "bars_of", lambda settings, specifier, batch: few)
     monkeypatch.setattr(bars_run.counting, "counts_of", lambda ways, network, **settings: {})
     monkeypatch.setattr("mixprec.announcements._said", set())
@@ -244,7 +244,9 @@ def test_the_minutes_begin_when_the_machine_has_been_measured(few, monkeypatch):
     now, plans = [0.0], []
     monkeypatch.setattr(bars_run, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(bars_run, "_rates", lambda specifier: now.__setitem__(0, 100.0))
-    monkeypatch.setattr(schedule, "Timing", lambda *arguments, **keywords: plans.append(keywords) or Timing(1, 1, 1.0))
+    monkeypatch.setattr(
+        row_schedule, "Timing", lambda *arguments, **keywords: plans.append(keywords) or Timing(1, 1, 1.0)
+    )
     _records(minutes=1)
     assert plans[0]["end"] == 160.0
 

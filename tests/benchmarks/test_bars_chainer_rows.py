@@ -148,8 +148,8 @@ def test_mixed16_is_that_of_chainer_also_after_a_trip_to_another_process():
 
 @pytest.mark.gpu
 def test_plain_chainer_is_measured_on_the_gpu():
+    from benchmarks.bars.row_schedule import Timing, measure
     from benchmarks.bars.row_statistics import row_of
-    from benchmarks.bars.schedule import Timing, measure
 
     bars = chainer_rows.bars("@cupy:0")
     task = Task("resnet18", MODELS["resnet18"], "@cupy:0", 8, 64)

@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from benchmarks.bars.row_schedule import Result
 from benchmarks.bars.row_statistics import Row, row_of
 from benchmarks.bars.row_worker import Bar, Block, Launches
-from benchmarks.bars.schedule import Result
 
 MB = 10**6
 BAR = Bar("other", group="config")

@@ -1,13 +1,13 @@
-"""benchmarks.bars.schedule: the order of the rows, and what a failure leaves."""
+"""benchmarks.bars.row_schedule: the order of the rows, and what a failure leaves."""
 
 import contextlib
 import types
 
 import pytest
 
-from benchmarks.bars import row_worker, schedule
+from benchmarks.bars import row_schedule, row_worker
+from benchmarks.bars.row_schedule import Timing, measure
 from benchmarks.bars.row_worker import Bar, Launches, Task
-from benchmarks.bars.schedule import Timing, measure
 from benchmarks.bars.timed_step import Step
 from benchmarks.processes import Worker
 from tests.stand_ins.stub_worker import StubWorker
@@ -72,9 +72,9 @@ class Race:
 @pytest.fixture
 def race(monkeypatch):
     race = Race()
-    monkeypatch.setattr(schedule, "Worker", lambda: StubWorker(row_worker, race.events))
+    monkeypatch.setattr(row_schedule, "Worker", lambda: StubWorker(row_worker, race.events))
     monkeypatch.setattr(row_worker, "time", types.SimpleNamespace(perf_counter=lambda: race.now))
-    monkeypatch.setattr(schedule, "time", types.SimpleNamespace(monotonic=lambda: race.now))
+    monkeypatch.setattr(row_schedule, "time", types.SimpleNamespace(monotonic=lambda: race.now))
     monkeypatch.setattr(row_worker, "_notes", row_worker._Notes())
     return race
 
@@ -189,7 +189,7 @@ def test_ctrl_c_ends_all_processes(race):
 @pytest.mark.parametrize(("prepare_limit", "expected"), [(None, 60.0), (300.0, 300.0)])
 def test_preparing_has_a_limit_of_its_own(race, monkeypatch, prepare_limit, expected):
     workers = []
-    monkeypatch.setattr(schedule, "Worker", lambda: workers.append(StubWorker(row_worker)) or workers[-1])
+    monkeypatch.setattr(row_schedule, "Worker", lambda: workers.append(StubWorker(row_worker)) or workers[-1])
     race.measure(race.bar("a", 1.0), blocks=2, prepare_limit=prepare_limit)
     assert workers[0].limits == [("prepare", expected), ("block", 60.0), ("block", 60.0), ("notes", 60.0)]
 
@@ -267,4 +267,4 @@ def test_a_crash_and_a_row_that_hangs_are_rows_with_a_reason(monkeypatch):
 
 
 def test_the_processes_are_those_of_workers():
-    assert schedule.Worker is Worker
+    assert row_schedule.Worker is Worker
