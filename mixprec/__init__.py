@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from mixprec.graph_capture import capture
+    from mixprec.graph_capture.captured import capture
     from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale
     from mixprec.optimizer import MixedPrecisionOptimizer
     from mixprec.optimizer.rules.lamb import LAMB
