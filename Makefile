@@ -65,9 +65,10 @@ test-plans: install ## with cuDNN installed, two versions, without a GPU: its pl
 		$(BIN)/python -m pytest $(PROGRESS) -m "plans and each_version" $(ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest $(PROGRESS) -m plans $(ARGS)
 
-lint: install ## ruff: rules and format
+lint: install ## ruff: rules and format; mypy: types of the public names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 install: $(STAMP) ## make .venv with Chainer, mixprec and EXTRAS; nothing to do if it is up to date
 
@@ -94,7 +95,7 @@ endif
 	@touch $@
 
 clean: ## remove the environment, generated images, caches and what building leaves; results stay
-	rm -rf $(VENV) data/digits data/textures .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) data/digits data/textures .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list

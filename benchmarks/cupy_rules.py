@@ -1,4 +1,4 @@
-"""Where CuPy does something else than NumPy: the rules that all stand-ins for arrays on a GPU obey.
+"""Differences of CuPy from NumPy: the rules that all stand-ins for arrays on a GPU obey.
 
 Stand-ins compute with NumPy. What CuPy 14.2 does differently, and where its source (``cupy/``) says so:
 

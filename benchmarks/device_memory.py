@@ -1,4 +1,4 @@
-"""How much memory of a GPU was needed at most."""
+"""The peak of a GPU's memory."""
 
 
 def peak_of(hook_class, held):

@@ -1,4 +1,4 @@
-"""What a call has to do at least: bytes to move, operations of its products, and the time that these need.
+"""The floor of a call: the bytes that it has to move, the operations of its products, and the time that these need.
 
 The floor of a call is the larger one of two times: all its arrays, read or written once, at the bandwidth of a copy,
 and its floating-point operations at the rate of a large matrix product. Nothing is said of caches: a call whose arrays

@@ -1,9 +1,9 @@
-"""What measurements on a GPU have in common."""
+"""Helpers of all measurements on a GPU."""
 
 import contextlib
 import statistics
 
-from benchmarks import contestants
+from benchmarks import compared_optimizers
 
 _COPIED = 2**30
 _MULTIPLIED = 8192
@@ -33,7 +33,7 @@ def bandwidth(device, repeats):
     def copy():
         target[...] = source
 
-    times = contestants.take_turns({"copy": copy}, repeats, lambda step: seconds(device, step))
+    times = compared_optimizers.take_turns({"copy": copy}, repeats, lambda step: seconds(device, step))
     return 2 * _COPIED / statistics.median(times["copy"])
 
 
@@ -52,7 +52,7 @@ def flops(device, repeats, dtype="float16"):
     rounded = dtype == "tf32"
     a, b = (device.xp.ones((_MULTIPLIED, _MULTIPLIED), "float32" if rounded else dtype) for _ in range(2))
     with _rounding(device) if rounded else contextlib.nullcontext():
-        times = contestants.take_turns(
+        times = compared_optimizers.take_turns(
             {"product": lambda: device.xp.matmul(a, b)}, repeats, lambda step: seconds(device, step)
         )
     return 2 * _MULTIPLIED**3 / statistics.median(times["product"])

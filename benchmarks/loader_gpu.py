@@ -1,6 +1,6 @@
 """Images a second on a GPU: the loader alone, training on images that are there already, and both together.
 
-Training is a captured step of a converted classifier in float16. Each contestant lives in a process of its own.
+Training is a captured step of a converted classifier in float16. Each row lives in a process of its own.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ import chainer.links as L
 import numpy as np
 
 import mixprec
-from benchmarks import contestants
-from benchmarks.loader_contestants import AUGMENTATION, SIZE
+from benchmarks import compared_optimizers
+from benchmarks.compared_loaders import AUGMENTATION, SIZE
 from benchmarks.processes import Worker
 from mixprec import environment
 from mixprec.data.loaders.batch import to_nchw
@@ -73,7 +73,7 @@ def measure(network, images, *, batch=256, threads=8, repeats=7):
             for name, own in workers.items()
         }
         turns = {name: functools.partial(own.call, _turn) for name, own in workers.items() if not failed[name]}
-        times = contestants.take_turns(turns, repeats, lambda turn: turn())
+        times = compared_optimizers.take_turns(turns, repeats, lambda turn: turn())
     return [_row(name, times, why) for name, why in failed.items()], {"device": reason}
 
 
@@ -104,21 +104,21 @@ def _row(name, times, why):
     return Row(name, statistics.median(rates), (max(rates) - min(rates)) / 2, ratio)
 
 
-# What runs in the process of a contestant
+# What runs in the process of a row
 
-_contestant = []
+_row = []
 
 
 def _prepare(*arguments):
-    """Makes the :class:`Contestant`."""
-    _contestant[:] = [Contestant(*arguments)]
+    """Makes the :class:`MeasuredRow`."""
+    _row[:] = [MeasuredRow(*arguments)]
 
 
 def _turn():
-    return _contestant[0].turn()
+    return _row[0].turn()
 
 
-class Contestant:
+class MeasuredRow:
     """A loader, a training step, or both, on a GPU of one process; it runs until nothing is new any more.
 
     Args:
@@ -169,4 +169,4 @@ class Contestant:
         model = L.Classifier(network(_CLASSES))
         mixprec.convert(model, np.zeros((2, 3, SIZE, SIZE), np.float32))
         model.to_device(self._device)
-        return mixprec.capture(contestants.mixed_sgd(model, lr=_LR, init_scale=2.0**16), required=True)
+        return mixprec.capture(compared_optimizers.mixed_sgd(model, lr=_LR, init_scale=2.0**16), required=True)

@@ -1,4 +1,4 @@
-"""What a measurement was made with: versions, commit, machine."""
+"""Versions, commit and machine of a measurement."""
 
 import datetime
 import pathlib

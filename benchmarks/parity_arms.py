@@ -1,4 +1,4 @@
-"""What the parity study trains: the arms, and how a run of one is started."""
+"""The arms of the parity study, and the command that starts a run of one."""
 
 import dataclasses
 import pathlib

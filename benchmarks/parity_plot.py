@@ -12,7 +12,7 @@ def save(path, record):
 
     Args:
         path: of the picture; its suffix is the format.
-        record: from :func:`benchmarks.parity.as_json`.
+        record: from :func:`benchmarks.parity_study.as_json`.
     """
     figure = Figure(figsize=(10, 4.4), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))

@@ -10,7 +10,7 @@ import dataclasses
 import chainer
 import numpy as np
 
-from benchmarks import contestants, gpu
+from benchmarks import compared_optimizers, gpu
 from benchmarks.floors import moved, operations, shapes_of
 from benchmarks.null_device import Spec
 from benchmarks.step import by_hand
@@ -66,7 +66,7 @@ def measure(*, batch=32, size=224, dtype="float16", repeats=5):
     rates = gpu.bandwidth(device, repeats), gpu.flops(device, repeats)
 
     def time(call):
-        times = contestants.take_turns({"call": call}, repeats, lambda step: gpu.seconds(device, step, _STEPS))
+        times = compared_optimizers.take_turns({"call": call}, repeats, lambda step: gpu.seconds(device, step, _STEPS))
         return float(np.median(times["call"]))
 
     counted = collections.Counter(by_hand.calls("resnet50", batch=batch, size=size, dtype=dtype))

@@ -1,4 +1,4 @@
-"""Processes in which contestants live by themselves: what one has imported, changed or allocated is not another's."""
+"""Processes for measurements: what one has imported, changed or allocated is not another's."""
 
 import ctypes
 import math
@@ -126,7 +126,7 @@ def _serve(connection):
             continue
         try:
             answer = function(*arguments), None
-        except Exception as error:  # other contestants are worth having
+        except Exception as error:  # other rows are worth having
             answer = None, error
         try:
             data = pickle.dumps(answer)

@@ -1,4 +1,4 @@
-"""How fast a machine copies and multiplies: what a roofline is made of."""
+"""The rates at which a machine copies and multiplies, of which a roofline is made."""
 
 import dataclasses
 import statistics
@@ -8,7 +8,7 @@ import chainer
 import ml_dtypes
 import numpy as np
 
-from benchmarks import contestants, gpu
+from benchmarks import compared_optimizers, gpu
 
 _DTYPES = "float32", "tf32", "float16", "bfloat16"
 _COPIED = 2**28  # bytes; more than the caches of a CPU hold
@@ -107,4 +107,4 @@ def _seconds(step, repeats):
         step()
         return time.perf_counter() - start
 
-    return statistics.median(contestants.take_turns({"step": step}, repeats, timed)["step"])
+    return statistics.median(compared_optimizers.take_turns({"step": step}, repeats, timed)["step"])

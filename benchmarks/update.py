@@ -6,7 +6,7 @@ import time
 
 from chainer import optimizers
 
-from benchmarks import contestants, machine
+from benchmarks import compared_optimizers, machine
 
 _THREADS = 1  # NumPy has one for arithmetic on elements; torch gets as many
 _MOMENTUM = 0.9
@@ -19,7 +19,7 @@ class Row:
 
     Attributes:
         part: what was updated.
-        name: who updated it.
+        name: of the optimizer.
         microseconds: median time of a step; ``None`` if it could not be measured.
         spread: half of the distance between the quickest and the slowest turn, in microseconds.
         ratio: time of plain Chainer in the same part over this time.
@@ -60,14 +60,16 @@ def measure(network, *, classes=1000, repeats=7):
     def links():
         model = network(classes)
         for param in model.params():
-            param.array = contestants.values((1,) * param.ndim)
-        return contestants.with_gradients(model)
+            param.array = compared_optimizers.values((1,) * param.ndim)
+        return compared_optimizers.with_gradients(model)
 
     rows = []
     for hook, suffix, wanted in ((True, ", weight decay", 10), (False, "", 1.3)):
-        rows += _compare("all elements" + suffix, lambda: contestants.chain(shapes), hook, wanted, 1, repeats, shapes)
+        rows += _compare(
+            "all elements" + suffix, lambda: compared_optimizers.chain(shapes), hook, wanted, 1, repeats, shapes
+        )
     for hook, suffix in ((True, ", weight decay"), (False, "")):
-        rows += _compare("one element each" + suffix, lambda: contestants.chain(single), hook, 10, 20, repeats)
+        rows += _compare("one element each" + suffix, lambda: compared_optimizers.chain(single), hook, 10, 20, repeats)
         rows += _compare("one element each, in links" + suffix, links, hook, 10, 20, repeats)
     return rows
 
@@ -101,25 +103,25 @@ def as_json(rows, gpu, **settings):
 def _compare(part, make, hook, wanted, steps, repeats, torch_shapes=None):
     """Measures a part: plain Chainer, mixprec twice and, if it gets shapes for it, torch."""
     compared = {
-        _PLAIN: contestants.plain(_rule(), make(), hook),
-        _BATCHED: contestants.mixed(_rule(), make(), hook),
-        _LOOP: contestants.mixed(_rule(), make(), hook, batched=False),
+        _PLAIN: compared_optimizers.plain(_rule(), make(), hook),
+        _BATCHED: compared_optimizers.mixed(_rule(), make(), hook),
+        _LOOP: compared_optimizers.mixed(_rule(), make(), hook, batched=False),
     }
     missing = []
     if torch_shapes is not None:
-        torch, why = contestants.import_torch()
+        torch, why = compared_optimizers.import_torch()
         if torch is None:
             missing.append(Row(part, _TORCH, note=why))
         else:
             torch.set_num_threads(_THREADS)
-            compared[_TORCH] = contestants.with_torch(
+            compared[_TORCH] = compared_optimizers.with_torch(
                 torch, "SGD", torch_shapes, hook, momentum=_MOMENTUM, foreach=True
             )
 
     def time_step(step):
         return statistics.median(_seconds(step) for _ in range(steps))
 
-    times = contestants.take_turns(compared, repeats, time_step)
+    times = compared_optimizers.take_turns(compared, repeats, time_step)
     base = statistics.median(times[_PLAIN])
     return [_row(part, name, seconds, base, wanted) for name, seconds in times.items()] + missing
 
@@ -131,7 +133,7 @@ def _seconds(step):
 
 
 def _rule():
-    return optimizers.MomentumSGD(lr=contestants.LR, momentum=_MOMENTUM)
+    return optimizers.MomentumSGD(lr=compared_optimizers.LR, momentum=_MOMENTUM)
 
 
 def _row(part, name, seconds, base, wanted):

@@ -6,7 +6,7 @@ import statistics
 import chainer
 from chainer import optimizers
 
-from benchmarks import contestants, gpu
+from benchmarks import compared_optimizers, gpu
 from mixprec import environment
 
 # Bytes that a step with a WeightDecay hook reads and writes for an element: the gradient twice, as it is checked before
@@ -24,7 +24,7 @@ class Row:
 
     Attributes:
         part: name of the optimizer.
-        name: who updated.
+        name: of the optimizer.
         microseconds: median time of a step; ``None`` if it could not be measured.
         spread: half of the distance between the quickest and the slowest turn, in microseconds.
         floors: time over that of the bytes that mixprec has to move, at the bandwidth of a copy.
@@ -86,7 +86,7 @@ def floor(name, shapes, bandwidth):
         shapes: shapes of the parameters.
         bandwidth: bytes read and written in a second.
     """
-    moved = sum(param.size * BYTES[name][param.dtype.name] for param in contestants.chain(shapes).params())
+    moved = sum(param.size * BYTES[name][param.dtype.name] for param in compared_optimizers.chain(shapes).params())
     return moved / bandwidth
 
 
@@ -94,28 +94,28 @@ def _compare(name, shapes, device, bandwidth, repeats):
     """Measures an optimizer: plain Chainer's loop over parameters, mixprec, torch."""
 
     def on_device():
-        model = contestants.chain(shapes)
+        model = compared_optimizers.chain(shapes)
         model.to_device(device)
         return model
 
     rule = getattr(optimizers, name)
     compared = {
-        "plain Chainer": contestants.plain(rule(contestants.LR), on_device(), True),
-        "mixprec": contestants.mixed(rule(contestants.LR), on_device(), True),
+        "plain Chainer": compared_optimizers.plain(rule(compared_optimizers.LR), on_device(), True),
+        "mixprec": compared_optimizers.mixed(rule(compared_optimizers.LR), on_device(), True),
     }
     torch_name, options = _TORCH[name]
     title = f"torch.optim.{torch_name}, fused, float32"
-    torch, why = contestants.import_torch()
+    torch, why = compared_optimizers.import_torch()
     if torch is not None and not torch.cuda.is_available():
         why = f"torch {torch.__version__} has no GPU"
     missing = [Row(name, title, note=why)] if why else []
     if not missing:
-        compared[title] = contestants.with_torch(
+        compared[title] = compared_optimizers.with_torch(
             torch, torch_name, shapes, True, f"cuda:{device.device.id}", fused=True, **options
         )
-    times = contestants.take_turns(compared, repeats, lambda step: gpu.seconds(device, step))
+    times = compared_optimizers.take_turns(compared, repeats, lambda step: gpu.seconds(device, step))
     least = floor(name, shapes, bandwidth)
-    return [_row(name, who, seconds, least) for who, seconds in times.items()] + missing
+    return [_row(name, optimizer, seconds, least) for optimizer, seconds in times.items()] + missing
 
 
 def _row(part, name, seconds, least):

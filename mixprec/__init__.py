@@ -1,10 +1,12 @@
 """Mixed-precision training for Chainer 7.8.1.
 
 Importing this package makes ``import chainer`` work on today's NumPy, Python and CuPy (:mod:`mixprec.compat`).
-The names below are loaded on first use, so that the import itself costs nothing.
+The names below are loaded on first use, so that the import itself costs nothing. Editors and type checkers do not run
+``__getattr__``: they read the imports under ``TYPE_CHECKING``.
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
 from mixprec import startup as _startup  # noqa: F401  (registers the import hook for Chainer)
 
@@ -23,16 +25,35 @@ _HOMES = {
     "revert": "mixprec.rewrite",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "LAMB",
+    "LARS",
+    "DynamicLossScale",
+    "LossScaleExhausted",
+    "MixedPrecisionOptimizer",
+    "NoLossScale",
+    "StaticLossScale",
+    "capture",
+    "convert",
+    "revert",
+]
+
+if TYPE_CHECKING:
+    from mixprec.graph_capture.captured import capture
+    from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale
+    from mixprec.optimizer import MixedPrecisionOptimizer
+    from mixprec.optimizer.rules.lamb import LAMB
+    from mixprec.optimizer.rules.lars import LARS
+    from mixprec.rewrite.convert import convert, revert
+else:  # with a ``__getattr__`` a type checker would take any name
+
+    def __getattr__(name):
+        if name not in _HOMES:
+            raise AttributeError(f"module 'mixprec' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
 
 
-def __getattr__(name):
-    if name not in _HOMES:
-        raise AttributeError(f"module 'mixprec' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))

@@ -15,6 +15,9 @@ number of binades without changing a bit of their mantissas (Micikevicius et al.
 too many.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from chainer import AbstractSerializer, Deserializer, backend, get_array_types
 
@@ -39,19 +42,19 @@ class NoLossScale:
         1.0
     """
 
-    value = 1.0
-    patience = None
+    value: float = 1.0
+    patience: int | None = None
 
-    def factor(self, device):
+    def factor(self, device: backend.Device) -> None:
         """Returns ``None``: there is nothing to multiply by."""
 
-    def adjust(self, overflow):
+    def adjust(self, overflow: Any) -> None:
         """Does nothing: the scale is always 1."""
 
-    def reset(self):
+    def reset(self) -> None:
         """Does nothing: there is no state."""
 
-    def serialize(self, serializer):
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """There is nothing to save."""
         _check_serializer(serializer)
 
@@ -74,26 +77,26 @@ class StaticLossScale:
         (1024.0, False)
     """
 
-    patience = None
+    patience: int | None = None
 
-    def __init__(self, value):
-        self.value = arguments.power_of_two("value", value)
+    def __init__(self, value: float) -> None:
+        self.value: float = arguments.power_of_two("value", value)
         self._factors = {}
 
-    def factor(self, device):
+    def factor(self, device: backend.Device) -> Any:
         """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
         _check_device(device)
         if device.name not in self._factors:
             self._factors[device.name] = device.send(np.array(self.value, np.float32))
         return self._factors[device.name]
 
-    def adjust(self, overflow):
+    def adjust(self, overflow: Any) -> None:
         """Does nothing: the scale is constant."""
 
-    def reset(self):
+    def reset(self) -> None:
         """Does nothing: the scale is constant."""
 
-    def serialize(self, serializer):
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """There is nothing to save: the value comes from the program."""
         _check_serializer(serializer)
 
@@ -139,23 +142,23 @@ class DynamicLossScale:
 
     def __init__(
         self,
-        init=2.0**16,
-        growth=2.0,
-        backoff=0.5,
-        interval=2000,
-        floor=2.0**-14,
-        cap=2.0**24,
-        hysteresis=1,
-        patience=50,
-    ):
-        self.init = arguments.power_of_two("init", init)
-        self.growth = arguments.power_of_two("growth", growth)
-        self.backoff = arguments.power_of_two("backoff", backoff)
-        self.floor = None if floor is None else arguments.power_of_two("floor", floor)
-        self.cap = None if cap is None else arguments.power_of_two("cap", cap)
-        self.interval = arguments.whole("interval", interval, 1, INT32)
-        self.hysteresis = arguments.whole("hysteresis", hysteresis, 1, INT32)
-        self.patience = arguments.whole("patience", patience, 1, INT32)
+        init: float = 2.0**16,
+        growth: float = 2.0,
+        backoff: float = 0.5,
+        interval: int = 2000,
+        floor: float | None = 2.0**-14,
+        cap: float | None = 2.0**24,
+        hysteresis: int = 1,
+        patience: int = 50,
+    ) -> None:
+        self.init: float = arguments.power_of_two("init", init)
+        self.growth: float = arguments.power_of_two("growth", growth)
+        self.backoff: float = arguments.power_of_two("backoff", backoff)
+        self.floor: float | None = None if floor is None else arguments.power_of_two("floor", floor)
+        self.cap: float | None = None if cap is None else arguments.power_of_two("cap", cap)
+        self.interval: int = arguments.whole("interval", interval, 1, INT32)
+        self.hysteresis: int = arguments.whole("hysteresis", hysteresis, 1, INT32)
+        self.patience: int = arguments.whole("patience", patience, 1, INT32)
         if self.growth <= 1:
             raise ValueError(f"growth must be greater than 1; found {self.growth!r}")
         if self.backoff >= 1:
@@ -167,26 +170,26 @@ class DynamicLossScale:
         self.reset()
 
     @property
-    def value(self):
+    def value(self) -> float:
         """The scale of the next step, a float; read from the device if it is there."""
         return float(to_host(self._value))
 
     @property
-    def overflows_in_row(self):
+    def overflows_in_row(self) -> int:
         """Number of steps in a row, up to the last one, that overflowed; read from the device if it is there."""
         return int(to_host(self._overflows_in_row))
 
     @property
-    def exhausted(self):
+    def exhausted(self) -> bool:
         """Whether the last ``patience`` steps all overflowed."""
         return self.overflows_in_row >= self.patience
 
-    def factor(self, device):
+    def factor(self, device: backend.Device) -> Any:
         """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
         _check_device(device)
         return device.send(self._value).astype(np.float32)
 
-    def adjust(self, overflow):
+    def adjust(self, overflow: Any) -> None:
         """Advances the scale by one step.
 
         Args:
@@ -221,7 +224,7 @@ class DynamicLossScale:
         self._hysteresis_left = left.astype(np.int32, copy=False)
         self._overflows_in_row = xp.where(overflow, row + 1, 0).astype(np.int32, copy=False)
 
-    def held_by(self, hold):
+    def held_by(self, hold: Callable[[Any], Any]) -> tuple[Any, Any, Any, Any]:
         """Hands the state to the batched update on a device, which advances it in place.
 
         Args:
@@ -234,15 +237,15 @@ class DynamicLossScale:
         return self.arrays
 
     @property
-    def arrays(self):
+    def arrays(self) -> tuple[Any, Any, Any, Any]:
         """The state: value, clean, hysteresis_left, overflows_in_row."""
         return self._value, self._clean, self._hysteresis_left, self._overflows_in_row
 
-    def reset(self):
+    def reset(self) -> None:
         """Goes back to the first step: ``init``, and all counters as in the beginning."""
         self._set(self.init, 0, self.hysteresis, 0)
 
-    def serialize(self, serializer):
+    def serialize(self, serializer: AbstractSerializer) -> None:
         """Saves or loads the scale and its counters (the settings come from the program)."""
         _check_serializer(serializer)
         state = (

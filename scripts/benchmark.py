@@ -11,6 +11,7 @@ python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch r
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--json FILE]
 python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--gpu-batch 32] [--json FILE]
 python scripts/benchmark.py step [--arch resnet50] [--size 224] [--repeats 15] [--json FILE]
+python scripts/benchmark.py walks [-v] [--json FILE]
 python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--threads 2] [--repeats 7] [--seconds 10]
     [--gpu-batch 256] [--gpu-threads 8] [--json FILE]
 """
@@ -30,19 +31,20 @@ if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
 from benchmarks import (
-    command,
-    loader,
-    loader_contestants,
+    compared_loaders,
     loader_gpu,
+    loader_speed,
     machine,
-    primitives,
     primitives_gpu,
+    primitives_speed,
+    step_commands,
     update,
     update_gpu,
+    walks,
 )
-from benchmarks.arguments import ArgumentsError, add_arch, positive
 from benchmarks.bars.record import RecordError
-from benchmarks.output import Record, WriteError, add_command
+from benchmarks.command_arguments import ArgumentsError, add_arch, positive
+from benchmarks.record_files import Record, WriteError, add_command
 from benchmarks.step import counts, python_time
 from mixprec.command_line import Parser, one_line
 from mixprec.config import ConfigError
@@ -65,13 +67,13 @@ def _update(save, arch, repeats):
 
 
 def _primitives(save, batch, size, repeats, gpu_batch):
-    rows = primitives.measure(MODELS["resnet50"], batch=batch, size=size, repeats=repeats)
+    rows = primitives_speed.measure(MODELS["resnet50"], batch=batch, size=size, repeats=repeats)
     print(f"ResNet-50, batch {batch}, {size}x{size} pixels, forward and backward pass on NumPy")
-    print(primitives.table(rows))
+    print(primitives_speed.table(rows))
     gpu = primitives_gpu.measure(batch=gpu_batch, repeats=repeats)
     print(f"\nprimitives of ResNet-50 in float16, batch {gpu_batch}, 224x224 pixels")
     print(primitives_gpu.table(*gpu))
-    record = primitives.as_json(rows, batch=batch, size=size, repeats=repeats, gpu_batch=gpu_batch)
+    record = primitives_speed.as_json(rows, batch=batch, size=size, repeats=repeats, gpu_batch=gpu_batch)
     save({**record, "gpu": primitives_gpu.as_json(*gpu)})
 
 
@@ -88,21 +90,28 @@ def _step(save, arch, size, repeats):
     save({**record, "counts": counts.as_json(found), "parts": parts, "rows": list(map(dataclasses.asdict, rows))})
 
 
+def _walks(save, verbose):
+    found = walks.measure()
+    print("files of mixprec that a piece of work calls into, and changes from file to file")
+    print(walks.table(found, lists_files=verbose))
+    save({**machine.record(), "walks": walks.as_json(found)})
+
+
 def _loader(save, data, images, batch, threads, repeats, seconds, gpu_batch, gpu_threads):
     with tempfile.TemporaryDirectory() as folder:
-        source = loader_contestants.make_pictures(folder, images) if data is None else open_images(data)
+        source = compared_loaders.make_pictures(folder, images) if data is None else open_images(data)
         if len(source) < batch:
             raise DataError(f"--batch {batch}: must be at most {len(source)}, the number of images")
-        speeds, waits = loader.measure(source, batch=batch, threads=threads, repeats=repeats, seconds=seconds)
+        speeds, waits = loader_speed.measure(source, batch=batch, threads=threads, repeats=repeats, seconds=seconds)
         what = f"{images} pictures of noise, 500x375" if data is None else f"{one_line(data)}, {len(source)} images"
         print(f"{what}, to 224x224 in float16 NHWC, batch {batch}, {threads} threads or processes")
-        print(loader.table(speeds, waits))
+        print(loader_speed.table(speeds, waits))
         gpu = loader_gpu.measure(MODELS["resnet50"], source, batch=gpu_batch, threads=gpu_threads, repeats=repeats)
         print(f"\nResNet-50 in float16, captured steps, batch {gpu_batch}")
         print(loader_gpu.table(*gpu))
     settings = {"data": data, "images": len(source), "batch": batch, "threads": threads, "repeats": repeats}
     settings |= {"seconds": seconds, "gpu_batch": gpu_batch, "gpu_threads": gpu_threads}
-    save(loader.as_json(speeds, waits, loader_gpu.as_json(*gpu), **settings))
+    save(loader_speed.as_json(speeds, waits, loader_gpu.as_json(*gpu), **settings))
 
 
 def main(argv=None):
@@ -131,6 +140,9 @@ def main(argv=None):
     add_arch(own, "resnet50", WITHOUT_GROUPS)
     own.add_argument("--size", type=positive, default=224, help="height and width of an image in pixels")
     own.add_argument("--repeats", type=positive, default=15, help="timed turns of ten steps")
+    text = "files of mixprec that a forward pass, an update and a step call into, counted with and without a device"
+    own = add_command(commands, _walks, "walks", text)
+    own.add_argument("-v", "--verbose", action="store_true", help="list the files in the order they are entered first")
     text = "images/s of the loaders beside Chainer's with Pillow, how long training waits, and on a GPU with ResNet-50"
     own = add_command(commands, _loader, "loader", text)
     own.add_argument("--data", metavar="PATH", help="images to read, as data.train in a config; default: made")
@@ -141,7 +153,7 @@ def main(argv=None):
     own.add_argument("--seconds", type=positive, default=10, help="of training beside a loader")
     own.add_argument("--gpu-batch", type=positive, default=256, help="images in a batch on the GPU")
     own.add_argument("--gpu-threads", type=positive, default=8, help="threads of DALI beside the GPU")
-    command.add(commands, MODELS)
+    step_commands.add(commands, MODELS)
     settings = vars(parser.parse_args(argv))
 
     del settings["command"]

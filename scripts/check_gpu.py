@@ -30,8 +30,8 @@ if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
 from benchmarks import machine
-from benchmarks.arguments import amount
-from benchmarks.gpu_check import archive, check, home, summary, wheels
+from benchmarks.command_arguments import amount
+from benchmarks.gpu_check import archive, check, home, stage_summary, wheels
 from benchmarks.gpu_check import stages as all_stages
 from benchmarks.gpu_check.group import Interruption
 from mixprec.command_line import Parser, one_line, path
@@ -59,7 +59,7 @@ def main(argv=None):
         "--resume",
         type=path("a file"),
         metavar="FILE",
-        help="check.tgz or summary.json: what went well is not run again",
+        help="check.tgz or stage_summary.json: what went well is not run again",
     )
     parser.add_argument(
         "--stage",
@@ -90,7 +90,7 @@ def main(argv=None):
             former, members = _former(settings.resume)
         except (OSError, ValueError) as error:
             parser.error(f"--resume {settings.resume}: {error}")
-    elif used := next((name for name in (archive.NAME, summary.JSON) if (out / name).exists()), None):
+    elif used := next((name for name in (archive.NAME, stage_summary.JSON) if (out / name).exists()), None):
         parser.error(f"--out {out}: {used} of another check is there; go on with it by --resume, or choose another")
 
     with Interruption() as interruption, contextlib.ExitStack() as stack:
@@ -129,14 +129,14 @@ def _check(settings, end, out, scratch, former, members, interruption):
     )
     results = run.run()
     bad = [result.name for result in results if result.bad]
-    later = [result.name for result in results if result.state == summary.NOT_BEGUN]
+    later = [result.name for result in results if result.state == stage_summary.NOT_BEGUN]
     verdict = [f"not well: {', '.join(bad)}" if bad else "nothing failed"]
-    if any(result.state == summary.NO_DEVICE for result in results):
+    if any(result.state == stage_summary.NO_DEVICE for result in results):
         verdict[0] += ", but no GPU was looked at"
     if later:
         verdict.append(f"no time for {', '.join(later)}: go on by --resume")
     _say("== in short")  # once more: where output is cut, its end is what is left
-    for line in summary.in_short(results):
+    for line in stage_summary.in_short(results):
         _say(line)
     _say(f"{'; '.join(verdict)}; all is in {out / archive.NAME}")
     if interruption.signals:
@@ -148,10 +148,10 @@ def _former(name):
     """Returns the results of a former check by name, and the members of its archive."""
     if not name.endswith(".json"):
         members = archive.unpacked(name)
-        if summary.JSON not in members:
-            raise ValueError(f"no archive of a check: it has no {summary.JSON}")
-        return summary.read(members[summary.JSON].decode(errors="replace")), members
-    return summary.read(pathlib.Path(name).read_text(encoding="utf-8", errors="replace")), {}
+        if stage_summary.JSON not in members:
+            raise ValueError(f"no archive of a check: it has no {stage_summary.JSON}")
+        return stage_summary.read(members[stage_summary.JSON].decode(errors="replace")), members
+    return stage_summary.read(pathlib.Path(name).read_text(encoding="utf-8", errors="replace")), {}
 
 
 def _prepared(scratch, folder, members):

@@ -19,7 +19,7 @@ from mixprec import interruption
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
-from benchmarks import parity, parity_no_masters, parity_plot
+from benchmarks import parity_no_masters, parity_plot, parity_study
 from mixprec import files
 from mixprec.command_line import Parser, one_line, path
 from mixprec.config import ConfigError
@@ -69,16 +69,16 @@ def main(argv=None):
     study = {"config": args.config, "settings": args.set, "seeds": args.seeds}
     study["control_seeds"] = args.control_seeds or args.seeds
     try:
-        runs = parity.measure(**study, networks=MODELS, jobs=args.jobs, out=args.out)
-    except (parity.ParityError, ConfigError) as error:
+        runs = parity_study.measure(**study, networks=MODELS, jobs=args.jobs, out=args.out)
+    except (parity_study.ParityError, ConfigError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last snapshots", file=sys.stderr)
         return 130
     study["overrides"] = study.pop("settings")
-    record = parity.as_json(runs, **study)
-    print(parity.table(record))
+    record = parity_study.as_json(runs, **study)
+    print(parity_study.table(record))
     if args.json:
         files.write_text(args.json, json.dumps(record, indent=1) + "\n")
     if args.plot:

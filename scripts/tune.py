@@ -23,8 +23,8 @@ from mixprec import interruption
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
-from benchmarks import configured, tune
-from benchmarks.arguments import ArgumentsError, add_arch, amount, positive
+from benchmarks import configured, engine_search
+from benchmarks.command_arguments import ArgumentsError, add_arch, amount, positive
 from mixprec import environment
 from mixprec.backends.cudnn import library, settings
 from mixprec.backends.cudnn.errors import BrokenDevice
@@ -58,7 +58,7 @@ def main(arguments=None):
         return 2
     print(f"{given.arch}, batch {given.batch}, {given.size} x {given.size}, on {device}", flush=True)
     try:
-        choices = tune.tune(
+        choices = engine_search.tune(
             config, MODELS[given.arch], specifier, given.seconds_per_operation, lambda line: print(line, flush=True)
         )
     except BrokenDevice as error:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.bars.step import Step, memory_of_process
+from benchmarks.bars.timed_step import Step, memory_of_process
 from benchmarks.device_memory import peak_of
 from mixprec.graph_capture.cuda_graphs import graphs_of
 
@@ -12,7 +12,7 @@ _GRAPH = 20  # more than it takes to make a graph
 
 
 def step_of(device, run, captured=None, forget=lambda: None):
-    """Returns the :class:`~benchmarks.bars.step.Step` that is right for a device.
+    """Returns the :class:`~benchmarks.bars.timed_step.Step` that is right for a device.
 
     Args:
         device: Chainer's device.

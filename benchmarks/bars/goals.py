@@ -1,10 +1,10 @@
-"""What an H200 is to reach on ResNet-50, and how far a run is from it."""
+"""Goals for ResNet-50 on an H200, and the distance of a run from them."""
 
 import dataclasses
 import re
 from collections.abc import Callable
 
-from benchmarks.bars import configs, peer, plain
+from benchmarks.bars import chainer_rows, config_rows, pytorch_rows
 from benchmarks.bars import record as bars_record
 
 OURS = ("config", "precision")  # groups of rows; an ablation is less than what we have
@@ -30,7 +30,7 @@ class Goal:
     bound: float
     digits: str
     batches: tuple[int, ...] = _BATCHES
-    names: tuple[str, ...] = (configs.ALL,)
+    names: tuple[str, ...] = (config_rows.ALL,)
 
 
 def best(rows, groups):
@@ -53,7 +53,7 @@ def over_peers(rows):
 def over_all_peers(rows):
     """Returns the same, but ``None`` if a row of PyTorch has no number: it could be the fastest."""
     measured = {row["name"] for row in rows if not row["reason"]}
-    return over_peers(rows) if measured.issuperset(peer.NAMES_ON_GPU) else None
+    return over_peers(rows) if measured.issuperset(pytorch_rows.NAMES_ON_GPU) else None
 
 
 def of_best(key):
@@ -74,14 +74,14 @@ GOALS = (
         over_all_peers,
         1.25,
         ".2f",
-        names=(configs.ALL, *peer.NAMES_ON_GPU),
+        names=(config_rows.ALL, *pytorch_rows.NAMES_ON_GPU),
     ),
     Goal(
         "at least 6 times plain Chainer FP32 with cuDNN at every batch size",
         of_best("ratio"),
         6,
         ".2f",
-        names=(configs.ALL, plain.CUDNN),
+        names=(config_rows.ALL, chainer_rows.CUDNN),
     ),
     Goal("no host synchronization in a step, at every batch size", of_best("syncs"), 0, "g"),
 )

@@ -1,4 +1,4 @@
-"""The page of results, made from the records of runs: nothing on it is written by hand."""
+"""Writes the page of results from the records of runs; nothing on it is written by hand."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ import urllib.parse
 
 from benchmarks.bars import chart, goals
 from benchmarks.bars import record as bars_record
-from benchmarks.bars.columns import COUNT_COLUMNS, ROW_COLUMNS, SUMMARY_TITLES, summary
+from benchmarks.bars.result_columns import COUNT_COLUMNS, ROW_COLUMNS, SUMMARY_TITLES, summary
 from mixprec import files
 
 _HEAD = """\

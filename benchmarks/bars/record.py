@@ -24,7 +24,7 @@ def as_json(rows, counts, rates, made, device, kind, /, *, complete, **settings)
     """Returns the record of a run as a dict for JSON.
 
     Args:
-        rows: list of :class:`~benchmarks.bars.rows.Row`.
+        rows: list of :class:`~benchmarks.bars.row_statistics.Row`.
         counts: list of dicts, see ``_COUNT_ROW``: a step of the full ResNet-50 on the stand-in device; may be empty.
         rates: :class:`~benchmarks.rates.Rates` of the machine, or ``None``.
         made: what :func:`benchmarks.machine.record` has returned when the run began.

@@ -11,7 +11,7 @@ def network(arch, classes=1000):
     """Returns a module from images (N, 3, H, W) to logits (N, classes), on the CPU, in float32.
 
     Args:
-        arch: one of :data:`benchmarks.bars.peer.ARCHS`.
+        arch: one of :data:`benchmarks.bars.pytorch_rows.ARCHS`.
         classes: number of classes.
     """
     block, blocks = _ARCHS[arch]

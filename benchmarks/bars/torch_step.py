@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks.bars import torch_resnet
-from benchmarks.bars.step import LR, Step, memory_of_process
+from benchmarks.bars.timed_step import LR, Step, memory_of_process
 
 CLASSES = 1000
 MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.875, 1 / 32768, 0.1
@@ -30,8 +30,8 @@ def make(way, arch, specifier, batch, size):
     fastest engine (``cudnn.benchmark``, among all engines: PyTorch's default are the ten first), and TF32.
 
     Args:
-        way: :class:`benchmarks.bars.peer.Way`.
-        arch: one of :data:`benchmarks.bars.peer.ARCHS`.
+        way: :class:`benchmarks.bars.pytorch_rows.Way`.
+        arch: one of :data:`benchmarks.bars.pytorch_rows.ARCHS`.
         specifier: of the device, Chainer's: ``"@numpy"`` or ``"@cupy:0"``.
         batch: images in a batch.
         size: height and width of an image in pixels.
@@ -57,7 +57,7 @@ class CpuStep(Step):
     """A step: forward under autocast, cross entropy, scaled backward, momentum SGD.
 
     Args:
-        way: :class:`benchmarks.bars.peer.Way`.
+        way: :class:`benchmarks.bars.pytorch_rows.Way`.
         network: module from images to logits, on the device; it is converted to the layout.
         images: tensor (N, 3, H, W) on the device; it is converted to precision and layout, as a loader would do it.
         labels: int64 tensor (N,) on the device.

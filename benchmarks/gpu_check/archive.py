@@ -4,7 +4,7 @@ import io
 import pathlib
 import tarfile
 
-from benchmarks.gpu_check import summary
+from benchmarks.gpu_check import stage_summary
 
 NAME = "check.tgz"
 LARGEST = (16 << 20) - (64 << 10)  # bytes of the archive
@@ -68,7 +68,7 @@ def packed(members, logs, cache):
             data = _tar({**members, **cut_logs, **extra})
             if len(data) <= LARGEST:
                 return data
-    texts = {name: data for name, data in members.items() if name in (summary.JSON, summary.TEXT)}
+    texts = {name: data for name, data in members.items() if name in (stage_summary.JSON, stage_summary.TEXT)}
     return _tar({**texts, **cut_logs})
 
 

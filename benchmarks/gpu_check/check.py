@@ -5,7 +5,7 @@ import json
 import signal
 import time
 
-from benchmarks.gpu_check import group, quotes, summary
+from benchmarks.gpu_check import group, quotes, stage_summary
 
 _LAST = 6  # lines of a stage that has left no results
 _ERRORS = (OSError, ValueError, LookupError, TypeError)  # of files that are not what a stage should have made
@@ -42,8 +42,8 @@ class Check:
         root: working directory of the commands.
         scratch: folder for the files of the stages, a path; it exists.
         environment: dict of variables of the commands, beside those of this process.
-        keep: called after each change with the list of :class:`~benchmarks.gpu_check.summary.Result`, a dict from names
-            of stages to :class:`~benchmarks.gpu_check.group.Output`, and whether it is complete.
+        keep: called after each change with the list of :class:`~benchmarks.gpu_check.stage_summary.Result`, a dict from
+            names of stages to :class:`~benchmarks.gpu_check.group.Output`, and whether it is complete.
         interruption: :class:`~benchmarks.gpu_check.group.Interruption`: after a signal no more is run.
         say: callable that prints a line.
         former: dict from names of stages to results of a check before this one; what went well there is not run. The
@@ -65,16 +65,16 @@ class Check:
         self._outputs = {}
         self._results = {
             stage.name: (stage is not asking and former.get(stage.name))
-            or summary.Result(stage.name, list(stage.command), stage.limit)
+            or stage_summary.Result(stage.name, list(stage.command), stage.limit)
             for stage in self._stages
         }
 
     def run(self):
-        """Runs all stages; returns the list of :class:`~benchmarks.gpu_check.summary.Result`."""
+        """Runs all stages; returns the list of :class:`~benchmarks.gpu_check.stage_summary.Result`."""
         self._kept()
         for stage in self._stages:
             result = self._results[stage.name]
-            if result.state == summary.OK:
+            if result.state == stage_summary.OK:
                 self._say(f"{stage.name}: ok, in the check of {result.date}")
                 continue
             seconds = self._left(stage)
@@ -82,7 +82,7 @@ class Check:
             if obstacle is not None:
                 result.state, result.note = obstacle
             else:
-                result.state, result.limit, result.date = summary.RUNNING, round(seconds, 1), self._date
+                result.state, result.limit, result.date = stage_summary.RUNNING, round(seconds, 1), self._date
                 self._kept()
                 self._say(f"{stage.name}: at most {seconds:.0f} s ...")
                 self._run(stage, result)
@@ -107,15 +107,15 @@ class Check:
     def _obstacle(self, stage, seconds):
         """``(state, note)`` of a stage that cannot run; ``None`` if it can."""
         if self._interruption.signals:
-            return summary.SKIPPED, "interrupted before"
+            return stage_summary.SKIPPED, "interrupted before"
         answer = self._results.get(self._asking.name)
-        if stage.needs_device and answer.state == summary.NO_DEVICE:
-            return summary.NO_DEVICE, answer.note
-        if stage.needs_device and answer.state != summary.OK:
-            return summary.SKIPPED, f"whether there is a device is not known: {self._asking.name}: {answer.state}"
+        if stage.needs_device and answer.state == stage_summary.NO_DEVICE:
+            return stage_summary.NO_DEVICE, answer.note
+        if stage.needs_device and answer.state != stage_summary.OK:
+            return stage_summary.SKIPPED, f"whether there is a device is not known: {self._asking.name}: {answer.state}"
         least = max(stage.least, 1e-3)
         if seconds < least:
-            return summary.NOT_BEGUN, f"{max(seconds, 0.0):.0f} s were left, it needs at least {least:.0f}"
+            return stage_summary.NOT_BEGUN, f"{max(seconds, 0.0):.0f} s were left, it needs at least {least:.0f}"
         return None
 
     def _run(self, stage, result):
@@ -135,7 +135,7 @@ class Check:
                 grace=self._grace,
             )
         except OSError as error:
-            result.state, result.note = summary.FAILED, f"cannot be started: {error}"
+            result.state, result.note = stage_summary.FAILED, f"cannot be started: {error}"
             return
         result.seconds, result.status = round(ended.seconds, 1), ended.status
         if stage.together is not None:
@@ -148,28 +148,28 @@ class Check:
             result.quotes = [quotes.cut(line) for line in output.lines()[-_LAST:]]
         last = quotes.cut((output.lines() or ["no output"])[-1])
         if ended.interrupted:
-            result.state, result.note = summary.INTERRUPTED, signal.Signals(self._interruption.signals[0]).name
+            result.state, result.note = stage_summary.INTERRUPTED, signal.Signals(self._interruption.signals[0]).name
         elif ended.timed_out:
-            result.state, result.note = summary.TIMED_OUT, f"after {result.limit:g} s; last line: {last}"
+            result.state, result.note = stage_summary.TIMED_OUT, f"after {result.limit:g} s; last line: {last}"
         elif ended.status != 0:
-            result.state, result.note = summary.FAILED, f"{_in_words(ended.status)}; last line: {last}"
+            result.state, result.note = stage_summary.FAILED, f"{_in_words(ended.status)}; last line: {last}"
         elif quote_error is not None:
-            result.state, result.note = summary.FAILED, f"ended well, but: {quote_error}"
+            result.state, result.note = stage_summary.FAILED, f"ended well, but: {quote_error}"
         else:
-            result.state = summary.OK
+            result.state = stage_summary.OK
         if ended.status is None:
             result.note += "; it does not even end by SIGKILL"
 
     def _take_answer(self, result, lines):
         """Makes what the asking stage has found its state."""
-        if result.state != summary.OK:
+        if result.state != stage_summary.OK:
             return
         try:
             answer = json.loads(lines[-1])
-            result.state = summary.NO_DEVICE if answer["device"] is None else summary.OK
+            result.state = stage_summary.NO_DEVICE if answer["device"] is None else stage_summary.OK
             result.note = answer["reason"]
         except _ERRORS as error:
-            result.state, result.note = summary.FAILED, f"ended well, but: {type(error).__name__}: {error}"
+            result.state, result.note = stage_summary.FAILED, f"ended well, but: {type(error).__name__}: {error}"
 
     def _report(self, result):
         seconds = "" if result.seconds is None else f", {result.seconds:.1f} s"

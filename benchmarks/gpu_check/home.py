@@ -1,6 +1,6 @@
-"""What a check brings home: its folder with the summary and the archive, rewritten whole as stages end."""
+"""The folder that a check brings home, with the summary and the archive, rewritten whole as stages end."""
 
-from benchmarks.gpu_check import archive, summary
+from benchmarks.gpu_check import archive, stage_summary
 from mixprec import files
 from mixprec.command_line import one_line
 
@@ -25,17 +25,17 @@ class Home:
         """Writes both summaries, and the archive unless a stage has only begun.
 
         Args:
-            results: list of :class:`~benchmarks.gpu_check.summary.Result`.
+            results: list of :class:`~benchmarks.gpu_check.stage_summary.Result`.
             outputs: dict from names of stages to :class:`~benchmarks.gpu_check.group.Output`.
             complete: whether no more is to come.
         """
         texts = {
-            summary.JSON: summary.as_json(self._machine, results, complete=complete),
-            summary.TEXT: summary.as_text(self._machine, results),
+            stage_summary.JSON: stage_summary.as_json(self._machine, results, complete=complete),
+            stage_summary.TEXT: stage_summary.as_text(self._machine, results),
         }
         for name, text in texts.items():
             self._write(name, text.encode(errors="replace"))
-        if any(result.state == summary.RUNNING for result in results):
+        if any(result.state == stage_summary.RUNNING for result in results):
             return
         self._logs |= {f"{name}.log": output.bytes() for name, output in outputs.items()}
         members = {name: text.encode(errors="replace") for name, text in texts.items()}

@@ -1,4 +1,4 @@
-"""What cuDNN asks about a GPU, as the file from which it builds plans for that GPU where there is none.
+"""The properties of a GPU that cuDNN asks for, as the file from which it builds plans for that GPU where there is none.
 
 python -m benchmarks.gpu_check.properties FILE
 """

@@ -1,4 +1,4 @@
-"""What the summary quotes of each stage: a few lines from the files that it has made.
+"""The lines that the summary quotes of each stage, from the files that it has made.
 
 Each function takes the stage's folder, a path, and the lines that it has printed. It raises ``OSError``, ``ValueError``
 or ``LookupError`` if the files are not as they should be.

@@ -1,4 +1,4 @@
-"""What is not proven of cuDNN's batch normalization: the form of its mask, its variance, statistics moved in place."""
+"""Checks of cuDNN's batch normalization: the form of its mask, its variance, statistics moved in place."""
 
 import math
 

@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import sys
 
-from benchmarks.gpu_check import properties, quotes, shards
+from benchmarks.gpu_check import parts_of_tests, properties, quotes
 from benchmarks.gpu_check.group import Stop
 
 EVERYTHING = "static_graph.yaml"  # everything on
@@ -44,7 +44,7 @@ class Stage:
 
 def asking():
     """Returns the stage that asks whether there is a GPU; it comes first if another one wants to know."""
-    return Stage("device", _module("benchmarks.gpu_check.device"), 60.0, needs_device=False)
+    return Stage("device", _module("benchmarks.gpu_check.usable_gpu"), 60.0, needs_device=False)
 
 
 def stages(root, scratch):
@@ -54,7 +54,7 @@ def stages(root, scratch):
         root: the checkout, with ``scripts``, ``configs`` and ``tests``; an absolute path.
         scratch: folder in which each stage has one of its name for its files, likewise.
     """
-    surrounding = _module("benchmarks.gpu_check.surroundings", scratch)
+    surrounding = _module("benchmarks.gpu_check.machine_report", scratch)
     asked = _module("benchmarks.gpu_check.properties", scratch / "properties" / properties.NAME)
     return [
         Stage("environment", surrounding, 15.0, quotes.environment, needs_device=False),
@@ -63,7 +63,7 @@ def stages(root, scratch):
         *(_bar(root, scratch, f"mixprec-{batch}", UNTUNED, batch) for batch in BATCHES),
         _profile(root, scratch),
         *(_bar(root, scratch, f"pytorch-{batch}", PYTORCH, batch, 90.0, "--peer", "pytorch") for batch in BATCHES),
-        *(_tests(scratch, name, words, limit) for name, words, limit in shards.shards(root)),
+        *(_tests(scratch, name, words, limit) for name, words, limit in parts_of_tests.shards(root)),
         *(_bar(root, scratch, f"tuned-{batch}", EVERYTHING, batch, 300.0) for batch in BATCHES),
         _training(root, scratch),
     ]
@@ -88,7 +88,7 @@ def _profile(root, scratch):
 
 def _tests(scratch, name, words, limit):
     junit = f"--junitxml={scratch / name / quotes.JUNIT}"
-    return Stage(name, _module("pytest", *shards.OPTIONS, junit, *words), limit, quotes.tests, least=15.0)
+    return Stage(name, _module("pytest", *parts_of_tests.OPTIONS, junit, *words), limit, quotes.tests, least=15.0)
 
 
 def _training(root, scratch):

@@ -12,9 +12,9 @@ import inspect
 import numpy as np
 
 from benchmarks.null_device.arrays import Array
-from benchmarks.null_device.calls import Call, Spec, calls, named
-from benchmarks.null_device.device import Address, CudnnContext, Launcher
-from benchmarks.null_device.memory import Memory
+from benchmarks.null_device.null_launcher import Address, CudnnContext, Launcher
+from benchmarks.null_device.null_memory import Memory
+from benchmarks.null_device.primitive_calls import Call, Spec, calls, named
 from benchmarks.null_device.recorded_graphs import Graph, Graphs
 from mixprec import backends
 from mixprec.backends.primitives import Primitives

@@ -9,7 +9,7 @@ import functools
 import numpy as np
 
 from benchmarks import cupy_rules
-from benchmarks.null_device.memory import Memory
+from benchmarks.null_device.null_memory import Memory
 from mixprec.backends.device_log import is_recording, record
 
 # Methods by what they do on a device. All others are views, or NumPy makes them of ufuncs.
@@ -29,7 +29,7 @@ class Array(np.ndarray):
     """An array on the device: one of NumPy whose memory has an address there.
 
     Attributes:
-        memory: the :class:`~benchmarks.null_device.memory.Memory` that new arrays of this class get theirs from.
+        memory: the :class:`~benchmarks.null_device.null_memory.Memory` that new arrays of this class get theirs from.
     """
 
     memory = Memory()

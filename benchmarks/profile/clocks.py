@@ -1,4 +1,4 @@
-"""When things happen: on the host, and on a device that is held back so that it never waits for the host."""
+"""Clocks of the host, and of a device that is held back so that it never waits for the host."""
 
 import pathlib
 import time

@@ -8,9 +8,9 @@ import chainer
 
 from benchmarks import configured, gpu
 from benchmarks.profile.clocks import DeviceClock, HostClock
-from benchmarks.profile.rows import profile_of
+from benchmarks.profile.profile_rows import profile_of
 from benchmarks.profile.spans import Spans
-from benchmarks.profile.watch import watching
+from benchmarks.profile.timed_calls import watching
 from mixprec.backends import primitives_of
 from mixprec.backends.launch import launcher_of
 

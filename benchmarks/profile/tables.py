@@ -15,7 +15,7 @@ _COLUMNS = {
 
 
 def table(profile, top=20):
-    """Returns a :class:`~benchmarks.profile.rows.Profile` as aligned text tables.
+    """Returns a :class:`~benchmarks.profile.profile_rows.Profile` as aligned text tables.
 
     They are the totals of each kind, those of each group of layers, and the rows with most to gain.
 
@@ -38,7 +38,7 @@ def table(profile, top=20):
 
 
 def as_json(profile):
-    """Returns a :class:`~benchmarks.profile.rows.Profile` as a dict for JSON."""
+    """Returns a :class:`~benchmarks.profile.profile_rows.Profile` as a dict for JSON."""
     rows = [{**dataclasses.asdict(row), "share": row.share, "gain": row.gain} for row in profile.rows]
     by_kind = [
         {"kind": kind, "calls": calls, "microseconds": time, "floor": floor}

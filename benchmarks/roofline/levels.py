@@ -41,8 +41,8 @@ Backward, a ReLU is known from x, or, if there was an addition, from a bit of ea
 the second pass also writes the gradient of what was added.
 
 ``nhwc-conv-fused``: a convolution takes the statistics of what it writes. What is normalized and then read by nothing
-but convolutions, or added to another normalization, is applied by those who read it, and never written. Of n gradients
-that meet, those from convolutions are added in their dgrad, which reads the sum so far.
+but convolutions, or added to another normalization, is applied by the kernels that read it, and never written. Of n
+gradients that meet, those from convolutions are added in their dgrad, which reads the sum so far.
 
 ``nhwc-all-fused``: where a dgrad completes the gradient of BN + ReLU or BN + add + ReLU, it applies the ReLU and takes
 the sums of the normalization, for which it reads x and the bits; if what was added is another normalization, the
@@ -55,7 +55,7 @@ import dataclasses
 import math
 
 from benchmarks import update_gpu
-from benchmarks.roofline.fusion import Fusion
+from benchmarks.roofline.fusible_layers import Fusion
 
 LEVELS = {
     "nchw": "NCHW, nothing fused, transposed around convolutions in 16 bits",
@@ -73,7 +73,7 @@ class Kernel:
     """What a device computes at once.
 
     Attributes:
-        group: of the layer, see :class:`~benchmarks.roofline.layers.Layer`; ``"update"`` for the optimizer's.
+        group: of the layer, see :class:`~benchmarks.roofline.network_layers.Layer`; ``"update"`` for the optimizer's.
         kind: of the layer, with ``"_dgrad"``, ``"_wgrad"``, ``"_bias"`` or ``"_backward"`` for gradients;
             ``"transpose"``, ``"gradient_sum"``, ``"update"``.
         bytes: that it reads and writes.
@@ -90,7 +90,7 @@ def kernels(network, level, dtype, batch, *, transposes=True):
     """Returns the kernels of a training step: forward, backward, update by momentum SGD with weight decay.
 
     Args:
-        network: :class:`~benchmarks.roofline.layers.Network`.
+        network: :class:`~benchmarks.roofline.network_layers.Network`.
         level: one of :data:`LEVELS`.
         dtype: name of the dtype of activations and weights, ``"float32"``, ``"float16"`` or ``"bfloat16"``; or
             ``"tf32"``, float32 that products round.

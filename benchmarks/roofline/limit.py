@@ -43,7 +43,7 @@ def limit(network, level, dtype, batch, rates, *, share=0.7, gap=1e-6, transpose
     """Returns the :class:`Limit` of a training step.
 
     Args:
-        network: :class:`~benchmarks.roofline.layers.Network`.
+        network: :class:`~benchmarks.roofline.network_layers.Network`.
         level: one of :data:`~benchmarks.roofline.levels.LEVELS`.
         dtype: name of the dtype of activations and weights, ``"float32"``, ``"float16"`` or ``"bfloat16"``; or
             ``"tf32"``, float32 that products round.

@@ -1,4 +1,4 @@
-"""What forward and backward pass of a network of :mod:`benchmarks.resnet` ask of the stand-in for a device."""
+"""Counts launches of forward and backward pass of :mod:`benchmarks.resnet_by_hand` on the stand-in for a device."""
 
 import collections
 import dataclasses
@@ -6,12 +6,16 @@ import dataclasses
 import chainer
 import numpy as np
 
-from benchmarks import null_device, resnet
+from benchmarks import null_device, resnet_by_hand
 from benchmarks.step.counts import LAUNCHES
 from mixprec import functions
 from mixprec.backends.device_log import recording
 
-NETWORKS = {"resnet18": resnet.resnet18, "resnet50": resnet.resnet50, "resnext50": resnet.resnext50}
+NETWORKS = {
+    "resnet18": resnet_by_hand.resnet18,
+    "resnet50": resnet_by_hand.resnet50,
+    "resnext50": resnet_by_hand.resnext50,
+}
 OTHERS = "of Chainer: "
 
 

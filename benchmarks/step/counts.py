@@ -1,4 +1,4 @@
-"""What a training step asks of a GPU, counted without one: launches, graphs, uploads, waiting, layout conversions.
+"""Counts launches, graphs, uploads, waiting and layout conversions of a training step, without a GPU.
 
 The step runs on :mod:`benchmarks.null_device`, a device that computes nothing and takes notes, so that the network
 can have its full size. The batch is as the training script would get it, and lies on the device; the learning rate is

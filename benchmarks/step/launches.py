@@ -71,7 +71,7 @@ class Total:
     Attributes:
         launches: number of them.
         bytes: that they move.
-        least: that would be moved if nothing was read twice, and gradients were added by those who read the sums.
+        least: that would be moved if nothing was read twice, and the readers of sums of gradients added them.
     """
 
     launches: int

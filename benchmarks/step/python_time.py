@@ -1,7 +1,7 @@
 """The CPU time that a training step takes in Python: plain Chainer, mixprec eager, mixprec as a CUDA graph.
 
 The step is forward, backward, weight decay and momentum SGD, as under a trainer. mixprec has a dynamic loss scale, too.
-Kernels compute nothing in it. Each contestant lives in a process of its own, so that plain Chainer has nothing of
+Kernels compute nothing in it. Each row lives in a process of its own, so that plain Chainer has nothing of
 mixprec in it but what makes it run on today's NumPy. The times are those of the CPU: other processes do not count.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from chainer import optimizer_hooks, optimizers
 
 import mixprec
-from benchmarks import contestants, null_device
+from benchmarks import compared_optimizers, null_device
 from benchmarks.processes import Worker
 from benchmarks.step.counts import graphs_compute_nothing
 from benchmarks.step.tape import Tape
@@ -40,7 +40,7 @@ class Row:
     """One line of the table.
 
     Attributes:
-        name: who does a step.
+        name: of the way to train.
         milliseconds: median CPU time of a step.
         spread: half of the distance between the quickest and the slowest turn, in milliseconds.
         ratio: median of its time over that of plain Chainer in the same turn: a busy machine slows both.
@@ -55,7 +55,7 @@ class Row:
 
 
 def measure(network, *, repeats=15):
-    """Times steps of a classifier. The contestants take turns.
+    """Times steps of a classifier. The rows take turns.
 
     All layers are cut down to 8 channels: what is not replaced, the update of the parameters, computes on so little
     that its time is Python's. Eager steps run again with everything but the computing, by
@@ -77,7 +77,7 @@ def measure(network, *, repeats=15):
         for name, own in workers.items():
             own.call(prepare, name, network)
         turns = {name: functools.partial(own.call, turn) for name, own in workers.items()}
-        times = contestants.take_turns(turns, repeats, lambda turn: turn())
+        times = compared_optimizers.take_turns(turns, repeats, lambda turn: turn())
     return [_row(name, seconds, times[PLAIN]) for name, seconds in times.items()]
 
 
@@ -109,19 +109,19 @@ def _row(name, seconds, plain):
     return Row(name, median * 1e3, spread * 1e3, ratio, BOUND if name == EAGER else None)
 
 
-# What runs in the process of a contestant
+# What runs in the process of a row
 
-_contestant = []  # a step, and a context manager that gives what is called before each step of a turn
+_row = []  # a step, and a context manager that gives what is called before each step of a turn
 
 
 def prepare(name, network):
-    """Builds a contestant, which runs until nothing is new in its steps any more."""
-    _contestant[:] = _BUILDERS[name](network)
+    """Builds a row's step, which runs until nothing is new in its steps any more."""
+    _row[:] = _BUILDERS[name](network)
 
 
 def turn():
     """Returns the CPU seconds of a step, the median of some in a row."""
-    step, playing = _contestant
+    step, playing = _row
     seconds = []
     with playing() as start:
         for _ in range(_STEPS):
@@ -135,14 +135,14 @@ def turn():
 def _plain(network):
     model, *batch = _start(network)
     optimizer = optimizers.MomentumSGD(lr=_LR).setup(model)
-    optimizer.add_hook(optimizer_hooks.WeightDecay(contestants.WEIGHT_DECAY))
+    optimizer.add_hook(optimizer_hooks.WeightDecay(compared_optimizers.WEIGHT_DECAY))
     return _on_tape(optimizer, batch)
 
 
 def _eager(network):
     model, *batch = _start(network)
     mixprec.convert(model, batch[0])
-    return _on_tape(contestants.mixed_sgd(model, lr=_LR, init_scale=_SCALE), batch)
+    return _on_tape(compared_optimizers.mixed_sgd(model, lr=_LR, init_scale=_SCALE), batch)
 
 
 def _on_tape(optimizer, batch):
@@ -156,7 +156,7 @@ def _captured(network):
     null_device.install()
     model, *batch = _start(network)
     mixprec.convert(model, batch[0])
-    optimizer = contestants.mixed_sgd(null_device.send(model), lr=_LR, init_scale=_SCALE)
+    optimizer = compared_optimizers.mixed_sgd(null_device.send(model), lr=_LR, init_scale=_SCALE)
     captured = mixprec.capture(optimizer, required=True)
     step = _observed(optimizer, functools.partial(captured, *map(null_device.array, batch)))
     with graphs_compute_nothing():

@@ -77,7 +77,7 @@ def scaled(loss, factor):
     return result
 
 
-def check_loss(loss):
+def check_loss(loss: chainer.Variable) -> None:
     """Makes sure that a loss can be scaled: ``backward`` of several elements would do nothing, in silence.
 
     Raises:

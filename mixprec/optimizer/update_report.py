@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class UpdateReport:
     parameters: tuple[ParameterReport, ...]
 
     @classmethod
-    def of(cls, plan, model):
+    def of(cls, plan: Any, model: Any) -> "UpdateReport":
         """Makes the report of a :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` for a model."""
         rows = {}
         for name, param in model.namedparams():
@@ -42,15 +43,15 @@ class UpdateReport:
         return cls(tuple(rows.values()))
 
     @property
-    def batched(self):
+    def batched(self) -> int:
         """Number of parameters that are updated together."""
         return sum(row.path.startswith("batched") for row in self.parameters)
 
-    def to_json(self):
+    def to_json(self) -> str:
         """Returns the report as a JSON text."""
         return json.dumps(dataclasses.asdict(self), indent=2)
 
-    def __str__(self):
+    def __str__(self) -> str:
         rows = [("parameter", "dtype", "elements", "update")]
         rows += [(row.name, row.dtype, f"{row.size:,}", row.path) for row in self.parameters]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]

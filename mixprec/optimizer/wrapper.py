@@ -5,14 +5,15 @@ one page, in :mod:`mixprec.optimizer.step`.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import chainer
 import numpy as np
 
 from mixprec import arguments
 from mixprec.backends.dropout_state import serialize_dropout
-from mixprec.loss_scale import DynamicLossScale, StaticLossScale, as_loss_scale
+from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.no_decay import NoDecay
 from mixprec.optimizer.rule_states import serialize_optimizer
@@ -85,7 +86,15 @@ class MixedPrecisionOptimizer:
     _OWN = ("_optimizer", "_scaler", "_masters", "_statistics", "_steps", "_factor", "_patience", "_wishes", "_batched")
     _OWN += ("_no_decay",)
 
-    def __init__(self, optimizer, loss_scale="dynamic", *, batched=True, no_decay=None, zero_gradients=False):
+    def __init__(
+        self,
+        optimizer: chainer.GradientMethod,
+        loss_scale: Literal["dynamic"] | float | NoLossScale | StaticLossScale | DynamicLossScale | None = "dynamic",
+        *,
+        batched: bool = True,
+        no_decay: str | type[chainer.Link] | tuple[str | type[chainer.Link], ...] | None = None,
+        zero_gradients: bool = False,
+    ) -> None:
         if not isinstance(optimizer, chainer.GradientMethod):
             hint = (
                 "; wrap first, then create_multi_node_optimizer(MixedPrecisionOptimizer(optimizer), communicator)"
@@ -108,7 +117,7 @@ class MixedPrecisionOptimizer:
         self._factor = None  # what the losses of the step under way are multiplied by; None before the first of them
         self._patience = OverflowWatchdog(self._scaler)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name in self._OWN:  # not there yet: copy and pickle ask before __init__ ran
             raise AttributeError(name)
         if name in _REPLACED:
@@ -117,7 +126,7 @@ class MixedPrecisionOptimizer:
             self._settle()
         return getattr(self._optimizer, name)
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         if name in self._OWN:
             super().__setattr__(name, value)
         elif isinstance(getattr(type(self), name, None), property):
@@ -139,7 +148,7 @@ class MixedPrecisionOptimizer:
             self._statistics.watch(self._masters.structure)
             self._start(scales)
 
-    def setup(self, link):
+    def setup(self, link: chainer.Link) -> "MixedPrecisionOptimizer":
         """Sets the model to optimize, best before :func:`mixprec.convert`; returns the wrapper itself.
 
         Masters start from the parameters as they are: before the conversion from those in FP32, after it from the
@@ -161,27 +170,27 @@ class MixedPrecisionOptimizer:
         return self
 
     @property
-    def target(self):
+    def target(self) -> chainer.Link | None:
         """The model, or ``None`` before :meth:`setup`."""
         return None if self._masters is None else self._masters.model
 
     @property
-    def loss_scale(self):
+    def loss_scale(self) -> float:
         """The loss scale of the next step, a float; each call reads it from the device, if it is there."""
         return self._scaler.value
 
     @property
-    def scales_dynamically(self):
+    def scales_dynamically(self) -> bool:
         """Whether the loss scale may change from step to step."""
         return isinstance(self._scaler, DynamicLossScale)
 
     @property
-    def skipped(self):
+    def skipped(self) -> int:
         """Number of steps skipped because of an overflow, since the beginning of training; read like the scale."""
         return self._steps.skipped
 
     @property
-    def last_step_skipped(self):
+    def last_step_skipped(self) -> bool:
         """Whether the last step was skipped; read like the scale."""
         return self._steps.last_skipped
 
@@ -191,7 +200,7 @@ class MixedPrecisionOptimizer:
         self._check_set_up()
         return self._factor_on(self.target.device)
 
-    def set_loss_scale(self, loss_scale):
+    def set_loss_scale(self, loss_scale: float) -> None:
         """Lets Chainer's updaters pass the static scale that the wrapper has already.
 
         Raises:
@@ -203,7 +212,7 @@ class MixedPrecisionOptimizer:
                 "MixedPrecisionOptimizer(optimizer, loss_scale): leave it out here"
             )
 
-    def master(self, param):
+    def master(self, param: chainer.Parameter) -> chainer.Parameter:
         """Returns the FP32 master of a parameter of the model, a :class:`chainer.Parameter`.
 
         The master of an FP32 parameter shares its array.
@@ -219,7 +228,7 @@ class MixedPrecisionOptimizer:
                 return self._masters.current(name, param)
         raise ValueError(f"{param.name or 'the parameter'} is not a parameter of the model that is optimized")
 
-    def unscaled_gradients(self):
+    def unscaled_gradients(self) -> Iterator[tuple[str, Any]]:
         """Yields ``(name, gradient)`` of the last backward pass, before hooks.
 
         The name is that in ``namedparams`` of the model, the gradient a new array on the parameter's device, in the
@@ -228,7 +237,12 @@ class MixedPrecisionOptimizer:
         self._check_set_up()
         return gradients.unscaled(self._masters)
 
-    def add_hook(self, hook, name=None, timing="auto"):
+    def add_hook(
+        self,
+        hook: Callable[[Any], Any],
+        name: str | None = None,
+        timing: Literal["auto", "pre", "post"] = "auto",
+    ) -> None:
         """Registers a hook of Chainer's or the user's: it sees FP32 masters with unscaled gradients.
 
         Args:
@@ -247,12 +261,12 @@ class MixedPrecisionOptimizer:
         arguments.choice("timing", timing, ("auto", "pre", "post"))
         self._optimizer.add_hook(self._no_decay.hook(hook), name, timing)
 
-    def report(self):
+    def report(self) -> UpdateReport:
         """Returns a table of which parameter is updated how, :class:`~mixprec.optimizer.update_report.UpdateReport`."""
         self._check_set_up()
         return UpdateReport.of(self._batched.plan, self.target)
 
-    def scale_loss(self, loss):
+    def scale_loss(self, loss: chainer.Variable) -> chainer.Variable:
         """Returns the scaled loss, for loops that call ``backward`` themselves.
 
         ``optimizer.scale_loss(loss).backward()`` followed by ``optimizer.update()`` is one step. Several such backward
@@ -268,7 +282,7 @@ class MixedPrecisionOptimizer:
 
     check_loss = staticmethod(scaled_loss.check_loss)  # for ChainerMN's optimizer, which calls backward itself
 
-    def update(self, lossfun=None, *args, **kwds):
+    def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
         """Runs one step. With arrays on a GPU nothing is read back; ``docs/numerics.md`` lists the exceptions.
 
         Args:
@@ -300,7 +314,7 @@ class MixedPrecisionOptimizer:
             raise
         self._statistics.forget()
 
-    def serialize(self, serializer):
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Saves or loads optimizer state, counters, loss scale and the random state of dropout, in Chainer's manner.
 
         The masters are in the model's file, under the model's own names. A file without a loss scale, such as one of

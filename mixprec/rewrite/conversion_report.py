@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+from typing import Any
 
 from mixprec.rewrite import parameters, trace
 from mixprec.rewrite.places import ADD_RELU, RELU
@@ -45,28 +46,28 @@ class Report:
         bytes_before: size of parameters and statistics before the conversion.
     """
 
-    def __init__(self, conversion, rows, bytes_before):
+    def __init__(self, conversion: Any, rows: list[tuple[Any, ...]], bytes_before: int) -> None:
         self._conversion = conversion
         self._rows = rows
         self._bytes_before = bytes_before
 
     @property
-    def compute(self):
+    def compute(self) -> str:
         """Dtype name of activations and of what they are multiplied with."""
         return self._conversion.policy.compute
 
     @property
-    def layout(self):
+    def layout(self) -> str:
         """``"nhwc"`` or ``"nchw"``."""
         return self._conversion.policy.layout
 
     @property
-    def traced(self):
+    def traced(self) -> bool:
         """Whether a call of the model has been looked at."""
         return self._conversion.findings is not None
 
     @property
-    def links(self):
+    def links(self) -> tuple[LinkReport, ...]:
         """Tuple of :class:`LinkReport`, one for each link that owns parameters."""
         return tuple(
             LinkReport(
@@ -82,7 +83,7 @@ class Report:
         )
 
     @property
-    def parameters(self):
+    def parameters(self) -> dict[str, int]:
         """Number of elements of the initialized parameters by dtype name."""
         counts = collections.Counter()
         for param in self._params():
@@ -90,12 +91,12 @@ class Report:
         return dict(sorted(counts.items()))
 
     @property
-    def parameter_bytes(self):
+    def parameter_bytes(self) -> tuple[int, int]:
         """``(before, after)``: memory of parameters and statistics."""
         return self._bytes_before, parameters.nbytes(link for _, link, *_ in self._rows)
 
     @property
-    def activation_bytes(self):
+    def activation_bytes(self) -> tuple[int, int] | None:
         """``(before, after)``: memory of what a step keeps for its backward pass, ``None`` if that is not known.
 
         Before is what the graph of plain Chainer would keep of the same batch in float32.
@@ -104,17 +105,17 @@ class Report:
         return None if findings is None else (findings.bytes_before, findings.bytes_after)
 
     @property
-    def largest_activation_bytes(self):
+    def largest_activation_bytes(self) -> int | None:
         """Memory of the largest array that a step keeps for its backward pass, ``None`` if that is not known."""
         return None if self._conversion.findings is None else self._conversion.findings.bytes_largest
 
     @property
-    def conversions(self):
+    def conversions(self) -> list[trace.LayoutConversion] | None:
         """List of :class:`~mixprec.rewrite.trace.LayoutConversion` of a forward pass, ``None`` if not known."""
         return None if self._conversion.findings is None else list(self._conversion.findings.conversions)
 
     @property
-    def fused(self):
+    def fused(self) -> dict[str, int] | None:
         """Number of batch normalizations in a step by what they are fused with, ``None`` if that is not known."""
         if self._conversion.findings is None:
             return None
@@ -124,7 +125,7 @@ class Report:
         return counts
 
     @property
-    def conv_statistics(self):
+    def conv_statistics(self) -> int:
         """Number of convolutions that may take the sums of the batch normalization after them, as known so far."""
         states = [state for _, _, state, _, _ in self._rows if state is not None]
         return sum(
@@ -132,17 +133,17 @@ class Report:
         )
 
     @property
-    def unknown_links(self):
+    def unknown_links(self) -> dict[tuple[str, str], str]:
         """``{(name, class name): why}`` of links whose parameters stayed as they were."""
         return {(name, type(link).__name__): why for name, link, _, _, why in self._rows if why == parameters.UNKNOWN}
 
     @property
-    def unconverted(self):
+    def unconverted(self) -> list[str]:
         """Links and functions that stayed as they were, each as a text with the reason."""
         findings = self._conversion.findings
         return trace.lines_of(self.unknown_links | ({} if findings is None else findings.left))
 
-    def to_json(self):
+    def to_json(self) -> str:
         """Returns the report as a JSON text."""
         return json.dumps(
             {
@@ -160,7 +161,7 @@ class Report:
             indent=2,
         )
 
-    def __str__(self):
+    def __str__(self) -> str:
         rows = [("link", "class", "before", "after", "why", "fused with, or why not")]
         rows += [(link.name or "/", link.kind, link.before, link.after, link.why, link.fused) for link in self.links]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -4,7 +4,10 @@ Users call both before training. All that a converted model does differently whi
 from :mod:`mixprec.rewrite.patches` on.
 """
 
+from typing import Any, Literal
+
 import chainer
+from numpy.typing import DTypeLike
 
 from mixprec import arguments
 from mixprec.announcements import announce
@@ -20,7 +23,16 @@ from mixprec.rewrite.trace import refuse
 _OURS = "mixprec.links."
 
 
-def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=None, conv_statistics=None, strict=False):
+def convert(
+    model: chainer.Link,
+    example: Any = None,
+    *,
+    compute: DTypeLike = "float16",
+    layout: Literal["nhwc", "nchw"] = "nhwc",
+    fuse: bool | None = None,
+    conv_statistics: bool | None = None,
+    strict: bool = False,
+) -> Report:
     """Makes ``model`` compute in mixed precision, in NHWC and with fused batch normalizations, in place.
 
     Weights of convolution, deconvolution, linear and embedding links become ``compute``; all other parameters and every
@@ -95,7 +107,7 @@ def convert(model, example=None, *, compute="float16", layout="nhwc", fuse=None,
     return report
 
 
-def revert(model):
+def revert(model: chainer.Link) -> None:
     """Makes a converted model a plain one again, in place: dtypes, memory order, and how it computes.
 
     Weights that were rounded stay so, unless a :class:`~mixprec.MixedPrecisionOptimizer` has their float32 masters.

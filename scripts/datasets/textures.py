@@ -22,7 +22,7 @@ _MOST = 10_000_000  # pictures: eight times ImageNet
 _VALIDATION = 3  # of ten pictures of a class
 
 # How far direction, frequency and colour of a picture stray from those of its class. With 1.0 the two classes of a pair
-# overlap by a quarter: a picture in there is of either class, so that nobody can be right on more than 88 %.
+# overlap by a quarter: a picture in there is of either class, so that no network can be right on more than 88 %.
 _DIFFICULTY = 1.0
 
 _PHASES = 1024  # steps of a period

@@ -12,12 +12,12 @@ from unittest import mock
 
 import pytest
 
-from benchmarks.arguments import ArgumentsError
-from benchmarks.bars import contestant, record, run, turns
-from benchmarks.bars.contestant import Bar
-from benchmarks.bars.turns import Plan
+from benchmarks.bars import bars_run, record, row_schedule, row_worker
+from benchmarks.bars.row_schedule import Timing
+from benchmarks.bars.row_worker import Bar
+from benchmarks.command_arguments import ArgumentsError
 from benchmarks.rates import Rates
-from benchmarks.roofline import layers, limit
+from benchmarks.roofline import limit, network_layers
 from benchmarks.step.counts import Counts
 from mixprec import files
 from models import MODELS
@@ -27,12 +27,12 @@ from tests.stand_ins.stub_worker import StubWorker
 
 SCRIPT = ROOT / "scripts" / "benchmark.py"
 SMALL = ("--arch", "resnet8", "--batch", "2", "--size", "32", "--blocks", "1", "--block-steps", "1")
-SETTINGS = run.Settings("resnet8", [2], 32, 1, 1, 60.0, None, None, None)
+SETTINGS = bars_run.Settings("resnet8", [2], 32, 1, 1, 60.0, None, None, None)
 RATES = Rates(1e9, {"float32": 1e9, "float16": 1e9, "bfloat16": 1e9})
 
 
 def test_table_and_the_same_numbers_as_json_and_chart(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run, "_COUNTED", {**run._COUNTED, "size": 32})
+    monkeypatch.setattr(bars_run, "_COUNTED", {**bars_run._COUNTED, "size": 32})
     rows = ("--rows", "plain Chainer FP32*", "--rows", "nhwc_fused_batched.yaml", "--rows", "static_graph.yaml")
     benchmark.main(["bars", *SMALL, *rows, "--json", str(tmp_path / "bars.json")])
     printed = capsys.readouterr().out
@@ -101,8 +101,8 @@ def test_bad_arguments_end_with_exit_code_2(arguments, tmp_path, monkeypatch, ca
 
 
 def test_what_is_measured_by_default():
-    assert run.defaults("@numpy") == {"arch": "resnet18", "batch": [8], "size": 64, "block_steps": 10}
-    assert run.defaults("@cupy:0") == {
+    assert bars_run.defaults("@numpy") == {"arch": "resnet18", "batch": [8], "size": 64, "block_steps": 10}
+    assert bars_run.defaults("@cupy:0") == {
         "arch": "resnet50",
         "batch": [32, 64, 128, 256, 512],
         "size": 224,
@@ -112,8 +112,8 @@ def test_what_is_measured_by_default():
 
 def test_rows_are_chosen_by_their_names():
     def names(*patterns, peer=None):
-        chosen = run.Settings(**{**vars(SETTINGS), "rows": list(patterns) or None, "peer": peer})
-        return [bar.name for bar in run.bars_of(chosen, "@numpy", 2)]
+        chosen = bars_run.Settings(**{**vars(SETTINGS), "rows": list(patterns) or None, "peer": peer})
+        return [bar.name for bar in bars_run.bars_of(chosen, "@numpy", 2)]
 
     assert names()[:4] == ["plain Chainer FP32", "plain Chainer FP32, cuDNN", "plain Chainer mixed16", "fp32.yaml"]
     assert names("*16.yaml", "*mixed16") == ["plain Chainer mixed16", "fp16.yaml"]
@@ -153,16 +153,18 @@ def few(monkeypatch):
         Bar("fp16.yaml", _fails_at_4, group="config", level="nhwc", dtype="float16"),
         Bar("odd", _nothing, group="peer", level="nhwc", dtype="tf32"),
     ]
-    monkeypatch.setattr(run, "bars_of", lambda settings, specifier, batch: bars)
-    monkeypatch.setattr(run, "_rates", lambda specifier: RATES)
-    monkeypatch.setattr(turns, "Worker", lambda: StubWorker(contestant))
-    monkeypatch.setattr(run.counting, "counts_of", lambda ways, network, **settings: {"fp16.yaml": Counts(launches=1)})
+    monkeypatch.setattr(bars_run, "bars_of", lambda settings, specifier, batch: bars)
+    monkeypatch.setattr(bars_run, "_rates", lambda specifier: RATES)
+    monkeypatch.setattr(row_schedule, "Worker", lambda: StubWorker(row_worker))
+    monkeypatch.setattr(
+        bars_run.counting, "counts_of", lambda ways, network, **settings: {"fp16.yaml": Counts(launches=1)}
+    )
     return bars
 
 
 def _records(specifier="@numpy", **settings):
-    chosen = run.Settings(**{**vars(SETTINGS), **settings})
-    return list(run.run(MODELS, chosen, specifier, "CPU: it is a test"))
+    chosen = bars_run.Settings(**{**vars(SETTINGS), **settings})
+    return list(bars_run.run(MODELS, chosen, specifier, "CPU: it is a test"))
 
 
 def test_there_is_a_record_after_each_batch_size_and_a_whole_one_in_the_end(few):
@@ -190,10 +192,10 @@ def test_out_of_memory_is_a_row_at_its_batch_size(few, tmp_path):
 
 @pytest.mark.parametrize("specifier", ["@numpy", "@cupy:0"])
 def test_the_roofline_is_that_of_level_dtype_batch_and_device(few, specifier, monkeypatch):
-    monkeypatch.setattr(run.plain, "base", lambda specifier: "plain Chainer FP32")
-    monkeypatch.setattr(run.cupti, "why_not", lambda: "it is a test")
+    monkeypatch.setattr(bars_run.chainer_rows, "base", lambda specifier: "plain Chainer FP32")
+    monkeypatch.setattr(bars_run.cupti, "why_not", lambda: "it is a test")
     *_, (found, _) = _records(specifier)
-    walked, assumed = layers.layers(MODELS["resnet8"], 32), limit.assumptions(specifier)
+    walked, assumed = network_layers.layers(MODELS["resnet8"], 32), limit.assumptions(specifier)
     for row, bar in zip(found["rows"][:2], few, strict=False):
         most = limit.limit(walked, bar.level, bar.dtype, 2, RATES, **assumed)
         assert row["roofline"] == row["median"] / most.images_per_second
@@ -213,11 +215,11 @@ def test_rows_in_a_dtype_without_a_rate_have_no_roofline(few):
 
 def test_a_machine_whose_rates_cannot_be_measured_has_no_roofline_and_says_so(few, monkeypatch, caplog):
     monkeypatch.undo()
-    monkeypatch.setattr(turns, "Worker", lambda: StubWorker(contestant))
-    monkeypatch.setattr(run, "bars_of", lambda settings, specifier, batch: few)
-    monkeypatch.setattr(run.counting, "counts_of", lambda ways, network, **settings: {})
+    monkeypatch.setattr(row_schedule, "Worker", lambda: StubWorker(row_worker))
+    monkeypatch.setattr(bars_run, "bars_of", lambda settings, specifier, batch: few)
+    monkeypatch.setattr(bars_run.counting, "counts_of", lambda ways, network, **settings: {})
     monkeypatch.setattr("mixprec.announcements._said", set())
-    monkeypatch.setattr(run, "_RATES_LIMIT", 1e-3)
+    monkeypatch.setattr(bars_run, "_RATES_LIMIT", 1e-3)
     *_, (found, _) = _records()
     assert found["rates"] is None
     assert {row["roofline"] for row in found["rows"]} == {None}
@@ -240,15 +242,17 @@ def test_a_record_that_cannot_be_written_does_not_end_the_measuring(few, tmp_pat
 
 def test_the_minutes_begin_when_the_machine_has_been_measured(few, monkeypatch):
     now, plans = [0.0], []
-    monkeypatch.setattr(run, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(run, "_rates", lambda specifier: now.__setitem__(0, 100.0))
-    monkeypatch.setattr(turns, "Plan", lambda *arguments, **keywords: plans.append(keywords) or Plan(1, 1, 1.0))
+    monkeypatch.setattr(bars_run, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(bars_run, "_rates", lambda specifier: now.__setitem__(0, 100.0))
+    monkeypatch.setattr(
+        row_schedule, "Timing", lambda *arguments, **keywords: plans.append(keywords) or Timing(1, 1, 1.0)
+    )
     _records(minutes=1)
     assert plans[0]["end"] == 160.0
 
 
 def test_without_rates_nothing_is_measured_first(few, monkeypatch):
-    monkeypatch.setattr(run, "_rates", mock.Mock(side_effect=AssertionError))
+    monkeypatch.setattr(bars_run, "_rates", mock.Mock(side_effect=AssertionError))
     *_, (found, _) = _records(no_rates=True)
     assert (found["rates"], found["rows"][0]["roofline"]) == (None, None)
     assert found["rows"][0]["median"] > 0
@@ -256,9 +260,9 @@ def test_without_rates_nothing_is_measured_first(few, monkeypatch):
 
 def test_progress_is_called_as_often_as_was_said(few):
     seen = []
-    chosen = run.Settings(**{**vars(SETTINGS), "batch": [4, 2], "blocks": 3})
-    list(run.run(MODELS, chosen, "@numpy", "CPU: it is a test", progress=seen.append))
-    assert len(seen) == run.turns_of(chosen, "@numpy") == 2 * 3 * 4
+    chosen = bars_run.Settings(**{**vars(SETTINGS), "batch": [4, 2], "blocks": 3})
+    list(bars_run.run(MODELS, chosen, "@numpy", "CPU: it is a test", progress=seen.append))
+    assert len(seen) == bars_run.turns_of(chosen, "@numpy") == 2 * 3 * 4
 
 
 def test_a_run_that_is_killed_leaves_the_batch_sizes_that_are_done(tmp_path):

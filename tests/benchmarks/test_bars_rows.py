@@ -1,4 +1,4 @@
-"""benchmarks.bars.rows: medians, ratios and shares of what was measured."""
+"""benchmarks.bars.row_statistics: medians, ratios and shares of what was measured."""
 
 import statistics
 
@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from benchmarks.bars.contestant import Bar, Block, Launches
-from benchmarks.bars.rows import Row, row_of
-from benchmarks.bars.turns import Result
+from benchmarks.bars.row_schedule import Result
+from benchmarks.bars.row_statistics import Row, row_of
+from benchmarks.bars.row_worker import Bar, Block, Launches
 
 MB = 10**6
 BAR = Bar("other", group="config")

@@ -12,8 +12,8 @@ import chainer
 import numpy as np
 import pytest
 
-from benchmarks import command, contestants, gpu, update, update_gpu
-from benchmarks.arguments import ArgumentsError
+from benchmarks import compared_optimizers, gpu, step_commands, update, update_gpu
+from benchmarks.command_arguments import ArgumentsError
 from mixprec import environment
 from models import MODELS
 from scripts import benchmark
@@ -53,7 +53,7 @@ def test_update_prints_tables_and_writes_the_same_numbers(tmp_path, capsys):
 
 def test_without_torch_the_row_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(contestants, "take_turns", lambda names, *_: {name: [1.0] for name in names})
+    monkeypatch.setattr(compared_optimizers, "take_turns", lambda names, *_: {name: [1.0] for name in names})
     rows = update.measure(MODELS["resnet8"], repeats=1)
     (row, _) = [row for row in rows if row.name.startswith("torch")]
     assert row.microseconds is None
@@ -183,12 +183,12 @@ def test_a_closed_output_is_one_line(tmp_path):
 
 
 def test_bars_have_a_file_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "_RESULTS", tmp_path)
-    cpu = command._file_of("@numpy", "CPU: asked for")
+    monkeypatch.setattr(step_commands, "_RESULTS", tmp_path)
+    cpu = step_commands._file_of("@numpy", "CPU: asked for")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}-bars-cpu\.json", cpu.name)
-    gpu = command._file_of("@cupy:0", "GPU 0 of 1: NVIDIA H200, compute capability 9.0, 139 GiB")
+    gpu = step_commands._file_of("@cupy:0", "GPU 0 of 1: NVIDIA H200, compute capability 9.0, 139 GiB")
     assert gpu.parent == tmp_path
     assert gpu.name.endswith("-bars-nvidia-h200.json")
-    monkeypatch.setattr(command, "_RESULTS", tmp_path / "no")
+    monkeypatch.setattr(step_commands, "_RESULTS", tmp_path / "no")
     with pytest.raises(ArgumentsError, match=r"^without --json: .*no is no folder$"):
-        command._file_of("@numpy", "CPU: asked for")
+        step_commands._file_of("@numpy", "CPU: asked for")

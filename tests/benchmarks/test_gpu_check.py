@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from benchmarks.gpu_check import archive, check, group, home, quotes, summary
+from benchmarks.gpu_check import archive, check, group, home, quotes, stage_summary
 from benchmarks.gpu_check import stages as all_stages
 from benchmarks.gpu_check.stages import Stage
 from mixprec import files
@@ -61,7 +61,7 @@ def members_of(run):
 
 
 def is_gone(number):
-    """Whether a process has ended; one that nobody has waited for has."""
+    """Whether a process has ended; one that is not waited for has."""
     try:
         text = pathlib.Path("/proc", str(number), "stat").read_text()
     except FileNotFoundError:
@@ -142,7 +142,7 @@ def test_a_device_is_asked_for_once(run, script, state, others, note):
 def test_no_gpu_is_asked_for_if_no_stage_needs_one(run):
     results, _ = run(CPU, asking="exit 1")
     assert {name: result.state for name, result in results.items()} == {"cpu": "ok"}
-    former = {name: summary.Result(name, [], 1.0, "ok", date="before") for name in ("device", "gpu")}
+    former = {name: stage_summary.Result(name, [], 1.0, "ok", date="before") for name in ("device", "gpu")}
     results, _ = run(GPU, asking="exit 1", former=former)
     assert {name: result.state for name, result in results.items()} == {"gpu": "ok"}
     results, _ = run(GPU, shell("new", "true", needs_device=True), asking="exit 1", former=former)
@@ -190,7 +190,7 @@ def test_a_second_check_goes_on_with_what_did_not_go_well(run, tmp_path):
     run(good, bad)
     members = members_of(run)
     assert {"good/good.json", "good.log", "bad/bad.json", "bad.log"} < set(members)
-    former = summary.read(members["summary.json"].decode())
+    former = stage_summary.read(members["summary.json"].decode())
     assert list(former) == ["good"]
     archive.write_files(run.scratch, {name: data for name, data in members.items() if "/" in name})
     results, printed = run(good, bad, former=former, members=members)
@@ -243,7 +243,7 @@ def test_what_cannot_be_written_is_said_once_and_printed(run, monkeypatch, error
     said = [line for line in printed if line.startswith("check_gpu: ")]
     assert said == [
         f"check_gpu: {run.out / name} cannot be written: {os.strerror(error)}; the check goes on, and prints all"
-        for name in (summary.JSON, summary.TEXT, archive.NAME)
+        for name in (stage_summary.JSON, stage_summary.TEXT, archive.NAME)
     ]
 
 

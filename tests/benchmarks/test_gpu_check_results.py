@@ -15,17 +15,17 @@ import zipfile
 
 import pytest
 
-from benchmarks.bars import configs, peer
+from benchmarks.bars import config_rows, pytorch_rows
 from benchmarks.gpu_check import (
     archive,
     group,
+    machine_report,
+    parts_of_tests,
     properties,
     quotes,
-    shards,
     smoke,
+    stage_summary,
     stages,
-    summary,
-    surroundings,
     wheels,
 )
 from benchmarks.profile import kinds
@@ -51,7 +51,7 @@ def test_an_archive_is_always_small_enough(tmp_path, monkeypatch):
     assert archive.LARGEST < 16 << 20
     monkeypatch.setattr(archive, "LARGEST", archive.LARGEST >> 4)
     monkeypatch.setattr(archive, "_LOG_SIZES", [size >> 4 for size in archive._LOG_SIZES])
-    texts = {summary.JSON: b"{}", summary.TEXT: b"text"}
+    texts = {stage_summary.JSON: b"{}", stage_summary.TEXT: b"text"}
     small = archive.packed({**texts, "a/b.json": b"1"}, {"a.log": b"log"}, {"mixprec/x": b"2"})
     (tmp_path / "small").write_bytes(small)
     members = archive.unpacked(tmp_path / "small")
@@ -64,7 +64,7 @@ def test_an_archive_is_always_small_enough(tmp_path, monkeypatch):
         assert len(data) <= archive.LARGEST
         (tmp_path / "large").write_bytes(data)
         members = archive.unpacked(tmp_path / "large")
-        assert {summary.JSON, summary.TEXT, *logs, *more} <= set(members)
+        assert {stage_summary.JSON, stage_summary.TEXT, *logs, *more} <= set(members)
         counts = [sum(name.startswith(folder) for name in members) for folder in ("cache/", "a/")]
         found.append((round(len(members["0.log"]) / 2**10), *counts))
     assert found == [(64, 0, 0), (8, 1, 0), (1, 0, 0)]
@@ -157,7 +157,7 @@ def tested(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pytest")
     (folder / "test_cases.py").write_text(CASES)
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings =\n    error\n")
-    options = [word for word in shards.OPTIONS if word not in ("-m", "gpu")]
+    options = [word for word in parts_of_tests.OPTIONS if word not in ("-m", "gpu")]
     command = [sys.executable, "-m", "pytest", *options, f"--junitxml={folder / quotes.JUNIT}", "test_cases.py"]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert ended.returncode == 1, ended.stdout + ended.stderr
@@ -292,15 +292,15 @@ def test_a_driver_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch, 
     program.write_text('#!/bin/sh\necho "smi $*"\n[ "$1" = topo ] && exec sleep 60\n[ -z "$1" ]\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (_, _, matters), _, (topo, _, without) = surroundings._COMMANDS
+    (_, _, matters), _, (topo, _, without) = machine_report._COMMANDS
     assert (matters, without) == (True, False)
-    monkeypatch.setattr(surroundings, "_COMMANDS", ((("nvidia-smi",), 5, True), (topo, 1, False)))
-    assert surroundings.main(tmp_path) == 0
+    monkeypatch.setattr(machine_report, "_COMMANDS", ((("nvidia-smi",), 5, True), (topo, 1, False)))
+    assert machine_report.main(tmp_path) == 0
     printed = capsys.readouterr().out
     assert "== nvidia-smi\nsmi\n" in printed
     assert "== nvidia-smi topo -m\nno answer in 1 s\n" in printed
-    monkeypatch.setattr(surroundings, "_COMMANDS", (((*topo, "x"), 1, True),))
-    assert surroundings.main(tmp_path) == 1
+    monkeypatch.setattr(machine_report, "_COMMANDS", (((*topo, "x"), 1, True),))
+    assert machine_report.main(tmp_path) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "nvidia-smi topo -m x: no answer in 1 s"
 
 
@@ -329,7 +329,7 @@ def test_what_is_worth_most_comes_first(stage_of):
 
 def test_each_test_for_a_gpu_is_in_one_shard():
     """The files by name; what is split by -k is so into two that exclude each other."""
-    words = [words for _, words, _ in shards.shards(ROOT)]
+    words = [words for _, words, _ in parts_of_tests.shards(ROOT)]
     own = [word for each in words for word in each if word.endswith(".py")]
     others = [str(path) for path in (ROOT / "tests").glob("**/test_*.py") if re.search("gpu|_sides", path.read_text())]
     command = (sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-m", "gpu")
@@ -350,7 +350,7 @@ def test_pytest_takes_the_arguments(stage_of):
 
 
 def test_the_rows_of_the_bars_are_there_on_a_gpu(stage_of):
-    bars = [*configs.bars("@cupy:0", arch="resnet50", batch=32, size=224), *peer.bars("@cupy:0")]
+    bars = [*config_rows.bars("@cupy:0", arch="resnet50", batch=32, size=224), *pytorch_rows.bars("@cupy:0")]
     rows = {
         stage.command[stage.command.index("--rows") + 1] for stage in stage_of.values() if "--rows" in stage.command
     }
@@ -364,8 +364,10 @@ def test_benchmarks_take_the_arguments(stage_of, name, monkeypatch):
     command = stage_of[name].command
     os.makedirs(os.path.dirname(command[-1]))
     asked = []
-    monkeypatch.setattr(benchmark.command.run, "turns_of", lambda settings, specifier: asked.append(settings) or 1 / 0)
-    monkeypatch.setattr(benchmark.command.rates, "measure", lambda specifier: asked.append(specifier) or 1 / 0)
+    monkeypatch.setattr(
+        benchmark.step_commands.bars_run, "turns_of", lambda settings, specifier: asked.append(settings) or 1 / 0
+    )
+    monkeypatch.setattr(benchmark.step_commands.rates, "measure", lambda specifier: asked.append(specifier) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         benchmark.main(list(command[2:]))
     assert len(asked) == 1

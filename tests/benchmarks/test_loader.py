@@ -1,4 +1,4 @@
-"""``scripts/benchmark.py loader``: the tables, what they are made of, and what contestants do."""
+"""``scripts/benchmark.py loader``: the tables, what they are made of, and what loaders do."""
 
 import json
 import sys
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import mixprec
-from benchmarks import loader, loader_contestants, loader_gpu
-from benchmarks.loader import Speed, Wait
-from benchmarks.loader_contestants import CHAINER, COMPUTING, DALI, NAMES, PILLOW, SERIAL, SLEEPING
+from benchmarks import compared_loaders, loader_gpu, loader_speed
+from benchmarks.compared_loaders import CHAINER, COMPUTING, DALI, NAMES, PILLOW, SERIAL, SLEEPING
 from benchmarks.loader_gpu import ALONE, BOTH, SYNTHETIC, Row
+from benchmarks.loader_speed import Speed, Wait
 from mixprec import environment
 from mixprec.data.errors import DataError
 from mixprec.data.loaders.synthetic import SyntheticIterator
@@ -74,7 +74,7 @@ def test_bad_arguments_end_with_exit_code_2(arguments, named, tmp_path, monkeypa
 
 
 def test_pictures_are_like_those_of_imagenet(tmp_path):
-    images = loader_contestants.make_pictures(str(tmp_path), 12)
+    images = compared_loaders.make_pictures(str(tmp_path), 12)
     sizes = [len(images.read(index)) for index in range(12)]
     assert 100_000 < np.mean(sizes) < 120_000
     assert len({images.read(index) for index in range(12)}) == 12
@@ -83,16 +83,16 @@ def test_pictures_are_like_those_of_imagenet(tmp_path):
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    return loader_contestants.make_pictures(str(tmp_path_factory.mktemp("pictures")), 6)
+    return compared_loaders.make_pictures(str(tmp_path_factory.mktemp("pictures")), 6)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_contestants_deliver_the_same_kind_of_batches(pictures, monkeypatch, name):
+def test_all_loaders_deliver_the_same_kind_of_batches(pictures, monkeypatch, name):
     """Also of the same distribution: the mean of all pixels is that of the pictures, within what crops do to it."""
     if name == DALI:
         pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-    contestant = []
-    monkeypatch.setattr(loader_contestants, "_contestant", contestant)
+    loader = []
+    monkeypatch.setattr(compared_loaders, "_loader", loader)
     # Forks of this process, which has threads, are not for its tests: the processes of Chainer are replaced by threads.
     monkeypatch.setattr(
         chainer.iterators,
@@ -101,27 +101,27 @@ def test_all_contestants_deliver_the_same_kind_of_batches(pictures, monkeypatch,
             *arguments, n_threads=n_processes, shuffle=kept["shuffle"]
         ),
     )
-    loader_contestants.prepare(name, pictures, 3, 1)
-    batches = [loader_contestants._next() for _ in range(4)]
+    compared_loaders.prepare(name, pictures, 3, 1)
+    batches = [compared_loaders._next() for _ in range(4)]
     assert {(x.shape, x.dtype.name, t.shape, t.dtype.name) for x, t in batches} == {
         ((3, 224, 224, 3), "float16", (3,), "int32")
     }
     assert set(np.concatenate([t for _, t in batches]).tolist()) == set(range(6))
-    whole = np.stack([loader_contestants.Image.open(path) for path in pictures.paths()]).astype(np.float64)
-    expected = ((whole - loader_contestants.AUGMENTATION["mean"]) / loader_contestants.AUGMENTATION["std"]).mean()
+    whole = np.stack([compared_loaders.Image.open(path) for path in pictures.paths()]).astype(np.float64)
+    expected = ((whole - compared_loaders.AUGMENTATION["mean"]) / compared_loaders.AUGMENTATION["std"]).mean()
     assert abs(np.mean([x.astype(np.float64).mean() for x, _ in batches]) - expected) < 0.1
-    assert loader_contestants.turn(1) > 0
-    loader_contestants.end()
+    assert compared_loaders.turn(1) > 0
+    compared_loaders.end()
 
 
-def test_why_a_contestant_failed_is_said(pictures, monkeypatch):
+def test_why_a_loader_failed_is_said(pictures, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(DataError, match="NVIDIA DALI cannot be imported"):
-        loader_contestants.prepare(DALI, pictures, 3, 1)
+        compared_loaders.prepare(DALI, pictures, 3, 1)
 
 
 class Clock:
-    """Time goes on when somebody sleeps, or waits for a batch."""
+    """Time goes on with each sleep, and with each wait for a batch."""
 
     def __init__(self, waits):
         self.now, self.waits = 0.0, iter(waits)
@@ -140,25 +140,25 @@ class Clock:
 def test_the_share_of_waiting_is_of_all_time_after_the_start(monkeypatch):
     """Ten batches of four at 8 images/s take half a second each; two of them come a quarter of a second late."""
     clock = Clock([9, 9, 9, 9] + [0, 0.25, 0, 0, 0, 0, 0.25, 0, 0, 0])
-    monkeypatch.setattr(loader_contestants, "time", clock)
-    monkeypatch.setattr(loader_contestants, "_next", clock.next)
-    assert loader_contestants.train(SLEEPING, 8, 10) == pytest.approx((40 / 5.5, 0.5 / 5.5))
+    monkeypatch.setattr(compared_loaders, "time", clock)
+    monkeypatch.setattr(compared_loaders, "_next", clock.next)
+    assert compared_loaders.train(SLEEPING, 8, 10) == pytest.approx((40 / 5.5, 0.5 / 5.5))
 
 
 def test_a_turn_does_not_count_what_was_made_ahead(monkeypatch):
     clock = Clock([0, 0, 0, 0] + [2] * 5)
-    monkeypatch.setattr(loader_contestants, "time", clock)
-    monkeypatch.setattr(loader_contestants, "_next", clock.next)
-    assert loader_contestants.turn(5) == 0.5
+    monkeypatch.setattr(compared_loaders, "time", clock)
+    monkeypatch.setattr(compared_loaders, "_next", clock.next)
+    assert compared_loaders.turn(5) == 0.5
     assert clock.now == 5 * 2 + 4 * 2  # and it waits until all is made ahead again
 
 
 def test_ratios_are_medians_of_those_of_a_turn():
     times = {DALI: [0.001, 0.002, 0.001], CHAINER: [0.002, 0.003, 0.001]}
-    row = loader._speed(CHAINER, times, "")
+    row = loader_speed._speed(CHAINER, times, "")
     assert row == Speed(CHAINER, 500.0, pytest.approx(1000 / 3), 1.5, 1.2)
-    assert loader._speed(CHAINER, {CHAINER: [0.002]}, "") == Speed(CHAINER, 500.0, 0.0, None, 1.2)
-    assert loader._speed(DALI, {}, "no DALI") == Speed(DALI, note="no DALI")
+    assert loader_speed._speed(CHAINER, {CHAINER: [0.002]}, "") == Speed(CHAINER, 500.0, 0.0, None, 1.2)
+    assert loader_speed._speed(DALI, {}, "no DALI") == Speed(DALI, note="no DALI")
 
 
 def test_the_table_says_what_is_met():
@@ -169,7 +169,7 @@ def test_the_table_says_what_is_met():
         Speed(PILLOW, note="no room"),
     ]
     waits = [Wait(DALI, SLEEPING, 199.9, 0.0012, 0.05), Wait(DALI, COMPUTING, 180.0, 0.1, None)]
-    lines = loader.table(speeds, waits).splitlines()
+    lines = loader_speed.table(speeds, waits).splitlines()
     assert lines[1].split() == [*DALI.split(), "936", "12", "1.00"]
     assert lines[2].endswith("1.28    >= 1.2  met")
     assert lines[3].endswith("1.87    >= 2.0  MISSED")
@@ -177,7 +177,7 @@ def test_the_table_says_what_is_met():
     assert lines[7].endswith("   200       0.12%      < 5%  met")
     assert lines[8].endswith("   180      10.00%")
     waits = [Wait(DALI, SLEEPING, 150.0, 0.05, 0.05)]
-    assert loader.table(speeds, waits).endswith("MISSED")
+    assert loader_speed.table(speeds, waits).endswith("MISSED")
 
 
 class StubDevice:
@@ -220,7 +220,7 @@ class StubStep:
 def device(monkeypatch):
     device, others = StubDevice(), chainer.get_device
     monkeypatch.setattr(chainer, "get_device", lambda name: device if name in ("@cupy:0", device) else others(name))
-    monkeypatch.setattr(chainer.global_config, "autotune", False)  # what contestants change
+    monkeypatch.setattr(chainer.global_config, "autotune", False)  # what loaders change
     monkeypatch.setattr(chainer.Link, "to_device", lambda link, device: link)
     monkeypatch.setattr(chainer.dataset, "to_device", lambda device, array: array)
     monkeypatch.setattr(mixprec, "capture", StubStep, raising=False)
@@ -236,21 +236,21 @@ def device(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [ALONE, SYNTHETIC, BOTH])
-def test_a_contestant_on_a_stand_in(device, pictures, name):
-    contestant = loader_gpu.Contestant(name, MODELS["resnet8"], pictures, "@cupy:0", 2, 8)
+def test_a_row_on_a_stand_in(device, pictures, name):
+    row = loader_gpu.MeasuredRow(name, MODELS["resnet8"], pictures, "@cupy:0", 2, 8)
     before = device.waited
-    assert contestant.turn() > 0
+    assert row.turn() > 0
     assert device.waited - before == 2  # before the clock starts, and before it stops
     if name == ALONE:
-        assert contestant._step is None
+        assert row._step is None
     else:
-        assert contestant._step.shapes == [((2, 3, 16, 16), (2,))] * 22
+        assert row._step.shapes == [((2, 3, 16, 16), (2,))] * 22
 
 
 def test_what_is_not_launched_as_a_graph_is_not_measured(device, pictures, monkeypatch):
     monkeypatch.setattr(StubStep, "replays", 0)
     with pytest.raises(RuntimeError, match="no graph was launched in 20 steps: its shapes change"):
-        loader_gpu.Contestant(BOTH, MODELS["resnet8"], pictures, "@cupy:0", 2, 8)
+        loader_gpu.MeasuredRow(BOTH, MODELS["resnet8"], pictures, "@cupy:0", 2, 8)
 
 
 def test_rows_of_a_gpu():
@@ -268,7 +268,7 @@ def test_rows_of_a_gpu():
 @pytest.mark.gpu
 def test_the_loader_and_training_are_measured_on_the_gpu(tmp_path):
     pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-    images = loader_contestants.make_pictures(str(tmp_path), 32)
+    images = compared_loaders.make_pictures(str(tmp_path), 32)
     rows, settings = loader_gpu.measure(MODELS["resnet18"], images, batch=16, threads=4, repeats=1)
     print(loader_gpu.table(rows, settings))
     assert [row.name for row in rows] == [ALONE, SYNTHETIC, BOTH]

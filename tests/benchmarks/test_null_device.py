@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import null_device
-from benchmarks.null_device.memory import Pool
+from benchmarks.null_device.null_memory import Pool
 from benchmarks.step import by_hand
 from mixprec import backends, functions
 from mixprec.backends.cudnn.engines import Engines

@@ -9,8 +9,8 @@ import shutil
 
 import pytest
 
-from benchmarks import command as benchmark_command
-from benchmarks.bars import configs, goals, page, peer, plain
+from benchmarks import step_commands as benchmark_command
+from benchmarks.bars import chainer_rows, config_rows, goals, page, pytorch_rows
 from benchmarks.bars.record import RecordError
 from tests import ROOT
 from tests.benchmarks import bars_record as examples
@@ -69,13 +69,13 @@ def _run(ours, peers, plains, syncs, batches=BATCHES):
                 ratio = rate / at[0] if at[0] else None
                 row = examples.measured(batch, name, group, rate, ratio=ratio, syncs=at[3])
             record["rows"].append(row)
-        record["rows"] += [examples.measured(batch, name, "peer", 10.0) for name in peer.NAMES_ON_GPU[1:]]
+        record["rows"] += [examples.measured(batch, name, "peer", 10.0) for name in pytorch_rows.NAMES_ON_GPU[1:]]
     return record
 
 
 def test_the_names_of_the_goals_are_those_of_rows():
-    assert peer.NAMES_ON_GPU[0] == "PyTorch FP32"
-    assert (plain.CUDNN, configs.ALL) == ("plain Chainer FP32, cuDNN", "static_graph.yaml")
+    assert pytorch_rows.NAMES_ON_GPU[0] == "PyTorch FP32"
+    assert (chainer_rows.CUDNN, config_rows.ALL) == ("plain Chainer FP32, cuDNN", "static_graph.yaml")
 
 
 def test_goals_that_are_met_and_missed():
@@ -131,7 +131,7 @@ def test_every_batch_size_is_four_of_them():
     assert all(gap.startswith("met") for _, gap in _answers(four))
 
 
-@pytest.mark.parametrize("name", peer.NAMES_ON_GPU)
+@pytest.mark.parametrize("name", pytorch_rows.NAMES_ON_GPU)
 def test_the_goal_about_pytorch_is_open_until_all_of_its_rows_are_measured(name):
     record = _run(ours=9000, peers=4000, plains=800, syncs=0)
     row = examples.of(record, 64, name)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import mixprec
-from benchmarks import parity, parity_no_masters, parity_plot
+from benchmarks import parity_no_masters, parity_plot, parity_study
 from benchmarks.parity_arms import ARMS, CONTROLS, FP16, FP32, LOW_LR, NO_MASTERS, SMALL_SCALE, command
 from benchmarks.parity_runs import Run
 from benchmarks.parity_statistics import MARGIN, compare, t_quantile
@@ -154,8 +154,8 @@ def test_table_says_what_is_in_the_json():
         **{"fp32": (80.0, 82.0), "fp16": (80.2, 81.9), "small-scale": (10.0,)},
         **{"low-lr": (50.0, 52.0), "low-lr-no-masters": (20.0, 21.9)},
     )
-    record = json.loads(json.dumps(parity.as_json(runs, seeds=2)))
-    assert parity.table(record).splitlines() == [
+    record = json.loads(json.dumps(parity_study.as_json(runs, seeds=2)))
+    assert parity_study.table(record).splitlines() == [
         "| Arm | Seeds | Accuracy, % |",
         "|---|---|---|",
         "| FP32 | 2 | 81.00 +- 1.41 |",
@@ -176,16 +176,16 @@ def test_table_says_what_is_in_the_json():
 @pytest.mark.parametrize("seeds", [1, 5])
 def test_plot_is_drawn_with_and_without_an_interval(tmp_path, seeds):
     rates = [80.0 + seed / 10 for seed in range(seeds)]
-    record = parity.as_json(_runs(fp32=rates, fp16=rates[::-1]))
+    record = parity_study.as_json(_runs(fp32=rates, fp16=rates[::-1]))
     parity_plot.save(tmp_path / "parity.png", record)
     assert (tmp_path / "parity.png").read_bytes()[1:4] == b"PNG"
 
 
 def test_document_shows_the_numbers_of_the_json():
     record = json.loads(RESULT.read_text())
-    assert parity.table(record) in (ROOT / "docs" / "parity.md").read_text()
+    assert parity_study.table(record) in (ROOT / "docs" / "parity.md").read_text()
     runs = [Run(**{**run, "accuracies": tuple(run["accuracies"])}) for run in record["runs"]]
-    again = json.loads(json.dumps(parity.as_json(runs)))
+    again = json.loads(json.dumps(parity_study.as_json(runs)))
     assert again["arms"] == record["arms"]
     assert again["comparisons"] == record["comparisons"]
 
@@ -263,7 +263,7 @@ def test_study_with_one_seed_is_killed_and_goes_on(pictures, capsys):
     stdout = capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     record = json.loads((pictures / "study.json").read_text())
-    assert stdout.strip() == parity.table(record)
+    assert stdout.strip() == parity_study.table(record)
     assert (pictures / "study.png").exists()
 
     assert {(run["arm"], run["seed"]) for run in record["runs"]} == {(arm.name, 0) for arm in ARMS}

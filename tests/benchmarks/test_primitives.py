@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import primitives, primitives_gpu
+from benchmarks import primitives_gpu, primitives_speed
 from benchmarks.null_device import Call, Spec
 from benchmarks.step import by_hand
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
@@ -33,8 +33,8 @@ def test_tables_and_the_same_numbers_as_json(tmp_path, capsys):
 
 
 def test_ratios_are_of_medians():
-    row = primitives._row("mixprec.links float16, NHWC", [(1.0, 3.0), (2.0, 5.0), (9.0, 9.0)], base=3.5)
-    assert row == primitives.Row("mixprec.links float16, NHWC", 2000.0, 5000.0, 7000.0, 2.0, 1.5)
+    row = primitives_speed._row("mixprec.links float16, NHWC", [(1.0, 3.0), (2.0, 5.0), (9.0, 9.0)], base=3.5)
+    assert row == primitives_speed.Row("mixprec.links float16, NHWC", 2000.0, 5000.0, 7000.0, 2.0, 1.5)
 
 
 def test_calls_are_those_that_are_counted():

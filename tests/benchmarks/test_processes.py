@@ -1,4 +1,4 @@
-"""benchmarks.processes: what comes back from the process of a contestant, and what is left of it."""
+"""benchmarks.processes: what comes back from the process of a row, and what is left of it."""
 
 import os
 import pathlib

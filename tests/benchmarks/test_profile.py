@@ -15,12 +15,12 @@ from chainer import _backprop_utils, optimizers
 
 import mixprec
 from benchmarks import configured, floors, null_device, profile, update_gpu
-from benchmarks.null_device.calls import named
+from benchmarks.null_device.primitive_calls import named
 from benchmarks.profile import clocks, kinds
 from benchmarks.profile.clocks import DeviceClock, HostClock
-from benchmarks.profile.rows import Profile, Row, profile_of
+from benchmarks.profile.profile_rows import Profile, Row, profile_of
 from benchmarks.profile.spans import Key, Spans, Step
-from benchmarks.profile.watch import watching
+from benchmarks.profile.timed_calls import watching
 from benchmarks.step import by_hand
 from mixprec import functions
 from mixprec.backends import cpu, primitives_of
@@ -71,7 +71,7 @@ def _trained(network, loss_scale=8.0, rule=None, **conversion):
 
 
 def _ticking():
-    """A clock that moves by a second whenever somebody looks."""
+    """A clock that moves by a second at each look."""
     return HostClock(itertools.count().__next__)
 
 

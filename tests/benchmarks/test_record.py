@@ -13,7 +13,7 @@ from benchmarks import machine
 from benchmarks.bars import page
 from benchmarks.bars import record as bars_record
 from benchmarks.bars.record import RecordError
-from benchmarks.bars.rows import Row
+from benchmarks.bars.row_statistics import Row
 from benchmarks.rates import Rates
 from mixprec import environment
 from tests.benchmarks import bars_record as examples

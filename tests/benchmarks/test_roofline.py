@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import rates
-from benchmarks.roofline import fusion, levels
-from benchmarks.roofline.layers import layers
+from benchmarks.roofline import fusible_layers, levels
 from benchmarks.roofline.limit import assumptions, limit
-from benchmarks.roofline.report import report
+from benchmarks.roofline.network_layers import layers
+from benchmarks.roofline.roofline_tables import report
 from models import MODELS
 from tests.benchmarks import roofline_small as small
 
@@ -128,7 +128,7 @@ def test_bytes_of_resnet50_by_kind_are_those_of_the_earlier_study(resnet50):
 
 def test_dgrad_takes_the_sums_of_all_but_two_normalizations(resnet50):
     """Those of the first, which is pooled, and of the last, which is averaged, remain."""
-    found = fusion.Fusion(resnet50.layers, pointwise=True, forward=True, backward=True)
+    found = fusible_layers.Fusion(resnet50.layers, pointwise=True, forward=True, backward=True)
     left = [unit.output for index, unit in found.normalizations.items() if index not in found.reduced]
     pooled = [layer.sources[0] for layer in resnet50.layers if layer.kind in ("max_pooling", "average_pooling")]
     assert left == pooled

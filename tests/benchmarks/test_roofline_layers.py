@@ -8,8 +8,8 @@ import chainer.links as L
 import numpy as np
 from chainer.links.model.vision import googlenet, vgg
 
-from benchmarks.roofline import fusion, levels
-from benchmarks.roofline.layers import layers
+from benchmarks.roofline import fusible_layers, levels
+from benchmarks.roofline.network_layers import layers
 from models import MODELS
 from tests.benchmarks import roofline_small as small
 
@@ -36,7 +36,7 @@ def test_layers_of_a_small_network():
 
 
 class Odd(chainer.Chain):
-    """Shares a link, computes a weight, and something that nobody uses."""
+    """Shares a link, computes a weight, and something that is not used."""
 
     def __init__(self, classes):
         super().__init__()
@@ -132,7 +132,7 @@ def test_googlenet():
 
 def test_patterns_of_resnet50():
     resnet50 = layers(MODELS["resnet50"], 32)
-    found = fusion.normalizations(resnet50.layers).values()
+    found = fusible_layers.normalizations(resnet50.layers).values()
     kinds = collections.Counter((unit.add is not None, unit.relu is not None) for unit in found)
     assert kinds == {(False, True): 33, (True, True): 16, (False, False): 4}
     alone = [resnet50.layers[unit.layer].name for unit in found if unit.relu is None]
@@ -157,7 +157,7 @@ class Shared(chainer.Chain):
 
 def test_what_somebody_else_reads_is_not_fused():
     found = layers(Shared, 4)
-    assert [unit.relu for unit in fusion.normalizations(found.layers).values()] == [None, None]
+    assert [unit.relu for unit in fusible_layers.normalizations(found.layers).values()] == [None, None]
     assert levels.kernels(found, "nhwc-fused", "float16", 1) == levels.kernels(found, "nhwc", "float16", 1)
 
 
@@ -192,7 +192,7 @@ def test_shortcuts_whose_gradient_is_not_there_or_not_alone():
                 kinds[kernel.kind, kernel.group].append(kernel.bytes)
     x, bits = 4 * 3 * 4 * 4, 3 * 4 * 4 // 8
     backward = "batch_normalization_backward"
-    # nobody wants the gradient of the images
+    # the gradient of the images is not wanted
     sums = {group: found for (kind, group), found in moved["nhwc"].items() if kind == "gradient_sum"}
     assert sums == {"bn1": [3 * x], "bn3": [3 * x], "bn4": [4 * x]}
     assert moved["nhwc-fused"][backward, "bn1"] == [5 * x + 2 * bits]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.profile import kinds
-from benchmarks.roofline import model, step
+from benchmarks.roofline import h200_model, step_estimate
 from benchmarks.step import recorded
 from benchmarks.step.launches import CONVERSION, Launch
 from models import MODELS
@@ -32,13 +32,13 @@ SUM = Launch(kinds.GRADIENT_SUM, "add", 3 * MB)
     ],
 )
 def test_seconds(launch, batch, expected):
-    assert model.seconds(launch, batch) == pytest.approx(expected)
+    assert h200_model.seconds(launch, batch) == pytest.approx(expected)
 
 
 def test_sums_are_added_by_the_normalization_that_comes_next_only():
     backward = Launch(kinds.BN_BACKWARD, "batch_norm_backward", 5 * MB, again=2 * MB)
     pool = Launch(kinds.POOLING, "max_pool_backward", MB)
-    found = model.sums_in_batch_norm([SUM, SUM, backward, SUM, pool, SUM])
+    found = h200_model.sums_in_batch_norm([SUM, SUM, backward, SUM, pool, SUM])
     # Three gradients that meet are two sums, of which the last one is read by the normalization.
     read = Launch(kinds.BN_BACKWARD, "batch_norm_backward", 7 * MB, again=3 * MB, added=MB, for_sums=2 * MB)
     assert found == [SUM, read, SUM, pool, SUM]
@@ -46,21 +46,21 @@ def test_sums_are_added_by_the_normalization_that_comes_next_only():
 
 def test_other_conversions_stay():
     conversion = Launch(CONVERSION, "to_nhwc", 2 * MB)
-    assert model.sums_apart([conversion, SUM, conversion, conversion]) == [conversion, SUM, conversion]
+    assert h200_model.sums_apart([conversion, SUM, conversion, conversion]) == [conversion, SUM, conversion]
 
 
 def test_a_stem_on_blocks_has_more_products_and_is_quicker():
-    (found, wide) = model.stem_on_blocks([STEM, WIDE])
+    (found, wide) = h200_model.stem_on_blocks([STEM, WIDE])
     assert wide is WIDE
     assert found.flops == pytest.approx(236e6 * 4 * 4 * 16 / (7 * 7 * 3))
-    assert model.seconds(found, 256) < model.seconds(STEM, 256)
+    assert h200_model.seconds(found, 256) < h200_model.seconds(STEM, 256)
 
 
 def test_the_step_of_a_network(monkeypatch):
     """What it moves stands beside the counts; here is what becomes of it."""
     known = [STEM, NORMALIZATION, SUM]
     monkeypatch.setattr(recorded, "record", lambda *_, choices, **__: dict.fromkeys(choices, known))
-    found = step.step(MODELS["resnet18"], arch="resnet18", size=32, batches=[32, 256], dtype="float16")
+    found = step_estimate.step(MODELS["resnet18"], arch="resnet18", size=32, batches=[32, 256], dtype="float16")
     rows = {row.kind: row for row in found.kinds}
     assert [row.launches for row in found.kinds] == [1, 1, 1, 0, 3]
     assert rows[kinds.GRADIENT_SUM].gigabytes == 256 * 3 * MB / 1e9

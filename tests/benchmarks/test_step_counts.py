@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.profile import kinds
 from benchmarks.roofline import levels
-from benchmarks.roofline.layers import layers
+from benchmarks.roofline.network_layers import layers
 from benchmarks.step import counts
 from benchmarks.step.counts import Counts
 from benchmarks.step.launches import CONVERSION, STRIDED

@@ -6,7 +6,7 @@ import pytest
 from benchmarks import null_device
 from benchmarks.null_device import Array
 from benchmarks.profile import kinds
-from benchmarks.roofline import model
+from benchmarks.roofline import h200_model
 from benchmarks.step import launches
 from benchmarks.step.launches import CONVERSION, COPY, STRIDED, Launch
 from mixprec.backends import primitives_of
@@ -77,13 +77,13 @@ def test_a_backward_pass_that_adds_gradients():
     (without,) = _launches([_backward(mask="boolean")])
     assert (without.bytes, without.added) == (5 * SIZE + 2 * mask, 0)
     # A sum of its own reads two arrays and writes a third.
-    apart = model.sums_apart([found])
+    apart = h200_model.sums_apart([found])
     assert apart == [Launch(kinds.GRADIENT_SUM, "add", 3 * SIZE), without]
-    assert model.sums_in_batch_norm(apart) == [found]
-    flat, conversion, rest = model.sums_in_order_of_axes(2, apart)
+    assert h200_model.sums_in_batch_norm(apart) == [found]
+    flat, conversion, rest = h200_model.sums_in_order_of_axes(2, apart)
     assert (flat.bytes, flat.sectors, rest) == (3 * SIZE, 2 * SIZE / 2 * 32, without)
     assert (conversion.kind, conversion.bytes) == (CONVERSION, 2 * SIZE)
-    assert model.sums_apart([flat, conversion, rest]) == apart
+    assert h200_model.sums_apart([flat, conversion, rest]) == apart
 
 
 def test_functions_of_arrays_that_do_not_read_in_the_order_of_memory(device):

@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks import configured, tune
+from benchmarks import configured, engine_search
 from mixprec import environment
 from mixprec.backends.cudnn import library, settings
 from mixprec.backends.cudnn.errors import BrokenDevice
@@ -41,7 +41,7 @@ def steps(monkeypatch, tmp_path):
 
 def test_each_choice_is_said_with_its_gain_and_kept(steps, tmp_path):
     lines = []
-    choices = tune.tune(CONFIG, None, "@cupy:0", 40, lines.append)
+    choices = engine_search.tune(CONFIG, None, "@cupy:0", 40, lines.append)
     assert steps == [("off", 40)]
     assert settings.current().seconds == 3
     assert [choice.name for choice in choices] == ["eng0_k0=0", "kernels"]
@@ -52,10 +52,10 @@ def test_each_choice_is_said_with_its_gain_and_kept(steps, tmp_path):
 
 
 def test_it_goes_on_where_it_was(steps):
-    assert len(tune.tune(CONFIG, None, "@cupy:0", 40, lambda line: None)) == 2
-    assert tune.tune(CONFIG, None, "@cupy:0", 40, lambda line: None) == []
-    assert tune.tune(CONFIG, None, "@cupy:0", 3, lambda line: None) == []
-    assert len(tune.tune(CONFIG, None, "@cupy:0", 60, lambda line: None)) == 2
+    assert len(engine_search.tune(CONFIG, None, "@cupy:0", 40, lambda line: None)) == 2
+    assert engine_search.tune(CONFIG, None, "@cupy:0", 40, lambda line: None) == []
+    assert engine_search.tune(CONFIG, None, "@cupy:0", 3, lambda line: None) == []
+    assert len(engine_search.tune(CONFIG, None, "@cupy:0", 60, lambda line: None)) == 2
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_an_engine_that_breaks_the_device_is_one_line(gpu, capsys, monkeypatch):
     def breaking(*arguments):
         raise BrokenDevice("eng1 has broken the device")
 
-    monkeypatch.setattr(tune, "tune", breaking)
+    monkeypatch.setattr(engine_search, "tune", breaking)
     assert script.main([]) == 1
     assert capsys.readouterr().err == "tune: eng1 has broken the device\n"
 

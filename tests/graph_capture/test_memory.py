@@ -9,7 +9,7 @@ from chainer import optimizers
 
 import mixprec
 from benchmarks import null_device
-from benchmarks.null_device.memory import Pool
+from benchmarks.null_device.null_memory import Pool
 from mixprec.graph_capture.verification import Verification
 from models import MODELS
 

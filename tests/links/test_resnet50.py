@@ -12,7 +12,7 @@ import pytest
 from chainer import optimizers
 
 import mixprec
-from benchmarks import resnet
+from benchmarks import resnet_by_hand
 from mixprec import functions
 from models import MODELS
 
@@ -62,7 +62,7 @@ def _take_over(target, source):
 @pytest.mark.sweep
 def test_each_of_20_steps_is_that_of_plain_chainer(digits):
     np.random.seed(0)
-    plain, by_hand = _quieter(MODELS["resnet50"](10)), resnet.resnet50(10, "float32")
+    plain, by_hand = _quieter(MODELS["resnet50"](10)), resnet_by_hand.resnet50(10, "float32")
     ours, theirs = (optimizers.CorrectedMomentumSGD(lr=5e-4).setup(network) for network in (by_hand, plain))
     for x, t in digits:
         _take_over(ours, theirs)
@@ -96,7 +96,7 @@ def _step(optimizer, loss):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_it_trains(digits, dtype):
     np.random.seed(0)
-    network = _quieter(resnet.resnet50(10, dtype))
+    network = _quieter(resnet_by_hand.resnet50(10, dtype))
     optimizer = mixprec.MixedPrecisionOptimizer(optimizers.CorrectedMomentumSGD(lr=5e-3)).setup(network)
     losses = []
 

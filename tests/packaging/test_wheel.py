@@ -83,6 +83,7 @@ def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_els
         expected |= {f"{prefix}/{path.relative_to(checkout / folder)}" for path in files}
     assert {name for name in names if not name.startswith(INFO)} == expected | {"mixprec_startup.pth"}
     for name in (
+        "py.typed",
         "backends/kernels/batch_norm.cu",
         "backends/kernels/batch_norm_rows.cuh",
         "optimizer/batch/kernels/common.cuh",

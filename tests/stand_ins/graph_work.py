@@ -17,7 +17,7 @@ import functools
 
 import numpy as np
 
-from benchmarks.null_device.memory import Pool
+from benchmarks.null_device.null_memory import Pool
 from mixprec.backends import device_log
 
 FIRST, SECOND = "the first stream", "the second stream"
@@ -35,7 +35,7 @@ class NanPool:
         self._forgotten = 0
 
     def allocate(self, size):
-        """Returns a :class:`~benchmarks.null_device.memory.Block` for work on the current stream."""
+        """Returns a :class:`~benchmarks.null_device.null_memory.Block` for work on the current stream."""
         return self._arenas[_stream].allocate(size)
 
     @property
@@ -231,7 +231,7 @@ def eager_bytes():
 
 
 def memory(size):
-    """Returns new memory, full of NaN, a :class:`~benchmarks.null_device.memory.Block`."""
+    """Returns new memory, full of NaN, a :class:`~benchmarks.null_device.null_memory.Block`."""
     block = (_eager if _work is None else _work.pool).allocate(size)
     if _watching:
         device_log.record("memory", "new", block.address, size)

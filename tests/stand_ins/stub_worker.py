@@ -4,10 +4,10 @@ from benchmarks import processes
 
 
 class StubWorker:
-    """In place of :class:`benchmarks.processes.Worker`: what a contestant keeps in its module is of its own.
+    """In place of :class:`benchmarks.processes.Worker`: what a row keeps in its module is of its own.
 
     Args:
-        module: whose ``_contestant`` that is.
+        module: whose ``_warm_step`` that is.
         events: list in which it is noted that a worker starts and ends.
 
     Attributes:
@@ -15,7 +15,7 @@ class StubWorker:
     """
 
     def __init__(self, module, events=None):
-        self._module, self._events, self._contestant = module, [] if events is None else events, []
+        self._module, self._events, self._warm_step = module, [] if events is None else events, []
         self.limits = []
         self._events.append("start")
         self._has_ended = False
@@ -28,11 +28,11 @@ class StubWorker:
 
     def call(self, function, *arguments):
         assert not self._has_ended
-        others, self._module._contestant = self._module._contestant, self._contestant
+        others, self._module._warm_step = self._module._warm_step, self._warm_step
         try:
             return function(*arguments)
         finally:
-            self._module._contestant = others
+            self._module._warm_step = others
 
     def attempt(self, function, *arguments, limit=None):
         self.limits.append((function.__name__, limit))
@@ -43,6 +43,6 @@ class StubWorker:
 
     def end(self, grace=0.0):
         if not self._has_ended:
-            self._contestant.clear()
+            self._warm_step.clear()
             self._events.append("end")
         self._has_ended = True

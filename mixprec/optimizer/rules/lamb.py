@@ -169,13 +169,13 @@ class LAMB(optimizer.GradientMethod):
 
     def __init__(
         self,
-        lr=_default_hyperparam.lr,
-        beta1=_default_hyperparam.beta1,
-        beta2=_default_hyperparam.beta2,
-        eps=_default_hyperparam.eps,
-        weight_decay=_default_hyperparam.weight_decay,
-        adapt=_default_hyperparam.adapt,
-    ):
+        lr: float = _default_hyperparam.lr,
+        beta1: float = _default_hyperparam.beta1,
+        beta2: float = _default_hyperparam.beta2,
+        eps: float = _default_hyperparam.eps,
+        weight_decay: float = _default_hyperparam.weight_decay,
+        adapt: bool = _default_hyperparam.adapt,
+    ) -> None:
         super().__init__()
         set_all(
             self.hyperparam,
@@ -187,14 +187,14 @@ class LAMB(optimizer.GradientMethod):
             adapt=adapt,
         )
 
-    lr = optimizer.HyperparameterProxy("lr")
-    beta1 = optimizer.HyperparameterProxy("beta1")
-    beta2 = optimizer.HyperparameterProxy("beta2")
-    eps = optimizer.HyperparameterProxy("eps")
-    weight_decay = optimizer.HyperparameterProxy("weight_decay")
-    adapt = optimizer.HyperparameterProxy("adapt")
+    lr: float = optimizer.HyperparameterProxy("lr")
+    beta1: float = optimizer.HyperparameterProxy("beta1")
+    beta2: float = optimizer.HyperparameterProxy("beta2")
+    eps: float = optimizer.HyperparameterProxy("eps")
+    weight_decay: float = optimizer.HyperparameterProxy("weight_decay")
+    adapt: bool = optimizer.HyperparameterProxy("adapt")
 
-    def create_update_rule(self):
+    def create_update_rule(self) -> LAMBRule:
         """Returns a new :class:`LAMBRule`."""
         return LAMBRule(self.hyperparam)
 

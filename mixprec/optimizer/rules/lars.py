@@ -150,13 +150,13 @@ class LARS(optimizer.GradientMethod):
 
     def __init__(
         self,
-        lr=_default_hyperparam.lr,
-        momentum=_default_hyperparam.momentum,
-        weight_decay=_default_hyperparam.weight_decay,
-        trust_coefficient=_default_hyperparam.trust_coefficient,
-        eps=_default_hyperparam.eps,
-        adapt=_default_hyperparam.adapt,
-    ):
+        lr: float = _default_hyperparam.lr,
+        momentum: float = _default_hyperparam.momentum,
+        weight_decay: float = _default_hyperparam.weight_decay,
+        trust_coefficient: float = _default_hyperparam.trust_coefficient,
+        eps: float = _default_hyperparam.eps,
+        adapt: bool = _default_hyperparam.adapt,
+    ) -> None:
         super().__init__()
         set_all(
             self.hyperparam,
@@ -168,14 +168,14 @@ class LARS(optimizer.GradientMethod):
             adapt=adapt,
         )
 
-    lr = optimizer.HyperparameterProxy("lr")
-    momentum = optimizer.HyperparameterProxy("momentum")
-    weight_decay = optimizer.HyperparameterProxy("weight_decay")
-    trust_coefficient = optimizer.HyperparameterProxy("trust_coefficient")
-    eps = optimizer.HyperparameterProxy("eps")
-    adapt = optimizer.HyperparameterProxy("adapt")
+    lr: float = optimizer.HyperparameterProxy("lr")
+    momentum: float = optimizer.HyperparameterProxy("momentum")
+    weight_decay: float = optimizer.HyperparameterProxy("weight_decay")
+    trust_coefficient: float = optimizer.HyperparameterProxy("trust_coefficient")
+    eps: float = optimizer.HyperparameterProxy("eps")
+    adapt: bool = optimizer.HyperparameterProxy("adapt")
 
-    def create_update_rule(self):
+    def create_update_rule(self) -> LARSRule:
         """Returns a new :class:`LARSRule`."""
         return LARSRule(self.hyperparam)
 

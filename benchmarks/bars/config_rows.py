@@ -1,0 +1,85 @@
+"""The rows of mixprec: the training script with the configs after NVIDIA's 2018 talk, in other precisions, and changed.
+
+Only the learning rate is another one, see :data:`benchmarks.bars.timed_step.LR`.
+"""
+
+import dataclasses
+import functools
+
+import chainer
+
+from benchmarks import configured
+from benchmarks.bars.chainer_step import step_of
+from benchmarks.bars.row_worker import Bar
+from benchmarks.bars.timed_step import LR
+
+TALK = ("fp32.yaml", "fp16.yaml", "dali.yaml", "nhwc_fused_batched.yaml", "static_graph.yaml")
+ALL = "static_graph.yaml"  # everything on
+_TINY_STEPS = [f"optimizer.lr={LR}", "optimizer.base_batch_size=null"]
+_PRECISIONS = {
+    "bfloat16": ["precision.compute=bfloat16", "loss_scale.mode=none"],
+    "float32": ["precision.compute=float32", "loss_scale.mode=none"],
+    "TF32": ["precision.compute=float32", "loss_scale.mode=none", "cudnn.allow_tf32=true"],
+}
+_WITHOUT = {
+    "layout nchw, no fusion": ["model.memory_format=nchw", "model.fuse=false"],
+    "no fusion": ["model.fuse=false"],
+    "no batched update, no graph": ["update.fused=false", "capture.mode=off"],  # which alone can be captured
+    "no graph": ["capture.mode=off"],
+    "no autotuning": ["cudnn.autotune=off"],
+    "no loss scale": ["loss_scale.mode=none"],
+}
+
+_WITH = {"second stream": ["capture.second_stream=true"]}
+
+# (name, group, file, overrides) of each row
+WAYS = (
+    *((file, "config", file, []) for file in TALK),
+    *((f"{ALL}, {name}", "precision", ALL, keys) for name, keys in _PRECISIONS.items()),
+    *((f"{ALL}, {name}", "ablation", ALL, keys) for name, keys in (_WITHOUT | _WITH).items()),
+)
+
+
+def bars(specifier, *, arch, batch, size):
+    """Returns the list of :class:`~benchmarks.bars.row_worker.Bar`: five whole configs, then one key changed.
+
+    Args:
+        specifier: of the device.
+        arch: name of the network.
+        batch: images in a batch.
+        size: height and width of an image in pixels.
+    """
+
+    def bar(name, group, file, overrides):
+        config = configured.load(file, arch=arch, batch=batch, size=size, overrides=[*_TINY_STEPS, *overrides])
+        level = "nchw" if config.model.memory_format == "nchw" else "nhwc-fused" if config.model.fuses else "nhwc"
+        make = functools.partial(_step, file, tuple(overrides))
+        dtype = "tf32" if config.cudnn.allow_tf32 else config.precision.compute
+        return Bar(name, make, "", group, level, dtype, _same(config, specifier))
+
+    return [bar(*way) for way in WAYS]
+
+
+def _same(config, specifier):
+    """Returns what makes a step on synthetic data: two configs with equal results do the same on the device."""
+    parts = {
+        "data": (config.data.size, config.data.pad_channels),
+        **{field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "data"},
+    }
+    if specifier == "@numpy":
+        parts |= {"capture": None, "cudnn": None}  # there is no graph, and no cuDNN
+    return str(parts)
+
+
+def _step(file, overrides, task):
+    """Makes the step of the training script for a config."""
+    own = [*_TINY_STEPS, *overrides]
+    config = configured.load(file, arch=task.arch, batch=task.batch, size=task.size, overrides=own)
+    updater = configured.updater_of(config, task.network, task.specifier)
+    captured = None if config.capture.mode == "off" else updater.step
+    model = updater.get_optimizer("main").target
+
+    def forget():  # Chainer's classifier holds them, and all activations with them, until the next step
+        model.y = model.loss = model.accuracy = None
+
+    return step_of(chainer.get_device(task.specifier), updater.update, captured, forget)

@@ -1,0 +1,79 @@
+"""The rows of the table: statistics of what the processes have measured."""
+
+import dataclasses
+import statistics
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table: a way to train at one batch size; ``None`` is what was not measured.
+
+    Attributes:
+        batch: images in a batch.
+        name: of the way to train.
+        group: see :class:`~benchmarks.bars.row_worker.Bar`.
+        blocks: images a second in each block.
+        median: of them.
+        minimum: of them.
+        maximum: of them.
+        milliseconds: median time of a step.
+        host_milliseconds: median time until the call of a step returns; on a GPU only.
+        ratio: median of its images a second over those of the base row in the same turn.
+        launches: kernels and graphs that the host launches in a step.
+        syncs: how often the host waits for the device in a step.
+        peak: most bytes that a step has needed, see :meth:`benchmarks.bars.timed_step.Step.peak`.
+        roofline: share of the images a second that bandwidth and arithmetic would allow at this level of fusion.
+        reason: one line that says why there are no numbers, or ``""``.
+        note: what else is to be said: slower paths that were taken.
+    """
+
+    batch: int
+    name: str
+    group: str
+    blocks: tuple[float, ...] | None = None
+    median: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    milliseconds: float | None = None
+    host_milliseconds: float | None = None
+    ratio: float | None = None
+    launches: int | None = None
+    syncs: int | None = None
+    peak: int | None = None
+    roofline: float | None = None
+    reason: str = ""
+    note: str = ""
+
+
+def row_of(batch, result, base, limit):
+    """Returns the row of a way to train.
+
+    Args:
+        batch: images in a batch.
+        result: :class:`~benchmarks.bars.row_schedule.Result`.
+        base: list of :class:`~benchmarks.bars.row_worker.Block` of what it is compared with, in the same turns;
+            empty if there is none.
+        limit: images a second that the machine would allow, or ``None``.
+    """
+    bar, blocks = result.bar, result.blocks
+    if result.reason:
+        return Row(batch, bar.name, bar.group, reason=result.reason, note=result.note)
+    rates = tuple(batch / block.seconds for block in blocks)
+    host_seconds = [block.host_seconds for block in blocks if block.host_seconds is not None]
+    return Row(
+        batch,
+        bar.name,
+        bar.group,
+        blocks=rates,
+        median=statistics.median(rates),
+        minimum=min(rates),
+        maximum=max(rates),
+        milliseconds=statistics.median(block.seconds for block in blocks) * 1e3,
+        host_milliseconds=statistics.median(host_seconds) * 1e3 if host_seconds else None,
+        ratio=statistics.median(b.seconds / own.seconds for own, b in zip(blocks, base, strict=True)) if base else None,
+        launches=result.launches and result.launches.launches,
+        syncs=result.launches and result.launches.syncs,
+        peak=max(block.peak for block in blocks),
+        roofline=statistics.median(rates) / limit if limit else None,
+        note=result.note,
+    )

@@ -1,0 +1,187 @@
+"""The warm training step of a row and its timed blocks, which ``row_schedule`` calls in the process of the row."""
+
+import dataclasses
+import logging
+import statistics
+import time
+from collections.abc import Callable
+
+from benchmarks import processes
+from benchmarks.bars import progress
+
+_BEFORE = 0.3  # seconds of steps before the clock starts: a GPU that was idle has to come up to its speed
+_HOST_STEPS = 5  # in a block, whose calls are timed with nothing in the queue of the device
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What all rows of a batch size train.
+
+    Attributes:
+        arch: name of the network.
+        network: callable, at the top of a module, from the number of classes to a Chainer link from images
+            (N, 3, size, size) to logits.
+        specifier: of the device.
+        batch: images in a batch.
+        size: height and width of an image in pixels.
+    """
+
+    arch: str
+    network: Callable
+    specifier: str
+    batch: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """A way to train that is to be measured, or why that cannot be done here.
+
+    Attributes:
+        name: of the row.
+        make: callable, at the top of a module or a partial of such a one, from a :class:`Task` to a
+            :class:`~benchmarks.bars.timed_step.Step`.
+        reason: one line that says why it cannot be measured here, or ``""``.
+        group: ``"plain"``, ``"config"``, ``"precision"``, ``"ablation"`` or ``"peer"``.
+        level: of fusion, see :mod:`benchmarks.roofline.levels`.
+        dtype: of activations; ``"tf32"`` if products round them.
+        key: bars with equal keys do the same on this machine, and one is measured for all; ``None`` is like no other.
+    """
+
+    name: str
+    make: Callable | None = None
+    reason: str = ""
+    group: str = "plain"
+    level: str = "nchw"
+    dtype: str = "float32"
+    key: object = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Launches:
+    """What the host asks of the device in a step.
+
+    Attributes:
+        launches: kernels and graphs.
+        syncs: how often the host waits for the device.
+    """
+
+    launches: int
+    syncs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """What was measured in a block of steps.
+
+    Attributes:
+        seconds: of a step.
+        host_seconds: until the call of a step returns, which does not wait for the device; ``None`` on a CPU.
+        peak: bytes, see :meth:`benchmarks.bars.timed_step.Step.peak`.
+    """
+
+    seconds: float
+    host_seconds: float | None
+    peak: int
+
+
+class WarmStep:
+    """A training step that is warm.
+
+    Between blocks it has given back what a step needs, so that the rows take turns in memory, too. What it takes to
+    choose engines of cuDNN, before the first block, does not count as needed.
+
+    Args:
+        bar: how to make the step.
+        task: :class:`Task`.
+
+    Attributes:
+        seconds: of one step, with nothing before it in the queue of the device.
+    """
+
+    def __init__(self, bar, task):
+        self._on_cpu = task.specifier == "@numpy"
+        self._step = bar.make(task)
+        self._step.warm_up()
+        self._step.synchronize()
+        start = time.perf_counter()
+        self._step()
+        self._step.synchronize()
+        self.seconds = time.perf_counter() - start
+        self._step.release()
+
+    def block(self, steps):
+        """Runs so many steps in a row, after some that are not timed; returns the :class:`Block`."""
+        self._step.warm_up()
+        for _ in range(int(_BEFORE / self.seconds)):
+            self._step()
+        self._step.synchronize()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._step()
+        self._step.synchronize()
+        seconds = (time.perf_counter() - start) / steps
+        host_seconds = None if self._on_cpu else self._host_seconds()
+        peak = self._step.peak()
+        self._step.release()
+        return Block(seconds, host_seconds, peak)
+
+    def launches(self, count):
+        """Runs a step that is counted; returns :class:`Launches`.
+
+        Args:
+            count: context manager that counts what the host asks of the device, and gives an object with ``launches``,
+                ``graph_launches`` and ``syncs``.
+        """
+        self._step.warm_up()
+        with count() as counts:
+            self._step()
+        self._step.release()
+        return Launches(counts.launches + counts.graph_launches, counts.syncs)
+
+    def _host_seconds(self):
+        seconds = []
+        for _ in range(_HOST_STEPS):
+            start = time.perf_counter()
+            self._step()
+            seconds.append(time.perf_counter() - start)
+            self._step.synchronize()
+        return statistics.median(seconds)
+
+
+class _Notes(logging.Handler):
+    """Keeps what mixprec announces: slower paths that were taken."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage().partition("\n")[0])
+
+
+_warm_step = []
+_notes = _Notes()
+
+
+def prepare(bar, task):
+    """Makes the :class:`WarmStep` of this process; returns the seconds that a step takes."""
+    logging.getLogger("mixprec").addHandler(_notes)
+    with progress.reporting(f"{bar.name}, batch {task.batch}", processes.report):
+        _warm_step[:] = [WarmStep(bar, task)]
+    return _warm_step[0].seconds
+
+
+def block(steps):
+    """Runs a block of it, see :meth:`WarmStep.block`."""
+    return _warm_step[0].block(steps)
+
+
+def launches(count):
+    """Counts a step of it, see :meth:`WarmStep.launches`."""
+    return _warm_step[0].launches(count)
+
+
+def notes():
+    """Returns what mixprec has announced in this process, as a list of lines."""
+    return _notes.texts

@@ -1,0 +1,202 @@
+"""The loaders that are compared, each in a process of its own, and the pictures that they read."""
+
+import concurrent.futures
+import functools
+import io
+import os
+import time
+
+import chainer
+import numpy as np
+from chainer import iterators
+from chainer.dataset import concat_examples
+from PIL import Image
+from tqdm import tqdm
+
+from mixprec.data.loaders.dali import DaliIterator
+from mixprec.data.loaders.pillow import PillowIterator
+from mixprec.data.loaders.pillow_worker import random_crop
+from mixprec.data.sources.folders import ImageFiles
+
+DALI, PILLOW = "mixprec DaliIterator", "mixprec PillowIterator"
+CHAINER, SERIAL = "Chainer MultiprocessIterator, Pillow", "Chainer SerialIterator, Pillow"
+SLEEPING, COMPUTING = "sleeps, as beside a GPU", "computes on a core"
+SIZE = 224
+AUGMENTATION = {
+    "crop_area": (0.08, 1.0),
+    "aspect": (3 / 4, 4 / 3),
+    "mean": (123.675, 116.28, 103.53),
+    "std": (58.395, 57.12, 57.375),
+}
+_WIDTH, _HEIGHT = 500, 375  # ImageNet's commonest size
+_QUALITY = 95  # with the noise below about 110 KB a picture, as ImageNet has
+_PREFETCH = 2  # batches
+_DRAIN = _PREFETCH + 2  # so many are made ahead at most, by the time a turn begins
+
+
+def make_pictures(folder, count):
+    """Writes JPEGs of noise of all frequencies, as large as ImageNet's, into class folders.
+
+    Args:
+        folder (str): An empty one.
+        count (int): Number of pictures.
+
+    Returns:
+        ImageFiles: The pictures, of ten classes.
+    """
+    classes = tuple(map(str, range(10)))
+    for name in classes:
+        os.mkdir(os.path.join(folder, name))
+    files = tuple(f"{number % 10}/{number:05}.jpg" for number in range(count))
+
+    def write(number):
+        with open(os.path.join(folder, files[number]), "wb") as file:
+            file.write(_picture(number))
+
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        written = pool.map(write, range(count))
+        for _ in tqdm(written, total=count, desc="Making pictures", unit="img", delay=2, leave=False, disable=None):
+            pass
+    return ImageFiles(folder, classes, files, np.arange(count, dtype=np.int32) % 10)
+
+
+def _picture(number):
+    random = np.random.RandomState(number)
+    pixels = np.zeros((_HEIGHT, _WIDTH, 3), np.float32)
+    for cell in (1, 2, 4, 8, 16, 32, 64):
+        noise = random.randint(0, 256, (_HEIGHT // cell + 1, _WIDTH // cell + 1, 3)).astype(np.uint8)
+        smooth = Image.fromarray(noise).resize((_WIDTH, _HEIGHT), Image.Resampling.BICUBIC)
+        pixels += np.asarray(smooth, np.float32) * np.float32(cell**0.25)
+    pixels = (pixels - pixels.min()) * (255 / np.ptp(pixels))
+    file = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(file, "JPEG", quality=_QUALITY)
+    return file.getvalue()
+
+
+class PillowDataset(chainer.dataset.DatasetMixin):
+    """What a user of Chainer writes: a picture, cropped, flipped and normalized, float16 (224, 224, 3), and its label.
+
+    Args:
+        images: A source of images, see :mod:`mixprec.data.sources.folders`.
+    """
+
+    def __init__(self, images):
+        self._images = images
+        self._mean, self._std = (np.array(AUGMENTATION[key], np.float32) for key in ("mean", "std"))
+
+    def __len__(self):
+        return len(self._images)
+
+    def get_example(self, i):
+        """Returns the image and the label, an int32."""
+        numbers = np.random.random_sample(41).tolist()
+        image = Image.open(io.BytesIO(self._images.read(i))).convert("RGB")
+        box = random_crop(*image.size, AUGMENTATION["crop_area"], AUGMENTATION["aspect"], numbers[1:])
+        image = image.crop(box).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        if numbers[0] < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = np.asarray(image, np.float32)
+        pixels -= self._mean
+        pixels /= self._std
+        return pixels.astype(np.float16), self._images.labels[i]
+
+
+# What runs in the process of a loader
+
+_loader = []  # an iterator, and a callable from its batches to arrays
+
+
+def prepare(name, images, batch, threads):
+    """Makes the loader ready to deliver batches."""
+    _loader[:] = _BUILDERS[name](images, batch, threads)
+    x, t = _next()
+    if x.dtype != np.float16 or x.shape != (batch, SIZE, SIZE, 3) or t.dtype != np.int32:
+        raise RuntimeError(f"a batch of {x.dtype} {x.shape} and {t.dtype} labels")
+
+
+def turn(batches):
+    """Returns the seconds that an image takes, while nothing else wants a processor."""
+    for _ in range(_DRAIN):
+        _next()
+    images = 0
+    start = time.perf_counter()
+    for _ in range(batches):
+        images += len(_next()[0])
+    seconds = time.perf_counter() - start
+    time.sleep(seconds / batches * _DRAIN)  # until what is made ahead is made, and does not disturb others
+    return seconds / images
+
+
+def train(trainer, rate, steps):
+    """Takes batches as a trainer does that needs 1 / rate seconds for an image.
+
+    Args:
+        trainer (str): :data:`SLEEPING` or :data:`COMPUTING`, which is what it does between two batches.
+        rate (float): Images a second.
+        steps (int): Number of batches.
+
+    Returns:
+        tuple: the images a second that it gets, and the share of its time that it waits for them.
+    """
+    work = {SLEEPING: _sleep, COMPUTING: _compute}[trainer]
+    waited = images = 0
+    for step in range(-_DRAIN, steps):
+        if step == 0:  # with as much made ahead as always
+            start = time.perf_counter()
+            waited = images = 0
+        before = time.perf_counter()
+        count = len(_next()[0])
+        after = time.perf_counter()
+        waited += after - before
+        images += count
+        work(after + count / rate)
+    seconds = time.perf_counter() - start
+    return images / seconds, waited / seconds
+
+
+def end():
+    """Ends the loader's threads and processes."""
+    iterator, _ = _loader
+    iterator.finalize()
+
+
+def _next():
+    iterator, arrays = _loader
+    return arrays(next(iterator))
+
+
+def _sleep(until):
+    time.sleep(max(0, until - time.perf_counter()))
+
+
+def _compute(until):
+    numbers = np.linspace(-1, 1, 2**14, dtype=np.float32)
+    while time.perf_counter() < until:
+        np.tanh(numbers, out=numbers)  # by one thread
+
+
+def _ours(iterator_class, images, batch, threads):
+    own = {"size": SIZE, "dtype": "float16", "seed": 0, "threads": threads, "prefetch": _PREFETCH}
+    # As Chainer's iterators: full batches only. What is left over of an epoch is left out.
+    iterator = iterator_class(images, batch, train=True, flip=True, last_batch="drop", **own, **AUGMENTATION)
+    return iterator, lambda arrays: arrays
+
+
+def _chainer(images, batch, threads):
+    iterator = iterators.MultiprocessIterator(
+        PillowDataset(images), batch, n_processes=threads, n_prefetch=_PREFETCH, shuffle=True
+    )
+    return iterator, concat_examples
+
+
+def _serial(images, batch, threads):
+    return iterators.SerialIterator(PillowDataset(images), batch, shuffle=True), concat_examples
+
+
+_BUILDERS = {
+    DALI: functools.partial(_ours, DaliIterator),
+    CHAINER: _chainer,
+    SERIAL: _serial,
+    PILLOW: functools.partial(_ours, PillowIterator),
+}
+NAMES = tuple(_BUILDERS)

@@ -1,0 +1,99 @@
+"""The optimizers that are compared: plain Chainer's, mixprec's and torch's, with the same parameters."""
+
+import chainer
+import numpy as np
+from chainer import optimizer_hooks, optimizers
+
+import mixprec
+
+WEIGHT_DECAY = 1e-4
+LR = 1e-3
+
+
+def values(shape, scale=0.05):
+    """Returns random numbers in the dtype of a parameter of that shape: weights are float16, all else float32."""
+    numbers = np.random.RandomState(len(shape)).normal(0, scale, shape)
+    return numbers.astype(np.float16 if len(shape) > 1 else np.float32)
+
+
+def chain(shapes):
+    """Returns one link with parameters of these shapes and their gradients."""
+    model = chainer.Chain()
+    with model.init_scope():
+        for number, shape in enumerate(shapes):
+            setattr(model, f"p{number}", chainer.Parameter(values(shape)))
+    return with_gradients(model)
+
+
+def with_gradients(model):
+    """Gives every parameter a random gradient, as a user would write it, without a loss scale; returns the model."""
+    model.cleargrads()
+    for param in model.params():
+        param.grad = values(param.shape, 0.01)
+    return model
+
+
+def plain(optimizer, model, hook):
+    """Returns plain Chainer's ``update`` of a model, with FP32 copies of its float16 parameters."""
+    optimizer.setup(model)
+    optimizer.use_fp32_update()
+    return _with_hook(optimizer, hook).update
+
+
+def mixed(optimizer, model, hook, *, batched=True):
+    """Returns mixprec's ``update`` of a model."""
+    return _with_hook(mixprec.MixedPrecisionOptimizer(optimizer, batched=batched).setup(model), hook).update
+
+
+def mixed_sgd(model, *, lr, init_scale):
+    """Returns mixprec's momentum SGD of a converted model, with weight decay and a dynamic loss scale.
+
+    Args:
+        model: the model.
+        lr: the learning rate.
+        init_scale: the loss scale at the start.
+    """
+    scale = mixprec.DynamicLossScale(init=init_scale)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(lr=lr), scale).setup(model)
+    return _with_hook(optimizer, True)
+
+
+def with_torch(torch, name, shapes, hook, device="cpu", **options):
+    """Returns the ``step`` of ``torch.optim.<name>`` on float32 parameters of these shapes."""
+    params = [torch.nn.Parameter(torch.randn(shape, device=device) * 0.05) for shape in shapes]
+    for param in params:
+        param.grad = torch.randn_like(param) * 0.01
+    return getattr(torch.optim, name)(params, lr=LR, weight_decay=WEIGHT_DECAY if hook else 0, **options).step
+
+
+def import_torch():
+    """Returns ``(torch, "")``, or ``(None, why)`` where it is missing or broken."""
+    try:
+        import torch
+    except Exception as error:  # a broken installation raises whatever it likes
+        return None, f"torch cannot be imported: {error}"
+    return torch, ""
+
+
+def take_turns(steps, turns, time):
+    """Times steps in turns, so that a drift of the machine hits all of them alike.
+
+    Args:
+        steps: dict from names to callables.
+        turns: number of timed turns; one more is run before.
+        time: callable from such a callable to the seconds that it takes.
+
+    Returns:
+        dict from names to lists of seconds
+    """
+    seconds = {name: [] for name in steps}
+    for _ in range(turns + 1):
+        for name, step in steps.items():
+            seconds[name].append(time(step))
+    return {name: timed[1:] for name, timed in seconds.items()}
+
+
+def _with_hook(optimizer, hook):
+    if hook:
+        optimizer.add_hook(optimizer_hooks.WeightDecay(WEIGHT_DECAY))
+    return optimizer

@@ -1,0 +1,121 @@
+"""The time of a training step's launches on an H200: a model, of which nothing has been measured.
+
+A launch takes as long as its bytes or its products need, whichever is longer, at a share of what a copy and a large
+product reach, and never less than its kind's least. Two launches have a gap between them. Where images are not read in
+the order of memory, what counts is whole sectors from the second-level cache. Nothing is said of what caches keep, nor
+of launches that run beside each other: a second stream has the same launches and bytes.
+"""
+
+import dataclasses
+import math
+
+from benchmarks.profile import kinds
+from benchmarks.step.launches import CONVERSION, SECTOR, Launch
+
+COPY, PRODUCTS = 4.3e12, 790e12  # bytes and floating-point operations in a second, of an H200
+_SMALL, _LARGE = 32, 256  # batches between which shares go from the first to the second
+_CONV_BYTES, _CONV_FLOPS = (0.70, 0.75), (0.40, 0.50)
+_WGRAD = 1.15  # times as long as the others
+_STEM, _STEM_CHANNELS = 0.12, 8  # share of products with fewer channels than that
+_OTHER_BYTES = 0.84  # of a copy, such as batch normalization
+_SECTORS = 6.5e12  # bytes in a second, from the second-level cache
+_LEAST = {kinds.OTHER: 2e-6}
+_KERNEL = 5e-6  # of any other
+_TWICE = 9e-6  # of one that passes twice over its arrays
+GAP = 1.1e-6
+_BLOCKS = (4, 4, 16)
+_CONVOLUTIONS = (kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD)
+
+ASSUMPTIONS = {
+    "copy, bytes/s": COPY,
+    "products, FLOP/s": PRODUCTS,
+    f"convolutions, share of a copy at batches of {_SMALL} and {_LARGE}": _CONV_BYTES,
+    f"convolutions, share of products at batches of {_SMALL} and {_LARGE}": _CONV_FLOPS,
+    "conv wgrad, times as long": _WGRAD,
+    f"convolutions of fewer than {_STEM_CHANNELS} channels, share of products": _STEM,
+    "all others, share of a copy": _OTHER_BYTES,
+    "sectors of what is not read in the order of memory, bytes/s": _SECTORS,
+    "least seconds of a launch": _KERNEL,
+    "least seconds of a launch that passes twice over its arrays": _TWICE,
+    **{f"least seconds of a launch, kind {kind}": seconds for kind, seconds in _LEAST.items()},
+    "gap between launches, seconds": GAP,
+}
+
+
+def seconds(launch, batch):
+    """Returns the seconds of a :class:`~benchmarks.step.launches.Launch` for a batch of so many images, but the gap."""
+    moved = launch.moved(batch)
+    if launch.filter is not None:
+        of_products = _STEM if launch.filter[2] < _STEM_CHANNELS else _between(_CONV_FLOPS, batch)
+        by_bytes = moved / (COPY * _between(_CONV_BYTES, batch))
+        time = max(by_bytes, launch.flops * batch / (PRODUCTS * of_products))
+        time *= _WGRAD if launch.kind == kinds.CONV_WGRAD else 1
+    else:
+        time = max(moved / (COPY * _OTHER_BYTES), launch.sectors * batch / _SECTORS)
+    return max(time, _TWICE if 0 < launch.again < launch.bytes else _LEAST.get(launch.kind, _KERNEL))
+
+
+def _between(shares, batch):
+    small, large = shares
+    part = math.log2(batch / _SMALL) / math.log2(_LARGE / _SMALL)
+    return small + (large - small) * min(1, max(0, part))
+
+
+# Other ways to do the same than the recorded one. Each takes and returns a list of launches.
+
+
+def sums_apart(launches):
+    """Gradients are added by launches of their own, in the order of memory."""
+    found, after_sum = [], False
+    for launch in launches:
+        if launch.added:
+            found.append(Launch(kinds.GRADIENT_SUM, "add", 3 * launch.added))
+            rest, again = launch.bytes - launch.for_sums, max(0, launch.again - launch.added)
+            launch = dataclasses.replace(launch, bytes=rest, again=again, added=0, for_sums=0)
+        if not (after_sum and launch.kind == CONVERSION):
+            found.append(dataclasses.replace(launch, sectors=0) if launch.kind == kinds.GRADIENT_SUM else launch)
+        after_sum = launch.kind == kinds.GRADIENT_SUM
+    return found
+
+
+def sums_in_order_of_axes(itemsize, launches):
+    """Gradients are added in the order of the axes (N, C, H, W), as by CuPy's functions, and converted back to NHWC."""
+    found = []
+    for launch in sums_apart(launches):
+        if launch.kind == kinds.GRADIENT_SUM:
+            array = launch.bytes / 3
+            found.append(dataclasses.replace(launch, sectors=2 * array / itemsize * SECTOR))
+            found.append(Launch(CONVERSION, "to_nhwc", 2 * array))
+        else:
+            found.append(launch)
+    return found
+
+
+def sums_in_batch_norm(launches):
+    """Gradients are added by the backward pass of the batch normalization that reads the sum, if one does next."""
+    found, pending = [], None
+    for launch in sums_apart(launches):
+        if pending is not None and launch.kind == kinds.BN_BACKWARD:
+            array = pending.bytes / 3
+            again = (
+                array if launch.again else 0
+            )  # cuDNN's launch reads all twice, the first one of two own kernels once
+            moved = launch.bytes + array + again
+            more = {"bytes": moved, "again": launch.again + again, "added": array, "for_sums": array + again}
+            launch = dataclasses.replace(launch, **more)
+        elif pending is not None:
+            found.append(pending)
+        pending = launch if launch.kind == kinds.GRADIENT_SUM else None
+        if pending is None:
+            found.append(launch)
+    return found if pending is None else [*found, pending]
+
+
+def stem_on_blocks(launches):
+    """A first convolution of 7x7 computes on blocks of 2x2 pixels, with filters of 4x4 and 16 channels."""
+    return [
+        dataclasses.replace(each, filter=_BLOCKS, flops=each.flops * math.prod(_BLOCKS) / math.prod(each.filter))
+        if each.filter and each.filter[:2] == (7, 7) and each.filter[2] < _STEM_CHANNELS
+        else each
+        for each in launches
+    ]

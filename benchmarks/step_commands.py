@@ -1,0 +1,203 @@
+"""The commands of ``scripts/benchmark.py`` about whole training steps: bars, page, roofline, profile."""
+
+import datetime
+import functools
+import os
+import pathlib
+import re
+import sys
+
+from tqdm import tqdm
+
+from benchmarks import command_arguments, configured, machine, profile, rates, record_files
+from benchmarks.bars import bars_run, chart, page, result_tables
+from benchmarks.bars.record import gpu_name
+from benchmarks.roofline import limit as roofline_limit
+from benchmarks.roofline import roofline_tables as roofline
+from benchmarks.roofline import step_estimate as roofline_step
+from mixprec import environment
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_RESULTS = _ROOT / "benchmarks" / "results"
+
+
+def add(commands, networks):
+    """Adds the commands.
+
+    Args:
+        commands: what ``add_subparsers`` has returned.
+        networks: dict from names to callables that take the number of classes and return a Chainer link.
+    """
+    _add_bars(commands, networks)
+    _add_page(commands)
+    _add_roofline(commands, networks)
+    _add_profile(commands, networks)
+
+
+def _add_bars(commands, networks):
+    text = "images/s of training on synthetic data, a row for each way to train; on a GPU, or in small on the CPU"
+    json = "the record, rewritten after each round of blocks; the chart is drawn beside it; default: "
+    json += "benchmarks/results/DATE-TIME-bars-MACHINE.json of the checkout"
+    command = record_files.add_command(commands, functools.partial(_bars, networks), "bars", text, json)
+    command_arguments.add_arch(command, None, networks)
+    help = "images in a batch, with commas; default: 32,64,128,256,512, on a CPU 8"
+    command.add_argument("--batch", type=command_arguments.positives, help=help)
+    help = "height and width of an image in pixels; default: 224, on a CPU 64"
+    command.add_argument("--size", type=command_arguments.positive, help=help)
+    command.add_argument("--blocks", type=command_arguments.positive, default=5, help="timed blocks of each row")
+    help = "timed steps in a block, more if they take less than 1 s, fewer if more than 5; default: 30, on a CPU 10"
+    command.add_argument("--block-steps", type=command_arguments.positive, help=help)
+    help = "seconds after which a row is given up whose block does not answer"
+    command.add_argument("--limit", type=command_arguments.amount, default=600.0, help=help)
+    help = "likewise until it is warm: kernels, plans and engines of cuDNN; default: --limit"
+    command.add_argument("--prepare-limit", type=command_arguments.amount, help=help)
+    help = "no roofline: the machine is not measured first"
+    command.add_argument("--no-rates", action="store_true", help=help)
+    help = "begin nothing new after so many minutes, but a first block; what is left out says so"
+    command.add_argument("--minutes", type=command_arguments.amount, help=help)
+    command.add_argument("--peer", choices=bars_run.PEERS, help="measure the same network by it, too")
+    help = "only rows with such names, as in a shell: '*FP32*'; may be repeated"
+    command.add_argument("--rows", action="append", metavar="PATTERN", help=help)
+
+
+def _bars(networks, save, **chosen):
+    specifier, device = environment.resolve_device("auto")
+    default = bars_run.defaults(specifier)
+    small = ", therefore in small" if specifier == "@numpy" and any(chosen[key] is None for key in default) else ""
+    settings = bars_run.Settings(**{key: default.get(key) if value is None else value for key, value in chosen.items()})
+    turns = bars_run.turns_of(settings, specifier)
+    if save.path is None:
+        save.path = _file_of(specifier, device)
+    print(f"{device}{small}")
+    what = f"{settings.arch}, {settings.size}x{settings.size} pixels, training on synthetic data"
+    print(f"{what}, {settings.blocks} blocks of {settings.block_steps} steps")
+    print(f"record: {save.path}", flush=True)
+    with tqdm(total=turns, unit="turn", leave=False, disable=None) as bar:
+
+        def progress(name):
+            bar.set_postfix_str(name)
+            bar.update()
+
+        problem = None
+        for record, batch in bars_run.run(networks, settings, specifier, device, progress=progress):
+            problem = _unsaved(save, record, problem)
+            if batch is not None:
+                bar.clear()
+                print(result_tables.table(record, batch), flush=True)
+    if record["counts"]:
+        print(f"\n{result_tables.counts(record)}")
+    if problem is not None:
+        raise problem
+    picture = save.path.with_suffix(".png")
+    with record_files.writing(picture):
+        chart.save(picture, record)
+
+
+def _unsaved(save, record, before):
+    """Writes a record. If that is not possible, it says so once and returns the error: the tables are worth having."""
+    try:
+        save(record)
+    except record_files.WriteError as error:
+        if before is None:
+            print(f"benchmark: {error}; measuring goes on", file=sys.stderr, flush=True)
+        return error
+    return None
+
+
+def _file_of(specifier, device):
+    """Returns where the record of a run goes that has no ``--json``: hours are not to be lost."""
+    name = "cpu" if specifier == "@numpy" else re.sub(r"[^a-z0-9]+", "-", gpu_name(device).lower()).strip("-")
+    now = datetime.datetime.now(datetime.timezone.utc)
+    try:
+        return record_files.json_file(_RESULTS / f"{now:%Y-%m-%d-%H%M%S}-bars-{name}.json")
+    except command_arguments.ArgumentsError as error:
+        raise command_arguments.ArgumentsError(f"without --json: {error}") from None
+
+
+def _add_page(commands):
+    text = "docs/results.md and its charts from the records of bars in benchmarks/results"
+    command = commands.add_parser("page", help=text)
+    command.set_defaults(function=_page, json=None)
+    help = "where the records are; default: benchmarks/results of the checkout"
+    command.add_argument("--results", type=pathlib.Path, default=_RESULTS, metavar="FOLDER", help=help)
+    default = _ROOT / "docs" / "results.md"
+    help = "the page; default: docs/results.md of the checkout"
+    command.add_argument("--out", type=record_files.markdown_file, default=default, metavar="FILE", help=help)
+
+
+def _page(save, results, out):
+    if not os.path.isdir(results):
+        raise command_arguments.ArgumentsError(f"--results: {results} is no folder")
+    with record_files.writing(out):
+        page.write(results, out)
+
+
+def _add_roofline(commands, networks):
+    text = "bytes and operations of each group of layers at each level of fusion, and the images/s that they allow"
+    command = record_files.add_command(commands, functools.partial(_roofline, networks), "roofline", text)
+    command_arguments.add_arch(command, "resnet50", networks)
+    command.add_argument(
+        "--batch", type=command_arguments.positives, default=[32, 256], help="images in a batch, with commas"
+    )
+    command.add_argument(
+        "--size", type=command_arguments.positive, default=224, help="height and width of an image in pixels"
+    )
+    command.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float16")
+    help = "GB/s that a copy reads and writes; default: measured here"
+    command.add_argument("--bandwidth", type=command_arguments.amount, metavar="GB/S", help=help)
+    help = "TFLOP/s of a large product of matrices; default: measured here"
+    command.add_argument("--tflops", type=command_arguments.amount, metavar="TFLOP/S", help=help)
+    help = "no model of a step on an H200, for which three steps are recorded without a device"
+    command.add_argument("--no-step", dest="step", action="store_false", help=help)
+
+
+def _roofline(networks, save, arch, batch, size, dtype, bandwidth, tflops, step):
+    if (bandwidth is None) != (tflops is None):
+        raise command_arguments.ArgumentsError(
+            "--bandwidth and --tflops: give both, or none to have them measured here"
+        )
+    if bandwidth is None:
+        specifier, device = environment.resolve_device("auto")
+        print(device)
+        found, assumed = rates.measure(specifier), roofline_limit.assumptions(specifier)
+    else:
+        found, assumed = rates.from_numbers(bandwidth, tflops), {}
+    report = roofline.report(networks[arch], arch=arch, size=size, batches=batch, dtype=dtype, rates=found, **assumed)
+    print(report.table(), flush=True)
+    record = report.as_json()
+    if step:
+        found = roofline_step.step(networks[arch], arch=arch, size=size, batches=batch, dtype=dtype)
+        print(f"\n{found.table()}")
+        record["step"] = found.as_json()
+    save(record)
+
+
+def _add_profile(commands, networks):
+    text = "where the time of a training step goes: each layer and kind of kernel, beside what it needs at least"
+    command = record_files.add_command(commands, functools.partial(_profile, networks), "profile", text)
+    help = "of configs/resnet50, or a path"
+    command.add_argument("--config", default="nhwc_fused_batched.yaml", metavar="FILE", help=help)
+    command_arguments.add_arch(command, None, networks)
+    command.add_argument("--batch", type=command_arguments.positive, help="images in a batch; default: 256, on a CPU 8")
+    help = "height and width of an image in pixels; default: 224, on a CPU 64"
+    command.add_argument("--size", type=command_arguments.positive, help=help)
+    help = "a key of the config that is to be another one, such as cudnn.autotune=off; may be repeated"
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=help)
+    command.add_argument("--steps", type=command_arguments.positive, default=5, help="steps that are watched")
+    command.add_argument(
+        "--top", type=command_arguments.positive, default=20, help="calls with most to gain that are listed"
+    )
+
+
+def _profile(networks, save, config, arch, batch, size, set, steps, top):
+    specifier, device = environment.resolve_device("auto")
+    default = bars_run.defaults(specifier)
+    arch, size = arch or default["arch"], size or default["size"]
+    batch = batch or (8 if specifier == "@numpy" else 256)
+    loaded = configured.load(config, arch=arch, batch=batch, size=size, overrides=set)
+    what = ", ".join([config, *set])
+    print(f"{device}\n{arch} by {what}, batch {batch}, {size}x{size} pixels")
+    found = profile.measure(loaded, networks[arch], specifier, rates.measure(specifier), steps=steps)
+    print(profile.table(found, top))
+    settings = {"config": config, "set": set, "arch": arch, "batch": batch, "size": size, "steps": steps}
+    save({"settings": settings, **machine.record(), "device": device, **profile.as_json(found)})

@@ -1,0 +1,162 @@
+"""benchmarks.bars.chainer_rows: what a step of plain Chainer is, and which rows there are where."""
+
+import functools
+import pickle
+import weakref
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+from chainer import optimizers
+from chainer.backends import cuda
+
+from benchmarks.bars import chainer_rows
+from benchmarks.bars.row_worker import Bar, Task
+from benchmarks.bars.timed_step import LR
+from mixprec import environment
+from models import MODELS
+
+OFF = "off: MIXPREC_CUDNN=0"
+
+
+def _step(network, *, batch=2, size=4, **keywords):
+    return chainer_rows.step(Task("", network, "@numpy", batch, size), **keywords)
+
+
+def test_rows_on_a_cpu():
+    first, second, third = chainer_rows.bars("@numpy")
+    assert (first.name, first.reason, first.level, first.dtype) == ("plain Chainer FP32", "", "nchw", "float32")
+    assert second == Bar("plain Chainer FP32, cuDNN", reason="needs a GPU")
+    assert (third.name, third.reason, third.level, third.dtype) == ("plain Chainer mixed16", "", "nchw", "float16")
+    assert chainer_rows.base("@numpy") == first.name
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_rows_on_a_gpu(enabled, monkeypatch):
+    monkeypatch.setattr(cuda, "cudnn_enabled", enabled)
+    monkeypatch.setattr(
+        environment, "components", lambda: [environment.Component("Chainer's cuDNN", "missing", note=OFF)]
+    )
+    first, second, third = chainer_rows.bars("@cupy:0")
+    assert (first.name, first.reason) == ("plain Chainer FP32, no cuDNN", "")
+    assert first.make.keywords == {"use_cudnn": "never"}
+    assert (second.name, second.reason) == ("plain Chainer FP32, cuDNN", "" if enabled else OFF)
+    assert (third.name, third.reason) == ("plain Chainer mixed16", "" if enabled else OFF)
+    if enabled:
+        assert second.make.keywords == {"use_cudnn": "auto", "autotune": True}
+        assert third.make.keywords == {"mixed": True, "use_cudnn": "auto", "autotune": True}
+    assert chainer_rows.base("@cupy:0") == second.name
+
+
+def test_why_there_is_no_cudnn_is_what_the_environment_says():
+    notes = [component.note for component in environment.components() if component.name == "Chainer's cuDNN"]
+    assert [chainer_rows._why_no_cudnn()] == notes
+    assert notes[0]
+
+
+class Spy(chainer.FunctionNode):
+    """Doubles nothing; notes the configuration that its passes see."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def forward(self, inputs):
+        self.seen.append(("forward", chainer.config.use_cudnn, chainer.config.autotune))
+        return inputs
+
+    def backward(self, indexes, grads):
+        self.seen.append(("backward", chainer.config.use_cudnn, chainer.config.autotune))
+        return grads
+
+
+class Spied(chainer.Chain):
+    """A network of one layer; ``arrays`` are weak references to its logits."""
+
+    def __init__(self, seen, arrays, classes):
+        super().__init__()
+        self.seen, self.arrays = seen, arrays
+        with self.init_scope():
+            self.layer = chainer.links.Linear(3 * 4 * 4, classes)
+
+    def forward(self, x):
+        (y,) = Spy(self.seen).apply((self.layer(x),))
+        self.arrays.append(weakref.ref(y.array))
+        return y
+
+
+@pytest.mark.parametrize("config", [{"use_cudnn": "never"}, {"use_cudnn": "auto", "autotune": True}])
+def test_the_configuration_is_in_force_in_a_step_and_only_there(config):
+    before = chainer.config.use_cudnn, chainer.config.autotune
+    seen = []
+    run = _step(functools.partial(Spied, seen, []), **config)
+    assert seen == []
+    run()
+    inside = config["use_cudnn"], config.get("autotune", before[1])
+    assert seen == [("forward", *inside), ("backward", *inside)]
+    assert (chainer.config.use_cudnn, chainer.config.autotune) == before
+
+
+def test_nothing_of_a_step_is_held_after_it():
+    arrays = []
+    run = _step(functools.partial(Spied, [], arrays))
+    run()
+    run()
+    assert [array() for array in arrays] == [None, None]
+
+
+def test_a_step_is_one_of_a_training_loop_by_hand():
+    models = []
+
+    def network(classes):
+        np.random.seed(0)
+        models.append(MODELS["resnet8"](classes))
+        return models[-1]
+
+    with chainer.using_config("dtype", chainer.mixed16):  # as CHAINER_DTYPE may ask for
+        run = _step(network, batch=4, size=8, use_cudnn="never")
+    run()
+    run()
+    model = network(1000)
+    optimizer = optimizers.CorrectedMomentumSGD(lr=LR).setup(model)
+    x = np.random.RandomState(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
+    for _ in range(2):
+        loss = F.softmax_cross_entropy(model(x), np.arange(4, dtype=np.int32))
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+    for (name, measured), expected in zip(models[0].namedparams(), model.params(), strict=True):
+        assert measured.dtype == np.float32
+        np.testing.assert_array_equal(measured.array, expected.array, err_msg=name)
+
+
+def test_mixed16_is_that_of_chainer_also_after_a_trip_to_another_process():
+    models = []
+
+    def network(classes):
+        models.append(MODELS["resnet8"](classes))
+        return models[-1]
+
+    *_, bar = chainer_rows.bars("@numpy")
+    bar = pickle.loads(pickle.dumps(bar))
+    run = bar.make(Task("resnet8", network, "@numpy", 2, 8))
+    run()
+    (model,) = models
+    assert {param.dtype.name for param in model.params() if param.ndim > 1} == {"float16"}
+    assert all(param.update_rule._use_fp32_update for param in model.params())
+
+
+@pytest.mark.gpu
+def test_plain_chainer_is_measured_on_the_gpu():
+    from benchmarks.bars.row_schedule import Timing, measure
+    from benchmarks.bars.row_statistics import row_of
+
+    bars = chainer_rows.bars("@cupy:0")
+    task = Task("resnet18", MODELS["resnet18"], "@cupy:0", 8, 64)
+    *_, results = measure(bars, task, Timing(2, 2, 300.0))
+    rows = [row_of(8, result, (), None) for result in results]
+    for row, bar in zip(rows, bars, strict=True):
+        print(row)
+        assert row.reason == bar.reason  # none, but where there is no cuDNN
+        assert row.reason or (row.median > 0 and row.peak > 8 * 3 * 64 * 64 * 2)
+    assert not rows[0].reason

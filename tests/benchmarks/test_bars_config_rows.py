@@ -1,0 +1,131 @@
+"""benchmarks.bars.config_rows and configured: rows are what the training script does with the configs."""
+
+import pickle
+
+import chainer
+import numpy as np
+import pytest
+
+from benchmarks import configured
+from benchmarks.bars import chainer_step
+from benchmarks.bars import config_rows as rows
+from benchmarks.bars.config_rows import ALL
+from benchmarks.bars.row_worker import Task
+from mixprec import config as configs
+from mixprec.training.updater import CapturedUpdater
+from models import MODELS
+
+TASK = Task("resnet8", MODELS["resnet8"], "@numpy", 4, 32)
+
+
+def _bars(specifier):
+    return {bar.name: bar for bar in rows.bars(specifier, arch="resnet50", batch=32, size=224)}
+
+
+def test_rows_and_their_levels():
+    assert [(bar.name, bar.group, bar.level, bar.dtype) for bar in _bars("@cupy:0").values()] == [
+        ("fp32.yaml", "config", "nchw", "float32"),
+        ("fp16.yaml", "config", "nchw", "float16"),
+        ("dali.yaml", "config", "nchw", "float16"),
+        ("nhwc_fused_batched.yaml", "config", "nhwc-fused", "float16"),
+        ("static_graph.yaml", "config", "nhwc-fused", "float16"),
+        ("static_graph.yaml, bfloat16", "precision", "nhwc-fused", "bfloat16"),
+        ("static_graph.yaml, float32", "precision", "nhwc-fused", "float32"),
+        ("static_graph.yaml, TF32", "precision", "nhwc-fused", "tf32"),
+        ("static_graph.yaml, layout nchw, no fusion", "ablation", "nchw", "float16"),
+        ("static_graph.yaml, no fusion", "ablation", "nhwc", "float16"),
+        ("static_graph.yaml, no batched update, no graph", "ablation", "nhwc-fused", "float16"),
+        ("static_graph.yaml, no graph", "ablation", "nhwc-fused", "float16"),
+        ("static_graph.yaml, no autotuning", "ablation", "nhwc-fused", "float16"),
+        ("static_graph.yaml, no loss scale", "ablation", "nhwc-fused", "float16"),
+        ("static_graph.yaml, second stream", "ablation", "nhwc-fused", "float16"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("specifier", "same"),
+    [
+        ("@cupy:0", [["fp16.yaml", "dali.yaml"], ["nhwc_fused_batched.yaml", "static_graph.yaml, no graph"]]),
+        (
+            "@numpy",
+            [
+                ["fp16.yaml", "dali.yaml"],
+                [
+                    *["nhwc_fused_batched.yaml", "static_graph.yaml", "static_graph.yaml, no graph"],
+                    *["static_graph.yaml, no autotuning", "static_graph.yaml, second stream"],
+                ],
+                ["static_graph.yaml, float32", "static_graph.yaml, TF32"],
+            ],
+        ),
+    ],
+)
+def test_what_differs_only_in_what_a_step_does_not_do_here_is_the_same(specifier, same):
+    groups = {}
+    for bar in _bars(specifier).values():
+        groups.setdefault(bar.key, []).append(bar.name)
+    assert [names for names in groups.values() if len(names) > 1] == same
+
+
+def test_the_talks_rows_switch_one_thing_on_after_the_other():
+    before = None
+    for name, changed in (
+        ("fp32.yaml", None),
+        ("fp16.yaml", {"precision", "loss_scale"}),
+        ("dali.yaml", set()),
+        ("nhwc_fused_batched.yaml", {"model", "update"}),
+        ("static_graph.yaml", {"capture"}),
+    ):
+        config = configured.load(name, arch="resnet50", batch=32, size=224)
+        assert config.data.format == "synthetic"
+        if before is not None:
+            sections = {part for part in vars(config) if getattr(config, part) != getattr(before, part)}
+            assert sections - {"data"} == changed
+        before = config
+
+
+@pytest.mark.parametrize("name", ["fp32.yaml", f"{ALL}, bfloat16", f"{ALL}, no batched update, no graph"])
+def test_a_step_trains(name, monkeypatch):
+    updaters = []
+
+    def updater_of(*arguments):
+        updaters.append(of(*arguments))
+        return updaters[-1]
+
+    of = configured.updater_of
+    monkeypatch.setattr(configured, "updater_of", updater_of)
+    bar = pickle.loads(pickle.dumps(_bars("@numpy")[name]))  # as on its way to a process
+    step = bar.make(TASK)
+    (updater,) = updaters
+    model = updater.get_optimizer("main").target
+    assert model.predictor.fc.b.size == 1000
+    assert model.predictor.conv1.W.dtype.name == bar.dtype
+    step()
+    weights = np.array(model.predictor.fc.W.array, np.float32)
+    for _ in range(2):
+        step()
+    assert updater.iteration == 3
+    assert np.any(np.array(model.predictor.fc.W.array, np.float32) != weights)
+
+
+def test_a_config_with_capture_hands_over_its_captured_step(monkeypatch):
+    seen = []
+    monkeypatch.setattr(rows, "step_of", lambda *arguments: seen.append(arguments))
+    _bars("@cupy:0")["static_graph.yaml"].make(TASK)
+    _bars("@cupy:0")["nhwc_fused_batched.yaml"].make(TASK)
+    assert chainer_step.step_of is not rows.step_of
+    (device, update, captured, forget), (_, _, none, _) = seen
+    assert device == chainer.get_device("@numpy")
+    assert isinstance(update.__self__, CapturedUpdater)
+    assert captured is update.__self__.step
+    assert callable(forget)
+    assert none is None
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnet50", "resnext50_32x4d"])
+def test_all_rows_can_be_loaded_in_small(arch):
+    assert rows.bars("@numpy", arch=arch, batch=8, size=64)
+
+
+def test_what_cannot_be_is_an_error_of_the_config():
+    with pytest.raises(configs.ConfigError, match=r"data\.size"):
+        configured.load("fp32.yaml", arch="resnet18", batch=8, size=4)
