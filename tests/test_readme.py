@@ -1,6 +1,6 @@
-"""The Python of README and docs/primitives.md runs as printed, and what they name exists."""
+"""The Python of README and of pages in docs runs as printed, and what they name exists."""
 
-import itertools
+import pathlib
 import re
 import subprocess
 import sys
@@ -9,26 +9,61 @@ import pytest
 
 from tests import ROOT
 
-README = (ROOT / "README.md").read_text()
 PRIMITIVES = (ROOT / "docs/primitives.md").read_text()
-BLOCKS = [re.findall(r"```python\n(.*?)```", page, re.DOTALL) for page in (README, PRIMITIVES)]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+RUN = ("README.md", "docs/getting-started.md", "docs/convert.md", "docs/primitives.md")
+BLOCKS = {page: re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL) for page in RUN}
+NUMBERED = [pytest.param(block, id=f"{page}-{i}") for page in RUN for i, block in enumerate(BLOCKS[page])]
+
+
+def _run(block, folder):
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_there_is_python_to_run():
-    assert all(BLOCKS)
+    assert all(BLOCKS.values())
 
 
-@pytest.mark.parametrize("block", list(itertools.chain(*BLOCKS)), ids=itertools.count())
+@pytest.mark.parametrize("block", NUMBERED)
 def test_python_runs_as_printed(block, tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, result.stderr
+    _run(block, tmp_path)
 
 
-def test_every_file_it_names_exists():
-    paths = re.findall(r"\b(?:benchmarks|configs|docs|scripts)/[\w.-]+\w", README)
-    for name in re.findall(r"\]\(([\w./-]+)\)", README) + paths:
+def test_the_three_gestures_train(tmp_path):
+    lines = _run(BLOCKS["README.md"][0], tmp_path).splitlines()
+    losses = [float(re.search(r"loss ([\d.]+),", line)[1]) for line in lines]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page):
+    here = (ROOT / page).parent
+    for name in re.findall(r"\]\(([^)\s]+)\)", _without_blocks(PAGES[page])):
+        if name.startswith("https://"):
+            continue
+        path, _, anchor = name.partition("#")
+        target = pathlib.Path(here, path) if path else ROOT / page
+        assert target.exists(), name
+        if anchor:
+            assert anchor in _anchors(target.read_text()), name
+
+
+def test_every_page_is_in_the_reading_order():
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", PAGES["docs/README.md"]))
+    assert linked == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
+def test_every_file_it_names_exists(page):
+    for name in re.findall(r"\b(?:benchmarks|configs|docs|scripts)/[\w.-]+\w", PAGES[page]):
         assert (ROOT / name).exists(), name
 
 
@@ -38,7 +73,24 @@ def test_every_file_that_the_primitives_name_exists():
         assert (ROOT / name).exists() or (ROOT / "mixprec" / name).exists(), name
 
 
-def test_every_make_target_it_names_exists():
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/tests.md"])
+def test_every_make_target_it_names_exists(page):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for name in re.findall(r"\bmake ([\w-]+)`", README):
+    for name in re.findall(r"\bmake ([\w-]+)`", PAGES[page]):
         assert name in targets
+
+
+def test_pages_are_in_plain_words():
+    for page, text in PAGES.items():
+        assert not re.findall(r"\b(?:nobody|somebody|whoever)\b", text, re.IGNORECASE), page
+
+
+def _without_blocks(text):
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def _anchors(text):
+    """The anchors that GitHub gives to the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", _without_blocks(text), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}

@@ -24,24 +24,24 @@ _NO_GPU = """
 the speed of a GPU.
 """
 _GOALS = """
-Every batch size is 32, 64, 128 and 256. A number is that of the newest run that has the rows for it: the one with
-everything on, plain Chainer if it is compared with that, all rows of PyTorch if it is compared with them. Rows without
-one thing are not our best. A goal is open as long as a number of it is not measured, and that about PyTorch as long as
-one of PyTorch's rows is not.
+Every batch size is 32, 64, 128 and 256. A number is that of the newest run that has the rows for it. These are the
+row with everything on, plain Chainer if the goal compares with that, and all rows of PyTorch if it compares with
+them. Rows without one thing are not our best. A goal is open as long as a number of it is not measured, and that
+about PyTorch as long as one of PyTorch's rows is not.
 
-The highest public figure for this GPU is 7,950 images/s at batch 400, by MLPerf Training v4.0: for each of 8 GPUs, with
-real JPEGs, and with gradients summed over all of them. A run on one GPU with synthetic data is easier.
+The highest public figure for this GPU is 7,950 images/s at batch 400, by MLPerf Training v4.0. That is for each of 8
+GPUs, with real JPEGs, and with gradients summed over all of them. A run on one GPU with synthetic data is easier.
 """
 _COUNTS = """
-A step of ResNet-50 with 224x224 pixels on a stand-in for the device, which computes nothing and notes what is asked of
-it. A launch is a kernel, a copy, an execution of cuDNN or a function of arrays, outside of graphs. The numbers are
-exact for what mixprec asks of a device. Where functions of Chainer remain, their launches are not known: neither rows
-of layout nchw nor that of the update of each parameter are counted, and plain Chainer is not in the table. They cannot
+A step of ResNet-50 with 224x224 pixels on a null device, which computes nothing and records every request. A launch
+is a kernel, a copy, an execution of cuDNN or a function of arrays, outside of graphs. The numbers are exact for
+mixprec's own requests. Where functions of Chainer remain, their launches are not known. So neither rows of layout
+nchw nor that of the update of each parameter are counted, and plain Chainer is not in the table. The numbers cannot
 be compared with the column "launches" of a GPU, where CUPTI counts kernels and graphs: copies are not in it, and an
 execution of cuDNN may be several kernels.
 
-The numbers are those of the commit below. Up to commit e26dc0c the stand-in ordered results as NumPy does, and left out
-conversions of layout that CuPy makes necessary. `python scripts/benchmark.py step` counts for this checkout.
+The numbers are those of the commit below. Up to commit e26dc0c the null device ordered results as NumPy does, and
+left out conversions of layout that CuPy makes necessary. `python scripts/benchmark.py step` counts for this checkout.
 
 """
 _COLUMNS = """\
@@ -49,16 +49,18 @@ _COLUMNS = """\
   the rows alternate, so that a drift of the machine hits all of them alike.
 - **ms a step**: median; **host ms**: until the call of a step returns, with nothing in the queue of the device.
 - **ratio**: over plain Chainer in FP32, on a GPU with cuDNN: median over the turns.
-- **launches**, **syncs**: kernels and graphs that the host launches, and how often it waits for the device, in a step.
+- **launches**, **syncs**: kernels and graphs that the host launches, and how often it waits for the device, in a
+  step.
 - **peak MB**: memory that a step needs, parameters included; on a CPU the most that the process ever had.
-- **roofline**: share of the images/s that the machine would allow at this level of fusion, if each kernel moved its
-  arrays through memory once, as fast as a copy, or computed, as fast as a large matrix product, whichever takes longer;
-  on a GPU at 70 % of that product, which convolutions reach, and with a microsecond between kernels. Copy and product
-  are measured in the same run. Rows without fusion have a lower roof: a high share does not mean that a row is fast.
+- **roofline**: share of the images/s that the machine would allow at this level of fusion. There each kernel moves
+  its arrays through memory once, as fast as a copy, or computes, as fast as a large matrix product; the longer time
+  counts. On a GPU it computes at 70 % of that product, which convolutions reach, and a microsecond passes between
+  kernels. Copy and product are measured in the same run. Rows without fusion have a lower roof: a high share does not
+  mean that a row is fast.
 - **over plain FP32** is the ratio of our best row; **ours / PyTorch** is of the two medians beside it.
 - An empty cell was not measured or does not apply.
-- Of runs of the same rows of a network in the same batches on a machine, the newest that has come to its end is here. A
-  run of some rows or batch sizes does not take the place of one of all.
+- Of runs of the same rows of a network in the same batches on a machine, the newest that has come to its end is here.
+  A run of some rows or batch sizes does not take the place of one of all.
 """
 _AGAIN = """\
 ```
