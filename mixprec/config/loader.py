@@ -29,7 +29,7 @@ def load(path, overrides=(), choices=None, *, say=announce):
     of the inheriting file win one by one; lists are replaced as a whole. ``overrides`` win over all files. Every value
     of every file is checked, also one that is overridden.
 
-    A key may have the name that it had in an earlier version, and may be one that is no key any more. A warning, once
+    A key may have the name that it had in an earlier version, and may be one that is no longer a key. A warning, once
     for each place, says so.
 
     Args:
@@ -117,7 +117,7 @@ def _override(override, known, say):
         raise ConfigError(_SET, f"{shown(override)} has no '='; allowed: SECTION.KEY=VALUE")
     if switch_of(name, known):
         return _switched(read_value(name, text, _SET), known)
-    if name not in {*known, *_FORMER_NAMES, *Config.GONE}:
+    if name not in {*known, *_FORMER_NAMES, *Config.CONSTANTS}:
         raise _unknown_key(name, _SET, known)
     settings = {}
     _take(settings, name, read_value(name, text, _SET), known, say)
@@ -126,10 +126,10 @@ def _override(override, known, say):
 
 def _take(settings, name, entry, known, say):
     """Puts the value of a key into ``settings`` by the key's name of today, which may not be the one in the file."""
-    if name in Config.GONE:
-        value, constant = entry.value(), Config.GONE[name]
+    if name in Config.CONSTANTS:
+        value, constant = entry.value(), Config.CONSTANTS[name]
         effect = "" if value == constant else f"{shown(value)} has no effect: "
-        say("%s: %s is no key any more; %sit is always %s", one_line(entry.where), name, effect, shown(constant))
+        say("%s: %s is no longer a key; %sit is always %s", one_line(entry.where), name, effect, shown(constant))
         return
     today = _FORMER_NAMES.get(name, name)
     if today not in known:

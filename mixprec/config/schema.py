@@ -28,7 +28,7 @@ class Config:
     log: Log
 
     # Keys of earlier versions that are constants now, and their values.
-    GONE: ClassVar = {
+    CONSTANTS: ClassVar = {
         "model.conv_statistics": None,
         "data.hw_decoder_load": 0.65,
         "data.preallocate": True,

@@ -71,7 +71,7 @@ def reference():
     parts += ["## Combinations", "", *(f"- {rule.text}" for rule in Config.RULES), ""]
     parts += ["## Names of earlier versions", "", "| Then | Now |", "|---|---|"]
     parts += [f"| `{then}` | `{now}` |" for then, now in former_names(Config).items()]
-    parts += [f"| `{name}` | always `{_scalar(value)}` |" for name, value in Config.GONE.items()]
+    parts += [f"| `{name}` | always `{_scalar(value)}` |" for name, value in Config.CONSTANTS.items()]
     return "\n".join(parts) + "\n"
 
 

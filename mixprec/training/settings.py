@@ -88,7 +88,7 @@ def compare(path, config):
     if then is None:
         return []
     # A key that is a constant now differs if the snapshot has another value.
-    now = configs.flat(config) | {key: value for key, value in configs.Config.GONE.items() if key in then}
+    now = configs.flat(config) | {key: value for key, value in configs.Config.CONSTANTS.items() if key in then}
     different = {key: (then.get(key), now.get(key)) for key in {**now, **then} if then.get(key) != now.get(key)}
     lines = []
     for key, (old, new) in different.items():

@@ -152,7 +152,7 @@ def _rename(random, text):
     """A section or key that is spelled in another way, has the name of an earlier version, or is another one."""
     name = random.choice([*sections(Config), *(key.partition(".")[2] for key in KEYS)])
     aliases = [alias for key in KEYS.values() for alias in key.aliases]
-    former = [name.partition(".")[2] for name in (*former_names(Config), *Config.GONE)]
+    former = [name.partition(".")[2] for name in (*former_names(Config), *Config.CONSTANTS)]
     other = random.choice(
         (name.upper(), name[:-1], name + name[-1:], random.choice(aliases + former), "x" * 3000, '"\\n\\e"', "base")
     )

@@ -55,7 +55,7 @@ def line_of(path, key):
 def test_each_former_name_has_values_here():
     assert VALUES.keys() == FORMER.keys()
     assert not FORMER.keys() & keys(Config).keys()
-    assert not Config.GONE.keys() & (keys(Config).keys() | FORMER.keys())
+    assert not Config.CONSTANTS.keys() & (keys(Config).keys() | FORMER.keys())
 
 
 @pytest.mark.parametrize("former", FORMER)
@@ -111,16 +111,16 @@ def test_a_bad_value_by_a_former_name_is_refused_by_the_name_of_today():
         load("c.yaml", ["loss_scale.init=3"])
 
 
-@pytest.mark.parametrize(("name", "constant"), Config.GONE.items())
+@pytest.mark.parametrize(("name", "constant"), Config.CONSTANTS.items())
 def test_a_key_that_is_a_constant_now_changes_nothing_and_one_line_says_so(caplog, name, constant):
     written = {None: "null", True: "true"}.get(constant, str(constant))
     write("d.yaml", **{name: constant})
     plain = load("c.yaml")
     assert load("d.yaml") == load("d.yaml") == plain
     line = line_of("d.yaml", name.partition(".")[2])
-    assert caplog.messages == [f"d.yaml:{line}: {name} is no key any more; it is always {written}"]
+    assert caplog.messages == [f"d.yaml:{line}: {name} is no longer a key; it is always {written}"]
     assert load("c.yaml", [f"{name}=5"]) == plain
-    assert caplog.messages[1:] == [f"--set: {name} is no key any more; 5 has no effect: it is always {written}"]
+    assert caplog.messages[1:] == [f"--set: {name} is no longer a key; 5 has no effect: it is always {written}"]
 
 
 @pytest.mark.parametrize(("other", "value"), [("channels_last", "nhwc"), ("contiguous", "nchw")])
@@ -147,5 +147,5 @@ def test_values_that_an_earlier_version_has_written_are_had_by_the_names_of_toda
 def test_a_proposal_is_a_name_of_today():
     for name, key in keys(Config).items():
         section = name.partition(".")[0]
-        assert not {f"{section}.{alias}" for alias in key.aliases} & {*FORMER, *Config.GONE, *keys(Config)}
+        assert not {f"{section}.{alias}" for alias in key.aliases} & {*FORMER, *Config.CONSTANTS, *keys(Config)}
         assert dataclasses.is_dataclass(sections(Config)[section])

@@ -63,8 +63,8 @@ def test_the_resolved_config_means_what_it_meant(folder, caplog):
     messages = caplog.messages.copy()
     (folder / "c.yaml").write_text(CONFIG)
     assert config == configs.load(folder / "c.yaml")
-    assert len(messages) == len({*FORMER, *configs.Config.GONE} - {"model.conv_statistics"})
-    assert all(" is called " in message or "no key any more; it is always " in message for message in messages)
+    assert len(messages) == len({*FORMER, *configs.Config.CONSTANTS} - {"model.conv_statistics"})
+    assert all(" is called " in message or "no longer a key; it is always " in message for message in messages)
     assert (config.loss_scale.growth_interval, config.training.accumulation_steps) == (3, 2)
     assert (config.optimizer.base_batch_size, config.capture.dynamic_shapes) == (4, "eager")
     assert config.cudnn.allow_tf32
@@ -135,7 +135,7 @@ def test_settings_by_their_former_names_have_not_changed(folder):
     old_names = {today: former for former, today in FORMER.items()}
     values = {old_names.get(key, key): value for key, value in json.loads(content[name].tobytes()).items()}
     for warmup, told in ((3, []), (5, ["changed: capture.warmup 5 -> 3"])):
-        old = values | configs.Config.GONE | {"capture.warmup": warmup}
+        old = values | configs.Config.CONSTANTS | {"capture.warmup": warmup}
         np.savez(newest, **content | {name: np.frombuffer(json.dumps(old).encode(), np.uint8)})
         resumed = resume()
         assert resumed.returncode == 0, resumed.stderr
