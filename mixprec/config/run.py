@@ -37,6 +37,12 @@ class Model:
         "null does it there.",
         None,
     )
+    conv_statistics: bool | None = key(
+        "Let a GPU take the sums of a batch normalization's statistics inside the convolution before it, where "
+        "cudnn.autotune measures that to be faster. Only with memory_format nhwc; null does it where batch "
+        "normalizations are fused.",
+        None,
+    )
     zero_init_residual: bool = key(
         "The scale of the last batch normalization of each residual block starts at 0, so that the block starts as the "
         "identity (Goyal et al. 2017). Only for architectures that have it.",

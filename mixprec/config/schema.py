@@ -29,7 +29,6 @@ class Config:
 
     # Keys of earlier versions that are constants now, and their values.
     CONSTANTS: ClassVar = {
-        "model.conv_statistics": None,
         "data.hw_decoder_load": 0.65,
         "data.preallocate": True,
         "data.decoded_cache_mib": 0,
@@ -46,6 +45,11 @@ class Config:
             ("model.memory_format", "model.fuse"),
             "model.fuse only with model.memory_format nhwc",
             lambda config: config.model.memory_format == "nhwc" or not config.model.fuses,
+        ),
+        Rule(
+            ("model.memory_format", "model.conv_statistics"),
+            "model.conv_statistics only with model.memory_format nhwc",
+            lambda config: config.model.memory_format == "nhwc" or not config.model.conv_statistics,
         ),
         Rule(
             ("precision.compute", "model.memory_format"),

@@ -53,6 +53,7 @@ def build_model(config, network, device):
         compute=config.precision.compute,
         layout=config.model.memory_format,
         fuse=config.model.fuse,
+        conv_statistics=config.model.conv_statistics,
     )
     model.to_device(device)
     return model, report

@@ -73,6 +73,7 @@ def test_defaults_are_those_of_the_design(write):
             "classes": 10,
             "memory_format": "nhwc",
             "fuse": None,
+            "conv_statistics": None,
             "zero_init_residual": False,
         },
         "precision": {"compute": "float16"},

@@ -112,6 +112,7 @@ def _another(key, value):
     special = {
         "model.arch": "other",
         "model.fuse": "false",
+        "model.conv_statistics": "false",
         "optimizer.name": "MomentumSGD",
         "optimizer.momentum": 0.8,
         "optimizer.trust_coefficient": None,
