@@ -22,8 +22,7 @@ LEAVE = object()  # returned by a patch: the attribute stays as it is, since not
 MISSING = object()  # handed to a patch: there is no such attribute yet
 
 _patches = []  # all, in the order of their declaration
-_originals = {}  # place -> what was there before the first patch, MISSING if nothing was
-_layers = {}  # place -> its patches, the last one outermost
+_layers = {}  # place -> [(patch, what was there before it, or MISSING)], the last one outermost
 _lock = threading.RLock()
 
 
@@ -81,11 +80,9 @@ class Patch:
     def undo(self):
         """Takes this patch off all attributes that have it; those of other patches stay on them."""
         with _lock:
-            for place in [place for place, patches in _layers.items() if self in patches]:
-                others = [patch for patch in _layers.pop(place) if patch is not self]
-                place.set(_originals.pop(place))
-                for patch in others:
-                    patch._put(place)
+            for place, patches in _all_layers():
+                if self in patches:
+                    self._take_off(place, patches.index(self))
             self.is_applied = False
 
     @contextlib.contextmanager
@@ -106,14 +103,21 @@ class Patch:
         return [name for target in self.targets if "*" not in target for name in expanded(target)]
 
     def _put(self, place):
-        if self in _layers.get(place, ()):
+        layers = _layers.get(place, [])
+        if any(patch is self for patch, _ in layers):
             return
         replacement = self.make(place.value())
-        if replacement is LEAVE:
-            return
-        _originals.setdefault(place, place.own())
-        _layers.setdefault(place, []).append(self)
-        place.set(replacement)
+        if replacement is not LEAVE:
+            _layers[place] = [*layers, (self, place.own())]
+            place.set(replacement)
+
+    def _take_off(self, place, index):
+        layers = _layers.pop(place)
+        if index:
+            _layers[place] = layers[:index]
+        place.set(layers[index][1])
+        for above, _ in layers[index + 1 :]:
+            above._put(place)
 
 
 def patch(*targets, when):
@@ -135,13 +139,17 @@ def replaced():
 
     The owner is a module, a class or a function; for a module that is replaced it is ``None``.
     """
-    return {(getattr(place, "owner", None), place.name): tuple(found) for place, found in _layers.items()}
+    return {(getattr(place, "owner", None), place.name): patches for place, patches in _all_layers()}
 
 
 def undo():
     """Takes back all patches: every library is as it was imported, and converted models do not run any more."""
     for each in reversed(_patches):
         each.undo()
+
+
+def _all_layers():
+    return [(place, tuple(patch for patch, _ in layers)) for place, layers in _layers.items()]
 
 
 def first_line(function):
