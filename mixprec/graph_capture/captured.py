@@ -5,6 +5,8 @@ step.
 """
 
 import collections
+from collections.abc import Callable
+from typing import Any, Literal
 
 import chainer
 
@@ -13,6 +15,7 @@ from mixprec.announcements import announce
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
 from mixprec.graph_capture.called_links import array_of
+from mixprec.graph_capture.capturable import Capturable
 from mixprec.graph_capture.captured_evaluation import Evaluation
 from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.graph_step import TrainingStep
@@ -26,15 +29,15 @@ _CONFIG = ("train", "enable_backprop", "dtype", "use_cudnn", "cudnn_deterministi
 
 
 def capture(
-    optimizer,
-    lossfun=None,
+    optimizer: MixedPrecisionOptimizer,
+    lossfun: Callable[..., Any] | None = None,
     *,
-    warmup=3,
-    graphs=4,
-    other_shapes="capture",
-    required=False,
-    second_stream=False,
-):
+    warmup: int = 3,
+    graphs: int = 4,
+    other_shapes: Literal["capture", "eager"] = "capture",
+    required: bool = False,
+    second_stream: bool = False,
+) -> "Captured":
     """Returns a function that runs training steps, on a CUDA device each by one launch of a CUDA graph.
 
     ``loss = step(x, t)`` does what ``optimizer.update(lossfun, x, t)`` does. On NumPy it is that. On a device the first
@@ -66,6 +69,8 @@ def capture(
         ValueError: another argument is out of its range.
 
     Example:
+        >>> import chainer, chainer.links as L, numpy as np
+        >>> import mixprec
         >>> model = L.Classifier(L.Linear(4, 3))
         >>> report = mixprec.convert(model)
         >>> sgd = chainer.optimizers.MomentumSGD(lr=0.1)
@@ -87,7 +92,14 @@ def capture(
     return Captured(step, warmup=warmup, graphs=graphs, other_shapes=other_shapes, required=required)
 
 
-def capture_evaluation(model, *, warmup=3, graphs=4, other_shapes="capture", required=False):
+def capture_evaluation(
+    model: chainer.Link,
+    *,
+    warmup: int = 3,
+    graphs: int = 4,
+    other_shapes: Literal["capture", "eager"] = "capture",
+    required: bool = False,
+) -> "Captured":
     """Returns a function that calls a model to evaluate it, on a CUDA device each time by one launch of a CUDA graph.
 
     ``evaluate(x, t)`` does what ``model(x, t)`` does with ``chainer.config.train`` off and without backprop, and
@@ -133,7 +145,15 @@ class Captured:
         ValueError: another argument is out of its range.
     """
 
-    def __init__(self, capturable, *, warmup, graphs, other_shapes, required):
+    def __init__(
+        self,
+        capturable: Capturable,
+        *,
+        warmup: int,
+        graphs: int,
+        other_shapes: Literal["capture", "eager"],
+        required: bool,
+    ) -> None:
         self._capturable, self._name = capturable, capturable.name
         self._warmup = arguments.whole("warmup", warmup, 2)
         self._graphs = arguments.whole("graphs", graphs, 1)
@@ -141,10 +161,10 @@ class Captured:
         self._required = arguments.flag("required", required)
         self._specializations = collections.OrderedDict()  # by key, the one that was called last at the end
         self._first_key = None  # with other_shapes="eager": of the only specialization
-        self.why_not = None
-        self.replays = 0
+        self.why_not: str | None = None
+        self.replays: int = 0
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Does the work once.
 
         Args:
@@ -179,7 +199,7 @@ class Captured:
             self._give_up(specialization.failure)
         return result
 
-    def reset(self):
+    def reset(self) -> None:
         """Drops all graphs; to be called when code or numbers that a graph has frozen have changed.
 
         The next calls are eager, and capture another graph, also if nothing could be captured before.
@@ -189,7 +209,7 @@ class Captured:
         self._specializations.clear()
         self.why_not = self._first_key = None
 
-    def report(self):
+    def report(self) -> str:
         """Returns what is captured, and why something is not, as text."""
         lines = [] if self.why_not is None else [f"{self._name} is not captured: {self.why_not}"]
         for each in self._specializations.values():
