@@ -7,7 +7,7 @@ import chainer
 from mixprec.compat import multi_node
 from mixprec.dtypes import is_half
 from mixprec.master_arrays import OWNER
-from mixprec.optimizer import statistics
+from mixprec.optimizer import running_statistics
 
 
 def install():
@@ -44,7 +44,7 @@ def install():
 
         if isinstance(serializer, chainer.Deserializer):
             original(self, _Loading(through_master))
-            statistics.loaded(self)
+            running_statistics.loaded(self)
         else:
             original(self, _Saving(through_master))
 

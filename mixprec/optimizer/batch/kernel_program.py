@@ -13,32 +13,32 @@ _SHARED = ("words.cuh", "philox.cuh")  # with the kernels of the primitives
 _FILES = ("common.cuh", None, "elements.cuh", "check.cu", "update.cu")  # None: the programs
 
 
-class Program:
+class KernelProgram:
     """The code of an update rule and its hooks.
 
     Args:
         entry: :class:`~mixprec.optimizer.batch.entries.Entry`; others with the same :meth:`key` have the same program.
 
     Attributes:
-        norms: who wants norms, in the order in which they have to be found: ``"each"`` or ``"all"``.
+        norms: the norms that hooks and rule want, in the order in which they have to be found: ``"each"`` or ``"all"``.
         passes: number of launches of ``check`` that a parameter with this program takes part in.
     """
 
     def __init__(self, entry):
-        self._expression = entry.expression
-        self._hooks = [(hook.fold, hook.counted) for hook in entry.hooks]
-        rule_norms = self._expression is not None and bool(self._expression.norms or self._expression.step)
-        self.norms = [fold.norms for fold, _ in self._hooks if fold.norms] + ["each"] * rule_norms
+        self._formula = entry.formula
+        self._hooks = [(hook.formula, hook.counted) for hook in entry.hooks]
+        rule_norms = self._formula is not None and bool(self._formula.norms or self._formula.step)
+        self.norms = [hook.norms for hook, _ in self._hooks if hook.norms] + ["each"] * rule_norms
         self._ends_with_norms = bool(self._hooks and self._hooks[-1][0].norms and not rule_norms)
-        known = rule_norms or self._ends_with_norms or self._expression is None
+        known = rule_norms or self._ends_with_norms or self._formula is None
         self.passes = max(len(self.norms) + (0 if known else 1), 1) if self.norms else 1
-        if self._expression is not None and len(self._expression.states) > MAX_STATES:
-            raise ValueError(f"{len(self._expression.states)} states; the kernels know {MAX_STATES} at most")
+        if self._formula is not None and len(self._formula.states) > MAX_STATES:
+            raise ValueError(f"{len(self._formula.states)} states; the kernels know {MAX_STATES} at most")
 
     @staticmethod
     def key(entry):
         """Returns what entries with the same program have in common, while they live."""
-        return id(entry.expression), tuple((id(hook.fold), hook.counted) for hook in entry.hooks)
+        return id(entry.formula), tuple((id(hook.formula), hook.counted) for hook in entry.hooks)
 
     @property
     def numbers(self):
@@ -46,22 +46,22 @@ class Program:
         return sum(len(owner.numbers) for owner in self._owners())
 
     def _owners(self):
-        return [fold for fold, _ in self._hooks] + [self._expression] * (self._expression is not None)
+        return [hook for hook, _ in self._hooks] + [self._formula] * (self._formula is not None)
 
     def code(self, index):
         """Returns the text of ``Program<index>``."""
-        expression = self._expression
-        hook_numbers = sum(len(fold.numbers) for fold, _ in self._hooks)
-        texts = [fold.device for fold, _ in self._hooks]
+        formula = self._formula
+        hook_numbers = sum(len(hook.numbers) for hook, _ in self._hooks)
+        texts = [hook.device for hook, _ in self._hooks]
         constants = {
-            "STATES": len(expression.states) if expression else 0,
+            "STATES": len(formula.states) if formula else 0,
             "NUMBERS": self.numbers,
             "HOOK_NUMBERS": hook_numbers,
             "POINTS": len(self.norms),
             "PASSES": self.passes,
-            "NOISES": sum(fold.noise for fold, _ in self._hooks),
-            "UPDATES": int(expression is not None),
-            "STEPS": int(expression is not None and bool(expression.step)),
+            "NOISES": sum(hook.noise for hook, _ in self._hooks),
+            "UPDATES": int(formula is not None),
+            "STEPS": int(formula is not None and bool(formula.step)),
             "ENDS_WITH_NORMS": int(self._ends_with_norms),
             "LOOKS_AT_PARAM": int("each" in self.norms or any(uses(text, "param") for text in texts)),
         }
@@ -69,11 +69,11 @@ class Program:
         lines += [f"static constexpr int {name} = {value};" for name, value in constants.items()]
         lines += [*self._number(), *self._hooks_code()]
         if self._ends_with_norms:
-            fold = self._hooks[-1][0]
-            first = hook_numbers - len(fold.numbers)
+            hook = self._hooks[-1][0]
+            first = hook_numbers - len(hook.numbers)
             arguments = "const float* numbers_, const Norms& norms_, float param, float& grad"
-            lines += [_function("void last_hook", arguments), *_block(fold, first, _norms("norms_")), "}"]
-        if expression is not None:
+            lines += [_function("void last_hook", arguments), *_block(hook, first, _norms("norms_")), "}"]
+        if formula is not None:
             lines += self._rule(hook_numbers)
         return "\n".join([*lines, "};"])
 
@@ -106,36 +106,36 @@ class Program:
         )
         yield _function("void hooks", arguments)
         number = point = noise = 0
-        for fold, _ in self._hooks:
+        for hook, _ in self._hooks:
             given = {}
-            if fold.norms:
+            if hook.norms:
                 yield f"if (points_ <= {point}) return;"
                 given |= _norms(f"norms_[{point}]")
                 point += 1
-            if fold.noise:
+            if hook.noise:
                 given["noise"] = f"noise_[{noise}]"
                 noise += 1
-            yield from _block(fold, number, given)
-            number += len(fold.numbers)
+            yield from _block(hook, number, given)
+            number += len(hook.numbers)
         yield "}"
 
     def _rule(self, first):
-        expression = self._expression
+        formula = self._formula
         given = {}
-        if expression.norms or expression.step:
-            given = _norms(f"norms_[{len(self.norms) - 1}]", "step_norm" if expression.step else "grad_norm")
+        if formula.norms or formula.step:
+            given = _norms(f"norms_[{len(self.norms) - 1}]", "step_norm" if formula.step else "grad_norm")
         arguments = "const float* numbers_, const Norms* norms_, float& param, float grad, float* states_"
         yield _function("void rule", arguments)
-        yield from _block(expression, first, given, f"{expression.step}\n{expression.device}", expression.states)
+        yield from _block(formula, first, given, f"{formula.step}\n{formula.device}", formula.states)
         yield "}"
-        if expression.step:
+        if formula.step:
             yield _function("float step", "const float* numbers_, float param, float grad, float* states_")
-            yield from _block(expression, first, {}, f"{expression.step}\nreturn step;", expression.states)
+            yield from _block(formula, first, {}, f"{formula.step}\nreturn step;", formula.states)
             yield "}"
 
 
 def source_of(programs, threads, chunk):
-    """Returns the CUDA source for a tuple of :class:`Program`.
+    """Returns the CUDA source for a tuple of :class:`KernelProgram`.
 
     Args:
         programs: the programs of the parameters.

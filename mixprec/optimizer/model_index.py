@@ -1,15 +1,85 @@
-"""Whether anything that a plan for the batched update was made of has changed since."""
+"""The links and parameters of a model, and whether any has changed since the last step.
+
+Each step asks before it begins. In most of them nothing has changed: :class:`ModelIndex` then spares a walk through the
+model, and :class:`Changes` a new plan.
+"""
 
 import itertools
 import operator
 
+import chainer
+from chainer import ChainList, Link
+
+_WALKS = ("params", "namedparams", "links", "children")
+_CHAINERS = [{getattr(kind, name) for kind in (Link, chainer.Chain, ChainList)} for name in _WALKS]
 _UPDATE_RULE, _DATA = operator.attrgetter("update_rule"), operator.attrgetter("_data")
-_NOTE, _GRAD, _GRAD_VAR = (operator.attrgetter(name) for name in ("_loss_scale", "_grad", "_grad_var"))
+_SCALE, _GRAD, _GRAD_VAR = (operator.attrgetter(name) for name in ("_loss_scale", "_grad", "_grad_var"))
 _ENABLED, _HYPERPARAM, _STATE = (operator.attrgetter(name) for name in ("enabled", "hyperparam", "_state"))
 
 
+class ModelIndex:
+    """What ``model.links()`` and ``model.namedparams()`` give, walked anew only if it may be something else by now.
+
+    A walk through a ResNet-50 takes as long as the whole batched update of its parameters on the host. What such a walk
+    looks at are the registered names of every link and what is behind them; whether these are the same is asked in a
+    fraction of that time. A link with a walk of its own (a user's ``namedparams``) is walked every time.
+
+    Args:
+        model: the link.
+
+    Attributes:
+        namedparams: ``[(name, parameter)]`` of the model at the last :meth:`refresh`, uninitialized ones among them, a
+            shared one as often as Chainer would give it.
+        params: the parameters of :attr:`namedparams`.
+        links: the links of the model at that time, itself among them; a new list if they were walked anew.
+    """
+
+    def __init__(self, model):
+        self._model = model
+        self._walk()
+
+    def refresh(self):
+        """Looks whether parameters were added, removed or replaced; returns whether they were. Called at every step."""
+        if self._unchanged():
+            return False
+        before = self.params
+        self._walk()
+        return len(before) != len(self.params) or not all(map(operator.is_, before, self.params))
+
+    def _unchanged(self):
+        return (
+            not self._walks_its_own_way
+            and self._names == self._names_before
+            and all(map(operator.is_, map(dict.get, self._attributes, self._attribute_names), self._values))
+        )
+
+    def _walk(self):
+        self.links = list(self._model.links())
+        self.namedparams = list(self._model.namedparams())
+        self.params = [param for _, param in self.namedparams]
+        self._walks_its_own_way = any(
+            getattr(type(link), name) not in known
+            for link in self.links
+            for name, known in zip(_WALKS, _CHAINERS, strict=True)
+        )
+        self._names, self._attributes, self._attribute_names = [], [], []
+        for link in self.links:
+            by_name = set(link._params)
+            self._names.append(link._params)
+            if (children := getattr(link, "_children", None)) is not None:
+                self._names.append(children)
+                if not isinstance(link, ChainList):
+                    by_name |= children
+            self._attributes += [link.__dict__] * len(by_name)
+            self._attribute_names += by_name
+        self._names_before = [names.copy() for names in self._names]
+        self._values = [values[name] for values, name in zip(self._attributes, self._attribute_names, strict=True)]
+
+
 class Changes:
-    """Sees another array behind a parameter, a new rule, a hook, a hyperparameter of one rule, a state that was loaded.
+    """Sees whether anything that a plan was made of has changed since; made with the plan, and asked at every step.
+
+    That is another array behind a parameter, a new rule, a hook, a hyperparameter of one rule, a state that was loaded.
 
     It looks at every parameter in every step, and therefore by iterators that run without bytecode and make few objects
     for the garbage collector. Numbers that rules share with the optimizer are none of its business: they may change
@@ -23,9 +93,6 @@ class Changes:
 
     Attributes:
         params: the parameters of the model, uninitialized ones among them.
-        notes: what :mod:`~mixprec.optimizer.scaled_loss` has noted on each of them when :meth:`look` looked last;
-            nothing after a step, as they hold the loss scale of that step.
-        gradients: their gradients at that time, an array or ``None``; nothing after a step.
     """
 
     def __init__(self, optimizer, masters, entries):
@@ -42,9 +109,9 @@ class Changes:
         updated = [entry for entry in entries if entry.rule is not None]
         states = [(entry.rule, name) for entry in updated for name in entry.rule.state or ()]
         self._rules_of_states, self._state_names = [rule for rule, _ in states], [name for _, name in states]
-        kept = [(vars(entry.rule), name) for entry in updated for name in entry.expression.kept(entry.rule)]
+        kept = [(vars(entry.rule), name) for entry in updated for name in entry.formula.kept(entry.rule)]
         self._kept, self._kept_names = [values for values, _ in kept], [name for _, name in kept]
-        own = [(vars(entry.rule), name) for entry in updated for name in entry.expression.hyperparameters]
+        own = [(vars(entry.rule), name) for entry in updated for name in entry.formula.hyperparameters]
         own = [(values, name) for values, name in own if name not in values]
         self._own, self._own_names = [values for values, _ in own], [name for _, name in own]
         self.expect()
@@ -66,19 +133,23 @@ class Changes:
         )
 
     def look(self):
-        """Looks at what a step needs of each parameter."""
-        self.notes = list(map(_NOTE, self.params))
-        self.gradients = list(map(_GRAD, self.params))
+        """Looks at what a step needs of each parameter.
+
+        Returns:
+            ``scales, gradients``: by what each gradient is scaled (:mod:`~mixprec.optimizer.grad_scales`), and the
+            gradient, an array or ``None``; lists in the order of :attr:`params`.
+        """
+        scales, gradients = list(map(_SCALE, self.params)), list(map(_GRAD, self.params))
         if any(map(operator.is_not, map(_GRAD_VAR, self.params), itertools.repeat(None))):  # that of a backward pass
-            self.gradients = [param.grad for param in self.params]
+            gradients = [param.grad for param in self.params]
+        return scales, gradients
 
     def expect(self):
         """Takes the attributes that rules compute with as they are now, after a step."""
         self._kept_before = list(map(dict.get, self._kept, self._kept_names))
-        self.notes = self.gradients = ()
 
     def _same_params(self, namedparams):
-        """Whether there are the same parameters under the same names, whoever has refreshed the structure meanwhile."""
+        """Whether there are the same parameters under the same names, also if the index was refreshed meanwhile."""
         before = self._namedparams
         return namedparams is before or (
             len(namedparams) == len(before)
@@ -97,7 +168,7 @@ class Changes:
         arrays, states = self._held()
         try:
             return all(map(operator.is_, arrays, self._arrays)) and all(map(operator.is_, states, self._states))
-        except TypeError:  # somebody has taken the state away from a rule
+        except TypeError:  # the user has taken the state away from a rule
             return False
 
     def _held(self):

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mixprec.optimizer.structure import Structure
+from mixprec.optimizer.model_index import ModelIndex
 from tests.circles import tries
 
 
@@ -209,7 +209,7 @@ def sequential_in_sequential(m):
 def test_a_change_is_seen(change):
     """Once; afterwards all is as it was again."""
     model = _nested()
-    structure = Structure(model)
+    structure = ModelIndex(model)
     assert_same(structure, model)
     assert not structure.refresh()
     before = list(structure.params)
@@ -227,7 +227,7 @@ def test_a_change_is_seen(change):
 def test_nothing_is_walked_while_nothing_changes():
     """The list of parameters is the same object; that of the links, too."""
     model = _nested()
-    structure = Structure(model)
+    structure = ModelIndex(model)
     namedparams, params = structure.namedparams, structure.params
     model.leaf.w.array += 1
     model.leaf.w.grad = np.ones(2, np.float32)
@@ -244,7 +244,7 @@ def test_deleted_and_added_again_under_the_same_name(kind):
     """Another object under the same name is another parameter; the same object is the same one."""
     model = chainer.Chain(leaf=Leaf(), other=Leaf())
     owner, name = (model.leaf, "w") if kind == "parameter" else (model, "leaf")
-    structure = Structure(model)
+    structure = ModelIndex(model)
     kept = getattr(owner, name)
     delattr(owner, name)
     assert structure.refresh()
@@ -262,7 +262,7 @@ def test_deleted_and_added_again_under_the_same_name(kind):
 def test_deleted_and_added_between_two_looks():
     """The names are as they were, and nothing else."""
     model = chainer.Chain(leaf=Leaf())
-    structure = Structure(model)
+    structure = ModelIndex(model)
     del model.leaf
     gc.collect()
     model.add_link("leaf", Leaf())
@@ -278,7 +278,7 @@ def test_deleted_and_added_between_two_looks():
 def test_a_parameter_under_another_name_has_that_name():
     """Also if the order of parameters is the same as before."""
     model = chainer.Chain(leaf=Leaf())
-    structure = Structure(model)
+    structure = ModelIndex(model)
     kept = model.leaf.w
     del model.leaf.w
     with model.leaf.init_scope():
@@ -290,7 +290,7 @@ def test_a_parameter_under_another_name_has_that_name():
 
 def test_two_parameters_swapped():
     model = chainer.Chain(leaf=Leaf())
-    structure = Structure(model)
+    structure = ModelIndex(model)
     leaf = model.leaf
     leaf.w, leaf.b = leaf.b, leaf.w
     assert structure.refresh()
@@ -299,7 +299,7 @@ def test_two_parameters_swapped():
 
 def test_two_links_swapped():
     model = chainer.Chain(one=Leaf(), other=Leaf(), several=chainer.ChainList(Leaf(), Leaf()))
-    structure = Structure(model)
+    structure = ModelIndex(model)
     model.one, model.other = model.other, model.one
     assert structure.refresh()
     assert_same(structure, model)
@@ -313,7 +313,7 @@ def test_shared_links_and_parameters_occur_as_often_as_chainer_has_them():
     model = chainer.Chain(one=shared, other=chainer.ChainList(shared, Leaf()))
     with model.init_scope():
         model.w = shared.w
-    structure = Structure(model)
+    structure = ModelIndex(model)
     assert_same(structure, model)
     assert sum(param is shared.w for param in structure.params) == 3
     shared.w = _param()
@@ -325,7 +325,7 @@ def test_shared_links_and_parameters_occur_as_often_as_chainer_has_them():
 def test_a_link_that_is_taken_away_is_let_go():
     """After the next look."""
     model = chainer.Chain(leaf=Leaf(), other=Leaf())
-    structure = Structure(model)
+    structure = ModelIndex(model)
     gone = weakref.ref(model.leaf.w)
     del model.leaf
     structure.refresh()
@@ -419,7 +419,7 @@ def test_links_with_walks_of_their_own(kind, change, inside):
     """Whatever they do, wherever they are."""
     own = kind()
     model = chainer.Chain(first=Leaf(), own=chainer.ChainList(own)) if inside else own
-    structure = Structure(model)
+    structure = ModelIndex(model)
     assert_same(structure, model)
     assert not structure.refresh()
     change(own)
@@ -430,7 +430,7 @@ def test_links_with_walks_of_their_own(kind, change, inside):
 
 def test_a_link_with_a_walk_of_its_own_comes_late():
     model = chainer.Chain(leaf=Leaf())
-    structure = Structure(model)
+    structure = ModelIndex(model)
     model.add_link("own", Elsewhere())
     assert structure.refresh()
     _another_layer(model.own)
@@ -453,7 +453,7 @@ def test_chainers_own_links_are_walked_once():
         chainer.Sequential(L.Linear(3, 2), F.relu).repeat(2),
         L.Scale(W_shape=(3,), bias_term=True),
     ]
-    structure = Structure(chainer.ChainList(*models))
+    structure = ModelIndex(chainer.ChainList(*models))
     kept = structure.namedparams
     assert len(kept) > 30
     assert not structure.refresh()
@@ -470,7 +470,7 @@ class AnyChanges(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.model = _nested()
-        self.structure = Structure(self.model)
+        self.structure = ModelIndex(self.model)
         self.looked = True
 
     def _links(self, *kinds):

@@ -1,4 +1,7 @@
-"""Chainer's own hooks as part of the batched update: once for NumPy, once for CUDA, side by side."""
+"""Chainer's own hooks as part of the batched update: a formula for NumPy and one for CUDA, side by side.
+
+The plan of a step looks hooks up here; one that is not here makes Chainer's own loop run.
+"""
 
 import dataclasses
 import numbers
@@ -12,7 +15,7 @@ from mixprec.optimizer.no_decay import DecayOfSome
 
 
 @dataclasses.dataclass(frozen=True)
-class Fold:
+class HookFormula:
     """What a hook does to one element of a gradient.
 
     Attributes:
@@ -46,7 +49,7 @@ def _weight_decay(p, g, numbers, a):
     np.add(g, a, out=g)
 
 
-WEIGHT_DECAY = Fold(
+WEIGHT_DECAY = HookFormula(
     hyperparameters=("rate",),
     numbers={"rate": "rate"},
     host=_weight_decay,
@@ -63,7 +66,7 @@ def _lasso(p, g, numbers, a):
     np.add(g, a, out=g)
 
 
-LASSO = Fold(
+LASSO = HookFormula(
     hyperparameters=("rate",),
     numbers={"rate": "rate"},
     host=_lasso,
@@ -78,7 +81,7 @@ def _hard_clipping(p, g, numbers, a):
     np.clip(g, lower_bound, upper_bound, out=g)
 
 
-HARD_CLIPPING = Fold(
+HARD_CLIPPING = HookFormula(
     hyperparameters=("lower_bound", "upper_bound"),
     numbers={"lower_bound": "lower_bound", "upper_bound": "upper_bound"},
     host=_hard_clipping,
@@ -88,7 +91,7 @@ HARD_CLIPPING = Fold(
     """,
 )
 
-CLIPPING = Fold(
+CLIPPING = HookFormula(
     hyperparameters=("threshold",),
     numbers={"threshold": "threshold"},
     host=None,
@@ -100,7 +103,7 @@ CLIPPING = Fold(
 )
 
 # You et al. 2017, "Large Batch Training of Convolutional Networks".
-LARS_HOOK = Fold(
+LARS_HOOK = HookFormula(
     hyperparameters=("threshold", "weight_decay", "eps"),
     numbers={"threshold": "threshold", "weight_decay": "weight_decay", "eps": "eps"},
     host=None,
@@ -112,7 +115,7 @@ LARS_HOOK = Fold(
 )
 
 # Neelakantan et al. 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks".
-NOISE = Fold(
+NOISE = HookFormula(
     hyperparameters=("eta",),
     numbers={"std": "sqrt(eta / pow(1 + t, 0.55))"},
     host=None,
@@ -122,7 +125,7 @@ NOISE = Fold(
     """,
 )
 
-_FOLDS = {
+_HOOK_FORMULAS = {
     optimizer_hooks.WeightDecay: WEIGHT_DECAY,
     optimizer_hooks.Lasso: LASSO,
     optimizer_hooks.GradientHardClipping: HARD_CLIPPING,
@@ -132,13 +135,12 @@ _FOLDS = {
 }
 
 
-def fold_of(hook):
-    """Returns the :class:`Fold` of a hook; ``None`` for an unknown one, or one with something else than numbers."""
+def hook_formula_of(hook):
+    """Returns the :class:`HookFormula` of a hook; ``None`` if it is unknown, or has other things than numbers."""
     if isinstance(hook, DecayOfSome):
         hook = hook.hook
-    fold = _FOLDS.get(type(hook))
-    if fold is NOISE and hook.noise_func is not exponential_decay_noise:
+    formula = _HOOK_FORMULAS.get(type(hook))
+    if formula is None or (formula is NOISE and hook.noise_func is not exponential_decay_noise):
         return None
-    if fold is not None and any(not isinstance(getattr(hook, name), numbers.Real) for name in fold.hyperparameters):
-        return None
-    return fold
+    is_known = all(isinstance(getattr(hook, name), numbers.Real) for name in formula.hyperparameters)
+    return formula if is_known else None

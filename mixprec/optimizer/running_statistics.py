@@ -1,4 +1,8 @@
-"""The running statistics of a model, so that a skipped step can leave them as they were."""
+"""The running statistics of a model, so that a skipped step can leave them as they were.
+
+``setup`` makes :class:`RunningStatistics`. Its hooks of links save in the first forward pass of a step, or ``update()``
+does before it; the end of ``update()`` takes them back, or forgets what was saved.
+"""
 
 import collections
 import contextlib
@@ -9,22 +13,22 @@ import chainer
 
 from mixprec.backends import launcher_of
 from mixprec.backends.transfers import on_host, to_host
-from mixprec.optimizer.batch.saved_arrays import SavedArrays
+from mixprec.optimizer.batch.saved_arrays import SavedArrays, restore
 
 # What a lazily sized batch normalization starts from, unless its caller gave something else.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
 _SAVED = operator.attrgetter("saved")
 
 
-class Statistics:
+class RunningStatistics:
     """Guards the persistent values of every link (``avg_mean``, ``avg_var`` and ``N`` of batch normalization).
 
-    A forward pass in training mode moves them before anybody knows whether the step will be skipped. A link hook
-    therefore copies those of a link right before its first forward pass of a step, whoever calls the link. Where it is
+    A forward pass in training mode moves them before it is known whether the step will be skipped. A link hook
+    therefore copies those of a link right before its first forward pass of a step, wherever that is called. Where it is
     known that a step begins, :meth:`save` copies those on a device all at once.
 
     Args:
-        structure: :class:`~mixprec.optimizer.structure.Structure` of the model whose statistics to guard.
+        structure: :class:`~mixprec.optimizer.model_index.ModelIndex` of the model whose statistics to guard.
     """
 
     def __init__(self, structure):
@@ -78,7 +82,7 @@ class Statistics:
         if self._structure.links is not self._links or any(link._persistent for link in self._unguarded):
             self._find_links()
         for number, saver in enumerate(self._savers):
-            if saver.link._local_link_hooks.get(_Saver.name) is not saver:  # somebody has removed it
+            if saver.link._local_link_hooks.get(_Saver.name) is not saver:  # the user has removed it
                 self._savers[number] = _guard(saver.link)
             elif saver.saved:
                 saver.saved = {}
@@ -105,7 +109,7 @@ class Statistics:
             skipped: a bool, or a boolean array of shape (); in an array on a device the host looks only if the step
                 has moved a number that a link keeps on the host (batch normalization while it fine-tunes), or has
                 put another array in the place of one.
-            but: those from :meth:`moved` that somebody else brings back.
+            but: those from :meth:`moved` that the kernel ``update`` brings back.
         """
         if on_host(skipped) and not skipped:
             return
@@ -115,12 +119,12 @@ class Statistics:
             now = saver.link.__dict__.get(name)
             if _is_array(now) and (now is value or (value is None and name in _FIRST_VALUES)):
                 if id(now) not in done:
-                    _undo_array(now, before, skipped)
+                    restore(now, before, skipped)
             elif _moved(now, value) and to_host(skipped):
                 saver.link.__dict__[name] = value
 
     def _saved(self):
-        """Yields names of values and who has saved them, the last first: the first copy of an array is right."""
+        """Yields names of values and the hook that saved each, the last first: the first copy of an array is right."""
         for saver in sorted(self._savers, key=lambda saver: -saver.order):
             for name in saver.saved:
                 yield name, saver
@@ -141,13 +145,13 @@ class Statistics:
 
 
 def loaded(link):
-    """To be called when the persistent values of a link were loaded: there is nothing to come back to any more."""
+    """Called when the persistent values of a link were loaded: there is nothing to come back to any more."""
     if (saver := _saver(link)) is not None:
         saver.saved = {}
 
 
 class _Saver(chainer.LinkHook):
-    name = "mixprec.Statistics"
+    name = "mixprec.RunningStatistics"
 
     _orders = itertools.count()
 
@@ -207,11 +211,3 @@ def _moved(now, before):
     if _is_array(now) or _is_array(before):
         return now is not before
     return now is not before and now != before
-
-
-def _undo_array(now, before, skipped):  # not called if it is known that the step counts
-    if on_host(skipped):
-        now[...] = before
-    else:
-        xp = chainer.backend.get_array_module(now)
-        now[...] = xp.where(skipped, xp.asarray(before, dtype=now.dtype), now)

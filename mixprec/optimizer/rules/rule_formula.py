@@ -1,15 +1,22 @@
-"""How an update rule is written down here: once for NumPy, once for CUDA, side by side."""
+"""An update rule is written down here once for NumPy and once for CUDA, side by side.
+
+Gradient descent with and without momentum is at the end, as an example; the other rules are in files beside this one.
+The batched update runs a formula on the host (:mod:`~mixprec.optimizer.host_form`), or makes a kernel of it
+(:mod:`~mixprec.optimizer.batch.kernel_program`).
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable
+
+import numpy as np
 
 _FUNCTIONS = {"__builtins__": {}, "min": min, "pow": math.pow, "sqrt": math.sqrt}
 _FLUSHED = 2.0**-150  # half of the smallest number of float32
 
 
 @dataclasses.dataclass(frozen=True)
-class Expression:
+class RuleFormula:
     """What an update rule does to one element of a parameter.
 
     The numbers of a step (``1 - beta1``, the bias-corrected learning rate) are computed in float64 and then rounded to
@@ -80,3 +87,94 @@ class Expression:
         """
         values = dict(zip(self.hyperparameters, self.hyperparameters_of(rule), strict=True), t=t)
         return tuple(eval(formula, _FUNCTIONS, values) for formula in self._formulas)
+
+
+def _sgd(p, g, states, numbers, a, b):
+    (lr,) = numbers
+    np.multiply(g, lr, out=g)
+    np.subtract(p, g, out=p)
+
+
+SGD = RuleFormula(
+    states=(),
+    hyperparameters=("lr",),
+    numbers={"lr": "lr"},
+    host=_sgd,
+    device="""
+        param -= lr * grad;
+    """,
+)
+
+
+def _momentum_sgd(p, g, states, numbers, a, b):
+    (v,) = states
+    lr, momentum = numbers
+    np.multiply(v, momentum, out=v)
+    np.multiply(g, lr, out=g)
+    np.subtract(v, g, out=v)
+    np.add(p, v, out=p)
+
+
+MOMENTUM_SGD = RuleFormula(
+    states=("v",),
+    hyperparameters=("lr", "momentum"),
+    numbers={"lr": "lr", "momentum": "momentum"},
+    host=_momentum_sgd,
+    device="""
+        v = momentum * v - lr * grad;
+        param += v;
+    """,
+)
+
+
+def _corrected_momentum_sgd(p, g, states, numbers, a, b):
+    (v,) = states
+    lr, momentum = numbers
+    np.multiply(v, momentum, out=v)
+    np.subtract(v, g, out=v)
+    np.multiply(v, lr, out=a)
+    np.add(p, a, out=p)
+
+
+# Goyal et al. 2017, "Accurate, Large Minibatch SGD", equation (9): a new learning rate does not reach into old steps.
+CORRECTED_MOMENTUM_SGD = RuleFormula(
+    states=("v",),
+    hyperparameters=("lr", "momentum"),
+    numbers={"lr": "lr", "momentum": "momentum"},
+    host=_corrected_momentum_sgd,
+    device="""
+        v = momentum * v - grad;
+        param += lr * v;
+    """,
+)
+
+
+def _nesterov_ag(p, g, states, numbers, a, b):
+    (v,) = states
+    lr, momentum, momentum_squared, lr_now = numbers
+    np.multiply(v, momentum, out=v)
+    np.multiply(g, lr, out=a)
+    np.subtract(v, a, out=v)
+    np.multiply(v, momentum_squared, out=a)
+    np.add(p, a, out=p)
+    np.multiply(g, lr_now, out=g)
+    np.subtract(p, g, out=p)
+
+
+# Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning".
+NESTEROV_AG = RuleFormula(
+    states=("v",),
+    hyperparameters=("lr", "momentum"),
+    numbers={
+        "lr": "lr",
+        "momentum": "momentum",
+        "momentum_squared": "momentum * momentum",
+        "lr_now": "(1 + momentum) * lr",
+    },
+    host=_nesterov_ag,
+    device="""
+        v = momentum * v - lr * grad;
+        param += momentum_squared * v;
+        param -= lr_now * grad;
+    """,
+)
