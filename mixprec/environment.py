@@ -1,4 +1,4 @@
-"""What this machine offers: the report of ``python -m mixprec``, and which device to train on.
+"""The report of ``python -m mixprec`` on this machine, and the choice of the device to train on.
 
 ``chainer.backends.cuda.available`` only says that imports succeeded, which they do without a GPU; here the
 CUDA runtime is asked. Nothing heavy is imported until a function is called, and nothing that is broken
@@ -122,7 +122,7 @@ def report():
 
 
 def main():
-    """Prints the report of ``python -m mixprec``."""
+    """Prints the report, the first part of ``python -m mixprec``."""
     print(report())
 
 

@@ -52,7 +52,7 @@ Patch(
     "chainer.optimizer:GradientMethod.update",
     _watched,
     "Without it a plain optimizer updates FP16 weights that have no masters, and small steps are lost in silence.",
-    "import mixprec.links",
+    "mixprec.links",
 ).apply()
 
 
