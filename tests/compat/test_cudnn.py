@@ -48,7 +48,7 @@ def test_the_bridge_is_in_the_list_of_what_is_replaced_and_can_be_taken_back(tmp
         from mixprec.compat import registry
         names = {name for owner, name in registry.replaced() if owner is None}
         assert names == {"cupy.cudnn", "cupy.cuda.cudnn", "chainer._environment_check"}
-        assert sum("rnn" in name or "Transformer" in str(owner) for owner, name in registry.replaced()) == 7
+        assert sum("n_step" in name or "Transformer" in str(owner) for owner, name in registry.replaced()) == 7
         registry.undo()
         assert not names & sys.modules.keys()
         assert not hasattr(cupy, "cudnn") and not hasattr(cupy.cuda, "cudnn")
