@@ -11,10 +11,10 @@ import threading
 
 import chainer
 import numpy as np
-from chainer import _backprop, function_node
 
 from mixprec import arguments, functions
 from mixprec.backends import aside
+from mixprec.compat.registry import Patch
 from mixprec.dtypes import BFLOAT16
 from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy
 from mixprec.master_arrays import OWNER
@@ -95,15 +95,8 @@ def check_loss(loss: chainer.Variable) -> None:
 
 def install():
     """Makes Chainer keep the scales of gradients of parameters with masters wherever it writes or moves one, once."""
-    if hasattr(_backprop._backprop_to_all, "keeps_grad_scales"):
-        return
-    _backprop._backprop_to_all = _keeping_grad_scales(_backprop._backprop_to_all)
-    chainer.grad = function_node.grad = _leaving_grad_scales(function_node.grad)
-    parameter = chainer.Parameter
-    parameter.addgrad = _adding(parameter.addgrad)
-    parameter.cleargrad = _clearing(parameter.cleargrad, NOT_REACHED)
-    parameter.zerograd = _clearing(parameter.zerograd, ZERO)
-    parameter.to_device = _moving(parameter.to_device)
+    for patch in _PATCHES:
+        patch.apply()
 
 
 def _keeping_grad_scales(backprop_to_all):
@@ -127,7 +120,6 @@ def _keeping_grad_scales(backprop_to_all):
                 reached = param._loss_scale is not PENDING
                 param._loss_scale = merged(scale, factor) if reached else scale
 
-    run.keeps_grad_scales = True
     return run
 
 
@@ -178,6 +170,18 @@ def _moving(to_device):
             self._loss_scale = UsedScale(scale.factor, {id(self): self.grad})
 
     return run
+
+
+_REPLACEMENTS = {
+    "chainer._backprop:_backprop_to_all": _keeping_grad_scales,
+    "chainer.function_node:grad": _leaving_grad_scales,
+    "chainer.variable:Parameter.addgrad": _adding,
+    "chainer.variable:Parameter.cleargrad": functools.partial(_clearing, scale=NOT_REACHED),
+    "chainer.variable:Parameter.zerograd": functools.partial(_clearing, scale=ZERO),
+    "chainer.variable:Parameter.to_device": _moving,
+}
+_WHY = "Without it a step does not know the scale of a gradient that Chainer has written, added, cleared or moved."
+_PATCHES = [Patch(target, make, _WHY, "setup") for target, make in _REPLACEMENTS.items()]
 
 
 def _reachable(outputs):

@@ -1,22 +1,23 @@
-"""Every attribute of Chainer that converted models replace: each function below makes a replacement of its original.
+"""The attributes of Chainer that are replaced for converted models: each function below makes a replacement.
 
-``convert`` installs them, and so does a converted link that is unpickled in another process. Links and functions that
-are not converted take the original way: one look into an attribute, or into a thread-local, is all that is added.
+``convert`` applies them, once in a process, and so does a converted link that is unpickled in another process. Links
+and functions that are not converted take the original way: one look into an attribute, or into a thread-local, is all
+that is added.
 """
 
 import functools
 
-import chainer
-from chainer.function_node import FunctionNode
-
 from mixprec import without_masters
 from mixprec.compat import whole
+from mixprec.compat.registry import patch
 from mixprec.functions import widening
 from mixprec.links.storage import in_float32
 from mixprec.rewrite import dispatch, parameters
 from mixprec.rewrite.scope import active, call_from_outside
 from mixprec.rewrite.state import state_of
 from mixprec.without_masters import CONVERSION
+
+_WHEN = "mixprec.convert"
 
 
 def install(link_class):
@@ -28,39 +29,22 @@ def install(link_class):
             see of their model and what pickle finds.
     """
     owner = next(base for base in link_class.__mro__ if "__call__" in base.__dict__)
-    _replace(owner, "__call__", call)
-    _replace(chainer.Link, "serialize", serialize)
-    _replace(chainer.Link, "device_resident_accept", device_resident_accept)
-    _replace(FunctionNode, "apply", apply)
-    for cls in _subclasses(FunctionNode):
-        # mixprec.compat mends some losses in float16 by an `apply` of their own; converted models compute these in
-        # float32 anyway.
-        if "apply" in cls.__dict__ and cls.__module__.startswith("chainer."):
-            _replace(cls, "apply", apply)
+    call.apply_to(owner, "__call__")
+    for each in (apply, serialize, device_resident_accept):
+        each.apply()
     whole.compute_by(dispatch.compute_whole)
     widening.install()
     without_masters.look_again()
 
 
-def _replace(owner, name, make):
-    # The mark is found through a wrapper around this one, such as that of the optimizer for `Link.serialize`:
-    # functools.wraps copies it.
-    original = owner.__dict__[name]
-    if not hasattr(original, "looks_for_conversion"):
-        replacement = functools.wraps(original)(make(original))
-        replacement.looks_for_conversion = True
-        setattr(owner, name, replacement)
-
-
-def _subclasses(cls):
-    for subclass in cls.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
-
-
+@patch("*:*.__call__", when=_WHEN)
 def call(original):
-    """For ``Link.__call__``: the outermost converted link runs under a scope, the others tell it where the model is."""
+    """Without it links of converted models run as plain ones: this is ``chainer.Link.__call__``, or a class's own.
 
+    The outermost converted link runs under a scope, the others tell it where the model is.
+    """
+
+    @functools.wraps(original)
     def call(self, *args, **kwargs):
         state = self.__dict__.get(CONVERSION)
         if state is None:
@@ -77,9 +61,21 @@ def call(original):
     return call
 
 
+# mixprec.compat mends some losses in float16 by an `apply` of their own, which converted models do without.
+@patch(
+    "chainer.function_node:FunctionNode.apply",
+    "chainer.functions.loss.mean_squared_error:MeanSquaredError.apply",
+    "chainer.functions.loss.triplet:Triplet.apply",
+    "chainer.functions.loss.contrastive:Contrastive.apply",
+    when=_WHEN,
+)
 def apply(original):
-    """For ``FunctionNode.apply``, by which every function passes: while a converted model runs, a rule is applied."""
+    """Without it functions of converted models are not replaced: every function passes by here.
 
+    While a converted model runs, a rule is applied.
+    """
+
+    @functools.wraps(original)
     def apply(self, inputs):
         scope = active.scope
         return original(self, inputs) if scope is None else dispatch.apply(scope, self, inputs)
@@ -87,25 +83,29 @@ def apply(original):
     return apply
 
 
+@patch("chainer.link:Link.serialize", when=_WHEN)
 def serialize(original):
-    """For ``Link.serialize``: converted links save and load float32, under Chainer's names and in its order of axes.
+    """Without it files of converted models are in 16 bits: links save and load float32 in Chainer's order of axes.
 
     A file of a converted model then looks like one of the plain model, and either loads into the other.
     """
 
+    @functools.wraps(original)
     def serialize(self, serializer):
         original(self, serializer if state_of(self) is None else in_float32(serializer))
 
     return serialize
 
 
+@patch("chainer.link:Link.device_resident_accept", when=_WHEN)
 def device_resident_accept(original):
-    """For ``Link.device_resident_accept``: converted links lay out their filters again on a new device.
+    """Without it filters of converted links lose their order in memory on a new device.
 
     CuPy and NumPy copy arrays into the order of their axes. Processes that train together send raw memory, and so must
     have one order even of filters that some of them have not used.
     """
 
+    @functools.wraps(original)
     def device_resident_accept(self, visitor):
         original(self, visitor)
         state = state_of(self)

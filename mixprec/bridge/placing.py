@@ -1,12 +1,17 @@
-"""Plain Chainer's cuDNN: where CuPy has none, as CuPy 14, Chainer finds :mod:`mixprec.bridge` in its place."""
+"""Plain Chainer's cuDNN: where CuPy has none, as CuPy 14, Chainer finds :mod:`mixprec.bridge` in its place.
+
+Chainer decides while ``chainer.backends.cuda`` is imported whether there is a cuDNN; :mod:`mixprec.startup` has the two
+patches here applied just before.
+"""
 
 import logging
 import os
 import sys
 
 from mixprec import cudnn_library
-from mixprec.compat import hooks
 from mixprec.compat.gpu_presence import gpu_is_there
+from mixprec.compat.hooks import before_import
+from mixprec.compat.registry import LEAVE
 
 _SWITCH = "MIXPREC_CUDNN"
 _BRIDGE = "mixprec.bridge.cupy_cudnn"
@@ -15,7 +20,7 @@ _logger = logging.getLogger("mixprec")
 
 
 def is_bridged():
-    """Whether what stands at ``cupy.cudnn`` is mixprec's bridge, and not a module of CuPy."""
+    """Whether the module at ``cupy.cudnn`` is mixprec's bridge, and not CuPy's."""
     return getattr(sys.modules.get("cupy.cudnn"), "__name__", "") == _BRIDGE
 
 
@@ -47,23 +52,29 @@ def what_is_missing():
     return ""
 
 
-@hooks.while_importing("chainer.backends.cuda")
-def bridge():
-    """Places the bridge at ``cupy.cudnn`` and ``cupy.cuda.cudnn``, for good.
-
-    Chainer decides while this module is imported whether there is a cuDNN. Without the bridge its convolutions are
-    im2col and a matrix product.
-    """
+@before_import("chainer.backends.cuda", target="cupy.cuda.cudnn")
+def constants_of_cudnn(original):
+    """Without it Chainer has no cuDNN with CuPy 14: its convolutions are im2col and a matrix product."""
     value = os.environ.get(_SWITCH, "")
     if value not in ("", "0", "1"):
         _logger.warning("%s=%s: expected 0 or 1; it is taken as 1", _SWITCH, value)
-    if not why_not() and not _cupy_has_its_own():
-        missing = what_is_missing()
-        if missing:
-            _logger.warning("plain Chainer has no cuDNN, so that its convolutions are im2col and slow: %s", missing)
-        else:
-            _place()
-    yield
+    if why_not() or _cupy_has_its_own():
+        return LEAVE
+    missing = what_is_missing()
+    if missing:
+        _logger.warning("plain Chainer has no cuDNN, so that its convolutions are im2col and slow: %s", missing)
+        return LEAVE
+    from mixprec.bridge import constants
+
+    return constants
+
+
+@before_import("chainer.backends.cuda", target="cupy.cudnn")
+def functions_of_cudnn(original):
+    """Without it Chainer finds no functions of cuDNN with CuPy 14."""
+    from mixprec.bridge import constants, cupy_cudnn
+
+    return cupy_cudnn if sys.modules.get("cupy.cuda.cudnn") is constants else LEAVE
 
 
 def _cupy_has_its_own():
@@ -74,12 +85,3 @@ def _cupy_has_its_own():
     except Exception:
         return False
     return True
-
-
-def _place():
-    import cupy
-
-    from mixprec.bridge import constants, cupy_cudnn
-
-    cupy.cuda.cudnn = sys.modules["cupy.cuda.cudnn"] = constants
-    cupy.cudnn = sys.modules["cupy.cudnn"] = cupy_cudnn
