@@ -1,4 +1,4 @@
-"""``python -m mixprec`` prints what this machine offers."""
+"""``python -m mixprec`` prints the report of the machine."""
 
 from mixprec.environment import main
 
