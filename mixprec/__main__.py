@@ -1,4 +1,4 @@
-"""``python -m mixprec`` prints the report of the machine."""
+"""``python -m mixprec`` prints what this machine offers."""
 
 from mixprec.environment import main
 

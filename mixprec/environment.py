@@ -1,4 +1,4 @@
-"""The machine: the report of ``python -m mixprec``, and the device to train on.
+"""The report of ``python -m mixprec`` on this machine, and the choice of the device to train on.
 
 ``chainer.backends.cuda.available`` only says that imports succeeded, which they do without a GPU; here the
 CUDA runtime is asked. Nothing heavy is imported until a function is called, and nothing that is broken

@@ -1,4 +1,4 @@
-"""The settings of a run in its snapshots: a run that resumes with others prints them, or is refused."""
+"""The settings of a run in its snapshots: a run that goes on with others says so, or is refused."""
 
 import json
 
