@@ -1,4 +1,4 @@
-"""What is slower than it could be is said once, by name."""
+"""Announcements: a path that is slower than it could be is logged once, by name."""
 
 import logging
 

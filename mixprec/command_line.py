@@ -1,4 +1,4 @@
-"""What the commands behind the scripts have in common."""
+"""Parts that the commands behind the scripts share."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Files that are either complete or not there, and reading of what a user says is a file."""
+"""Files that are either complete or not there, and reading of a path that may be no regular file."""
 
 import contextlib
 import errno
@@ -51,7 +51,7 @@ def open_regular(path):
         OSError: as ``open``; or it is a device, a pipe or a socket, which is not opened.
     """
     _require_regular(path, os.stat(path))
-    # Between the two somebody may have put a pipe there: to open it must not wait either.
+    # Between the two a pipe may have been put there: to open it must not wait either.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         _require_regular(path, os.fstat(descriptor))

@@ -1,4 +1,4 @@
-"""Which dtype each kind of array has in a mixed-precision run."""
+"""The dtype of each kind of array in a mixed-precision run."""
 
 import dataclasses
 

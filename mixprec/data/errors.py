@@ -1,4 +1,4 @@
-"""What is wrong with data, in one line."""
+"""Errors of data, in one line."""
 
 from mixprec.messages import OneLineError, printable
 

@@ -1,4 +1,7 @@
-"""The gradient of several batches for one step of the optimizer, with the activations of one batch at a time."""
+"""The gradient of several batches for one step of the optimizer, with the activations of one batch at a time.
+
+The updaters put :class:`Accumulated` around the model if ``training.accumulation_steps`` is more than 1.
+"""
 
 import contextlib
 

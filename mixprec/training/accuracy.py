@@ -1,4 +1,4 @@
-"""Accuracies over the labels that count, for which the host reads nothing, so that a CUDA graph can hold them."""
+"""Accuracies over the labels that count. The host reads nothing for them, so that a CUDA graph can hold them."""
 
 from mixprec import functions
 

@@ -1,4 +1,7 @@
-"""An exponential moving average of the weights, which is what is evaluated and kept in the end."""
+"""An exponential moving average of the weights, for evaluation and for ``model.npz``.
+
+The trainer makes it if a config has ``training.ema_decay``, and calls it after each step.
+"""
 
 import contextlib
 

@@ -45,7 +45,7 @@ def main(argv, networks):
         failed: training diverged, a step cannot be captured and that is required, an image or a process of the loader
         is gone, memory or disk are full; one line on standard error says which. 2: bad input, one line on standard
         error, nothing left behind. 130: Ctrl-C. SIGTERM before the first iteration ends the process as it does any
-        other. What nobody expected is a traceback, and 1.
+        other. An unexpected error is a traceback, and 1.
     """
     arguments = _parse(argv)
     try:

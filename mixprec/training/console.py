@@ -1,4 +1,7 @@
-"""What a run shows on the console: bars for training and evaluation, and a table with the entries of the log."""
+"""The output of a run on the console: bars for training and evaluation, and a table with the entries of the log.
+
+:func:`mixprec.training.trainer.build_trainer` adds these extensions.
+"""
 
 import math
 import sys
@@ -18,8 +21,8 @@ _OTHERS = ("lr", "loss_scale", "skipped", "images/s")
 class ProgressBar(extension.Extension):
     """A bar over the whole training with images/s and the remaining time, on standard error if that is a terminal.
 
-    It also shows loss and loss scale. Nobody waits for either: the loss is copied to the host in passing, one at a
-    time, and shown when it is there, so that it may be a few steps old; the loss scale is the one that was last logged.
+    It also shows loss and loss scale. The host waits for neither. The loss is copied to the host in passing, one at a
+    time, and shown when it is there, so that it may be a few steps old. The loss scale is the one that was last logged.
 
     Args:
         images: number of images in an epoch.

@@ -1,4 +1,7 @@
-"""How much memory a run will take, estimated before anything is trained, and how much there is."""
+"""The memory that a run will take, estimated before anything is trained, and the memory of the machine.
+
+:mod:`mixprec.training.needs` calls it, before the network is tried and in a dry run.
+"""
 
 import collections
 import dataclasses
@@ -39,7 +42,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What a run needs, and what there is.
+    """The memory that a run needs, and the memory of the machine.
 
     Attributes:
         parts: list of :class:`Part`.
@@ -133,7 +136,7 @@ def memory(config, trainer, report, images, val_images=0):
 
 
 def _evaluation(config, batch, largest, on_gpu):
-    """What comes on top in an evaluation: nothing is kept for a backward pass."""
+    """The additional memory of an evaluation: nothing is kept for a backward pass."""
     size = config.data.val_size or config.data.size
     # A graph of the evaluation has its memory for itself, at any time.
     when = "" if on_gpu and config.capture.mode != "off" and config.capture.evaluation else "evaluation"

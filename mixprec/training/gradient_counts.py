@@ -1,4 +1,7 @@
-"""Where gradients would fall in FP16: pure counting, on the device that holds them."""
+"""Counts of gradients by their place in the range of FP16, on the device that holds them.
+
+:class:`mixprec.training.GradientHistogram` calls it at its trigger.
+"""
 
 import dataclasses
 import math
@@ -27,7 +30,7 @@ class Regions(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """How many gradients of a layer, or of all layers, fall where.
+    """The numbers of gradients of a layer, or of all layers, in each part of the range.
 
     Attributes:
         zeros: exact zeros.

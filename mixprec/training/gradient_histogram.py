@@ -1,4 +1,4 @@
-"""A picture of the gradients: which of them FP16 can hold, with and without loss scaling."""
+"""A picture of the gradients: those that FP16 can hold, with and without loss scaling."""
 
 import math
 import os

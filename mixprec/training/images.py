@@ -1,4 +1,7 @@
-"""The images of a config: where they come from, and the iterators over them."""
+"""The images of a config: their sources, and the iterators over them.
+
+The training command calls :func:`open_sources` when the network has been tried; the trainer makes the iterators.
+"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""One run at a time in a results folder."""
+"""One run at a time in a results folder: the training command holds the lock while it writes."""
 
 import contextlib
 import datetime
@@ -28,9 +28,9 @@ def locked(folder):
     """Keeps other runs out of a results folder, on this machine and on others that share it.
 
     The lock is one of POSIX on ``run.lock``, which the kernel, or the server of NFS, takes back however its holder
-    ends, also by SIGKILL. Child processes do not hold it. The file says who holds it, and is removed at the end; what
-    a killed run has left is taken over. Where the file system has no locks, the file alone counts: that of a process
-    of this host that is gone is taken over, and of another host nobody can tell.
+    ends, also by SIGKILL. Child processes do not hold it. The file names its holder, and is removed at the end. The
+    file of a killed run is taken over. Where the file system has no locks, the file alone counts: that of a process of
+    this host that is gone is taken over, and that of another host is an error.
 
     Nothing else in this process may open the file: to close it again would give the lock away.
 
@@ -38,7 +38,7 @@ def locked(folder):
         folder: results folder, which exists.
 
     Raises:
-        LockError: another run holds it, nobody can tell whether it still does, or the file cannot be made.
+        LockError: another run holds it, or may still hold it, or the file cannot be made.
     """
     path, key = os.path.join(folder, FILE), os.path.realpath(folder)
     if key in _held:
@@ -149,7 +149,7 @@ def _in_words(holder):
 
 
 def _is_alive(holder):
-    """Whether the process is there, and is not another one with the number of one that has ended."""
+    """Returns ``True`` if the process is there, and is not another one with the number of one that has ended."""
     return holder.get("start") is not None and _start(holder.get("pid")) == holder["start"]
 
 
@@ -163,7 +163,7 @@ def _start(pid):
 
 
 def _is_still(handle, path):
-    """Whether the path still leads to the file that was opened."""
+    """Returns ``True`` if the path still leads to the file that was opened."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except FileNotFoundError:

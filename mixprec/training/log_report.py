@@ -16,10 +16,10 @@ LOG = "log.jsonl"
 
 
 class LogReport(extensions.LogReport):
-    """Chainer's extension of this name; what a GPU has computed is copied to the host in passing, and summed there.
+    """Chainer's extension of this name. Values of a GPU are copied to the host in passing, and summed there.
 
     Chainer adds observed values up on their device, which is about ten small launches a step and value, and waits for
-    the device with each mean. Here each value costs a small copy, which nobody waits for before its sum is wanted: for
+    the device with each mean. Here each value costs a small copy. The host waits for it only when it needs the sum: for
     an entry of the log, or in a snapshot. Order and dtype of the sums are Chainer's, so that the entries are the same,
     and each can read the other's snapshots.
 

@@ -1,4 +1,4 @@
-"""What a run logs of its loss scaling."""
+"""Loss scale, skipped steps and gradient norm as entries of the log."""
 
 import math
 

@@ -1,4 +1,8 @@
-"""What a run needs, and whether that is there: checked before it begins, and told by the dry run."""
+"""The memory, disk space and time that a run needs.
+
+The training command checks memory before it tries the network, and the disk before a run begins. The dry run checks and
+prints all of them.
+"""
 
 import dataclasses
 import os
@@ -118,7 +122,7 @@ def dry_run(config, trainer, report, train, val, out):
 
 
 def _snapshots(config, images):
-    """How many snapshots a run writes, the one at its end included."""
+    """The number of snapshots that a run writes, the one at its end included."""
     period, unit = config.snapshot.trigger
     length = config.training.epochs * (1 if unit == "epoch" else steps_per_epoch(config, images))
     return -(-length // period)

@@ -1,4 +1,7 @@
-"""What ``model.arch`` names: a network that comes with the script, or one of the user's by its import path."""
+"""The network that ``model.arch`` names: one that comes with the script, or one of yours by its import path.
+
+The training command imports it first of all, and tries it before the images are scanned.
+"""
 
 import inspect
 import os

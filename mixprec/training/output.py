@@ -1,4 +1,4 @@
-"""The results folder of a run."""
+"""The results folder of a run: the training command writes to it when config, network and images are good."""
 
 import contextlib
 import datetime

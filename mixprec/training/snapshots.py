@@ -59,7 +59,7 @@ class AtomicWriter(snapshot_writers.SimpleWriter):
 def extension(keep):
     """Returns Chainer's snapshot extension, writing atomically and keeping the ``keep`` newest files.
 
-    The newest are those written last, whoever wrote them: also before a resume.
+    The newest are those that were written last, also by an earlier process of the run.
     """
     return extensions.snapshot(filename="snapshot_iter_{.updater.iteration}.npz", writer=AtomicWriter(), n_retains=keep)
 
@@ -230,7 +230,7 @@ def _array(archive, name):
 
 
 def _instead(path):
-    """What to do about a corrupt snapshot, if that is known."""
+    """Advice about a corrupt snapshot, if there is any."""
     folder, name = os.path.split(path)
     if name == BEST:
         return "; remove it, and the best of those still to come takes its place"

@@ -1,4 +1,4 @@
-"""Where a run takes place: what its results folder says besides the versions."""
+"""The surroundings of a run: time, host, command and commit, for ``environment.txt`` in its results folder."""
 
 import datetime
 import os

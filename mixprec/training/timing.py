@@ -1,4 +1,4 @@
-"""How fast a run will be: the loader alone, and some real steps alone."""
+"""The speed of a run to come: the loader alone, and some real steps alone. Only the dry run measures it."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ _STEPS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """What was timed.
+    """The measured times.
 
     Attributes:
         loader: images/s of the loader, with nothing beside it.

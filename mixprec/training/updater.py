@@ -41,7 +41,7 @@ class TimedUpdater(updaters.StandardUpdater):
 
     @property
     def previous_epoch_detail(self):
-        """Where the last iteration began, in epochs."""
+        """The position where the last iteration began, in epochs."""
         return super().previous_epoch_detail if self._began is None else self._began
 
     def update_core(self):

@@ -1,4 +1,4 @@
-"""What DALI made on a GPU, as arrays of CuPy: the same memory, in the order of CuPy's current stream."""
+"""Batches that DALI made on a GPU, as arrays of CuPy: the same memory, in the order of CuPy's current stream."""
 
 import collections
 import itertools
@@ -22,7 +22,7 @@ class DeviceBatches:
 
     Args:
         device_id (int): Number of the GPU.
-        most (int): Batches that are kept though nobody else holds them. A host that is so far ahead waits for the
+        most (int): Batches that are kept though no other code holds them. A host that is so far ahead waits for the
             oldest of them, and for nothing that was asked for later.
     """
 
@@ -33,7 +33,7 @@ class DeviceBatches:
         self._device = cupy.cuda.Device(device_id)
         self._launcher = CupyLauncher(device_id)
         self._most = most
-        self._given = []  # arrays of each batch that was still held by somebody when last seen
+        self._given = []  # arrays of each batch that was still held elsewhere when last seen
         self._kept = collections.deque()  # (arrays, event after their use), the oldest first
 
     def take(self, pipeline):
@@ -60,7 +60,7 @@ class DeviceBatches:
         return x, t[:, 0]
 
     def leave_out(self, pipeline):
-        """Runs the pipeline for a batch that nobody wants."""
+        """Runs the pipeline for a batch that is not used."""
         with self._device:
             pipeline.run(self._cupy.cuda.get_current_stream())
 
@@ -79,7 +79,7 @@ class DeviceBatches:
 
 
 def _is_held(arrays):
-    """Whether anybody but the tuple that is given holds an array, or a view, which holds the array in its ``base``."""
+    """Returns ``True`` if an array, or a view with it as ``base``, is held by more than the tuple that is given."""
     return _references(arrays) > _references((object(),))
 
 

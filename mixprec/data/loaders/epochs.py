@@ -1,4 +1,4 @@
-"""How images make batches, and batches epochs: everything follows from the number of batches delivered."""
+"""The division of images into batches and epochs: everything follows from the number of batches delivered."""
 
 import dataclasses
 

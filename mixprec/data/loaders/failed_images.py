@@ -1,4 +1,7 @@
-"""Which image DALI could not decode: it does not tell."""
+"""The image that DALI could not decode: its error does not name it.
+
+:class:`~mixprec.data.loaders.dali.DaliIterator` calls this after an error of DALI, before it raises its own.
+"""
 
 import io
 

@@ -195,7 +195,7 @@ class ImageIterator(Position):
         self._restart()
 
     def _settings(self):
-        """What a snapshot must agree with. Not the dtype: a FP32 snapshot goes on in FP16, and back."""
+        """The settings that a snapshot must agree with. Not the dtype: a FP32 snapshot goes on in FP16, and back."""
         return {
             **json.loads(json.dumps(dataclasses.asdict(self._spec))),
             "number of images": len(self._images),

@@ -71,7 +71,7 @@ class PillowIterator(ImageIterator):
                 self._workers = _Workers(self._work(), min(self._threads, self.batch_size))
                 self._ahead = collections.deque()
             last = number + self._prefetch
-            if not self.repeat:  # the next pass is not made before it is asked for: nobody knows when
+            if not self.repeat:  # the next pass is not made before it is requested
                 last = min(last, self._epochs.batches - 1)
             for ahead in range(number + len(self._ahead), last + 1):
                 epoch, indices = self._indices(ahead)
@@ -113,7 +113,7 @@ class _Workers:
         self._work = work
         self._making = collections.deque()  # (slot, images, processes) of each batch
         self._slots = []  # mmaps
-        self._free = []  # those that nobody uses
+        self._free = []  # those that are not in use
         processes = []
         memory, pickled = _unnamed_file("batches"), _unnamed_file("work")
         # Called once: by stop(), when this object is no longer used, or at the end of the interpreter.
@@ -188,7 +188,7 @@ def _unnamed_file(name):
 
 
 def _ended(process):
-    """What to say of a process that has ended without being asked to."""
+    """The message for a process that has ended too early."""
     status = process.wait()
     how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
     return f"the Pillow loader's process {process.pid} has ended {how}"

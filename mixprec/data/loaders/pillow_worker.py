@@ -26,7 +26,7 @@ _ATTEMPTS = 10  # at a random crop, as in DALI and torchvision
 
 @dataclass(frozen=True)
 class Work:
-    """What all tasks have in common.
+    """The part that all tasks have in common.
 
     Attributes:
         images: What to read, see :mod:`mixprec.data.sources.folders`.
@@ -133,7 +133,7 @@ def random_crop(width, height, area, aspect, attempts):
 
 
 def _uniforms(seed, epoch, index):
-    """Numbers in [0, 1) that belong to one image in one epoch, whoever decodes it and when."""
+    """Numbers in [0, 1) that belong to one image in one epoch, in any process and at any time."""
     # Philox is a function of key and counter (Salmon et al. 2011), and its bits are the same in all versions of NumPy.
     bits = np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, index]).random_raw(1 + 4 * _ATTEMPTS)
     return ((bits >> np.uint64(11)) * 2.0**-53).tolist()

@@ -18,7 +18,7 @@ _LARGEST = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DaliDevice:
-    """Where DALI computes; the arguments are :class:`~mixprec.data.loaders.dali.DaliIterator`'s."""
+    """The device on which DALI computes; the arguments are :class:`~mixprec.data.loaders.dali.DaliIterator`'s."""
 
     device_id: int | None = None
     decode: str = "gpu"

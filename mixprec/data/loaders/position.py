@@ -1,10 +1,10 @@
-"""Where an iterator is, as Chainer's trainer asks for it."""
+"""The position of an iterator, in the attributes that Chainer's trainer reads."""
 
 from chainer import dataset
 
 
 class Position(dataset.Iterator):
-    """What an iterator says of its position: all of it follows from the number of batches delivered.
+    """The position of an iterator: all of it follows from the number of batches delivered.
 
     Args:
         epochs (Epochs): How batches make epochs.

@@ -1,4 +1,4 @@
-"""DALI's readers of each source: in which order images come, and where their labels are."""
+"""DALI's readers of each source, with the order of the images and the place of their labels."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What the batches of a loader hold: shapes, augmentation, order."""
+"""The contents of a loader's batches: shapes, augmentation, order."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Random numbers in place of images, on the device from the start: what training takes without a loader."""
+"""Random numbers in place of images, on the device from the start, to train without a loader."""
 
 import chainer
 import numpy as np
@@ -15,7 +15,7 @@ class SyntheticIterator(Position):
 
     A batch is ``(x, t)``, as from the loaders of images: x (B, size, size, 3), standard normal, C-contiguous; with
     ``pad_channels`` a view of the first three channels of (B, size, size, 4), the fourth being zero. t int32 (B,),
-    uniform. Both lie on the device: they were sent there once, and a step uploads nothing. Nobody may write to them.
+    uniform. Both lie on the device: they were sent there once, and a step uploads nothing. Do not write to them.
 
     Args:
         images (int): Images in an epoch, of all shards.

@@ -1,4 +1,4 @@
-"""Labels and the names of classes: what must agree between a model, its data, and an earlier run."""
+"""Labels and the names of classes, which must agree between a model, its data, and an earlier run."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What makes an image good: it is intact, and Pillow and DALI decode it to the same pixels."""
+"""The check of an image: it is good if it is intact, and if Pillow and DALI decode it to the same pixels."""
 
 import os
 import re
@@ -86,7 +86,7 @@ def _check_chunks(file):
 
 
 def _content_problem(image):
-    """What stands against an image that has been opened but not decoded yet."""
+    """The fault of an image that has been opened but not decoded yet, or None."""
     kind = "JPEG" if image.format == "MPO" else image.format  # a JPEG with more pictures behind it
     codec, arguments = (image.tile[0].codec_name, image.tile[0].args) if image.tile else ("", "")
     layout = arguments if isinstance(arguments, str) else str(arguments[0])  # such as "RGB;16B"

@@ -1,4 +1,4 @@
-"""Opens images wherever they are: class folders, lists, shards."""
+"""Opens images in class folders, lists and shards."""
 
 import os
 

@@ -213,7 +213,7 @@ def _pack(source, out, form, plan, settings):
 
 
 def _begun(out, settings):
-    """What an earlier call with the same settings has noted, or None in an empty folder."""
+    """The notes of an earlier call with the same settings, or None in an empty folder."""
     manifest = _read_json(os.path.join(out, MANIFEST)) or _read_json(os.path.join(out, UNFINISHED))
     if manifest is None:
         foreign = sorted(name for name in os.listdir(out) if name != _LOCK and not name.startswith(TEMPORARY))

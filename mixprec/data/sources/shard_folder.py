@@ -1,4 +1,4 @@
-"""Which shards lie in a folder, and whether all of them do."""
+"""The shards in a folder, and the check that none is missing."""
 
 import json
 import os

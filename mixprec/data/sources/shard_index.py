@@ -1,4 +1,4 @@
-"""Where the images lie in one shard; read from the shard once, and then from a cache."""
+"""The places of the images in one shard; read from the shard once, and then from a cache."""
 
 import dataclasses
 import hashlib
@@ -57,7 +57,7 @@ class ShardIndex:
 
 
 def label_problem(label):
-    """What is wrong with a label that was found (int), in one line, or None."""
+    """Returns the fault of a label that was found (int), in one line, or None."""
     return None if 0 <= label < _LARGEST else f"label {label}: must be 0 to {_LARGEST - 1}"
 
 

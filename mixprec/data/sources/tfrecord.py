@@ -85,7 +85,7 @@ def read_index(path):
 
 
 def damage(path, line):
-    """What is wrong with the record of a line of the index, in one line, or None: compares the checksum of its data."""
+    """Returns the fault of the record of a line of the index, in one line, or None; compares its checksum."""
     offset, size = map(int, line.split())
     with open_regular(path) as file:
         file.seek(offset)
