@@ -105,7 +105,7 @@ def _flushes_subnormals():
 
 
 class _Scratch(threading.local):
-    """What rounding to float16 needs, for each thread its own."""
+    """Memory for rounding to float16, for each thread its own."""
 
     def __init__(self):
         self.rounding = Rounding(BLOCK)
