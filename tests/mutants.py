@@ -282,7 +282,7 @@ MUTANTS = [
     Mutant("cover-all", "rewrite/layers.py", "rewrite/test_odd.py",
            "node.pad, node.cover_all)", "node.pad, False)", "max pooling loses its last windows"),
     # graph_capture
-    Mutant("other-shape", "graph_capture/arguments.py", CAPTURED,
+    Mutant("other-shape", "graph_capture/step_arguments.py", CAPTURED,
            "return array.shape, array.dtype, order", "return array.ndim, array.dtype, order",
            "the graph of a full batch runs on the last one"),
     Mutant("not-compared", "graph_capture/verification.py", CAPTURED,

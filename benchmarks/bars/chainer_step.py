@@ -4,7 +4,7 @@ import numpy as np
 
 from benchmarks.bars.step import Step, memory_of_process
 from benchmarks.device_memory import peak_of
-from mixprec.backends import graphs_of
+from mixprec.graph_capture.cuda_graphs import graphs_of
 
 _FIRST = 3  # the first two calls of a converted model are looked at, and the first one makes the optimizer's state
 _AGAIN = 2  # steps until CuPy's pool has all that the next ones need

@@ -11,7 +11,7 @@ from mixprec.backends.memory import axes
 
 
 class Graphs:
-    """In place of :class:`~mixprec.backends.graphs.CupyGraphs`.
+    """In place of :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
 
     Args:
         launcher: :class:`~benchmarks.null_device.Launcher` of the device.
@@ -36,7 +36,7 @@ class Graphs:
             yield
 
     def capture(self, function):
-        """See :meth:`CupyGraphs.capture <mixprec.backends.graphs.CupyGraphs.capture>`."""
+        """See :meth:`CupyGraphs.capture <mixprec.graph_capture.cuda_graphs.CupyGraphs.capture>`."""
         with Array.memory.capturing(), device_log.recording() as taken:
             result = function()
         return Graph([note for note in taken if note.kind != "memory"]), result

@@ -19,8 +19,8 @@ from benchmarks import configured, null_device
 from benchmarks.processes import Worker
 from benchmarks.step.launches import launches_of, totals
 from benchmarks.step.unseen import chainers_own
-from mixprec.backends import graphs_of
 from mixprec.backends.device_log import recording
+from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.verification import Verification
 from mixprec.training import images
 from mixprec.training.accumulation import Accumulated

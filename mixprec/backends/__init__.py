@@ -38,18 +38,6 @@ def launcher_of(array):
     return launch.launcher_of(array)
 
 
-def graphs_of(array):
-    """Returns what captures work on the device of an array, or ``None`` if NumPy computes with it.
-
-    That is a :class:`~mixprec.backends.graphs.CupyGraphs`, always the same one for a device.
-    """
-    if type(array) in _OTHERS:
-        return _OTHERS[type(array)].graphs
-    from mixprec.backends import graphs
-
-    return graphs.graphs_of(array)
-
-
 def is_of_numpy(array):
     """Whether NumPy computes with an array: one of its own that is not registered for other primitives."""
     return isinstance(array, np.ndarray) and type(array) not in _OTHERS
@@ -58,6 +46,12 @@ def is_of_numpy(array):
 def register(array_type, primitives):
     """Makes :func:`primitives_of` return ``primitives`` for arrays of exactly this type.
 
-    Their attributes ``launcher`` and ``graphs`` are what :func:`launcher_of` and :func:`graphs_of` return.
+    Their attribute ``launcher`` is what :func:`launcher_of` returns, and ``graphs`` what
+    :func:`mixprec.graph_capture.cuda_graphs.graphs_of` does.
     """
     _OTHERS[array_type] = primitives
+
+
+def registered(array):
+    """Returns the primitives that were registered for the type of an array, or ``None``."""
+    return _OTHERS.get(type(array))

@@ -1,49 +1,140 @@
-"""Work that is done again and again: eagerly at first, then as CUDA graphs, one for each kind of arguments."""
+"""``mixprec.capture``: a training step that is run eagerly at first, then as CUDA graphs.
+
+The user calls :func:`capture` or :func:`capture_evaluation` once, and the :class:`Captured` that they return in each
+step.
+"""
 
 import collections
+from collections.abc import Callable
+from typing import Any, Literal
 
 import chainer
 
 from mixprec import arguments
 from mixprec.announcements import announce
-from mixprec.backends import graphs_of
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
-from mixprec.graph_capture.arguments import Arguments
-from mixprec.graph_capture.kind import Kind
-from mixprec.graph_capture.links import array_of
+from mixprec.graph_capture.called_links import array_of
+from mixprec.graph_capture.capturable import Capturable
+from mixprec.graph_capture.captured_evaluation import Evaluation
+from mixprec.graph_capture.cuda_graphs import graphs_of
+from mixprec.graph_capture.graph_step import TrainingStep
+from mixprec.graph_capture.specialization import Specialization
+from mixprec.graph_capture.step_arguments import Arguments
+from mixprec.optimizer import MixedPrecisionOptimizer
 
-OTHER_SHAPES = ("capture", "eager")
-_WAITING = 16  # kinds of arguments without a graph that are remembered
+_OTHER_SHAPES = ("capture", "eager")
+_WAITING = 16  # specializations without a graph that are remembered
 _CONFIG = ("train", "enable_backprop", "dtype", "use_cudnn", "cudnn_deterministic")
 
 
-class Captured:
-    """Calls work eagerly, or launches a graph of it if there is one for such arguments.
+def capture(
+    optimizer: MixedPrecisionOptimizer,
+    lossfun: Callable[..., Any] | None = None,
+    *,
+    warmup: int = 3,
+    graphs: int = 4,
+    other_shapes: Literal["capture", "eager"] = "capture",
+    required: bool = False,
+    second_stream: bool = False,
+) -> "Captured":
+    """Returns a function that runs training steps, on a CUDA device each by one launch of a CUDA graph.
+
+    ``loss = step(x, t)`` does what ``optimizer.update(lossfun, x, t)`` does. On NumPy it is that. On a device the first
+    ``warmup`` calls are eager steps. If the last two of them asked the device for the same, the next step is captured,
+    compared with an eager step, and launched from then on. Arguments of other shapes or dtypes get a graph of their
+    own. The graph holds forward pass, loss, backward pass, the check for overflows, the update, the loss scale and the
+    running statistics. ``docs/capture.md`` says what it cannot hold.
 
     Args:
-        work: what is done, an object with
+        optimizer: :class:`~mixprec.MixedPrecisionOptimizer`, set up.
+        lossfun: as for :meth:`~mixprec.MixedPrecisionOptimizer.update`; ``None`` for the model.
+        warmup: number of eager steps before a graph, at least 2.
+        graphs: number of graphs that are kept, at least 1. Another one takes the place of the one that was launched
+            least recently.
+        other_shapes: ``"capture"`` for a graph of each combination of shapes, ``"eager"`` for one graph only, that of
+            the first call's.
+        required: whether a step that cannot be captured is an error. Otherwise mixprec logs one warning with the
+            reason to the logger ``"mixprec"``, and steps are eager from then on.
+        second_stream: whether gradients of convolution filters are computed on a second stream, beside the rest of the
+            backward pass. Results are the same bit for bit.
 
-            - ``name``: for messages;
-            - ``second_stream``: whether it may use a second stream of the device;
-            - ``model``: the link with all that it moves;
-            - ``run(args, kwargs, unchains)``: does it, also while a graph captures, and perhaps forgets what led to its
-              result; returns variables, arrays and numbers;
-            - ``is_under_way()``: whether the next time has begun already, by something that a graph would not know;
-            - ``plan()``: an object, another one if the next time is not expected to be like the last one;
-            - ``why_not()``: why it cannot be captured, as text, or ``None``;
-            - ``session()``: what the host does around a graph, with the methods of
-              :class:`~mixprec.graph_capture.graph_step.GraphStep`;
-            - ``state()``: dict from names to the arrays that it moves;
-            - ``left()`` and ``leave(left)``: what else it leaves in the model, and to put that there again;
-            - ``counts()``: whether the last time has moved them; the host may wait for that;
-            - ``finish(arguments, wait)``: ends each time; a callable that returns ``(args, kwargs)``, and whether the
-              host may wait then.
+    Returns:
+        :class:`Captured`. A call takes the arguments of ``lossfun``, arrays on the host or the device, and returns the
+        loss, or the sum of the losses, a :class:`chainer.Variable` without a graph.
 
-        warmup: number of eager calls for each kind of arguments before a graph is captured, at least 2.
-        graphs: number of graphs that are kept, at least 1; the one that was launched least recently makes room.
-        other_shapes: ``"capture"``, or ``"eager"`` for one graph only, that of the first kind of arguments.
-        required: whether what cannot be captured is an error.
+    Raises:
+        TypeError: ``optimizer`` is not a :class:`~mixprec.MixedPrecisionOptimizer`, ``lossfun`` no function, or
+            ``required`` or ``second_stream`` no bool.
+        ValueError: another argument is out of its range.
+
+    Example:
+        >>> import chainer, chainer.links as L, numpy as np
+        >>> import mixprec
+        >>> model = L.Classifier(L.Linear(4, 3))
+        >>> report = mixprec.convert(model)
+        >>> sgd = chainer.optimizers.MomentumSGD(lr=0.1)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(sgd).setup(model)
+        >>> step = mixprec.capture(optimizer)
+        >>> x, t = np.ones((8, 4), np.float32), np.zeros(8, np.int32)
+        >>> for _ in range(10):
+        ...     loss = step(x, t)  # in place of optimizer.update(model, x, t)
+        >>> optimizer.t
+        10
+        >>> step.replays  # launches of a graph: 0 on a CPU, 5 on a GPU
+        0
+    """
+    if not isinstance(optimizer, MixedPrecisionOptimizer):
+        hint = "; steps with ChainerMN cannot be captured" if hasattr(optimizer, "actual_optimizer") else ""
+        raise TypeError(f"optimizer must be a MixedPrecisionOptimizer; found {type(optimizer).__name__}{hint}")
+    arguments.function("lossfun", lossfun)
+    step = TrainingStep(optimizer, lossfun, arguments.flag("second_stream", second_stream))
+    return Captured(step, warmup=warmup, graphs=graphs, other_shapes=other_shapes, required=required)
+
+
+def capture_evaluation(
+    model: chainer.Link,
+    *,
+    warmup: int = 3,
+    graphs: int = 4,
+    other_shapes: Literal["capture", "eager"] = "capture",
+    required: bool = False,
+) -> "Captured":
+    """Returns a function that calls a model to evaluate it, on a CUDA device each time by one launch of a CUDA graph.
+
+    ``evaluate(x, t)`` does what ``model(x, t)`` does with ``chainer.config.train`` off and without backprop, and
+    reports what the model reports.
+
+    Args:
+        model: a link.
+        warmup: as for :func:`capture`, as are all that follow.
+        graphs: likewise.
+        other_shapes: likewise.
+        required: likewise.
+
+    Returns:
+        :class:`Captured`. A call returns the model's result in new arrays.
+
+    Raises:
+        TypeError: ``model`` is not a link, or ``required`` no bool.
+        ValueError: another argument is out of its range.
+    """
+    arguments.instance("model", model, chainer.Link, "a chainer.Link")
+    return Captured(Evaluation(model), warmup=warmup, graphs=graphs, other_shapes=other_shapes, required=required)
+
+
+class Captured:
+    """Calls work eagerly at first, then launches CUDA graphs of it.
+
+    Each combination of shapes, dtypes and settings that it is called with has a graph of its own, and a
+    :class:`~mixprec.graph_capture.specialization.Specialization` that captures it.
+
+    Args:
+        capturable: :class:`~mixprec.graph_capture.capturable.Capturable`.
+        warmup: as for :func:`capture`, as are all that follow.
+        graphs: likewise.
+        other_shapes: likewise.
+        required: likewise.
 
     Attributes:
         why_not: why nothing is captured any more, as text; ``None`` if it is, or may still be.
@@ -54,76 +145,89 @@ class Captured:
         ValueError: another argument is out of its range.
     """
 
-    def __init__(self, work, *, warmup=3, graphs=4, other_shapes="capture", required=False):
-        self._work = work
+    def __init__(
+        self,
+        capturable: Capturable,
+        *,
+        warmup: int,
+        graphs: int,
+        other_shapes: Literal["capture", "eager"],
+        required: bool,
+    ) -> None:
+        self._capturable, self._name = capturable, capturable.name
         self._warmup = arguments.whole("warmup", warmup, 2)
         self._graphs = arguments.whole("graphs", graphs, 1)
-        self._other_shapes = arguments.choice("other_shapes", other_shapes, OTHER_SHAPES)
+        self._other_shapes = arguments.choice("other_shapes", other_shapes, _OTHER_SHAPES)
         self._required = arguments.flag("required", required)
-        self._kinds = collections.OrderedDict()  # Kind by its key, the one that was called last at the end
-        self._only = None  # the key that has the one graph
-        self.why_not = None
-        self.replays = 0
+        self._specializations = collections.OrderedDict()  # by key, the one that was called last at the end
+        self._first_key = None  # with other_shapes="eager": of the only specialization
+        self.why_not: str | None = None
+        self.replays: int = 0
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Does the work once.
 
         Args:
-            args: arrays or variables of the host or the device, also in tuples, lists and dicts; everything else
-                is a part of what is captured.
+            args: arrays or variables of the host or the device, also in tuples, lists and dicts. A graph is for one
+                value of everything else.
             kwargs: likewise.
 
         Returns:
             What the work returns, in new arrays.
 
         Raises:
-            CaptureError: it cannot be captured, and that is required. The call that finds it out does the work, once
-                and eagerly; the next ones do nothing.
+            CaptureError: the work cannot be captured, and that is required. The call that finds it out does the work,
+                once and eagerly; the next ones do nothing.
         """
-        graphs = graphs_of(array_of(self._work.model))
+        graphs = graphs_of(array_of(self._capturable.model))
         if graphs is None:
             if self._required:
-                raise CaptureError(f"{self._work.name} cannot be captured, which is required: it needs a CUDA device")
+                raise self._error("it needs a CUDA device")
             return self._eager(args, kwargs)
         if self.why_not is not None and self._required:
-            raise CaptureError(f"{self._work.name} cannot be captured, which is required: {self.why_not}")
+            raise self._error(self.why_not)
         given = Arguments(args, kwargs)
         with graphs.on_stream():
-            kind = None if self.why_not is not None or self._is_hooked() else self._kind_of(given, graphs)
-            if kind is None:
+            specialization = self._specialization_for(given, graphs)
+            if specialization is None:
                 return self._eager(*given.on_device(graphs))
-            launches = kind.launches
-            result = kind.call(given)
-            self.replays += kind.launches - launches
-            kind.finish()
-        if kind.failure is not None:
-            self._give_up(kind.failure)
+            launches = specialization.launches
+            result = specialization.call(given)
+            self.replays += specialization.launches - launches
+            specialization.finish()
+        if specialization.failure is not None:
+            self._give_up(specialization.failure)
         return result
 
-    def reset(self):
-        """Forgets all graphs, and why there are none; to be called when code or numbers of the work have changed."""
-        for kind in self._kinds.values():
-            kind.drop()
-        self._kinds.clear()
-        self.why_not = self._only = None
+    def reset(self) -> None:
+        """Drops all graphs; to be called when code or numbers that a graph has frozen have changed.
 
-    def report(self):
+        The next calls are eager, and capture another graph, also if nothing could be captured before.
+        """
+        for specialization in self._specializations.values():
+            specialization.drop()
+        self._specializations.clear()
+        self.why_not = self._first_key = None
+
+    def report(self) -> str:
         """Returns what is captured, and why something is not, as text."""
-        lines = [] if self.why_not is None else [f"{self._work.name} is not captured: {self.why_not}"]
-        for kind in self._kinds.values():
-            state = f"{kind.calls} eager calls"
-            if kind.graph is not None:
-                state += f", then a graph that was launched {kind.launches} times"
-            lines.append(f"{kind.shapes}: {state}")
-        return "\n".join(lines) or f"{self._work.name} was not called yet, or is not on a CUDA device"
+        lines = [] if self.why_not is None else [f"{self._name} is not captured: {self.why_not}"]
+        for each in self._specializations.values():
+            state = f"{each.calls} eager calls"
+            if each.graph is not None:
+                state += f", then a graph that was launched {each.launches} times"
+            lines.append(f"{each.shapes}: {state}")
+        return "\n".join(lines) or f"{self._name} was not called yet, or is not on a CUDA device"
 
     def _eager(self, args, kwargs):
-        result = self._work.run(args, kwargs)
-        self._work.finish(lambda: (args, kwargs), wait=True)
+        result = self._capturable.run(args, kwargs)
+        self._capturable.finish(lambda: (args, kwargs), wait=True)
         return result
 
-    def _kind_of(self, given, graphs):
-        """Returns the :class:`Kind` of a call, or ``None`` if there is to be no graph for it."""
+    def _specialization_for(self, given, graphs):
+        """Returns the :class:`Specialization` for a call, or ``None`` if the call is eager."""
+        if self.why_not is not None or self._is_hooked():
+            return None
         everywhere, here = vars(chainer.global_config), vars(chainer.config._local)
         config = tuple([here.get(name, everywhere[name]) for name in _CONFIG])
         try:
@@ -132,42 +236,45 @@ class Captured:
             self._give_up(str(error))
             return None
         if self._other_shapes == "eager":
-            self._only = self._only or key
-            if key != self._only:
+            self._first_key = self._first_key or key
+            if key != self._first_key:
                 return None
-        if key not in self._kinds:
-            self._kinds[key] = Kind(self._work, given, graphs, self._warmup)
-        self._kinds.move_to_end(key)
-        if len(self._kinds) > 1:
+        if key not in self._specializations:
+            self._specializations[key] = Specialization(self._capturable, given, graphs, self._warmup)
+        self._specializations.move_to_end(key)
+        if len(self._specializations) > 1:
             self._make_room()
-        return self._kinds[key]
+        return self._specializations[key]
 
     def _make_room(self):
-        """Forgets what was called least recently, so that the kind that is called now may have a graph."""
-        *others, now = self._kinds.items()
-        with_graph = [key for key, kind in others if kind.graph is not None]
-        without = [key for key, kind in others if kind.graph is None]
-        room = self._graphs - 1 if now[1].wants_graph else self._graphs
+        """Drops the specialization that was called least recently, so that the current one may have a graph."""
+        *others, (_, current) = self._specializations.items()
+        with_graph = [key for key, each in others if each.graph is not None]
+        without = [key for key, each in others if each.graph is None]
+        room = self._graphs - 1 if current.wants_graph else self._graphs
         if len(with_graph) > room:
-            announce("%s: a graph makes room for that of other arguments, graphs=%d", self._work.name, self._graphs)
+            announce("%s: a graph makes room for that of other arguments, graphs=%d", self._name, self._graphs)
         if len(without) > _WAITING:
-            announce("%s runs eagerly for many kinds of arguments, none of which comes often", self._work.name)
+            announce("%s runs eagerly for many kinds of arguments, none of which comes often", self._name)
         for key in [*with_graph[: max(0, len(with_graph) - room)], *without[:-_WAITING]]:
-            self._kinds.pop(key).drop()
+            self._specializations.pop(key).drop()
 
     def _is_hooked(self):
-        """Whether hooks want to see every function or link: then a call is eager, as a graph would leave them out."""
+        """Whether hooks for all functions or links are active: a graph would not run them, and the call is eager."""
         hooks = [*chainer.get_function_hooks().values(), *chainer._get_link_hooks().values()]
         if hooks:
-            name = type(hooks[0]).__name__
+            hook = type(hooks[0]).__name__
             if self._required:
-                raise CaptureError(f"{self._work.name} is required to be captured, and a graph would leave out {name}")
-            announce("%s runs eagerly while the hook %s is active", self._work.name, name)
+                raise CaptureError(f"{self._name} is required to be captured, and a graph would leave out {hook}")
+            announce("%s runs eagerly while the hook %s is active", self._name, hook)
         return bool(hooks)
 
     def _give_up(self, reason):
         self.reset()
         self.why_not = reason
         if self._required:
-            raise CaptureError(f"{self._work.name} cannot be captured, which is required: {reason}")
-        announce("%s runs eagerly, it cannot be captured: %s", self._work.name, reason)
+            raise self._error(reason)
+        announce("%s runs eagerly, it cannot be captured: %s", self._name, reason)
+
+    def _error(self, reason):
+        return CaptureError(f"{self._name} cannot be captured, which is required: {reason}")

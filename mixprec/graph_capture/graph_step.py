@@ -1,52 +1,203 @@
-"""A step of the optimizer in a CUDA graph: what the host does before it is captured, and around each launch."""
+"""The training step as work that can be captured, for :func:`mixprec.capture`.
+
+A graph repeats launches with the addresses and numbers that they had when it was captured. What moves from step to step
+is on the device already, but for hyperparameters, which :class:`TrainingSession` uploads before a launch.
+"""
 
 import contextlib
-import itertools
 import operator
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import chainer
+import numpy as np
 
 from mixprec.backends.dropout_state import dropout_state
+from mixprec.graph_capture.called_links import local_hooks
+from mixprec.graph_capture.capturable import Capturable, GraphSession
+from mixprec.graph_capture.graph_table import GraphTable
 from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batched import SCALE_CONSTANTS
 
-_HOOKS = operator.attrgetter("_local_link_hooks")  # None if there never was one
+
+class TrainingStep(Capturable):
+    """A step of an optimizer: loss function, backward pass and update.
+
+    Args:
+        optimizer: :class:`~mixprec.MixedPrecisionOptimizer`, set up before the first call.
+        lossfun: as for its ``update``; ``None`` for the model.
+        second_stream: whether gradients of convolution filters are computed on a second stream.
+    """
+
+    name = "the training step"
+
+    def __init__(self, optimizer, lossfun, second_stream):
+        self._optimizer, self._given_lossfun = optimizer, lossfun
+        self.second_stream = second_stream
+
+    @property
+    def model(self):
+        """The model of the optimizer."""
+        if self._optimizer.target is None:
+            raise RuntimeError("the optimizer is not set up: call setup(model)")
+        return self._optimizer.target
+
+    def run(self, args, kwargs, *, unchains=False):
+        """Runs the step; returns the loss, or the sum of the losses, a variable without a graph."""
+        arrays, kept = [], []
+
+        def collected(loss):
+            arrays.append(loss.array)
+            return loss
+
+        def collected_each(losses):
+            for loss in losses:
+                yield collected(loss)
+                if unchains:
+                    loss.unchain_backward()
+                del loss  # before the next one, for which there is to be memory
+
+        def lossfun(*args, **kwargs):
+            losses = self._lossfun(*args, **kwargs)
+            if isinstance(losses, Iterator):
+                return collected_each(losses)
+            kept.append(losses)
+            return collected(losses)
+
+        self._optimizer._step(lossfun, args, kwargs)
+        if unchains:
+            for loss in kept:
+                loss.unchain_backward()
+        total = sum(arrays[1:], start=arrays[0])
+        if isinstance(total, np.generic):  # a sum of arrays of shape () on NumPy
+            total = np.asarray(total)
+        return chainer.Variable(total, requires_grad=False)
+
+    def session(self):
+        """See :meth:`Capturable.session`; the optimizer has a batch on a device and a step behind it."""
+        return TrainingSession(self._optimizer, self)
+
+    def is_under_way(self):
+        """Whether a forward pass has moved running statistics since the last step."""
+        return _parts(self._optimizer).statistics.are_saved
+
+    def version(self):
+        """Returns an object that is replaced when parameters, rules or hooks have changed."""
+        return _parts(self._optimizer).batched.changes
+
+    def why_not(self):
+        """See :meth:`Capturable.why_not`."""
+        hook = super().why_not()
+        if hook is not None:
+            return hook
+        batched = _parts(self._optimizer).batched
+        reasons, others = batched.plan.reasons, batched.plan.others
+        alone = next((name for name in reasons if name in others), None)
+        if alone is not None:
+            return f"{alone} is updated {reasons[alone]}"
+        if not isinstance(batched.batch, DeviceBatch):
+            return "no parameter is updated on a CUDA device"
+        if batched.shares_rules:
+            return "another optimizer has the same update rules, whose t it must know at once"
+        return None
+
+    def state(self):
+        """Returns every array that a step moves, by a name for messages."""
+        masters, batched, _, scaler, steps = _parts(self._optimizer)
+        batched.before_launch()  # what it settles would come back with these arrays, and count twice
+        arrays = {}
+        for name, param, master in masters.all_current():
+            if param.array is not None:
+                arrays[name] = param.array
+                arrays[f"the master of {name}"] = master.array
+                rule = param.update_rule
+                for key, value in (rule.state or {}).items() if rule is not None else ():
+                    arrays[f"{key} of {name}"] = value
+        for name, link in self.model.namedlinks():
+            arrays |= {f"{key} of {name}": link.__dict__.get(key) for key in link._persistent}
+        applied = batched.batch.applied
+        arrays |= {"t": applied, "the random state of dropout": dropout_state(applied)}
+        arrays |= dict(zip(("skipped", "last_step_skipped"), steps.arrays, strict=True))
+        if isinstance(scaler, DynamicLossScale):
+            names = ("value", "clean", "hysteresis_left", "overflows_in_row")
+            arrays |= {f"{name} of the loss scale": array for name, array in zip(names, scaler.arrays, strict=True)}
+        unique = {id(array): (name, array) for name, array in reversed(arrays.items()) if _is_array(array)}
+        return dict(reversed(unique.values()))
+
+    def outputs(self):
+        """Returns gradients and kept variables, for :meth:`restore`.
+
+        Returns:
+            ``parameters, gradients, their loss scales, [(link, name, variable)]``: the variables are attributes such as
+            ``loss`` of a classifier.
+        """
+        structure = _parts(self._optimizer).masters.structure
+        params = [param for param in structure.params if param.array is not None]
+        variables = [
+            (link, name, value)
+            for link in structure.links
+            for name, value in vars(link).items()
+            if isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter)
+        ]
+        return params, [param.grad for param in params], [param._loss_scale for param in params], variables
+
+    def restore(self, outputs):
+        """Gives parameters and links the gradients and variables of :meth:`outputs`."""
+        params, gradients, scales, variables = outputs
+        for param, gradient, scale in zip(params, gradients, scales, strict=True):
+            if param._grad is not gradient or param._grad_var is not None:
+                param.grad = gradient
+            if param._loss_scale is not scale:
+                param._loss_scale = scale
+        for link, name, value in variables:
+            if vars(link).get(name) is not value:
+                setattr(link, name, value)
+
+    def applied(self):
+        """Whether the last step was not skipped; reads from the device."""
+        return not self._optimizer.last_step_skipped
+
+    def finish(self, arguments, *, wait):
+        """Raises LossScaleExhausted if as many steps as patience allows have overflowed in a row."""
+        masters, _, statistics, *_ = _parts(self._optimizer)
+        self._optimizer._patience.check(masters, statistics, self._lossfun, arguments, wait=wait)
+
+    @property
+    def _lossfun(self):
+        return self.model if self._given_lossfun is None else self._given_lossfun
 
 
-class GraphStep:
-    """One captured step of a :class:`~mixprec.MixedPrecisionOptimizer`.
-
-    A graph repeats launches with the addresses and numbers that they had. What moves from step to step is on the device
-    already, but for hyperparameters, which :meth:`before_launch` uploads. Whether everything is still where it was is
-    asked by :meth:`holds`.
+class TrainingSession(GraphSession):
+    """What the host does around a graph of a training step.
 
     Args:
         optimizer: the wrapper, set up, with a batch on a device and a step behind it.
+        step: the :class:`TrainingStep` of this optimizer.
     """
 
-    def __init__(self, optimizer):
-        self._optimizer = optimizer
-        self._structure = optimizer._masters.structure
-        self._batched = optimizer._batched
+    def __init__(self, optimizer, step):
+        self._optimizer, self._step = optimizer, step
+        masters, self._batched, *_ = _parts(optimizer)
+        self._structure = masters.structure
         self._batch = self._batched.batch
-        self._table = self._batch.graph_table()
+        self._table = GraphTable(self._batch.table)
 
     @contextlib.contextmanager
     def capturing(self):
-        """Inside of the block a step is run while a graph captures what it asks of the device."""
+        """See :meth:`GraphSession.capturing`; afterwards the session knows what the graph was captured with."""
         with self._batch.reading(self._table):
             yield
         self._changes, self._links = self._batched.changes, self._structure.links
         places = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
         self._owners, self._names = [owner for owner, _ in places], [name for _, name in places]
         self._held, self._hooks = self._objects(), local_hooks(self._links)
-        self._copies = self._optimizer._statistics.copies  # the graph writes into them, whoever else does
-        self._left = left(self._optimizer)
+        self._copies = _parts(self._optimizer).statistics.copies  # held: the graph writes into them
+        self._outputs = self._step.outputs()
 
     def holds(self):
-        """Whether all that the graph was captured with is still there: parameters, arrays, rules, hooks."""
-        if self._optimizer._batched is not self._batched:  # setup() of another model
+        """Whether parameters, arrays, rules and hooks are still those that the graph was captured with."""
+        if _parts(self._optimizer).batched is not self._batched:  # setup() of another model
             return False
         if self._batched.changes is not self._changes or not self._batched.unchanged():
             return False
@@ -64,135 +215,37 @@ class GraphStep:
         """Leaves all as an eager step does: a step is outstanding, gradients and variables are those of the graph."""
         self._batched.after_launch()
         self._optimizer._factor = None
-        leave(self._left)
+        self._step.restore(self._outputs)
 
     def release(self):
         """Takes the gradients of the graph away from parameters, so that their memory becomes free with it."""
-        self._left = None
+        self._outputs = None
         self._optimizer.target.cleargrads()
 
     def _objects(self):
-        """What has addresses or values in the graph, beside what :class:`~mixprec.optimizer.changes.Changes` sees."""
-        scaler = self._optimizer._scaler
+        """Returns the objects with addresses or values in the graph that ``unchanged()`` does not compare."""
+        *_, scaler, steps = _parts(self._optimizer)
         objects = list(map(dict.get, self._owners, self._names))  # persistent values of links
-        objects += [dropout_state(self._batch.applied), *self._optimizer._steps.arrays]
+        objects += [dropout_state(self._batch.applied), *steps.arrays]
         if isinstance(scaler, DynamicLossScale):
             objects += scaler.arrays
             objects += [getattr(scaler, name) for name in SCALE_CONSTANTS]
         return objects
 
 
-def run(optimizer, lossfun, args, kwargs):
-    """Runs a step eagerly, or while a graph captures; :func:`finish` is to be called afterwards, outside of a capture.
+class _Parts(NamedTuple):
+    """What a captured step needs of the optimizer's wrapper."""
 
-    Args:
-        optimizer: the wrapper, set up.
-        lossfun: loss function, called with ``args`` and ``kwargs``.
-        args: tuple.
-        kwargs: dict.
-    """
-    optimizer._step(lossfun, args, kwargs)
+    masters: object
+    batched: object
+    statistics: object
+    scaler: object
+    steps: object
 
 
-def finish(optimizer, lossfun, arguments, *, wait):
-    """Ends a step: raises LossScaleExhausted if all steps overflow.
-
-    Args:
-        optimizer: the wrapper.
-        lossfun: the loss function of the step.
-        arguments: callable that returns its arguments, ``(args, kwargs)``.
-        wait: whether the host may wait for the device when patience may have run out.
-    """
-    optimizer._patience.check(optimizer._masters, optimizer._statistics, lossfun, arguments, wait=wait)
-
-
-def why_not(optimizer):
-    """Returns why a graph cannot hold a step, as text, or ``None``."""
-    batched = optimizer._batched
-    reasons, others = batched.plan.reasons, batched.plan.others
-    alone = next((name for name in reasons if name in others), None)
-    if alone is not None:
-        return f"{alone} is updated {reasons[alone]}"
-    if not isinstance(batched.batch, DeviceBatch):
-        return "no parameter is updated on a CUDA device"
-    if batched.shares_rules:
-        return "another optimizer has the same update rules, whose t it must know at once"
-    return None
-
-
-def is_under_way(optimizer):
-    """Whether a step has begun before ``update``: by a forward pass that has moved running statistics."""
-    return optimizer._statistics.are_saved
-
-
-def plan(optimizer):
-    """Returns an object, another one when parameters, rules or hooks have changed."""
-    return optimizer._batched.changes
-
-
-def local_hooks(links):
-    """Returns the hooks that links have themselves."""
-    return list(itertools.chain.from_iterable(map(dict.values, filter(None, map(_HOOKS, links)))))
-
-
-def left(optimizer):
-    """Returns what a step has left in the model, for :func:`leave`.
-
-    Returns:
-        ``parameters, gradients, notes on them, [(link, name, variable)]``: the variables are attributes such as
-        ``loss`` of a classifier.
-    """
-    structure = optimizer._masters.structure
-    params = [param for param in structure.params if param.array is not None]
-    variables = [
-        (link, name, value)
-        for link in structure.links
-        for name, value in vars(link).items()
-        if isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter)
-    ]
-    return params, [param.grad for param in params], [param._loss_scale for param in params], variables
-
-
-def leave(left):
-    """Gives parameters and links what they had, from :func:`left`."""
-    params, gradients, notes, variables = left
-    for param, gradient, note in zip(params, gradients, notes, strict=True):
-        if param._grad is not gradient or param._grad_var is not None:
-            param.grad = gradient
-        if param._loss_scale is not note:
-            param._loss_scale = note
-    for link, name, value in variables:
-        if vars(link).get(name) is not value:
-            setattr(link, name, value)
-
-
-def state(optimizer):
-    """Returns every array that a step moves, by a name for messages, in a dict.
-
-    Args:
-        optimizer: the wrapper, set up, with a batch on a device and a step behind it.
-    """
-    optimizer._batched.before_launch()  # what it settles would come back with these arrays, and count twice
-    arrays = {}
-    for name, param, master in optimizer._masters.all_current():
-        if param.array is not None:
-            arrays[name] = param.array
-            arrays[f"the master of {name}"] = master.array
-            rule = param.update_rule
-            for key, value in (rule.state or {}).items() if rule is not None else ():
-                arrays[f"{key} of {name}"] = value
-    for name, link in optimizer.target.namedlinks():
-        arrays |= {f"{key} of {name}": link.__dict__.get(key) for key in link._persistent}
-    batch = optimizer._batched.batch
-    arrays |= {"t": batch.applied, "the random state of dropout": dropout_state(batch.applied)}
-    arrays |= dict(zip(("skipped", "last_step_skipped"), optimizer._steps.arrays, strict=True))
-    if isinstance(optimizer._scaler, DynamicLossScale):
-        names = ("value", "clean", "hysteresis_left", "overflows_in_row")
-        arrays |= {
-            f"{name} of the loss scale": array for name, array in zip(names, optimizer._scaler.arrays, strict=True)
-        }
-    unique = {id(array): (name, array) for name, array in reversed(arrays.items()) if _is_array(array)}
-    return dict(reversed(unique.values()))
+def _parts(optimizer):
+    """Returns the parts as they are now: ``setup`` and a snapshot without a loss scale make new ones."""
+    return _Parts(optimizer._masters, optimizer._batched, optimizer._statistics, optimizer._scaler, optimizer._steps)
 
 
 def _same(now, before):

@@ -1,4 +1,4 @@
-"""Which line of the user's code is to be named when something cannot be captured."""
+"""Finding the line of the user's code to name when something cannot be captured."""
 
 import linecache
 import traceback
@@ -7,7 +7,7 @@ import chainer
 
 # Packages and modules that are not the user's code; a device that stands in for a GPU adds itself.
 LIBRARIES = {"mixprec", "chainer", "cupy", "cupyx", "cupy_backends", "numpy", "contextlib", "functools"}
-# What CuPy says while a stream captures.
+# Parts of CuPy's messages while a stream captures, and their meanings.
 _MEANINGS = {
     "synchronous API": "the host waits for the device",
     "D2H transfers": "the host reads from the device",
@@ -16,7 +16,7 @@ _MEANINGS = {
 
 
 def line_of(frame):
-    """Returns file, line and text of the innermost line of the user's code that is being run.
+    """Returns file, number and text of the innermost line of the user's code that is being run.
 
     Args:
         frame: from which on to look outwards.
@@ -32,7 +32,7 @@ def line_of(frame):
 
 
 def cause_of(error):
-    """Returns what an exception says, the function of Chainer's that it came from, and the user's line, in one line."""
+    """Returns the message of an exception, with the user's line and the function of Chainer, in one line."""
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     lines = [_described(frame.f_code.co_filename, line) for frame, line in frames if _is_users(frame)]
     nodes = [frame.f_locals.get("self") for frame, _ in frames]

@@ -1,4 +1,8 @@
-"""What a step reports: a graph computes the values again, but nobody runs the code that reports them."""
+"""Reporting the values of a graph.
+
+A launch computes again what the captured step gave to ``chainer.report``, but does not run the code that reports it.
+:class:`~mixprec.graph_capture.specialization.Specialization` keeps what was reported, and repeats it after each launch.
+"""
 
 import copy
 
@@ -10,10 +14,10 @@ from mixprec.backends.transfers import on_host
 
 
 class Reports(chainer.Reporter):
-    """A reporter that keeps what it is told, for :meth:`repeat`.
+    """A reporter that keeps the values that it is given, for :meth:`repeat`.
 
     Args:
-        passes_on: whether the reporter that was current before is told as well.
+        passes_on: whether the reporter that was current before gets them as well.
     """
 
     def __init__(self, passes_on=False):
@@ -31,19 +35,19 @@ class Reports(chainer.Reporter):
 
     def report(self, values, observer=None):
         """Keeps the values; variables without their graph."""
-        if self.observation is not self._own:  # in a report_scope of the step, which is to see them, and nobody else
+        if self.observation is not self._own:  # in a report_scope of the step, which alone is to see them
             super().report(values, observer)
             return
         for name, value in values.items():
             if isinstance(value, chainer.Variable):
-                is_deferred = "_node" not in vars(value)  # and not to be looked at
+                is_deferred = "_node" not in vars(value)  # reading it would compute it
                 value = None if is_deferred else value.array
             if on_host(value):  # by the host, so that a graph would repeat it
                 value = np.asarray(value)
                 record("report", name, value.item() if value.size == 1 else value.tobytes())
         self._told.append(({name: _alone(value) for name, value in values.items()}, observer))
         if self._passes_on:
-            self.__exit__(None, None, None)  # whoever was current before is so for a moment
+            self.__exit__(None, None, None)  # the reporter before is current for a moment
             try:
                 chainer.report(values, observer)
             finally:
@@ -51,11 +55,11 @@ class Reports(chainer.Reporter):
 
     @property
     def values(self):
-        """All values by name, in the order in which they were told."""
+        """``[(name, value)]``, in the order in which they were reported."""
         return [(name, value) for values, _ in self._told for name, value in values.items()]
 
     def repeat(self, copies=None):
-        """Reports everything to the reporter that is current now, arrays as copies: the next step writes into them.
+        """Reports the values to the reporter that is current now, in copies, as the next launch writes into the arrays.
 
         Args:
             copies: as for :func:`copied`.

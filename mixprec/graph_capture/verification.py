@@ -1,4 +1,7 @@
-"""Whether the first launch of a graph does what the eager step does, from the same state."""
+"""Comparing a launch of a new graph with an eager step from the same state.
+
+:class:`~mixprec.graph_capture.specialization.Specialization` uses it in the two calls that compare.
+"""
 
 from typing import NamedTuple
 
@@ -16,7 +19,7 @@ _VALUE = 2.0**-8  # of losses and reported values, relative: a forward pass is n
 
 
 class Outcome(NamedTuple):
-    """What a step has left.
+    """The results of a step, and the arrays that it moved.
 
     Attributes:
         values: ``[(name, array or number)]``: its results.
@@ -28,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 class Verification:
-    """Runs a step several times from the same state.
+    """Compares several runs of a step that begin from the same state.
 
     Args:
         arrays: dict from names to the arrays that the step moves, all of them.
@@ -42,11 +45,11 @@ class Verification:
         self._before = _copies(self._arrays)
 
     def outcome(self, values):
-        """Returns the :class:`Outcome` of the step that was run last, with its results; it stays what it is."""
+        """Returns the :class:`Outcome` of the last run, with ``[(name, value)]`` of its results, in copies."""
         return Outcome([(name, copied(value)) for name, value in values], _copies(self._arrays))
 
     def now(self, values):
-        """Returns the same without copies, good until the next step."""
+        """Returns the same without copies, valid until the next run."""
         return Outcome(values, self._arrays)
 
     def turn_back(self):
@@ -58,7 +61,7 @@ class Verification:
         self._put(outcome.arrays)
 
     def difference(self, found, expected):
-        """Says what differs between two outcomes; the host waits for the device.
+        """Returns the first difference between two outcomes, as text; the host waits for the device.
 
         Args:
             found: :class:`Outcome` of the graph.

@@ -1,4 +1,8 @@
-"""Looking at two steps before one is captured: a graph is right only if both ask the device for the same."""
+"""Comparing what two eager steps ask of the device, before a step is captured.
+
+A graph repeats the same launches with the same addresses and numbers, and is right only if two steps ask for the same.
+:class:`~mixprec.graph_capture.specialization.Specialization` watches the last calls of the warm-up with this module.
+"""
 
 import bisect
 import contextlib
@@ -17,18 +21,18 @@ _LOWEST_ADDRESS = 2**20  # no smaller number is the address of an array
 
 @contextlib.contextmanager
 def watching(graphs):
-    """Collects in a list the :class:`~mixprec.backends.device_log.Record` of all that a step asks of a device.
+    """A context that gives a list, of a :class:`~mixprec.backends.device_log.Record` for each request to a device.
 
     Args:
-        graphs: of the device, :class:`~mixprec.backends.graphs.CupyGraphs`.
+        graphs: of the device, :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
     """
-    with device_log.recording(line_of) as taken, graphs.watching(), _functions():
-        yield taken
+    with device_log.recording(line_of) as records, graphs.watching(), _functions():
+        yield records
 
 
 @contextlib.contextmanager
 def _functions():
-    """Notes functions of Chainer, with the numbers that they have: CuPy's launches cannot be seen."""
+    """Records functions of Chainer, with the numbers that they have: launches by CuPy itself cannot be recorded."""
     node_class = chainer.FunctionNode
     original = node_class.__dict__["apply"]
 
@@ -63,16 +67,16 @@ def _address_of_leaf(x):
 
 
 def difference(before, now):
-    """Says what one step asked for and the next one did not.
+    """Returns the first difference between the requests of two steps.
 
     Memory that is new in a step may be anywhere, as a graph has its own.
 
     Args:
-        before: notes of a step, from :func:`watching`.
-        now: of the next one.
+        before: records of a step, from :func:`watching`.
+        now: those of the next step.
 
     Returns:
-        str: one line that names what it is and the line of the user's code; ``None`` if they are the same.
+        str: one line that names the request and the line of the user's code; ``None`` if there is no difference.
     """
     carrying = _carrying(before, now)
     if carrying is not None:
@@ -87,62 +91,64 @@ def difference(before, now):
                 return f"{_at(new)}{_changed(new, a, b)}"
     if len(before) != len(now):
         first = max(before, now, key=len)[min(len(before), len(now))]
-        more, less = ("than the one before", "more") if len(now) > len(before) else ("than the one before", "less")
-        return f"{_at(first)}the step asks for {less} {more}, {_named(first)} among it"
+        more = "more" if len(now) > len(before) else "less"
+        return f"{_at(first)}the step asks for {more} than the one before, {_named(first)} among it"
     return None
 
 
 def _carrying(before, now):
-    """Returns the first note on memory that was new in the step before, and is not in this one; or ``None``.
+    """Returns the first record with memory that was new in the step before, and is not in this one; or ``None``.
 
     Where it lies may be the same in both steps, if it is freed before its successor is made; in a graph it cannot be.
     """
     old, new = _Blocks(), _Blocks()
-    for note in before:
-        if note.kind == "memory":
-            old.add(*note.arguments)
-    for note in now:
-        if note.kind == "memory":
-            new.add(*note.arguments)
-        elif any(isinstance(old.place(x), _InStep) and not isinstance(new.place(x), _InStep) for x in note.arguments):
-            return note
+    for record in before:
+        if record.kind == "memory":
+            old.add(*record.arguments)
+    for record in now:
+        if record.kind == "memory":
+            new.add(*record.arguments)
+        elif any(isinstance(old.place(x), _InStep) and not isinstance(new.place(x), _InStep) for x in record.arguments):
+            return record
     return None
 
 
-def _changed(note, old, new):
+def _changed(record, old, new):
     if isinstance(new, _InStep) or isinstance(old, _InStep) or _is_address(new):
-        return f"{_named(note)} {_KEPT}"
+        return f"{_named(record)} {_KEPT}"
     if isinstance(new, tuple) and len(new) == 2 and isinstance(new[0], str):  # an attribute of a function
-        return f"{new[0]} of {_named(note)} is {new[1]!r}, and was {old[1]!r} one step before: a graph would repeat it"
-    return f"{_named(note)} has the number {new!r}, and had {old!r} one step before: a graph would repeat it"
+        return (
+            f"{new[0]} of {_named(record)} is {new[1]!r}, and was {old[1]!r} one step before: a graph would repeat it"
+        )
+    return f"{_named(record)} has the number {new!r}, and had {old!r} one step before: a graph would repeat it"
 
 
 def _is_address(value):
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= _LOWEST_ADDRESS
 
 
-def _named(note):
+def _named(record):
     kinds = {"kernel": "the kernel", "cudnn": "cuDNN's", "array": "the array function", "function": "the function"}
     kinds |= {"report": "the reported", "number": "the number", "read": "a read by", "upload": "an upload by"}
-    return f"{kinds.get(note.kind, note.kind)} {note.name}"
+    return f"{kinds.get(record.kind, record.kind)} {record.name}"
 
 
-def _at(note):
-    return f"{note.line}: " if note.line else ""
+def _at(record):
+    return f"{record.line}: " if record.line else ""
 
 
 class _InStep(tuple):
     """A place in memory that was new in the step: (number of the block by first use, offset)."""
 
 
-def _placed(taken):
-    """Returns notes with :class:`_InStep` for addresses in new memory; without those on memory, and table uploads."""
+def _placed(records):
+    """Returns records with :class:`_InStep` for addresses in new memory; without those of memory and table uploads."""
     blocks, placed = _Blocks(), []
-    for note in taken:
-        if note.kind == "memory":
-            blocks.add(*note.arguments)
-        elif (note.kind, note.name) != ("upload", "table"):
-            placed.append(note._replace(arguments=tuple(map(blocks.place, note.arguments))))
+    for record in records:
+        if record.kind == "memory":
+            blocks.add(*record.arguments)
+        elif (record.kind, record.name) != ("upload", "table"):
+            placed.append(record._replace(arguments=tuple(map(blocks.place, record.arguments))))
     return placed
 
 

@@ -185,7 +185,7 @@ class StubCaptured:
 
     def reset(self):
         self.device.events.append("reset")
-        self.calls, self.device.pool_bytes = self.eager - 2, 0  # as after Kind.drop: two eager calls at least
+        self.calls, self.device.pool_bytes = self.eager - 2, 0  # as after Specialization.drop: two eager calls at least
 
     def report(self):
         return "two steps differ"

@@ -14,15 +14,14 @@ from benchmarks import null_device
 from benchmarks.null_device.memory import Pool
 from benchmarks.step import by_hand
 from mixprec import backends, functions
-from mixprec.backends import graphs
 from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.settings import Settings
 from mixprec.backends.device_log import recording
 from mixprec.backends.geometry import BatchNorm
-from mixprec.backends.graphs import CupyGraphs
 from mixprec.backends.launch import CupyLauncher
 from mixprec.functions import widening
+from mixprec.graph_capture.cuda_graphs import CupyGraphs, Graph, graphs_of
 from tests.backends.cudnn.plan_variants import variants
 from tests.stand_ins import fake_cudnn
 
@@ -228,7 +227,7 @@ def test_a_device_is_empty_when_it_is_installed():
 
 @pytest.mark.parametrize(
     ("ours", "real"),
-    [(null_device.Launcher, CupyLauncher), (null_device.Graphs, CupyGraphs), (null_device.Graph, graphs.Graph)],
+    [(null_device.Launcher, CupyLauncher), (null_device.Graphs, CupyGraphs), (null_device.Graph, Graph)],
 )
 def test_they_can_what_those_of_cupy_can(ours, real):
     for name, value in vars(real).items():
@@ -264,7 +263,7 @@ def test_an_upload_of_a_table_is_not_one_of_the_user():
 @pytest.mark.parametrize("send", [np.array, null_device.array])
 def test_buffers_lie_in_memory_as_what_is_copied_into_them(send):
     images = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 4, 4, 3).transpose(0, 3, 1, 2)
-    graphs = backends.graphs_of(null_device.array(images))
+    graphs = graphs_of(null_device.array(images))
     buffer = graphs.empty_like(send(images))
     assert (buffer.strides, type(buffer)) == (images.strides, null_device.Array)
     graphs.copy(send(images), buffer)
@@ -273,7 +272,7 @@ def test_buffers_lie_in_memory_as_what_is_copied_into_them(send):
 
 def test_a_graph_repeats_what_was_noted_with_memory_of_its_own():
     x = null_device.array(np.ones((2, 4, 4, 8), np.float16))
-    graphs = backends.graphs_of(x)
+    graphs = graphs_of(x)
     before = graphs.pool_bytes
     with recording() as outer:
         graph, y = graphs.capture(lambda: backends.primitives_of(x).global_average_pool(x) * 2)
@@ -301,7 +300,7 @@ def test_a_graph_repeats_what_was_noted_with_memory_of_its_own():
 )
 def test_a_capture_ends_with_what_cuda_cannot_capture(do, text):
     x = null_device.array(np.ones(3))
-    graphs = backends.graphs_of(x)
+    graphs = graphs_of(x)
     with pytest.raises(RuntimeError, match=text):
         graphs.capture(lambda: do(x))
     assert gc.isenabled()
@@ -310,8 +309,8 @@ def test_a_capture_ends_with_what_cuda_cannot_capture(do, text):
 
 def test_conversions_leave_arrays_on_the_device_on_the_stream_of_graphs():
     x = null_device.array(np.ones((2, 3)))
-    with backends.graphs_of(x).on_stream(), recording() as notes:
-        with backends.graphs_of(x).on_stream():
+    with graphs_of(x).on_stream(), recording() as notes:
+        with graphs_of(x).on_stream():
             assert np.asarray(x) is x
         found = np.array(x), np.asarray(x, np.float32), np.ascontiguousarray(x.T)
         assert type(np.asarray([1])) is np.ndarray

@@ -13,7 +13,7 @@ import pytest
 import mixprec
 from mixprec import announcements
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
-from mixprec.graph_capture.arguments import Arguments
+from mixprec.graph_capture.step_arguments import Arguments
 from tests.stand_ins.graph_on_host import GraphCuda
 
 BATCH, SIZE = 4, 16

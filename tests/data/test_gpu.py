@@ -175,7 +175,7 @@ def test_memory_lives_until_queued_work_has_read_it(make, smooth):
 def test_a_batch_goes_into_the_input_of_a_captured_step(make, smooth):
     import cupy
 
-    from mixprec.backends.graphs import graphs_of
+    from mixprec.graph_capture.cuda_graphs import graphs_of
 
     (x, t), other = itertools.islice(map(to_padded_nchw, make(smooth["png"], pad_channels=True)), 2)
     graphs = graphs_of(x)

@@ -12,13 +12,13 @@ from chainer import _backprop_utils, gradient_check
 
 from benchmarks import null_device
 from mixprec import functions as F
-from mixprec.backends import graphs_of
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.device_log import recording
 from mixprec.functions import node, sums
 from mixprec.functions.batch_normalization import BatchNormalization
 from mixprec.functions.node import Node
 from mixprec.functions.sums import Sum
+from mixprec.graph_capture.cuda_graphs import graphs_of
 from tests.functions.nhwc import DTYPES, channels_last, normal
 
 IMAGES = (4, 3, 3, 8)

@@ -18,8 +18,8 @@ def captured():
 
 
 def _session(run):
-    (kind,) = run.step._kinds.values()
-    return kind._session
+    (specialization,) = run.step._specializations.values()
+    return specialization._session
 
 
 class _Hook:

@@ -7,7 +7,7 @@ import pytest
 from chainer import optimizers
 
 import mixprec
-from mixprec import backends
+from mixprec.graph_capture.cuda_graphs import graphs_of
 from tests.graph_capture.captured_runs import Run, assert_same, batch
 from tests.stand_ins import graph_array
 from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
@@ -47,7 +47,7 @@ def test_variables_of_the_model_after_a_capture_that_failed(cuda):
 def _with_a_part_in_between(capture):
     run = Run(capture).run(range(8))
     x, t = map(graph_array.array, batch(8))
-    with backends.graphs_of(x).on_stream():
+    with graphs_of(x).on_stream():
         run.model.predictor.bn1(run.model.predictor.conv1(x))  # its statistics are saved by themselves, then the others
         run.optimizer.update(run.model, x, t)
         spoiled = [graph_array.array(np.full(4096, np.nan, np.float32)) for _ in range(64)]

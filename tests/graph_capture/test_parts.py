@@ -8,9 +8,9 @@ import pytest
 from chainer import reporter
 
 from mixprec.backends.device_log import Record, record, recording
-from mixprec.graph_capture.arguments import Arguments
 from mixprec.graph_capture.origin import cause_of, line_of
 from mixprec.graph_capture.reports import Reports, copied
+from mixprec.graph_capture.step_arguments import Arguments
 from mixprec.graph_capture.verification import Verification
 from mixprec.graph_capture.watch import difference
 
@@ -241,7 +241,7 @@ def test_an_upload_of_the_table_is_nobodys_business():
 def test_the_line_is_that_of_the_user():
     with recording(line_of) as notes:
         record("kernel", "k")  # this one
-    assert re.fullmatch(rf'{re.escape(__file__)}:\d+ "take\("kernel", "k"\)  # this one"', notes[0].line)
+    assert re.fullmatch(rf'{re.escape(__file__)}:\d+ "record\("kernel", "k"\)  # this one"', notes[0].line)
 
 
 def test_the_cause_of_an_exception():

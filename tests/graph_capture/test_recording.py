@@ -17,9 +17,9 @@ from chainer import optimizer_hooks, optimizers
 
 import mixprec
 from benchmarks import null_device
-from mixprec.backends import graphs_of
 from mixprec.backends.device_log import recording
 from mixprec.graph_capture import CaptureError
+from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.verification import Verification
 from mixprec.graph_capture.watch import difference, watching
 from models import MODELS

@@ -12,8 +12,8 @@ import mixprec
 from benchmarks import null_device
 from benchmarks.step.by_hand import OTHERS, count
 from benchmarks.step.counts import LAUNCHES
-from mixprec import backends
 from mixprec.backends.device_log import recording
+from mixprec.graph_capture.cuda_graphs import graphs_of
 from models import MODELS
 
 
@@ -90,7 +90,7 @@ def test_what_lies_between_layers_keeps_images_in_nhwc(name):
     mixprec.convert(model, np.zeros((2, 3, 8, 8), np.float32))
     null_device.send(model)
     images = np.empty((4, 8, 8, 4), np.float16).view(null_device.Array).transpose(0, 3, 1, 2)
-    with backends.graphs_of(images).on_stream(), recording() as notes:
+    with graphs_of(images).on_stream(), recording() as notes:
         F.sum(model(images)).backward()
     assert not {"to_nhwc", "to_nchw"} & {note.primitive for note in notes}
 

@@ -15,6 +15,7 @@ import pytest
 from mixprec import backends
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.graph_capture import origin
+from mixprec.graph_capture.cuda_graphs import graphs_of
 from tests.stand_ins import graph_array, graph_work
 from tests.stand_ins.cuda_sides import OnGpu
 from tests.stand_ins.graph_array import GraphArray
@@ -98,7 +99,7 @@ class Gpu(OnGpu):
     @property
     def graphs(self):
         """Those of the device."""
-        return backends.graphs_of(self._cupy.empty(0))
+        return graphs_of(self._cupy.empty(0))
 
     def send_link(self, link):
         """Moves a link to the GPU."""

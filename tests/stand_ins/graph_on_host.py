@@ -84,7 +84,7 @@ class GraphCuda(Cuda):
 
 
 class HostGraphs:
-    """Has the interface of :class:`mixprec.backends.graphs.CupyGraphs`.
+    """Has the interface of :class:`mixprec.graph_capture.cuda_graphs.CupyGraphs`.
 
     Args:
         device: :class:`~tests.stand_ins.cudnn_host.HostDevice`, of whose streams number 7 is the one that captures.

@@ -18,7 +18,7 @@ class DeviceBatches:
     gone, while what was asked of the GPU with this array has still to be done. So each batch is kept here until nobody
     else holds an array of it and, from then on, the work is done that was in the current stream when the next batch was
     asked for. That includes the copy into the input of a captured step, which the current stream waits for
-    (:meth:`mixprec.backends.graphs.CupyGraphs.on_stream`).
+    (:meth:`mixprec.graph_capture.cuda_graphs.CupyGraphs.on_stream`).
 
     Args:
         device_id (int): Number of the GPU.

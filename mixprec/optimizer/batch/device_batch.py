@@ -23,7 +23,6 @@ import chainer
 
 from mixprec.backends.memory import axes, is_dense, same_order
 from mixprec.backends.transfers import to_host
-from mixprec.optimizer.batch.graph_table import GraphTable
 from mixprec.optimizer.batch.source import Program, points_of, source_of
 from mixprec.optimizer.batch.table import Table
 
@@ -179,13 +178,14 @@ class DeviceBatch:
                 self._launcher.zero(gradient)
         self._step = None
 
-    def graph_table(self):
-        """Returns a table for a step that is going to be captured, one like the last."""
-        return GraphTable(self._entries, self._programs, self._launcher, self._table.restores)
+    @property
+    def table(self):
+        """The :class:`~mixprec.optimizer.batch.table.Table` that the kernels read."""
+        return self._table
 
     @contextlib.contextmanager
     def reading(self, table):
-        """Inside of the block kernels are launched that read another table, from :meth:`graph_table`."""
+        """Inside of the block kernels are launched that read another table, one for the same parameters."""
         outer = self._table, self._chosen, self._expected
         self._table, self._chosen = table, ()  # and look at the gradients
         try:

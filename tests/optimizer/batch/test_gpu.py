@@ -7,6 +7,7 @@ from chainer import optimizer_hooks
 import mixprec
 from mixprec.backends.launch import CupyLauncher
 from mixprec.dtypes import BFLOAT16
+from mixprec.graph_capture.graph_table import GraphTable
 from mixprec.optimizer.batch.device_batch import Scaling
 from tests.stand_ins.update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run
 
@@ -175,7 +176,7 @@ def test_a_graph_of_a_step_is_a_step():
         both.batch.settle()  # t is another one now
         held = [entry.param.grad for entry in both.entries]
         both.set_gradients(gradients)
-        uploads, table = len(both.launcher.uploads), both.batch.graph_table()
+        uploads, table = len(both.launcher.uploads), GraphTable(both.batch.table)
         stream.synchronize()
         stream.begin_capture()
         try:

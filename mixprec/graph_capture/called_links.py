@@ -1,12 +1,14 @@
-"""The links of a step: those of its model, and others that it calls."""
+"""Links that captured work calls: those of its model with their hooks, and others."""
 
 import contextlib
 import functools
+import itertools
 import operator
 
 import chainer
 
-_KNOWN_HOOKS = ("SpectralNormalization", "WeightStandardization")
+_KNOWN_HOOKS = ("SpectralNormalization", "WeightStandardization")  # work on the device, which the graph has
+_HOOKS = operator.attrgetter("_local_link_hooks")  # None if the link never had one
 
 
 def array_of(model):
@@ -17,8 +19,8 @@ def array_of(model):
         return model.xp.empty(0)
 
 
-def left_out(model):
-    """Returns which hook of a link a graph would leave out, as text, or ``None``."""
+def hook_left_out(model):
+    """Returns a sentence about the first hook of a link that would not run in a graph, or ``None``."""
     for name, link in model.namedlinks():
         for hook in link.local_link_hooks.values():
             if not type(hook).__module__.startswith("mixprec.") and type(hook).__name__ not in _KNOWN_HOOKS:
@@ -26,9 +28,14 @@ def left_out(model):
     return None
 
 
+def local_hooks(links):
+    """Returns the hooks that were added to these links themselves, a list."""
+    return list(itertools.chain.from_iterable(map(dict.values, filter(None, map(_HOOKS, links)))))
+
+
 @contextlib.contextmanager
 def called():
-    """Collects links that are called inside of the block, in the dict that it gives, by their ids."""
+    """A context that gives a dict: the links that are called inside of it, by their ids."""
     found = {}
     original = chainer.Link.__call__
 
@@ -47,7 +54,7 @@ def called():
 class OtherLinks:
     """Links that a step calls and that do not belong to its model, such as the generator where a discriminator learns.
 
-    Nobody counts on them: they may move running statistics, and may go to another device.
+    A step may move their running statistics, and the user may replace their arrays.
 
     Args:
         links: dict from :func:`called`.

@@ -10,17 +10,14 @@ class GraphTable(Table):
     All addresses in it are those that the graph was captured with; hyperparameters and ``t`` may change.
 
     Args:
-        entries: as for :class:`~mixprec.optimizer.batch.table.Table`.
-        programs: likewise.
-        launcher: likewise.
-        restores: number of arrays that a skipped step restores.
+        table: that of the last step, whose parameters and number of arrays to restore it takes.
     """
 
-    def __init__(self, entries, programs, launcher, restores):
-        super().__init__(entries, programs, launcher)
+    def __init__(self, table):
+        super().__init__(table._entries, table._programs, table._launcher)
         self._is_complete = self._is_on_device = False
         self.look()
-        self._build(self._values.size, restores)
+        self._build(self._values.size, table.restores)
         self._arrays, self._is_complete = self._all, True
 
     def refresh(self):

@@ -1,4 +1,8 @@
-"""The arguments of a step: arrays get fixed places on the device, everything else is a part of what was captured."""
+"""The arguments of a captured step.
+
+A graph reads its arguments at fixed addresses: :class:`Buffers`, into which each call copies its arrays. All other
+arguments are frozen in the graph, and therefore a part of the key of a specialization.
+"""
 
 import copy
 import functools
@@ -32,7 +36,7 @@ class Arguments:
         """Hashable; equal for arguments that differ in what the arrays hold, and in nothing else.
 
         Raises:
-            TypeError: an argument is nothing that a graph can be given, or that is compared with that of another call.
+            TypeError: an argument cannot be given to a graph, or cannot be compared with that of another call.
         """
         return _key_of(self._values)
 
@@ -75,7 +79,7 @@ class Arguments:
             if isinstance(value, list):
                 return list(map(replaced, value))
             if isinstance(value, dict):
-                result = copy.copy(value)  # of whatever class
+                result = copy.copy(value)  # also of a subclass
                 for name, each in value.items():
                     result[name] = replaced(each)
                 return result
@@ -135,7 +139,7 @@ class Buffers:
     """Arrays on the device that hold the arguments of one call after the other, always at the same addresses.
 
     Args:
-        graphs: of the device, :class:`~mixprec.backends.graphs.CupyGraphs`.
+        graphs: of the device, :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
         template: :class:`Arguments` whose arrays are the buffers.
     """
 

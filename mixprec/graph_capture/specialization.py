@@ -1,17 +1,25 @@
-"""One kind of arguments: eager calls at first, two of them compared, then a graph, compared with an eager call."""
+"""One combination of shapes, dtypes and settings: eager calls at first, then a graph for exactly that.
+
+    eager calls        warmup - 2 calls
+    watched calls      2 calls, whose requests to the device are compared
+    compared calls     2 calls, each compares a graph with an eager call
+    launches           every later call
+
+:class:`~mixprec.graph_capture.captured.Captured` calls :meth:`Specialization.call` in each step.
+"""
 
 from mixprec.announcements import announce
 from mixprec.backends import aside
 from mixprec.backends.cudnn import settings
-from mixprec.graph_capture.links import OtherLinks, called
+from mixprec.graph_capture.called_links import OtherLinks, called
 from mixprec.graph_capture.origin import cause_of
 from mixprec.graph_capture.reports import Reports, copied
 from mixprec.graph_capture.verification import Verification
 from mixprec.graph_capture.watch import difference, watching
 
-_MORE_CALLS = 3  # are looked at if the last of the warm-up differ: some things happen in the first ones only
-# How many launches are compared. By the second one a number or an array of the host that is another in each step is not
-# what it was at the capture any more.
+_MORE_CALLS = 3  # are watched if the last two differ: some things happen in the first calls only
+# Two, as by the second one a number or an array of the host that is another in each step is not what it was at the
+# capture any more.
 _COMPARED = 2
 _UNDER_WAY = (
     "the model was called for training before the step, whose statistics come back if the step is skipped; "
@@ -19,30 +27,32 @@ _UNDER_WAY = (
 )
 
 
-class Kind:
-    """Calls of work whose arguments differ in what their arrays hold, and in nothing else.
+class Specialization:
+    """Calls of the same work whose arguments differ in the values of their arrays, and in nothing else.
 
     Args:
-        work: see :class:`~mixprec.graph_capture.captured.Captured`.
-        arguments: :class:`~mixprec.graph_capture.arguments.Arguments` of the first call.
-        graphs: of the device, :class:`~mixprec.backends.graphs.CupyGraphs`.
+        capturable: :class:`~mixprec.graph_capture.capturable.Capturable`.
+        arguments: :class:`~mixprec.graph_capture.step_arguments.Arguments` of the first call.
+        graphs: of the device, :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
         warmup: number of eager calls, at least 2.
 
     Attributes:
         shapes: of the arrays among the arguments, as text.
         calls: number of eager calls before the graph was captured.
         launches: number of calls that launched a graph.
-        graph: :class:`~mixprec.backends.graphs.Graph`, or ``None``.
+        graph: :class:`~mixprec.graph_capture.cuda_graphs.Graph`, or ``None``.
         failure: why there can be no graph, as text, or ``None``.
     """
 
-    def __init__(self, work, arguments, graphs, warmup):
-        self._work, self._graphs, self._warmup = work, graphs, warmup
+    def __init__(self, capturable, arguments, graphs, warmup):
+        self._capturable, self._graphs, self._warmup = capturable, graphs, warmup
         self._buffers = arguments.buffers_on(graphs)
         self.shapes = arguments.shapes
         self.calls = self.launches = 0
         self.graph = self.failure = None
-        self._notes = self._difference = self._others = self._plan = None
+        self._log = None  # what the last watched call asked of the device
+        self._difference = None  # between the last two
+        self._version = self._other_links = None  # at the last watched call
         self._differed, self._to_compare = 0, _COMPARED
 
     @property
@@ -51,13 +61,13 @@ class Kind:
         return self.calls >= self._warmup and self._difference is None
 
     def call(self, arguments):
-        """Does the work once, inside of ``graphs.on_stream()``; returns its result, without what it came from."""
+        """Does the work once, inside of ``graphs.on_stream()``; returns its result, without a computational graph."""
         self._buffers.fill(arguments)
-        if self.graph is not None and not (self._session.holds() and self._others.hold()):
+        if self.graph is not None and not (self._session.holds() and self._other_links.hold()):
             self.drop()
-        if self._work.is_under_way():
+        if self._capturable.is_under_way():
             if self.graph is not None:
-                announce("%s runs eagerly: %s", self._work.name, _UNDER_WAY)
+                announce("%s runs eagerly: %s", self._capturable.name, _UNDER_WAY)
             return self._run()
         if self.graph is not None and not self._to_compare:
             return self._launch()
@@ -69,15 +79,15 @@ class Kind:
         return result
 
     def finish(self):
-        """Ends a call, see :class:`~mixprec.graph_capture.captured.Captured`."""
-        self._work.finish(self._buffers.arguments, wait=False)
+        """Ends a call, see :meth:`Capturable.finish <mixprec.graph_capture.capturable.Capturable.finish>`."""
+        self._capturable.finish(self._buffers.arguments, wait=False)
 
     def drop(self):
-        """Forgets the graph; the next calls are eager again, two of them at least."""
-        self._forget_graph()
-        self._notes, self._to_compare, self.calls = None, _COMPARED, self._warmup - 2
+        """Drops the graph; the next calls are eager again, two of them at least."""
+        self._drop_graph()
+        self._log, self._to_compare, self.calls = None, _COMPARED, self._warmup - 2
 
-    def _forget_graph(self):
+    def _drop_graph(self):
         if self.graph is not None:
             self._graphs.sync()
             self.graph = self._session = self._reports = self._result = None
@@ -85,40 +95,42 @@ class Kind:
 
     def _run(self, unchains=False):
         args, kwargs = self._buffers.arguments()
-        with aside.using(self._graphs.aside if self._work.second_stream else None):
-            return self._work.run(args, kwargs, unchains=unchains)
+        with aside.using(self._graphs.aside if self._capturable.second_stream else None):
+            return self._capturable.run(args, kwargs, unchains=unchains)
 
     def _warm_up(self):
-        result = self._run() if self.calls < self._warmup - 2 else self._watched()
+        result = self._run() if self.calls < self._warmup - 2 else self._run_watched()
         self.calls += 1
         return result
 
-    def _watched(self):
-        with watching(self._graphs) as notes, called() as links, Reports(passes_on=True):
+    def _run_watched(self):
+        """Runs the work eagerly, and compares what it asks of the device with the call before."""
+        with watching(self._graphs) as log, called() as links, Reports(passes_on=True):
             result = self._run()
-        self._others = OtherLinks(links, self._work.model)
-        before, self._plan = self._plan, self._work.plan()
-        if self._notes is not None and self._plan is not before:
+        self._other_links = OtherLinks(links, self._capturable.model)
+        before, self._version = self._version, self._capturable.version()
+        if self._log is not None and self._version is not before:
             self._difference = "parameters, rules or hooks are others each time"  # perhaps not the next time
-            self.failure = self._work.why_not()
+            self.failure = self._capturable.why_not()
             if self.calls >= self._warmup + _MORE_CALLS:
-                announce("%s runs eagerly: %s", self._work.name, self._difference)
-        elif self._notes is not None:
-            self._difference = difference(self._notes, notes)
+                announce("%s runs eagerly: %s", self._capturable.name, self._difference)
+        elif self._log is not None:
+            self._difference = difference(self._log, log)
             self._differed = 0 if self._difference is None else self._differed + 1
             if self._differed > _MORE_CALLS:
                 self.failure = self._difference
-        self._notes = notes
+        self._log = log
         return result
 
     def _capture_and_compare(self):
         """Runs the work eagerly, captures it, and compares what the graph does; first, the graph of the last call.
 
-        There is never memory for more than one of these: that graph is dropped before the work runs eagerly, which is
-        over when the next one is captured. Variables that the work keeps are therefore those of the newest graph.
+        There is memory for one of these at a time: the graph of the last call is dropped before the work runs eagerly,
+        and the eager call is over when the next graph is captured. Variables that the model keeps are therefore those
+        of the newest graph.
         """
-        self._notes = None
-        self.failure = self._work.why_not()
+        self._log = None
+        self.failure = self._capturable.why_not()
         if self.failure is not None:
             return self._run()
         state = self._state()
@@ -129,10 +141,10 @@ class Kind:
             again = verification.outcome(self._values_of_graph())
             verification.turn_back()
             self._session.release()
-            self._forget_graph()
+            self._drop_graph()
         with Reports() as reports:
             result = self._run(unchains=True)  # or a model that keeps its loss keeps memory that the graph needs
-        left = self._work.left()
+        outputs = self._capturable.outputs()
         now = self._state()
         if now.keys() != state.keys() or any(now[name] is not array for name, array in state.items()):
             reports.repeat()  # the state, or a part of it, has come to the device in this step: from a file, or drawn
@@ -142,7 +154,7 @@ class Kind:
             self.failure = verification.difference(again, expected)
             del again  # memory
         if self.failure is None:
-            self._capture(left)
+            self._capture(outputs)
         if self.failure is None:
             verification.turn_back()
             self._launch_graph()
@@ -150,21 +162,22 @@ class Kind:
             if self.failure is not None:
                 verification.take(expected)
         if self.failure is not None:
-            self._work.leave(left)
+            self._capturable.restore(outputs)
             self._graphs.release()  # what a capture has left that failed
             reports.repeat()
             return result
-        self._to_compare -= self._work.counts()
-        return self._outcome()
+        self._to_compare -= self._capturable.applied()
+        return self._result_of_graph()
 
     def _state(self):
-        return {**self._others.state(), **self._work.state()}
+        return {**self._other_links.state(), **self._capturable.state()}
 
     def _values_of_graph(self):
         return [("the result", self._result), *self._reports.values]
 
-    def _capture(self, left):
-        session, reports = self._work.session(), Reports()
+    def _capture(self, outputs):
+        """Captures the work: afterwards there is a graph, or a failure and the outputs of the eager call."""
+        session, reports = self._capturable.session(), Reports()
 
         def body():
             with reports:
@@ -174,7 +187,7 @@ class Kind:
             with session.capturing():
                 self.graph, self._result = self._graphs.capture(body)
         except BaseException as error:
-            self._work.leave(left)
+            self._capturable.restore(outputs)
             if not isinstance(error, Exception):
                 raise
             self.failure = cause_of(error)
@@ -184,14 +197,15 @@ class Kind:
     def _launch(self):
         self._launch_graph()
         self.launches += 1
-        return self._outcome()
+        return self._result_of_graph()
 
     def _launch_graph(self):
         self._session.before_launch()
         self.graph.launch()
         self._session.after_launch()
 
-    def _outcome(self):
+    def _result_of_graph(self):
+        """Reports what the launch reports, and returns its result."""
         copies = {}  # what is one array in an eager step is one here
         self._reports.repeat(copies)
         return copied(self._result, copies)

@@ -1,4 +1,7 @@
-"""CUDA graphs of one device, through CuPy: work is captured once, and then launched as a whole again and again."""
+"""CUDA graphs of one device, through CuPy: work is captured once, and then launched as a whole again and again.
+
+:class:`~mixprec.graph_capture.captured.Captured` asks :func:`graphs_of` in each call.
+"""
 
 import contextlib
 import functools
@@ -9,6 +12,7 @@ import weakref
 import chainer
 import numpy as np
 
+from mixprec.backends import registered
 from mixprec.backends.aside import AHEAD, Aside
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.device_log import record
@@ -17,7 +21,14 @@ from mixprec.backends.memory import axes, shaped
 
 
 def graphs_of(array):
-    """Returns the :class:`CupyGraphs` of the device of an array, or ``None`` if that is not one of CuPy."""
+    """Returns what captures work on the device of an array, or ``None`` if NumPy computes with it.
+
+    That is the :class:`CupyGraphs` of its device, always the same one. For an array of a stand-in it is the attribute
+    ``graphs`` of the primitives that :func:`mixprec.backends.register` was given.
+    """
+    stand_in = registered(array)
+    if stand_in is not None:
+        return stand_in.graphs
     device = chainer.backend.get_device_from_array(array)
     return _graphs(device.device.id) if device.xp.__name__ == "cupy" else None
 
@@ -60,8 +71,8 @@ class CupyGraphs:
     def on_stream(self):
         """Inside of the block work goes to the stream on which graphs are captured and launched.
 
-        It comes after all that the caller's current stream has been asked before, and what that is asked later comes
-        after it; the host does not wait.
+        It waits for earlier work on the caller's current stream, and later work there waits for it; the host does not
+        wait.
         """
         with self._device:
             outer = self._cupy.cuda.get_current_stream()
@@ -80,9 +91,9 @@ class CupyGraphs:
     def capture(self, function):
         """Captures what a function asks of the device; inside of :meth:`on_stream`.
 
-        Nothing of it runs. Garbage is not collected meanwhile, as that might destroy what belongs to other streams.
-        New memory is the graph's own: what has been freed on the way must not be given to anybody else, as each launch
-        writes there.
+        The device runs nothing of it. Garbage is not collected meanwhile, as that might destroy objects of other
+        streams. New memory belongs to the graph alone: what is freed on the way must not be used for anything else, as
+        each launch writes there.
 
         Args:
             function: callable without arguments.
@@ -91,7 +102,7 @@ class CupyGraphs:
             ``(graph, result)``: an object whose ``launch()`` runs everything, and what the function has returned.
 
         Raises:
-            RuntimeError: something cannot be captured; or whatever the function raises.
+            RuntimeError: something cannot be captured. Exceptions of the function are passed on.
         """
         collects = gc.isenabled()
         gc.collect()
@@ -138,16 +149,16 @@ class CupyGraphs:
 
     @contextlib.contextmanager
     def watching(self):
-        """Inside of the block new memory is noted, that of this thread."""
+        """Inside of the block new memory of this thread is recorded in the device log."""
         cuda = self._cupy.cuda
         allocate = cuda.get_allocator()
 
-        def noting(size):
+        def recorded(size):
             memory = allocate(size)
             record("memory", "new", memory.ptr, size)
             return memory
 
-        with cuda.using_allocator(noting):  # a hook would see memory from pools only
+        with cuda.using_allocator(recorded):  # a hook would see memory from pools only
             yield
 
     def empty_like(self, array):

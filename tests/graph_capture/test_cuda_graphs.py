@@ -8,9 +8,10 @@ import types
 import numpy as np
 import pytest
 
-from mixprec.backends import device_log, graphs, transfers
+from mixprec.backends import device_log, transfers
 from mixprec.backends.aside import AHEAD
 from mixprec.backends.capture_error import CaptureError
+from mixprec.graph_capture.cuda_graphs import CupyGraphs
 
 
 class Log(list):
@@ -125,7 +126,7 @@ class Pinned(np.ndarray):
 
 
 def test_work_is_ordered_after_and_before_the_callers(cupy, log):
-    own, users = graphs.CupyGraphs(0), Stream.current
+    own, users = CupyGraphs(0), Stream.current
     with own.on_stream():
         assert repr(Stream.current) == "capture stream"
         (_, event, stream), waits = log
@@ -141,7 +142,7 @@ def test_work_is_ordered_after_and_before_the_callers(cupy, log):
 
 
 def test_order_holds_after_an_exception(cupy, log):
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
 
     def fail():
         with own.on_stream():
@@ -155,7 +156,7 @@ def test_order_holds_after_an_exception(cupy, log):
 
 def test_work_aside_waits_and_is_waited_for(cupy, log):
     """Each with an event that nobody has recorded anew before the other stream waits for it."""
-    own, streams = graphs.CupyGraphs(0), []
+    own, streams = CupyGraphs(0), []
     with own.on_stream():
         first = Stream.current
         log.clear()
@@ -185,7 +186,7 @@ def test_work_aside_waits_and_is_waited_for(cupy, log):
 
 
 def test_a_capture_runs_with_memory_of_its_own_and_without_garbage_collection(cupy, log):
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
     seen = []
 
     def function():
@@ -208,7 +209,7 @@ def test_a_capture_runs_with_memory_of_its_own_and_without_garbage_collection(cu
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_capture_that_fails_is_ended(broken, cupy, log):
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
     own._stream.broken = broken
 
     def function():
@@ -228,7 +229,7 @@ def test_a_capture_that_fails_is_ended(broken, cupy, log):
 
 
 def test_each_graph_has_memory_of_its_own(cupy):
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
     one, other = (own.capture(lambda: None)[0] for _ in range(2))
     assert one.pool is not other.pool
     assert one.pool.limit == 0  # a pool that has come to its limit would free what the graph writes into
@@ -239,7 +240,7 @@ def test_each_graph_has_memory_of_its_own(cupy):
 
 def test_memory_of_a_graph_that_is_gone_is_given_back(cupy, log):
     """By hand: CuPy 14 loses what is free in a pool that is dropped. What arrays hold stays until they are gone."""
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
     graph, _ = own.capture(lambda: None)
     kept, _ = own.capture(lambda: None)
     pool = graph.pool
@@ -257,7 +258,7 @@ def test_memory_of_a_graph_that_is_gone_is_given_back(cupy, log):
 
 
 def test_memory_of_a_capture_that_fails_is_given_back(cupy):
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
 
     def fail():
         raise KeyError
@@ -271,7 +272,7 @@ def test_memory_of_a_capture_that_fails_is_given_back(cupy):
 
 def test_a_pool_without_memory_frees_nothing(cupy):
     """CuPy's pool answers its own exception by giving back what is free in it; a graph writes there."""
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
     memory = own._allocate(512)
     assert memory == ("pointer", ("memory", 512), 0)
 
@@ -284,7 +285,7 @@ def test_a_pool_without_memory_frees_nothing(cupy):
 
 
 def test_new_memory_is_noted(cupy, log):
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
     with device_log.recording() as taken, own.watching():
         ((_, allocate),) = (words for words in log if words[0] == "allocator")
         assert allocate(5).size == 5
@@ -294,7 +295,7 @@ def test_new_memory_is_noted(cupy, log):
 
 @pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 3, 1, 2), (3, 2, 1, 0)])
 def test_buffers_lie_in_memory_as_what_they_are_for(axes, cupy, monkeypatch):
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
     array = np.arange(2 * 3 * 4 * 5, dtype=np.float16).reshape(2, 3, 4, 5).transpose(axes)
     buffer = own.empty_like(array)
     assert (buffer.shape, buffer.dtype, buffer.strides) == (array.shape, array.dtype, array.strides)
@@ -329,7 +330,7 @@ class OnDevice:
 @pytest.mark.parametrize("channels", [3, 4])
 def test_images_of_a_device_are_copied_at_once(channels, cupy, log):
     """Batches of a loader, (N, C, H, W) in the order of (N, H, W, C), into the input of a captured step."""
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
     images = np.zeros((2, 8, 8, channels), np.float16).transpose(0, 3, 1, 2)
     target = OnDevice(own.empty_like(images), log)
     assert target.strides == images.strides
@@ -347,14 +348,14 @@ def test_images_of_a_device_are_copied_at_once(channels, cupy, log):
     ],
 )
 def test_what_lies_in_memory_otherwise_is_copied_by_a_kernel(source, cupy, log):
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
     target = OnDevice(np.zeros((2, 8, 8, 3), np.float16).transpose(0, 3, 1, 2), log)
     own.copy(OnDevice(source, log), target)
     assert log == [("kernel", (2, 3, 8, 8))]
 
 
 def test_numbers_and_empty_arrays_have_buffers(cupy):
-    own = graphs.CupyGraphs(0)
+    own = CupyGraphs(0)
     for array in (np.float32(3).reshape(()), np.zeros((0, 4), np.int32)):
         assert own.empty_like(array).shape == array.shape
 
