@@ -13,7 +13,7 @@ from mixprec.announcements import announce
 from mixprec.compat.updates import watchers
 from mixprec.dtypes import is_half
 
-# Attribute of a link: the mixprec.rewrite.state.LinkState of a converted one.
+# Attribute of a link: the mixprec.rewrite.conversion.LinkState of a converted one.
 CONVERSION = "_mixprec_conversion"
 
 _MESSAGE = (

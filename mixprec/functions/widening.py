@@ -20,7 +20,7 @@ from chainer.functions.normalization import batch_normalization as bn
 from mixprec.backends import is_of_numpy
 
 # The packages of chainer.functions that do arithmetic. Losses are not among them: they are in float32 all
-# the way (mixprec.rewrite.classes), and array manipulation does not round.
+# the way (mixprec.rewrite.dtype_table), and array manipulation does not round.
 _ARITHMETIC = ("activation", "connection", "math", "normalization", "pooling")
 _ALSO = (simplified_dropconnect.SimplifiedDropconnect,)
 

@@ -10,7 +10,7 @@ Each node that is applied looks up its rule by its class:
 ``widest``            16-bit and float32 inputs meet in float32
 ====================  ==============================================================================================
 
-:mod:`mixprec.rewrite.classes` is the table of classes. The casts are ordinary nodes of the graph, so that gradients
+:mod:`mixprec.rewrite.dtype_table` is the table of classes. The casts are ordinary nodes of the graph, so that gradients
 come back in the dtype of what they belong to. Chainer's functions know nothing of bfloat16, and some refuse float16:
 they compute in float32, and results are rounded to where they would have been.
 """
@@ -22,11 +22,11 @@ from chainer.functions.normalization import batch_normalization
 from chainer.utils import type_check
 
 from mixprec.announcements import announce
-from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
-from mixprec.rewrite import classes
+from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES
+from mixprec.rewrite import dtype_table
 from mixprec.rewrite.memory_order import in_storage_dtype
 
-_CHAINERS_OWN = batch_normalization._impl_selector
+CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16
 
 chainer_apply = function_node.FunctionNode.apply
@@ -38,7 +38,7 @@ def rule_of(cls):
     for names, rule in _RULES:
         if cls.__name__ in names:
             return rule
-    if cls.__module__.startswith(classes.FLOAT32_PACKAGES):
+    if cls.__module__.startswith(dtype_table.FLOAT32_PACKAGES):
         return in_float32
     unknown = "%s.%s is a function of Chainer that mixprec does not know: computed in the dtype of its inputs"
     announce(unknown, cls.__module__, cls.__name__)
@@ -47,7 +47,7 @@ def rule_of(cls):
 
 def in_float32(scope, node, inputs):
     """Applies a node to inputs that are cast to float32."""
-    return chainer_apply(node, _cast(scope, inputs, "float32"))
+    return chainer_apply(node, _cast(scope, inputs, FLOAT32))
 
 
 def _in_compute(scope, node, inputs):
@@ -61,7 +61,7 @@ def _float32_inside(scope, node, inputs):
 
 def _in_widest(scope, node, inputs):
     if len({x.dtype for x in inputs if in_storage_dtype(x)}) > 1:
-        inputs = _cast(scope, inputs, "float32")
+        inputs = _cast(scope, inputs, FLOAT32)
     return _or_rounded(scope, node, inputs)
 
 
@@ -78,7 +78,7 @@ def _adds(node):
 
 def is_chainers_own(node):
     """Whether a function node is computed as Chainer does; a batch normalization may have another implementation."""
-    return getattr(node, "_impl_selector", _CHAINERS_OWN) is _CHAINERS_OWN
+    return getattr(node, "_impl_selector", CHAINERS_OWN) is CHAINERS_OWN
 
 
 def whose(node):
@@ -93,14 +93,14 @@ def _as_it_is(scope, node, inputs):
     if all(x.dtype != BFLOAT16 for x in inputs):
         return chainer_apply(node, inputs)
     if hasattr(node, "type"):  # F.cast
-        x = scope.cast(inputs[0], "float32")
+        x = scope.cast(inputs[0], FLOAT32)
         return (scope.cast(x, node.type),) if node.type in STORAGE_DTYPES else chainer_apply(node, (x,))
     return _float32_inside(scope, node, inputs)
 
 
 def _or_rounded(scope, node, inputs):
     """Applies a node; if it refuses 16-bit inputs, in float32, and rounds the outputs to their dtype."""
-    narrow = next((x.dtype for x in inputs if in_storage_dtype(x) and x.dtype != "float32"), None)
+    narrow = next((x.dtype for x in inputs if in_storage_dtype(x) and x.dtype != FLOAT32), None)
     if narrow is None:
         return chainer_apply(node, inputs)
     if narrow != BFLOAT16 and type(node) not in _refusing:
@@ -111,7 +111,7 @@ def _or_rounded(scope, node, inputs):
             _refusing.add(type(node))
     else:
         wide = in_float32(scope, node, inputs)
-    return tuple(scope.cast(y, narrow) if y.dtype == "float32" else y for y in wide)
+    return tuple(scope.cast(y, narrow) if y.dtype == FLOAT32 else y for y in wide)
 
 
 def _cast(scope, inputs, dtype):
@@ -119,10 +119,10 @@ def _cast(scope, inputs, dtype):
 
 
 _RULES = (
-    (classes.COMPUTE, _in_compute),
-    (classes.FLOAT32, in_float32),
-    (classes.FLOAT32_INSIDE, _float32_inside),
-    (classes.FLOAT32_IF_ADDING, _float32_if_adding),
-    (classes.AS_IT_IS, _as_it_is),
-    (classes.ELEMENTWISE | classes.MOVING | classes.BACKWARD | classes.OTHERS, _in_widest),
+    (dtype_table.COMPUTE, _in_compute),
+    (dtype_table.FLOAT32, in_float32),
+    (dtype_table.FLOAT32_INSIDE, _float32_inside),
+    (dtype_table.FLOAT32_IF_ADDING, _float32_if_adding),
+    (dtype_table.AS_IT_IS, _as_it_is),
+    (dtype_table.ELEMENTWISE | dtype_table.MOVING | dtype_table.BACKWARD | dtype_table.OTHERS, _in_widest),
 )

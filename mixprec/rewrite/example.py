@@ -12,7 +12,7 @@ from mixprec import arguments
 from mixprec.backends.dropout_state import keeping_dropout
 
 
-def check(model, example):
+def check_example(model, example):
     """Checks an example before anything is done to a model.
 
     Raises:
@@ -38,7 +38,7 @@ def check(model, example):
             )
 
 
-def call(model, example, *, train):
+def call_on_example(model, example, *, train):
     """Calls the model in training or evaluation mode, whatever the configuration says.
 
     Args:

@@ -1,9 +1,9 @@
 """The table of Chainer's functions: in which dtype each is computed in a converted model.
 
 It acts on function nodes, by the name of their class: whatever a model writes - ``F.sum(x)``, ``x.sum()``, ``x @ W``,
-``h + x``, a link - comes to nodes in the end. A function that is made of several nodes is computed as these are, but
-for those of :mod:`mixprec.rewrite.composed`, which are computed as a whole. Each node of Chainer 7.8.1 stands in one
-set; ``tests/rewrite/test_classes.py`` sees to that.
+``h + x``, a link - comes to nodes in the end. A function that is made of several nodes is computed as these are, except
+those that :func:`mixprec.rewrite.dispatch.compute_whole` computes as a whole. Each node of Chainer 7.8.1 stands in one
+set; ``tests/rewrite/test_dtype_table.py`` sees to that.
 
 What decides is whether elements are summed or multiplied up. A sum of float16 numbers may be larger than 65,504 though
 all of them are small, and each addition would round. So all sums are accumulated in float32. The result of

@@ -10,8 +10,8 @@ import numpy as np
 from mixprec import files, importing
 from mixprec.command_line import Parser, one_line
 from mixprec.policy import COMPUTE_DTYPES, LAYOUTS, Policy
-from mixprec.rewrite import trial
 from mixprec.rewrite.convert import convert
+from mixprec.rewrite.example import describe
 
 _DTYPES = ("float32", "float16", "float64", "int32", "int64", "int8", "uint8", "bool")
 _INPUT = "2x3x224x224"  # two images: batch normalization of a single row has nothing to normalize
@@ -188,7 +188,7 @@ def _report(arguments):
             fuse=arguments.fuse,
         )
     except Exception as error:
-        called = f"{type(model).__name__} called on {trial.describe(example)}"
+        called = f"{type(model).__name__} called on {describe(example)}"
         raise CommandError(f"{called}: {importing.described(error)}") from error
 
 

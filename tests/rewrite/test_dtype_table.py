@@ -11,13 +11,13 @@ import pytest
 from chainer import function, function_node
 
 import mixprec
-from mixprec.rewrite import casting, classes
+from mixprec.rewrite import dtype_rules, dtype_table
 from tests.rewrite.overflows import CASES, LARGEST
 
 SETS = {
-    name: getattr(classes, name)
+    name: getattr(dtype_table, name)
     for name in ("COMPUTE", "FLOAT32", "FLOAT32_INSIDE", "FLOAT32_IF_ADDING", "AS_IT_IS", "ELEMENTWISE", "MOVING")
-} | {"BACKWARD": classes.BACKWARD, "OTHERS": classes.OTHERS}
+} | {"BACKWARD": dtype_table.BACKWARD, "OTHERS": dtype_table.OTHERS}
 # What others inherit from.
 ABSTRACT = {"BaseNStepRNN", "IndexSelectorBase", "Pooling2D", "SelectorBase", "_PoolingND"}
 PACKAGES = ("distributions", "functions", "graph_optimizations", "links")
@@ -101,7 +101,9 @@ def test_every_function_node_of_chainer_is_in_one_class_of_the_table():
     """``CumSum`` and ``CumProd`` were in it, which nobody has."""
     for name, cls in _nodes().items():
         places = [key for key, names in SETS.items() if name in names]
-        places += ["losses"] * cls.__module__.startswith(classes.FLOAT32_PACKAGES) + ["abstract"] * (name in ABSTRACT)
+        places += ["losses"] * cls.__module__.startswith(dtype_table.FLOAT32_PACKAGES) + ["abstract"] * (
+            name in ABSTRACT
+        )
         assert len(places) == 1, f"{cls.__module__}.{name} is in {places or 'no class'}"
     surplus = set().union(*SETS.values()) - _nodes().keys()
     assert not surplus, f"Chainer has no {sorted(surplus)}"
@@ -116,8 +118,8 @@ def test_every_function_that_chainer_exports_is_tried_or_adds_nothing():
 
 def test_a_node_that_is_not_in_the_table_is_announced_once(caplog):
     cls = type("Newer", (function_node.FunctionNode,), {"__module__": "chainer.functions.math.newer"})
-    casting.rule_of(cls)
-    casting.rule_of(cls)
+    dtype_rules.rule_of(cls)
+    dtype_rules.rule_of(cls)
     assert [record.getMessage() for record in caplog.records] == [
         "chainer.functions.math.newer.Newer is a function of Chainer that mixprec does not know: computed in the dtype "
         "of its inputs"
