@@ -1,7 +1,7 @@
-"""Parameters in a storage dtype: how they are initialized, saved and loaded, and in which order filters lie in memory.
+"""Parameters of links in a storage dtype: initialization, files in float32, and the memory order of filters.
 
-A file has Chainer's names, Chainer's order of axes and float32, whatever the parameters are in: a model of these links
-and one of Chainer's own load each other's files.
+A file has Chainer's names, Chainer's order of axes and float32, in whatever dtype the parameters are: a model of these
+links and one of Chainer's own load each other's files.
 """
 
 import chainer

@@ -1,4 +1,4 @@
-"""What the primitives of a CUDA device have in common."""
+"""The base of all primitives on a CUDA device: its launcher, cuDNN, and new arrays."""
 
 import math
 

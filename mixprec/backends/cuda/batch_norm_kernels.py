@@ -168,7 +168,7 @@ class BatchNormKernels(Candidates):
 
 
 class _Geometry:
-    """How rows and channels are given to blocks, the same on every GPU.
+    """The distribution of rows and channels over blocks, the same on every GPU.
 
     Attributes:
         lanes: groups of channels beside each other in a block, a power of two.

@@ -1,4 +1,6 @@
-"""What plain Chainer asks of a GPU, in its own layout NCHW: plans of cuDNN, and kernels of our own for the rest."""
+"""Plain Chainer's layers on a GPU, in its own layout NCHW: plans of cuDNN, and kernels of our own.
+
+:mod:`mixprec.bridge` calls them in the place of CuPy's former cuDNN bindings."""
 
 import functools
 

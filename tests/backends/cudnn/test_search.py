@@ -295,7 +295,7 @@ def test_of_two_that_differ_the_first_is_taken_and_none_is_blamed(gpu, monkeypat
         run(context, CONV)
         assert context.plan(CONV).engine == "eng0_k0=0"
     (message,) = caplog.messages
-    assert message.startswith(f"{CONV}: eng1_k0=0 is not used, nobody knows which of two is wrong: y differs by ")
+    assert message.startswith(f"{CONV}: eng1_k0=0 is not used, it is not known which of two is wrong: y differs by ")
     settings.configure(seconds=40)
     engine_does(monkeypatch, changed(CONV, "y", scaled(2), engine=0))
     context = new_process(gpu)
