@@ -8,9 +8,8 @@ with which CuPy looked for that, has nothing to find.
 
 from mixprec import backends
 from mixprec.backends.cudnn.errors import NoEngine
-from mixprec.backends.geometry import BatchNorm
+from mixprec.backends.geometry import BatchNorm, Saved
 from mixprec.backends.nchw import nchw_of
-from mixprec.backends.primitives import Saved
 from mixprec.bridge import chainers_own, constants
 from mixprec.bridge.calls import contiguous, floating, or_chainers_own, writing
 
