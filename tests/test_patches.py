@@ -155,6 +155,13 @@ def test_the_list_is_in_the_docs():
     assert f"```\n{patches.report()}\n```" in (ROOT / "docs" / "compat.md").read_text()
 
 
+def test_the_table_of_shims_has_a_row_for_each_file_that_declares_one():
+    declaring = {patch.make.__module__ for patch in patches.entries() if "import" in patch.when}
+    files = {module.removeprefix("mixprec.").removeprefix("compat.").replace(".", "/") for module in declaring}
+    rows = re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "compat.md").read_text(), re.MULTILINE)
+    assert set(rows) == files
+
+
 def test_the_module_prints_the_list():
     done = subprocess.run([sys.executable, "-m", "mixprec"], capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert done.stdout.endswith(f"\n\n{patches.report()}\n")
