@@ -1,4 +1,4 @@
-"""cuDNN 9 and NVIDIA's Python frontend for it, loaded at first use."""
+"""cuDNN 9 and NVIDIA's Python frontend for it, loaded when somebody asks for them."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Objects that a user names by an import path, ``package.module:attribute``; an error of any kind is one line."""
+"""What a user names by an import path, ``package.module:attribute``; whatever fails is told in one line."""
 
 import importlib
 import os
