@@ -1,5 +1,6 @@
 """The list of all that is replaced in Chainer is complete, can be taken back, and is printed and in the docs."""
 
+import ast
 import json
 import re
 import subprocess
@@ -140,6 +141,21 @@ def test_the_import_hook_replaces_the_same_and_all_of_it_can_be_taken_back():
     name = "_environment_check"
     assert hooked - {("sys.modules", f"chainer.{name}"), ("chainer", name)} == late
     assert len(late) > 80
+
+
+def test_only_the_registry_assigns_to_attributes_of_other_libraries():
+    """Also in code that needs a GPU: no ``chainer.Link.serialize = ...`` in any module."""
+    for path in (ROOT / "mixprec").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+        foreign = [node for node in imports if not (getattr(node, "module", "") or "").startswith("mixprec")]
+        names = {(alias.asname or alias.name).partition(".")[0] for node in foreign for alias in node.names}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+                root = node
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                assert getattr(root, "id", "") not in names, f"{path}:{node.lineno}: {ast.unparse(node)}"
 
 
 def test_entries_say_when_and_why_in_a_line():
