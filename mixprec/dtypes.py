@@ -4,8 +4,9 @@ import ml_dtypes
 import numpy as np
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT32 = np.dtype(np.float32)
 # What arrays of a network are stored in. Computing is float32 in any case.
-STORAGE_DTYPES = frozenset((np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)))
+STORAGE_DTYPES = frozenset((np.dtype(np.float16), BFLOAT16, FLOAT32))
 _HALF = (np.dtype(np.float16), BFLOAT16)
 
 

@@ -1,4 +1,4 @@
-"""What this machine offers: the report of ``python -m mixprec``, and which device to train on.
+"""The report of ``python -m mixprec`` on this machine, and the choice of the device to train on.
 
 ``chainer.backends.cuda.available`` only says that imports succeeded, which they do without a GPU; here the
 CUDA runtime is asked. Nothing heavy is imported until a function is called, and nothing that is broken
@@ -122,7 +122,7 @@ def report():
 
 
 def main():
-    """Prints the report of ``python -m mixprec``."""
+    """Prints the report, the first part of ``python -m mixprec``."""
     print(report())
 
 
@@ -257,11 +257,11 @@ def _chainers_cudnn():
     cuda, _ = _import("chainer.backends.cuda")
     if cuda is None:
         return Component(name, "missing", note="needs Chainer")
-    from mixprec.compat import cudnn
+    from mixprec.bridge import placing
 
     if cuda.cudnn_enabled:
-        return Component(name, "ok", note="by mixprec's bridge to cuDNN 9" if cudnn.is_bridged() else "CuPy's own")
+        return Component(name, "ok", note="by mixprec's bridge to cuDNN 9" if placing.is_bridged() else "CuPy's own")
     if getattr(cuda, "_cudnn_disabled_by_user", False):
         return Component(name, "missing", note="off: CHAINER_CUDNN=0")
-    why = cudnn.why_not() or cudnn.what_is_missing() or "Chainer was imported before mixprec's start-up hook"
+    why = placing.why_not() or placing.what_is_missing() or "Chainer was imported before mixprec's start-up hook"
     return Component(name, "missing", note=f"off: {why}")

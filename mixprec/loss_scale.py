@@ -1,7 +1,10 @@
-"""Loss scaling: three classes with the same verbs, so that no caller asks which one it has.
+"""Loss scaling: three classes with the same methods, so that their caller need not know which one it has.
+
+:class:`~mixprec.MixedPrecisionOptimizer` makes one of its ``loss_scale`` argument, or takes yours. It asks for the
+factor before ``backward``, and lets the scale move at the end of each ``update()``.
 
 Small gradients flush to zero in float16. Multiplying the loss by a power of two moves all of them up by the same
-number of binades without changing a bit of their mantissas (Micikevicius et al. 2018, section 3.2). The verbs:
+number of binades without changing a bit of their mantissas (Micikevicius et al. 2018, section 3.2). The methods:
 
 - ``factor(device)``: what to multiply the loss by, on the device; ``None`` for nothing.
 - ``adjust(overflow)``: advances the state by one step, after its gradients were checked.
@@ -19,7 +22,7 @@ import numpy as np
 from chainer import AbstractSerializer, Deserializer, backend, get_array_types
 
 from mixprec import arguments
-from mixprec.backends.transfers import on_host, to_host
+from mixprec.backends.transfers import to_host
 from mixprec.bounds import INT32
 
 
@@ -28,7 +31,16 @@ class LossScaleExhausted(RuntimeError):
 
 
 class NoLossScale:
-    """Scale 1. Gradients are still checked, and a step with inf or NaN in them is skipped."""
+    """Scale 1. Gradients are still checked, and a step with inf or NaN in them is skipped.
+
+    Example:
+        >>> import chainer
+        >>> import mixprec
+        >>> inner = chainer.optimizers.SGD()
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(inner, loss_scale=mixprec.NoLossScale())  # or None
+        >>> optimizer.loss_scale
+        1.0
+    """
 
     value: float = 1.0
     patience: int | None = None
@@ -55,6 +67,14 @@ class StaticLossScale:
 
     Raises:
         ValueError: ``value`` is not a positive power of two.
+
+    Example:
+        >>> import chainer
+        >>> import mixprec
+        >>> inner = chainer.optimizers.SGD()
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(inner, loss_scale=mixprec.StaticLossScale(1024))  # or 1024
+        >>> optimizer.loss_scale, optimizer.scales_dynamically
+        (1024.0, False)
     """
 
     patience: int | None = None
@@ -92,7 +112,7 @@ class DynamicLossScale:
                        if clean == interval: value = min(cap, value * growth); clean = 0; left = hysteresis
 
     The state is a handful of arrays of shape () that live where the gradients are checked, so that a step on a GPU
-    moves them without a look from the host.
+    moves them, and the host need not read them.
 
     Args:
         init: the first scale.
@@ -109,6 +129,15 @@ class DynamicLossScale:
 
     Raises:
         ValueError: naming the argument that is out of its range.
+
+    Example:
+        >>> import chainer
+        >>> import mixprec
+        >>> scale = mixprec.DynamicLossScale(init=2**15, interval=1000)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(), loss_scale=scale)
+        >>> scale.adjust(overflow=True)  # what update() does at the end of a step
+        >>> optimizer.loss_scale
+        16384.0
     """
 
     def __init__(
@@ -173,7 +202,7 @@ class DynamicLossScale:
         is_array = isinstance(overflow, get_array_types())
         if (overflow.shape != () or overflow.dtype != bool) if is_array else not isinstance(overflow, (bool, np.bool_)):
             raise TypeError(f"overflow must be True, False or a boolean array; found {arguments.found(overflow)}")
-        if on_host(overflow) and on_host(self._clean) and not overflow and self._clean + 1 < self.interval:
+        if not is_array and not overflow and type(self._clean) is np.ndarray and self._clean + 1 < self.interval:
             # Most steps on the host; in the general way they would take a tenth of a batched update.
             self._clean = np.array(self._clean + 1, np.int32)
             self._overflows_in_row = np.array(0, np.int32)
@@ -196,7 +225,7 @@ class DynamicLossScale:
         self._overflows_in_row = xp.where(overflow, row + 1, 0).astype(np.int32, copy=False)
 
     def held_by(self, hold: Callable[[Any], Any]) -> tuple[Any, Any, Any, Any]:
-        """Lets somebody else advance the state, in place: the batched update on a device.
+        """Hands the state to the batched update on a device, which advances it in place.
 
         Args:
             hold: puts an array of shape () where it is needed.

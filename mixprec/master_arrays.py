@@ -1,6 +1,6 @@
 """The FP32 array that belongs to an FP16 or BF16 parameter: an attribute of the parameter, shared by its optimizers.
 
-``convert`` and the optimizer know each other by it: ``convert`` keeps the bits that it rounds away, and the optimizer's
+``convert`` and the optimizer share it: ``convert`` keeps the bits that it rounds away, and the optimizer's
 masters start from them.
 """
 
@@ -28,7 +28,7 @@ def keep_master(param):
 
 
 def written(rounded, master):
-    """Returns which elements of a parameter were written by somebody else: their bits are not the rounded master's.
+    """Returns which elements of a parameter were written since it was rounded: their bits are not the rounded master's.
 
     Args:
         rounded: float16 or bfloat16 array of the parameter.

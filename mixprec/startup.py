@@ -1,9 +1,9 @@
 """Registers the import hook that makes Chainer 7.8.1 importable.
 
-``mixprec_startup.pth``, installed beside the package, imports this module in every interpreter of the
-environment: ``import chainer`` then works before ``import mixprec``, and in workers started by forkserver or
-spawn, which unpickle Chainer objects before any line of the user's script ran (a worker that dies there
-hangs its parent). Nothing is loaded until somebody imports Chainer.
+``mixprec_startup.pth``, installed beside the package, imports this module in every interpreter of the environment.
+``import chainer`` then works before ``import mixprec``, and in workers started by forkserver or spawn, which unpickle
+Chainer objects before any line of the user's script ran (a worker that dies there hangs its parent). Nothing else is
+loaded until the program imports Chainer.
 """
 
 import sys
@@ -12,14 +12,12 @@ _PACKAGES = ("chainer", "chainermn")
 
 
 class _ChainerFinder:
-    """Meta-path finder that surrounds the import of Chainer's modules with :mod:`mixprec.compat`'s shims."""
+    """Meta-path finder that surrounds the import of Chainer's modules with the patches of :func:`_patches`."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] not in _PACKAGES:
             return None
-        from mixprec import compat
-
-        if name not in compat.shimmed_modules():
+        if name not in _patches().shimmed_modules():
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
@@ -31,7 +29,7 @@ class _ChainerFinder:
 
 
 class _ShimmedLoader:
-    """Delegates to the module's own loader, with the shims applied around and after its execution."""
+    """Delegates to the module's own loader, with the patches applied around and after its execution."""
 
     def __init__(self, loader):
         self._loader = loader
@@ -43,12 +41,19 @@ class _ShimmedLoader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module):
-        from mixprec import compat
-
+        compat = _patches()
         module.__spec__.loader = module.__loader__ = self._loader
         with compat.before_import(module.__name__):
             self._loader.exec_module(module)
         compat.after_import(module)
+
+
+def _patches():
+    """Returns :mod:`mixprec.compat`, when all that is done around imports is declared there, the bridge's part too."""
+    from mixprec import compat
+    from mixprec.bridge import branches, placing  # noqa: F401
+
+    return compat
 
 
 def register():
@@ -56,9 +61,8 @@ def register():
     if any(isinstance(finder, _ChainerFinder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _ChainerFinder())
-    if "chainer" in sys.modules:  # by somebody's own shim, in an interpreter that did not load the .pth file
-        from mixprec import compat
-
+    if "chainer" in sys.modules:  # by a shim of the user's, in an interpreter that did not load the .pth file
+        compat = _patches()
         for name in compat.shimmed_modules() & sys.modules.keys():
             compat.after_import(sys.modules[name])
 

@@ -1,19 +1,20 @@
-"""Parameters in 16 bits that an optimizer updates without FP32 masters: said once, after the first such update.
+"""A warning about parameters in 16 bits that an optimizer updates without FP32 masters, after the first such update.
 
 The smallest step of a float16 number is 5e-4 of it, of a bfloat16 number 4e-3: what is less is lost, and the model
 stands still. That happens when a converted model, or one of :mod:`mixprec.links`, is given to an optimizer of Chainer
 itself. A model of Chainer's own in float16 is the user's affair.
 """
 
+import functools
 import weakref
 
 import numpy as np
 
 from mixprec.announcements import announce
-from mixprec.compat.updates import watchers
+from mixprec.compat.registry import Patch
 from mixprec.dtypes import is_half
 
-# Attribute of a link: the mixprec.rewrite.state.LinkState of a converted one.
+# Attribute of a link: the mixprec.rewrite.conversion.LinkState of a converted one.
 CONVERSION = "_mixprec_conversion"
 
 _MESSAGE = (
@@ -26,7 +27,7 @@ _looked = weakref.WeakKeyDictionary()  # optimizer -> weak reference to the mode
 
 
 def look_again():
-    """To be called when parameters of a model are given 16 bits: each optimizer is looked at after its next update."""
+    """Looks at each optimizer after its next update; called when parameters of a model are given 16 bits."""
     _looked.clear()
 
 
@@ -38,7 +39,21 @@ def _watch(optimizer):
         _look(optimizer, target)
 
 
-watchers.append(_watch)
+def _watched(original):
+    @functools.wraps(original)
+    def update(self, lossfun=None, *args, **kwds):
+        original(self, lossfun, *args, **kwds)
+        _watch(self)
+
+    return update
+
+
+Patch(
+    "chainer.optimizer:GradientMethod.update",
+    _watched,
+    "Without it a plain optimizer updates FP16 weights that have no masters, and small steps are lost in silence.",
+    "mixprec.links",
+).apply()
 
 
 def _look(optimizer, target):

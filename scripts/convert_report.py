@@ -17,13 +17,13 @@ from mixprec import interruption
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
-from mixprec.rewrite import command
+from mixprec import convert_command
 
 
 def main(argv=None):
     """Runs the command with arguments, ``None`` for those of the process; returns its exit code."""
     sys.path.insert(0, os.getcwd())
-    return command.main(sys.argv[1:] if argv is None else argv)
+    return convert_command.main(sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

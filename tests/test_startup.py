@@ -188,9 +188,10 @@ def test_every_shimmed_module_exists_and_every_shim_says_what_breaks():
     """A typo in a module's name would make a shim that never runs."""
     import importlib.util
 
-    from mixprec.compat import hooks
+    from mixprec.compat import registry
 
     for name in compat.shimmed_modules():
         assert importlib.util.find_spec(name) or name == "chainer._environment_check", name
-    for shims in hooks._AFTER_IMPORT.values():
-        assert all(shim.__doc__ for shim in shims)
+    for patch in registry.patches():
+        assert patch.why.startswith("Without it ")
+        assert patch.why.endswith(".")

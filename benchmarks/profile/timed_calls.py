@@ -29,7 +29,7 @@ from benchmarks.profile.spans import Key
 from mixprec.backends.primitives import Primitives
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.layout import Dense
-from mixprec.optimizer.batched import Batched
+from mixprec.optimizer.step import OptimizerStep
 from mixprec.rewrite.deferred import Normalization
 
 _CLASSIFIER, _NETWORK, _STEP = "(classifier)", "(network)", "(step)"
@@ -60,7 +60,7 @@ def watching(spans, optimizer, primitives, rates, *, tf32=False):
         stack.enter_context(_replaced(_backprop_utils, "backprop_step", watch.backward))
         stack.enter_context(_replaced(_backprop_utils, "_reduce", watch.sum))
         stack.enter_context(_replaced(Normalization, "compute", watch.normalization))
-        stack.enter_context(_replaced(Batched, "step", watch.update))
+        stack.enter_context(_replaced(OptimizerStep, "run", watch.update))
         stack.enter_context(_Links(watch))
         yield
 

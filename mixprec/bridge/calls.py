@@ -15,7 +15,7 @@ _STORED = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32)))
 
 
 class NotBridged(RuntimeError):
-    """A function of CuPy's cuDNN that mixprec does not have; Chainer never calls it, see ``mixprec.compat``."""
+    """A function of CuPy's cuDNN that mixprec does not have; Chainer never calls it: ``branches.py``."""
 
 
 def or_chainers_own(own, name=None):

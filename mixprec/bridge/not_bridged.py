@@ -1,6 +1,6 @@
-"""Names of ``cupy.cudnn`` that Chainer's source holds and nobody reaches: RNN and spatial transformer.
+"""Names of ``cupy.cudnn`` that Chainer's source has and never reaches: RNN and spatial transformer.
 
-:mod:`mixprec.compat.cudnn_branches` has Chainer take its own branches there.
+:mod:`mixprec.bridge.branches` has Chainer take its own branches there.
 """
 
 from mixprec.bridge.calls import NotBridged

@@ -1,14 +1,12 @@
 """Chainer 7.8.1 on NumPy 2, Python 3.10 to 3.13 and CuPy 14.
 
-Every shim lies in the submodule of its concern, is registered under the Chainer module it mends, and says
-what breaks without it. :mod:`mixprec.startup` calls the two functions below around the import of each of
-these modules.
+The ground floor: it imports nothing else of mixprec. Each submodule declares the patches of one concern, in
+:mod:`~mixprec.compat.registry`, with what breaks without them. :mod:`mixprec.startup` calls the functions below around
+the import of each module of Chainer.
 """
 
-# Importing the modules registers their shims.
+# Importing the modules declares their patches.
 from mixprec.compat import (  # noqa: F401
-    cudnn,
-    cudnn_branches,
     cupy14,
     defects,
     hooks,
@@ -19,7 +17,6 @@ from mixprec.compat import (  # noqa: F401
     numpy2,
     scalars,
     summary,
-    updates,
     whole,
 )
 
@@ -27,7 +24,7 @@ __all__ = ["after_import", "before_import", "shimmed_modules"]
 
 
 def shimmed_modules():
-    """Names of the modules of Chainer and ChainerMN that have shims, as a set."""
+    """Names of the modules around whose import something is done, as a set."""
     return hooks.names()
 
 

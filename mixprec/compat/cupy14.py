@@ -1,9 +1,12 @@
-"""Chainer on CuPy 14, which has no cuDNN, where :mod:`mixprec.bridge` does not stand in for it."""
+"""Chainer on CuPy 14 where there is no cuDNN, neither CuPy's own nor a stand-in."""
 
+import contextlib
 import functools
+import sys
 import warnings
 
-from mixprec.compat import hooks
+from mixprec.compat.hooks import after_import, inside
+from mixprec.compat.registry import LEAVE
 
 _NO_CUDNN = (
     "CuPy 14 has no cuDNN, and mixprec's bridge to cuDNN 9 is off (python -m mixprec says why), so "
@@ -11,16 +14,16 @@ _NO_CUDNN = (
 )
 
 
-@hooks.after_import("chainer.backends.cuda")
-def no_cudnn_warning(cuda):
+@after_import("chainer.backends.cuda:check_cuda_available._already_warned")
+def no_cudnn_warning(original):
     """Without it ``import chainer`` warns that cuDNN is not enabled, and to reinstall CuPy, which would not help."""
-    cuda.check_cuda_available._already_warned = True
+    return True
 
 
-@hooks.after_import("chainer.backends.cuda")
-def tensor_core_question(cuda):
+@after_import("chainer.backends.cuda:should_use_cudnn_tensor_core")
+def tensor_core_question(original):
     """Without it ``chainer.should_use_cudnn_tensor_core`` raises NameError where there is no cuDNN; now False."""
-    original = cuda.should_use_cudnn_tensor_core
+    cuda = _cuda()
 
     @functools.wraps(original)
     def should_use_cudnn_tensor_core(dtype):
@@ -28,23 +31,32 @@ def tensor_core_question(cuda):
             return False
         return original(dtype)
 
-    cuda.should_use_cudnn_tensor_core = should_use_cudnn_tensor_core
+    return should_use_cudnn_tensor_core
 
 
-@hooks.after_import("chainer.backends.cuda")
-def explained_missing_names(cuda):
-    """Without it ``chainer.backends.cuda.cudnn`` and names of ``libcudnn`` are missing with no word on why."""
-    if "cudnn" in vars(cuda):  # also with CHAINER_CUDNN=0
-        return
+@after_import("chainer.backends.cuda:__getattr__")
+def explained_missing_cudnn(original):
+    """Without it ``chainer.backends.cuda.cudnn`` is missing with no word on why."""
+    if "cudnn" in vars(_cuda()):  # also with CHAINER_CUDNN=0
+        return LEAVE
 
     def __getattr__(name):
         if name == "cudnn":
             raise AttributeError(_NO_CUDNN.format(name=name))
         raise AttributeError(f"module 'chainer.backends.cuda' has no attribute {name!r}")
 
-    cuda.__getattr__ = __getattr__
-    if cuda.available:
-        cuda.libcudnn = _MissingCudnn()
+    return __getattr__
+
+
+@after_import("chainer.backends.cuda:libcudnn")
+def explained_missing_libcudnn(original):
+    """Without it names of ``chainer.backends.cuda.libcudnn`` are missing with no word on why."""
+    cuda = _cuda()
+    return _MissingCudnn() if cuda.available and "cudnn" not in vars(cuda) else LEAVE
+
+
+def _cuda():
+    return sys.modules["chainer.backends.cuda"]
 
 
 class _MissingCudnn:
@@ -54,9 +66,12 @@ class _MissingCudnn:
         raise AttributeError(_NO_CUDNN.format(name=f"libcudnn.{name}"))
 
 
-@hooks.while_importing("chainer.training.updaters.multiprocess_parallel_updater", "chainermn.nccl")
+@contextlib.contextmanager
 def no_nccl_warning():
     """Without it ``import chainer`` warns when CuPy is there and NCCL is not, though only some updaters need it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"\s*nccl library could not be loaded", category=UserWarning)
         yield
+
+
+inside(no_nccl_warning, "chainer.training.updaters.multiprocess_parallel_updater", "chainermn.nccl")

@@ -2,28 +2,24 @@
 
 import functools
 
-from mixprec.compat import hooks
-from mixprec.compat.rebind import Overlay, rebound
+from mixprec.compat.hooks import after_import, declare_after_import
+from mixprec.compat.rebind import overlaid
 
 
-@hooks.after_import("chainer.functions.connection.deconvolution_2d")
-def deconvolution_2d_weight_gradient(module):
-    """Without it ``F.deconvolution_2d`` has no gradient for W when x needs none: shapes and arrays are mixed
-    up.
-    """
-    original = module.Deconvolution2DFunction._set_cover_all
+@after_import("chainer.functions.connection.deconvolution_2d:Deconvolution2DFunction._set_cover_all")
+def deconvolution_2d_weight_gradient(original):
+    """Without it ``F.deconvolution_2d`` has no gradient for W when x needs none: it mixes up shapes and arrays."""
 
     @functools.wraps(original)
     def _set_cover_all(self, x, w):
         return original(self, getattr(x, "shape", x), getattr(w, "shape", w))
 
-    module.Deconvolution2DFunction._set_cover_all = _set_cover_all
+    return _set_cover_all
 
 
-@hooks.after_import("chainer.serializers.hdf5")
-def hdf5_strings(module):
+@after_import("chainer.serializers.hdf5:HDF5Deserializer.__call__")
+def hdf5_strings(original):
     """Without it ``HDF5Deserializer`` reads the string 'abc' as "b'abc'", as h5py 3 returns bytes."""
-    original = module.HDF5Deserializer.__call__
 
     @functools.wraps(original)
     def __call__(self, key, value):
@@ -33,19 +29,7 @@ def hdf5_strings(module):
             loaded = content.decode() if isinstance(content, bytes) else loaded
         return loaded
 
-    module.HDF5Deserializer.__call__ = __call__
-
-
-@hooks.after_import("chainer.serializers.npz")
-def npz_into_any_order(module):
-    """Without it ``NpzDeserializer`` cannot load into arrays of CuPy that are not contiguous (NHWC filters)."""
-    module.NpzDeserializer.__call__ = _into_any_order(module.NpzDeserializer.__call__)
-
-
-@hooks.after_import("chainer.serializers.hdf5")
-def hdf5_into_any_order(module):
-    """Without it ``HDF5Deserializer`` cannot load into arrays that are not C-contiguous (NHWC filters)."""
-    module.HDF5Deserializer.__call__ = _into_any_order(module.HDF5Deserializer.__call__)
+    return __call__
 
 
 def _into_any_order(original):
@@ -65,10 +49,21 @@ def _into_any_order(original):
     return __call__
 
 
-@hooks.after_import("chainer.optimizers.msvag")
-def msvag_bias_correction(module):
+declare_after_import(
+    "chainer.serializers.npz:NpzDeserializer.__call__",
+    _into_any_order,
+    "Without it ``NpzDeserializer`` cannot load into arrays of CuPy that are not contiguous (NHWC filters).",
+)
+declare_after_import(
+    "chainer.serializers.hdf5:HDF5Deserializer.__call__",
+    _into_any_order,
+    "Without it ``HDF5Deserializer`` cannot load into arrays that are not C-contiguous (NHWC filters).",
+)
+
+
+@after_import("chainer.optimizers.msvag:MSVAGRule.serialize")
+def msvag_bias_correction(original):
     """Without it ``MSVAG`` forgets the power of beta in a snapshot, and a resumed run takes other steps."""
-    original = module.MSVAGRule.serialize
 
     @functools.wraps(original)
     def serialize(self, serializer):
@@ -78,16 +73,15 @@ def msvag_bias_correction(module):
         except KeyError:  # a snapshot of plain Chainer; right to the last bit or so
             self.beta_power = self.hyperparam.beta ** (self.t + 1)
 
-    module.MSVAGRule.serialize = serialize
+    return serialize
 
 
-@hooks.after_import("chainer.iterators.multiprocess_iterator")
-def prefetch_thread(module):
+@after_import("chainer.iterators.multiprocess_iterator:_PrefetchLoop.launch_thread")
+def prefetch_thread(launch_thread):
     """Without it every ``MultiprocessIterator`` warns that ``Thread.setDaemon`` is deprecated."""
 
-    class Thread(module.threading.Thread):
+    class Thread(launch_thread.__globals__["threading"].Thread):
         def setDaemon(self, daemonic):
             self.daemon = daemonic
 
-    loop = module._PrefetchLoop
-    loop.launch_thread = rebound(loop.launch_thread, threading=Overlay(module.threading, Thread=Thread))
+    return overlaid(launch_thread, "threading", Thread=Thread)

@@ -1,70 +1,86 @@
-"""The two kinds of shim: one provides something while a module is imported, one mends the module afterwards.
+"""Patches that are applied when Chainer is imported: each when the module that it concerns is, and no sooner.
 
-Both are registered under the name of the one module they concern and run when that module, and no other, is
-loaded. A function mended right after its own module ran is the mended one in every ``from ... import`` that
-follows.
+A function that is replaced right after its own module ran is the new one in every ``from ... import`` that follows.
+:mod:`mixprec.startup` calls :func:`enter` and :func:`mend` around the import of each module in :func:`names`.
 """
 
 import contextlib
-import sys
+import functools
 
-_WHILE_IMPORTING = {}
-_AFTER_IMPORT = {}
+from mixprec.compat.registry import Patch, expanded, first_line
+
+IMPORT = "import chainer"
+
+_BEFORE, _WHILE, _AFTER = {}, {}, {}  # name of a module -> what is called, or entered, around its import
 
 
-def while_importing(*names):
-    """Decorates a generator ``shim()``, a context manager around the execution of each module in
-    ``names``.
+def before_import(module, target):
+    """Decorates the function ``make`` of a patch that is applied before a module is executed, and stays.
+
+    Args:
+        module: name of the module.
+        target: see :class:`~mixprec.compat.registry.Patch`.
     """
 
-    def register(shim):
-        for name in names:
-            _WHILE_IMPORTING.setdefault(name, []).append(contextlib.contextmanager(shim))
-        return shim
+    def declare(make):
+        patch = Patch(target, make, first_line(make), IMPORT)
+        _BEFORE.setdefault(module, []).append(patch.apply)
+        return make
 
-    return register
+    return declare
 
 
-def after_import(*names):
-    """Decorates a function ``shim(module)`` called when each module in ``names`` has been executed."""
+def while_importing(*modules, target):
+    """Decorates the function ``make`` of a patch that is there while these modules are executed, and not longer."""
 
-    def register(shim):
-        for name in names:
-            _AFTER_IMPORT.setdefault(name, []).append(shim)
-        return shim
+    def declare(make):
+        patch = Patch(target, make, first_line(make), f"while {modules[0]} is imported")
+        for module in modules:
+            _WHILE.setdefault(module, []).append(patch.applied)
+        return make
 
-    return register
+    return declare
+
+
+def inside(context, *modules):
+    """Has these modules executed inside of a context manager, which a function returns."""
+    for module in modules:
+        _WHILE.setdefault(module, []).append(context)
+
+
+def after_import(*targets):
+    """Decorates the function ``make`` of a patch that is applied to each target when its module has been executed."""
+
+    def declare(make):
+        declare_after_import(targets, make, first_line(make))
+        return make
+
+    return declare
+
+
+def declare_after_import(targets, make, why):
+    """Declares a patch as :func:`after_import` does, with a reason that is not the docstring of ``make``."""
+    patch = Patch(targets, make, why, IMPORT)
+    for module in dict.fromkeys(name.partition(":")[0] for target in patch.targets for name in expanded(target)):
+        _AFTER.setdefault(module, []).append(functools.partial(patch.apply, module))
 
 
 def names():
-    """Names of all modules that have a shim."""
-    return _WHILE_IMPORTING.keys() | _AFTER_IMPORT.keys()
+    """Names of all modules around whose import something is done."""
+    return _BEFORE.keys() | _WHILE.keys() | _AFTER.keys()
 
 
 def enter(name):
-    """Enters the shims around the import of ``name``; closing the returned ``ExitStack`` leaves them."""
+    """Does what comes before the import of ``name``; closing the returned ``ExitStack`` ends what lasts as long."""
     with contextlib.ExitStack() as stack:
-        for shim in _WHILE_IMPORTING.get(name, ()):
-            stack.enter_context(shim())
+        for apply in _BEFORE.get(name, ()):
+            apply()
+        for context in _WHILE.get(name, ()):
+            stack.enter_context(context())
         return stack.pop_all()
 
 
 def mend(module):
-    """Applies the shims for ``module``, which has just been executed."""
-    for shim in _AFTER_IMPORT.get(module.__name__, ()):
-        shim(module)
-
-
-@contextlib.contextmanager
-def module_in_place(name, module):
-    """Has ``module`` in ``sys.modules`` under ``name`` for a while, whatever was there before."""
-    missing = object()
-    previous = sys.modules.get(name, missing)
-    sys.modules[name] = module
-    try:
-        yield module
-    finally:
-        if previous is missing:
-            sys.modules.pop(name, None)
-        else:
-            sys.modules[name] = previous
+    """Applies the patches of ``module``, which has just been executed."""
+    for apply in _AFTER.get(module.__name__, ()):
+        apply()

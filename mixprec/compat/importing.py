@@ -1,37 +1,27 @@
-"""What ``import chainer``, ``chainer.testing`` and ``chainer.gradient_check`` themselves need."""
+"""Modules and names that ``import chainer``, ``chainer.testing`` and ``chainer.gradient_check`` themselves need."""
 
-import sys
 import types
 
-from mixprec.compat import hooks
+from mixprec.compat.hooks import before_import, while_importing
+from mixprec.compat.registry import LEAVE, MISSING
 
 
-@hooks.while_importing("chainer")
-def environment_check():
-    """Stands in for ``chainer._environment_check``, for good.
+@before_import("chainer", target="chainer._environment_check")
+def environment_check(original):
+    """Without it ``import chainer`` needs ``numpy.distutils`` (gone with Python 3.12) and ``pkg_resources``.
 
-    It imports ``numpy.distutils`` (gone with Python 3.12) and ``pkg_resources`` (gone from setuptools 82, a
-    warning before), to look for Python 3.5.0, a macOS BLAS and ancient releases of CuPy and iDeep.
+    That is gone from setuptools 82, and a warning before. Chainer would look for Python 3.5.0, a macOS BLAS and ancient
+    releases of CuPy and iDeep.
     """
     stub = types.ModuleType("chainer._environment_check", "Replaced by mixprec.compat.")
     stub.check = lambda: None
-    sys.modules[stub.__name__] = stub
-    yield
+    return stub
 
 
-@hooks.while_importing("chainer.functions.array.as_strided")
-def numpy_sctypes():
-    """Gives ``np.sctypes``, gone in NumPy 2 and read when ``as_strided`` is imported, while that is so."""
-    import numpy as np
-
-    if hasattr(np, "sctypes"):
-        yield
-        return
-    np.sctypes = scalar_types()
-    try:
-        yield
-    finally:
-        del np.sctypes
+@while_importing("chainer.functions.array.as_strided", target="numpy:sctypes")
+def numpy_sctypes(original):
+    """Without it ``import chainer`` fails: it reads ``np.sctypes``, which is gone in NumPy 2."""
+    return scalar_types() if original is MISSING else LEAVE
 
 
 def scalar_types():
@@ -44,14 +34,13 @@ def scalar_types():
     }
 
 
-@hooks.while_importing("chainer.testing.helper", "chainer.testing.doctest_helper")
-def pkg_resources():
-    """Stands in for ``pkg_resources``, gone from setuptools 82 and a warning before, in ``with_requires``."""
+@while_importing("chainer.testing.helper", "chainer.testing.doctest_helper", target="pkg_resources")
+def pkg_resources(original):
+    """Without it ``chainer.testing`` needs ``pkg_resources``, which warns, and is gone from setuptools 82."""
     stub = types.ModuleType("pkg_resources", "The part that chainer.testing uses, by mixprec.compat.")
     stub.ResolutionError = _ResolutionError
     stub.WorkingSet = _WorkingSet
-    with hooks.module_in_place("pkg_resources", stub):
-        yield
+    return stub
 
 
 class _ResolutionError(Exception):

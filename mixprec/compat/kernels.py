@@ -1,7 +1,7 @@
 """CUDA kernels of Chainer and ChainerMN that CuPy 14 does not compile."""
 
-from mixprec.compat import hooks
-from mixprec.compat.rebind import Overlay, rebound
+from mixprec.compat.hooks import after_import, declare_after_import
+from mixprec.compat.rebind import Overlay, overlaid
 
 FLOAT16_ATOMIC_ADD = """
 #include <cupy/float16.cuh>
@@ -15,41 +15,38 @@ CuPy includes the header only in kernels that have float16 arguments; this text 
 """
 
 
-@hooks.after_import("chainer.links.loss.hierarchical_softmax")
-def hierarchical_softmax(module):
-    """Without it the gradient of ``L.BinaryHierarchicalSoftmax`` does not compile for float16."""
-    cls = module.BinaryHierarchicalSoftmaxFunction
-    cls.backward_gpu = _with_float16_atomic_add(cls.backward_gpu, module.cuda)
+def _with_float16_atomic_add(function):
+    cuda = function.__globals__["cuda"]
 
-
-@hooks.after_import("chainer.functions.loss.negative_sampling")
-def negative_sampling(module):
-    """Without it the gradient of ``F.negative_sampling`` does not compile for float16."""
-    cls = module.NegativeSamplingFunctionGrad
-    cls.forward_gpu = _with_float16_atomic_add(cls.forward_gpu, module.cuda)
-
-
-@hooks.after_import("chainer.functions.array.resize_images")
-def resize_images(module):
-    """Without it the gradient of ``F.resize_images`` does not compile for float16 (with type checks off)."""
-    module.interpolate_grad_bilinear_gpu = _with_float16_atomic_add(module.interpolate_grad_bilinear_gpu, module.cuda)
-
-
-def _with_float16_atomic_add(function, cuda):
     def elementwise(*args, **kwargs):
         return cuda.elementwise(*args, preamble=FLOAT16_ATOMIC_ADD, **kwargs)
 
-    return rebound(function, cuda=Overlay(cuda, elementwise=elementwise))
+    return overlaid(function, "cuda", elementwise=elementwise)
 
 
-@hooks.after_import("chainermn.communicators._memory_utility")
-def batched_pack_and_unpack(module):
+declare_after_import(
+    "chainer.links.loss.hierarchical_softmax:BinaryHierarchicalSoftmaxFunction.backward_gpu",
+    _with_float16_atomic_add,
+    "Without it the gradient of ``L.BinaryHierarchicalSoftmax`` does not compile for float16.",
+)
+declare_after_import(
+    "chainer.functions.loss.negative_sampling:NegativeSamplingFunctionGrad.forward_gpu",
+    _with_float16_atomic_add,
+    "Without it the gradient of ``F.negative_sampling`` does not compile for float16.",
+)
+declare_after_import(
+    "chainer.functions.array.resize_images:interpolate_grad_bilinear_gpu",
+    _with_float16_atomic_add,
+    "Without it the gradient of ``F.resize_images`` does not compile for float16 (with type checks off).",
+)
+
+
+@after_import("chainermn.communicators._memory_utility:_cupy_batched_{pack,unpack}_params")
+def batched_pack_and_unpack(function):
     """Without it no gradient is exchanged by ``pure_nccl``: its kernels use ``half`` of an undeclared header."""
-    cuda = module.chainer.cuda
+    cuda = function.__globals__["chainer"].cuda
 
     def raw(code, name):
         return cuda.raw("#include <cupy/float16.cuh>\n" + code, name)
 
-    chainer = Overlay(module.chainer, cuda=Overlay(cuda, raw=raw))
-    for name in ("_cupy_batched_pack_params", "_cupy_batched_unpack_params"):
-        setattr(module, name, rebound(getattr(module, name), chainer=chainer))
+    return overlaid(function, "chainer", cuda=Overlay(cuda, raw=raw))

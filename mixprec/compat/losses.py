@@ -2,48 +2,22 @@
 
 import functools
 
-from mixprec.compat import hooks
 from mixprec.compat.half import widened
+from mixprec.compat.hooks import after_import
 
 
-@hooks.after_import(
-    "chainer.functions.loss.mean_squared_error",
-    "chainer.functions.loss.triplet",
-    "chainer.functions.loss.contrastive",
+@after_import(
+    "chainer.functions.loss.mean_squared_error:MeanSquaredError.apply",
+    "chainer.functions.loss.triplet:Triplet.apply",
+    "chainer.functions.loss.contrastive:Contrastive.apply",
 )
-def float32_mean_of_function_node(module):
-    """Evaluates MSE, triplet and contrastive loss of float16 in float32, result and gradients cast to
-    float16.
+def float32_mean_of_function_node(apply):
+    """Without it MSE, triplet and contrastive loss of more than 65,504 float16 are 0 or nan, with a gradient of 0.
 
-    Without it the count becomes infinite in float16: MSE and triplet loss are 0, or nan where the sum
-    overflows too, and the gradient of all three is 0. (Chainer's GPU code of MSE always did that, the CPU
-    code does from NumPy 2 on.)
+    They are computed in float32, and result and gradients are cast to float16. Without it the count becomes infinite in
+    float16. (Chainer's GPU code of MSE always did that, the CPU code does from NumPy 2 on.)
     """
-    for cls in _function_classes(module):
-        original = cls.apply
-        cls.apply = _in_float32(original)
 
-
-@hooks.after_import("chainer.functions.loss.hinge")
-def float32_mean_of_hinge(module):
-    """The same for ``F.hinge``, which was nan with a zero gradient."""
-    for name in ("forward_cpu", "forward_gpu", "backward_cpu", "backward_gpu"):
-        setattr(module.Hinge, name, _computed_in_float32(getattr(module.Hinge, name)))
-
-
-def _function_classes(module):
-    from chainer import function_node
-
-    return [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, function_node.FunctionNode)
-        and value.__module__ == module.__name__
-    ]
-
-
-def _in_float32(apply):
     @functools.wraps(apply)
     def wrapped(self, inputs):
         if not _all_float16(inputs):
@@ -53,7 +27,10 @@ def _in_float32(apply):
     return wrapped
 
 
-def _computed_in_float32(method):
+@after_import("chainer.functions.loss.hinge:Hinge.{forward,backward}_{cpu,gpu}")
+def float32_mean_of_hinge(method):
+    """Without it ``F.hinge`` of more than 65,504 float16 is nan, with a gradient of 0."""
+
     @functools.wraps(method)
     def wrapped(self, inputs, *grad_outputs):
         if inputs[0].dtype != "float16":

@@ -5,34 +5,31 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mixprec.compat import hooks
-from mixprec.compat.rebind import Overlay, rebound
+from mixprec.compat.hooks import after_import
+from mixprec.compat.rebind import Overlay, overlaid, rebound
 
 
-@hooks.after_import("chainermn.communicators._memory_utility")
-def unpack_into_another_dtype(module):
+@after_import("chainermn.communicators._memory_utility:unpack_params")
+def unpack_into_another_dtype(unpack_params):
     """Without it ``unpack_params`` fails when gradients travel in another dtype: ``np.array(copy=False)`` raises."""
-    backend = module.chainer.backend
+    backend = unpack_params.__globals__["chainer"].backend
 
     def get_array_module(*args):
         xp = backend.get_array_module(*args)
         return Overlay(xp, array=lambda v, copy, dtype: xp.asarray(v, dtype=dtype))
 
-    chainer = Overlay(module.chainer, backend=Overlay(backend, get_array_module=get_array_module))
-    module.unpack_params = rebound(module.unpack_params, chainer=chainer)
+    return overlaid(unpack_params, "chainer", backend=Overlay(backend, get_array_module=get_array_module))
 
 
-@hooks.after_import("chainermn.iterators.multi_node_iterator")
-def size_of_the_dataset(module):
+@after_import("chainermn.iterators.multi_node_iterator:_MultiNodeIteratorSlave.__init__")
+def size_of_the_dataset(init):
     """Without it every rank but the master fails in ``int()`` of a 1-element array, and the master waits for it."""
-    cls = module._MultiNodeIteratorSlave
-    cls.__init__ = rebound(cls.__init__, int=lambda size: int(size.item()))
+    return rebound(init, int=lambda size: int(size.item()))
 
 
-@hooks.after_import("chainermn.optimizers")
-def gradients_of_the_last_step(module):
+@after_import("chainermn.optimizers:create_multi_node_optimizer")
+def gradients_of_the_last_step(original):
     """Without it ``double_buffering`` divides the gradients of one step by the dynamic loss scale of the next."""
-    original = module.create_multi_node_optimizer
 
     @functools.wraps(original)
     def create_multi_node_optimizer(actual_optimizer, communicator, double_buffering=False, zero_fill=True):
@@ -43,18 +40,23 @@ def gradients_of_the_last_step(module):
             )
         return original(actual_optimizer, communicator, double_buffering, zero_fill)
 
-    module.create_multi_node_optimizer = create_multi_node_optimizer
+    return create_multi_node_optimizer
 
 
-@hooks.after_import("chainermn.optimizers")
-def several_losses(module):
+@after_import("chainermn.optimizers:{_MultiNodeOptimizer,_DoubleBufferingOptimizer}.update")
+def several_losses(update):
     """Without it a loss function that is a generator fails: ChainerMN calls ``backward`` of what it returns."""
-    for cls in (module._MultiNodeOptimizer, module._DoubleBufferingOptimizer):
-        cls.update = _of_several_losses(cls.update)
+
+    @functools.wraps(update)
+    def run(self, lossfun=None, *args, **kwds):
+        check = getattr(self.actual_optimizer, "check_loss", lambda loss: None)
+        return update(self, None if lossfun is None else _one_loss_of(lossfun, check), *args, **kwds)
+
+    return run
 
 
-@hooks.after_import("chainermn.communicators.mpi_communicator_base")
-def means_of_gradients(module):
+@after_import("chainermn.communicators.mpi_communicator_base:MpiCommunicatorBase._multi_node_mean")
+def means_of_gradients(original):
     """Without it the mean of 60000 and 60000 in float16 is inf, and that of what is not C-contiguous goes into a copy.
 
     ChainerMN sums in float32, but rounds the sum to float16 before it divides; a dynamic loss scale settles log2(N)
@@ -62,8 +64,6 @@ def means_of_gradients(module):
     bit of small gradients is lost, as it would be if float16 were divided before the sum. What is sent is the same.
     Nor does MPI know bfloat16. Filters of converted models are not C-contiguous: each process would train for itself.
     """
-    cls = module.MpiCommunicatorBase
-    original = cls._multi_node_mean
 
     @functools.wraps(original)
     def _multi_node_mean(self, sendbuf, recvbuf):
@@ -72,19 +72,23 @@ def means_of_gradients(module):
         if mean is not recvbuf:
             recvbuf[...] = mean.reshape(recvbuf.shape)
 
-    cls._multi_node_mean = _multi_node_mean
-    cls.bcast_data = _of_sendable_arrays(cls.bcast_data)
+    return _multi_node_mean
 
 
-@hooks.after_import("chainermn.communicators.mpi_communicator_base")
-def size_of_float16(module):
+@after_import("chainermn.communicators.mpi_communicator_base:_dtype_mpi_type")
+def size_of_float16(types):
     """Without it ``allgather``, ``gather`` and their like move float16 arrays as if they had 4 bytes for an element.
 
-    What other processes have sent is then zeros, or the process ends; ``allreduce`` on a GPU adds pairs of numbers.
+    The arrays of other processes are then zeros, or the process ends.
     """
-    module._dtype_mpi_type[np.dtype(np.float16)] = module.mpi4py.MPI._typedict["h"]
-    cls = module.MpiCommunicatorBase
-    allreduce = cls.allreduce
+    from mpi4py import MPI
+
+    return {**types, np.dtype(np.float16): MPI._typedict["h"]}
+
+
+@after_import("chainermn.communicators.mpi_communicator_base:MpiCommunicatorBase.allreduce")
+def sums_of_float16(allreduce):
+    """Without it ``allreduce`` of float16 arrays on a GPU adds pairs of numbers."""
 
     @functools.wraps(allreduce)
     def run(self, x):
@@ -93,14 +97,7 @@ def size_of_float16(module):
         with np.errstate(over="ignore"):  # a sum beyond 65,504 is inf
             return allreduce(self, x.astype(np.float32)).astype(np.float16)
 
-    cls.allreduce = run
-
-
-@hooks.after_import("chainermn.communicators.pure_nccl_communicator")
-def memory_that_is_broadcast(module):
-    """Without it processes in which a parameter has its axes in different orders in memory get each other's wrongly."""
-    cls = module.PureNcclCommunicator
-    cls.bcast_data = _of_sendable_arrays(cls.bcast_data)
+    return run
 
 
 def _sendable(array):
@@ -128,7 +125,16 @@ def _exact(param):
     return None
 
 
-def _of_sendable_arrays(bcast_data):
+@after_import(
+    "chainermn.communicators.mpi_communicator_base:MpiCommunicatorBase.bcast_data",
+    "chainermn.communicators.pure_nccl_communicator:PureNcclCommunicator.bcast_data",
+)
+def memory_that_is_broadcast(bcast_data):
+    """Without it processes whose parameters have other orders of axes in memory get each other's wrongly.
+
+    What has 16 bits is sent in float32.
+    """
+
     @functools.wraps(bcast_data)
     def run(self, model):
         others = []  # parameters, their arrays, and what these are copies of
@@ -146,15 +152,6 @@ def _of_sendable_arrays(bcast_data):
             with np.errstate(over="ignore"):
                 array[...] = param.array
             param.array = array
-
-    return run
-
-
-def _of_several_losses(update):
-    @functools.wraps(update)
-    def run(self, lossfun=None, *args, **kwds):
-        check = getattr(self.actual_optimizer, "check_loss", lambda loss: None)
-        return update(self, None if lossfun is None else _one_loss_of(lossfun, check), *args, **kwds)
 
     return run
 

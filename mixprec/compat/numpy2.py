@@ -2,68 +2,67 @@
 
 import functools
 
-from mixprec.compat import hooks, importing
+from mixprec.compat import importing
 from mixprec.compat.half import widened
-from mixprec.compat.rebind import Overlay, rebound
+from mixprec.compat.hooks import after_import
+from mixprec.compat.rebind import Overlay, overlaid
 
 
-@hooks.after_import("chainer.functions.array.as_strided")
-def as_strided_gradient(module):
+@after_import("chainer.functions.array.as_strided:AsStridedGrad.forward")
+def as_strided_gradient(forward):
     """Without it the gradient of ``F.as_strided`` fails: it reads ``np.sctypes``."""
-    numpy = Overlay(module.np, sctypes=importing.scalar_types())
-    module.AsStridedGrad.forward = rebound(module.AsStridedGrad.forward, np=numpy)
+    return overlaid(forward, "np", sctypes=importing.scalar_types())
 
 
-@hooks.after_import("chainer.functions.array.resize_images")
-def resize_images(module):
+@after_import("chainer.functions.array.resize_images:compute_indices_and_weights")
+def resize_images(function):
     """Without it ``F.resize_images`` fails: it reads ``np.float``."""
-    numpy = Overlay(module.numpy, float=float)
-    module.compute_indices_and_weights = rebound(module.compute_indices_and_weights, numpy=numpy)
+    return overlaid(function, "numpy", float=float)
 
 
-@hooks.after_import("chainer.distributions.categorical")
-def categorical_log_prob(module):
-    """Without it ``Categorical.log_prob`` fails: it adds a list to the result of ``np.meshgrid``, now a
-    tuple.
-    """
+@after_import("chainer.distributions.categorical:Categorical.log_prob")
+def categorical_log_prob(log_prob):
+    """Without it ``Categorical.log_prob`` fails: it adds a list to the result of ``np.meshgrid``, now a tuple."""
 
     def meshgrid(*args, **kwargs):
-        return list(module.numpy.meshgrid(*args, **kwargs))
+        import numpy
 
-    numpy = Overlay(module.numpy, meshgrid=meshgrid)
-    module.Categorical.log_prob = rebound(module.Categorical.log_prob, numpy=numpy)
+        return list(numpy.meshgrid(*args, **kwargs))
+
+    return overlaid(log_prob, "numpy", meshgrid=meshgrid)
 
 
-@hooks.after_import("chainer.functions.array.pad_sequence")
-def padding_out_of_range(module):
+@after_import("chainer.functions.array.pad_sequence:PadSequence.forward")
+def padding_out_of_range(original):
     """Without it ``F.pad_sequence`` raises OverflowError for a padding outside the dtype, as -1 in uint8 is.
 
     NumPy 1 took such integers modulo the range of the dtype.
     """
-    original = module.PadSequence.forward
 
     @functools.wraps(original)
     def forward(self, xs):
         self.padding = _wrapped(self.padding, xs[0].dtype)
         return original(self, xs)
 
-    module.PadSequence.forward = forward
+    return forward
 
 
-@hooks.after_import("chainer.dataset.convert")
-def padding_of_examples(module):
+@after_import("chainer.dataset.convert:_concat_arrays_with_padding")
+def padding_of_examples(function):
     """Without it ``concat_examples(padding=...)`` warns from NumPy 2.5 on, and refuses -1 for unsigned integers."""
 
     def maximum(x, y, out):
-        return module.numpy.maximum(x, y, out=out)
+        import numpy
 
-    original = rebound(module._concat_arrays_with_padding, numpy=Overlay(module.numpy, maximum=maximum))
+        return numpy.maximum(x, y, out=out)
+
+    original = overlaid(function, "numpy", maximum=maximum)
 
     @functools.wraps(original)
     def concat_arrays_with_padding(arrays, padding):
         return original(arrays, _wrapped(padding, arrays[0].dtype))
 
-    module._concat_arrays_with_padding = concat_arrays_with_padding
+    return concat_arrays_with_padding
 
 
 def _wrapped(padding, dtype):
@@ -75,12 +74,13 @@ def _wrapped(padding, dtype):
     return padding
 
 
-@hooks.after_import("chainer.links.activation.maxout")
-def maxout_initializers(module):
+@after_import("chainer.links.activation.maxout:Maxout.__init__")
+def maxout_initializers(original):
     """Without it ``L.Maxout`` with a function as initializer warns from NumPy 2.5 on: it sets ``array.shape``."""
-    original = module.Maxout.__init__
+    import chainer
+    from chainer import initializer
 
-    class Reshaped(module.initializer.Initializer):
+    class Reshaped(initializer.Initializer):
         def __init__(self, fill, shape):
             super().__init__(getattr(fill, "dtype", None))
             self.fill, self.shape = fill, shape
@@ -89,7 +89,7 @@ def maxout_initializers(module):
             self.fill(array.reshape(self.shape))
 
     def reshaped(fill, *shape):
-        known = isinstance(fill, (module.initializer.Initializer, *module.chainer.get_array_types()))
+        known = isinstance(fill, (initializer.Initializer, *chainer.get_array_types()))
         return Reshaped(fill, shape) if callable(fill) and not known else fill
 
     @functools.wraps(original)
@@ -97,44 +97,41 @@ def maxout_initializers(module):
         weight = reshaped(initialW, out_size, pool_size, -1)
         original(self, in_size, out_size, pool_size, weight, reshaped(initial_bias, out_size, pool_size))
 
-    module.Maxout.__init__ = __init__
+    return __init__
 
 
-@hooks.after_import("chainer.functions.math.sparse_matmul")
-def sparse_matmul_of_float16(module):
+@after_import("chainer.functions.math.sparse_matmul:_coo_matmul_cpu")
+def sparse_matmul_of_float16(original):
     """Without it ``F.sparse_matmul`` fails on float16: scipy.sparse takes float32 and float64 only.
 
     Multiplied in float32, as Chainer does on a GPU.
     """
-    original = module._coo_matmul_cpu
 
     @functools.wraps(original)
     def coo_matmul_cpu(data, row, col, shape, dense, dtype):
         return original(widened(data), row, col, shape, widened(dense), dtype)
 
-    module._coo_matmul_cpu = coo_matmul_cpu
+    return coo_matmul_cpu
 
 
-@hooks.after_import("chainer.functions.math.fix")
-def fix_without_warning(module):
+@after_import("chainer.functions.math.fix:fix")
+def fix_without_warning(fix):
     """Without it ``F.fix`` warns from NumPy 2.5 on, which deprecates ``np.fix`` for its equal ``np.trunc``."""
+    backend = fix.__globals__["backend"]
 
     def get_array_module(*args):
-        xp = module.backend.get_array_module(*args)
+        xp = backend.get_array_module(*args)
         return Overlay(xp, fix=xp.trunc)
 
-    module.fix = rebound(module.fix, backend=Overlay(module.backend, get_array_module=get_array_module))
+    return overlaid(fix, "backend", get_array_module=get_array_module)
 
 
-@hooks.after_import("chainer.variable")
-def debug_print_device(module):
-    """Without it ``Variable.debug_print`` calls the CPU 'cpu': arrays of NumPy 2 have an attribute
-    ``device``.
-    """
-    original = module.Variable.debug_print
+@after_import("chainer.variable:Variable.debug_print")
+def debug_print_device(original):
+    """Without it ``Variable.debug_print`` calls the CPU 'cpu': arrays of NumPy 2 have an attribute ``device``."""
 
     @functools.wraps(original)
     def debug_print(self):
         return original(self).replace("\n- device: cpu\n", "\n- device: CPU\n", 1)
 
-    module.Variable.debug_print = debug_print
+    return debug_print

@@ -4,10 +4,9 @@ import types
 
 
 def rebound(function, **names):
-    """A copy of ``function`` that sees ``names`` in place of the globals of these names; the module keeps
-    its own.
+    """Returns a copy of a function that sees ``names`` in place of the globals of these names.
 
-    (A module whose ``numpy`` were replaced would fail its own ``xp is numpy`` tests.)
+    The module keeps its own: one whose ``numpy`` were replaced would fail its own ``xp is numpy`` tests.
     """
     copy = types.FunctionType(
         function.__code__,
@@ -21,6 +20,17 @@ def rebound(function, **names):
     copy.__qualname__ = function.__qualname__
     copy.__dict__.update(function.__dict__)
     return copy
+
+
+def overlaid(function, module, **names):
+    """Returns a copy of a function for which one of the modules among its globals has other attributes.
+
+    Args:
+        function: function of a module.
+        module: name of the global.
+        names: the attributes.
+    """
+    return rebound(function, **{module: Overlay(function.__globals__[module], **names)})
 
 
 class Overlay:

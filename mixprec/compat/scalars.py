@@ -2,41 +2,32 @@
 
 import functools
 
-from mixprec.compat import hooks
+from mixprec.compat.hooks import after_import
+
+_NORMALIZATIONS = "chainer.functions.normalization"
+_POOLING = "chainer.functions.pooling"
 
 
-@hooks.after_import("chainer.optimizer")
-def python_hyperparameters(module):
-    """Turns the NumPy scalars that are given as hyperparameters into Python numbers.
-
-    Without it ``optimizer.lr = np.float64(0.1)``, as ``StepShift`` sets, makes updates on the CPU run in
-    float64: a NumPy scalar no longer yields to the dtype of the array.
-    """
+@after_import("chainer.optimizer:Hyperparameter.__setattr__")
+def python_hyperparameters(original):
+    """Without it ``optimizer.lr = np.float64(0.1)``, as ``StepShift`` sets, makes updates run in float64 on the CPU."""
 
     def __setattr__(self, name, value):
         object.__setattr__(self, name, _python_scalar(value))
 
-    module.Hyperparameter.__setattr__ = __setattr__
+    return __setattr__
 
 
-@hooks.after_import(
-    "chainer.functions.normalization.batch_normalization",
-    "chainer.functions.normalization.batch_renormalization",
-    "chainer.functions.normalization.layer_normalization",
-    "chainer.functions.normalization.local_response_normalization",
+@after_import(
+    f"{_NORMALIZATIONS}.batch_normalization:{{,Fixed}}BatchNormalization{{,Grad}}.__init__",
+    f"{_NORMALIZATIONS}.batch_normalization:{{_BNMode,_CudnnBatchNormalizationImpl}}.__init__",
+    f"{_NORMALIZATIONS}.batch_renormalization:BatchRenormalizationFunction.__init__",
+    f"{_NORMALIZATIONS}.layer_normalization:LayerNormalization.__init__",
+    f"{_NORMALIZATIONS}.local_response_normalization:LocalResponseNormalization{{,Grad}}.__init__",
 )
-def python_constants_of_normalizations(module):
-    """Turns the NumPy scalars given as eps, decay, alpha... into Python numbers.
+def python_constants_of_normalizations(init):
+    """Without it a NumPy scalar as eps, decay, alpha ... of a normalization raises a type error."""
 
-    Without it ``F.layer_normalization(..., eps=np.float64(1e-5))`` and the gradient of the others raise a
-    type error.
-    """
-    for cls in list(vars(module).values()):
-        if isinstance(cls, type) and cls.__module__ == module.__name__ and "__init__" in vars(cls):
-            cls.__init__ = _with_python_scalars(cls.__init__)
-
-
-def _with_python_scalars(init):
     @functools.wraps(init)
     def wrapped(self, *args, **kwargs):
         init(self, *map(_python_scalar, args), **{name: _python_scalar(value) for name, value in kwargs.items()})
@@ -50,25 +41,19 @@ def _python_scalar(value):
     return value.item() if isinstance(value, numpy.generic) else value
 
 
-_ROI_POOLING = ("roi_pooling_2d", "roi_average_pooling_2d", "roi_max_pooling_2d")
-_ROI_ALIGN = ("roi_average_align_2d", "roi_max_align_2d")
-
-
-@hooks.after_import(*(f"chainer.functions.pooling.{name}" for name in _ROI_POOLING + _ROI_ALIGN))
-def roi_edges_in_float64(module):
-    """Without it the CPU computes the edges of regions in the dtype of the regions, and pools other bins in
-    float16.
+@after_import(
+    f"{_POOLING}.roi_pooling_2d:ROIPooling2D{{,Grad}}.forward_cpu",
+    f"{_POOLING}.roi_average_pooling_2d:ROIAveragePooling2D.{{forward,backward}}_cpu",
+    f"{_POOLING}.roi_max_pooling_2d:ROIMaxPooling2D.{{forward,backward}}_cpu",
+    f"{_POOLING}.roi_average_align_2d:ROIAverageAlign2D.{{forward,backward}}_cpu",
+    f"{_POOLING}.roi_max_align_2d:ROIMaxAlign2D.{{forward,backward}}_cpu",
+)
+def roi_edges_in_float64(method):
+    """Without it the CPU computes edges of regions in the dtype of the regions, and in float16 pools other bins.
 
     NumPy 1 multiplied the edge, a NumPy scalar, by the Python float ``spatial_scale`` in float64.
     """
-    for name, cls in list(vars(module).items()):
-        if name.startswith("ROI") and isinstance(cls, type):
-            for method in ("forward_cpu", "backward_cpu"):
-                if method in vars(cls):
-                    setattr(cls, method, _with_float64_scale(vars(cls)[method]))
 
-
-def _with_float64_scale(method):
     @functools.wraps(method)
     def wrapped(self, *args):
         import numpy

@@ -15,6 +15,7 @@ from chainer import _backprop_utils
 
 from mixprec.backends import primitives_of
 from mixprec.backends.memory import axes, is_dense, same_order, turned_back
+from mixprec.compat.registry import Patch
 from mixprec.dtypes import STORAGE_DTYPES
 
 
@@ -84,9 +85,9 @@ def install():
 
     Nodes call this when they are applied: a process that has none adds as Chainer does.
     """
-    if _backprop_utils.GradTable is not _GradTable:
-        _backprop_utils.GradTable = _GradTable
-        _backprop_utils._reduce = _reduce
+    if not TABLE.is_applied:
+        TABLE.apply()
+        REDUCE.apply()
 
 
 class _Terms(list):
@@ -167,3 +168,18 @@ def _channels_last(primitives, array):
     if view.flags.c_contiguous:
         return view
     return primitives.to_nhwc(array, array.dtype) if array.flags.c_contiguous else None
+
+
+_WHEN = "mixprec.functions"
+TABLE = Patch(
+    "chainer._backprop_utils:GradTable",
+    lambda original: _GradTable,
+    "Without it a sum of two gradients is computed before the function that could add them by the way.",
+    _WHEN,
+)
+REDUCE = Patch(
+    "chainer._backprop_utils:_reduce",
+    lambda original: _reduce,
+    "Without it CuPy adds gradients of images in NHWC memory element by element, and changes their layout.",
+    _WHEN,
+)

@@ -4,8 +4,11 @@ import contextlib
 import functools
 import itertools
 import operator
+import threading
 
 import chainer
+
+from mixprec.compat.registry import patch
 
 _KNOWN_HOOKS = ("SpectralNormalization", "WeightStandardization")  # work on the device, which the graph has
 _HOOKS = operator.attrgetter("_local_link_hooks")  # None if the link never had one
@@ -36,19 +39,32 @@ def local_hooks(links):
 @contextlib.contextmanager
 def called():
     """A context that gives a dict: the links that are called inside of it, by their ids."""
-    found = {}
-    original = chainer.Link.__call__
+    outer, _calls.found = _calls.found, {}
+    try:
+        with _collecting.applied():
+            yield _calls.found
+    finally:
+        _calls.found = outer
+
+
+class _Calls(threading.local):
+    found = None  # the dict of the innermost context
+
+
+_calls = _Calls()
+
+
+@patch("chainer.link:Link.__call__", when="mixprec.capture")
+def _collecting(original):
+    """Without it capture does not find links that a step calls beside its model. Only while two steps are watched."""
 
     @functools.wraps(original)
     def call(self, *args, **kwargs):
-        found[id(self)] = self
+        if _calls.found is not None:
+            _calls.found[id(self)] = self
         return original(self, *args, **kwargs)
 
-    chainer.Link.__call__ = call
-    try:
-        yield found
-    finally:
-        chainer.Link.__call__ = original
+    return call
 
 
 class OtherLinks:

@@ -6,7 +6,7 @@ import chainer
 
 from mixprec.graph_capture.called_links import local_hooks
 from mixprec.graph_capture.capturable import Capturable, GraphSession
-from mixprec.optimizer.structure import Structure
+from mixprec.optimizer.model_index import ModelIndex
 
 
 class Evaluation(Capturable):
@@ -39,7 +39,7 @@ class EvaluationSession(GraphSession):
     """
 
     def __init__(self, model):
-        self._structure = Structure(model)
+        self._structure = ModelIndex(model)
         self._held = self._objects()
 
     def holds(self):

@@ -12,6 +12,7 @@ import chainer
 import numpy as np
 
 from mixprec.backends import device_log
+from mixprec.compat.registry import patch
 from mixprec.graph_capture.origin import line_of
 
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic)
@@ -26,15 +27,16 @@ def watching(graphs):
     Args:
         graphs: of the device, :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
     """
-    with device_log.recording(line_of) as records, graphs.watching(), _functions():
+    with device_log.recording(line_of) as records, graphs.watching(), _recording.applied():
         yield records
 
 
-@contextlib.contextmanager
-def _functions():
-    """Records functions of Chainer, with the numbers that they have: launches by CuPy itself cannot be recorded."""
-    node_class = chainer.FunctionNode
-    original = node_class.__dict__["apply"]
+@patch("chainer.function_node:FunctionNode.apply", when="mixprec.capture")
+def _recording(original):
+    """Without it launches by CuPy itself are not compared. Only while two steps are watched.
+
+    They cannot be recorded; the functions of Chainer that make them can, with the numbers that they have.
+    """
 
     @functools.wraps(original)
     def apply(self, inputs):
@@ -43,11 +45,7 @@ def _functions():
             device_log.record("function", type(self).__name__, *numbers, *filter(None, map(_address_of_leaf, inputs)))
         return original(self, inputs)
 
-    node_class.apply = apply
-    try:
-        yield
-    finally:
-        node_class.apply = original
+    return apply
 
 
 def _is_plain(value):

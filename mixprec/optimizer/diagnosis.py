@@ -1,4 +1,7 @@
-"""What to tell somebody whose training has diverged: where the numbers stopped being finite."""
+"""The message to a user whose training has diverged: it says where numbers stopped being finite.
+
+Called once, right before :class:`~mixprec.LossScaleExhausted` is raised.
+"""
 
 from collections.abc import Iterator
 
@@ -7,7 +10,7 @@ import numpy as np
 
 from mixprec.dtypes import BFLOAT16
 from mixprec.optimizer import gradients
-from mixprec.optimizer.scaled_loss import ZERO
+from mixprec.optimizer.grad_scales import ZERO
 
 _WORST = 5
 
@@ -17,7 +20,8 @@ def describe(masters, statistics, lossfun, args, kwds):
 
     Args:
         masters: :class:`~mixprec.optimizer.masters.Masters`, with the gradients of the step.
-        statistics: :class:`~mixprec.optimizer.statistics.Statistics`, which the second forward pass must not move.
+        statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`, which the second forward pass must
+            not move.
         lossfun: the loss function of the step, called once more; ``None`` if the loop is the user's own.
         args: its arguments.
         kwds: its keyword arguments.

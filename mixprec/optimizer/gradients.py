@@ -1,56 +1,12 @@
-"""From the gradients of the model, scaled and in 16 bits, to those of the masters: unscaled, in FP32, and checked."""
+"""From the gradients of the model, scaled and in 16 bits, to those of the masters: unscaled, in FP32, and checked.
 
-import chainer
+Chainer's own loop (:mod:`~mixprec.optimizer.fallback_form`) and its hooks get these. The batch unscales by itself.
+"""
+
 import numpy as np
 from chainer import get_array_types
 
-from mixprec import arguments
-from mixprec.dtypes import BFLOAT16
-from mixprec.optimizer.scaled_loss import MIXED, is_one, scale_of
-
-_PARALLEL = " (ParallelUpdater: pass one static loss_scale to it and to the optimizer)"
-
-
-class UnscaledBackward(RuntimeError):
-    """A gradient from a ``backward()`` without the loss scale, or from several with different ones."""
-
-
-def check_scaled(namedparams, notes, *, scales):
-    """Makes sure that every gradient has one scale, and that no backward pass went without the loss scale.
-
-    Args:
-        namedparams: ``[(name, parameter)]`` of the model.
-        notes: the note on each of them.
-        scales: whether there is a loss scale at all.
-
-    Raises:
-        UnscaledBackward: naming the first parameter with another gradient.
-    """
-    for (name, param), note in zip(namedparams, notes, strict=True):
-        if (note is MIXED or (note is None and scales)) and param.array is not None and param.grad is not None:
-            what = (
-                "has parts of different loss scales" if note is MIXED else "comes from a backward() without loss scale"
-            )
-            raise UnscaledBackward(
-                f"the gradient of {name} {what}: call model.cleargrads(), and then, for every loss, "
-                f"optimizer.scale_loss(loss).backward(); or optimizer.update(lossfun, ...){_PARALLEL}"
-            )
-
-
-def check_loss(loss: chainer.Variable) -> None:
-    """Makes sure that a loss can be scaled: ``backward`` of several elements would do nothing, in silence.
-
-    Raises:
-        TypeError: it is not a variable of floating-point numbers.
-        ValueError: it has not exactly one element.
-    """
-    arguments.instance("loss", loss, chainer.Variable, "a chainer.Variable")
-    if loss.array is None:
-        raise ValueError("loss must have one element; found a variable that has no array")
-    if loss.dtype.kind != "f" and loss.dtype != BFLOAT16:
-        raise TypeError(f"loss must be floating-point numbers; found {loss.dtype}")
-    if loss.size != 1:
-        raise ValueError(f"loss must have one element, as F.sum(loss) and F.mean(loss) have; found shape {loss.shape}")
+from mixprec.optimizer.grad_scales import factor_of, grad_scale_of, is_one
 
 
 def gather(pairs):
@@ -125,7 +81,7 @@ def check_shape(name, param, gradient):
 def _unscale(param, out, inverses):
     """Writes the unscaled gradient of ``param`` to ``out``, which it returns."""
     out[...] = param.grad
-    factor = scale_of(param)
+    factor = factor_of(grad_scale_of(param))
     if not is_one(factor):
         out *= _inverse(factor, param.device, inverses)
     return out

@@ -1,4 +1,7 @@
-"""The FP32 master weights of a model, in the shape of a Chainer link."""
+"""The FP32 master weights of a model, in the shape of a Chainer link.
+
+``setup`` makes :class:`Masters` and gives them to the wrapped optimizer as its target.
+"""
 
 import contextlib
 import copy
@@ -11,8 +14,8 @@ from mixprec.backends.memory import in_order_of, same_order
 from mixprec.backends.transfers import on_host
 from mixprec.dtypes import is_half
 from mixprec.master_arrays import MASTER, OWNER, written
+from mixprec.optimizer.model_index import ModelIndex
 from mixprec.optimizer.no_decay import NoDecay
-from mixprec.optimizer.structure import Structure
 
 _NO_DECAY = NoDecay()
 _NO_LINKS = (
@@ -39,7 +42,7 @@ class Masters(chainer.Link):
         self.model = model
         self._no_decay = no_decay
         self._excluded = no_decay.of(model)
-        self.structure = Structure(model)
+        self.structure = ModelIndex(model)
         self._masters = {}  # id(parameter) -> (parameter, master); the parameter is held so that its id stays its own
         self._fixed = None
         for param in model.params(include_uninit=False):
@@ -56,7 +59,7 @@ class Masters(chainer.Link):
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        self.structure = Structure(self.model)
+        self.structure = ModelIndex(self.model)
         self._masters = {id(param): (param, master) for param, master, _ in state["_masters"]}
         for param in self.model.params():
             setattr(param, OWNER, self)
@@ -95,7 +98,7 @@ class Masters(chainer.Link):
         return [(name, param, self.current(name, param)) for name, param, _ in self._all()]
 
     def current(self, name, param):
-        """Returns the master of a parameter after it has taken over what somebody wrote into the parameter."""
+        """Returns the master of a parameter after it has taken over what was written into the parameter."""
         master = self.of(param)
         if param.array is not None and not self.in_step:
             _follow(name, param, master)
@@ -106,7 +109,7 @@ class Masters(chainer.Link):
         """For the duration of a step: looks for parameters and what was written into them once, at its beginning.
 
         Args:
-            of: names of the parameters that somebody updates meanwhile, so that what was written into them must reach
+            of: names of the parameters that are updated meanwhile, so that what was written into them must reach
                 their masters before, and they must be rounded after; ``None`` for all.
         """
         everything = self._all()
@@ -254,7 +257,7 @@ def _round_to_model(updated):
 
 
 def _follow(name, param, master):
-    """Takes over what somebody wrote into an FP16 or BF16 parameter since it was last rounded from its master."""
+    """Takes over what was written into an FP16 or BF16 parameter since it was last rounded from its master."""
     if not is_half(param.dtype):
         return
     if master.array.shape != param.shape:

@@ -5,22 +5,26 @@ import functools
 import chainer
 
 from mixprec.compat import multi_node
+from mixprec.compat.registry import patch
 from mixprec.dtypes import is_half
 from mixprec.master_arrays import OWNER
-from mixprec.optimizer import statistics
+from mixprec.optimizer import running_statistics
 
 
 def install():
-    """Makes links save and load the FP32 master in place of an FP16 or BF16 parameter, once.
-
-    A file of a wrapped model then looks like one of plain FP32 Chainer, under the same names, and either loads into
-    the other without a loss.
-    """
-    original = chainer.Link.serialize
-    if hasattr(original, "saves_masters"):
-        return
+    """Makes links save, load and broadcast the FP32 master in place of an FP16 or BF16 parameter, once."""
     # Processes that got the rounded weights only would begin with other masters than the process that sends them.
     multi_node.send_in_place_of_parameters(_master_array)
+    _saving_masters.apply()
+
+
+@patch("chainer.link:Link.serialize", when="setup")
+def _saving_masters(original):
+    """Without it files have FP16 or BF16 parameters in place of their FP32 masters, which would be lost.
+
+    A file of a wrapped model looks like one of plain FP32 Chainer, under the same names, and either loads into the
+    other without a loss. ``convert`` replaces the method, too: either may come first.
+    """
 
     @functools.wraps(original)
     def serialize(self, serializer):
@@ -44,12 +48,11 @@ def install():
 
         if isinstance(serializer, chainer.Deserializer):
             original(self, _Loading(through_master))
-            statistics.loaded(self)
+            running_statistics.loaded(self)
         else:
             original(self, _Saving(through_master))
 
-    serialize.saves_masters = True
-    chainer.Link.serialize = serialize
+    return serialize
 
 
 def _master_array(param):

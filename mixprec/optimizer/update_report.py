@@ -1,4 +1,4 @@
-"""Who updates which parameter, as a table."""
+"""How each parameter is updated, as a table: what ``optimizer.report()`` returns."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ class UpdateReport:
 
     @classmethod
     def of(cls, plan: Any, model: Any) -> "UpdateReport":
-        """Makes the report of a :class:`~mixprec.optimizer.batch.plan.Plan` for a model."""
+        """Makes the report of a :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` for a model."""
         rows = {}
         for name, param in model.namedparams():
             waits = param.array is None

@@ -1,4 +1,8 @@
-"""``MixedPrecisionOptimizer``: FP32 master weights and loss scaling around any gradient method of Chainer."""
+"""``MixedPrecisionOptimizer``: FP32 master weights and loss scaling around any gradient method of Chainer.
+
+A training loop, or Chainer's updater, calls ``update()`` once a step. The part of a step after ``backward`` stands on
+one page, in :mod:`mixprec.optimizer.step`.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -9,13 +13,11 @@ import numpy as np
 
 from mixprec import arguments, functions
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
-from mixprec.optimizer import gradients, masters, model_files, scaled_loss
-from mixprec.optimizer.batched import Batched
+from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.no_decay import NoDecay
-from mixprec.optimizer.patience import Patience
-from mixprec.optimizer.states import complete_states, serialize_rule
-from mixprec.optimizer.statistics import Statistics
-from mixprec.optimizer.steps import Steps
+from mixprec.optimizer.rule_states import serialize_optimizer
+from mixprec.optimizer.running_statistics import RunningStatistics
+from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog, StepCounter
 from mixprec.optimizer.update_report import UpdateReport
 
 # What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
@@ -35,10 +37,31 @@ class MixedPrecisionOptimizer:
     scaled loss; gradients unscaled into FP32; a check that all are finite; hooks; a check of what hooks did; update of
     the masters; masters rounded into the model's parameters, in place. If anything is inf or NaN the step is skipped:
     masters, parameters, optimizer state, ``t`` and batch-norm statistics are as they were, and only the loss scale, its
-    counters and :attr:`skipped` move. ``docs/numerics.md`` is the contract.
+    counters and :attr:`skipped` move.
 
-    Hyperparameters (``optimizer.lr = 0.1``), hooks, ``t``, ``epoch`` and whatever else the wrapped optimizer has are
-    reached through the wrapper, which therefore fits wherever Chainer wants an optimizer.
+    Hyperparameters (``optimizer.lr = 0.1``), hooks, ``t``, ``epoch`` and all other attributes of the wrapped optimizer
+    are reached through the wrapper, which therefore fits wherever Chainer wants an optimizer.
+
+    Example:
+        >>> import chainer, chainer.functions as F, chainer.links as L, numpy as np
+        >>> import mixprec
+        >>> model = L.Linear(3, 2)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(lr=0.1)).setup(model)
+        >>> report = mixprec.convert(model)  # parameters become FP16, masters keep their FP32 bits
+        >>> x = np.full((4, 3), 0.1, np.float32)
+        >>> optimizer.update(lambda: F.mean(model(x) ** 2))
+        >>> model.W.dtype.name, optimizer.master(model.W).dtype.name
+        ('float16', 'float32')
+        >>> optimizer.loss_scale, optimizer.t, optimizer.skipped
+        (65536.0, 1, 0)
+
+        A loop of your own calls ``backward`` itself:
+
+        >>> model.cleargrads()
+        >>> optimizer.scale_loss(F.mean(model(x) ** 2)).backward()
+        >>> optimizer.update()
+        >>> optimizer.t
+        2
 
     Args:
         optimizer: a :class:`chainer.GradientMethod` that has not been set up yet.
@@ -89,9 +112,9 @@ class MixedPrecisionOptimizer:
         wishes = {"batched": batched, "zero_gradients": zero_gradients}
         self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
         self._batched = None
-        self._steps = Steps()
+        self._steps = StepCounter()
         self._factor = None  # what the losses of the step under way are multiplied by; None before the first of them
-        self._patience = Patience(self._scaler)
+        self._patience = OverflowWatchdog(self._scaler)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._OWN:  # not there yet: copy and pickle ask before __init__ ran
@@ -114,15 +137,15 @@ class MixedPrecisionOptimizer:
 
     def __getstate__(self):
         self._settle()
-        notes = [] if self._masters is None else scaled_loss.notes_of(self.target)
-        return {**self.__dict__, "_batched": None, "_notes": notes}
+        scales = [] if self._masters is None else grad_scales.scales_of(self.target)
+        return {**self.__dict__, "_batched": None, "_grad_scales": scales}
 
     def __setstate__(self, state):
-        notes = state.pop("_notes")
+        scales = state.pop("_grad_scales")
         self.__dict__.update(state)
         if self._masters is not None:
             self._statistics.watch(self._masters.structure)
-            self._start(notes)
+            self._start(scales)
 
     def setup(self, link: chainer.Link) -> "MixedPrecisionOptimizer":
         """Sets the model to optimize, best before :func:`mixprec.convert`; returns the wrapper itself.
@@ -137,11 +160,11 @@ class MixedPrecisionOptimizer:
         """
         arguments.instance("link", link, chainer.Link, "a chainer.Link")
         self._masters = masters.Masters(link, self._no_decay)
-        self._statistics = Statistics(self._masters.structure)
+        self._statistics = RunningStatistics(self._masters.structure)
         self._optimizer.setup(self._masters)
         self._masters.share_update_rules()
         self._factor = None
-        self._steps = Steps()
+        self._steps = StepCounter()
         self._start()
         return self
 
@@ -152,7 +175,7 @@ class MixedPrecisionOptimizer:
 
     @property
     def loss_scale(self) -> float:
-        """The loss scale of the next step, a float; read from the device, if it is there, when somebody asks."""
+        """The loss scale of the next step, a float; each call reads it from the device, if it is there."""
         return self._scaler.value
 
     @property
@@ -252,11 +275,11 @@ class MixedPrecisionOptimizer:
             TypeError: ``loss`` is not a variable of floating-point numbers.
             ValueError: it has not exactly one element, or is scaled already.
         """
-        gradients.check_loss(loss)
+        scaled_loss.check_loss(loss)
         factor = self._factor_on(loss.device)
         return loss if factor is None else scaled_loss.scaled(loss, factor)
 
-    check_loss = staticmethod(gradients.check_loss)  # for ChainerMN's optimizer, which calls backward itself
+    check_loss = staticmethod(scaled_loss.check_loss)  # for ChainerMN's optimizer, which calls backward itself
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
         """Runs one step. With arrays on a GPU nothing is read back; ``docs/numerics.md`` lists the exceptions.
@@ -279,16 +302,15 @@ class MixedPrecisionOptimizer:
     def _step(self, lossfun, args, kwds):
         """Runs a step; whether patience has run out is another matter."""
         self._check_set_up()
-        if arguments.function("lossfun", lossfun) is not None:
-            self._backward(lossfun, args, kwds)
+        if lossfun is not None:
+            self._backward(arguments.function("lossfun", lossfun), args, kwds)
+        self._factor = None  # backward is over: gradients have their scale
         try:
-            self._batched.step(self._scaler, self._steps, self._statistics)
+            self._batched.run(self._scaler, self._steps, self._statistics)
         except BaseException:  # as if there had been no step
-            self._factor = None
             self._statistics.undo(True)
             self._statistics.forget()
             raise
-        self._factor = None
         self._statistics.forget()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
@@ -307,14 +329,12 @@ class MixedPrecisionOptimizer:
         arguments.instance("serializer", serializer, chainer.AbstractSerializer, "a chainer.AbstractSerializer")
         self._settle()
         own = serializer["mixprec"]
-        serialize_rule(self._optimizer, own)
-        with complete_states(self._masters, serializer):
-            self._optimizer.serialize(serializer)
+        serialize_optimizer(self._optimizer, self._masters, serializer, own)
         try:
             self._steps.serialize(own)
             self._scaler.serialize(own["loss_scale"])
         except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
-            self._steps = Steps()
+            self._steps = StepCounter()
             self._scaler.reset()
             warnings.warn(
                 f"the snapshot has no loss scale: it starts afresh at {self.loss_scale:g}, and skipped at 0",
@@ -327,7 +347,6 @@ class MixedPrecisionOptimizer:
 
     def _settle(self):
         """Makes ``t`` right, with a read if there have been steps on a device."""
-        self._steps.settle()
         if self._batched is not None:
             self._batched.settle()
 
@@ -351,11 +370,11 @@ class MixedPrecisionOptimizer:
             self._factor = self._scaler.factor(device)
         return self._factor if self._factor is None else device.send(self._factor)
 
-    def _start(self, notes=()):
-        self._batched = Batched(self._optimizer, self._masters, **self._wishes)
+    def _start(self, scales=()):
+        self._batched = OptimizerStep(self._optimizer, self._masters, **self._wishes)
         model_files.install()
         scaled_loss.install()
-        scaled_loss.start(self.target, notes)
+        grad_scales.start(self.target, scales)
 
     def _check_set_up(self):
         if self._masters is None:

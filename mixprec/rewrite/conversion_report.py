@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from mixprec.rewrite import parameters, trace
-from mixprec.rewrite.watching import ADD_RELU, RELU
+from mixprec.rewrite.places import ADD_RELU, RELU
 
 _NOT_TRACED = "not known before the model's first call in training mode: give convert an example, or print this later"
 
@@ -41,7 +41,7 @@ class Report:
     mode. With an example :func:`mixprec.convert` makes them; without one the report fills up while training goes on.
 
     Args:
-        conversion: :class:`~mixprec.rewrite.state.Conversion`.
+        conversion: :class:`~mixprec.rewrite.conversion.Conversion`.
         rows: list of ``(name, link, state, before, why)``, state being ``None`` for a link that was left alone.
         bytes_before: size of parameters and statistics before the conversion.
     """

@@ -1,4 +1,8 @@
-"""``mixprec.convert`` and ``mixprec.revert``: a model for mixed precision, in place, and back."""
+"""``mixprec.convert`` and ``mixprec.revert``: a model for mixed precision, in place, and back.
+
+Users call both before training. All that a converted model does differently while it runs is in the other modules,
+from :mod:`mixprec.rewrite.patches` on.
+"""
 
 from typing import Any, Literal
 
@@ -8,10 +12,12 @@ from numpy.typing import DTypeLike
 from mixprec import arguments
 from mixprec.announcements import announce
 from mixprec.policy import Policy
-from mixprec.rewrite import parameters, trial
+from mixprec.rewrite import parameters
+from mixprec.rewrite.conversion import Conversion, LinkState
 from mixprec.rewrite.conversion_report import Report, dtype_names
-from mixprec.rewrite.install import install
-from mixprec.rewrite.state import Conversion, LinkState, set_state, state_of
+from mixprec.rewrite.example import call_on_example, check_example, describe, without_trace
+from mixprec.rewrite.patches import install
+from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
 
 _OURS = "mixprec.links."
@@ -37,6 +43,21 @@ def convert(
 
     Names of parameters, the model's class, and what a snapshot contains do not change. Converting again changes
     nothing; with other arguments it changes what they say. Links of :mod:`mixprec.links` are left as they are.
+
+    Example:
+        >>> import chainer
+        >>> import chainer.functions as F
+        >>> import chainer.links as L
+        >>> import numpy as np
+        >>> import mixprec
+        >>> trunk = L.Convolution2D(3, 8, 3, nobias=True), L.BatchNormalization(8), F.relu
+        >>> model = chainer.Sequential(*trunk, L.Linear(None, 10))
+        >>> x = np.ones((2, 3, 8, 8), np.float32)
+        >>> report = mixprec.convert(model, example=x)  # print(report) shows a table
+        >>> model[0].W.dtype.name, model[1].gamma.dtype.name, model(x).dtype.name
+        ('float16', 'float32', 'float32')
+        >>> report.fused
+        {'ReLU': 1, 'add + ReLU': 0, '': 0}
 
     Args:
         model: any :class:`chainer.Link`; parameters may be uninitialized.
@@ -70,16 +91,16 @@ def convert(
     arguments.instance("model", model, chainer.Link, "a chainer.Link")
     conversion = Conversion(Policy(compute, layout, fuse, conv_statistics), arguments.flag("strict", strict))
     if example is not None:
-        trial.check(model, example)
-    for link in model.links():
-        install(type(link))
+        check_example(model, example)
+    for link_class in dict.fromkeys(type(link) for link in model.links()):
+        install(link_class)
     backup = _Backup(model)
     try:
         report = _convert_links(model, conversion)
         if strict:
             refuse(report.unknown_links)
         if example is not None:
-            _look(model, conversion, example)
+            _try_out(model, conversion, example)
     except BaseException:
         backup.restore()
         raise
@@ -90,6 +111,15 @@ def revert(model: chainer.Link) -> None:
     """Makes a converted model a plain one again, in place: dtypes, memory order, and how it computes.
 
     Weights that were rounded stay so, unless a :class:`~mixprec.MixedPrecisionOptimizer` has their float32 masters.
+
+    Example:
+        >>> import chainer.links as L
+        >>> import mixprec
+        >>> model = L.Linear(4, 2)
+        >>> report = mixprec.convert(model)
+        >>> mixprec.revert(model)
+        >>> model.W.dtype.name
+        'float32'
 
     Args:
         model: any :class:`chainer.Link`; nothing happens to links that are not converted.
@@ -145,25 +175,26 @@ def _before(link, plain):
     return found | parameters.half_statistics(link) | ({} if earlier is None else earlier.before)
 
 
-def _look(model, conversion, example):
-    """Calls the model: batch normalizations are watched in training, fused in training, and watched in evaluation."""
-    with trial.without_trace(model):
+def _try_out(model, conversion, example):
+    """Calls the model: what follows each normalization turns out in the first call, the report shows the second."""
+    with without_trace(model):
+        conversion.on_example = True
         try:
-            for train, conversion.watching in ((True, True), (True, False), (False, True)):
-                trial.call(model, example, train=train)
+            for train in (True, True, False):
+                call_on_example(model, example, train=train)
         except Exception as error:
-            note = f"while mixprec.convert called {type(model).__name__} on example {trial.describe(example)}"
+            note = f"while mixprec.convert called {type(model).__name__} on example {describe(example)}"
             if hasattr(error, "add_note"):
                 error.add_note(note)
             else:  # Python 3.10
                 announce("%s", note)
             raise
         finally:
-            conversion.watching = False
+            conversion.on_example = False
 
 
 class _Backup:
-    """What a conversion changes in a model, so that one that fails changes nothing."""
+    """All that a conversion changes in a model, so that one that fails changes nothing."""
 
     def __init__(self, model):
         self._links = [(link, dict(link.__dict__)) for link in model.links()]

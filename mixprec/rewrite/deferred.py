@@ -1,14 +1,12 @@
 """Batch normalizations that wait for an addition and a ReLU, to be computed together with them.
 
-A batch normalization in a converted model returns a variable that does not compute itself before somebody looks at it:
-it is *deferred*. Adding to it, and a ReLU of it, is deferred as well; whatever else wants its array or its place in the
-graph makes it compute all that it stands for, as one node. From then on it is a plain variable.
+A batch normalization in a converted model returns a variable that does not compute itself before its value is needed:
+it is *deferred*. Adding to it, and a ReLU of it, is deferred as well; any other function, or an access to its array or
+to its place in the graph, makes it compute all that it stands for, as one node. From then on it is a plain variable.
 
-What is computed together is never known for its own: the input of the ReLU has no array and no gradient. Should
-somebody want it after all, it is computed a second time and takes its place in the graph, so that results and gradients
-are right; its batch normalization is not deferred any more, and neither is one that had to be computed alone. On an
-example for :func:`mixprec.convert` this is found out without computing twice: there batch normalizations are computed
-alone, and watched, first.
+The input of a fused ReLU has no array and no gradient. If it is needed after all, it is computed a second time and
+takes its place in the graph, so that results and gradients are right. Its batch normalization is not deferred any more,
+and neither is one that had to be computed alone; the report says which functions took its result.
 """
 
 import copy
@@ -17,9 +15,12 @@ import weakref
 import chainer
 
 from mixprec.announcements import announce
+from mixprec.functions.addition import Addition
 from mixprec.functions.relu import ReLU
-from mixprec.rewrite.memory_order import channels_last, is_channels_last, run_in_order_of
-from mixprec.rewrite.watching import ADD_RELU, RELU
+from mixprec.rewrite.memory_order import run_in_order_of
+from mixprec.rewrite.places import ADD_RELU, RELU, Unfused, of_sum
+
+_ASKED = "its value is asked for"
 
 
 class Normalization:
@@ -32,39 +33,38 @@ class Normalization:
             addition before it, whether running statistics move.
         statistics: the running statistics that it reads or moves, arrays.
         moves: whether it moves them.
-        site: :class:`~mixprec.rewrite.watching.Site`, or ``None``.
+        site: :class:`~mixprec.rewrite.places.Site`, or ``None``.
         scope: :class:`~mixprec.rewrite.scope.Scope`.
 
     Attributes:
         counted: whether it has been computed.
-        fused: ``None``, or what it was computed in together with a ReLU, and weak references to the :class:`Deferred`
-            whose ReLU that was, and to the node of the result.
+        fused: ``None``, or the node that computed it together with a ReLU, and weak references to the
+            :class:`Deferred` whose ReLU that was, and to the node of the result.
     """
 
     def __init__(self, x, rest, build, statistics, moves, site, scope):
         self.x = x
+        self.rest = rest
         self.statistics = statistics
         self.moves = moves
         self.site = site
-        self.fused = None
-        self.trace = scope.trace
-        self.link = scope.link_name
+        self.scope = scope
+        self.link = "" if scope.link is None else scope.link.name
         self.backprop = chainer.config.enable_backprop
+        self.fused = None
         self.counted = False
-        self._rest = rest
         self._build = build
-        self._pending = scope.pending
 
     def compute(self, add=None, relu=False):
         """Applies the node, and returns its output. Running statistics move when it is done first."""
         node = self._build(relu, add is not None, not self.counted)
-        if self.trace is not None and not self.counted:
+        trace = self.scope.trace
+        if trace is not None and not self.counted:
             fused = ADD_RELU if add is not None else RELU if relu else ""
-            self.trace.note_normalization(self.link, fused)
+            trace.note_normalization(self.link, fused)
         self.counted = True
-        self._pending.pop(id(self), None)
-        node.channels_first = is_channels_last(self.x)
-        inputs = (self.x, *self._rest)
+        self.scope.pending.pop(id(self), None)
+        inputs = (self.x, *self.rest)
         return node.apply(inputs if add is None else (*inputs, add))[0]
 
 
@@ -72,24 +72,30 @@ class Deferred(chainer.Variable):
     """What a :class:`Normalization` will be, with an addition and a ReLU or without; see the text above.
 
     Args:
+        scope: :class:`~mixprec.rewrite.scope.Scope`, which computes the variable at the end of its call if it is kept.
         normalization: :class:`Normalization`.
         source: ``None``, or the :class:`Deferred` to which there is added, or of which the ReLU is taken.
         add: ``None``, or the variable that is added to ``source``.
+
+    Attributes:
+        takers: names of the functions that have taken it.
     """
 
-    def __init__(self, normalization, source=None, add=None):
-        # Not those of Chainer's constructor, which wants an array: _data and _node come when they are asked for.
-        inputs = (normalization.x, *normalization._rest) if add is None else (source, add)
+    def __init__(self, scope, normalization, source=None, add=None):
+        # Not those of Chainer's constructor, which wants an array: _data and _node come when they are needed.
+        inputs = (normalization.x, *normalization.rest) if add is None else (source, add)
         self.__dict__.update(
             normalization=normalization,
             source=source,
             add=add,
+            takers=[],
             _device=None,
             _grad_valid=True,
             _grad_var=None,
             _loss_scale=None,
             _requires_grad=any(getattr(each, "requires_grad", False) for each in inputs),
         )
+        scope.deferred.append(weakref.ref(self))
 
     @property
     def shape(self):
@@ -127,12 +133,12 @@ class Deferred(chainer.Variable):
     @property
     def _has_chainerx_array(self):
         # chainer.grad asks this of what it differentiates by, before it looks at the graph.
-        compute(self, "its value is asked for")
+        compute(self, _ASKED)
         return False
 
     def __getattr__(self, name):
         if name in ("_data", "_node"):
-            compute(self, "its value is asked for")
+            compute(self, _ASKED)
             return self.__dict__[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -145,17 +151,18 @@ class Deferred(chainer.Variable):
         return copy.copy(self)
 
 
-def is_waiting(x):
-    """Whether a variable is deferred and has not been computed."""
-    return type(x) is Deferred
+def taken(x, name):
+    """Computes a deferred variable for a function of this name, which cannot wait with it."""
+    x.takers.append(name)
+    compute(x)
 
 
-def compute(deferred, why):
+def compute(deferred, why=None):
     """Makes a deferred variable a plain one.
 
     Args:
         deferred: :class:`Deferred`.
-        why: what for, if it is a batch normalization alone.
+        why: the reason, if its batch normalization has to be computed alone; ``None`` for the functions that take it.
     """
     backprop = deferred.normalization.backprop
     if chainer.config.enable_backprop == backprop:
@@ -165,7 +172,7 @@ def compute(deferred, why):
             _compute(deferred, why)
 
 
-def _compute(deferred, why):
+def _compute(deferred, why, total=None):
     normalization, source, add, fused = deferred.normalization, deferred.source, deferred.add, None
     if source is not None and add is None:
         result = _relu(source)
@@ -173,45 +180,61 @@ def _compute(deferred, why):
         if normalization.fused is not None:
             node, *references = normalization.fused
             fused, normalization.fused = (node, *(reference() for reference in references)), None
-        result = _alone(normalization, why) if source is None else _plain(source, why) + _plain(add, "it is added")
-    # It becomes what nobody has seen yet.
+        if source is None:
+            result = _alone(deferred, why, total)
+        else:
+            if type(source) is Deferred:
+                _compute(source, of_sum(why), deferred)
+            result = _sum(normalization, source, _plain(add))
+    # It becomes the variable that the user expects.
     object.__setattr__(deferred, "__class__", chainer.Variable)
     deferred.__dict__.clear()
     deferred.__dict__.update(result.__dict__)
     deferred._node._variable = weakref.ref(deferred)
     if fused is not None:
-        _split(deferred, *fused)
+        _split(deferred, normalization, *fused)
 
 
-def _plain(variable, why):
-    if is_waiting(variable):
-        compute(variable, why)
+def _plain(variable):
+    if type(variable) is Deferred:
+        compute(variable)
     return variable
 
 
-def _alone(normalization, why):
-    if normalization.counted:
+def _alone(deferred, why, total):
+    normalization = deferred.normalization
+    scope = normalization.scope
+    if normalization.counted and not scope.conversion.on_example:
         announce(
             "%s: a batch normalization is computed twice in one step, because its result is needed beside the ReLU "
             "with which it was fused; it will not be fused any more",
             normalization.link,
         )
-    normalization.site.give_up(why)
+    if why is not None:
+        normalization.site.give_up(why)
+    else:
+        unfused = Unfused(normalization.site, deferred, total)
+        scope.unfused |= {id(each): unfused for each in (deferred, total) if each is not None}
     return normalization.compute()
+
+
+def _sum(normalization, x, other):
+    node = Addition()
+    node.channels_first = x.ndim == 4
+    return node.apply((x, normalization.scope.images(other) if x.ndim == 4 else other))[0]
 
 
 def _relu(source):
     """Returns the ReLU of a variable that was deferred when it was taken."""
-    normalization = source.normalization if is_waiting(source) else None
-    if normalization is None:
+    if type(source) is not Deferred:
         return _relu_alone(source)
-    add = source.add
+    normalization, add = source.normalization, source.add
     if add is not None:
-        add = _plain(add, "it is added")
+        add = _plain(add)
         if add.ndim == 4:
-            add = channels_last(add)
+            add = normalization.scope.images(add)
     if normalization.counted:
-        return _relu_alone(_plain(source, "its ReLU is taken twice"))
+        return _relu_alone(_plain(source))
     normalization.site.fused = RELU if add is None else ADD_RELU
     result = normalization.compute(add=add, relu=True)
     if result.creator_node is not None:
@@ -223,16 +246,17 @@ def _relu_alone(x):
     return run_in_order_of(x, ReLU(), x)
 
 
-def _split(variable, node, source, y):
+def _split(variable, normalization, node, source, y):
     """Puts what was computed too late into the graph, as if it had been computed on the way to the ReLU.
 
     Gradients then go through it, and end at it if it is unchained.
 
     Args:
         variable: batch normalization alone, or a sum with it.
+        normalization: its :class:`Normalization`.
         node: what has been computed, the ReLU included.
-        source: what the ReLU was taken of: ``variable``, a sum with it, or ``None`` for a sum that nobody holds.
-        y: node of the ReLU's result; ``None`` if nobody holds it.
+        source: what the ReLU was taken of: ``variable``, a sum with it, or ``None`` for a sum that is not held.
+        y: node of the ReLU's result; ``None`` if it is not held.
     """
     if node.inputs is None:  # by `unchain_backward` of what follows, which would have come by here
         for each in (variable, source):
@@ -241,8 +265,8 @@ def _split(variable, node, source, y):
     if y is None or y.creator_node is not node:
         return
     if source is None:
-        source = variable + node.inputs[3].get_variable()
-    result = _relu_alone(_plain(source, "it is added"))
+        source = _sum(normalization, variable, node.inputs[3].get_variable())
+    result = _relu_alone(_plain(source))
     relu = result.creator_node
     _rank_after(node.rank, relu)
     relu.outputs = (weakref.ref(y),)

@@ -1,65 +1,49 @@
-"""Where functions are replaced: at the moment at which a function node is applied, while a converted model runs.
+"""The rule that computes a function, while a converted model runs.
 
-The model's source stays as it is, and whatever way it takes to its functions - links, functions, operators, aliases -
-it comes by here, and only here.
+:mod:`mixprec.rewrite.patches` calls :func:`apply` for each function node of Chainer. The model's source stays as it is,
+and whatever way it takes to its functions - links, functions, operators, aliases - it comes by here.
 """
 
 import functools
 
-from chainer import function, function_node
+from chainer import function
 
-from mixprec.rewrite import casting, deferred, layers, pointwise
-from mixprec.rewrite.active import current
-from mixprec.rewrite.casting import chainer_apply
+from mixprec.dtypes import STORAGE_DTYPES
+from mixprec.rewrite import between_layers, dtype_rules, layer_rules
+from mixprec.rewrite.deferred import Deferred, taken
+from mixprec.rewrite.dtype_rules import chainer_apply
+from mixprec.rewrite.scope import active
 
 _OURS = "mixprec."
 
 
-def install():
-    """Makes every function node look for a converted model that runs when it is applied, once."""
-    function_node.FunctionNode.apply = _apply
-    for cls in _subclasses(function_node.FunctionNode):
-        own = cls.__dict__.get("apply")
-        if own is not None and cls.__module__.startswith("chainer.") and not hasattr(own, "looks_for_scope"):
-            cls.apply = _unless_in_scope(own)
+def apply(scope, node, inputs):
+    """Computes a function.
 
+    Args:
+        scope: :class:`~mixprec.rewrite.scope.Scope` of the call that is under way.
+        node: the function node, which has not been applied.
+        inputs: variables and arrays.
 
-def _subclasses(cls):
-    for subclass in cls.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
-
-
-def _unless_in_scope(apply):
-    # mixprec.compat mends some losses in float16 by an `apply` of their own; in a scope they are in float32 anyway.
-    @functools.wraps(apply)
-    def run(self, inputs):
-        return apply(self, inputs) if current() is None else _apply(self, inputs)
-
-    run.looks_for_scope = True
-    return run
-
-
-def _apply(self, inputs):
-    scope = current()
-    if scope is None:
-        return chainer_apply(self, inputs)
-    cls = type(self.function) if isinstance(self, function.FunctionAdapter) else type(self)
+    Returns:
+        tuple of variables.
+    """
+    cls = type(node.function) if isinstance(node, function.FunctionAdapter) else type(node)
     rule, outputs = _rule(cls, scope.nhwc), None
     if rule is _ours:
-        return chainer_apply(self, inputs)
-    if rule not in pointwise.TAKING_DEFERRED:
-        for x in inputs:
-            if deferred.is_waiting(x):
-                deferred.compute(x, f"{cls.__name__} follows")
-    if rule is not None and (self._n_local_function_hooks == 0 or rule is pointwise.fence):
-        outputs = rule(scope, self, inputs)
+        return chainer_apply(node, inputs)
+    for x in inputs:
+        if type(x) is Deferred:
+            if rule not in layer_rules.TAKING_DEFERRED:
+                taken(x, cls.__name__)
+        elif id(x) in scope.unfused:
+            scope.unfused[id(x)].is_taken(x, cls.__name__)
+    if rule is not None and (node._n_local_function_hooks == 0 or rule is between_layers.fence):
+        outputs = rule(scope, node, inputs)
     if outputs is None:
-        outputs = casting.rule_of(cls)(scope, self, inputs)
-    if scope.watched:
-        scope.watched.look(cls.__name__, inputs, outputs)
+        outputs = dtype_rules.rule_of(cls)(scope, node, inputs)
     if scope.trace is not None:
-        scope.trace.note(scope, self, cls, inputs, outputs)
+        scope.trace.note(scope, node, cls, inputs, outputs)
     return outputs
 
 
@@ -69,14 +53,56 @@ def _rule(cls, nhwc):
     if cls.__module__.startswith(_OURS):
         return _ours
     if not cls.__module__.startswith("chainer."):
-        return pointwise.fence
-    rule = pointwise.RULES_IN_ANY_ORDER.get(cls)
+        return between_layers.fence
+    rule = between_layers.RULES_IN_ANY_ORDER.get(cls)
     if nhwc and rule is None:
-        rule = layers.RULES.get(cls) or pointwise.RULES.get(cls)
-        if rule is None and pointwise.is_elementwise(cls):
-            rule = pointwise.elementwise
+        rule = layer_rules.RULES.get(cls) or between_layers.RULES.get(cls)
+        if rule is None and between_layers.is_elementwise(cls):
+            rule = between_layers.elementwise
     return rule
 
 
 def _ours():
-    """Stands for functions of mixprec, which come here only if hooks look at functions."""
+    """Stands for functions of mixprec, which come here only if function hooks are registered."""
+
+
+def compute_whole(function, args, kwargs):
+    """Computes a function of Chainer that is made of several nodes as plain Chainer does, in float32.
+
+    These are losses, and the average with weights (:mod:`mixprec.compat.whole`). Node by node the products in them
+    would be float16, and inf before they are added up.
+
+    Args:
+        function: the function.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+    scope = active.scope
+    if scope is None:
+        return function(*args, **kwargs)
+    inputs = {}  # id -> (variable, what plain Chainer gets of it)
+    args = [_plain(scope, function.__name__, each, inputs) for each in args]
+    kwargs = {name: _plain(scope, function.__name__, each, inputs) for name, each in kwargs.items()}
+    active.scope = None
+    try:
+        outputs = function(*args, **kwargs)
+    finally:
+        active.scope = scope
+    if scope.trace is not None:
+        scope.trace.claim(function.__name__)
+    return outputs
+
+
+def _plain(scope, name, x, inputs):
+    if isinstance(x, (list, tuple)):
+        parts = [_plain(scope, name, each, inputs) for each in x]
+        return type(x)._make(parts) if hasattr(x, "_make") else type(x)(parts)
+    if not hasattr(x, "dtype") or x.dtype not in STORAGE_DTYPES:
+        return x
+    if id(x) not in inputs:  # the same one given twice is converted once
+        if type(x) is Deferred:
+            taken(x, name)
+        elif id(x) in scope.unfused:
+            scope.unfused[id(x)].is_taken(x, name)
+        inputs[id(x)] = x, scope.plain(x)
+    return inputs[id(x)][1]

@@ -1,15 +1,12 @@
-"""Images (N, C, H, W) in the memory order of (N, H, W, C), as "channels last" elsewhere: to it, and back.
+"""Images (N, C, H, W) in the memory order of (N, H, W, C), "channels last" as in PyTorch: to it, and back.
 
-Whoever does not know of it sees the usual axes, and right values.
+Code that knows nothing of it sees the usual axes and right values.
 """
 
 import chainer
 
-from mixprec import arguments
 from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.functions.layout import Cast, Dense, ToNCHW, ToNHWC
-from mixprec.functions.node import as_nhwc
-from mixprec.rewrite.active import current
 
 TO_NHWC = (0, 2, 3, 1)  # axes for a transposition
 TO_NCHW = (0, 3, 1, 2)
@@ -22,14 +19,14 @@ def in_storage_dtype(*xs):
 
 def is_channels_last(x):
     """Whether an array or variable has four axes, and its memory the order of (N, H, W, C)."""
-    return x.ndim == 4 and as_nhwc(chainer.as_array(x)).flags.c_contiguous
+    return x.ndim == 4 and chainer.as_array(x).transpose(TO_NHWC).flags.c_contiguous
 
 
 def is_part(x):
     """Whether an array or variable is a part of an image in the memory order of (N, H, W, C), as after a split."""
     if x.ndim != 4 or is_dense(x):
         return False
-    array = as_nhwc(chainer.as_array(x))
+    array = chainer.as_array(x).transpose(TO_NHWC)
     strides = [stride for stride, size in zip(array.strides, array.shape, strict=True) if size > 1]
     dense_channels = x.shape[1] == 1 or strides[-1] == array.itemsize
     return dense_channels and strides == sorted(strides, reverse=True) and all(stride > 0 for stride in strides)
@@ -57,36 +54,27 @@ def channels_last(x, dtype=None, channels=None):
 
     Args:
         x: variable or array (N, C, H, W) in a storage dtype.
-        dtype: of the result; ``None`` for that of ``x``.
+        dtype: storage dtype of the result; ``None`` for that of ``x``.
         channels: zeros are appended up to so many channels, if the order has to be changed; ``None`` for none.
     """
-    dtype = x.dtype if dtype is None else arguments.storage_dtype("dtype", dtype)
+    dtype = x.dtype if dtype is None else dtype
     if is_part(x):
         x = run(Dense(), x)
     if is_channels_last(x):
         return x if x.dtype == dtype else run(Cast(dtype), x)
-    _note("to NHWC")
     return run(ToNHWC(dtype, channels), x)
 
 
 def channels_first(x, dtype=None):
     """Returns images in the memory order of (N, C, H, W); other arrays and orders as they are, but for the dtype."""
-    dtype = x.dtype if dtype is None else arguments.storage_dtype("dtype", dtype)
+    dtype = x.dtype if dtype is None else dtype
     if is_channels_last(x) and not chainer.as_array(x).flags.c_contiguous:
-        _note("to NCHW")
         return run(ToNCHW(dtype, None), x)
     return x if x.dtype == dtype else cast(x, dtype)
 
 
-def _note(direction):
-    scope = current()
-    if scope is not None and scope.trace is not None:
-        scope.trace.note_conversion(scope, direction)
-
-
 def cast(x, dtype):
     """Returns a variable or array in a storage dtype, in its memory order; itself, if it has it."""
-    dtype = arguments.storage_dtype("dtype", dtype)
     if x.dtype == dtype:
         return x
     if BFLOAT16 not in (x.dtype, dtype) and not is_dense(x):

@@ -1,46 +1,67 @@
-"""A call of a converted model: what is in force while it runs forward, in this thread."""
+"""One call of a converted model: what is in force while it runs forward, in this thread.
+
+:mod:`mixprec.rewrite.patches` opens a scope when a converted link is called from outside. Rules of functions get it
+from :mod:`mixprec.rewrite.dispatch`, and ask it for inputs in the right dtype and memory order, and for the places that
+they compute.
+"""
 
 import contextlib
+import copy
+import threading
 
 import chainer
+import numpy as np
 
-from mixprec.dtypes import BFLOAT16
-from mixprec.rewrite.active import current, entering
-from mixprec.rewrite.fusion import move_statistics, settle
-from mixprec.rewrite.memory_order import cast, channels_last, is_channels_last
-from mixprec.rewrite.sums import Place
-from mixprec.rewrite.watching import Site, Watched
+from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
+from mixprec.rewrite.deferred import Deferred, Normalization, compute
+from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
+from mixprec.rewrite.places import KEPT, UNUSED, Place, Site
+from mixprec.rewrite.trace import TRACED_CALLS, Trace
 
 _WITH_CHILDREN = (chainer.Chain, chainer.ChainList)
+
+
+class _Active(threading.local):
+    """Attribute ``scope``: the :class:`Scope` of the call that is under way in this thread, or ``None``."""
+
+    scope = None
+
+
+active = _Active()
+
+
+def current():
+    """The :class:`Scope` of the call of a converted model that is under way in this thread, or ``None``."""
+    return active.scope
 
 
 class Scope:
     """One call of a converted model from outside.
 
     Args:
-        conversion: :class:`~mixprec.rewrite.state.Conversion`.
-        root: :class:`~mixprec.rewrite.state.LinkState` of the link that is called, or ``None``.
-        trace: :class:`~mixprec.rewrite.trace.Trace` that looks on, or ``None``.
+        conversion: :class:`~mixprec.rewrite.conversion.Conversion`.
+        root: :class:`~mixprec.rewrite.conversion.LinkState` of the link that is called, or ``None``.
+        trace: :class:`~mixprec.rewrite.trace.Trace` of this call, or ``None``.
 
     Attributes:
-        compute: dtype name of activations.
+        compute: dtype of activations.
         nhwc: whether images are kept in the memory order of (N, H, W, C).
-        link: :class:`~mixprec.rewrite.state.LinkState` of the innermost link that is being called, or ``None``.
+        link: :class:`~mixprec.rewrite.conversion.LinkState` of the innermost link that is being called, or ``None``.
         deferred: weak references to the variables that were deferred in this call.
         pending: :class:`~mixprec.rewrite.deferred.Normalization` that have not been computed, by their id.
-        watched: :class:`~mixprec.rewrite.watching.Watched`.
-        convolved: :class:`~mixprec.rewrite.sums.Convolved` by the id of their variable.
+        unfused: :class:`~mixprec.rewrite.places.Unfused` by the id of their variables.
+        convolved: :class:`~mixprec.rewrite.layer_rules.Convolved` by the id of their variable.
     """
 
     def __init__(self, conversion, root=None, trace=None):
         self.conversion = conversion
         self.trace = trace
-        self.compute = conversion.policy.compute
+        self.compute = np.dtype(conversion.policy.compute)
         self.nhwc = conversion.policy.layout == "nhwc"
         self.root = self.link = root
         self.deferred = []
         self.pending = {}
-        self.watched = Watched()
+        self.unfused = {}
         self.convolved = {}
         self._turns = {}
         self._leaves = {}
@@ -62,10 +83,25 @@ class Scope:
         """Returns images in the memory order of (N, H, W, C); those from outside of the model are converted once."""
         if is_channels_last(x) and dtype in (None, x.dtype):
             return x
-        return self._once(x, (dtype, channels), lambda: channels_last(x, dtype, channels))
+        return self._once(x, (dtype, channels), lambda: self._to_nhwc(x, dtype, channels))
+
+    def _to_nhwc(self, x, dtype, channels):
+        if self.trace is not None and not is_channels_last(x) and not is_part(x):
+            self.trace.note_conversion("to NHWC", self.link_name)
+        return channels_last(x, dtype, channels)
+
+    def in_order_of_axes(self, x, dtype=None):
+        """Returns images in the memory order of (N, C, H, W), other variables and arrays as they are."""
+        if self.trace is not None and is_channels_last(x) and not chainer.as_array(x).flags.c_contiguous:
+            self.trace.note_conversion("to NCHW", self.link_name)
+        return channels_first(x, dtype)
+
+    def plain(self, x):
+        """Returns a variable or array as plain Chainer would have it: in float32, in the order of its axes."""
+        return self.in_order_of_axes(x, FLOAT32) if self.nhwc else self.cast(x, FLOAT32)
 
     def _once(self, x, key, convert):
-        # Where no gradients will be wanted somebody may fill the same buffer again and again.
+        # Where no gradients are wanted, the user may fill the same buffer again and again.
         once = chainer.config.train and chainer.config.enable_backprop
         if not once or (isinstance(x, chainer.Variable) and x.creator_node is not None):
             return convert()
@@ -81,7 +117,7 @@ class Scope:
         conversion, link = self.conversion, self.link  # and not this scope, which holds what it has cast
 
         def run(*args):
-            if current() is not None:
+            if active.scope is not None:
                 return function(*args)
             again = Scope(conversion)
             again.link = link
@@ -91,32 +127,31 @@ class Scope:
         return run
 
     def site(self):
-        """Returns the :class:`~mixprec.rewrite.watching.Site` of a batch normalization that is being applied.
+        """Returns the :class:`~mixprec.rewrite.places.Site` of a batch normalization that is being applied.
 
         Returns:
-            ``None`` if it is not to be deferred: outside of a link, in a link that is called alone, or if hooks look
-            at functions.
+            ``None`` if it is not to be deferred: outside of a link, in a link that is called alone, or if function
+            hooks are registered.
         """
         state = self.link
         if state is None or not self.conversion.policy.fuse or chainer.get_function_hooks():
             return None
         if state is self.root and not issubclass(state.kind, _WITH_CHILDREN):
             return None
-        return self._at(state, state.sites, Site)
+        return self._at(state.sites, Site)
 
     def place(self):
-        """Returns the :class:`~mixprec.rewrite.sums.Place` of a convolution that is being applied.
+        """Returns the :class:`~mixprec.rewrite.places.Place` of a convolution that is being applied.
 
         Returns:
-            ``None`` if nobody is to know what follows it: outside of a link, if hooks look at functions, or while
-            batch normalizations are watched, which are computed alone then.
+            ``None`` if it is to take no sums: outside of a link, or if function hooks are registered.
         """
-        state, conversion = self.link, self.conversion
-        if state is None or not conversion.policy.conv_statistics or conversion.watching:
+        state = self.link
+        if state is None or not self.conversion.policy.conv_statistics or chainer.get_function_hooks():
             return None
-        return None if chainer.get_function_hooks() else self._at(state, state.places, Place)
+        return self._at(state.places, Place)
 
-    def _at(self, state, known, new):
+    def _at(self, known, new):
         turn = self._turns[id(known)] = self._turns.get(id(known), -1) + 1
         key = bool(chainer.config.train), turn
         found = known.get(key)
@@ -124,18 +159,128 @@ class Scope:
             found = known[key] = new()
         return found
 
+    def normalization(self, x, rest, build, statistics, moves):
+        """Returns the result of a batch normalization: deferred, or computed where that has turned out to be needless.
+
+        Args:
+            x: variable in a storage dtype.
+            rest: see :class:`~mixprec.rewrite.deferred.Normalization`.
+            build: likewise.
+            statistics: likewise.
+            moves: likewise.
+        """
+        for earlier in list(self.pending.values()) if self.pending else ():
+            if (moves or earlier.moves) and any(a is b for a in statistics for b in earlier.statistics):
+                self._finish(earlier)
+        site = self.site()
+        waiting = Normalization(x, rest, build, statistics, moves, site, self)
+        if site is None or site.fused is False:
+            return waiting.compute()
+        self.pending[id(waiting)] = waiting
+        return Deferred(self, waiting)
+
+    def _finish(self, normalization):
+        """Computes a batch normalization whose running statistics are wanted, together with what waits for it."""
+        for variable in [reference() for reference in reversed(self.deferred)]:
+            if type(variable) is Deferred and variable.normalization is normalization:
+                compute(variable, "its running statistics are used before its result")
+            if normalization.counted:
+                return
+        normalization.site.give_up(UNUSED)
+        with chainer.no_backprop_mode():
+            normalization.compute()
+
+    def note_function(self, name, inputs):
+        """Has the report name all functions that take a result which could not be fused in this call."""
+        for x in inputs:
+            found = self.unfused.get(id(x))
+            if found is not None:
+                found.is_taken(x, name)
+
+    def settle(self):
+        """Ends the call: computes what is still deferred and was kept, or moves running statistics."""
+        for reference in reversed(self.deferred):
+            variable = reference()
+            if type(variable) is Deferred:
+                compute(variable, KEPT)
+        variable = None
+        for each in self.unfused.values():
+            each.end()
+        self.unfused.clear()
+        self.deferred.clear()
+        for normalization in self.pending.values():
+            normalization.site.give_up(UNUSED)
+        self.move_statistics()
+
+    def move_statistics(self):
+        """Moves the running statistics of batch normalizations that no function has made compute."""
+        if self.pending:
+            with chainer.no_backprop_mode():
+                for normalization in list(self.pending.values()):
+                    if normalization.moves:
+                        normalization.compute()
+            self.pending.clear()
+
 
 @contextlib.contextmanager
 def calling(scope):
-    """Makes a scope the current one for the block; what was deferred in it is settled at its end.
+    """Makes a scope the one of this thread for the block; what was deferred in it is settled at its end.
 
     After an exception running statistics have moved as far as the model has come.
     """
-    with entering(scope):
+    outer, active.scope = active.scope, scope
+    try:
         try:
             yield
         except Exception:
             with contextlib.suppress(Exception):  # for want of memory, say: the user's own exception counts
-                move_statistics(scope)
+                scope.move_statistics()
             raise
-        settle(scope)
+        scope.settle()
+    finally:
+        active.scope = outer
+
+
+def call_from_outside(state, function, args, kwargs):
+    """Calls a converted link that no other link of its conversion has called.
+
+    Args:
+        state: :class:`~mixprec.rewrite.conversion.LinkState` of the link.
+        function: what Chainer calls.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Returns:
+        the link's result, in float32 and in the order of its axes.
+    """
+    conversion, config = state.conversion, chainer.config
+    traced = conversion.traced < TRACED_CALLS and config.train and config.enable_backprop
+    scope = Scope(conversion, state, Trace() if traced else None)
+    with calling(scope):
+        inside = function(*args, **kwargs)  # held until the end, as a result is something that is kept
+        result = _outwards(inside, scope)
+    if traced:
+        scope.trace.finish(conversion, [*args, *kwargs.values()], result)
+    return result
+
+
+def _outwards(result, scope):
+    """Returns a (possibly nested) result of a model with its variables in float32 and in the order of their axes.
+
+    Arrays in 16 bits become float32 as well; those in float32 stay the same objects, whatever their order.
+    """
+    if type(result) in (tuple, list):
+        return type(result)(_outwards(item, scope) for item in result)
+    if isinstance(result, tuple) and hasattr(result, "_make"):  # a named tuple
+        return result._make(_outwards(item, scope) for item in result)
+    if isinstance(result, dict):
+        outside = copy.copy(result)  # of its class, such as OrderedDict
+        outside.update((key, _outwards(item, scope)) for key, item in result.items())
+        return outside
+    if isinstance(result, chainer.get_array_types()) and is_half(result.dtype):
+        return scope.plain(chainer.Variable(result, requires_grad=False)).array
+    if type(result) is Deferred:
+        compute(result, KEPT)
+    if not isinstance(result, chainer.Variable) or result.dtype not in STORAGE_DTYPES:
+        return result
+    return scope.plain(result)

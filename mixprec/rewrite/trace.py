@@ -1,21 +1,21 @@
-"""Looks at a call of a converted model: what was converted, what was fused, what stayed as it was, what is kept.
+"""The trace of a call of a converted model, for the report: what was converted, fused, left as it was, and is kept.
 
-That is done with the first two calls in training mode. In the second one it is known what is fused.
+The first two calls in training mode are traced: in the second one it is known what is fused.
+:mod:`mixprec.rewrite.scope` opens and ends a trace, :mod:`mixprec.rewrite.dispatch` notes functions in it.
 """
 
 import collections
-import contextlib
 import dataclasses
 import weakref
 
 import chainer
 import numpy as np
 
-from mixprec.rewrite import casting
-from mixprec.rewrite.deferred import is_waiting
+from mixprec.rewrite import dtype_rules
+from mixprec.rewrite.deferred import Deferred
 from mixprec.rewrite.memory_order import is_channels_last
 
-_CALLS = 2
+TRACED_CALLS = 2
 # Functions that return views, in whatever order.
 _VIEWS = {
     *("Broadcast", "BroadcastTo", "ExpandDims", "GetItem", "Reshape", "Rollaxis", "SplitAxis", "Squeeze", "Swapaxes"),
@@ -79,20 +79,6 @@ class Findings:
     bytes_largest: int
 
 
-@contextlib.contextmanager
-def tracing(conversion):
-    """Yields a :class:`Trace` for a call that is to be looked at, or ``None``, and keeps what it finds."""
-    if conversion.traced >= _CALLS or not (chainer.config.train and chainer.config.enable_backprop):
-        yield None
-        return
-    trace = Trace()
-    yield trace
-    conversion.traced += 1
-    conversion.findings = trace.findings()
-    if conversion.strict:
-        refuse(conversion.findings.left)
-
-
 def refuse(left):
     """Raises ValueError if anything stayed as it was; ``left`` is that of :class:`Findings`."""
     if left:
@@ -105,16 +91,9 @@ def lines_of(left):
 
 
 class Trace:
-    """Notes what happens in one call.
-
-    Attributes:
-        arguments: what the model was called with.
-        results: what the model returned.
-    """
+    """Notes what happens in one call."""
 
     def __init__(self):
-        self.arguments = []
-        self.results = []
         self._conversions = []
         self._unclaimed = []
         self._left = {}
@@ -137,14 +116,14 @@ class Trace:
         place = scope.link_name, cls.__name__
         if not cls.__module__.startswith("chainer."):
             self._left[place] = "not a function of Chainer: computes in NCHW and float32"
-        elif not casting.is_chainers_own(node):
-            self._left[place] = f"{casting.whose(node)}, in float32"
+        elif not dtype_rules.is_chainers_own(node):
+            self._left[place] = f"{dtype_rules.whose(node)}, in float32"
         elif scope.nhwc and _leaves_nhwc(cls, inputs, outputs):
             self._left[place] = "not known in NHWC: its result is NCHW"
 
-    def note_conversion(self, scope, direction):
+    def note_conversion(self, direction, link):
         """Notes a conversion between the memory orders in the course of another function."""
-        self._unclaimed.append((direction, scope.link_name))
+        self._unclaimed.append((direction, link))
 
     def note_normalization(self, link, fused):
         """Notes a batch normalization that was computed, and with what."""
@@ -169,12 +148,22 @@ class Trace:
                 self._bytes_before += _bytes_in_float32(x)
         self._bytes_before += beside * _bytes_in_float32(outputs[0])
 
-    def findings(self):
-        """Returns the :class:`Findings`."""
+    def finish(self, conversion, arguments, results):
+        """Ends the trace: the conversion has its :class:`Findings`.
+
+        Args:
+            conversion: :class:`~mixprec.rewrite.conversion.Conversion`.
+            arguments: list of what the model was called with.
+            results: what the model returned.
+
+        Raises:
+            ValueError: a function stayed as it was, and the conversion is strict.
+        """
         self.claim("result")
-        kept = sizes_kept(self.results)
-        return Findings(
-            ", ".join(f"{x.shape} {x.dtype}" for x in self.arguments if hasattr(x, "shape")),
+        kept = sizes_kept(results)
+        conversion.traced += 1
+        conversion.findings = Findings(
+            ", ".join(f"{x.shape} {x.dtype}" for x in arguments if hasattr(x, "shape")),
             self._conversions,
             self._left,
             dict(self._normalizations),
@@ -182,6 +171,8 @@ class Trace:
             sum(kept),
             max(kept, default=0),
         )
+        if conversion.strict:
+            refuse(self._left)
 
 
 def _bytes_in_float32(x):
@@ -191,7 +182,7 @@ def _bytes_in_float32(x):
 def _leaves_nhwc(cls, inputs, outputs):
     if cls.__name__ in _VIEWS:
         return False
-    if any(map(is_waiting, (*inputs, *outputs))):
+    if any(type(x) is Deferred for x in (*inputs, *outputs)):
         return False
     came = any(is_channels_last(x) and not chainer.as_array(x).flags.c_contiguous for x in inputs)
     return came and any(y.ndim == 4 and not is_channels_last(y) for y in outputs)

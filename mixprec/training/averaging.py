@@ -8,9 +8,9 @@ from chainer.training import extension
 
 from mixprec.backends.memory import in_order_of
 from mixprec.master_arrays import master_of
+from mixprec.optimizer.model_index import ModelIndex
 from mixprec.optimizer.moving_average import MovingAverage
-from mixprec.optimizer.steps import skip_flag
-from mixprec.optimizer.structure import Structure
+from mixprec.optimizer.step import skip_flag
 
 
 class WeightAverage(extension.Extension):
@@ -33,7 +33,7 @@ class WeightAverage(extension.Extension):
 
     def __init__(self, optimizer, decay):
         self._optimizer = optimizer
-        self._structure = Structure(optimizer.target)
+        self._structure = ModelIndex(optimizer.target)
         self._links = self._named_links = ()
         self._average = MovingAverage(decay)
 

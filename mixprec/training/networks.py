@@ -11,7 +11,7 @@ from mixprec import importing
 from mixprec.config import ConfigError
 from mixprec.config.errors import hint, shown
 from mixprec.config.limits import IMPORT_PATH
-from mixprec.rewrite import trial
+from mixprec.rewrite.example import call_on_example, without_trace
 
 EXAMPLE = 2  # images on which a network is looked at, on the CPU
 
@@ -84,8 +84,8 @@ def make(config, network, keywords):
     for train, size in ((True, data.size), (False, data.val_size or data.size)):
         images = np.zeros((EXAMPLE, 3, size, size), np.float32)
         called = f"in {'training' if train else 'evaluation'} on images {images.shape} float32"
-        with trial.without_trace(made):
-            logits = _of_user(settings, called, trial.call, made, images, train=train)
+        with without_trace(made):
+            logits = _of_user(settings, called, call_on_example, made, images, train=train)
         if not _are_logits(logits, settings.classes):
             wanted = f"wanted: logits, a chainer.Variable {(EXAMPLE, settings.classes)} in floating point"
             raise ConfigError(_named(settings), f"{called} it returns {_kind(logits)}; {wanted}")

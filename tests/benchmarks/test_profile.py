@@ -25,7 +25,7 @@ from benchmarks.step import by_hand
 from mixprec import functions
 from mixprec.backends import cpu, primitives_of
 from mixprec.backends.launch import CupyLauncher
-from mixprec.optimizer.batched import Batched
+from mixprec.optimizer.step import OptimizerStep
 from mixprec.rewrite.deferred import Normalization
 from models import MODELS
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
@@ -271,7 +271,7 @@ def _wrapped():
     for cls in classes:
         classes += cls.__subclasses__()
     forwards = {cls: vars(cls).get("forward") for cls in classes}
-    functions = _backprop_utils.backprop_step, _backprop_utils._reduce, Normalization.compute, Batched.step
+    functions = _backprop_utils.backprop_step, _backprop_utils._reduce, Normalization.compute, OptimizerStep.run
     return forwards, functions, dict(vars(cpu.PRIMITIVES)), dict(chainer._get_link_hooks())
 
 

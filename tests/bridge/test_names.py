@@ -27,7 +27,7 @@ ALIASES = {
     "chainer.backends.cuda.cuda": "cupy.cuda",
 }
 
-# What mixprec.compat.cudnn_branches has take other branches.
+# Modules that mixprec.bridge.branches has take other branches.
 BRANCHES_NOT_TAKEN = {
     "chainer.functions.array.spatial_transformer_grid",
     "chainer.functions.array.spatial_transformer_sampler",

@@ -42,6 +42,22 @@ def test_with_a_gpu_and_cudnn_chainer_has_cudnn(tmp_path):
     assert python(code, machine(tmp_path)) == ([], [])
 
 
+def test_the_bridge_is_in_the_list_of_what_is_replaced_and_can_be_taken_back(tmp_path):
+    code = """
+        import sys, chainer, cupy
+        from mixprec.compat import registry
+        names = {name for owner, name in registry.replaced() if owner is None}
+        assert names == {"cupy.cudnn", "cupy.cuda.cudnn", "chainer._environment_check"}
+        assert sum("n_step" in name or "Transformer" in str(owner) for owner, name in registry.replaced()) == 7
+        registry.undo()
+        assert not names & sys.modules.keys()
+        assert not hasattr(cupy, "cudnn") and not hasattr(cupy.cuda, "cudnn")
+        from chainer.functions.rnn import n_step_lstm
+        assert n_step_lstm.n_step_lstm_base.__globals__ is vars(n_step_lstm)
+    """
+    assert python(code, machine(tmp_path)) == ([], [])
+
+
 def test_everything_of_chainer_imports(tmp_path):
     code = """
         import importlib, pkgutil, chainer, chainermn, chainermn.functions, chainermn.links

@@ -9,7 +9,7 @@ from chainer import optimizer_hooks, optimizers
 import mixprec
 from mixprec import functions as F
 from mixprec import links as L
-from mixprec.optimizer import batched as batched_step
+from mixprec.optimizer import step as batched_step
 from mixprec.training.gradient_counts import summarize
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_stand_in import DeviceArray

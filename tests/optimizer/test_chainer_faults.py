@@ -12,7 +12,7 @@ import pytest
 from chainer import optimizer_hooks, optimizers, serializers
 
 import mixprec
-from mixprec.optimizer.gradients import UnscaledBackward
+from mixprec.optimizer import UnscaledBackward
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_stand_in import DeviceArray
 

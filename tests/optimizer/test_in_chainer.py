@@ -8,7 +8,7 @@ from chainer import optimizer_hooks, optimizers, training
 from chainer.training import extensions
 
 import mixprec
-from mixprec.optimizer.gradients import UnscaledBackward
+from mixprec.optimizer import UnscaledBackward
 from tests.stand_ins import without_mpi
 
 X = np.random.RandomState(0).normal(size=(32, 4)).astype(np.float32)

@@ -11,7 +11,8 @@ from chainer import optimizer_hooks, optimizers, serializers
 
 import mixprec
 from mixprec import loss_scale
-from mixprec.optimizer import batched, rollback, statistics, steps
+from mixprec.optimizer import fallback_form, running_statistics
+from mixprec.optimizer import step as optimizer_step
 from mixprec.optimizer.batch import device_batch
 from tests.optimizer.batch.chainer_rules import OPTIMIZERS
 from tests.stand_ins import device_stand_in
@@ -37,7 +38,9 @@ class _Launcher(HostLauncher):
 @pytest.fixture
 def launcher(monkeypatch):
     launcher = _Launcher()
-    monkeypatch.setattr(batched, "launcher_of", lambda array: launcher if isinstance(array, DeviceArray) else None)
+    monkeypatch.setattr(
+        optimizer_step, "launcher_of", lambda array: launcher if isinstance(array, DeviceArray) else None
+    )
     return launcher
 
 
@@ -51,7 +54,7 @@ def reads(launcher, monkeypatch):
         through_the_door.append(value)
         return value.item()
 
-    for module in (loss_scale, rollback, statistics, steps, device_batch):
+    for module in (loss_scale, fallback_form, running_statistics, optimizer_step, device_batch):
         monkeypatch.setattr(module, "to_host", counted)
 
     def count():
@@ -133,7 +136,7 @@ def test_statistics_of_a_skipped_step_come_back_without_a_launch(launcher, monke
             self.seen[...] = self.seen + 1
             return super().forward(x)
 
-    monkeypatch.setattr(statistics, "_undo_array", None)
+    monkeypatch.setattr(running_statistics, "restore", None)
     model = chainer.Sequential(L.Linear(6, 5), Counting(5), Counting(5))
     model[2].avg_mean = model[1].avg_mean
     mixprec.convert(model, **CHAINERS)

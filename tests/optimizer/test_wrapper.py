@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mixprec
-from mixprec.optimizer.gradients import UnscaledBackward
+from mixprec.optimizer import UnscaledBackward
 
 
 class Net(chainer.Chain):

@@ -16,8 +16,8 @@ import pytest
 
 import mixprec
 from mixprec import announcements
+from mixprec.rewrite.places import ADD_RELU, RELU
 from mixprec.rewrite.scope import current
-from mixprec.rewrite.watching import ADD_RELU, RELU
 from tests.rewrite.twins import WIDTH, assert_same, beside, fusions, images, new, site, statistics, step
 
 KEPT = "it is kept, or a result of the model"

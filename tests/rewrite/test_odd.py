@@ -12,7 +12,7 @@ from chainer.functions.normalization.batch_normalization import BatchNormalizati
 from chainer.utils import type_check
 
 import mixprec
-from mixprec.rewrite.active import current
+from mixprec.rewrite.scope import current
 
 
 class Net(chainer.Chain):

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from mixprec.rewrite import command
+from mixprec import convert_command
 from scripts import convert_report
 from tests import ROOT
 from tests.called import call
@@ -197,13 +197,13 @@ def test_bad_input_is_one_line_and_exit_code_2(run, arguments):
 
 @pytest.mark.parametrize("text", ["m", "m:", ":a", "m:a(b)", "m:a(**{})", "m:a[0]", "m:a()()", "m n:a", "m:(a).b()+1"])
 def test_what_is_no_model(text):
-    with pytest.raises(command.CommandError, match="MODEL must be"):
-        command.parse_model(text)
+    with pytest.raises(convert_command.CommandError, match="MODEL must be"):
+        convert_command.parse_model(text)
 
 
 def test_how_a_model_reads():
-    assert command.parse_model("a.b:c.d") == ("a.b", "c.d", None, {})
-    assert command.parse_model("a:c( 1, 'x', [2, None], e={'f': -3.5})") == (
+    assert convert_command.parse_model("a.b:c.d") == ("a.b", "c.d", None, {})
+    assert convert_command.parse_model("a:c( 1, 'x', [2, None], e={'f': -3.5})") == (
         *("a", "c", (1, "x", [2, None])),
         {"e": {"f": -3.5}},
     )
@@ -211,13 +211,13 @@ def test_how_a_model_reads():
 
 @pytest.mark.parametrize("text", ["", "0x3", "-1x3", "2,3", "2x3:", "2x3:object", "2x²", "2x3:float32:float32"])
 def test_what_is_no_input(text):
-    with pytest.raises(command.CommandError, match="--input must be"):
-        command.parse_input(text)
+    with pytest.raises(convert_command.CommandError, match="--input must be"):
+        convert_command.parse_input(text)
 
 
 def test_how_an_input_reads():
-    np.testing.assert_array_equal(command.parse_input("2x1:int32"), np.zeros((2, 1), np.int32), strict=True)
-    images = command.parse_input("200x50")
+    np.testing.assert_array_equal(convert_command.parse_input("2x1:int32"), np.zeros((2, 1), np.int32), strict=True)
+    images = convert_command.parse_input("200x50")
     assert (images.shape, images.dtype) == ((200, 50), np.float32)
     assert abs(images.std() - 1) < 0.05
-    np.testing.assert_array_equal(images, command.parse_input("200x50"))
+    np.testing.assert_array_equal(images, convert_command.parse_input("200x50"))

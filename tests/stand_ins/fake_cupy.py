@@ -39,11 +39,10 @@ def install():
     sys.modules.update({"cuda": nvidia, "cuda.pathfinder": nvidia.pathfinder})
     _give_arrays_what_cupy_has()
 
-    from mixprec.compat import cudnn, gpu_presence
+    from mixprec.bridge import placing
+    from mixprec.compat import gpu_presence
 
-    gpu_presence.gpu_is_there = lambda: True
-    if hasattr(cudnn, "gpu_is_there"):
-        cudnn.gpu_is_there = gpu_presence.gpu_is_there
+    gpu_presence.gpu_is_there = placing.gpu_is_there = lambda: True
 
     from mixprec import backends
     from mixprec.backends import cuda

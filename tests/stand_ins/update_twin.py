@@ -6,9 +6,9 @@ from chainer import optimizer_hooks, optimizers
 
 from mixprec.dtypes import BFLOAT16
 from mixprec.optimizer.batch.device_batch import DeviceBatch
-from mixprec.optimizer.batch.entries import Entry, FoldedHook
-from mixprec.optimizer.hooks import fold_of
-from mixprec.optimizer.rules import expression_of
+from mixprec.optimizer.batch.entries import BatchedHook, Entry
+from mixprec.optimizer.hook_formulas import hook_formula_of
+from mixprec.optimizer.rules import rule_formula_of
 from mixprec.optimizer.rules.lamb import LAMB
 from mixprec.optimizer.rules.lars import LARS
 from tests.optimizer.batch.chainer_rules import OPTIMIZERS
@@ -67,10 +67,10 @@ class Twin:
             rule = None
             if name:
                 rule = self.optimizers[name].create_update_rule()
-            own = tuple(FoldedHook(fold_of(hook), hook, False) for hook in hooks)
-            own += tuple(FoldedHook(fold_of(hook), hook, True) for hook in rule_hooks if rule is not None)
-            expression = None if rule is None else expression_of(rule)
-            self.entries.append(Entry(f"p{place}", param, master, rule, expression, own))
+            own = tuple(BatchedHook(hook_formula_of(hook), hook, False) for hook in hooks)
+            own += tuple(BatchedHook(hook_formula_of(hook), hook, True) for hook in rule_hooks if rule is not None)
+            formula = None if rule is None else rule_formula_of(rule)
+            self.entries.append(Entry(f"p{place}", param, master, rule, formula, own))
         self.reference = optimizers.SGD().setup(self.link)
         for hook in hooks:
             self.reference.add_hook(hook)
@@ -138,7 +138,7 @@ class Twin:
 
 
 def _names(entry):
-    return entry.expression.states
+    return entry.formula.states
 
 
 def ulps(found, expected, around):

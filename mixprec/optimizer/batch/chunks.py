@@ -36,7 +36,7 @@ class _Chunk:
 
     Attributes:
         master: masters.
-        states: tuple of arrays in the order of the expression's states.
+        states: tuple of arrays in the order of the formula's states.
     """
 
     def gradient(self, out):
@@ -64,15 +64,15 @@ class Part(_Chunk):
 
     def __init__(self, entry, part):
         self._part = part
-        names = entry.expression.states if entry.expression else ()
+        names = entry.formula.states if entry.formula else ()
         self.master = flat(entry.master.array)[part]
         self.states = tuple(flat(entry.rule.state[name])[part] for name in names)
-        self._copy = _Copy(flat(entry.param.array)[part]) if entry.is_rounded else None
+        self._rounded = _Rounded(flat(entry.param.array)[part]) if entry.is_rounded else None
 
     def follow(self):
         """Takes over what was written into the parameter since it was last rounded."""
-        if self._copy is not None:
-            self._copy.reaches(self.master)
+        if self._rounded is not None:
+            self._rounded.reaches(self.master)
 
     def load(self, gradients, inverses):
         """Takes the gradient, flat, in a sequence of one, and what to multiply it by, likewise or a float."""
@@ -82,8 +82,8 @@ class Part(_Chunk):
 
     def store(self, rounding):
         """Rounds the masters into the parameter."""
-        if self._copy is not None:
-            self._copy.round(self.master, rounding)
+        if self._rounded is not None:
+            self._rounded.round(self.master, rounding)
 
 
 class Pack(_Chunk):
@@ -100,7 +100,7 @@ class Pack(_Chunk):
         self._sizes = [array.size for array in masters]
         self.master = np.concatenate(list(map(flat, masters)))
         self._to_masters = _memory(masters, self.master)
-        names = entries[0].expression.states if entries[0].expression else ()
+        names = entries[0].formula.states if entries[0].formula else ()
         self.states = tuple(np.empty_like(self.master) for _ in names)
         for name, state in zip(names, self.states, strict=True):
             for entry, view in zip(entries, _views(state, masters), strict=True):
@@ -113,9 +113,9 @@ class Pack(_Chunk):
         _gather(self._to_masters)
         changed = False
         for section in self._sections:
-            if section.copy is not None:
+            if section.rounded is not None:
                 _gather(section.to_params)
-                changed |= section.copy.reaches(self.master[section.part])
+                changed |= section.rounded.reaches(self.master[section.part])
         if changed:
             _scatter(self._to_masters)
 
@@ -135,8 +135,8 @@ class Pack(_Chunk):
         """Copies the masters back, and rounds them into the parameters."""
         _scatter(self._to_masters)
         for section in self._sections:
-            if section.copy is not None:
-                section.copy.round(self.master[section.part], rounding)
+            if section.rounded is not None:
+                section.rounded.round(self.master[section.part], rounding)
                 _scatter(section.to_params)
 
 
@@ -146,13 +146,13 @@ class _Section(NamedTuple):
     Attributes:
         members: slice of its parameters.
         part: slice of its memory.
-        copy: :class:`_Copy` of that part, ``None`` if the masters are the parameters.
-        to_params: pairs of buffers, the memory of each parameter and its part of that of ``copy``.
+        rounded: :class:`_Rounded` of that part, ``None`` if the masters are the parameters.
+        to_params: pairs of buffers, the memory of each parameter and its part of that of ``rounded``.
     """
 
     members: slice
     part: slice
-    copy: object
+    rounded: object
     to_params: list
 
 
@@ -161,24 +161,24 @@ def _sections(entries):
     for _, members in itertools.groupby(entries, _DTYPE_OF_PARAM):
         members = list(members)
         last, stop = first + len(members), start + sum(entry.param.size for entry in members)
-        copy, to_params = None, []
+        rounded, to_params = None, []
         if members[0].is_rounded:
             params = [entry.param.array for entry in members]
-            copy = _Copy(np.concatenate(list(map(flat, params))))
-            to_params = _memory(params, copy.array)
-        yield _Section(slice(first, last), slice(start, stop), copy, to_params)
+            rounded = _Rounded(np.concatenate(list(map(flat, params))))
+            to_params = _memory(params, rounded.array)
+        yield _Section(slice(first, last), slice(start, stop), rounded, to_params)
         first, start = last, stop
 
 
-class _Copy:
-    """The rounded copy of masters that the model computes with, and its shadow, which tells if somebody wrote to it."""
+class _Rounded:
+    """FP16 or BF16 parameters, which are rounded masters, and a shadow of them, which tells if they were written to."""
 
-    def __init__(self, copy):
-        self.array = copy
-        self._shadow = copy.copy()
+    def __init__(self, array):
+        self.array = array
+        self._shadow = array.copy()
 
     def reaches(self, master):
-        """Takes over into ``master`` what was written into the copy; returns whether there was anything."""
+        """Takes over into ``master`` what was written into the parameters; returns whether there was anything."""
         if self.array.tobytes() == self._shadow.tobytes():  # the quickest way to compare, in spite of two copies
             return False
         self._shadow[...] = self.array
@@ -186,7 +186,7 @@ class _Copy:
         return True
 
     def round(self, master, rounding):
-        """Rounds ``master`` into the copy."""
+        """Rounds ``master`` into the parameters."""
         if self.array.dtype == BFLOAT16:
             self.array[...] = master
         else:

@@ -23,7 +23,7 @@ import chainer
 
 from mixprec.backends.memory import axes, is_dense, same_order
 from mixprec.backends.transfers import to_host
-from mixprec.optimizer.batch.source import Program, points_of, source_of
+from mixprec.optimizer.batch.kernel_program import KernelProgram, points_of, source_of
 from mixprec.optimizer.batch.table import Table
 
 _KERNELS = ("check", "update")
@@ -76,8 +76,8 @@ class DeviceBatch:
         self._entries = tuple(entries)
         self._launcher = launcher
         self._seed = seed
-        keys = [Program.key(entry) for entry in self._entries]
-        programs = {key: Program(entry) for key, entry in zip(keys, self._entries, strict=True)}
+        keys = [KernelProgram.key(entry) for entry in self._entries]
+        programs = {key: KernelProgram(entry) for key, entry in zip(keys, self._entries, strict=True)}
         places = {key: place for place, key in enumerate(programs)}
         self._stages = _stages_of(self._entries, [programs[key] for key in keys])
         self._passes = max([1, *(program.passes for program in programs.values())])
@@ -93,9 +93,9 @@ class DeviceBatch:
         self._skip = launcher.full((), False, "bool")
         self._constants = {}
         updated = [entry for entry in self._entries if entry.rule is not None]
-        self._powers = [(entry.rule, *power) for entry in updated for power in entry.expression.powers.items()]
+        self._powers = [(entry.rule, *power) for entry in updated for power in entry.formula.powers.items()]
         self._bases = self._bases_now()
-        self._chosen = self._expected = None  # who has a gradient, and what it must look like
+        self._chosen = self._expected = None  # which entries have a gradient, and what those must look like
         self._step = None  # arrays that the step under way uses, and gradients of which it uses copies
         self.applied = launcher.full((), 0, "int64")
 
@@ -139,7 +139,7 @@ class DeviceBatch:
         return self._skip
 
     def update(self, skip=None, scaling=None, steps=None, zero_gradients=False):
-        """Updates masters, states and copies, or restores what a skipped step restores; after :meth:`check`.
+        """Updates masters, states and half parameters, or restores what a skipped step restores; after :meth:`check`.
 
         Args:
             skip: another reason to skip the step: a boolean array of shape () on the device, or ``None``.

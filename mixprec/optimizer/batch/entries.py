@@ -1,25 +1,25 @@
-"""What the batched update knows of one parameter."""
+"""One parameter, as the batched update knows it: an entry of the plan."""
 
 import dataclasses
 
 import chainer
 
-from mixprec.optimizer.batch.expression import Expression
-from mixprec.optimizer.hooks import Fold
+from mixprec.optimizer.hook_formulas import HookFormula
+from mixprec.optimizer.rules.rule_formula import RuleFormula
 
 
 @dataclasses.dataclass(frozen=True)
-class FoldedHook:
+class BatchedHook:
     """A hook that runs inside of the batched update.
 
     Attributes:
-        fold: what it does to an element.
+        formula: what it does to an element.
         hook: Chainer's hook, whose attributes are its hyperparameters.
         counted: whether ``rule.t`` counts the step already when the hook runs: true at rule level, false at optimizer
             level.
     """
 
-    fold: Fold
+    formula: HookFormula
     hook: object
     counted: bool
 
@@ -36,18 +36,18 @@ class Entry:
         param: the parameter of the model.
         master: its master, float32 if ``param`` is float16 or bfloat16; else its array is that of ``param``.
         rule: Chainer's update rule, with its state; ``None`` if the parameter is not updated, only checked.
-        expression: what the rule does to an element; ``None`` without a rule.
-        hooks: the :class:`FoldedHook` to run, in their order.
+        formula: what the rule does to an element; ``None`` without a rule.
+        hooks: the :class:`BatchedHook` to run, in their order.
     """
 
     name: str
     param: chainer.Parameter
     master: chainer.Parameter
     rule: chainer.UpdateRule | None
-    expression: Expression | None
-    hooks: tuple[FoldedHook, ...]
+    formula: RuleFormula | None
+    hooks: tuple[BatchedHook, ...]
 
     @property
     def is_rounded(self):
-        """Whether the parameter is a rounded copy of its master."""
+        """Whether the parameter is its master, rounded to 16 bits."""
         return self.param.dtype != self.master.dtype

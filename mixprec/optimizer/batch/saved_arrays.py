@@ -1,10 +1,16 @@
-"""Copies of many arrays on a device, made by one launch: running statistics, before a step moves them."""
+"""Taking a step back: copies of arrays from before it, and bringing them back where the step is skipped.
+
+What moves before it is known whether the step counts goes this way: running statistics, which the forward pass moves,
+and what Chainer's own loop updates. The batch needs no copies: it checks before it updates.
+"""
 
 import operator
 
 import numpy as np
+from chainer import backend, get_array_types
 
 from mixprec.backends.launch import text_of
+from mixprec.backends.transfers import on_host
 
 _PIECE = np.dtype([("from", np.uint64), ("to", np.uint64), ("bytes", np.int64)])  # as in kernels/save.cu
 _BYTES = 16384  # of an array for a block, a multiple of all dtypes
@@ -49,3 +55,23 @@ def source_of(threads):
     """Returns the CUDA source, for blocks of ``threads`` threads."""
     parts = text_of("mixprec.backends", "words.cuh"), text_of("mixprec.optimizer.batch", "save.cu")
     return "\n".join([f"#define THREADS {threads}", *parts, ""])
+
+
+def restore(array, before, skipped, now=None):
+    """Brings an array back if a step is skipped, in place.
+
+    Args:
+        array: the array.
+        before: what was in it before the step: an array, or a number.
+        skipped: a bool, or a boolean array of shape () on any device, which is not read: elements are then selected.
+        now: what to leave in it if the step counts, ``None`` for what is there.
+    """
+    now = array if now is None else now
+    if on_host(skipped):
+        array[...] = before if skipped else now
+        return
+    device = backend.get_device_from_array(array)
+    if isinstance(before, get_array_types()):
+        before = device.send(before)
+    before = device.xp.asarray(before, dtype=array.dtype)
+    array[...] = device.xp.where(device.send(skipped), before, device.send(now))

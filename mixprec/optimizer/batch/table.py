@@ -1,9 +1,9 @@
 """The table of parameters on the device: where each one's arrays are, and its hyperparameters.
 
-One buffer has all of it, in this order: what may move in every step (addresses of gradients and of loss scales, and of
-what a skipped step restores; ``t`` and hyperparameters), and what hardly ever does (addresses of masters, copies and
-states; which block of a launch has which part of which parameter). A step uploads nothing, the first part or
-everything, always by one copy.
+One buffer has all of it, in this order: first what may move in every step (addresses of gradients and of loss scales,
+and of what a skipped step restores; ``t`` and hyperparameters), then what hardly ever does (addresses of masters, half
+parameters and states; which block of a launch has which part of which parameter). A step uploads nothing, the first
+part or everything, always by one copy.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import operator
 import numpy as np
 
 from mixprec.backends.memory import is_dense, same_order
-from mixprec.optimizer.batch.source import MAX_STATES
+from mixprec.optimizer.batch.kernel_program import MAX_STATES
 from mixprec.optimizer.batch.values import Values, owners
 
 # As in kernels/common.cuh.
@@ -21,7 +21,7 @@ _FACTOR_IS_DOUBLE = 1
 _MOVING = np.dtype([("grad", np.uint64), ("factor", np.uint64)])
 _ROW = np.dtype(
     [
-        ("copy", np.uint64),
+        ("half", np.uint64),
         ("master", np.uint64),
         ("states", np.uint64, MAX_STATES),
         ("size", np.int64),
@@ -62,9 +62,9 @@ class Table:
         self.params = [entry.param for entry in entries]
         self._masters = [entry.master for entry in entries]
         self._rules = [entry.rule for entry in entries if entry.rule is not None]
-        states = [(entry.rule, name) for entry in entries if entry.rule is not None for name in entry.expression.states]
+        states = [(entry.rule, name) for entry in entries if entry.rule is not None for name in entry.formula.states]
         self._rule_of_states, self._names_of_states = [rule for rule, _ in states], [name for _, name in states]
-        self._arrays = None  # those the rows point to; held, so that nobody else gets their addresses
+        self._arrays = None  # those the rows point to; held, so that no other array gets their addresses
         self._values = Values(entries)
         self._flat = self._moving_addresses = self._restore_addresses = None
         self.chunks = self.restores = 0
@@ -76,7 +76,7 @@ class Table:
         self.arrays = [array for (array,) in map(_DATA, self.params)]
         try:
             states = list(map(dict.get, map(_STATE, self._rule_of_states), self._names_of_states))
-        except TypeError:  # somebody has taken the state away from a rule
+        except TypeError:  # the user has taken the state away from a rule
             self._init_states()
             states = [rule.state[name] for rule, name in zip(self._rule_of_states, self._names_of_states, strict=True)]
         self._all = self.arrays + [array for (array,) in map(_DATA, self._masters)] + states
@@ -164,7 +164,7 @@ class Table:
         for row, entry, program in zip(rows, self._entries, self._programs, strict=True):
             _check(entry, self._launcher)
             param, master, *states = _arrays_of(entry)
-            row["copy"] = 0 if param.dtype == np.float32 else self._launcher.address(param)
+            row["half"] = 0 if param.dtype == np.float32 else self._launcher.address(param)
             row["master"] = self._launcher.address(master)
             row["states"][: len(states)] = [self._launcher.address(state) for state in states]
             row["size"] = master.size
@@ -196,7 +196,7 @@ def _arrays_of(entry):
     if entry.rule is None:
         return entry.param.array, entry.master.array
     state = entry.rule.state
-    return entry.param.array, entry.master.array, *(state[name] for name in entry.expression.states)
+    return entry.param.array, entry.master.array, *(state[name] for name in entry.formula.states)
 
 
 def _check(entry, launcher):

@@ -4,7 +4,7 @@ import operator
 
 import numpy as np
 
-from mixprec.optimizer.batch.source import uses
+from mixprec.optimizer.batch.kernel_program import uses
 
 _T, _HYPERPARAM = map(operator.attrgetter, ("t", "hyperparam"))
 
@@ -22,13 +22,13 @@ class Values:
     def __init__(self, entries):
         self._entries = entries
         self._rules = [entry.rule for entry in entries if entry.rule is not None]
-        self._names = [frozenset(entry.expression.hyperparameters) for entry in entries if entry.rule is not None]
+        self._names = [frozenset(entry.formula.hyperparameters) for entry in entries if entry.rule is not None]
         self._counting = [entry.rule for entry in entries if _computes_with_t(entry)]
         self._looked = None
         self.look()
 
     def look(self):
-        """Looks who gets hyperparameters from whom; returns whether that is as it was."""
+        """Looks from where rules get hyperparameters; returns whether that is as it was."""
         hyperparams = list(map(_HYPERPARAM, self._rules))
         own = list(map(vars, hyperparams))
         plain = list(map(frozenset.isdisjoint, self._names, map(vars, self._rules)))
@@ -64,11 +64,11 @@ class Values:
             else:
                 self._place.append(-1)
             for hook in entry.hooks:
-                place((id(hook.hook), id(hook.fold)), hook.fold, hook.hook)
+                place((id(hook.hook), id(hook.formula)), hook.formula, hook.hook)
             if entry.rule is not None:
                 shared = plain[number] and len(own[number]) == 1
                 key = id(own[number]["_parent"]) if shared else id(entry.rule)
-                place((key, id(entry.expression)), entry.expression, entry.rule)
+                place((key, id(entry.formula)), entry.formula, entry.rule)
                 number += 1
         self._place = np.array(self._place, np.intp)
 
@@ -92,7 +92,7 @@ class Values:
 
 def owners(entry):
     """Returns the hooks and the update rule of an entry that have hyperparameters, in the order of their numbers."""
-    return [hook.fold for hook in entry.hooks] + ([] if entry.rule is None else [entry.expression])
+    return [hook.formula for hook in entry.hooks] + ([] if entry.rule is None else [entry.formula])
 
 
 def _computes_with_t(entry):

@@ -1,4 +1,4 @@
-"""Which expression computes an update rule, of Chainer's or of this package."""
+"""The formula of each update rule, of Chainer's and of this package; the plan of a step looks rules up here."""
 
 from chainer.optimizers.ada_delta import AdaDeltaRule
 from chainer.optimizers.ada_grad import AdaGradRule
@@ -16,7 +16,7 @@ from mixprec.optimizer.rules.adam import ADABOUND, ADAM, AMSBOUND, AMSGRAD
 from mixprec.optimizer.rules.adaptive import ADA_DELTA, ADA_GRAD, RMSPROP, RMSPROP_EPS_INSIDE_SQRT, RMSPROP_GRAVES
 from mixprec.optimizer.rules.lamb import LAMB_ADAPTED, LAMB_UNADAPTED, LAMBRule
 from mixprec.optimizer.rules.lars import LARS_ADAPTED, LARS_UNADAPTED, LARSRule
-from mixprec.optimizer.rules.momentum import CORRECTED_MOMENTUM_SGD, MOMENTUM_SGD, NESTEROV_AG, SGD
+from mixprec.optimizer.rules.rule_formula import CORRECTED_MOMENTUM_SGD, MOMENTUM_SGD, NESTEROV_AG, SGD
 from mixprec.optimizer.rules.variance import MSVAG, SMORMS3
 
 # By class and, for those that have them, by the switches among the hyperparameters.
@@ -26,7 +26,7 @@ _SWITCHES = {
     LARSRule: ("adapt",),
     LAMBRule: ("adapt",),
 }
-EXPRESSIONS = {
+RULE_FORMULAS = {
     (SGDRule,): SGD,
     (MomentumSGDRule,): MOMENTUM_SGD,
     (CorrectedMomentumSGDRule,): CORRECTED_MOMENTUM_SGD,
@@ -49,8 +49,8 @@ EXPRESSIONS = {
 }
 
 
-def expression_of(rule):
-    """Returns the :class:`~mixprec.optimizer.batch.expression.Expression` of a rule, ``None`` for an unknown one."""
+def rule_formula_of(rule):
+    """Returns the :class:`~mixprec.optimizer.rules.rule_formula.RuleFormula` of a rule, ``None`` for an unknown one."""
     kind = type(rule)
     switches = (bool(getattr(rule.hyperparam, name)) for name in _SWITCHES.get(kind, ()))
-    return EXPRESSIONS.get((kind, *switches))
+    return RULE_FORMULAS.get((kind, *switches))

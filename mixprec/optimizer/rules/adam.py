@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mixprec.optimizer.batch.expression import Expression
 from mixprec.optimizer.rules.moments import MOMENTS, advance_moments
+from mixprec.optimizer.rules.rule_formula import RuleFormula
 
 
 def _adam(p, g, states, numbers, a, b):
@@ -43,10 +43,10 @@ _STEP = """
 _PLAIN = {"hyperparameters": _HYPERPARAMETERS, "numbers": _NUMBERS, "not_flushed": ("eps",), "host": _adam}
 
 # Kingma and Ba 2015, "Adam"; weight_decay_rate: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization".
-ADAM = Expression(states=("m", "v"), device=MOMENTS + _STEP.format(second="v"), **_PLAIN)
+ADAM = RuleFormula(states=("m", "v"), device=MOMENTS + _STEP.format(second="v"), **_PLAIN)
 
 # Reddi et al. 2018, "On the Convergence of Adam and Beyond".
-AMSGRAD = Expression(states=("m", "v", "vhat"), device=MOMENTS + _LARGEST + _STEP.format(second="vhat"), **_PLAIN)
+AMSGRAD = RuleFormula(states=("m", "v", "vhat"), device=MOMENTS + _LARGEST + _STEP.format(second="vhat"), **_PLAIN)
 
 _BOUND_STEP = """
         float rate = alpha_t / (sqrtf({second}) + eps);
@@ -65,7 +65,7 @@ _BOUND = {
 }
 
 # Luo et al. 2019, "Adaptive Gradient Methods with Dynamic Bound of Learning Rate".
-ADABOUND = Expression(states=("m", "v"), device=MOMENTS + _BOUND_STEP.format(second="v"), **_BOUND)
-AMSBOUND = Expression(
+ADABOUND = RuleFormula(states=("m", "v"), device=MOMENTS + _BOUND_STEP.format(second="v"), **_BOUND)
+AMSBOUND = RuleFormula(
     states=("m", "v", "vhat"), device=MOMENTS + _LARGEST + _BOUND_STEP.format(second="vhat"), **_BOUND
 )

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.optimizer.batch.expression import Expression
+from mixprec.optimizer.rules.rule_formula import RuleFormula
 
 
 def _ada_grad(p, g, states, numbers, a, b):
@@ -18,7 +18,7 @@ def _ada_grad(p, g, states, numbers, a, b):
 
 
 # Duchi et al. 2011, "Adaptive Subgradient Methods".
-ADA_GRAD = Expression(
+ADA_GRAD = RuleFormula(
     states=("h",),
     hyperparameters=("lr", "eps"),
     numbers={"lr": "lr", "eps": "eps"},
@@ -50,7 +50,7 @@ def _ada_delta(p, g, states, numbers, a, b):
 
 
 # Zeiler 2012, "ADADELTA".
-ADA_DELTA = Expression(
+ADA_DELTA = RuleFormula(
     states=("msg", "msdx"),
     hyperparameters=("rho", "eps"),
     numbers={"rho": "rho", "one_minus_rho": "1 - rho", "eps": "eps"},
@@ -101,7 +101,7 @@ _RMSPROP = {
 }
 
 # Tieleman and Hinton 2012, lecture 6.5 of "Neural Networks for Machine Learning".
-RMSPROP = Expression(
+RMSPROP = RuleFormula(
     **_RMSPROP,
     host=_rmsprop,
     device="""
@@ -110,7 +110,7 @@ RMSPROP = Expression(
     """,
 )
 
-RMSPROP_EPS_INSIDE_SQRT = Expression(
+RMSPROP_EPS_INSIDE_SQRT = RuleFormula(
     **_RMSPROP,
     host=_rmsprop_eps_inside_sqrt,
     device="""
@@ -139,7 +139,7 @@ def _rmsprop_graves(p, g, states, numbers, a, b):
 
 
 # Graves 2013, "Generating Sequences With Recurrent Neural Networks", equations (38) to (42).
-RMSPROP_GRAVES = Expression(
+RMSPROP_GRAVES = RuleFormula(
     states=("n", "g", "delta"),
     hyperparameters=("lr", "alpha", "momentum", "eps"),
     numbers={"lr": "lr", "alpha": "alpha", "one_minus_alpha": "1 - alpha", "momentum": "momentum", "eps": "eps"},

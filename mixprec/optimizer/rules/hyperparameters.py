@@ -1,4 +1,4 @@
-"""What LARS and LAMB are given: checked, as Python's numbers."""
+"""The hyperparameters that LARS and LAMB are given: checked, as Python's numbers."""
 
 import math
 

@@ -1,4 +1,8 @@
-"""LAMB: Adam's steps, scaled to the norm of the parameter that they are for."""
+"""LAMB: Adam's steps, scaled to the norm of the parameter that they are for.
+
+:class:`LAMB` is an optimizer of Chainer like any other. The wrapper runs it by the formulas at the end of this file.
+Without the wrapper, and on NumPy with ``adapt``, Chainer runs :class:`LAMBRule`.
+"""
 
 import math
 
@@ -6,10 +10,10 @@ import numpy as np
 from chainer import optimizer
 from chainer.backends import cuda
 
-from mixprec.optimizer.batch.expression import Expression
 from mixprec.optimizer.rules.hyperparameters import set_all, set_given
 from mixprec.optimizer.rules.moments import MOMENTS, advance_moments
 from mixprec.optimizer.rules.norms import norm
+from mixprec.optimizer.rules.rule_formula import RuleFormula
 
 _default_hyperparam = optimizer.Hyperparameter()
 _default_hyperparam.lr = 0.001
@@ -152,6 +156,15 @@ class LAMB(optimizer.GradientMethod):
     Raises:
         TypeError: ``adapt`` is no bool.
         ValueError: another argument is no number, or out of its range.
+
+    Example:
+        >>> import chainer.links as L
+        >>> import mixprec
+        >>> model = L.Linear(3, 2)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(mixprec.LAMB(lr=0.002, weight_decay=0.01)).setup(model)
+        >>> optimizer.lr = 0.001  # as a schedule does
+        >>> model.W.update_rule.hyperparam.lr
+        0.001
     """
 
     def __init__(
@@ -221,7 +234,7 @@ _STEP = (
 """
 )
 
-LAMB_ADAPTED = Expression(
+LAMB_ADAPTED = RuleFormula(
     **_DECLARATION,
     host=None,
     step=_STEP,
@@ -230,7 +243,7 @@ LAMB_ADAPTED = Expression(
     """,
 )
 
-LAMB_UNADAPTED = Expression(
+LAMB_UNADAPTED = RuleFormula(
     **_DECLARATION,
     host=_unadapted,
     device=_STEP

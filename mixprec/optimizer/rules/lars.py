@@ -1,12 +1,16 @@
-"""LARS: a learning rate of its own for every parameter, from the norms of the parameter and of its gradient."""
+"""LARS: a learning rate of its own for every parameter, from the norms of the parameter and of its gradient.
+
+:class:`LARS` is an optimizer of Chainer like any other. The wrapper runs it by the formulas at the end of this file.
+Without the wrapper, and on NumPy with ``adapt``, Chainer runs :class:`LARSRule`.
+"""
 
 import numpy as np
 from chainer import optimizer
 from chainer.backends import cuda
 
-from mixprec.optimizer.batch.expression import Expression
 from mixprec.optimizer.rules.hyperparameters import set_all, set_given
 from mixprec.optimizer.rules.norms import norm
+from mixprec.optimizer.rules.rule_formula import RuleFormula
 
 _default_hyperparam = optimizer.Hyperparameter()
 _default_hyperparam.lr = 1.0
@@ -133,6 +137,15 @@ class LARS(optimizer.GradientMethod):
     Raises:
         TypeError: ``adapt`` is no bool.
         ValueError: another argument is no number, or out of its range.
+
+    Example:
+        >>> import chainer.links as L
+        >>> import mixprec
+        >>> model = L.BatchNormalization(4)
+        >>> inner = mixprec.LARS(lr=2.0, weight_decay=5e-5)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(inner, no_decay="ndim <= 1").setup(model)
+        >>> model.gamma.update_rule.hyperparam.adapt  # no trust ratio for scales and shifts of normalizations
+        False
     """
 
     def __init__(
@@ -167,7 +180,7 @@ class LARS(optimizer.GradientMethod):
         return LARSRule(self.hyperparam)
 
 
-LARS_ADAPTED = Expression(
+LARS_ADAPTED = RuleFormula(
     states=("v",),
     hyperparameters=("lr", "momentum", "weight_decay", "trust_coefficient", "eps"),
     numbers={
@@ -199,7 +212,7 @@ def _unadapted(p, g, states, numbers, a, b):
     np.subtract(p, v, out=p)
 
 
-LARS_UNADAPTED = Expression(
+LARS_UNADAPTED = RuleFormula(
     states=("v",),
     hyperparameters=("lr", "momentum", "weight_decay"),
     numbers={"lr": "lr", "momentum": "momentum", "weight_decay": "weight_decay"},

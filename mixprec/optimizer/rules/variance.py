@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.optimizer.batch.expression import Expression
+from mixprec.optimizer.rules.rule_formula import RuleFormula
 
 
 def _smorms3(p, g, states, numbers, a, b):
@@ -32,7 +32,7 @@ def _smorms3(p, g, states, numbers, a, b):
 
 
 # Funk 2015, "RMSprop loses to SMORMS3", http://sifter.org/~simon/journal/20150420.html.
-SMORMS3 = Expression(
+SMORMS3 = RuleFormula(
     states=("mem", "g", "g2"),
     hyperparameters=("lr", "eps"),
     numbers={"lr": "lr", "eps": "eps"},
@@ -79,7 +79,7 @@ def _msvag(p, g, states, numbers, a, b):
 
 # Balles and Hennig 2018, "Dissecting Adam: The Sign, Magnitude and Variance of Stochastic Gradients". The rule keeps
 # beta_power, beta to the power of t, itself.
-MSVAG = Expression(
+MSVAG = RuleFormula(
     states=("m", "v"),
     hyperparameters=("lr", "beta", "eta", "weight_decay_rate", "beta_power"),
     powers={"beta_power": "beta"},

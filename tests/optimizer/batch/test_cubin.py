@@ -12,10 +12,10 @@ from chainer import optimizer_hooks
 from mixprec.backends import launch
 from mixprec.optimizer import moving_average
 from mixprec.optimizer.batch import saved_arrays
-from mixprec.optimizer.batch.entries import Entry, FoldedHook
-from mixprec.optimizer.batch.source import Program, source_of
-from mixprec.optimizer.hooks import fold_of
-from mixprec.optimizer.rules import EXPRESSIONS
+from mixprec.optimizer.batch.entries import BatchedHook, Entry
+from mixprec.optimizer.batch.kernel_program import KernelProgram, source_of
+from mixprec.optimizer.hook_formulas import hook_formula_of
+from mixprec.optimizer.rules import RULE_FORMULAS
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 HOOKS = (
@@ -28,16 +28,16 @@ HOOKS = (
 )
 
 
-def _program(expression, hooks=()):
-    folded = tuple(FoldedHook(fold_of(hook), hook, counted=False) for hook in hooks)
-    return Program(Entry("", None, None, None, expression, folded))
+def _program(formula, hooks=()):
+    folded = tuple(BatchedHook(hook_formula_of(hook), hook, counted=False) for hook in hooks)
+    return KernelProgram(Entry("", None, None, None, formula, folded))
 
 
 def _sources():
     """One for each rule, one for each hook, and one for everything at once that a user may well combine."""
-    names = [f"{key[0].__name__}{key[1:] or ''}" for key in EXPRESSIONS]
-    rules = dict(zip(names, EXPRESSIONS.values(), strict=True))
-    programs = {name: [_program(expression)] for name, expression in rules.items()}
+    names = [f"{key[0].__name__}{key[1:] or ''}" for key in RULE_FORMULAS]
+    rules = dict(zip(names, RULE_FORMULAS.values(), strict=True))
+    programs = {name: [_program(formula)] for name, formula in rules.items()}
     sgd = next(iter(rules.values()))
     programs |= {type(hook).__name__: [_program(sgd, [hook])] for hook in HOOKS}
     programs["all hooks"] = [_program(rules["AdamRule(False, False)"], HOOKS), _program(None, HOOKS), _program(sgd)]

@@ -16,7 +16,7 @@ from scipy import stats
 import mixprec
 from mixprec.dtypes import BFLOAT16
 from mixprec.optimizer.batch.device_batch import DeviceBatch, Scaling
-from mixprec.optimizer.batch.source import source_of
+from mixprec.optimizer.batch.kernel_program import source_of
 from tests.stand_ins.device_stand_in import array
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run
@@ -320,7 +320,7 @@ def test_a_first_step_that_is_skipped_leaves_chainers_first_state(launcher):
     for entry in both.entries:
         fresh = type(entry.rule)(entry.rule.hyperparam.parent)
         fresh._init_states(chainer.Parameter(np.zeros(entry.param.shape, np.float32)))
-        for state in entry.expression.states:
+        for state in entry.formula.states:
             np.testing.assert_array_equal(receive(entry.rule.state[state]), fresh.state[state])
     assert both.batch.settle() == 0
 

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 import mixprec
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.memory import axes, flat, in_order_of, is_dense, same_order, shaped
-from mixprec.optimizer import batched as batched_module
+from mixprec.optimizer import step as batched_module
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import stay_on_host
 from tests.stand_ins.device_stand_in import DeviceArray

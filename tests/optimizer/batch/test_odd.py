@@ -14,8 +14,8 @@ from chainer import optimizer_hooks, optimizers
 
 import mixprec
 from mixprec.optimizer import UnscaledBackward
-from mixprec.optimizer import batched as batched_module
-from mixprec.optimizer.batch.plan import plan
+from mixprec.optimizer import step as batched_module
+from mixprec.optimizer.batch.update_plan import plan
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import stay_on_host
 from tests.stand_ins.device_stand_in import DeviceArray
@@ -274,6 +274,22 @@ def test_nothing_is_planned_twice_in_a_run(inner, plans):
     for seed in range(5):
         _step(optimizer, seed)
     assert len(plans) == 1
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_rule_is_given_another_t(asks):
+    """The bias correction of that one parameter is another one from then on, also if ``optimizer.t`` is read before."""
+
+    def run(optimizer):
+        _step(optimizer, 0)
+        optimizer.target.a.update_rule.t = 7
+        if asks:
+            assert optimizer.t == 1
+        _step(optimizer, 1)
+
+    _assert_same_run(
+        lambda batched: _wrapped(link_of({"a": _values((3,)), "b": _values((4,))}), optimizers.Adam(), batched), run
+    )
 
 
 # --- hooks with something else than numbers

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import mixprec
 from mixprec import backends
-from mixprec.optimizer import statistics
+from mixprec.optimizer import running_statistics
 from mixprec.optimizer.batch.saved_arrays import SavedArrays
 from tests.circles import tries
 from tests.stand_ins import device_stand_in
@@ -89,7 +89,7 @@ class Net(chainer.Chain):
 
 @pytest.fixture
 def optimizer(launcher, monkeypatch):
-    monkeypatch.setattr(statistics, "launcher_of", lambda array: launcher)
+    monkeypatch.setattr(running_statistics, "launcher_of", lambda array: launcher)
     model = Net()
     mixprec.convert(model, **CHAINERS)
     device_stand_in.send(model)
@@ -150,7 +150,7 @@ def test_arrays_that_are_replaced_are_saved_from_then_on(optimizer, launcher):
 
 
 def test_on_numpy_links_are_saved_as_they_are_called(launcher, monkeypatch):
-    monkeypatch.setattr(statistics, "SavedArrays", None)
+    monkeypatch.setattr(running_statistics, "SavedArrays", None)
     model = Net()
     mixprec.convert(model, **CHAINERS)
     optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(0.1), 8).setup(model)

@@ -1,11 +1,11 @@
-"""What holds for LARS and LAMB alike: within mixed precision, in files, and as expressions."""
+"""What holds for LARS and LAMB alike: within mixed precision, in files, and as formulas."""
 
 import numpy as np
 import pytest
 from chainer import serializers
 
 import mixprec
-from mixprec.optimizer.rules import expression_of
+from mixprec.optimizer.rules import rule_formula_of
 from mixprec.optimizer.rules.lamb import LAMB_ADAPTED, LAMB_UNADAPTED, LAMBRule
 from mixprec.optimizer.rules.lars import LARS_ADAPTED, LARS_UNADAPTED, LARSRule
 from tests.optimizer.batch.trust_ratio import GRADIENTS, LAMB_SETTINGS, LARS_SETTINGS, WEIGHTS, mixed, trained
@@ -57,9 +57,9 @@ def test_snapshots_have_the_state_under_chainers_names(tmp_path, name, settings,
 )
 def test_expressions_are_those_of_the_rule(rule, adapted, unadapted):
     rule = rule()
-    assert expression_of(rule) is adapted
+    assert rule_formula_of(rule) is adapted
     rule.hyperparam.adapt = False
-    assert expression_of(rule) is unadapted
+    assert rule_formula_of(rule) is unadapted
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_without_adapting_the_expression_on_numpy_has_the_bits_of_the_rule(name,
     array = WEIGHTS.astype(np.float32)
     expected = trained(getattr(mixprec, name)(**settings, adapt=False), array, GRADIENTS)
     rule, p = rule(**settings, adapt=False), array.ravel()
-    expression = expression_of(rule)
-    states = tuple(np.zeros_like(p) for _ in expression.states)
+    formula = rule_formula_of(rule)
+    states = tuple(np.zeros_like(p) for _ in formula.states)
     for t, gradient in enumerate(GRADIENTS, 1):
         g = gradient.astype(np.float32).ravel()
-        expression.host(p, g, states, expression.numbers_of(rule, t), np.empty_like(p), np.empty_like(p))
+        formula.host(p, g, states, formula.numbers_of(rule, t), np.empty_like(p), np.empty_like(p))
     np.testing.assert_array_equal(p, expected.array.ravel())
-    for key, state in zip(expression.states, states, strict=True):
+    for key, state in zip(formula.states, states, strict=True):
         np.testing.assert_array_equal(state, expected.update_rule.state[key].ravel())

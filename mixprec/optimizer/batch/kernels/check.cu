@@ -1,6 +1,6 @@
 // Are all gradients finite, unscaled and after hooks? And the norms that hooks and rules ask for.
 //
-// One launch if nobody needs norms. Otherwise launch number `stage` sums up what the hooks number `stage` that need
+// One launch if no hook or rule needs norms. Otherwise launch number `stage` sums up what the hooks number `stage` that need
 // norms want to know, one hook of each parameter.
 
 enum Summing { NOTHING, EACH, ALL };
@@ -63,7 +63,7 @@ __device__ __forceinline__ bool finish_norms(
 
 // Below these limits no elementwise hook makes inf or NaN: each adds to a gradient no more than the product of a number
 // and a parameter, or of a number and a random one, or limits it. Most of the time nothing has to be computed then, and
-// of a parameter with a copy no master is read. Above them hooks run as in an update.
+// of a half parameter no master is read. Above them hooks run as in an update.
 [[maybe_unused]] constexpr float SMALL_NUMBER = 0x1p40f, SMALL_PARAM = 0x1p20f, SMALL_GRAD = 0x1p60f;
 
 template <class P>
@@ -82,7 +82,7 @@ __device__ __forceinline__ bool are_small(const Job& job, const Loaded<W>& loade
     for (int k = 0; k < W; ++k) {
         small = fabsf(grad[k]) <= SMALL_GRAD && small;
         if constexpr (P::LOOKS_AT_PARAM) {
-            const float param = job.row.copy ? widened(job.row.dtype, loaded.copy[k]) : loaded.master[k];
+            const float param = job.row.half ? widened(job.row.dtype, loaded.half[k]) : loaded.master[k];
             small = fabsf(param) <= SMALL_PARAM && small;
         }
     }
@@ -112,8 +112,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) check(
                 Loaded<W> loaded;
                 States<P, W> states;
                 if constexpr (P::LOOKS_AT_PARAM) {
-                    load_copies(job, i, loaded);
-                    if (!quick || !job.row.copy) load(job.row.master, i, loaded.master);
+                    load_halves(job, i, loaded);
+                    if (!quick || !job.row.half) load(job.row.master, i, loaded.master);
                 }
                 load_grads(job, i, loaded);
                 if constexpr (P::STEPS) {
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) check(
                     if (quick && are_small<P>(job, loaded, grad)) return;
                 }
                 if constexpr (P::LOOKS_AT_PARAM) {
-                    if (quick && job.row.copy) load(job.row.master, i, loaded.master);
+                    if (quick && job.row.half) load(job.row.master, i, loaded.master);
                     params_of(job, loaded, param);
                 }
 #pragma unroll

@@ -1,6 +1,6 @@
 // What the kernels of the batched update share, on top of words.cuh and philox.cuh of mixprec/backends/kernels.
-// mixprec/optimizer/batch/source.py puts the programs of the parameters after this file: Program<P> is the code of an update rule
-// and its hooks. Every block has one chunk of one parameter.
+// mixprec/optimizer/batch/kernel_program.py puts the programs of the parameters after this file: Program<P> is the code of
+// an update rule and its hooks. Every block has one chunk of one parameter.
 //
 // Macros from there: THREADS of a block, CHUNK elements of a chunk, MAX_STATES, MAX_NUMBERS, MAX_POINTS, PROGRAMS.
 
@@ -23,11 +23,11 @@ struct Restore {  // by a skipped step
 };
 
 struct Row {
-    u64 copy;  // in the dtype of the gradient; 0 if the master is the parameter itself
+    u64 half;  // in the dtype of the gradient; 0 if the master is the parameter itself
     u64 master;
     u64 states[MAX_STATES];
     long long size;
-    int dtype;  // of gradient and copy
+    int dtype;  // of gradient and half parameter
     int program;
     int values;  // index of its first number in `values`: t, then hyperparameters
     int first_chunk;
@@ -119,7 +119,7 @@ __device__ __forceinline__ void store(u64 address, long long i, const u16 (&x)[W
 // Runs body(Width, index) over the elements of a chunk, WIDTH at once where all arrays are aligned to 16 bytes.
 template <int WIDTH, class Body>
 __device__ __forceinline__ void for_each_group(const Job& job, int chunk, Body body) {
-    u64 addresses = job.grad | job.row.copy | job.row.master;
+    u64 addresses = job.grad | job.row.half | job.row.master;
 #pragma unroll
     for (int s = 0; s < MAX_STATES; ++s) addresses |= job.row.states[s];
     const long long begin = static_cast<long long>(chunk) * CHUNK;

@@ -24,13 +24,13 @@ __device__ __forceinline__ void compute_numbers(int count, const double* values,
 template <int W>
 struct Loaded {
     float master[W];
-    u16 copy[W];
+    u16 half[W];
     u32 grad[W];  // float32, or two 16-bit numbers in each of the first half
 };
 
 template <int W>
-__device__ __forceinline__ void load_copies(const Job& job, long long i, Loaded<W>& loaded) {
-    if (job.row.copy) load(job.row.copy, i, loaded.copy);
+__device__ __forceinline__ void load_halves(const Job& job, long long i, Loaded<W>& loaded) {
+    if (job.row.half) load(job.row.half, i, loaded.half);
 }
 
 template <int W>
@@ -39,16 +39,16 @@ __device__ __forceinline__ void load_grads(const Job& job, long long i, Loaded<W
     if (job.grad && job.row.dtype != FLOAT32) load_words<W / 2>(job.grad + i * 2, loaded.grad);
 }
 
-// Masters, after they have taken over what somebody wrote into the copies.
+// Masters, after they have taken over what was written into half parameters.
 template <int W>
 __device__ __forceinline__ void params_of(const Job& job, const Loaded<W>& loaded, float (&param)[W]) {
 #pragma unroll
     for (int k = 0; k < W; ++k) param[k] = loaded.master[k];
-    if (!job.row.copy) return;
+    if (!job.row.half) return;
 #pragma unroll
     for (int k = 0; k < W; ++k) {
-        const u16 copy = loaded.copy[k];
-        if (copy != rounded(job.row.dtype, param[k])) param[k] = widened(job.row.dtype, copy);
+        const u16 half = loaded.half[k];
+        if (half != rounded(job.row.dtype, param[k])) param[k] = widened(job.row.dtype, half);
     }
 }
 

@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
                         Loaded<W> loaded;
                         States<P, W> states;
                         load(job.row.master, i, loaded.master);
-                        load_copies(job, i, loaded);
+                        load_halves(job, i, loaded);
                         load_grads(job, i, loaded);
                         load_states(job, i, states);
                         float param[W], grad[W];
@@ -69,11 +69,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
                         });
                         store_states(job, i, states);
                         store(job.row.master, i, param);
-                        if (job.row.copy) {
-                            u16 copy[W];
+                        if (job.row.half) {
+                            u16 half[W];
 #pragma unroll
-                            for (int k = 0; k < W; ++k) copy[k] = rounded(job.row.dtype, param[k]);
-                            store(job.row.copy, i, copy);
+                            for (int k = 0; k < W; ++k) half[k] = rounded(job.row.dtype, param[k]);
+                            store(job.row.half, i, half);
                         }
                     });
                 }

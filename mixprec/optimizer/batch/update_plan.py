@@ -1,0 +1,200 @@
+"""The plan of a step: the parameters that take part in the batched update, and why the others do not.
+
+:class:`~mixprec.optimizer.step.OptimizerStep` makes one before the first step, and another one after each change of
+parameters, rules or hooks.
+"""
+
+import collections
+import dataclasses
+import logging
+
+import numpy as np
+from chainer import GradientMethod, UpdateRule, get_array_types
+
+from mixprec.backends.memory import is_dense
+from mixprec.backends.transfers import on_host
+from mixprec.optimizer.batch.entries import BatchedHook, Entry
+from mixprec.optimizer.hook_formulas import CLIPPING, hook_formula_of
+from mixprec.optimizer.no_decay import DecayOfSome
+from mixprec.optimizer.rules import rule_formula_of
+
+_LOGGER = logging.getLogger("mixprec")
+ONE_BY_ONE = "one by one: "  # how the reason begins for parameters that Chainer updates
+# What runs a step of Chainer's optimizers; one with another of these is not what the batched update computes.
+_STEP = ("update", "call_hooks", "call_hook", "reallocate_cleared_grads", "is_safe_to_update", "update_loss_scale")
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdatePlan:
+    """How each parameter is updated.
+
+    Attributes:
+        entries: :class:`~mixprec.optimizer.batch.entries.Entry` of every parameter in the batch, among them those
+            that are only checked, as they are not updated at all.
+        others: names of the parameters that Chainer updates one by one.
+        reasons: for every initialized parameter by name what happens to it, and why.
+        waiting: update rules of parameters that are not initialized yet, which count steps, as in Chainer.
+        before: whether the hooks of the optimizer run before the batch, in Chainer's own code, as NumPy needs whole
+            parameters for one of them.
+    """
+
+    entries: tuple[Entry, ...]
+    others: frozenset[str]
+    reasons: dict[str, str]
+    waiting: tuple[UpdateRule, ...] = ()
+    before: bool = False
+
+    def announce(self, announced):
+        """Warns of parameters that are not in the batch, once for a reason, which goes into the set ``announced``."""
+        others = [name for name, reason in self.reasons.items() if reason.startswith(ONE_BY_ONE)]
+        if not others or self.reasons[others[0]] in announced:
+            return
+        reason = self.reasons[others[0]]
+        announced.add(reason)
+        _LOGGER.warning(
+            "%d of %d parameters are not in the batched update, %s %s; optimizer.report() lists all",
+            *(len(others), len(self.reasons), others[0], reason),
+        )
+
+
+def plan(optimizer, namedparams, batched=True, on_device=False):
+    """Decides how each parameter is updated.
+
+    Args:
+        optimizer: Chainer's optimizer, set up on ``masters``.
+        namedparams: ``[(name, parameter, master)]`` of the model, a shared parameter as often as it occurs.
+        batched: whether the user wants a batched update.
+        on_device: whether kernels can be launched where the parameters are.
+
+    Returns:
+        Plan
+    """
+    initialized = [(name, param, master) for name, param, master in namedparams if param.array is not None]
+    obstacle = "batched=False" if not batched else _obstacle(optimizer, initialized, on_device)
+    if obstacle is None:
+        result = _plan(optimizer, initialized)
+        if any(entry.rule is not None for entry in result.entries):
+            rules = [param.update_rule for _, param, _ in namedparams if param.array is None]
+            return dataclasses.replace(
+                result, waiting=tuple(rule for rule in rules if rule is not None and rule.enabled)
+            )
+        return dataclasses.replace(result, entries=(), others=frozenset(result.reasons), before=False)
+    return _all_one_by_one(initialized, obstacle)
+
+
+def _plan(optimizer, params):
+    is_host = on_host(params[0][1].array)
+    hooks = _pre_hooks(optimizer)
+    before = is_host and any(hook_formula_of(hook).host is None for hook in hooks)
+    occurs = collections.Counter(id(param) for _, param, _ in params)
+    arrays = collections.Counter(_address(param.array) for _, param, _ in params)
+    rules = collections.Counter(id(master.update_rule) for _, _, master in params)
+    entries, others, reasons = [], [], {}
+    for name, param, master in params:
+        rule = master.update_rule
+        if occurs[id(param)] > 1:
+            reason = f"it occurs {occurs[id(param)]} times, and Chainer updates it as often"
+        elif param.size and arrays[_address(param.array)] > 1:
+            reason = "another parameter has the same array"
+        elif not is_dense(param.array):
+            reason = "its array is not dense in memory"
+        elif rule is None or not rule.enabled:
+            reasons[name] = f"not updated: {'no update rule' if rule is None else 'its rule is disabled'}"
+            # Clipping by the norm of all gradients takes in those that are not updated.
+            clipped = hooks if any(hook_formula_of(hook) is CLIPPING for hook in hooks) and not before else ()
+            entries.append(Entry(name, param, master, None, None, _folded(clipped, (), master)))
+            continue
+        elif rules[id(rule)] > 1:
+            reason = "its update rule is also that of another parameter"
+        else:
+            reason = _against(rule, master, is_host)
+        if reason is None:
+            own = _pre_hooks(rule)
+            entries.append(
+                Entry(name, param, master, rule, rule_formula_of(rule), _folded(() if before else hooks, own, master))
+            )
+            steps = (*(hook for hook in hooks if not (isinstance(hook, DecayOfSome) and master.no_decay)), *own, rule)
+            reasons[name] = "batched: " + ", ".join(type(step).__name__ for step in steps)
+        else:
+            others.append(name)
+            reasons[name] = f"{ONE_BY_ONE}{reason}"
+    needed_by = next((hook for hook in hooks if before or hook_formula_of(hook) is CLIPPING), None)
+    if others and needed_by is not None:
+        why = reasons[others[0]].removeprefix(ONE_BY_ONE)
+        return _all_one_by_one(
+            params, f"{type(needed_by).__name__} runs over all parameters at once, and {others[0]} is not in: {why}"
+        )
+    return UpdatePlan(tuple(entries), frozenset(others), reasons, before=before)
+
+
+def _obstacle(optimizer, params, on_device):
+    """Returns what keeps all parameters out of the batch, or ``None``."""
+    if not params:
+        return "there is no initialized parameter"
+    changed = [name for name in _STEP if getattr(type(optimizer), name) is not getattr(GradientMethod, name)]
+    if changed:
+        return f"{type(optimizer).__name__} has its own {changed[0]}()"
+    devices = {param.device.name for _, param, _ in params}
+    if len(devices) > 1:
+        return f"parameters are on several devices, {', '.join(sorted(devices))}"
+    array = params[0][1].array
+    if not on_host(array) and not on_device:
+        return f"{type(array).__module__} has no batched update"
+    post = optimizer._hookable._post_update_hooks
+    if post:
+        return f"the hook {next(iter(post))} runs after the update"
+    for name, hook in optimizer._hookable._pre_update_hooks.items():
+        if hook_formula_of(hook) is None:
+            return f"the hook {name} is unknown"
+    return None
+
+
+def _against(rule, master, is_host):
+    """Returns what keeps a parameter with this rule out of the batch, or ``None``."""
+    formula = rule_formula_of(rule)
+    if formula is None:
+        return f"the rule {type(rule).__name__} is unknown"
+    for name in formula.hyperparameters:
+        # One of shape () takes its dtype into Chainer's computations, which a number does not.
+        if isinstance(getattr(rule.hyperparam, name, None), get_array_types()):
+            return f"its hyperparameter {name} is an array"
+    if is_host and formula.host is None:
+        return f"{type(rule).__name__} needs norms of whole parameters"
+    if not is_host and master.dtype != np.float32:
+        return f"it is in {master.dtype}"
+    if rule._hookable._post_update_hooks:
+        return f"the hook {next(iter(rule._hookable._post_update_hooks))} runs after the update"
+    for name, hook in rule._hookable._pre_update_hooks.items():
+        formula = hook_formula_of(hook)
+        if formula is None:
+            return f"the hook {name} is unknown"
+        if is_host and formula.host is None:
+            return f"the hook {name} needs whole parameters"
+        if formula is CLIPPING:
+            return f"the hook {name} is one for optimizers"
+    return None
+
+
+def _all_one_by_one(params, reason):
+    names = [name for name, _, _ in params]
+    return UpdatePlan((), frozenset(names), dict.fromkeys(names, f"{ONE_BY_ONE}{reason}"))
+
+
+def _address(array):
+    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def _pre_hooks(owner):
+    return tuple(owner._hookable._pre_update_hooks.values())
+
+
+def _folded(hooks, own, master):
+    """Returns the hooks of an optimizer and of a rule for one parameter, as they are in an entry."""
+    folded = []
+    for hook, counted in [*((hook, False) for hook in hooks), *((hook, True) for hook in own)]:
+        if isinstance(hook, DecayOfSome):
+            if master.no_decay:
+                continue
+            hook = hook.hook
+        folded.append(BatchedHook(hook_formula_of(hook), hook, counted))
+    return tuple(folded)

@@ -1,0 +1,102 @@
+"""A step on a device: the kernels ``check`` and ``update``, in two launches for all parameters, with nothing read."""
+
+import weakref
+
+from mixprec.backends.transfers import on_host
+from mixprec.loss_scale import DynamicLossScale
+from mixprec.optimizer.batch.device_batch import DeviceBatch, Scaling
+from mixprec.optimizer.grad_scales import MIXED, UsedScale, factor_of, factor_to_unscale, is_one
+from mixprec.optimizer.update_form import UpdateForm
+
+# What a step of the loss scale on a device knows beside its state.
+SCALE_CONSTANTS = ("growth", "backoff", "floor", "cap", "interval", "hysteresis")
+# Update rules that compute with `t` -> the OptimizerStep whose device counts their steps.
+_COUNTED_BY = weakref.WeakKeyDictionary()
+
+
+class DeviceForm(UpdateForm):
+    """Updates all parameters on a device together; the loss scale and the counters of steps move there, too.
+
+    Args:
+        step: the :class:`~mixprec.optimizer.step.OptimizerStep`.
+        optimizer: Chainer's optimizer.
+        plan: :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` with entries on one device.
+        launcher: :class:`~mixprec.backends.launch.CupyLauncher` of that device.
+        zero_gradients: whether to leave zeros in the gradients.
+    """
+
+    moves_counters = True
+
+    def __init__(self, step, optimizer, plan, launcher, zero_gradients):
+        self._optimizer, self._plan, self._launcher = optimizer, plan, launcher
+        self._zero_gradients = zero_gradients
+        self._params = [entry.param for entry in plan.entries]
+        self._unsettled = False
+        self._skip = None
+        for rule in [entry.rule for entry in plan.entries if entry.rule and _counts(entry.formula)]:
+            other = _COUNTED_BY.get(rule, lambda: None)()
+            if other is not None and other is not step:
+                other.settle()
+                other.shares_rules = step.shares_rules = True
+            _COUNTED_BY[rule] = weakref.ref(step)
+        noisy = any(hook.formula.noise for entry in plan.entries for hook in entry.hooks)
+        self.batch = DeviceBatch(plan.entries, launcher, step.seed_of_noise() if noisy else 0)
+
+    def check(self, scale, gradients, statistics):
+        """See :class:`~mixprec.optimizer.update_form.UpdateForm`; hooks are in the same launches."""
+        if scale is MIXED or isinstance(scale, UsedScale):
+            factors = list(map(factor_to_unscale, self._params))
+        else:
+            factor = factor_of(scale)
+            factors = [None if is_one(factor) else factor] * len(self._params)
+        if self.batch.must_settle:
+            self.settle()
+        self.restored = [pair for pair in statistics.moved() if all(map(self._launcher.holds, pair))]
+        self._skip = self.batch.check(factors, self.restored)
+        return self._skip
+
+    def run_hooks(self, skip):
+        """Does nothing: they have run in :meth:`check`."""
+        return skip
+
+    def update(self, skip, scaler, counter):
+        """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
+        counters = counter.held_by(self._hold)
+        scaling = None
+        if isinstance(scaler, DynamicLossScale):
+            constants = {name: getattr(scaler, name) for name in SCALE_CONSTANTS}
+            scaling = Scaling(*scaler.held_by(self._hold), **constants)
+        zeroes = self._zero_gradients and not self._share_gradients()
+        self.zeroed = set(map(id, self._params)) if zeroes else ()
+        self.batch.update(None if skip is self._skip else skip, scaling, counters, zeroes)
+        self._unsettled = True
+        return counters[1]
+
+    def settle(self):
+        """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
+        if not self._unsettled:
+            return False
+        self._unsettled = False
+        applied = self.batch.settle()
+        self._optimizer.t += applied
+        for rule in self._plan.waiting:
+            rule.t += applied
+        return True
+
+    def after_launch(self):
+        """To be called when a graph has been asked to run a step."""
+        self._unsettled = True
+
+    def _hold(self, state):
+        """Returns an array of shape () on the device of the batch, itself if it is there."""
+        return self._launcher.full((), state.item(), state.dtype) if on_host(state) else state
+
+    def _share_gradients(self):
+        """Whether two parameters have one gradient (``a + b``): zeros for one would come too early for the other."""
+        arrays = [param.grad for param in self._params]
+        addresses = [self._launcher.address(array) for array in arrays if array is not None and array.size]
+        return len(set(addresses)) < len(addresses)
+
+
+def _counts(formula):
+    return formula.counts or formula.powers

@@ -1,0 +1,216 @@
+"""Chainer's own loop, parameter by parameter: for parameters that no batch can take, and with ``batched=False``.
+
+Whether a step counts may be known only when Chainer's update has run: a hook can make something inf, and on a GPU the
+host never looks. So everything that hooks and update rules may move is kept before it, and taken back if the step is
+skipped: in place, on a device by a selection there. Chainer's update rules count steps on the host, which is corrected
+when ``t`` is asked for (:meth:`FallbackForm.settle`).
+"""
+
+import chainer
+import numpy as np
+from chainer import backend, optimizer_hooks
+from chainer.optimizers import (
+    ada_delta,
+    ada_grad,
+    corrected_momentum_sgd,
+    momentum_sgd,
+    nesterov_ag,
+    rmsprop,
+    rmsprop_graves,
+    sgd,
+    smorms3,
+)
+
+from mixprec.backends.transfers import on_host, to_host
+from mixprec.optimizer.batch.saved_arrays import restore
+from mixprec.optimizer.gradients import gather, not_finite
+from mixprec.optimizer.no_decay import DecayOfSome
+from mixprec.optimizer.rules.lars import LARSRule
+from mixprec.optimizer.update_form import UpdateForm
+
+# Update rules and hooks that compute with arrays and hyperparameters only. All others are taken to compute with `t` or
+# with numbers of their own (the bias correction of Adam and MSVAG, the annealed GradientNoise, whatever users write).
+_ARRAYS_ONLY = {
+    ada_delta.AdaDeltaRule,
+    ada_grad.AdaGradRule,
+    corrected_momentum_sgd.CorrectedMomentumSGDRule,
+    momentum_sgd.MomentumSGDRule,
+    nesterov_ag.NesterovAGRule,
+    rmsprop.RMSpropRule,
+    rmsprop_graves.RMSpropGravesRule,
+    sgd.SGDRule,
+    smorms3.SMORMS3Rule,
+    DecayOfSome,
+    LARSRule,
+    optimizer_hooks.GradientClipping,
+    optimizer_hooks.GradientHardClipping,
+    optimizer_hooks.GradientLARS,
+    optimizer_hooks.Lasso,
+    optimizer_hooks.WeightDecay,
+}
+
+
+class FallbackForm(UpdateForm):
+    """Checks gradients, and lets Chainer's optimizer do the rest.
+
+    Args:
+        optimizer: Chainer's optimizer, whose target is :class:`~mixprec.optimizer.masters.Masters` or a part of them.
+            During a step these are fixed (:meth:`~mixprec.optimizer.masters.Masters.fixed`).
+    """
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self._has_hooks = has_hooks(optimizer)
+        self._counting = counts_only(optimizer)
+        self._counter = self._since = None  # the StepCounter, and its number of skipped steps that `t` knows of
+
+    def check(self, scale=None, gradients=(), statistics=None):
+        """See :class:`~mixprec.optimizer.update_form.UpdateForm`; gradients and scales are those on the parameters."""
+        return gather(self._optimizer.target.pairs())
+
+    def run_hooks(self, skip):
+        """Does nothing: Chainer's ``update`` runs them."""
+        return skip
+
+    def update(self, skip, scaler, counter):
+        """See :class:`~mixprec.optimizer.update_form.UpdateForm`.
+
+        If there are hooks, and one of them or a rule raises, what they did is taken back, too.
+        """
+        later = self._counting is not None and not on_host(skip)
+        if not later:
+            self.settle()  # this step is going to be counted at once
+        if on_host(skip):
+            if skip:
+                return skip
+            if not self._has_hooks:
+                self._optimizer.update()
+                return skip
+        kept = _Kept(self._optimizer, initialize=later)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._optimizer.update()
+                if self._has_hooks:
+                    skip = skip | not_finite(self._optimizer)
+        except BaseException:
+            kept.undo()
+            raise
+        if later:
+            kept.undo_arrays(skip)
+            if self._counter is None:
+                self._counter, self._since = counter, counter.arrays[0].copy()
+        elif to_host(skip):
+            kept.undo()
+        return skip
+
+    def settle(self):
+        """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
+        if self._counter is None:
+            return False
+        now = self._counter.arrays[0]
+        skipped = int(to_host(now - backend.get_device_from_array(now).send(self._since)))
+        for owner in self._counting:
+            owner.t -= skipped
+        self._counter = self._since = None
+        return True
+
+
+class _Kept:
+    """What an update may move: the masters; the state of their update rules, and arrays and numbers beside it.
+
+    Args:
+        optimizer: as for :class:`FallbackForm`.
+        initialize: whether to initialize the state of rules that have none yet, as their first update would.
+            :meth:`undo_arrays` needs that, as it cannot bring back "no state".
+    """
+
+    def __init__(self, optimizer, *, initialize):
+        self._masters = []
+        self._states = []
+        self._attributes = [_Saved(vars(optimizer))]
+        for _, _, master in optimizer.target.pairs():
+            self._masters.append((master, master.array, master.array.copy(order="K")))
+            rule = master.update_rule
+            if rule is None:
+                continue
+            if initialize and rule.enabled:
+                rule._init_states(master)
+            self._states.append((rule, None if rule.state is None else _Saved(rule.state)))
+            self._attributes.append(_Saved(vars(rule)))
+
+    def undo(self):
+        """Takes the update back."""
+        for master, array, before in self._masters:
+            array[...] = before
+            master.array = array
+        for attributes in self._attributes:
+            attributes.restore()
+        for _, state in self._states:
+            if state is not None:
+                state.restore()
+
+    def undo_arrays(self, skip):
+        """Takes back what the update did to masters and states if ``skip``, a boolean array that is not read.
+
+        The numbers on the host stay as they are after the update.
+        """
+        for master, array, before in self._masters:
+            restore(array, before, skip, now=master.array)
+            master.array = array
+        for rule, state in self._states:
+            for name, (value, before) in ({} if state is None else state.values).items():
+                if value is not before:
+                    restore(value, before, skip, now=rule.state[name])
+                    rule.state[name] = value
+
+
+class _Saved:
+    """A dict as it is: what is in it, and copies of the arrays."""
+
+    def __init__(self, values):
+        self._dict = values
+        self.values = {name: (value, _copy(value)) for name, value in values.items()}
+
+    def restore(self):
+        """Brings the dict back, its arrays in place."""
+        self._dict.clear()
+        for name, (value, before) in self.values.items():
+            if value is not before:
+                value[...] = before
+            self._dict[name] = value
+
+
+def _copy(value):
+    return value.copy(order="K") if isinstance(value, chainer.get_array_types()) else value
+
+
+def counts_only(optimizer):
+    """Whether ``t`` is the only number on the host that an update of ``optimizer`` moves, and no rule computes with it.
+
+    Returns:
+        The optimizer and the update rules that take part in an update, or ``None``.
+    """
+    if len(list(optimizer.target.params(include_uninit=False))) > len(list(optimizer.target.pairs())):
+        return None  # a shared parameter: Chainer updates it, and counts, as often as it occurs
+    owners, hooks = [], list(_hooks(optimizer))
+    for _, _, master in optimizer.target.pairs():
+        rule = master.update_rule
+        if rule is not None and rule.enabled:
+            if type(rule) not in _ARRAYS_ONLY:
+                return None
+            owners.append(rule)
+            hooks.extend(_hooks(rule))
+    if any(type(hook) not in _ARRAYS_ONLY for hook in hooks):
+        return None
+    return (optimizer, *owners)
+
+
+def has_hooks(optimizer):
+    """Whether an update of ``optimizer`` runs any hook."""
+    rules = (master.update_rule for _, _, master in optimizer.target.pairs())
+    return any(_hooks(owner) for owner in (optimizer, *rules) if owner is not None)
+
+
+def _hooks(owner):
+    hookable = owner._hookable
+    return [*hookable._pre_update_hooks.values(), *hookable._post_update_hooks.values()]

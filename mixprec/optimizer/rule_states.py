@@ -1,0 +1,123 @@
+"""The state of update rules: made before the first step of a plan, saved and loaded in Chainer's form.
+
+:func:`serialize_optimizer` is called by the wrapper's ``serialize``.
+"""
+
+import contextlib
+
+import chainer
+import numpy as np
+
+from mixprec.backends.memory import in_order_of, is_dense, same_order
+from mixprec.dtypes import is_half
+from mixprec.messages import one_line
+
+_ADAM = {(): "Adam", ("amsgrad",): "AMSGrad", ("adabound",): "AdaBound", ("amsgrad", "adabound"): "AMSBound"}
+
+
+def init_states(namedparams, entries):
+    """Gives rules their states, also if the first step is going to be skipped; those of a batch as it wants them.
+
+    Args:
+        namedparams: ``[(name, parameter, master)]`` of the model.
+        entries: the :class:`~mixprec.optimizer.batch.entries.Entry` of each parameter in the batch. Their states get
+            the order of axes in memory that their parameter has: a file gives them in C order.
+    """
+    for _, param, master in namedparams:
+        if param.array is not None and param.update_rule is not None and param.update_rule.enabled:
+            param.update_rule._init_states(master)
+    for entry in entries:
+        master = entry.master.array
+        for name in entry.formula.states if entry.rule is not None else ():
+            state = entry.rule.state[name]
+            if state.shape == master.shape and not (is_dense(state) and same_order(state, master)):
+                entry.rule.state[name] = in_order_of(state, master)
+
+
+def serialize_optimizer(optimizer, masters, serializer, own):
+    """Saves or loads ``t``, ``epoch``, and ``t`` and state of each update rule, in Chainer's form.
+
+    Args:
+        optimizer: Chainer's optimizer, set up on ``masters``.
+        masters: :class:`~mixprec.optimizer.masters.Masters`.
+        serializer: of Chainer's.
+        own: its part for what plain Chainer does not have.
+
+    Raises:
+        ValueError: the file was written with another optimizer. Nothing has changed.
+    """
+    _serialize_rule(optimizer, own)
+    with _complete_states(masters, serializer):
+        optimizer.serialize(serializer)
+
+
+@contextlib.contextmanager
+def _complete_states(masters, serializer):
+    """For the time in which Chainer saves or loads the wrapped optimizer: no state of a rule is missing.
+
+    Chainer cannot load a file in which it is, and a rule has none before its first update, which may be long in coming:
+    steps may be skipped, its parameter may be uninitialized, or it may be disabled.
+
+    Args:
+        masters: :class:`~mixprec.optimizer.masters.Masters`.
+        serializer: of Chainer's; whether it loads or saves.
+    """
+    rules = [(master, rule) for _, master in masters.namedparams() if (rule := master.update_rule) is not None]
+    uninitialized = []
+    if isinstance(serializer, chainer.Deserializer):
+        # Chainer lets the state of a disabled rule be missing.
+        uninitialized = [rule for master, rule in rules if master.array is None and rule.enabled]
+    else:
+        for master, rule in rules:
+            if master.array is not None:
+                rule._init_states(master)
+    for rule in uninitialized:
+        rule.enabled = False
+    try:
+        yield
+    finally:
+        for rule in uninitialized:
+            rule.enabled = True
+    for _, rule in rules:
+        for name, value in (rule.state or {}).items():
+            if is_half(getattr(value, "dtype", None)):  # from an FP16 run of plain Chainer
+                rule.state[name] = value.astype(np.float32)
+
+
+def _serialize_rule(optimizer, serializer):
+    """Saves the name of the wrapped optimizer's class, or checks it against that in a file.
+
+    The states of rules have the same names and shapes: without it the velocity of one would be taken for that of
+    another. A file without the name, such as one of plain Chainer, is not checked.
+
+    Args:
+        optimizer: :class:`chainer.GradientMethod`.
+        serializer: of Chainer's; whether it loads or saves.
+
+    Raises:
+        ValueError: the file is of another optimizer.
+    """
+    here = _rule(optimizer)
+    if not isinstance(serializer, chainer.Deserializer):
+        serializer("rule", np.frombuffer(here.encode(), np.uint8))
+        return
+    try:
+        written = serializer("rule", None)
+    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
+        return
+    if written is not None and (there := np.asarray(written).tobytes().decode(errors="replace")) != here:
+        raise ValueError(
+            f"the optimizer's state was saved by {one_line(there, 80)}, and this optimizer is {here}, to which it "
+            f"means something else; use {one_line(there, 80)}, or load the model alone"
+        )
+
+
+def _rule(optimizer):
+    """Returns the name of an optimizer, and of what Adam is with its flags, however that is written."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, chainer.optimizers.Adam):
+        return name
+    flags = tuple(flag for flag in ("amsgrad", "adabound") if getattr(optimizer, flag))
+    if name in _ADAM.values():
+        return _ADAM[flags]
+    return name + "".join(f", {flag}" for flag in flags)

@@ -1,0 +1,213 @@
+"""The running statistics of a model, so that a skipped step can leave them as they were.
+
+``setup`` makes :class:`RunningStatistics`. Its hooks of links save in the first forward pass of a step, or ``update()``
+does before it; the end of ``update()`` takes them back, or forgets what was saved.
+"""
+
+import collections
+import contextlib
+import itertools
+import operator
+
+import chainer
+
+from mixprec.backends import launcher_of
+from mixprec.backends.transfers import on_host, to_host
+from mixprec.optimizer.batch.saved_arrays import SavedArrays, restore
+
+# What a lazily sized batch normalization starts from, unless its caller gave something else.
+_FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
+_SAVED = operator.attrgetter("saved")
+
+
+class RunningStatistics:
+    """Guards the persistent values of every link (``avg_mean``, ``avg_var`` and ``N`` of batch normalization).
+
+    A forward pass in training mode moves them before it is known whether the step will be skipped. A link hook
+    therefore copies those of a link right before its first forward pass of a step, wherever that is called. Where it is
+    known that a step begins, :meth:`save` copies those on a device all at once.
+
+    Args:
+        structure: :class:`~mixprec.optimizer.model_index.ModelIndex` of the model whose statistics to guard.
+    """
+
+    def __init__(self, structure):
+        self._copies = None
+        self.watch(structure)
+        self.forget()
+
+    def __getstate__(self):
+        return {"_copies": None}  # what has been saved is in the hooks of the links
+
+    def watch(self, structure):
+        """Guards the links of another structure; what has been saved of them stays."""
+        self._structure = structure
+        self._find_links()
+
+    @property
+    def are_saved(self):
+        """Whether a forward pass has begun a step."""
+        return any(map(_SAVED, self._savers))
+
+    def save(self):
+        """Begins a step: copies the values of all links that are on a device, in one launch."""
+        savers = [saver for saver in self._savers if not saver.saved]
+        if not savers or not _moves_statistics():
+            return
+        held = {}
+        for saver in savers:
+            values = saver.link.__dict__
+            held[saver] = {name: values[name] for name in saver.link._persistent if name in values}
+        found = {id(value): value for values in held.values() for value in values.values() if _is_array(value)}
+        arrays = [array for array in found.values() if not on_host(array) and array.flags.c_contiguous]
+        if not arrays:
+            return
+        if self._copies is None or not self._copies.are_of(arrays):
+            launcher = launcher_of(arrays[0])
+            if launcher is None or not all(map(launcher.holds, arrays)):
+                return
+            self._copies = SavedArrays(arrays, launcher)
+        self._copies.save()
+        copies = dict(zip(map(id, arrays), self._copies.copies, strict=True))
+        for saver, values in held.items():
+            saver.keep({name: (value, copies.get(id(value))) for name, value in values.items()})
+
+    @property
+    def copies(self):
+        """The :class:`~mixprec.optimizer.batch.saved_arrays.SavedArrays` of the last :meth:`save`, or ``None``."""
+        return self._copies
+
+    def forget(self):
+        """Ends a step: what the next forward pass finds is what is kept. Links that are new are guarded from now on."""
+        if self._structure.links is not self._links or any(link._persistent for link in self._unguarded):
+            self._find_links()
+        for number, saver in enumerate(self._savers):
+            if saver.link._local_link_hooks.get(_Saver.name) is not saver:  # the user has removed it
+                self._savers[number] = _guard(saver.link)
+            elif saver.saved:
+                saver.saved = {}
+
+    def _find_links(self):
+        self._links = self._structure.links
+        self._savers = [_saver(link) or _guard(link) for link in self._links if link._persistent]
+        self._unguarded = [link for link in self._links if not link._persistent]
+
+    def moved(self):
+        """Returns ``[(array, its copy from before the step)]`` of the arrays that the step may have moved in place."""
+        arrays = {}
+        for name, saver in self._saved():
+            value, before = saver.saved[name]
+            now = saver.link.__dict__.get(name)
+            if _is_array(now) and now is value and now.flags.c_contiguous:
+                arrays[id(now)] = now, before
+        return list(arrays.values())
+
+    def undo(self, skipped, but=()):
+        """Brings back, if ``skipped``, the values from before the step; arrays in place.
+
+        Args:
+            skipped: a bool, or a boolean array of shape (); in an array on a device the host looks only if the step
+                has moved a number that a link keeps on the host (batch normalization while it fine-tunes), or has
+                put another array in the place of one.
+            but: those from :meth:`moved` that the kernel ``update`` brings back.
+        """
+        if on_host(skipped) and not skipped:
+            return
+        done = {id(array) for array, _ in but}
+        for name, saver in self._saved():
+            value, before = saver.saved[name]
+            now = saver.link.__dict__.get(name)
+            if _is_array(now) and (now is value or (value is None and name in _FIRST_VALUES)):
+                if id(now) not in done:
+                    restore(now, before, skipped)
+            elif _moved(now, value) and to_host(skipped):
+                saver.link.__dict__[name] = value
+
+    def _saved(self):
+        """Yields names of values and the hook that saved each, the last first: the first copy of an array is right."""
+        for saver in sorted(self._savers, key=lambda saver: -saver.order):
+            for name in saver.saved:
+                yield name, saver
+
+    @contextlib.contextmanager
+    def kept(self):
+        """Leaves the statistics after the block as they were before it."""
+        savers = list(self._savers)
+        outer = [saver.saved for saver in savers]
+        for saver in savers:
+            saver.save()
+        try:
+            yield
+        finally:
+            self.undo(True)
+            for saver, saved in zip(savers, outer, strict=True):
+                saver.saved = saved
+
+
+def loaded(link):
+    """Called when the persistent values of a link were loaded: there is nothing to come back to any more."""
+    if (saver := _saver(link)) is not None:
+        saver.saved = {}
+
+
+class _Saver(chainer.LinkHook):
+    name = "mixprec.RunningStatistics"
+
+    _orders = itertools.count()
+
+    def __init__(self, link):
+        self.link = link
+        self.order = 0
+        self.saved = {}  # name -> (value, a copy of it)
+
+    def forward_preprocess(self, args):
+        # A link that was copied by Link.copy() shares the hooks of the original.
+        if not self.saved and args.link is self.link and _moves_statistics():
+            self.save()
+
+    def save(self):
+        values = self.link.__dict__
+        self.keep({name: (values[name], None) for name in self.link._persistent if name in values})
+
+    def keep(self, values):
+        """Keeps values by their names, with copies; ``None`` for one that is still to be made."""
+        self.order = next(self._orders)
+        self.saved = {
+            name: (value, self._copy(name, value) if copy is None else copy) for name, (value, copy) in values.items()
+        }
+
+    def _copy(self, name, value):
+        if _is_array(value):
+            return value.copy()
+        if value is None and name in _FIRST_VALUES:
+            given = getattr(self.link, f"_initial_{name}", None)
+            return _FIRST_VALUES[name] if given is None else given
+        return value
+
+
+def _moves_statistics():
+    return chainer.config.train and chainer.config.enable_backprop
+
+
+def _guard(link):
+    saver = _Saver(link)
+    # First, before hooks such as spectral normalization, which moves a persistent vector. In a new dict, as a link that
+    # was copied by Link.copy() shares that of the original.
+    others = {name: hook for name, hook in link.local_link_hooks.items() if name != saver.name}
+    link._local_link_hooks = collections.OrderedDict({saver.name: saver, **others})
+    return saver
+
+
+def _saver(link):
+    saver = link.local_link_hooks.get(_Saver.name) if link._n_local_link_hooks else None
+    return saver if saver is not None and saver.link is link else None
+
+
+def _is_array(value):
+    return isinstance(value, chainer.get_array_types())
+
+
+def _moved(now, before):
+    if _is_array(now) or _is_array(before):
+        return now is not before
+    return now is not before and now != before

@@ -1,0 +1,297 @@
+"""A step of the optimizer on one page: check -> hooks -> update | skip.
+
+:class:`OptimizerStep` is made by ``setup`` of :class:`~mixprec.MixedPrecisionOptimizer`, which calls
+:meth:`OptimizerStep.run` in each ``update()``, when gradients are there. The page is :meth:`OptimizerStep.run`. How its
+parts are done depends on where the parameters are: :mod:`~mixprec.optimizer.update_form` has the interface,
+:mod:`~mixprec.optimizer.host_form`, :mod:`~mixprec.optimizer.device_form` and :mod:`~mixprec.optimizer.fallback_form`
+are its three implementations.
+"""
+
+import contextlib
+import functools
+import math
+
+import numpy as np
+from chainer import Deserializer, backend, get_array_types
+
+from mixprec.backends import launcher_of
+from mixprec.backends.transfers import to_host, to_host_async
+from mixprec.loss_scale import LossScaleExhausted, NoLossScale, stored
+from mixprec.optimizer import diagnosis
+from mixprec.optimizer.batch.update_plan import plan
+from mixprec.optimizer.device_form import DeviceForm
+from mixprec.optimizer.fallback_form import FallbackForm
+from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, ZERO, check_scaled, only_scale, use
+from mixprec.optimizer.host_form import HostForm
+from mixprec.optimizer.model_index import Changes
+from mixprec.optimizer.rule_states import init_states
+
+
+class OptimizerStep:
+    """Runs steps of an optimizer, most parameters in a batch and the others as Chainer does, one by one.
+
+    Args:
+        optimizer: Chainer's optimizer, set up on ``masters``.
+        masters: :class:`~mixprec.optimizer.masters.Masters`.
+        batched: whether there may be a batch at all.
+        zero_gradients: whether to leave zeros in the gradients.
+
+    Attributes:
+        shares_rules: whether another optimizer has the same update rules, whose ``t`` it must know at once.
+    """
+
+    def __init__(self, optimizer, masters, *, batched, zero_gradients):
+        self._optimizer, self._masters = optimizer, masters
+        self._wanted, self._zero_gradients = batched, zero_gradients
+        self._announced = set()
+        self._seed = None  # of the noise on a device
+        self._plan = self._changes = None
+        self._form = None  # what updates most parameters
+        self._beside = None  # the FallbackForm of those that the form cannot take, or None
+        self._masters_in_step = None  # returns the context in which a step runs
+        self.shares_rules = False
+
+    def run(self, scaler, counter, statistics):
+        """Updates the parameters from the gradients of the model, unless one of them is not finite.
+
+        Args:
+            scaler: the loss scale, which advances.
+            counter: :class:`StepCounter`, which counts the step.
+            statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`, which a skipped step brings
+                back.
+
+        Returns:
+            Whether the step is skipped: a boolean array of shape (), valid until the next step.
+        """
+        self._refresh()
+        form, changes = self._form, self._changes
+        scales, gradients = changes.look()
+        scale = only_scale(scales)
+        if scale is MIXED or scale is None:
+            check_scaled(self._masters.structure.namedparams, scales, expected=not isinstance(scaler, NoLossScale))
+
+        with self._masters_in_step():
+            skip = form.check(scale, gradients, statistics)  # unscaled into FP32: is any inf or NaN?
+            skip = form.run_hooks(skip)  # is any of them now?
+            if self._beside is not None:  # first, as it can be taken back
+                skip = self._beside.update(skip | self._beside.check(), scaler, counter)
+            skip = form.update(skip, scaler, counter)  # all or nothing
+
+        if skip is not False:  # on a device it is an array
+            statistics.undo(skip, but=form.restored)
+        if not form.moves_counters:
+            counter.advance(skip)
+            scaler.adjust(skip)
+
+        if self._zero_gradients:
+            self._zero(changes.params, gradients)
+        elif scale is not NOT_REACHED:
+            use(changes.params, scales, gradients)
+        changes.expect()
+        if self.shares_rules:
+            self.settle()
+        return skip
+
+    @property
+    def plan(self):
+        """The :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` as things are now."""
+        self._refresh()
+        return self._plan
+
+    def settle(self):
+        """Makes ``t`` of optimizer and rules right, with one read if steps on a device are outstanding."""
+        settled = [form.settle() for form in (self._form, self._beside) if form is not None]
+        if any(settled):
+            self._changes.expect()
+
+    def seed_of_noise(self):
+        """Returns the seed of the random numbers on a device, drawn when it is first asked for."""
+        if self._seed is None:
+            self._seed = int(np.random.randint(1 << 31))
+        return self._seed
+
+    # --- for graphs, which launch a step without running it here
+
+    @property
+    def batch(self):
+        """What updates the batch, a :class:`DeviceBatch` on a device; another one when the plan has changed."""
+        return None if self._form is None else self._form.batch
+
+    @property
+    def changes(self):
+        """What sees changes since the plan was made, another one for each plan."""
+        return self._changes
+
+    def unchanged(self):
+        """Whether all is as it was when the plan was made; to be asked between steps."""
+        return self._changes.none()
+
+    def before_launch(self):
+        """To be called before a graph runs a step."""
+        if self.batch.must_settle:
+            self.settle()
+        self.batch.follow_bases()
+
+    def after_launch(self):
+        """To be called when a graph has been asked to run a step."""
+        self._form.after_launch()
+        self._changes.expect()
+
+    # --- the plan
+
+    def _refresh(self):
+        """Makes another plan, and forms for it, if anything has changed since the last one."""
+        if self._changes is not None and self._changes.none():
+            return
+        self.settle()
+        self._form = self._beside = self._changes = None  # should this fail, the next step makes them again
+        optimizer, masters = self._optimizer, self._masters
+        namedparams = masters.all_current()
+        launcher = next((launcher_of(param.array) for _, param, _ in namedparams if param.array is not None), None)
+        self._plan = plan(optimizer, namedparams, self._wanted, on_device=launcher is not None)
+        if self._wanted:
+            self._plan.announce(self._announced)
+        self._masters_in_step = contextlib.nullcontext  # a batch takes care of its masters itself
+        if not self._plan.entries:
+            self._form, self._masters_in_step = FallbackForm(optimizer), masters.fixed
+        else:
+            init_states(namedparams, self._plan.entries)
+            if launcher is None:
+                self._form = HostForm(optimizer, masters, self._plan, masters.structure.params)
+            else:
+                self._form = DeviceForm(self, optimizer, self._plan, launcher, self._zero_gradients)
+            if self._plan.others:
+                self._beside = FallbackForm(masters.part(optimizer, self._plan.others))
+                self._masters_in_step = functools.partial(masters.fixed, of=self._plan.others)
+        self._changes = Changes(optimizer, masters, self._plan.entries)
+
+    def _zero(self, params, gradients):
+        for param, gradient in zip(params, gradients, strict=True):
+            if gradient is not None:
+                if id(param) in self._form.zeroed:
+                    pass
+                elif getattr(gradient.flags, "writeable", True):  # CuPy has no such flag
+                    gradient[...] = 0
+                else:
+                    param.grad = param.xp.zeros_like(param.array)
+                param._loss_scale = ZERO
+
+
+class StepCounter:
+    """Counts skipped steps where the gradients are, so that nothing is read from a device to count."""
+
+    def __init__(self):
+        self._skipped = np.array(0, np.int64)
+        self._last_skipped = np.array(False)
+
+    @property
+    def skipped(self):
+        """Number of steps skipped so far; read from the device if it is there."""
+        return int(to_host(self._skipped))
+
+    @property
+    def last_skipped(self):
+        """Whether the last step was skipped; read from the device if it is there."""
+        return bool(to_host(self._last_skipped))
+
+    def advance(self, skipped):
+        """Counts a step.
+
+        Args:
+            skipped: a bool, or a boolean array of shape () on any device, which is not read.
+        """
+        is_array = isinstance(skipped, get_array_types())
+        if not is_array and type(self._skipped) is np.ndarray:
+            self._last_skipped = np.array(bool(skipped))
+            if skipped:
+                self._skipped = np.array(self._skipped + 1, np.int64)
+            return
+        if not is_array:
+            skipped = backend.get_array_module(self._skipped).asarray(skipped)
+        self._last_skipped = skipped
+        self._skipped = backend.get_device_from_array(skipped).send(self._skipped) + skipped
+
+    def held_by(self, hold):
+        """Hands the counters to the batched update on a device, which counts in place.
+
+        Args:
+            hold: puts an array of shape () where it is needed.
+
+        Returns:
+            The number of skipped steps (int64), and whether the last one was (bool), arrays of shape ().
+        """
+        self._skipped, self._last_skipped = map(hold, self.arrays)
+        return self.arrays
+
+    @property
+    def arrays(self):
+        """The number of skipped steps, and whether the last one was."""
+        return self._skipped, self._last_skipped
+
+    def serialize(self, serializer):
+        """Saves or loads the count and the last outcome; ``t`` has been settled before."""
+        skipped = int(stored(serializer, "skipped", self._skipped))
+        last_skipped = bool(stored(serializer, "last_step_skipped", self._last_skipped))
+        if isinstance(serializer, Deserializer):  # what is saved stays where it is: a graph may hold it
+            self._skipped, self._last_skipped = np.array(skipped, np.int64), np.array(last_skipped)
+
+
+def skip_flag(optimizer):
+    """Returns whether the last step of a :class:`~mixprec.MixedPrecisionOptimizer` was skipped, without a read.
+
+    Returns:
+        A boolean array of shape () where the step was computed. On a device the next step may write into it.
+    """
+    return optimizer._steps.arrays[1]
+
+
+class OverflowWatchdog:
+    """Stops training that has diverged. The host looks when patience may have run out: rarely, and never late.
+
+    Args:
+        scaler: the loss scale, which counts overflows in a row; one without a ``patience`` is never looked at.
+    """
+
+    def __init__(self, scaler):
+        self._scaler = scaler
+        self._steps = scaler.patience  # as long as these last, patience cannot have run out
+        self._fetched = None
+
+    def look_next_time(self):
+        """To be called when the counter of the loss scale was loaded."""
+        self._steps = None if self._scaler.patience is None else 1
+        self._fetched = None
+
+    def check(self, masters, statistics, lossfun, arguments, *, wait=True):
+        """Ends a step.
+
+        Args:
+            masters, statistics, lossfun: as for :func:`mixprec.optimizer.diagnosis.describe`.
+            arguments: callable that returns those of the loss function, ``(args, kwds)``; only called before an error.
+            wait: whether to wait for the device when patience may have run out. Otherwise the counter is fetched, and
+                looked at in the first step that finds it there.
+
+        Raises:
+            LossScaleExhausted: the last ``patience`` steps all overflowed.
+        """
+        if self._steps is None:
+            return
+        self._steps -= 1
+        if self._steps > 0:
+            return
+        if wait:
+            in_row = self._scaler.overflows_in_row
+        else:
+            if self._fetched is None:
+                self._fetched = to_host_async(self._scaler.arrays[-1])
+            if not self._fetched.done:
+                return
+            in_row = int(self._fetched.value)
+        # Steps below 0 are those since the counter was fetched.
+        self._steps, self._fetched = max(self._scaler.patience - in_row + self._steps, 1), None
+        if in_row >= self._scaler.patience:
+            where = diagnosis.describe(masters, statistics, lossfun, *arguments())
+            raise LossScaleExhausted(
+                f"{in_row} steps in a row overflowed, as many as patience allows; the loss scale has come down to "
+                f"2^{round(math.log2(self._scaler.value))}; {where}"
+            )

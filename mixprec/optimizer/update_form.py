@@ -1,0 +1,77 @@
+"""The interface of the three forms of an update: on the host, on a device, and Chainer's own loop."""
+
+import abc
+
+
+class UpdateForm(abc.ABC):
+    """One way to check and update parameters, made for one plan and used until the plan changes.
+
+    :class:`~mixprec.optimizer.step.OptimizerStep` calls :meth:`check`, :meth:`run_hooks` and :meth:`update` in this
+    order. A form does what it can do together in the first of them that allows it:
+
+    ============  ===================================  ==========================  ===================================
+    \\             :meth:`check`                        :meth:`run_hooks`           :meth:`update`
+    ============  ===================================  ==========================  ===================================
+    HostForm      FP32 gradients in chunks: finite?    hooks on chunks: finite?    chunk by chunk, unless skipped
+    DeviceForm    launches of the kernel ``check``,    (they have run in           a launch of the kernel ``update``,
+                  with hooks                           ``check``)                  which looks at the flag
+    FallbackForm  FP32 gradients of masters: finite?   (Chainer's loop runs them)  Chainer's loop; taken back if a hook
+                                                                                   makes something inf or NaN
+    ============  ===================================  ==========================  ===================================
+
+    Everywhere ``skip`` is whether the step is skipped: a bool, or on a device a boolean array of shape () that is not
+    read.
+
+    Attributes:
+        moves_counters: whether :meth:`update` moves the loss scale and the counters of steps, too.
+        batch: the :class:`~mixprec.optimizer.batch.device_batch.DeviceBatch` that a graph may capture, or ``None``.
+        restored: ``[(array, its copy)]`` of running statistics that :meth:`update` brings back in a skipped step.
+        zeroed: ids of the parameters in whose gradients :meth:`update` leaves zeros.
+    """
+
+    moves_counters = False
+    batch = None
+    restored = ()
+    zeroed = ()
+
+    @abc.abstractmethod
+    def check(self, scale, gradients, statistics):
+        """Unscales all gradients into FP32.
+
+        Args:
+            scale: the one scale of all gradients, ``MIXED`` if there are several, see
+                :mod:`~mixprec.optimizer.grad_scales`.
+            gradients: the gradients of the model's parameters, an array or ``None`` for each.
+            statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`.
+
+        Returns:
+            ``skip``: whether any of them is not finite.
+        """
+
+    @abc.abstractmethod
+    def run_hooks(self, skip):
+        """Runs hooks on the unscaled gradients, unless skipped; returns ``skip``, true also if they are not finite now.
+
+        Masters and states have not changed yet.
+        """
+
+    @abc.abstractmethod
+    def update(self, skip, scaler, counter):
+        """Updates masters, states, ``t`` and the rounded parameters, all of it or nothing.
+
+        Args:
+            skip: whether to skip.
+            scaler: the loss scale.
+            counter: :class:`~mixprec.optimizer.step.StepCounter`.
+
+        Returns:
+            ``skip``, true also if what was updated is not finite.
+        """
+
+    @abc.abstractmethod
+    def settle(self):
+        """Makes ``t`` of optimizer and rules right, with one read if steps on a device are outstanding.
+
+        Returns:
+            Whether there were any.
+        """

@@ -1,0 +1,42 @@
+"""The list of all that mixprec replaces in Chainer and other libraries at run time; ``python -m mixprec`` prints it.
+
+Each package declares its own entries, see :class:`mixprec.compat.registry.Patch`; all of them are imported here.
+:func:`undo` takes all of them back.
+"""
+
+from mixprec import without_masters  # noqa: F401
+from mixprec.bridge import branches, placing  # noqa: F401
+from mixprec.compat import registry
+from mixprec.compat.registry import replaced, undo
+from mixprec.functions import sums, widening  # noqa: F401
+from mixprec.graph_capture import called_links, watch  # noqa: F401
+from mixprec.optimizer import model_files, scaled_loss  # noqa: F401
+from mixprec.rewrite import patches  # noqa: F401
+
+__all__ = ["entries", "replaced", "report", "undo"]
+
+# In the order in which a program comes by; replacements for the time of one import come after the first.
+_MOMENTS = ("import chainer", "mixprec.links", "mixprec.functions", "mixprec.convert", "setup", "mixprec.capture")
+
+
+def entries():
+    """Returns all entries, a list of :class:`~mixprec.compat.registry.Patch` in the order of their ``when``."""
+    return sorted(registry.patches(), key=lambda patch: (_moment(patch), patch.targets, patch.why))
+
+
+def report():
+    """Returns the list as text: for each moment the attributes that are replaced then, each with its reason."""
+    targets = {}
+    for patch in entries():
+        targets.setdefault(patch.when, {}).setdefault(patch.why, []).extend(patch.targets)
+    lines = ["Replaced in Chainer and other libraries, with what happens otherwise (mixprec.patches.undo() undoes it):"]
+    for when, reasons in targets.items():
+        lines += ["", f"{when}:"]
+        for why, replaced_for_it in reasons.items():
+            lines += [f"  {target}" for target in replaced_for_it]
+            lines.append("      " + why.removeprefix("Without it ").replace("``", ""))
+    return "\n".join(lines)
+
+
+def _moment(patch):
+    return _MOMENTS.index(patch.when) if patch.when in _MOMENTS else 0.5

@@ -1,0 +1,177 @@
+"""Rules for what lies between the layers of a model: poolings, elementwise functions, shapes, heads and losses; fences.
+
+Rules are those of :mod:`mixprec.rewrite.layer_rules`: functions of ``(scope, node, inputs)`` that return outputs, or
+``None``.
+"""
+
+import numbers
+
+import chainer
+from chainer.functions.array.concat import Concat
+from chainer.functions.array.reshape import Reshape
+from chainer.functions.array.transpose import Transpose
+from chainer.functions.evaluation.accuracy import Accuracy
+from chainer.functions.loss.softmax_cross_entropy import SoftmaxCrossEntropy
+from chainer.functions.math.average import Mean
+from chainer.functions.noise.dropout import Dropout
+from chainer.functions.normalization.local_response_normalization import LocalResponseNormalization
+from chainer.functions.pooling.average_pooling_2d import AveragePooling2D
+from chainer.functions.pooling.average_pooling_nd import AveragePoolingND
+from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
+from chainer.functions.util.forget import Forget
+
+from mixprec.backends.geometry import LocalResponseNorm, Pooling
+from mixprec.functions import accuracy, pooling
+from mixprec.functions.concatenation import Concatenation
+from mixprec.functions.dropout import Dropout as OurDropout
+from mixprec.functions.local_response_normalization import LocalResponseNormalization as OurLocalResponseNormalization
+from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
+from mixprec.rewrite.dtype_rules import chainer_apply, rule_of
+from mixprec.rewrite.memory_order import (
+    TO_NCHW,
+    TO_NHWC,
+    in_storage_dtype,
+    is_channels_last,
+    is_dense,
+    is_part,
+    run,
+    run_in_order_of,
+)
+
+# Elementwise functions of Chainer that run on views (N, H, W, C) of images: on CUDA their outputs lie in the order of
+# their axes, those of operators too.
+_ELEMENTWISE = {
+    *("ClippedReLU", "ELU", "HardSigmoid", "LeakyReLU", "Sigmoid", "Softplus", "Tanh"),
+    *("Absolute", "Div", "DivFromConstant", "PowConstVar", "PowVarConst", "PowVarVar"),
+    *("Clip", "Erf", "Exp", "Expm1", "Log", "Log1p", "Maximum", "Minimum", "Sqrt", "Square"),
+    *("AddConstant", "Mul", "MulConstant", "MultiAdd", "Neg", "Sub", "SubFromConstant"),
+}
+
+
+def _max_pooling(scope, node, inputs):
+    if node.return_indices or node.ndim != 2:
+        return None
+    return _pool(scope, inputs, pooling.MaxPooling2D, node.ksize, node.stride, node.pad, node.cover_all)
+
+
+def _average_pooling(scope, node, inputs):
+    window, stride, pad = (node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw)
+    return _pool(scope, inputs, pooling.AveragePooling2D, window, stride, pad, False)
+
+
+def _average_pooling_nd(scope, node, inputs):
+    if node.ndim != 2 or (node.pad_value is None and any(node.pad)):
+        return None
+    return _pool(scope, inputs, pooling.AveragePooling2D, node.ksize, node.stride, node.pad, False)
+
+
+def _pool(scope, inputs, cls, window, stride, pad, cover_all):
+    (x,) = inputs
+    if x.ndim != 4 or not in_storage_dtype(x):
+        return None
+    window, stride, pad = tuple(window), tuple(stride), tuple(pad)
+    if cls is pooling.AveragePooling2D and window == x.shape[2:] and not any(pad):
+        return (run(pooling.GlobalAveragePooling2D(keepdims=True), scope.images(x)),)
+    if cls is pooling.MaxPooling2D and window[0] * window[1] > pooling.LARGEST_WINDOW:
+        return None
+    return (run(cls(Pooling(window, stride, pad, bool(cover_all))), scope.images(x)),)
+
+
+def _mean(scope, node, inputs):
+    (x,) = inputs
+    if x.ndim != 4 or not in_storage_dtype(x) or node.axis is None or {axis % 4 for axis in node.axis} != {2, 3}:
+        return None
+    return (run(pooling.GlobalAveragePooling2D(node.keepdims), scope.images(x)),)
+
+
+def _local_response_normalization(scope, node, inputs):
+    (x,) = inputs
+    if not (is_channels_last(x) and in_storage_dtype(x)) or node.n < 1:
+        return None
+    return (run(OurLocalResponseNormalization(LocalResponseNorm(node.n, node.k, node.alpha, node.beta)), x),)
+
+
+def _dropout(scope, node, inputs):
+    (x,) = inputs
+    if node.mask is not None or node.return_mask or not (in_storage_dtype(x) and is_dense(x)):
+        return None
+    return (run_in_order_of(x, OurDropout(node.dropout_ratio), x),)
+
+
+def _softmax_cross_entropy(scope, node, inputs):
+    x, t = inputs
+    if not in_storage_dtype(x) or t.dtype.kind != "i" or not (x.ndim == 2 or is_channels_last(x)):
+        return None
+    if x.ndim == 4:
+        (x,) = chainer_apply(Transpose(TO_NHWC), (x,))
+    return OurSoftmaxCrossEntropy(node.normalize, node.class_weight, node.ignore_label, node.reduce, 0.0).apply((x, t))
+
+
+def _accuracy(scope, node, inputs):
+    y, t = inputs
+    if not in_storage_dtype(y) or y.ndim != 2 or t.ndim != 1 or t.dtype.kind != "i" or not len(y):
+        return None
+    if not (node.ignore_label is None or isinstance(node.ignore_label, numbers.Integral)):
+        return None
+    return (accuracy(y, t, node.ignore_label),)
+
+
+def _concat(scope, node, inputs):
+    if node.axis != 1 or not in_storage_dtype(*inputs) or len({x.dtype for x in inputs}) > 1:
+        return None
+    if not any(is_channels_last(x) or is_part(x) for x in inputs) or any(x.ndim != 4 for x in inputs):
+        return None
+    images = [x if is_part(x) else scope.images(x) for x in inputs]  # a concatenation copies anyway
+    return (run(Concatenation(len(inputs)), *images),)
+
+
+def _reshape(scope, node, inputs):
+    (x,) = inputs
+    if in_storage_dtype(x):
+        x = scope.in_order_of_axes(x)  # Chainer's would copy element by element
+    return rule_of(Reshape)(scope, node, (x,))
+
+
+def _forget(scope, node, inputs):
+    node.func = scope.joined(node.func)
+    return chainer_apply(node, inputs)
+
+
+def elementwise(scope, node, inputs):
+    """The rule for functions that compute each element alone; ``None`` if they are not applied to images in NHWC."""
+    if not any(map(is_channels_last, inputs)) or not all(x.ndim == 4 or (x.size == 1 and x.ndim < 4) for x in inputs):
+        return None
+    if all(chainer.as_array(x).flags.c_contiguous for x in inputs):
+        return None
+    views = tuple(_view(x, TO_NHWC) if x.ndim == 4 else x for x in inputs)
+    outputs = rule_of(type(node))(scope, node, views)
+    return tuple(_view(y, TO_NCHW) for y in outputs)
+
+
+def _view(x, axes):
+    return chainer_apply(Transpose(axes), (x,))[0]
+
+
+def fence(scope, node, inputs):
+    """The rule for functions that are not Chainer's: float32, in the order of their axes, as they would have it."""
+    return chainer_apply(node, tuple(scope.plain(x) if in_storage_dtype(x) else x for x in inputs))
+
+
+def is_elementwise(cls):
+    """Whether a class of Chainer's function nodes is one of :func:`elementwise`."""
+    return cls.__name__ in _ELEMENTWISE
+
+
+RULES = {
+    Accuracy: _accuracy,
+    AveragePooling2D: _average_pooling,
+    AveragePoolingND: _average_pooling_nd,
+    Concat: _concat,
+    Dropout: _dropout,
+    LocalResponseNormalization: _local_response_normalization,
+    MaxPoolingND: _max_pooling,
+    Mean: _mean,
+    Reshape: _reshape,
+    SoftmaxCrossEntropy: _softmax_cross_entropy,
+}
+RULES_IN_ANY_ORDER = {Forget: _forget}

@@ -1,0 +1,57 @@
+"""What ``mixprec.convert`` leaves in a model: a state for each link, and a conversion that all of them share.
+
+Both go where the links go: into copies, pickles and other processes.
+"""
+
+from mixprec.rewrite.patches import install
+
+
+class Conversion:
+    """One call of :func:`mixprec.convert`.
+
+    Args:
+        policy: :class:`~mixprec.policy.Policy`.
+        strict: whether a traced call raises if a function stayed as it was.
+
+    Attributes:
+        on_example: whether ``convert`` is calling the model on its example; a second computation is no news then.
+        traced: how many calls in training mode have been traced, see :mod:`mixprec.rewrite.trace`.
+        findings: :class:`~mixprec.rewrite.trace.Findings` of the last of them, or ``None``.
+    """
+
+    def __init__(self, policy, strict=False):
+        self.policy = policy
+        self.strict = strict
+        self.on_example = False
+        self.traced = 0
+        self.findings = None
+
+
+class LinkState:
+    """One converted link.
+
+    Args:
+        conversion: :class:`Conversion`.
+        name: path of the link in the model, ``/layer1/0/conv1``.
+        kind: class of the link.
+        before: ``{name: (dtype name, initializer)}`` of its own parameters, and of statistics in float16, before any
+            conversion.
+
+    Attributes:
+        sites: :class:`~mixprec.rewrite.places.Site` by ``(chainer.config.train, turn)``; ``turn`` counts the batch
+            normalizations that the link itself applies during one call of the model.
+        places: :class:`~mixprec.rewrite.places.Place` of convolutions, likewise.
+    """
+
+    def __init__(self, conversion, name, kind, before):
+        self.conversion = conversion
+        self.name = name
+        self.kind = kind
+        self.before = before
+        self.sites = {}
+        self.places = {}
+
+    def __setstate__(self, state):
+        # A model that is unpickled in another process computes there as it did here.
+        self.__dict__.update(state)
+        install(self.kind)

@@ -1,0 +1,128 @@
+"""Dtypes of Chainer's own function nodes, while a converted model runs forward.
+
+Each node that is applied looks up its rule by its class:
+
+====================  ==============================================================================================
+``compute``           floating inputs are cast to the compute dtype
+``float32``           16-bit inputs are cast to float32, and so is the result
+``float32 inside``    computed in float32, the result rounded to the dtype of the first input
+``as it is``          inputs are what they are
+``widest``            16-bit and float32 inputs meet in float32
+====================  ==============================================================================================
+
+:mod:`mixprec.rewrite.dtype_table` is the table of classes. The casts are ordinary nodes of the graph, so that gradients
+come back in the dtype of what they belong to. Chainer's functions know nothing of bfloat16, and some refuse float16:
+they compute in float32, and results are rounded to where they would have been.
+"""
+
+import functools
+
+from chainer import function_node
+from chainer.functions.normalization import batch_normalization
+from chainer.utils import type_check
+
+from mixprec.announcements import announce
+from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES
+from mixprec.rewrite import dtype_table
+from mixprec.rewrite.memory_order import in_storage_dtype
+
+CHAINERS_OWN = batch_normalization._impl_selector
+_refusing = set()  # classes that do not take float16
+
+chainer_apply = function_node.FunctionNode.apply
+
+
+@functools.cache
+def rule_of(cls):
+    """Returns the rule for a class of Chainer's function nodes: a function of ``(scope, node, inputs)``."""
+    for names, rule in _RULES:
+        if cls.__name__ in names:
+            return rule
+    if cls.__module__.startswith(dtype_table.FLOAT32_PACKAGES):
+        return in_float32
+    unknown = "%s.%s is a function of Chainer that mixprec does not know: computed in the dtype of its inputs"
+    announce(unknown, cls.__module__, cls.__name__)
+    return _in_widest
+
+
+def in_float32(scope, node, inputs):
+    """Applies a node to inputs that are cast to float32."""
+    return chainer_apply(node, _cast(scope, inputs, FLOAT32))
+
+
+def _in_compute(scope, node, inputs):
+    return _or_rounded(scope, node, _cast(scope, inputs, scope.compute))
+
+
+def _float32_inside(scope, node, inputs):
+    outputs = in_float32(scope, node, inputs)
+    return tuple(scope.cast(y, inputs[0].dtype) if in_storage_dtype(y) else y for y in outputs)
+
+
+def _in_widest(scope, node, inputs):
+    if len({x.dtype for x in inputs if in_storage_dtype(x)}) > 1:
+        inputs = _cast(scope, inputs, FLOAT32)
+    return _or_rounded(scope, node, inputs)
+
+
+def _float32_if_adding(scope, node, inputs):
+    return (in_float32 if _adds(node) else _in_widest)(scope, node, inputs)
+
+
+def _adds(node):
+    if hasattr(node, "in_subs"):  # F.einsum
+        return not set(node.in_subs) <= {*node.out_sub, ","}
+    window, stride = (node.ksize, node.stride) if hasattr(node, "ksize") else ((node.kh, node.kw), (node.sy, node.sx))
+    return any(step < size for step, size in zip(stride, window, strict=True))
+
+
+def is_chainers_own(node):
+    """Whether a function node is computed as Chainer does; a batch normalization may have another implementation."""
+    return getattr(node, "_impl_selector", CHAINERS_OWN) is CHAINERS_OWN
+
+
+def whose(node):
+    """Returns what reports say of a batch normalization that is not :func:`is_chainers_own`."""
+    selector = node._impl_selector
+    return f"it is computed by {getattr(selector, '__name__', type(selector).__name__)}"
+
+
+def _as_it_is(scope, node, inputs):
+    if not is_chainers_own(node):  # that of ChainerMN squares its input in the dtype of that
+        return _float32_inside(scope, node, inputs)
+    if all(x.dtype != BFLOAT16 for x in inputs):
+        return chainer_apply(node, inputs)
+    if hasattr(node, "type"):  # F.cast
+        x = scope.cast(inputs[0], FLOAT32)
+        return (scope.cast(x, node.type),) if node.type in STORAGE_DTYPES else chainer_apply(node, (x,))
+    return _float32_inside(scope, node, inputs)
+
+
+def _or_rounded(scope, node, inputs):
+    """Applies a node; if it refuses 16-bit inputs, in float32, and rounds the outputs to their dtype."""
+    narrow = next((x.dtype for x in inputs if in_storage_dtype(x) and x.dtype != FLOAT32), None)
+    if narrow is None:
+        return chainer_apply(node, inputs)
+    if narrow != BFLOAT16 and type(node) not in _refusing:
+        try:
+            return chainer_apply(node, inputs)
+        except type_check.InvalidType:
+            wide = in_float32(scope, node, inputs)  # raises again, if dtypes are not what is wrong
+            _refusing.add(type(node))
+    else:
+        wide = in_float32(scope, node, inputs)
+    return tuple(scope.cast(y, narrow) if y.dtype == FLOAT32 else y for y in wide)
+
+
+def _cast(scope, inputs, dtype):
+    return tuple(scope.cast(x, dtype) if in_storage_dtype(x) else x for x in inputs)
+
+
+_RULES = (
+    (dtype_table.COMPUTE, _in_compute),
+    (dtype_table.FLOAT32, in_float32),
+    (dtype_table.FLOAT32_INSIDE, _float32_inside),
+    (dtype_table.FLOAT32_IF_ADDING, _float32_if_adding),
+    (dtype_table.AS_IT_IS, _as_it_is),
+    (dtype_table.ELEMENTWISE | dtype_table.MOVING | dtype_table.BACKWARD | dtype_table.OTHERS, _in_widest),
+)

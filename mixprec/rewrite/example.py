@@ -1,0 +1,136 @@
+"""Calls a model once on an example, and leaves no trace of that in the model."""
+
+import contextlib
+import copy
+
+import chainer
+import chainer.links as L
+import numpy as np
+from chainer import initializers
+
+from mixprec import arguments
+from mixprec.functions.dropout import keeping_dropout
+
+
+def check_example(model, example):
+    """Checks an example before anything is done to a model.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: it does not lie on the device of the model.
+    """
+    arguments.instance(
+        "example",
+        example,
+        (tuple, dict, list, chainer.Variable, *chainer.get_array_types()),
+        "an array or variable, a list of them, a tuple of positional arguments, or a dict of keyword arguments",
+    )
+    if isinstance(example, dict) and not all(isinstance(name, str) for name in example):
+        raise TypeError(
+            f"example, a dict of keyword arguments, must have texts as keys; found {arguments.found(example)}"
+        )
+    for array in _arrays(example):
+        device = chainer.backend.get_device_from_array(array)
+        if device != model.device:
+            raise ValueError(
+                f"example must be on the device of the model, {model.device.name}; found {device.name}: use "
+                f"chainer.get_device({model.device.name!r}).send(example)"
+            )
+
+
+def call_on_example(model, example, *, train):
+    """Calls the model in training or evaluation mode, whatever the configuration says.
+
+    Args:
+        model: a link.
+        example: an array or variable, a tuple of positional arguments, or a dict of keyword arguments. A classifier
+            needs no labels: of an array alone its predictor is called.
+        train: whether in training mode; otherwise in evaluation mode, with a graph as well, as a model may ask for
+            gradients by itself.
+    """
+    with chainer.using_config("train", train), chainer.using_config("enable_backprop", True):
+        if isinstance(example, dict):
+            return model(**example)
+        if isinstance(example, tuple):
+            return model(*example)
+        if isinstance(model, L.Classifier):
+            return model.predictor(example)
+        return model(example)
+
+
+@contextlib.contextmanager
+def without_trace(model):
+    """After the block links have the attributes and statistics from before, and random numbers go on as before.
+
+    Parameters that are initialized in it stay so; in that case random numbers do not start again, as a second model
+    would get the same ones.
+    """
+    links = list({id(link): link for link in model.links()}.values())
+    attributes = [dict(link.__dict__) for link in links]
+    contents = [(value, copy.copy(value)) for link in links for value in _containers(link)]
+    statistics = [(array, array.copy()) for link in links for array in _persistent_arrays(link)]
+    uninitialized = [param for param in model.params() if param.array is None]
+    random = np.random.get_state()
+    try:
+        with keeping_dropout():
+            yield
+    finally:
+        for link, before in zip(links, attributes, strict=True):
+            _reset(link, before)
+        for value, before in contents:
+            _refill(value, before)
+        for array, values in statistics:
+            array[...] = values
+        if all(param.array is None for param in uninitialized):
+            np.random.set_state(random)
+
+
+def describe(example):
+    """Returns shapes and dtypes of an example, for messages."""
+    return ", ".join(f"{array.shape} {array.dtype}" for array in _arrays(example)) or type(example).__name__
+
+
+def _reset(link, before):
+    lasting = {*link._params, *link._persistent, *getattr(link, "_children", ())}
+    for name in set(link.__dict__) - set(before) - lasting:
+        del link.__dict__[name]
+    for name, value in before.items():
+        now = link.__dict__.get(name)
+        if value is None and name in link._persistent and isinstance(now, chainer.get_array_types()):
+            _start_again(now, name, before.get(f"_initial_{name}"))  # of a batch normalization, which has got its size
+        else:
+            link.__dict__[name] = value
+
+
+def _start_again(array, name, initial):
+    """Gives running statistics the values that they start from."""
+    initializer = initializers._get_initializer({"avg_var": 1}.get(name, 0) if initial is None else initial)
+    device = chainer.backend.get_device_from_array(array)
+    array[...] = initializers.generate_array(initializer, array.shape, device.xp, dtype=array.dtype, device=device)
+
+
+def _containers(link):
+    """Returns lists, dicts and sets in attributes of the user's own; Chainer's have names with an underscore."""
+    return [value for name, value in vars(link).items() if name[0] != "_" and isinstance(value, (list, dict, set))]
+
+
+def _refill(container, before):
+    container.clear()
+    if isinstance(container, list):
+        container.extend(before)
+    else:
+        container.update(before)
+
+
+def _persistent_arrays(link):
+    values = (link.__dict__.get(name) for name in link._persistent)
+    return [value for value in values if isinstance(value, chainer.get_array_types())]
+
+
+def _arrays(example):
+    if isinstance(example, dict):
+        example = tuple(example.values())
+    if not isinstance(example, (tuple, list)):
+        example = (example,)
+    arrays = [x.array if isinstance(x, chainer.Variable) else x for x in example]
+    return [array for array in arrays if isinstance(array, chainer.get_array_types())]

@@ -1,0 +1,252 @@
+"""Rules on NHWC: layers with weights, batch normalizations, and the additions and ReLUs that are computed with these.
+
+A rule is a function of ``(scope, node, inputs)``: a :class:`~mixprec.rewrite.scope.Scope`, a function node of Chainer
+that has not been applied, and what it would be applied to. It returns the outputs, or ``None`` if it does not fit, for
+example for images of float64. :func:`mixprec.rewrite.dispatch.apply` calls it.
+"""
+
+import functools
+import weakref
+
+import chainer
+from chainer.functions.activation.relu import ReLU
+from chainer.functions.connection.convolution_2d import Convolution2DFunction
+from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunction
+from chainer.functions.connection.linear import LinearFunction
+from chainer.functions.math.basic_math import Add
+from chainer.functions.normalization.batch_normalization import BatchNormalization, FixedBatchNormalization
+
+from mixprec.backends.geometry import BatchNorm, Following
+from mixprec.dtypes import FLOAT32, STORAGE_DTYPES
+from mixprec.functions.addition import Addition
+from mixprec.functions.batch_normalization import BatchNormalization as OurBatchNormalization
+from mixprec.functions.batch_normalization import FixedBatchNormalization as OurFixedBatchNormalization
+from mixprec.functions.convolution import Convolution2D, convolution_of
+from mixprec.functions.deconvolution import Deconvolution2D
+from mixprec.functions.linear import Linear
+from mixprec.functions.node import dense
+from mixprec.functions.relu import ReLU as OurReLU
+from mixprec.links.storage import lay_out
+from mixprec.rewrite.between_layers import elementwise
+from mixprec.rewrite.deferred import Deferred, compute
+from mixprec.rewrite.dtype_rules import CHAINERS_OWN, whose
+from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, run, run_in_order_of
+from mixprec.rewrite.places import ADD_RELU
+
+_STEM = 3  # channels of an image; a Tensor core wants a multiple of 8, or 4 of the first layer
+
+
+class Convolved:
+    """The result of a convolution, in the call that has computed it.
+
+    Args:
+        y: variable, the result.
+        sums: array of the sums for the batch normalization after it, or ``None`` if it took none.
+        place: :class:`~mixprec.rewrite.places.Place`.
+    """
+
+    def __init__(self, y, sums, place):
+        self.sums = sums
+        self.place = place
+        self._variable, self._array = weakref.ref(y), weakref.ref(y.array)
+
+    def is_of(self, x):
+        """Whether a variable is the result, and has its array still."""
+        return self._variable() is x and self._array() is x.array
+
+
+def _convolution(scope, node, inputs):
+    x, W, *b = inputs
+    if node.cover_all or not _are_images_and_filters(inputs):
+        return None
+    if x.shape[1] != W.shape[1] * node.groups and (_is_computed(x) or not is_channels_last(x)):
+        return None  # Chainer's own error; images of a loader may be padded
+    padded = _STEM + 1 if x.shape[1] == W.shape[1] == _STEM else None
+    W, following = _filters(scope, W), None
+    place = None if b else scope.place()
+    if place is not None:
+        following, place.following = place.following, None
+    x = scope.images(x, scope.compute, padded)
+    ours = Convolution2D(_geometry(node), relu=False, statistics=following or False)
+    ours.channels_first = True
+    y = ours.apply((x, W, *_biases(scope, b)))[0]
+    if place is not None:
+        scope.convolved[id(y)] = Convolved(y, ours.sums, place)
+    return (y,)
+
+
+def _deconvolution(scope, node, inputs):
+    x, W, *b = inputs
+    if not _are_images_and_filters(inputs):
+        return None
+    ours = Deconvolution2D(_geometry(node), None if node.outh is None else (node.outh, node.outw))
+    return (run(ours, scope.images(x, scope.compute), _filters(scope, W), *_biases(scope, b)),)
+
+
+def _is_computed(x):
+    return isinstance(x, chainer.Variable) and x.creator_node is not None
+
+
+def _are_images_and_filters(inputs):
+    return inputs[0].ndim == inputs[1].ndim == 4 and all(x.dtype in STORAGE_DTYPES for x in inputs)
+
+
+def _geometry(node):
+    return _geometry_of((node.sy, node.sx), (node.ph, node.pw), (node.dy, node.dx), node.groups)
+
+
+@functools.cache
+def _geometry_of(stride, pad, dilate, groups):
+    return convolution_of(Convolution2D.name, stride, pad, dilate, groups)
+
+
+def _filters(scope, W):
+    if not is_channels_last(W):
+        if isinstance(W, chainer.Parameter):
+            lay_out(W)  # Chainer and CuPy copy arrays into the order of their axes: Link.copy, to_device, pickle
+        else:
+            W = scope.images(W)
+    return W if W.dtype == scope.compute else scope.cast(W, scope.compute)
+
+
+def _biases(scope, b):
+    return [scope.cast(each, scope.compute) for each in b]
+
+
+def _linear(scope, node, inputs):
+    if inputs[0].ndim != 2 or not in_storage_dtype(*inputs):
+        return None
+    return Linear().apply(tuple(scope.cast(x, scope.compute) for x in inputs))
+
+
+def _batch_normalization(scope, node, inputs):
+    if node._impl_selector is not CHAINERS_OWN:
+        _leave_to_chainer(scope, whose(node))
+        return None
+    x, *rest = _normalized(scope, node, inputs)
+    if x is None:
+        return None
+    running = None if node.running_mean is None else (node.running_mean, node.running_var)
+    if running and not all(array.dtype == FLOAT32 and array.flags.c_contiguous for array in running):
+        return None
+    eps, decay, convolved = node.eps, node.decay, scope.convolved.get(id(x))
+    if convolved is not None and not convolved.is_of(x):
+        convolved = None
+
+    def build(relu, add, count):
+        sums = None
+        if convolved is not None:
+            convolved.place.following, sums = Following(relu, add), convolved.sums
+        ours = OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, sums)
+        ours.channels_first = x.ndim == 4
+        return ours
+
+    return (scope.normalization(x, rest, build, running or (), True),)
+
+
+def _fixed_batch_normalization(scope, node, inputs):
+    *inputs, mean, var = inputs
+    x, *rest = _normalized(scope, node, inputs)
+    if x is None or any(map(_wants_gradient, (mean, var))):  # Chainer's has gradients of statistics
+        return None
+    statistics = tuple(dense(chainer.as_array(each).astype(FLOAT32, copy=False)) for each in (mean, var))
+    eps = node.eps
+
+    def build(relu, add, count):
+        ours = OurFixedBatchNormalization(BatchNorm(eps, relu=relu), statistics)
+        ours.channels_first = x.ndim == 4
+        return ours
+
+    return (scope.normalization(x, rest, build, statistics, False),)
+
+
+def _leave_to_chainer(scope, why):
+    site = scope.site()
+    if site is not None:
+        site.give_up(why)
+    if scope.trace is not None:
+        scope.trace.note_normalization(scope.link_name, "")
+
+
+def _wants_gradient(x):
+    return chainer.config.enable_backprop and isinstance(x, chainer.Variable) and x.requires_grad
+
+
+def _normalized(scope, node, inputs):
+    """Returns the input of a batch normalization over all axes but the channels, and float32 gamma and beta."""
+    x, gamma, beta = inputs
+    axes = {2: (0,), 4: (0, 2, 3)}.get(x.ndim)
+    if axes is None or gamma.ndim != 1 or node.axis not in (None, axes):
+        return None, None, None
+    if not all(each.dtype in STORAGE_DTYPES for each in inputs):
+        return None, None, None
+    gamma, beta = [each if each.dtype == FLOAT32 else scope.cast(each, FLOAT32) for each in (gamma, beta)]
+    if x.ndim == 4 and not is_channels_last(x):
+        x = scope.images(x)
+    if not (isinstance(x, chainer.Variable) or chainer.config.enable_backprop):
+        x = x.copy(order="K")  # the user may fill the same buffer again before what is deferred is computed
+    return chainer.as_variable(x), gamma, beta
+
+
+def _relu(scope, node, inputs):
+    (x,) = inputs
+    if type(x) is Deferred and (x.source is None or x.add is not None) and _is_as_before(x):
+        x.takers.append("ReLU")
+        return (Deferred(scope, x.normalization, x),)
+    if not (in_storage_dtype(x) and is_dense(x)):
+        return None
+    return (run_in_order_of(x, OurReLU(), x),)
+
+
+def _add(scope, node, inputs):
+    x, other = inputs if _can_wait_for_relu(*inputs) else inputs[::-1]
+    can_wait = _can_wait_for_relu(x, other)
+    for each in inputs:
+        if type(each) is Deferred:
+            each.takers.append("Add")
+    if can_wait:
+        return (Deferred(scope, x.normalization, x, other),)
+    for each in inputs:
+        if type(each) is Deferred:
+            compute(each)
+    alike = x.ndim == other.ndim == 4 and x.shape == other.shape and in_storage_dtype(x, other)
+    if alike and (is_channels_last(x) or is_channels_last(other)):
+        inputs = _cast_alike(scope, [scope.images(each) for each in inputs])
+        return (run(Addition(), *inputs),)
+    return elementwise(scope, node, inputs)
+
+
+def _can_wait_for_relu(x, other):
+    """Whether ``x`` is a deferred batch normalization, and its sum with ``other`` can be deferred as well."""
+    return (
+        type(x) is Deferred
+        and x.source is None
+        and x.normalization.site.fused in (None, ADD_RELU)
+        and isinstance(other, chainer.Variable)
+        and other is not x
+        and other.shape == x.shape
+        and other.dtype == x.dtype
+        and _is_as_before(x)
+    )
+
+
+def _is_as_before(x):
+    """Whether a function that is applied to a deferred variable now can be computed together with it."""
+    return chainer.config.enable_backprop == x.normalization.backprop and not chainer.get_function_hooks()
+
+
+def _cast_alike(scope, inputs):
+    """Returns inputs in one storage dtype, float32 if they differ, as the rule for Chainer's addition has it."""
+    return inputs if inputs[0].dtype == inputs[1].dtype else [scope.cast(x, FLOAT32) for x in inputs]
+
+
+RULES = {
+    Add: _add,
+    BatchNormalization: _batch_normalization,
+    Convolution2DFunction: _convolution,
+    Deconvolution2DFunction: _deconvolution,
+    FixedBatchNormalization: _fixed_batch_normalization,
+    LinearFunction: _linear,
+    ReLU: _relu,
+}
+TAKING_DEFERRED = (_add, _relu)

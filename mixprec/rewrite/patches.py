@@ -1,0 +1,115 @@
+"""The attributes of Chainer that are replaced for converted models: each function below makes a replacement.
+
+``convert`` applies them, once in a process, and so does a converted link that is unpickled in another process. Links
+and functions that are not converted take the original way: one look into an attribute, or into a thread-local, is all
+that is added.
+"""
+
+import functools
+
+from mixprec import without_masters
+from mixprec.compat import whole
+from mixprec.compat.registry import patch
+from mixprec.functions import widening
+from mixprec.links.storage import in_float32
+from mixprec.rewrite import dispatch, parameters
+from mixprec.rewrite.scope import active, call_from_outside
+from mixprec.rewrite.state import state_of
+from mixprec.without_masters import CONVERSION
+
+_WHEN = "mixprec.convert"
+
+
+def install(link_class):
+    """Replaces what the process has not replaced yet.
+
+    Args:
+        link_class: a class of converted links. The ``__call__`` that it inherits, usually that of
+            :class:`chainer.Link`, is replaced where it is defined: another class for each link would change what users
+            see of their model and what pickle finds.
+    """
+    owner = next(base for base in link_class.__mro__ if "__call__" in base.__dict__)
+    call.apply_to(owner, "__call__")
+    for each in (apply, serialize, device_resident_accept):
+        each.apply()
+    whole.compute_by(dispatch.compute_whole)
+    widening.install()
+    without_masters.look_again()
+
+
+@patch("*:*.__call__", when=_WHEN)
+def call(original):
+    """Without it links of converted models run as plain ones: this is ``chainer.Link.__call__``, or a class's own.
+
+    The outermost converted link runs under a scope, the others tell it where the model is.
+    """
+
+    @functools.wraps(original)
+    def call(self, *args, **kwargs):
+        state = self.__dict__.get(CONVERSION)
+        if state is None:
+            return original(self, *args, **kwargs)
+        scope = active.scope
+        if scope is None or scope.conversion is not state.conversion:
+            return call_from_outside(state, functools.partial(original, self), args, kwargs)
+        outer, scope.link = scope.link, state
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            scope.link = outer
+
+    return call
+
+
+# mixprec.compat mends some losses in float16 by an `apply` of their own, which converted models do without.
+@patch(
+    "chainer.function_node:FunctionNode.apply",
+    "chainer.functions.loss.mean_squared_error:MeanSquaredError.apply",
+    "chainer.functions.loss.triplet:Triplet.apply",
+    "chainer.functions.loss.contrastive:Contrastive.apply",
+    when=_WHEN,
+)
+def apply(original):
+    """Without it functions of converted models are not replaced: every function passes by here.
+
+    While a converted model runs, a rule is applied.
+    """
+
+    @functools.wraps(original)
+    def apply(self, inputs):
+        scope = active.scope
+        return original(self, inputs) if scope is None else dispatch.apply(scope, self, inputs)
+
+    return apply
+
+
+@patch("chainer.link:Link.serialize", when=_WHEN)
+def serialize(original):
+    """Without it files of converted models are in 16 bits: links save and load float32 in Chainer's order of axes.
+
+    A file of a converted model then looks like one of the plain model, and either loads into the other.
+    """
+
+    @functools.wraps(original)
+    def serialize(self, serializer):
+        original(self, serializer if state_of(self) is None else in_float32(serializer))
+
+    return serialize
+
+
+@patch("chainer.link:Link.device_resident_accept", when=_WHEN)
+def device_resident_accept(original):
+    """Without it filters of converted links lose their order in memory on a new device.
+
+    CuPy and NumPy copy arrays into the order of their axes. Processes that train together send raw memory, and so must
+    have one order even of filters that some of them have not used.
+    """
+
+    @functools.wraps(original)
+    def device_resident_accept(self, visitor):
+        original(self, visitor)
+        state = state_of(self)
+        if state is not None:
+            parameters.order(self, state.conversion.policy.layout == "nhwc")
+
+    return device_resident_accept

@@ -1,0 +1,113 @@
+"""Imports of mixprec only go down: from one floor to those above it in the list, and there is no circle."""
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# One floor a line, the ground floor first. A module may import its own package, and all that stands in lines above its
+# own line.
+FLOORS = """
+    compat
+    dtypes files messages announcements cudnn_library bounds interruption recipes
+    arguments command_line master_arrays without_masters
+    backends
+    policy loss_scale
+    functions bridge
+    links startup environment
+    optimizer rewrite
+    graph_capture
+    mixprec patches
+    config data
+    importing
+    training convert_command
+    train __main__
+"""
+
+# Imports that run up, or between two packages of one floor.
+KNOWN = {"mixprec.bridge.dropout -> mixprec.functions.dropout"}
+
+
+def _module(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(tree):
+    """Yields what a module imports, also within functions; not what only type checkers import."""
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            nodes += node.orelse
+            continue
+        nodes += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@functools.cache
+def edges():
+    """Returns ``{module: modules of mixprec that it imports}``."""
+    paths = {_module(path): path for path in (ROOT / "mixprec").rglob("*.py") if "models" not in path.parts}
+    found = {}
+    for name, path in paths.items():
+        wanted = _imports(ast.parse(path.read_text()))
+        known = {each if each in paths else each.rpartition(".")[0] for each in wanted}
+        found[name] = {each for each in known if each in paths and each != name}
+    return found
+
+
+def unit(module):
+    """The package, or the module, of a line of :data:`FLOORS`."""
+    return "mixprec" if module == "mixprec" else module.split(".")[1]
+
+
+@functools.cache
+def floors():
+    return {name: floor for floor, line in enumerate(FLOORS.split("\n")) for name in line.split()}
+
+
+def test_every_package_has_a_floor():
+    assert {unit(module) for module in edges()} == set(floors())
+
+
+def test_imports_go_down():
+    up = {
+        f"{module} -> {other}"
+        for module, others in edges().items()
+        for other in others
+        if unit(module) != unit(other) and floors()[unit(module)] <= floors()[unit(other)]
+    }
+    assert up == KNOWN
+
+
+@pytest.mark.parametrize(
+    ("package", "others"),
+    [
+        ("compat", "all"),
+        ("bridge", "without_masters master_arrays policy loss_scale functions links optimizer rewrite"),
+        ("optimizer", "rewrite"),
+        ("rewrite", "optimizer"),
+        ("graph_capture", "rewrite"),
+        ("data", "optimizer rewrite graph_capture config"),
+    ],
+)
+def test_packages_that_do_not_know_of_each_other(package, others):
+    """Plain Chainer's part knows no mixed precision, wrapping no converting, and capturing none either."""
+    others = set(floors()) - {package} if others == "all" else set(others.split())
+    found = {f"{a} -> {b}" for a, bs in edges().items() for b in bs if unit(a) == package and unit(b) in others}
+    assert found <= KNOWN
+
+
+def test_there_is_no_circle():
+    left = {module: set(others) for module, others in edges().items()}
+    while free := [module for module, others in left.items() if not others & left.keys()]:
+        for module in free:
+            del left[module]
+    assert not left, f"in a circle, or above one: {', '.join(sorted(left))}"

@@ -1,0 +1,165 @@
+"""The list of all that is replaced in Chainer is complete, can be taken back, and is printed and in the docs."""
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from mixprec import patches
+from mixprec.compat import registry
+
+ROOT = Path(__file__).parents[1]
+
+# Chainer without mixprec. What it needs for being imported on NumPy 2 is given by hand.
+PLAIN = """
+    import sys, types, warnings
+    sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__ != "mixprec.startup"]
+    for name in [name for name in sys.modules if name.startswith("mixprec")]:
+        del sys.modules[name]
+    import numpy
+    stub = types.ModuleType("chainer._environment_check")
+    stub.check = lambda: None
+    sys.modules[stub.__name__] = stub
+    numpy.sctypes = {"int": [numpy.int32, numpy.int64], "float": []}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import chainer
+        from tests.attributes import differences, import_everything, keys_of, snapshot
+        import_everything()
+    del numpy.sctypes
+"""
+
+COMPARE = """
+    import fnmatch, json
+    import chainer.functions as F, chainer.links as L
+
+    def assert_unchanged(before):
+        different = differences(before, snapshot())
+        assert not different, sorted(different)
+
+    def compare(before, *moments):
+        after = snapshot()
+        mine = {place: found for place, found in registry.replaced().items() if found[-1].when in moments}
+        different, listed = differences(before, after), keys_of(mine, after)
+        assert different == listed, (moments, sorted(different - listed), sorted(listed - different))
+        assert {found[-1].when for found in mine.values()} == set(moments)
+        for (owner, name), found in mine.items():
+            module, path = getattr(owner, "__module__", None), getattr(owner, "__qualname__", None)
+            target = f"{module}:{path}.{name}" if module else f"{owner.__name__}:{name}"
+            patterns = [each for given in found[-1].targets for each in registry.expanded(given)]
+            assert any(fnmatch.fnmatchcase(target, pattern) for pattern in patterns), (target, patterns)
+        return after
+
+    model = chainer.Sequential(L.Convolution2D(3, 4, 3), L.BatchNormalization(4), F.relu, L.Linear(None, 2))
+    x = numpy.ones((2, 3, 5, 5), "float32")
+    chainer.optimizers.Adam().setup(model).update(lambda: F.sum(model(x)))  # Chainer sets some names at first use
+
+    plain = snapshot()
+    import mixprec
+    from mixprec.compat import registry
+    imported = compare(plain, "import chainer")
+    print(json.dumps(sorted(keys_of(registry.replaced(), imported))))
+"""
+
+STEPS = """
+    mixprec.convert(model, x)
+    converted = compare(imported, "mixprec.convert", "mixprec.functions", "mixprec.links")
+
+    class Own(chainer.Chain):
+        def __call__(self, x):
+            return x
+
+    own = Own.__call__
+    for _ in range(2):
+        mixprec.convert(Own())
+    assert Own.__call__ is not own and Own.__call__.__wrapped__ is own
+    assert_unchanged(converted)
+
+    optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.Adam())
+    assert_unchanged(converted)
+    optimizer.setup(model)
+    set_up = compare(converted, "setup")
+    mixprec.convert(model, x)
+    mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD()).setup(L.Linear(2, 2))
+
+    from mixprec import patches
+    step = mixprec.capture(optimizer, lambda x: F.sum(model(x)))
+    for _ in range(4):
+        step(x)
+    assert_unchanged(set_up)
+    watching = [patch for patch in patches.entries() if patch.when == "mixprec.capture"]
+    assert watching
+    for patch in watching:
+        with patch.applied():
+            compare(set_up, "mixprec.capture")
+        assert_unchanged(set_up)
+
+    patches.undo()
+    assert_unchanged(plain)
+    assert Own.__call__ is own
+    assert not registry.replaced() and not any(patch.is_applied for patch in patches.entries())
+
+    mixprec.convert(L.Linear(2, 2))  # once more
+    assert L.Linear.__call__.__wrapped__ is plain["chainer.link", "Link.__call__"]
+"""
+
+
+def _run(*parts):
+    code = "".join(textwrap.dedent(part) for part in parts)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_differs_from_plain_chainer_is_the_list_at_each_step_and_can_be_taken_back():
+    _run(PLAIN, COMPARE, STEPS)
+
+
+def test_the_import_hook_replaces_the_same_and_all_of_it_can_be_taken_back():
+    """Right after a module was executed, and so before others import from it."""
+    code = """
+        import json, sys, types
+        import chainer
+        from mixprec.compat import registry
+        from tests.attributes import import_everything, keys_of, snapshot
+        import_everything()
+        print(json.dumps(sorted(keys_of(registry.replaced(), snapshot()))))
+        places = list(registry.replaced())
+        registry.undo()
+        for owner, name in places:
+            function = owner and vars(owner).get(name)
+            if isinstance(function, types.FunctionType):
+                assert function.__globals__ is vars(sys.modules[function.__module__]), (owner, name)
+                assert function.__code__.co_filename.startswith((*chainer.__path__, *sys.modules["chainermn"].__path__))
+    """
+    hooked, late = ({tuple(key) for key in json.loads(_run(*parts))} for parts in ([code], [PLAIN, COMPARE]))
+    name = "_environment_check"
+    assert hooked - {("sys.modules", f"chainer.{name}"), ("chainer", name)} == late
+    assert len(late) > 80
+
+
+def test_entries_say_when_and_why_in_a_line():
+    for patch in patches.entries():
+        assert re.fullmatch(r"Without it .{20,110}\.", patch.why), patch.why
+        assert patch.when
+        assert patch.targets
+    assert set(patches.entries()) == set(registry.patches())
+
+
+def test_the_list_is_in_the_docs():
+    """A change of the list changes docs/compat.md: the block there is what ``python -m mixprec`` prints."""
+    assert f"```\n{patches.report()}\n```" in (ROOT / "docs" / "compat.md").read_text()
+
+
+def test_the_module_prints_the_list():
+    done = subprocess.run([sys.executable, "-m", "mixprec"], capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert done.stdout.endswith(f"\n\n{patches.report()}\n")
+
+
+def test_without_chainer_the_module_prints_why_there_is_no_list():
+    code = "import runpy, sys; sys.modules['chainer'] = None; runpy.run_module('mixprec', run_name='__main__')"
+    assert _run(code).splitlines()[-1].startswith("The list of all that mixprec replaces needs Chainer: ")
