@@ -96,14 +96,14 @@ def row_of(call, count, primitives, send, time, rates):
     arguments = [_filled(value, random, send) for value in call.arguments]
     keywords = {name: _filled(value, random, send) for name, value in call.keywords}
     primitive = getattr(primitives, call.name)
-    known = set(primitives.dnn.plans())
+    known = set(primitives.cudnn.plans())
     shapes = shapes_of(call.arguments)
     try:
         result = primitive(*arguments, **keywords)
         seconds = time(lambda: primitive(*arguments, **keywords))
     except Exception as error:  # the other rows are worth having
         return Row(call.name, shapes, count, None, 0.0, "", "", f"{type(error).__name__}: {error}")
-    engines = [plan.engine for plan in primitives.dnn.plans() if plan not in known]
+    engines = [plan.engine for plan in primitives.cudnn.plans() if plan not in known]
     floors = {
         "bytes": moved((call.arguments, call.keywords, result)) / rates[0],
         "operations": operations(call, result) / rates[1],

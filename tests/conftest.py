@@ -51,5 +51,5 @@ def _cudnn_settings():
 @pytest.fixture(autouse=True)
 def _no_dropout_yet():
     """Random states of dropout outlive a test, and are then in the files of every optimizer."""
-    if "mixprec.functions.dropout" in sys.modules:
-        sys.modules["mixprec.functions.dropout"].reset_dropout()
+    if "mixprec.backends.dropout_state" in sys.modules:
+        sys.modules["mixprec.backends.dropout_state"].reset_dropout()

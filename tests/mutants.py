@@ -106,7 +106,7 @@ MUTANTS = [
     Mutant("smoothing-gradient", "backends/cpu/loss.py", "backends/cpu/test_loss.py",
            "np.float32(smoothing / classes) * weights", "np.float32(smoothing / (classes - 1)) * weights",
            "the gradient is of another smoothing than the loss"),
-    Mutant("pointwise-padding", "backends/cpu/columns.py", "backends/cpu/test_convolution.py",
+    Mutant("pointwise-padding", "backends/cpu/convolution.py", "backends/cpu/test_convolution.py",
            "filter_size == (1, 1) and convolution.pad == (0, 0)", "filter_size == (1, 1)",
            "a 1x1 convolution forgets its padding"),
     Mutant("wrong-engine", "backends/cudnn/agreement.py", "backends/cudnn/test_search.py",
@@ -117,7 +117,7 @@ MUTANTS = [
            "device.synchronize()  # what has", "pass  # what has", "an engine is never used again for another's fault"),
     Mutant("another-kernel", "backends/stored.py", "backends/test_launch.py",
            'key.encode() + b"\\0" + content', "content", "a file in a wrong place is run as another kernel"),
-    Mutant("small-float16", "backends/half.py", "backends/cpu/test_half.py",
+    Mutant("small-float16", "backends/cpu/blocks.py", "backends/cpu/test_half.py",
            "np.full(size, 2.0**-14,", "np.full(size, 2.0**-13,", "small gradients lose their last bit"),
     # update
     Mutant("scale-late-cuda", "optimizer/batch/kernels/update.cu", COUNTERS,

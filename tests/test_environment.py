@@ -180,5 +180,7 @@ def test_python_dash_m_mixprec_prints_the_report():
     done = subprocess.run([sys.executable, "-W", "error", "-m", "mixprec"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert done.stdout.startswith("Python ")
-    assert done.stdout.splitlines()[-1].startswith("device 'auto'")
+    report, _, replaced = done.stdout.partition("\n\n")
+    assert report.startswith("Python ")
+    assert report.splitlines()[-1].startswith("device 'auto'")
+    assert replaced.startswith("Replaced in Chainer and other libraries")

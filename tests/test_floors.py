@@ -28,7 +28,7 @@ FLOORS = """
 """
 
 # Imports that run up, or between two packages of one floor.
-KNOWN = {"mixprec.bridge.dropout -> mixprec.functions.dropout"}
+KNOWN = set()
 
 
 def _module(path):

@@ -1,5 +1,6 @@
 """The list of all that is replaced in Chainer is complete, can be taken back, and is printed and in the docs."""
 
+import ast
 import json
 import re
 import subprocess
@@ -142,6 +143,21 @@ def test_the_import_hook_replaces_the_same_and_all_of_it_can_be_taken_back():
     assert len(late) > 80
 
 
+def test_only_the_registry_assigns_to_attributes_of_other_libraries():
+    """Also in code that needs a GPU: no ``chainer.Link.serialize = ...`` in any module."""
+    for path in (ROOT / "mixprec").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+        foreign = [node for node in imports if not (getattr(node, "module", "") or "").startswith("mixprec")]
+        names = {(alias.asname or alias.name).partition(".")[0] for node in foreign for alias in node.names}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+                root = node
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                assert getattr(root, "id", "") not in names, f"{path}:{node.lineno}: {ast.unparse(node)}"
+
+
 def test_entries_say_when_and_why_in_a_line():
     for patch in patches.entries():
         assert re.fullmatch(r"Without it .{20,110}\.", patch.why), patch.why
@@ -153,6 +169,13 @@ def test_entries_say_when_and_why_in_a_line():
 def test_the_list_is_in_the_docs():
     """A change of the list changes docs/compat.md: the block there is what ``python -m mixprec`` prints."""
     assert f"```\n{patches.report()}\n```" in (ROOT / "docs" / "compat.md").read_text()
+
+
+def test_the_table_of_shims_has_a_row_for_each_file_that_declares_one():
+    declaring = {patch.make.__module__ for patch in patches.entries() if "import" in patch.when}
+    files = {module.removeprefix("mixprec.").removeprefix("compat.").replace(".", "/") for module in declaring}
+    rows = re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "compat.md").read_text(), re.MULTILINE)
+    assert set(rows) == files
 
 
 def test_the_module_prints_the_list():

@@ -158,7 +158,7 @@ def test_shims_are_withdrawn_when_the_import_fails(monkeypatch):
 
 
 def test_chainer_that_was_loaded_before_is_mended_by_import_mixprec():
-    """In an interpreter without the .pth file and with somebody's own shim."""
+    """In an interpreter without the .pth file and with a shim of the user's."""
     code = """
         import sys, types
         sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__ != "mixprec.startup"]

@@ -6,7 +6,7 @@ import time
 from unittest import mock
 
 from mixprec.backends import launch
-from mixprec.backends.cudnn import autotune, dnn
+from mixprec.backends.cudnn import autotune, context
 
 _SECONDS = 5.0  # between two lines
 _CUDNN = f"{autotune.__package__}."
@@ -53,7 +53,7 @@ def reporting(title, report):
         searching = [module for name, module in sys.modules.items() if name.startswith(_CUDNN) and _searches(module)]
         for module, function, name in (
             (launch, "binary_of", "kernels compiled"),
-            (dnn, "Plan", "plans of cuDNN built"),
+            (context, "Plan", "plans of cuDNN built"),
             *((module, "fastest", "engines measured") for module in searching),
         ):
             counted = counts.counting(name, getattr(module, function))

@@ -68,7 +68,7 @@ def convolution(xp):
     y = xp.asnumpy(primitives.conv_fprop(device, xp.asarray(w), three)).astype(np.float32)
     seconds = time.perf_counter() - begun
     error = float(np.abs(y - PRIMITIVES.conv_fprop(x, w, three).astype(np.float32)).max())
-    plans = ", ".join(plan.engine for plan in primitives.dnn.plans()) or "no plan"
+    plans = ", ".join(plan.engine for plan in primitives.cudnn.plans()) or "no plan"
     if not error < 2**-6:
         raise AssertionError(f"a convolution is off by {error:.3g}: {plans}")
     return f"a convolution is right to {error:.1g}; cuDNN loaded and built {plans} in {seconds:.2f} s"

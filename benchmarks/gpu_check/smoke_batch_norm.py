@@ -80,7 +80,7 @@ def _in_place(xp, shape, runs):
     gamma, beta, mean, invstd, *start = map(xp.asarray, _ones(6, shape[-1]))
     y, apart = xp.empty(shape, np.float16), [xp.empty_like(start[0]) for _ in range(2)]
     primitives = backends.primitives_of(x)
-    plan = primitives.dnn.plan(operations.batch_norm(shape, x.dtype, attributes, add=False))
+    plan = primitives.cudnn.plan(operations.batch_norm(shape, x.dtype, attributes, add=False))
 
     def run(before, after):
         plan.run(*map(primitives._address, (x, gamma, beta, *before, y, mean, invstd, *after)))
@@ -100,7 +100,7 @@ def _run(xp, x, attributes, outputs, add=None):
     inputs = (x, *_ones(4)) + (() if add is None else (add,))
     inputs, outputs = ([xp.asarray(array) for array in arrays] for arrays in (inputs, outputs))
     primitives = backends.primitives_of(inputs[0])
-    plan = primitives.dnn.plan(operations.batch_norm(x.shape, x.dtype, attributes, add=add is not None))
+    plan = primitives.cudnn.plan(operations.batch_norm(x.shape, x.dtype, attributes, add=add is not None))
     plan.run(*map(primitives._address, (*inputs, *outputs)))
     return [xp.asnumpy(array) for array in outputs]
 

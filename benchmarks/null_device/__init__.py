@@ -12,7 +12,7 @@ import inspect
 import numpy as np
 
 from benchmarks.null_device.arrays import Array
-from benchmarks.null_device.null_launcher import Address, Dnn, Launcher
+from benchmarks.null_device.null_launcher import Address, CudnnContext, Launcher
 from benchmarks.null_device.null_memory import Memory
 from benchmarks.null_device.primitive_calls import Call, Spec, calls, named
 from benchmarks.null_device.recorded_graphs import Graph, Graphs
@@ -25,7 +25,7 @@ __all__ = [
     "Address",
     "Array",
     "Call",
-    "Dnn",
+    "CudnnContext",
     "Graph",
     "Graphs",
     "Launcher",
@@ -72,7 +72,7 @@ def install():
     from mixprec.backends import cuda
 
     Array.memory = Memory()
-    primitives = cuda.Cuda(Launcher(), Dnn())
+    primitives = cuda.Cuda(Launcher(), CudnnContext())
     for name, contract in vars(Primitives).items():
         if inspect.isfunction(contract):
             setattr(primitives, name, named(name, getattr(primitives, name)))

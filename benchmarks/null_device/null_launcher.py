@@ -101,8 +101,8 @@ class Launcher:
         flat(target.view(np.ndarray)).view(np.uint8)[: source.nbytes] = source
 
 
-class Dnn:
-    """In place of :class:`~mixprec.backends.cudnn.dnn.Dnn`: supports what cuDNN 9 does on an H200."""
+class CudnnContext:
+    """In place of :class:`~mixprec.backends.cudnn.context.CudnnContext`: supports what cuDNN 9 does on an H200."""
 
     def supports(self, operation):
         """Whether there is an engine."""

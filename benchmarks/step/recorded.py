@@ -36,12 +36,14 @@ def record(network, *, arch, size, dtype, choices=(AS_IT_IS,)):
 
 def _record(network, arch, size, dtype, choice):
     config = configured.load(CONFIG, arch=arch, batch=_BATCH, size=size, overrides=[f"precision.compute={dtype}"])
-    supports, choose = null_device.Dnn.supports, null_device.Dnn.choose
+    supports, choose = null_device.CudnnContext.supports, null_device.CudnnContext.choose
     if choice == OWN_KERNELS:
-        null_device.Dnn.supports = lambda dnn, asked: not asked.kind.startswith("batch_norm") and supports(dnn, asked)
+        null_device.CudnnContext.supports = lambda context, asked: (
+            not asked.kind.startswith("batch_norm") and supports(context, asked)
+        )
     if choice == CONV_STATISTICS:
-        null_device.Dnn.choose = lambda dnn, key, candidates: (
-            dict(candidates).keys() & {"statistics"} or {choose(dnn, key, candidates)}
+        null_device.CudnnContext.choose = lambda context, key, candidates: (
+            dict(candidates).keys() & {"statistics"} or {choose(context, key, candidates)}
         ).pop()
     inside, outside, model = counts.notes_of_captured(config, network)
     return launches_of([*inside, *outside], _BATCH, model)

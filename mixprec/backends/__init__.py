@@ -1,4 +1,7 @@
-"""Where arithmetic happens: the same primitives on NumPy and on CUDA."""
+"""Devices: the same primitives on NumPy and on CUDA, and the launcher of kernels.
+
+Functions of mixprec, the batched update and the bridge for plain Chainer find by array which device computes.
+"""
 
 import chainer
 import numpy as np

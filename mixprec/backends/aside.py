@@ -2,8 +2,8 @@
 
 The two streams meet three times: the second one waits until what it reads is there; the first one waits for the second
 when that is too far behind, and at the end of the backward pass. Until the first one has waited, what the second one
-reads is held: it was allocated for the first stream, whose next work would otherwise get its memory. What the second
-one allocates is its own, and its next work waits for all that the first stream was asked before.
+reads is held: it was allocated for the first stream, whose next work would otherwise get its memory. The
+memory that the second one allocates is its own, and its next work waits for all earlier work of the first stream.
 """
 
 import collections
@@ -60,7 +60,7 @@ class Aside:
             self._wait()
 
     def forget(self):
-        """Gives up what was run here, after an error: nobody reads its results."""
+        """Gives up what was run here, after an error: its results are not read."""
         self._under_way.clear()
 
     def _wait(self):
@@ -92,7 +92,7 @@ def backward_pass(allowed):
 
     Args:
         allowed: callable that returns pairs of a function node and the place of one of its inputs, in a set: no other
-            function adds to the gradient of that input, and nobody reads it in the pass.
+            function adds to the gradient of that input, and it is not read in the pass.
     """
     aside, outer = _now.aside, _now.allowed
     if aside is None:

@@ -1,6 +1,7 @@
-"""The attributes of convolutions, poolings and normalizations."""
+"""The attributes of convolutions, poolings and normalizations, and what normalizations hand on."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,8 @@ class Convolution:
 
     def out_size(self, size, filter_size):
         """Returns (OH, OW) for an input of (H, W) and a filter of (R, S)."""
-        spans = ((r - 1) * d + 1 for r, d in zip(filter_size, self.dilation, strict=True))
-        return tuple(
-            (n + 2 * pad - span) // stride + 1
-            for n, span, pad, stride in zip(size, spans, self.pad, self.stride, strict=True)
-        )
+        axes = zip(size, filter_size, self.pad, self.dilation, self.stride, strict=True)
+        return tuple([(n + 2 * pad - (r - 1) * dilation - 1) // stride + 1 for n, r, pad, dilation, stride in axes])
 
 
 @dataclass(frozen=True)
@@ -100,3 +98,29 @@ class LocalResponseNorm:
     def reach(self, channels):
         """Returns how many channels the window reaches to each side at most, of so many that there are."""
         return min(self.n // 2, max(channels - 1, 0))
+
+
+class Saved(NamedTuple):
+    """The backward pass of a batch normalization needs this from the forward pass, beside the input.
+
+    Attributes:
+        mean: (C,) float32, of the batch.
+        invstd: (C,) float32, 1 / sqrt(variance + eps), with the biased variance of the batch.
+        mask: where the ReLU after an addition was open, in a form of the backend's own; otherwise ``None``.
+    """
+
+    mean: Any
+    invstd: Any
+    mask: Any = None
+
+
+class Affine(NamedTuple):
+    """``scale * x + bias`` per channel: a batch normalization whose statistics are known.
+
+    Attributes:
+        scale: (C,) float32, gamma * invstd.
+        bias: (C,) float32, beta - mean * scale.
+    """
+
+    scale: Any
+    bias: Any

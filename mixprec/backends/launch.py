@@ -75,7 +75,7 @@ class CupyLauncher:
 
         self._cupy = cupy
         self._device = cupy.cuda.Device(device)
-        # Of its own: what CuPy's default pool gives out is an upload that somebody else has asked for.
+        # Of its own: CuPy's default pool may give out memory of which another upload is not done.
         self._pinned = cupy.cuda.PinnedMemoryPool()
         self._staging = collections.defaultdict(collections.deque)  # by size: (pinned memory, event after its copy)
         self._staged = 0  # bytes

@@ -1,7 +1,7 @@
-"""How arrays lie in memory: what is done element by element does not ask for the order of their axes there.
+"""The order of axes in memory: elementwise work on several arrays only needs that it is the same in all.
 
 An array is *dense* if it is C-contiguous but for the order of its axes, as a filter of shape (K, C, R, S) whose memory
-is (K, R, S, C). Strides of axes of length 1 say nothing: those of a 1x1 filter may be anything.
+is (K, R, S, C). Strides of axes of length 1 do not count: those of a 1x1 filter may be anything.
 """
 
 import functools

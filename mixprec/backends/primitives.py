@@ -1,10 +1,12 @@
-"""The primitives: everything that the functions of mixprec ask of an array library, NumPy or CUDA.
+"""The primitives: all arithmetic that the functions of mixprec need, on NumPy or on a CUDA device.
 
-Layout and dtypes, unless a primitive says otherwise:
+:mod:`mixprec.functions` calls them; :func:`mixprec.backends.primitives_of` returns those of an array's device. Unless
+a primitive says otherwise:
 
 * activations are (N, H, W, C), C-contiguous, in the *storage dtype*: float16, bfloat16 or float32;
 * filters are (K, R, S, C / groups), C-contiguous, in the storage dtype, and so are their gradients;
-* everything per channel - gamma, beta, statistics, their gradients - is (C,) float32;
+* gamma, beta, mean, variance and their gradients are (C,) float32; a bias is in the storage dtype or float32;
+* ``convolution``, ``pooling`` and ``attributes``, Saved and Affine are of classes of :mod:`mixprec.backends.geometry`;
 * a primitive widens to float32, accumulates in float32 and rounds each output once, to nearest even, to the storage
   dtype. What does not fit becomes inf, without a warning: the loss scale watches for that.
 
@@ -12,35 +14,8 @@ Outputs are new arrays. Arguments are checked by the functions that call these, 
 """
 
 import abc
-from typing import Any, NamedTuple
 
 from mixprec.backends.geometry import Following
-
-
-class Saved(NamedTuple):
-    """What the backward pass of a batch normalization needs from the forward pass beside its input.
-
-    Attributes:
-        mean: (C,) float32, of the batch.
-        invstd: (C,) float32, 1 / sqrt(variance + eps), with the biased variance of the batch.
-        mask: where the ReLU after an addition was open, in a form of the backend's own; otherwise ``None``.
-    """
-
-    mean: Any
-    invstd: Any
-    mask: Any = None
-
-
-class Affine(NamedTuple):
-    """``scale * x + bias`` per channel: a batch normalization whose statistics are known.
-
-    Attributes:
-        scale: (C,) float32, gamma * invstd.
-        bias: (C,) float32, beta - mean * scale.
-    """
-
-    scale: Any
-    bias: Any
 
 
 class Primitives(abc.ABC):
@@ -55,10 +30,10 @@ class Primitives(abc.ABC):
         Args:
             x: (N, H, W, C). It may have more channels than the filter, if those are zeros: padding for the device.
             w: (K, R, S, C / groups).
-            convolution: :class:`~mixprec.backends.geometry.Convolution`.
-            b: ``None`` or a bias (K,) in the storage dtype or float32.
+            convolution: how the filter moves.
+            b: ``None`` or a bias (K,).
             relu: whether a ReLU follows.
-            prologue: ``None`` or an :class:`Affine`: the input is ``relu(scale * x + bias)``, rounded to the storage
+            prologue: ``None`` or an Affine: the input is ``relu(scale * x + bias)``, rounded to the storage
                 dtype, instead of ``x``. Padding is with zeros after that.
             statistics: whether to return sums for a batch normalization, too; not with ``relu``. Or
                 :class:`~mixprec.backends.geometry.Following`, without all other options: the device finds out by
@@ -72,52 +47,27 @@ class Primitives(abc.ABC):
 
     @abc.abstractmethod
     def conv_dgrad(self, dy, w, convolution, x_shape, *, relu_input=None):
-        """Returns the gradient of a convolution with respect to its input.
+        """Returns the gradient dx (N, H, W, C) = ``x_shape`` of :meth:`conv_fprop` with respect to its input.
 
-        Args:
-            dy: (N, OH, OW, K).
-            w: (K, R, S, C / groups).
-            convolution: :class:`~mixprec.backends.geometry.Convolution`.
-            x_shape: (N, H, W, C).
-            relu_input: ``None`` or (N, H, W, C): the convolution's input was ``relu(relu_input)``, and the gradient
-                with respect to ``relu_input`` is wanted.
-
-        Returns:
-            dx (N, H, W, C). Channels of ``x_shape`` beyond those of the filter get zeros.
+        With ``relu_input`` (N, H, W, C) the convolution's input was ``relu(relu_input)``, and the gradient is that with
+        respect to ``relu_input``. Channels of ``x_shape`` beyond those of the filter get zeros.
         """
 
     @abc.abstractmethod
     def conv_wgrad(self, x, dy, convolution, w_shape, *, prologue=None):
-        """Returns the gradient of a convolution with respect to its filter, (K, R, S, C / groups).
-
-        Args:
-            x: (N, H, W, C).
-            dy: (N, OH, OW, K).
-            convolution: :class:`~mixprec.backends.geometry.Convolution`.
-            w_shape: (K, R, S, C / groups).
-            prologue: as in :meth:`conv_fprop`.
-        """
+        """Returns the gradient dw (K, R, S, C / groups) = ``w_shape`` of :meth:`conv_fprop`, prologue as there."""
 
     def deconv_fprop(self, x, w, convolution, y_shape, b=None):
-        """Transposed convolution: what :meth:`conv_dgrad` computes, with a bias.
+        """Returns the transposed convolution (N, OH, OW, C) = ``y_shape`` of x (N, H, W, K): :meth:`conv_dgrad`.
 
-        Its gradients are :meth:`conv_fprop` of ``dy`` (for the input) and :meth:`conv_wgrad` of ``(dy, x)`` (for the
-        filter).
-
-        Args:
-            x: (N, H, W, K).
-            w: (K, R, S, C / groups).
-            convolution: :class:`~mixprec.backends.geometry.Convolution` from the output to the input.
-            y_shape: (N, OH, OW, C).
-            b: ``None`` or (C,) in the storage dtype or float32.
-
-        Returns:
-            y (N, OH, OW, C). A bias is added after y was rounded, and the sum rounded again.
+        ``convolution`` is that from the output to the input. A bias (C,) is added after y was rounded, and the sum
+        rounded again. The gradients are :meth:`conv_fprop` of ``dy`` for the input, :meth:`conv_wgrad` of ``(dy, x)``
+        for the filter.
         """
         y = self.conv_dgrad(x, w, convolution, y_shape)
         return y if b is None else self.add_bias(y, b)
 
-    # ReLU
+    # ReLU and addition
 
     @abc.abstractmethod
     def relu(self, x):
@@ -126,8 +76,6 @@ class Primitives(abc.ABC):
     @abc.abstractmethod
     def relu_backward(self, dy, y):
         """Returns ``dy`` where ``y``, a ReLU's output or input, is above 0, and 0 elsewhere; both of one shape."""
-
-    # Addition
 
     @abc.abstractmethod
     def add(self, a, b):
@@ -143,16 +91,16 @@ class Primitives(abc.ABC):
             x: (..., C) in the storage dtype.
             gamma: (C,) float32.
             beta: (C,) float32.
-            running: ``None`` or ``(mean, variance)``, each (C,) float32, moved in place:
+            running: ``None`` or ``(mean, variance)``, moved in place:
                 ``running = decay * running + (1 - decay) * batch``, with the unbiased variance of the batch,
                 ``m / max(m - 1, 1)`` times the biased one, m the number of elements of a channel.
-            attributes: :class:`~mixprec.backends.geometry.BatchNorm`; it says whether there is a ReLU.
+            attributes: eps, decay, and whether there is a ReLU.
             add: ``None`` or an array like ``x``.
-            sums: ``None`` or what :meth:`conv_fprop` has returned for ``x``. Exact enough while a channel's standard
-                deviation is not far below its mean: the variance comes from the difference of two float32 sums.
+            sums: ``None`` or those that :meth:`conv_fprop` has returned for ``x``. Exact enough while a channel's
+                standard deviation is not far below its mean: the variance is the difference of two float32 sums.
 
         Returns:
-            ``(y, saved)``: y like ``x``, and :class:`Saved`.
+            ``(y, saved)``: y like ``x``, and Saved, which the backward pass needs.
         """
 
     @abc.abstractmethod
@@ -160,71 +108,38 @@ class Primitives(abc.ABC):
         """Returns the gradients of :meth:`batch_norm`.
 
         Args:
-            dy: like ``x``.
-            x: the input of the forward pass.
-            gamma: (C,) float32.
-            beta: (C,) float32; needed to know again where a ReLU without addition was open.
-            saved: :class:`Saved`.
-            attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
+            dy: like ``x``, the input of the forward pass; gamma, beta and attributes are as there, too.
+            saved: from there.
             add: whether there was an addition.
-            plus: ``None``, or an array like ``dy``: the gradient of the result is ``dy + plus``, for which the network
-                branches there. What writes the sum to memory rounds it as :meth:`add` does, and then computes the same
-                bits as it would of that; what does not may keep it in float32.
+            plus: ``None``, or an array like ``dy``: the gradient of the result is ``dy + plus``, as the network
+                branches there. A backend that writes the sum to memory rounds it as :meth:`add` does, and then computes
+                the same bits as it would of that; one that does not may keep it in float32.
 
         Returns:
-            ``(dx, dgamma, dbeta, dadd)``: dx like ``x``; dgamma and dbeta (C,) float32; dadd ``None`` without an
-            addition, otherwise like ``x`` - with no ReLU it is the gradient of the result, ``dy`` itself without
-            ``plus``.
+            ``(dx, dgamma, dbeta, dadd)``: dadd is ``None`` without an addition, otherwise like ``x`` - with no ReLU it
+            is the gradient of the result, ``dy`` itself without ``plus``.
         """
 
     @abc.abstractmethod
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
-        """As :meth:`batch_norm`, with statistics (C,) float32 that are given; nothing is saved.
-
-        Returns:
-            y like ``x``.
-        """
+        """Returns y as of :meth:`batch_norm`, with statistics that are given; nothing is saved."""
 
     @abc.abstractmethod
     def batch_norm_inference_backward(self, dy, x, gamma, beta, mean, variance, attributes, *, y=None):
-        """Returns the gradients of :meth:`batch_norm_inference`, the statistics being constants.
+        """Returns the gradients of :meth:`batch_norm_inference` as :meth:`batch_norm_backward`; statistics get none.
 
-        Args:
-            dy: like ``x``.
-            x: the input of the forward pass.
-            gamma: (C,) float32.
-            beta: (C,) float32.
-            mean: (C,) float32.
-            variance: (C,) float32.
-            attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
-            y: the output of the forward pass where there was an addition, otherwise ``None``.
-
-        Returns:
-            ``(dx, dgamma, dbeta, dadd)`` as in :meth:`batch_norm_backward`.
+        y is the output of the forward pass where there was an addition, otherwise ``None``.
         """
 
     @abc.abstractmethod
     def batch_norm_affine(self, sums, count, gamma, beta, running, attributes):
-        """Finishes the statistics of :meth:`conv_fprop`, for a prologue of the next convolution.
+        """Returns Affine and Saved of the sums (2, C) float32 of :meth:`conv_fprop`, for a prologue.
 
-        Args:
-            sums: (2, C) float32 from :meth:`conv_fprop`.
-            count: number of elements of a channel.
-            gamma: (C,) float32.
-            beta: (C,) float32.
-            running: as in :meth:`batch_norm`.
-            attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
-
-        Returns:
-            ``(affine, saved)``: :class:`Affine` and :class:`Saved`.
+        ``count`` is the number of elements of a channel, ``running`` as in :meth:`batch_norm`.
         """
 
     def conv_batch_norm(self, x, w, convolution, gamma, beta, running, attributes, *, add=None):
-        """:meth:`conv_fprop`, then :meth:`batch_norm` of its result, which may take the sums of the former.
-
-        Returns:
-            ``(z, y, saved)``: z what the convolution gave, the others as of :meth:`batch_norm`.
-        """
+        """Returns z of :meth:`conv_fprop`, and y and saved of its :meth:`batch_norm`, which may take the sums."""
         z, sums = self.conv_fprop(x, w, convolution, statistics=Following(attributes.relu, add is not None))
         return z, *self.batch_norm(z, gamma, beta, running, attributes, add=add, sums=sums)
 
@@ -232,15 +147,10 @@ class Primitives(abc.ABC):
 
     @abc.abstractmethod
     def max_pool(self, x, pooling):
-        """Returns ``(y, where)``: y (N, OH, OW, C), and where in its window each maximum was.
+        """Returns ``(y, where)`` for windows of at most 255 elements: y (N, OH, OW, C), and the places of the maxima.
 
-        Args:
-            x: (N, H, W, C).
-            pooling: :class:`~mixprec.backends.geometry.Pooling` with windows of at most 255 elements.
-
-        Returns:
-            y, and ``where``, uint8 (N, OH, OW, C), ``row * columns + column`` in the window; the first of equal ones
-            in that order. NaN is larger than everything.
+        ``where`` is uint8 (N, OH, OW, C), ``row * columns + column`` in the window; the first of equal ones in that
+        order. NaN is larger than everything.
         """
 
     @abc.abstractmethod
@@ -268,37 +178,25 @@ class Primitives(abc.ABC):
 
     @abc.abstractmethod
     def local_response_norm(self, x, attributes):
-        """Returns ``x / (k + alpha * s) ** beta``, s the sum of the squares of the channels around.
+        """Returns ``x / (k + alpha * s) ** beta``, like ``x`` (..., C), s the sum of squares of the channels around.
 
         The window of channel i is from ``i - n // 2`` to ``i + n // 2``, cut at the first and the last channel: an even
         n gives n + 1 channels. Squares and sums beyond float32 are inf, and give 0. NaN or inf spoil no other row.
-
-        Args:
-            x: (..., C).
-            attributes: :class:`~mixprec.backends.geometry.LocalResponseNorm`.
-
-        Returns:
-            y like ``x``. Nothing is saved for the backward pass but ``x``.
         """
 
     @abc.abstractmethod
     def local_response_norm_backward(self, dy, x, attributes):
-        """Returns the gradient of :meth:`local_response_norm`, like ``x``.
+        """Returns the gradient of :meth:`local_response_norm`, like ``x``, the input of the forward pass.
 
         With ``u = k + alpha * s`` it is ``dy_i * u_i**-beta - 2 * alpha * beta * x_i * t_i``, t the sum over the same
         window of ``dy_j * x_j * u_j**(-beta - 1)``.
-
-        Args:
-            dy: like ``x``.
-            x: the input of the forward pass.
-            attributes: :class:`~mixprec.backends.geometry.LocalResponseNorm`.
         """
 
     # Linear
 
     @abc.abstractmethod
     def linear(self, x, w, b=None):
-        """Returns ``x @ w.T + b`` (B, K) for x (B, C), w (K, C) and b ``None`` or (K,), storage dtype or float32."""
+        """Returns ``x @ w.T + b`` (B, K) for x (B, C), w (K, C) and b ``None`` or (K,)."""
 
     @abc.abstractmethod
     def linear_dgrad(self, dy, w):
@@ -314,7 +212,7 @@ class Primitives(abc.ABC):
 
     @abc.abstractmethod
     def add_bias(self, x, b):
-        """Returns ``x + b`` for x (..., K) and b (K,) in the storage dtype or float32."""
+        """Returns ``x + b`` for x (..., K) and b (K,)."""
 
     # Loss
 
@@ -342,28 +240,17 @@ class Primitives(abc.ABC):
     def softmax_cross_entropy_backward(
         self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None
     ):
-        """Returns dx (M, K) in the dtype of ``x``.
+        """Returns dx (M, K) in the dtype of ``x``, the other arguments as of :meth:`softmax_cross_entropy`.
 
-        Args:
-            dlosses: (M,) float32, or () float32 for all rows alike.
-            x: logits.
-            t: labels.
-            log_z: from :meth:`softmax_cross_entropy`.
-            class_weight: as there.
-            smoothing: as there.
-            ignore_label: as there; these rows get zeros.
-            factor: ``None`` or () float32, by which ``dlosses`` are multiplied.
+        ``dlosses`` are (M,) float32, or () float32 for all rows alike; ``factor``, () float32, multiplies them unless
+        it is ``None``. Rows with ``ignore_label`` get zeros.
         """
 
     @abc.abstractmethod
     def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
-        """Returns ``(mean, factor)``, each () float32: the sum of ``losses`` times factor, and the factor.
+        """Returns ``(mean, factor)``, each () float32: the sum of ``losses`` (M,) times factor, and ``factor = 1 / n``.
 
-        Args:
-            losses: (M,) float32.
-            t: (M,) int32 labels.
-            ignore_label: rows with it do not count.
-            count: what to divide by; ``None``: by the number of rows that count, at least 1.
+        n is ``count``, or the number of rows whose label in ``t`` (M,) int32 is not ``ignore_label``, at least 1.
         """
 
     @abc.abstractmethod
@@ -371,8 +258,8 @@ class Primitives(abc.ABC):
         """Returns the share () float32 of the rows that count whose label the logits predict; 0 if none counts.
 
         Args:
-            x: (M, K) logits in the storage dtype.
-            t: (M,) int32 labels; nothing predicts one that is not from 0 to K - 1.
+            x: (M, K) logits.
+            t: (M,) int32 labels; one that is not from 0 to K - 1 is never predicted.
             top: ``None``: a row predicts its largest logit, the first one among equals; NaN is larger than everything.
                 A number: all that no more than so many logits, itself among them, are not below; all are not below NaN.
             ignore_label: rows with it do not count; ``None``: all do.
@@ -390,16 +277,11 @@ class Primitives(abc.ABC):
 
     @abc.abstractmethod
     def dropout(self, x, ratio, key):
-        """Returns ``x / (1 - ratio)`` where it stays and 0 elsewhere; the backward pass is the same of the gradient.
+        """Returns ``x / (1 - ratio)``, any shape, with a share of ``ratio`` zeros; the gradient is the same of ``dy``.
 
         Element ``i`` (C order) stays if lane ``i % 4`` of Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers:
         as easy as 1, 2, 3") with the counter ``(i // 4, key[1])`` and the key ``key[0]``, each as two 32-bit words, low
         word first, is at least ``ratio * 2**32``, rounded down. The same on every backend.
-
-        Args:
-            x: any shape, storage dtype.
-            ratio: from 0 to below 1, the share of zeros.
-            key: from :meth:`dropout_key`.
         """
 
     # Dtype and layout

@@ -1,4 +1,4 @@
-"""What took long to compile, on disk, so that the next process need not compile it again."""
+"""A cache on disk of binaries that take long to compile: CUDA kernels, and engines of cuDNN."""
 
 import hashlib
 import os

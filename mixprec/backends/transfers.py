@@ -1,8 +1,8 @@
 """The one place where the host reads a value that a device computed.
 
 A read waits until the device has done all that was asked of it before, and until then nothing new can be asked: on a
-fast GPU that costs more than the computation. ``docs/numerics.md`` lists who reads, and when. What is wanted soon, but
-not at once, is fetched instead: the host goes on, and looks when it has arrived.
+fast GPU that costs more than the computation. ``docs/numerics.md`` lists all reads. A number that is wanted soon,
+but not at once, is copied by :func:`to_host_async` instead: the host goes on, and reads it when it has arrived.
 """
 
 import collections
@@ -11,7 +11,7 @@ import functools
 import chainer
 import numpy as np
 
-# Copies with the memory that they read and write, also if nobody wants the number any more; the oldest first.
+# Copies with the memory that they read and write, also if the number is not wanted any more; the oldest first.
 _under_way = collections.deque()
 
 

@@ -1,16 +1,15 @@
 """``cupy.cudnn.batch_normalization_*``, as Chainer calls them.
 
 x is (N, C, H, W) with ``is_for_conv2d``, or (N, H, W, C) with ``d_layout=CUDNN_TENSOR_NHWC`` too; otherwise channels
-are the last axis. What is per channel is (C,), of any dtype, and computed with in float32, in which mean and inv_std
-come back. All modes are computed in the same way: the fast one overflows as little as the others, so that ``debug``,
-with which CuPy looked for that, has nothing to find.
+are the last axis. gamma, beta and statistics have the shape (C,) and any dtype; the functions compute in float32, and
+return mean and inv_std in it. All modes are computed in the same way. The fast one overflows as little as the others,
+so that ``debug``, with which CuPy looked for overflows, has nothing to find.
 """
 
 from mixprec import backends
 from mixprec.backends.cudnn.errors import NoEngine
-from mixprec.backends.geometry import BatchNorm
+from mixprec.backends.geometry import BatchNorm, Saved
 from mixprec.backends.nchw import nchw_of
-from mixprec.backends.primitives import Saved
 from mixprec.bridge import chainers_own, constants
 from mixprec.bridge.calls import contiguous, floating, or_chainers_own, writing
 
@@ -90,7 +89,7 @@ def batch_normalization_backward(
         gy = gy.astype(x.dtype)
     if _in_planes(is_for_conv2d, d_layout):
         return nchw_of(x).batch_norm_backward(gy, x, gamma, mean, inv_std)
-    # Without a ReLU nobody reads beta.
+    # Without a ReLU beta is not read.
     saved, attributes = Saved(mean, inv_std), BatchNorm(eps)
     return backends.primitives_of(x).batch_norm_backward(gy, x, gamma, gamma, saved, attributes)[:3]
 

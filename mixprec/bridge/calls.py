@@ -1,4 +1,4 @@
-"""What all functions of the bridge have in common: what they take, and what they do with what cannot be bridged."""
+"""Helpers of all functions of the bridge: their arrays, and the way to Chainer's own code where cuDNN has no engine."""
 
 import contextlib
 import functools
@@ -19,13 +19,13 @@ class NotBridged(RuntimeError):
 
 
 def or_chainers_own(own, name=None):
-    """Decorates a function of the bridge with what is called in its place where it cannot do what it is asked for.
+    """Decorates a function of the bridge with a function that is called in its place where it cannot compute.
 
-    That is where cuDNN has no engine, or an array is of float64; it is said once.
+    That is where cuDNN has no engine, or an array is of float64. A line of the log says so, once.
 
     Args:
         own: function with the same arguments, computed by Chainer without cuDNN.
-        name: what the function is called in ``cupy.cudnn``; ``None`` for its own name.
+        name: of the function in ``cupy.cudnn``; ``None`` for its own name.
     """
 
     def decorate(function):
@@ -72,7 +72,7 @@ def writing(array, dtype=None):
 
 
 def configured(**wanted):
-    """Returns a context in which Chainer's configuration has these values: what a caller has passed on from there."""
+    """Returns a context in which Chainer's configuration has these values, which Chainer read from it and passed on."""
     different = {name: value for name, value in wanted.items() if getattr(chainer.config, name) != value}
     if not different:
         return contextlib.nullcontext()

@@ -1,6 +1,7 @@
-"""What Chainer computes without cuDNN, with the arguments of ``cupy.cudnn``'s functions: where these cannot.
+"""Chainer's own computations without cuDNN, with the arguments of ``cupy.cudnn``'s functions.
 
-Slow, and only asked for what is rare: arrays of float64, and convolutions that cuDNN has no engine for.
+:func:`mixprec.bridge.calls.or_chainers_own` calls them, slow as they are, in rare cases: for arrays of float64, and for
+convolutions that cuDNN has no engine for.
 """
 
 import chainer
@@ -146,7 +147,7 @@ def _activation(x, mode, coef):
 
 
 def _axes(x, is_for_conv2d, d_layout):
-    """Returns the axes that a normalization goes over, and the index that brings what is per channel to the others."""
+    """Returns the axes that a normalization goes over, and the index that broadcasts values per channel to them."""
     channels = 1 if is_for_conv2d and d_layout == constants.CUDNN_TENSOR_NCHW else x.ndim - 1
     axis = tuple(each for each in range(x.ndim) if each != channels)
     return axis, tuple(None if each in axis else slice(None) for each in range(x.ndim))

@@ -1,4 +1,4 @@
-"""What stands at ``cupy.cuda.cudnn``: the values of cudnn.h that Chainer hands to ``cupy.cudnn``, and the version.
+"""The module at ``cupy.cuda.cudnn``: the values of cudnn.h that Chainer hands to ``cupy.cudnn``, and the version.
 
 Imports nothing: Chainer's modules read it while Chainer is being imported.
 """

@@ -1,7 +1,7 @@
-"""What stands at ``cupy.cudnn``: the names of :mod:`mixprec.bridge.functions`.
+"""The module at ``cupy.cudnn``: it has the names of :mod:`mixprec.bridge.functions`.
 
-They are imported when one of them is first asked for, and not while Chainer is being imported: what they stand on
-imports Chainer.
+They are imported when the first of them is read, and not while Chainer is being imported: the backends below them
+import Chainer.
 """
 
 

@@ -19,11 +19,11 @@ _DATA_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Descriptor:
-    """What describes a tensor, a filter, a convolution, a pooling or an activation.
+    """The description of a tensor, a filter, a convolution, a pooling or an activation.
 
     Attributes:
         kind: ``"tensor"``, ``"filter"``, ``"convolution"``, ``"pooling"`` or ``"activation"``.
-        fields: what it says, by name.
+        fields: its values, by name.
         value: a number that no other descriptor has, in place of the address that CuPy's had.
     """
 

@@ -5,9 +5,9 @@ captured step drops other elements in each replay, and a snapshot of a ``MixedPr
 """
 
 from mixprec.backends import primitives_of
+from mixprec.backends.dropout_state import dropout_key
 from mixprec.bridge import chainers_own
 from mixprec.bridge.calls import contiguous, or_chainers_own
-from mixprec.functions.dropout import dropout_key
 
 
 class DropoutStates:

@@ -25,7 +25,7 @@ def is_bridged():
 
 
 def why_not():
-    """Why Chainer is to have no bridge here, in a line that is no fault of the machine's; empty if it is to have it.
+    """Returns why Chainer needs no bridge here, though nothing is broken, in one line; empty if it needs one.
 
     Initializes no CUDA.
     """
@@ -41,7 +41,7 @@ def why_not():
 
 
 def what_is_missing():
-    """What of cuDNN 9 the bridge would need and does not find, in one line; empty if all is there."""
+    """Returns which part of cuDNN 9 the bridge needs and does not find, in one line; empty if all is there."""
     try:
         cudnn_library.load()
     except cudnn_library.CudnnMissing as error:
@@ -78,7 +78,7 @@ def functions_of_cudnn(original):
 
 
 def _cupy_has_its_own():
-    """Whether what Chainer imports is there already: CuPy 13 and older, with the cuDNN that they were built for."""
+    """Whether CuPy has the modules that Chainer imports: CuPy 13 and older, with the cuDNN that they were built for."""
     try:
         import cupy.cuda.cudnn
         import cupy.cudnn  # noqa: F401

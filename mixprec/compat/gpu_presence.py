@@ -1,8 +1,8 @@
-"""Whether this machine has a GPU, asked without CUDA.
+"""A test for a GPU that does not initialize CUDA.
 
 A process that has initialized CUDA cannot hand it to its forked children, and Chainer's
-``MultiprocessParallelUpdater`` refuses to start in it; so ``import chainer`` must not, and the CUDA runtime
-cannot be asked.
+``MultiprocessParallelUpdater`` refuses to start in it. So ``import chainer`` must not initialize CUDA, and the CUDA
+runtime cannot be asked.
 """
 
 import ctypes

@@ -87,10 +87,10 @@ class Patch:
 
     @contextlib.contextmanager
     def applied(self):
-        """Applies it inside of the block only; blocks may be within each other, and in several threads."""
+        """Returns a context inside of which the patch is applied; contexts may overlap, also in several threads."""
         with _lock:
-            self._uses += 1
             self.apply()
+            self._uses += 1
         try:
             yield
         finally:

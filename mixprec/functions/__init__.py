@@ -4,6 +4,7 @@ The names below compute with the primitives of :mod:`mixprec.backends`: on (N, H
 (the storage dtypes), with arithmetic in float32 and one rounding. None of them can be differentiated twice.
 """
 
+from mixprec.backends.dropout_state import reset_dropout, serialize_dropout
 from mixprec.functions.accuracy import accuracy
 from mixprec.functions.batch_normalization import batch_normalization, fixed_batch_normalization
 from mixprec.functions.concatenation import concat
@@ -13,7 +14,7 @@ from mixprec.functions.convolution_batch_normalization import (
     convolution_batch_normalization,
 )
 from mixprec.functions.deconvolution import deconvolution_2d
-from mixprec.functions.dropout import dropout, reset_dropout, serialize_dropout
+from mixprec.functions.dropout import dropout
 from mixprec.functions.layout import cast, to_nchw, to_nhwc
 from mixprec.functions.linear import linear
 from mixprec.functions.local_response_normalization import local_response_normalization

@@ -15,7 +15,7 @@ class Addition(Node):
         checks.like(self.name, "other", other, "x", x)
 
     def compute(self, primitives, x, other):
-        return (primitives.add(self.dense("x", x), self.dense("other", other)),)
+        return (primitives.add(x, other),)
 
     def gradients(self, primitives, indexes, dy):
         return dy, dy

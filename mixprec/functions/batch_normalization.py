@@ -86,6 +86,11 @@ def attributes_of(function, eps, decay=0.9, relu=False):
     )
 
 
+def types_of(arrays):
+    """Returns shape and dtype of each array, a tuple; of ``None`` an empty one."""
+    return tuple([(array.shape, array.dtype) for array in arrays or ()])
+
+
 def check_batch(function, shape):
     """A batch (..., C) must have elements to take statistics from; a single one in each channel is worth a warning.
 
@@ -117,6 +122,7 @@ class _Normalization(Node):
     def __init__(self, attributes, statistics):
         self._attributes = attributes
         self._statistics = statistics
+        self.options = types_of(statistics)
 
     @property
     def label(self):
@@ -143,6 +149,8 @@ class BatchNormalization(_Normalization):
     def __init__(self, attributes, running, sums):
         super().__init__(attributes, running)
         self._sums = sums
+        if sums is not None:
+            self.options = *self.options, sums.shape, sums.dtype
 
     def check(self, x, gamma, beta, add=None):
         super().check(x, gamma, beta, add)
@@ -155,12 +163,12 @@ class BatchNormalization(_Normalization):
         check_batch(self.name, x.shape)
         self.retain_inputs((0, 1, 2))
         y, self._saved = primitives.batch_norm(
-            self.dense("x", x),
+            x,
             gamma,
             beta,
             self._statistics,
             self._attributes,
-            add=None if add is None else self.dense("add", add),
+            add=add,
             sums=self._sums,
         )
         return (y,)
@@ -168,7 +176,7 @@ class BatchNormalization(_Normalization):
     def gradients(self, primitives, indexes, dy, plus=None):
         x, gamma, beta = self.retained()
         return primitives.batch_norm_backward(
-            dy, dense(x), gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 4, plus=plus
+            dy, x, gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 4, plus=plus
         )[: len(self.inputs)]
 
 
@@ -184,12 +192,12 @@ class FixedBatchNormalization(_Normalization):
         if chainer.config.enable_backprop:  # running statistics may move before the backward pass
             self._statistics = tuple(array.copy() for array in self._statistics)
         y = primitives.batch_norm_inference(
-            self.dense("x", x),
+            x,
             gamma,
             beta,
             *self._statistics,
             self._attributes,
-            add=None if add is None else self.dense("add", add),
+            add=add,
         )
         return (y,)
 
@@ -198,7 +206,7 @@ class FixedBatchNormalization(_Normalization):
         added_before_relu = len(self.inputs) == 4 and self._attributes.relu
         dx, dgamma, dbeta, dadd = primitives.batch_norm_inference_backward(
             dy,
-            dense(x),
+            x,
             gamma,
             beta,
             *self._statistics,

@@ -37,6 +37,7 @@ class Concatenation(Node):
     """
 
     name = "concat"
+    takes_strided = True
 
     def __init__(self, count):
         self.image_inputs = range(count)

@@ -2,11 +2,12 @@
 
 import functools
 
+import numpy as np
+
 from mixprec.backends import aside
 from mixprec.backends.geometry import Convolution
-from mixprec.backends.transfers import on_host
 from mixprec.functions import checks
-from mixprec.functions.node import Node, dense
+from mixprec.functions.node import Node
 
 
 def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=False, statistics=False):
@@ -56,16 +57,13 @@ class FilterNode(Node):
 
     Args:
         convolution: :class:`~mixprec.backends.geometry.Convolution`.
-
-    Attributes:
-        filter_input: the place of the filters.
     """
 
     image_inputs = (0,)
     filter_input = 1
 
     def __init__(self, convolution):
-        self.convolution = convolution
+        self.convolution = self.options = convolution
 
     def check_filters(self, W, x):
         """Raises TypeError or ValueError if filters do not fit to the dtype of ``x``, or to the groups."""
@@ -88,32 +86,21 @@ class FilterNode(Node):
                 f"{self.name}: x {x.shape} with pad {self.convolution.pad} is smaller than the filters, W {W.shape}"
             )
 
-    def images(self, x, W):
-        """Returns x C-contiguous. Channels beyond those of the filter must be zeros; on a device nobody looks.
-
-        Raises:
-            ValueError: they are not.
-        """
-        channels = W.shape[1] * self.convolution.groups
-        surplus = x[..., channels:]
-        if surplus.size and on_host(x) and surplus.any():
+    def check_padding(self, x, w):
+        """Raises ValueError on NumPy if channels of x beyond those of the filter are not zeros; a device reads none."""
+        channels = w.shape[3] * self.convolution.groups
+        if x.shape[3] > channels and type(x) is np.ndarray and x[..., channels:].any():
             raise ValueError(
                 f"{self.name}: x must be (N, H, W, {channels}), with zeros alone beyond; found shape {x.shape}"
             )
-        return self.dense("x", x)
 
-    def filters(self, W):
-        """Returns filters (K, C / groups, R, S) as (K, R, S, C / groups), C-contiguous."""
-        return self.dense("W in the order (K, R, S, C / groups)", W.transpose(0, 2, 3, 1))
+    def wgrad(self, primitives, x, dy, w_shape, **prologue):
+        """Returns the gradient of filters (K, R, S, C / groups) as (K, C / groups, R, S).
 
-    def wgrad(self, primitives, x, dy, W, **prologue):
-        """Returns the gradient of filters in the shape of W, its memory being (K, R, S, C / groups).
-
-        To be called before the gradient of x is asked for, beside which a second stream may compute this one.
+        To be called before the gradient of x is computed, beside which a second stream may compute this one.
         """
-        k, c, r, s = W.shape
-        ask = functools.partial(primitives.conv_wgrad, x, dy, self.convolution, (k, r, s, c), **prologue)
-        return aside.run(self, self.filter_input, ask, (x, dy, prologue)).transpose(0, 3, 1, 2)
+        compute = functools.partial(primitives.conv_wgrad, x, dy, self.convolution, w_shape, **prologue)
+        return aside.run(self, self.filter_input, compute, (x, dy, prologue)).transpose(0, 3, 1, 2)
 
 
 class Convolution2D(FilterNode):
@@ -141,10 +128,10 @@ class Convolution2D(FilterNode):
         if b is not None:
             checks.bias(self.name, b, len(W), x)
 
-    def compute(self, primitives, x, W, b=None):
+    def compute(self, primitives, x, w, b=None):
+        self.check_padding(x, w)
         self.retain_inputs((0, 1))
         self._bias_dtype = None if b is None else b.dtype
-        x, w = self.images(x, W), self.filters(W)
         if self._statistics:
             y, self.sums = primitives.conv_fprop(x, w, self.convolution, b, statistics=self._statistics)
             return (y,)
@@ -153,12 +140,12 @@ class Convolution2D(FilterNode):
         return (primitives.conv_fprop(x, w, self.convolution, b, relu=self._relu),)
 
     def gradients(self, primitives, indexes, dy):
-        x, W = self.retained()
+        x, w = self.retained()
         if self._relu:
             dy = primitives.relu_backward(dy, self.retained_output())
-        dw = self.wgrad(primitives, dense(x), dy, W) if 1 in indexes else None
+        dw = self.wgrad(primitives, x, dy, w.shape) if 1 in indexes else None
         return (
-            primitives.conv_dgrad(dy, self.filters(W), self.convolution, x.shape) if 0 in indexes else None,
+            primitives.conv_dgrad(dy, w, self.convolution, x.shape) if 0 in indexes else None,
             dw,
             primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None,
         )[: len(self.inputs)]

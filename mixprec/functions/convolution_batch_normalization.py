@@ -3,9 +3,8 @@
 import numpy as np
 
 from mixprec.functions import checks
-from mixprec.functions.batch_normalization import attributes_of, check_batch
+from mixprec.functions.batch_normalization import attributes_of, check_batch, types_of
 from mixprec.functions.convolution import FilterNode, convolution_of
-from mixprec.functions.node import dense
 
 
 def convolution_batch_normalization(
@@ -119,42 +118,44 @@ class ConvolutionBatchNormalization(FilterNode):
         super().__init__(convolution)
         self._attributes = attributes
         self._running = running
+        self.options = convolution, types_of(running)
 
     def check(self, x, W, gamma, beta, add=None):
         self.check_convolved(x, W)
         checks.normalization(self.name, gamma, beta, self._running, len(W))
         if add is not None:
             checks.same_dtype(self.name, "add", add, "x", x)
-            expected = self._out_shape(x, W)
+            expected = self._out_shape(x, W.shape[2:], len(W))
             if add.shape != expected:
                 raise ValueError(f"{self.name}: add must have the shape of the result, {expected}; found {add.shape}")
 
-    def _out_shape(self, x, W):
-        return (len(x), *self.convolution.out_size(x.shape[1:3], W.shape[2:]), len(W))
+    def _out_shape(self, x, filter_size, filters):
+        return (len(x), *self.convolution.out_size(x.shape[1:3], filter_size), filters)
 
-    def compute(self, primitives, x, W, gamma, beta, add=None):
-        check_batch(self.name, self._out_shape(x, W))
+    def compute(self, primitives, x, w, gamma, beta, add=None):
+        self.check_padding(x, w)
+        check_batch(self.name, self._out_shape(x, w.shape[1:3], len(w)))
         self.retain_inputs((0, 1, 2, 3))
         self._z, y, self._saved = primitives.conv_batch_norm(
-            self.images(x, W),
-            self.filters(W),
+            x,
+            w,
             self.convolution,
             gamma,
             beta,
             self._running,
             self._attributes,
-            add=None if add is None else self.dense("add", add),
+            add=add,
         )
         return (y,)
 
     def gradients(self, primitives, indexes, dy, plus=None):
-        x, W, gamma, beta = self.retained()
+        x, w, gamma, beta = self.retained()
         dz, dgamma, dbeta, dadd = primitives.batch_norm_backward(
             dy, self._z, gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 5, plus=plus
         )
-        dw = self.wgrad(primitives, dense(x), dz, W) if 1 in indexes else None
+        dw = self.wgrad(primitives, x, dz, w.shape) if 1 in indexes else None
         return (
-            primitives.conv_dgrad(dz, self.filters(W), self.convolution, x.shape) if 0 in indexes else None,
+            primitives.conv_dgrad(dz, w, self.convolution, x.shape) if 0 in indexes else None,
             dw,
             dgamma,
             dbeta,
@@ -179,6 +180,7 @@ class BatchNormalizationReLUConvolution2D(FilterNode):
         self._running = running
         self._in_sums = in_sums
         self._statistics = statistics
+        self.options = convolution, types_of((*(running or ()), in_sums))
 
     def check(self, x, gamma, beta, W):
         self.check_convolved(x, W)
@@ -189,26 +191,23 @@ class BatchNormalizationReLUConvolution2D(FilterNode):
                 f"found {self._in_sums.shape} {self._in_sums.dtype}"
             )
 
-    def compute(self, primitives, x, gamma, beta, W):
+    def compute(self, primitives, x, gamma, beta, w):
         check_batch(self.name, x.shape)
         self.retain_inputs((0, 1, 2, 3))
         self._affine, self._saved = primitives.batch_norm_affine(
             self._in_sums, x.size // x.shape[3], gamma, beta, self._running, self._attributes
         )
-        found = primitives.conv_fprop(
-            self.dense("x", x), self.filters(W), self.convolution, prologue=self._affine, statistics=self._statistics
-        )
+        found = primitives.conv_fprop(x, w, self.convolution, prologue=self._affine, statistics=self._statistics)
         if not self._statistics:
             return (found,)
         y, self.sums = found
         return (y,)
 
     def gradients(self, primitives, indexes, dy):
-        x, gamma, beta, W = self.retained()
-        x = dense(x)
-        dw = self.wgrad(primitives, x, dy, W, prologue=self._affine) if 3 in indexes else None
+        x, gamma, beta, w = self.retained()
+        dw = self.wgrad(primitives, x, dy, w.shape, prologue=self._affine) if 3 in indexes else None
         if indexes == (3,):
             return None, None, None, dw
-        dh = primitives.conv_dgrad(dy, self.filters(W), self.convolution, x.shape)
+        dh = primitives.conv_dgrad(dy, w, self.convolution, x.shape)
         dx, dgamma, dbeta, _ = primitives.batch_norm_backward(dh, x, gamma, beta, self._saved, self._attributes)
         return dx, dgamma, dbeta, dw

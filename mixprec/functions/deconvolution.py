@@ -2,7 +2,6 @@
 
 from mixprec.functions import checks
 from mixprec.functions.convolution import FilterNode, convolution_of
-from mixprec.functions.node import dense
 
 
 def deconvolution_2d(x, W, b=None, stride=1, pad=0, outsize=None, *, dilate=1, groups=1):
@@ -40,11 +39,12 @@ class Deconvolution2D(FilterNode):
     def __init__(self, convolution, outsize):
         super().__init__(convolution)
         self._outsize = outsize
+        self.options = convolution, outsize
 
     def check(self, x, W, b=None):
         checks.images(self.name, "x", x, len(W) if W.ndim == 4 else None)
         self.check_filters(W, x)
-        out_size = self._out_size(x, W)
+        out_size = self._out_size(x, W.shape[2:])
         if min(out_size) <= 0 or self.convolution.out_size(out_size, W.shape[2:]) != x.shape[1:3]:
             raise ValueError(
                 f"{self.name}: an output of {out_size} pixels does not belong to x {x.shape} and W {W.shape} with "
@@ -53,24 +53,24 @@ class Deconvolution2D(FilterNode):
         if b is not None:
             checks.bias(self.name, b, W.shape[1] * self.convolution.groups, x)
 
-    def _out_size(self, x, W):
+    def _out_size(self, x, filter_size):
         if self._outsize is not None:
             return self._outsize
         convolution = self.convolution
-        sides = zip(x.shape[1:3], W.shape[2:], convolution.stride, convolution.pad, convolution.dilation, strict=True)
+        sides = zip(x.shape[1:3], filter_size, convolution.stride, convolution.pad, convolution.dilation, strict=True)
         return tuple((n - 1) * stride + (r - 1) * dilation + 1 - 2 * pad for n, r, stride, pad, dilation in sides)
 
-    def compute(self, primitives, x, W, b=None):
+    def compute(self, primitives, x, w, b=None):
         self.retain_inputs((0, 1))
         self._bias_dtype = None if b is None else b.dtype
-        y_shape = (len(x), *self._out_size(x, W), W.shape[1] * self.convolution.groups)
-        return (primitives.deconv_fprop(self.dense("x", x), self.filters(W), self.convolution, y_shape, b),)
+        y_shape = (len(x), *self._out_size(x, w.shape[1:3]), w.shape[3] * self.convolution.groups)
+        return (primitives.deconv_fprop(x, w, self.convolution, y_shape, b),)
 
     def gradients(self, primitives, indexes, dy):
-        x, W = self.retained()
-        dw = self.wgrad(primitives, dy, dense(x), W) if 1 in indexes else None
+        x, w = self.retained()
+        dw = self.wgrad(primitives, dy, x, w.shape) if 1 in indexes else None
         return (
-            primitives.conv_fprop(dy, self.filters(W), self.convolution) if 0 in indexes else None,
+            primitives.conv_fprop(dy, w, self.convolution) if 0 in indexes else None,
             dw,
             primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None,
         )[: len(self.inputs)]

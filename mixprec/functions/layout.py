@@ -23,7 +23,7 @@ def to_nhwc(x, dtype=None, channels=None):
         TypeError: x is not in a storage dtype.
         ValueError: x has not four axes, or more channels than ``channels``.
     """
-    return ToNHWC(dtype, channels).apply((x,))[0]
+    return ToNHWC(*_checked(ToNHWC.name, dtype, channels)).apply((x,))[0]
 
 
 def to_nchw(x, dtype=None, channels=None):
@@ -41,7 +41,7 @@ def to_nchw(x, dtype=None, channels=None):
         TypeError: x is not in a storage dtype.
         ValueError: x has not four axes, or fewer channels than ``channels``.
     """
-    return ToNCHW(dtype, channels).apply((x,))[0]
+    return ToNCHW(*_checked(ToNCHW.name, dtype, channels)).apply((x,))[0]
 
 
 def cast(x, dtype):
@@ -51,21 +51,36 @@ def cast(x, dtype):
     return x if x.dtype == dtype else Cast(dtype).apply((x,))[0]
 
 
+def lay_out(param):
+    """Gives an initialized parameter of filters (K, C, R, S) the memory order (K, R, S, C)."""
+    view = param.array.transpose(0, 2, 3, 1)
+    if not view.flags.c_contiguous:
+        param.array = dense(view).transpose(0, 3, 1, 2)
+
+
+def _checked(function, dtype, channels):
+    """Returns these arguments of a function as a ``np.dtype`` and an int, or ``None`` each."""
+    return (
+        None if dtype is None else arguments.storage_dtype(f"{function}: dtype", dtype),
+        None if channels is None else checks.whole(function, "channels", channels, 1),
+    )
+
+
 class _Layout(Node):
     """A node between the two layouts.
 
     Args:
-        dtype: name or dtype of the result, or ``None`` for that of the input.
+        dtype: of the result, or ``None`` for that of the input.
         channels: number of channels of the result, or ``None`` for as many as the input has.
     """
 
     def __init__(self, dtype, channels):
-        self._dtype = None if dtype is None else arguments.storage_dtype(f"{self.name}: dtype", dtype)
-        self._channels = None if channels is None else checks.whole(self.name, "channels", channels, 1)
+        self._dtype = dtype
+        self._channels = self.options = channels
 
     def compute(self, primitives, x):
         self._x = x.dtype, x.shape
-        return (self._convert(primitives, self.dense("x", x), self._dtype or x.dtype),)
+        return (self._convert(primitives, x, self._dtype or x.dtype),)
 
 
 class ToNHWC(_Layout):
@@ -113,6 +128,7 @@ class Dense(Node):
 
     name = "dense"
     image_inputs = (0,)
+    takes_strided = True
 
     def check(self, x):
         checks.dtype(self.name, "x", x)
@@ -138,7 +154,7 @@ class Cast(Node):
 
     def compute(self, primitives, x):
         self._x_dtype = x.dtype
-        return (primitives.cast(self.dense("x", x), self._dtype),)
+        return (primitives.cast(x, self._dtype),)
 
     def gradients(self, primitives, indexes, dy):
         return (primitives.cast(dy, self._x_dtype),)

@@ -7,7 +7,7 @@ import chainer.functions as F
 
 from mixprec.functions import checks
 from mixprec.functions.layout import to_nchw
-from mixprec.functions.node import Node, dense
+from mixprec.functions.node import Node
 
 
 def linear(x, W, b=None, n_batch_axes=1):
@@ -56,12 +56,12 @@ class Linear(Node):
     def compute(self, primitives, x, W, b=None):
         self.retain_inputs((0, 1))
         self._bias_dtype = None if b is None else b.dtype
-        return (primitives.linear(self.dense("x", x), self.dense("W", W), b),)
+        return (primitives.linear(x, W, b),)
 
     def gradients(self, primitives, indexes, dy):
         x, W = self.retained()
         return (
-            primitives.linear_dgrad(dy, dense(W)) if 0 in indexes else None,
-            primitives.linear_wgrad(dense(x), dy) if 1 in indexes else None,
+            primitives.linear_dgrad(dy, W) if 0 in indexes else None,
+            primitives.linear_wgrad(x, dy) if 1 in indexes else None,
             primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None,
         )[: len(self.inputs)]

@@ -2,7 +2,7 @@
 
 from mixprec.backends.geometry import LocalResponseNorm
 from mixprec.functions import checks
-from mixprec.functions.node import Node, dense
+from mixprec.functions.node import Node
 
 
 def local_response_normalization(x, n=5, k=2, alpha=1e-4, beta=0.75):
@@ -56,8 +56,8 @@ class LocalResponseNormalization(Node):
 
     def compute(self, primitives, x):
         self.retain_inputs((0,))
-        return (primitives.local_response_norm(self.dense("x", x), self._attributes),)
+        return (primitives.local_response_norm(x, self._attributes),)
 
     def gradients(self, primitives, indexes, dy):
         (x,) = self.retained()
-        return (primitives.local_response_norm_backward(dy, dense(x), self._attributes),)
+        return (primitives.local_response_norm_backward(dy, x, self._attributes),)

@@ -1,23 +1,28 @@
-"""What all function nodes here share: gradients of arrays, no double backprop, copies that are announced."""
+"""The base of all function nodes: checks, layout of inputs, gradients of arrays, no double backprop.
+
+Functions of :mod:`mixprec.functions` and the rules of :mod:`mixprec.rewrite` apply these nodes.
+"""
 
 import inspect
 import weakref
 
 import chainer
 import numpy as np
-from chainer import utils
+from chainer import _backprop_utils, utils
 
 from mixprec.announcements import announce
 from mixprec.backends import primitives_of
 from mixprec.functions import checks, sums
 
+_MOST_CHECKED = 1 << 14
+_checked = set()  # what has passed Node.check: classes with their options, shapes and dtypes
+
 
 class Node(chainer.FunctionNode):
     """A function of arrays whose gradient is one of arrays, too.
 
-    A subclass has :meth:`check`, :meth:`compute` and :meth:`gradients`. Only what the latter asks for by
-    :meth:`retained` outlives the forward pass, and nothing does under ``chainer.no_backprop_mode()``, as Chainer then
-    lets go of the node.
+    A subclass has :meth:`check`, :meth:`compute` and :meth:`gradients`. Only the inputs that :meth:`compute` retains
+    outlive the forward pass, and nothing does under ``chainer.no_backprop_mode()``: Chainer then lets go of the node.
 
     Images are (N, H, W, C). With :attr:`channels_first` they come and go as (N, C, H, W), as in Chainer, while their
     memory stays in the order of (N, H, W, C), and so do their gradients: that is how :mod:`mixprec.rewrite` uses nodes.
@@ -25,22 +30,30 @@ class Node(chainer.FunctionNode):
     Attributes:
         name: of the function, for messages and as the label of the node in a graph.
         image_inputs: which inputs are images, if they have four axes.
+        filter_input: which input are filters (K, C / groups, R, S), or ``None``; :meth:`compute` and :meth:`retained`
+            have them as (K, R, S, C / groups).
+        takes_strided: whether :meth:`compute` takes inputs that are not C-contiguous; otherwise they are copied, which
+            is announced once.
         makes_images: whether an output of four axes is images.
-        channels_first: whether images have the shape (N, C, H, W) for everybody else.
+        channels_first: whether images have the shape (N, C, H, W) outside of the node.
+        options: what :meth:`check` depends on beside the shapes and dtypes of the inputs; hashable.
         takes_two_terms: whether :meth:`gradients` takes a gradient as two terms, ``dy`` and ``plus``.
     """
 
     name = ""
     image_inputs = ()
+    filter_input = None
+    takes_strided = False
     makes_images = True
     channels_first = False
+    options = ()
     takes_two_terms = False
 
     def apply(self, inputs):
         """Computes output variables and grows the graph, as :meth:`chainer.FunctionNode.apply` does.
 
-        Chainer's own, which looks for ChainerX, for memory layouts and for each type of array again and again, takes
-        twice the time; it is asked if hooks or a debug mode want to take part.
+        Chainer's own looks for ChainerX, for memory layouts and for each type of array again and again, and takes twice
+        the time; it runs if there are hooks, or a debug mode is on.
         """
         config = chainer.config
         if chainer.get_function_hooks() or self._n_local_function_hooks or config.debug or config.schedule_func:
@@ -67,10 +80,7 @@ class Node(chainer.FunctionNode):
     def _variable_of(self, x, inputs):
         if not isinstance(x, chainer.get_array_types()):
             place = next(place for place, each in enumerate(inputs) if each is x)
-            names = inspect.signature(self.check).parameters
-            several = next(iter(names)) if len(names) == 1 else None  # the inputs are all alike: xs[0], xs[1]
-            argument = f"{several}[{place}]" if several and len(inputs) > 1 else list(names)[place]
-            checks.variable(self.name, argument, x)
+            checks.variable(self.name, self._argument(place, len(inputs)), x)
         return chainer.as_variable(x)
 
     def _join_graph(self, variables, outputs, results):
@@ -96,13 +106,22 @@ class Node(chainer.FunctionNode):
     def _check_data_type_forward(self, in_data):
         # Chainer does not call this if chainer.config.type_check is off. Its own, which this replaces, would describe
         # all inputs for a language of type expressions first.
-        self.check(*self._inputs(in_data))
+        key = type(self), self.options, self.channels_first, *[(x.shape, x.dtype) for x in in_data]
+        if key in _checked:
+            return
+        images = self.image_inputs if self.channels_first else ()
+        self.check(*[as_nhwc(x) if place in images else x for place, x in enumerate(in_data)])
+        if len(_checked) >= _MOST_CHECKED:
+            _checked.clear()
+        _checked.add(key)
 
     def check(self, *arrays):
         """Raises TypeError or ValueError, in one line, if arguments do not fit.
 
+        This is called once for all inputs of the same shapes and dtypes, with the same :attr:`options`.
+
         Args:
-            arrays: the inputs; only shapes and dtypes are to be looked at.
+            arrays: the inputs; only their shapes and dtypes may be read.
         """
 
     def forward(self, inputs):
@@ -114,23 +133,37 @@ class Node(chainer.FunctionNode):
         """
         if chainer.config.schedule_func is not None:
             raise RuntimeError(f"{self.name} of mixprec cannot be repeated by chainer.static_graph: do without it")
-        sums.install()
-        outputs = self.compute(primitives_of(inputs[0]), *map(_vector, self._inputs(inputs)))
+        if _backprop_utils.GradTable is not sums._GradTable:
+            sums.install()
+        arrays = [self._laid_out(place, x) for place, x in enumerate(inputs)]
+        outputs = self.compute(primitives_of(inputs[0]), *arrays)
         if self.channels_first and self.makes_images:
             return tuple(map(as_nchw, outputs))
         return outputs
 
-    def _inputs(self, arrays):
-        if not self.channels_first:
-            return arrays
-        return [as_nhwc(array) if place in self.image_inputs else array for place, array in enumerate(arrays)]
+    def _laid_out(self, place, array):
+        """Returns an input as :meth:`compute` gets it."""
+        if array.ndim == 4 and (place == self.filter_input or (self.channels_first and place in self.image_inputs)):
+            array = array.transpose(0, 2, 3, 1)
+        if array.flags.c_contiguous or self.takes_strided:
+            return array
+        if array.ndim > 1:  # the copy of a vector costs next to nothing
+            name = self._argument(place) + (" in the order (K, R, S, C / groups)" if place == self.filter_input else "")
+            announce("%s: %s is not C-contiguous, and is copied in every step", self.name, name)
+        return dense(array)
+
+    def _argument(self, place, count=1):
+        """Returns the name of one of ``count`` inputs."""
+        names = [*inspect.signature(self.check).parameters]
+        alike = len(names) == 1 and count > 1  # xs[0], xs[1]
+        return f"{names[0]}[{place}]" if alike else names[place]
 
     def compute(self, primitives, *arrays):
         """Returns a tuple of output arrays.
 
         Args:
             primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
-            arrays: the inputs.
+            arrays: the inputs, C-contiguous; images (N, H, W, C), filters (K, R, S, C / groups).
         """
         raise NotImplementedError
 
@@ -145,10 +178,8 @@ class Node(chainer.FunctionNode):
                 f"{self.name} of mixprec has no double backprop: call backward() without enable_double_backprop=True, "
                 f"or use chainer.functions"
             )
-        terms = sums.terms_of(*grad_outputs)
-        primitives = primitives_of(terms[0])
-        terms = [self._gradient(primitives, dy) for dy in terms]
-        gradients = self.gradients(primitives, target_input_indexes, *terms)
+        terms = [self._gradient(dy) for dy in terms_of(*grad_outputs)]
+        gradients = self.gradients(primitives_of(terms[0]), target_input_indexes, *terms)
         if self.channels_first:
             gradients = [
                 as_nchw(each) if place in self.image_inputs and each is not None else each
@@ -156,15 +187,15 @@ class Node(chainer.FunctionNode):
             ]
         return tuple([None if each is None else _variable(each, False) for each in gradients])
 
-    def _gradient(self, primitives, dy):
+    def _gradient(self, dy):
         """Returns the gradient of the output as :meth:`gradients` wants it."""
         if not (self.channels_first and self.makes_images and dy.ndim == 4):
             return dense(dy)
         gradient = as_nhwc(dy)
-        return gradient if gradient.flags.c_contiguous else primitives.to_nhwc(dense(dy), dy.dtype)
+        return gradient if gradient.flags.c_contiguous else primitives_of(dy).to_nhwc(dense(dy), dy.dtype)
 
     def gradients(self, primitives, indexes, dy):
-        """Returns a gradient for each input, ``None`` where there is none, or where nobody has asked for it.
+        """Returns a gradient for each input, ``None`` where there is none, or where it is not wanted.
 
         Args:
             primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
@@ -175,22 +206,18 @@ class Node(chainer.FunctionNode):
         raise NotImplementedError
 
     def retained(self):
-        """Returns the arrays of the inputs that were retained."""
-        arrays = [(place, self.inputs[place].data) for place in self._input_indexes_to_retain]
-        if self.channels_first:
-            return [as_nhwc(x) if place in self.image_inputs else _vector(x) for place, x in arrays]
-        return [_vector(x) for _, x in arrays]
+        """Returns the arrays of the inputs that were retained, as :meth:`compute` got them."""
+        return [self._laid_out(place, self.inputs[place].data) for place in self._input_indexes_to_retain]
 
     def retained_output(self):
         """Returns the array of the only output, which was retained."""
         (output,) = self._retained_output_data
         return as_nhwc(output) if self.channels_first and self.makes_images else output
 
-    def dense(self, argument, array):
-        """Returns an input C-contiguous; if that takes a copy, this is announced once."""
-        if not array.flags.c_contiguous:
-            announce("%s: %s is not C-contiguous, and is copied in every step", self.name, argument)
-        return dense(array)
+
+def terms_of(dy):
+    """Returns the arrays that a gradient is the sum of: two of a :class:`~mixprec.functions.sums.Sum`, else one."""
+    return dy.take() if type(dy) is sums.Sum else [dy.array]
 
 
 def _variable(array, requires_grad):
@@ -205,11 +232,6 @@ def as_nhwc(array):
 def as_nchw(array):
     """Returns a view (N, C, H, W) of an array (N, H, W, C); arrays with another number of axes as they are."""
     return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
-
-
-def _vector(array):
-    """Returns an array of one axis C-contiguous, which costs next to nothing; others as they are."""
-    return dense(array) if array.ndim == 1 else array
 
 
 def dense(array):

@@ -63,7 +63,7 @@ class _Pooling(Node):
     image_inputs = (0,)
 
     def __init__(self, pooling):
-        self._pooling = pooling
+        self._pooling = self.options = pooling
 
     def check(self, x):
         checks.images(self.name, "x", x)
@@ -89,7 +89,7 @@ class MaxPooling2D(_Pooling):
 
     def compute(self, primitives, x):
         self._x_shape = x.shape
-        y, self._where = primitives.max_pool(self.dense("x", x), self._pooling)
+        y, self._where = primitives.max_pool(x, self._pooling)
         return (y,)
 
     def gradients(self, primitives, indexes, dy):
@@ -103,7 +103,7 @@ class AveragePooling2D(_Pooling):
 
     def compute(self, primitives, x):
         self._x_shape = x.shape
-        return (primitives.average_pool(self.dense("x", x), self._pooling),)
+        return (primitives.average_pool(x, self._pooling),)
 
     def gradients(self, primitives, indexes, dy):
         return (primitives.average_pool_backward(dy, self._pooling, self._x_shape),)
@@ -127,7 +127,7 @@ class GlobalAveragePooling2D(Node):
 
     def compute(self, primitives, x):
         self._x_shape = x.shape
-        y = primitives.global_average_pool(self.dense("x", x))
+        y = primitives.global_average_pool(x)
         return (y[:, None, None] if self._keepdims else y,)
 
     def gradients(self, primitives, indexes, dy):

@@ -4,7 +4,6 @@ import chainer
 import numpy as np
 
 from mixprec import arguments
-from mixprec.backends.transfers import on_host
 from mixprec.functions import checks
 from mixprec.functions.node import Node
 
@@ -19,7 +18,7 @@ def softmax_cross_entropy(x, t, normalize=True, class_weight=None, ignore_label=
     Args:
         x: logits (N, K) or (N, ..., K) in a storage dtype.
         t: integer labels (N,) or (N, ...) from 0 to K - 1, or ``ignore_label``. Others are a ValueError on NumPy; on a
-            device nobody looks.
+            device they are not read.
         normalize: whether ``"mean"`` divides by the number of labels that are not ignored; otherwise by N.
         class_weight: ``None`` or an array (K,).
         ignore_label: a label whose loss is 0.
@@ -36,6 +35,12 @@ def softmax_cross_entropy(x, t, normalize=True, class_weight=None, ignore_label=
     name = SoftmaxCrossEntropy.name
     normalize = checks.flag(name, "normalize", normalize)
     ignore_label = checks.whole(name, "ignore_label", ignore_label)
+    arguments.choice(f"{name}: reduce", reduce, ("mean", "no"))
+    smoothing = checks.number(name, "smoothing", smoothing, 0.0, below=1.0)
+    if class_weight is not None and not isinstance(class_weight, chainer.get_array_types()):
+        raise TypeError(
+            f"{name}: class_weight must be an array, it gets no gradient; found {type(class_weight).__name__}"
+        )
     return SoftmaxCrossEntropy(normalize, class_weight, ignore_label, reduce, smoothing).apply((x, t))[0]
 
 
@@ -45,15 +50,10 @@ class SoftmaxCrossEntropy(Node):
     name = "softmax_cross_entropy"
 
     def __init__(self, normalize, class_weight, ignore_label, reduce, smoothing):
-        arguments.choice(f"{self.name}: reduce", reduce, ("mean", "no"))
-        smoothing = checks.number(self.name, "smoothing", smoothing, 0.0, below=1.0)
-        if class_weight is not None and not isinstance(class_weight, chainer.get_array_types()):
-            raise TypeError(
-                f"{self.name}: class_weight must be an array, it gets no gradient; found {type(class_weight).__name__}"
-            )
         self._normalize = normalize
         self._mean = reduce == "mean"
         self._options = {"class_weight": class_weight, "ignore_label": ignore_label, "smoothing": smoothing}
+        self.options = None if class_weight is None else class_weight.shape
 
     def check(self, x, t):
         checks.dtype(self.name, "x", x)
@@ -96,11 +96,11 @@ class SoftmaxCrossEntropy(Node):
 
     def _flat(self, x, t):
         """Returns logits (M, K) and labels (M,) int32."""
-        labels = self.dense("t", t).reshape(-1).astype(np.int32, copy=False)
-        return self.dense("x", x).reshape(-1, x.shape[-1]), labels
+        labels = t.reshape(-1).astype(np.int32, copy=False)
+        return x.reshape(-1, x.shape[-1]), labels
 
     def _check_labels(self, t, classes):
-        if not on_host(t):
+        if type(t) is not np.ndarray:
             return
         wrong = t[((t < 0) | (t >= classes)) & (t != self._options["ignore_label"])]
         if wrong.size:

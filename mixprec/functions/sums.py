@@ -5,7 +5,7 @@ Chainer's backward passes keep the gradients of a variable in a table until the 
 C-contiguous: of gradients (N, C, H, W) in the memory order of (N, H, W, C) it would change the layout, element by
 element. :func:`install` makes the table add them in their own order.
 
-A node with :attr:`~mixprec.functions.node.Node.takes_two_terms` gets a :class:`Sum` that nobody has computed.
+A node with :attr:`~mixprec.functions.node.Node.takes_two_terms` gets a :class:`Sum` that is not computed yet.
 """
 
 import weakref
@@ -20,7 +20,7 @@ from mixprec.dtypes import STORAGE_DTYPES
 
 
 class Sum(chainer.Variable):
-    """The sum of two gradients. It is computed when somebody looks at it, and is a plain variable from then on.
+    """The sum of two gradients. It is computed when it is read, and is a plain variable from then on.
 
     Before the node that is to take the terms is called, Chainer's backward pass asks for the raw array, only to find
     out on which device it is: until then that is the one of the first term.
@@ -75,11 +75,6 @@ class Sum(chainer.Variable):
         return self.__dict__[name]
 
 
-def terms_of(dy):
-    """Returns the arrays that a gradient is the sum of, two of a :class:`Sum`, otherwise one; a list."""
-    return dy.take() if type(dy) is Sum else [dy.array]
-
-
 def install():
     """Makes all backward passes of Chainer's add gradients in this way from now on.
 
@@ -95,7 +90,9 @@ class _Terms(list):
 
 
 class _GradTable(_backprop_utils.GradTable):
-    # That of chainer.grad does not load gradients of leaves. It may give a Sum to the user, whom nobody takes it from.
+    """Chainer's table of gradients, which adds them in their own order, or gives a :class:`Sum`."""
+
+    # That of chainer.grad does not load gradients of leaves; a Sum in it would reach the user.
 
     def get_as_list(self, node):
         gradients = super().get_as_list(node)
@@ -118,7 +115,7 @@ def _is_taken_as_two(node):
 
 
 def _is_ours(node=None):
-    """Whether gradients are only arrays, and nobody looks at how Chainer adds them, or at those of a function node."""
+    """Whether gradients are only arrays, and no hook watches Chainer's additions, or those of a function node."""
     config = chainer.config
     return not (
         config.enable_backprop

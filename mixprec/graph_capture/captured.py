@@ -23,7 +23,7 @@ from mixprec.graph_capture.specialization import Specialization
 from mixprec.graph_capture.step_arguments import Arguments
 from mixprec.optimizer import MixedPrecisionOptimizer
 
-OTHER_SHAPES = ("capture", "eager")
+_OTHER_SHAPES = ("capture", "eager")
 _WAITING = 16  # specializations without a graph that are remembered
 _CONFIG = ("train", "enable_backprop", "dtype", "use_cudnn", "cudnn_deterministic")
 
@@ -157,7 +157,7 @@ class Captured:
         self._capturable, self._name = capturable, capturable.name
         self._warmup = arguments.whole("warmup", warmup, 2)
         self._graphs = arguments.whole("graphs", graphs, 1)
-        self._other_shapes = arguments.choice("other_shapes", other_shapes, OTHER_SHAPES)
+        self._other_shapes = arguments.choice("other_shapes", other_shapes, _OTHER_SHAPES)
         self._required = arguments.flag("required", required)
         self._specializations = collections.OrderedDict()  # by key, the one that was called last at the end
         self._first_key = None  # with other_shapes="eager": of the only specialization

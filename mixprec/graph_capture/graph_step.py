@@ -12,7 +12,7 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from mixprec.functions.dropout import dropout_state
+from mixprec.backends.dropout_state import dropout_state
 from mixprec.graph_capture.called_links import local_hooks
 from mixprec.graph_capture.capturable import Capturable, GraphSession
 from mixprec.graph_capture.graph_table import GraphTable
@@ -223,7 +223,7 @@ class TrainingSession(GraphSession):
         self._optimizer.target.cleargrads()
 
     def _objects(self):
-        """What has addresses or values in the graph, beside what :class:`~mixprec.optimizer.changes.Changes` sees."""
+        """Returns the objects with addresses or values in the graph that ``unchanged()`` does not compare."""
         *_, scaler, steps = _parts(self._optimizer)
         objects = list(map(dict.get, self._owners, self._names))  # persistent values of links
         objects += [dropout_state(self._batch.applied), *steps.arrays]

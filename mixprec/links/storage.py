@@ -1,7 +1,7 @@
-"""Parameters in a storage dtype: how they are initialized, saved and loaded, and in which order filters lie in memory.
+"""Parameters of links in a storage dtype: initialization, files in float32, and the memory order of filters.
 
-A file has Chainer's names, Chainer's order of axes and float32, whatever the parameters are in: a model of these links
-and one of Chainer's own load each other's files.
+A file has Chainer's names, Chainer's order of axes and float32, in whatever dtype the parameters are: a model of these
+links and one of Chainer's own load each other's files.
 """
 
 import chainer
@@ -12,6 +12,7 @@ from mixprec import arguments, without_masters
 from mixprec.backends import primitives_of
 from mixprec.dtypes import BFLOAT16
 from mixprec.functions import checks
+from mixprec.functions.layout import lay_out
 from mixprec.functions.node import dense
 
 _FLOATS = np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)
@@ -87,13 +88,6 @@ class StoredInFloat32:
 def in_float32(serializer):
     """Returns a serializer that saves float16 and bfloat16 arrays as float32, and loads them from that."""
     return _Loading(serializer) if isinstance(serializer, chainer.Deserializer) else _Saving(serializer)
-
-
-def lay_out(param):
-    """Gives an initialized parameter of filters (K, C, R, S) the memory order (K, R, S, C)."""
-    view = param.array.transpose(0, 2, 3, 1)
-    if not view.flags.c_contiguous:
-        param.array = dense(view).transpose(0, 3, 1, 2)
 
 
 class ChannelsLast(StoredInFloat32):

@@ -60,8 +60,8 @@ class FallbackForm(UpdateForm):
 
     def __init__(self, optimizer):
         self._optimizer = optimizer
-        self._has_hooks = has_hooks(optimizer)
-        self._counting = counts_only(optimizer)
+        self._has_hooks = _has_hooks(optimizer)
+        self._counting = _owners_of_t(optimizer)
         self._counter = self._since = None  # the StepCounter, and its number of skipped steps that `t` knows of
 
     def check(self, scale=None, gradients=(), statistics=None):
@@ -184,11 +184,11 @@ def _copy(value):
     return value.copy(order="K") if isinstance(value, chainer.get_array_types()) else value
 
 
-def counts_only(optimizer):
-    """Whether ``t`` is the only number on the host that an update of ``optimizer`` moves, and no rule computes with it.
+def _owners_of_t(optimizer):
+    """Returns the optimizer and the update rules that take part in an update, whose ``t`` may be corrected later.
 
     Returns:
-        The optimizer and the update rules that take part in an update, or ``None``.
+        A tuple; ``None`` if an update moves any other number on the host, or if a rule computes with ``t``.
     """
     if len(list(optimizer.target.params(include_uninit=False))) > len(list(optimizer.target.pairs())):
         return None  # a shared parameter: Chainer updates it, and counts, as often as it occurs
@@ -205,7 +205,7 @@ def counts_only(optimizer):
     return (optimizer, *owners)
 
 
-def has_hooks(optimizer):
+def _has_hooks(optimizer):
     """Whether an update of ``optimizer`` runs any hook."""
     rules = (master.update_rule for _, _, master in optimizer.target.pairs())
     return any(_hooks(owner) for owner in (optimizer, *rules) if owner is not None)

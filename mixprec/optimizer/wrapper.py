@@ -11,7 +11,8 @@ from typing import Any, Literal
 import chainer
 import numpy as np
 
-from mixprec import arguments, functions
+from mixprec import arguments
+from mixprec.backends.dropout_state import serialize_dropout
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.no_decay import NoDecay
@@ -340,7 +341,7 @@ class MixedPrecisionOptimizer:
                 f"the snapshot has no loss scale: it starts afresh at {self.loss_scale:g}, and skipped at 0",
                 stacklevel=2,
             )
-        functions.serialize_dropout(own, dict.fromkeys(param.device for param in self.target.params()))
+        serialize_dropout(own, dict.fromkeys(param.device for param in self.target.params()))
         if isinstance(serializer, chainer.Deserializer):
             self._factor = None
             self._patience.look_next_time()

@@ -1,4 +1,4 @@
-"""What ``mixprec.convert`` leaves in a model: a state for each link, and a conversion that all of them share.
+"""The state that ``mixprec.convert`` leaves in each link of a model, and the conversion that all of them share.
 
 Both go where the links go: into copies, pickles and other processes.
 """

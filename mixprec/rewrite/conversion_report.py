@@ -1,4 +1,7 @@
-"""What :func:`mixprec.convert` did to a model, as a table."""
+"""The report of a conversion: a table of the links, and what is known of functions, fusion and memory.
+
+:func:`mixprec.convert` returns one; it asks the links and the last trace whenever it is printed.
+"""
 
 import collections
 import dataclasses

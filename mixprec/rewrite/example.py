@@ -9,7 +9,7 @@ import numpy as np
 from chainer import initializers
 
 from mixprec import arguments
-from mixprec.functions.dropout import keeping_dropout
+from mixprec.backends.dropout_state import keeping_dropout
 
 
 def check_example(model, example):

@@ -1,4 +1,4 @@
-"""What is remembered of a place in a model from one call to the next.
+"""Places in a model: what a converted link remembers of its functions from one call to the next.
 
 A place is the n-th batch normalization, or the n-th convolution, that one link applies in one call of the model, in
 training or in evaluation. :class:`~mixprec.rewrite.conversion.LinkState` keeps the places of its link.

@@ -1,4 +1,4 @@
-"""Where a converted link keeps its conversion: one attribute of the link."""
+"""The attribute of a link that makes it a converted one."""
 
 from mixprec.without_masters import CONVERSION
 

@@ -33,7 +33,7 @@ class WeightAverage(extension.Extension):
 
     def __init__(self, optimizer, decay):
         self._optimizer = optimizer
-        self._structure = ModelIndex(optimizer.target)
+        self._index = ModelIndex(optimizer.target)
         self._links = self._named_links = ()
         self._average = MovingAverage(decay)
 
@@ -41,7 +41,7 @@ class WeightAverage(extension.Extension):
         """Begins with the weights that the model has, unless there are averages from a snapshot."""
         self._follow()
         if self._average.steps == 0:
-            for param in self._structure.params:
+            for param in self._index.params:
                 self._optimizer.master(param)  # what was written into a parameter reaches its master
             self._average.restart()
 
@@ -85,12 +85,12 @@ class WeightAverage(extension.Extension):
 
     def _follow(self):
         """Returns what is averaged by name: masters, and statistics."""
-        structure = self._structure
-        structure.refresh()
-        if structure.links is not self._links:
-            self._links, self._named_links = structure.links, list(self._optimizer.target.namedlinks())
+        index = self._index
+        index.refresh()
+        if index.links is not self._links:
+            self._links, self._named_links = index.links, list(self._optimizer.target.namedlinks())
         arrays = {}
-        for name, param in structure.namedparams:
+        for name, param in index.namedparams:
             master = master_of(param)
             arrays[name] = param.array if master is None else master
         for path, link in self._named_links:
@@ -102,7 +102,7 @@ class WeightAverage(extension.Extension):
 
     def _copies(self):
         """Returns ``[(array, array of its master)]`` of the parameters in 16 bits, a shared one once."""
-        found = {id(param): (param.array, master_of(param)) for param in self._structure.params}
+        found = {id(param): (param.array, master_of(param)) for param in self._index.params}
         return [(array, master) for array, master in found.values() if master is not None]
 
 

@@ -11,8 +11,7 @@ from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunctio
 from benchmarks import floors, primitives_gpu
 from benchmarks.null_device import Call, Spec
 from mixprec.backends import cpu
-from mixprec.backends.geometry import BatchNorm, Convolution
-from mixprec.backends.primitives import Saved
+from mixprec.backends.geometry import BatchNorm, Convolution, Saved
 
 RATES = types.SimpleNamespace(bandwidth=1e6, flops={"float32": 2e6, "float16": 8e6})
 GEOMETRIES = [

@@ -4,13 +4,13 @@ import numpy as np
 
 from benchmarks.bars.progress import reporting
 from mixprec.backends import launch
-from mixprec.backends.cudnn import dnn, settings
+from mixprec.backends.cudnn import context, settings
 from mixprec.backends.geometry import BatchNorm, Convolution
 from tests.stand_ins.cuda_on_host import HostCuda, send
 
 
 def test_plans_and_measurements_of_cudnn_are_counted(capsys):
-    before = launch.binary_of, dnn.Plan, dnn.fastest
+    before = launch.binary_of, context.Plan, context.fastest
     said, rng = [], np.random.default_rng(0)
     x, w = send(tuple(rng.normal(size=shape).astype(np.float16) for shape in ((2, 6, 5, 16), (24, 3, 3, 16))))
     gamma, beta = send(tuple(np.ones((2, 16), np.float32)))
@@ -23,11 +23,11 @@ def test_plans_and_measurements_of_cudnn_are_counted(capsys):
     assert said[0] == "imports, 0 kernels compiled, 0 plans of cuDNN built, 0 engines measured"
     assert said[-1].startswith("imports, 0 kernels compiled, ")
     built, measured = (int(said[-1].split(", ")[place].split()[0]) for place in (2, 3))
-    assert built == len(cuda.dnn.plans()) >= 2
+    assert built == len(cuda.cudnn.plans()) >= 2
     assert measured >= 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith(f"a row: {said[-1]}; ")
-    assert before == (launch.binary_of, dnn.Plan, dnn.fastest)
+    assert before == (launch.binary_of, context.Plan, context.fastest)
 
 
 def test_kernels_are_counted(monkeypatch):

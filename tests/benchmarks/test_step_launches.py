@@ -32,7 +32,7 @@ def _launches(notes):
 
 def _of_kernels(device, monkeypatch, run):
     """Launches of a primitive whose batch normalization has no engine of cuDNN."""
-    monkeypatch.setattr(null_device.Dnn, "supports", lambda *_: False)
+    monkeypatch.setattr(null_device.CudnnContext, "supports", lambda *_: False)
     with recording() as notes:
         run(*device)
     return _launches(notes)

@@ -396,4 +396,4 @@ def test_what_is_not_bridged_says_so():
 def test_a_device_has_one_of_it(device):
     (x,) = drawn((2, 2))
     assert nchw_of(x) is nchw_of(x)
-    assert nchw_of(x).dnn is device.dnn  # plans are shared with the converted layers
+    assert nchw_of(x).cudnn is device.cudnn  # plans are shared with the converted layers

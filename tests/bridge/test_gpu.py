@@ -621,13 +621,13 @@ def test_batches_of_0(case):
 
 def test_weights_get_no_gradient_from_a_batch_of_0(monkeypatch):
     """Zeros, as on NumPy; and cuDNN, whose tensors have at least one element, is asked for nothing."""
-    from mixprec.backends.cudnn.dnn import Dnn
+    from mixprec.backends.cudnn.context import CudnnContext
 
     inputs = drawn(FLOAT32, (0, 3, 5, 5), (4, 3, 3, 3), (4,))
     dy = np.empty((0, 4, 3, 3), np.float32)
     _, expected = run(F.convolution_2d, inputs, dy)
-    monkeypatch.setattr(Dnn, "plan", lambda *arguments: pytest.fail("cuDNN was asked"))
-    monkeypatch.setattr(Dnn, "supports", lambda *arguments: pytest.fail("cuDNN was asked"))
+    monkeypatch.setattr(CudnnContext, "plan", lambda *arguments: pytest.fail("cuDNN was asked"))
+    monkeypatch.setattr(CudnnContext, "supports", lambda *arguments: pytest.fail("cuDNN was asked"))
     _, gradients = on_device(F.convolution_2d, inputs, dy)
     for one, other in zip(gradients, expected, strict=True):
         np.testing.assert_array_equal(one, other)

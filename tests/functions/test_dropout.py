@@ -1,7 +1,5 @@
 """The random states of dropout: in snapshots, so that a resumed run is bitwise one that never stopped."""
 
-import sys
-
 import chainer
 import numpy as np
 import pytest
@@ -11,11 +9,10 @@ import mixprec
 from mixprec import backends
 from mixprec import functions as F
 from mixprec import links as L
-from mixprec.backends import cpu
+from mixprec.backends import cpu, dropout_state
 from mixprec.training import snapshots
 from tests.stand_ins.device_stand_in import DeviceArray
 
-MODULE = sys.modules["mixprec.functions.dropout"]  # the name in the package is the function's
 CPU = chainer.get_device("@numpy")
 X = np.ones(1000, np.float32)
 
@@ -39,8 +36,8 @@ def start_process(monkeypatch):
     """Returns what makes this process a new one, as far as dropout can tell, with other random numbers."""
 
     def start(seed=0):
-        monkeypatch.setattr(MODULE, "_states", {})
-        monkeypatch.setattr(MODULE, "_forgotten", set())
+        monkeypatch.setattr(dropout_state, "_states", {})
+        monkeypatch.setattr(dropout_state, "_forgotten", set())
         np.random.seed(seed)
 
     start()
@@ -118,9 +115,9 @@ def test_a_file_of_an_optimizer_has_the_state(start_process, form, fresh, tmp_pa
         start_process(seed=7)
     else:
         F.dropout(X)
-    (before,) = MODULE._states.values() if MODULE._states else [None]
+    (before,) = dropout_state._states.values() if dropout_state._states else [None]
     getattr(serializers, f"load_{form}")(path, _optimizer())
-    (after,) = MODULE._states.values()
+    (after,) = dropout_state._states.values()
     assert before is None or after is before
     for zeros in expected:
         np.testing.assert_array_equal(F.dropout(X).array, zeros)
@@ -137,7 +134,7 @@ def test_files_without_a_state(form, tmp_path):
     plain = optimizers.MomentumSGD().setup(Net("float32"))
     plain.update(plain.target, np.ones((2, 6), np.float32), np.zeros(2, np.int32))
     save(paths[1], plain)
-    state = MODULE._states[cpu.PRIMITIVES]
+    state = dropout_state._states[cpu.PRIMITIVES]
     before = state.copy()
     load(paths[0], _optimizer())
     with pytest.warns(UserWarning, match="no loss scale"):
@@ -178,7 +175,7 @@ def test_a_saved_state_does_not_move_on(start_process):
 def test_a_reset_state_draws_a_new_seed_into_the_same_array():
     np.random.seed(0)
     first = F.dropout(X).array
-    state = MODULE._states[cpu.PRIMITIVES]
+    state = dropout_state._states[cpu.PRIMITIVES]
     F.reset_dropout()
     assert (F.dropout(X).array != first).any()
     np.random.seed(0)
@@ -186,7 +183,7 @@ def test_a_reset_state_draws_a_new_seed_into_the_same_array():
     np.testing.assert_array_equal(F.dropout(X).array, first)
     F.dropout(X)
     assert state[1] == 2  # a seed is drawn once
-    assert MODULE._states[cpu.PRIMITIVES] is state
+    assert dropout_state._states[cpu.PRIMITIVES] is state
 
 
 class OtherArray(DeviceArray):
@@ -228,10 +225,10 @@ def test_the_state_of_a_gpu_goes_into_a_file_and_back_in_place(start_process):
     F.dropout(x)
     saved = _saved(device)
     expected = F.dropout(x).array
-    (state,) = MODULE._states.values()
+    (state,) = dropout_state._states.values()
     F.serialize_dropout(serializers.NpzDeserializer(saved), [device])
     np.testing.assert_array_equal(cupy.asnumpy(F.dropout(x).array), cupy.asnumpy(expected))
-    assert next(iter(MODULE._states.values())) is state
+    assert next(iter(dropout_state._states.values())) is state
 
     start_process(seed=7)
     F.serialize_dropout(serializers.NpzDeserializer(saved), [CPU])

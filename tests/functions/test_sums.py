@@ -14,7 +14,7 @@ from benchmarks import null_device
 from mixprec import functions as F
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.device_log import recording
-from mixprec.functions import sums
+from mixprec.functions import node, sums
 from mixprec.functions.batch_normalization import BatchNormalization
 from mixprec.functions.node import Node
 from mixprec.functions.sums import Sum
@@ -29,14 +29,14 @@ sums.install()
 def taken(monkeypatch):
     """The numbers of terms that nodes were given, one for each backward pass."""
     found = []
-    terms_of = sums.terms_of
+    terms_of = node.terms_of
 
     def noted(dy):
         terms = terms_of(dy)
         found.append(len(terms))
         return terms
 
-    monkeypatch.setattr(sums, "terms_of", noted)
+    monkeypatch.setattr(node, "terms_of", noted)
     return found
 
 

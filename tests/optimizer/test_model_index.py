@@ -1,4 +1,4 @@
-"""Structure: links and parameters of a model without a walk at every step, and never others than a walk would give."""
+"""ModelIndex: links and parameters of a model without a walk at every step, and never others than a walk would give."""
 
 import gc
 import operator
@@ -37,13 +37,13 @@ def _nested():
     )
 
 
-def assert_same(structure, model):
+def assert_same(index, model):
     """What it has is what Chainer's walks give now."""
-    found, expected = structure.namedparams, list(model.namedparams())
+    found, expected = index.namedparams, list(model.namedparams())
     assert [name for name, _ in found] == [name for name, _ in expected]
     assert all(one is other for (_, one), (_, other) in zip(found, expected, strict=True))
-    assert len(structure.params) == len(expected)
-    assert all(one is other for one, (_, other) in zip(structure.params, expected, strict=True))
+    assert len(index.params) == len(expected)
+    assert all(one is other for one, (_, other) in zip(index.params, expected, strict=True))
 
 
 CHANGES = []
@@ -209,34 +209,34 @@ def sequential_in_sequential(m):
 def test_a_change_is_seen(change):
     """Once; afterwards all is as it was again."""
     model = _nested()
-    structure = ModelIndex(model)
-    assert_same(structure, model)
-    assert not structure.refresh()
-    before = list(structure.params)
+    index = ModelIndex(model)
+    assert_same(index, model)
+    assert not index.refresh()
+    before = list(index.params)
     change(model)
-    changed = structure.refresh()
-    assert_same(structure, model)
-    same = len(before) == len(structure.params) and all(map(operator.is_, before, structure.params))
+    changed = index.refresh()
+    assert_same(index, model)
+    same = len(before) == len(index.params) and all(map(operator.is_, before, index.params))
     assert changed or same
     assert same == (change is add_link_without_parameters)
-    kept = structure.namedparams
-    assert not structure.refresh()
-    assert structure.namedparams is kept
+    kept = index.namedparams
+    assert not index.refresh()
+    assert index.namedparams is kept
 
 
 def test_nothing_is_walked_while_nothing_changes():
     """The list of parameters is the same object; that of the links, too."""
     model = _nested()
-    structure = ModelIndex(model)
-    namedparams, params = structure.namedparams, structure.params
+    index = ModelIndex(model)
+    namedparams, params = index.namedparams, index.params
     model.leaf.w.array += 1
     model.leaf.w.grad = np.ones(2, np.float32)
     model.leaf.note = "an attribute that is neither parameter nor link"
     model.leaf.add_persistent("count", 3)
     model.cleargrads()
-    assert not structure.refresh()
-    assert structure.namedparams is namedparams
-    assert structure.params is params
+    assert not index.refresh()
+    assert index.namedparams is namedparams
+    assert index.params is params
 
 
 @pytest.mark.parametrize("kind", ["parameter", "link"])
@@ -244,68 +244,68 @@ def test_deleted_and_added_again_under_the_same_name(kind):
     """Another object under the same name is another parameter; the same object is the same one."""
     model = chainer.Chain(leaf=Leaf(), other=Leaf())
     owner, name = (model.leaf, "w") if kind == "parameter" else (model, "leaf")
-    structure = ModelIndex(model)
+    index = ModelIndex(model)
     kept = getattr(owner, name)
     delattr(owner, name)
-    assert structure.refresh()
-    assert_same(structure, model)
+    assert index.refresh()
+    assert_same(index, model)
     for value, changed in ((kept, True), (kept, False), (Leaf() if kind == "link" else _param(), True)):
         if hasattr(owner, name):
             setattr(owner, name, value)
         else:
             with owner.init_scope():
                 setattr(owner, name, value)
-        assert structure.refresh() == changed
-        assert_same(structure, model)
+        assert index.refresh() == changed
+        assert_same(index, model)
 
 
 def test_deleted_and_added_between_two_looks():
     """The names are as they were, and nothing else."""
     model = chainer.Chain(leaf=Leaf())
-    structure = ModelIndex(model)
+    index = ModelIndex(model)
     del model.leaf
     gc.collect()
     model.add_link("leaf", Leaf())
-    assert structure.refresh()
-    assert_same(structure, model)
+    assert index.refresh()
+    assert_same(index, model)
     kept = model.leaf
     del model.leaf
     model.add_link("leaf", kept)
-    assert not structure.refresh()
-    assert_same(structure, model)
+    assert not index.refresh()
+    assert_same(index, model)
 
 
 def test_a_parameter_under_another_name_has_that_name():
     """Also if the order of parameters is the same as before."""
     model = chainer.Chain(leaf=Leaf())
-    structure = ModelIndex(model)
+    index = ModelIndex(model)
     kept = model.leaf.w
     del model.leaf.w
     with model.leaf.init_scope():
         model.leaf.x = kept
-    structure.refresh()
-    assert_same(structure, model)
-    assert dict(structure.namedparams)["/leaf/x"] is kept
+    index.refresh()
+    assert_same(index, model)
+    assert dict(index.namedparams)["/leaf/x"] is kept
 
 
 def test_two_parameters_swapped():
     model = chainer.Chain(leaf=Leaf())
-    structure = ModelIndex(model)
+    index = ModelIndex(model)
     leaf = model.leaf
     leaf.w, leaf.b = leaf.b, leaf.w
-    assert structure.refresh()
-    assert_same(structure, model)
+    assert index.refresh()
+    assert_same(index, model)
 
 
 def test_two_links_swapped():
     model = chainer.Chain(one=Leaf(), other=Leaf(), several=chainer.ChainList(Leaf(), Leaf()))
-    structure = ModelIndex(model)
+    index = ModelIndex(model)
     model.one, model.other = model.other, model.one
-    assert structure.refresh()
-    assert_same(structure, model)
+    assert index.refresh()
+    assert_same(index, model)
     model.several[0], model.several[1] = model.several[1], model.several[0]
-    assert structure.refresh()
-    assert_same(structure, model)
+    assert index.refresh()
+    assert_same(index, model)
 
 
 def test_shared_links_and_parameters_occur_as_often_as_chainer_has_them():
@@ -313,22 +313,22 @@ def test_shared_links_and_parameters_occur_as_often_as_chainer_has_them():
     model = chainer.Chain(one=shared, other=chainer.ChainList(shared, Leaf()))
     with model.init_scope():
         model.w = shared.w
-    structure = ModelIndex(model)
-    assert_same(structure, model)
-    assert sum(param is shared.w for param in structure.params) == 3
+    index = ModelIndex(model)
+    assert_same(index, model)
+    assert sum(param is shared.w for param in index.params) == 3
     shared.w = _param()
-    assert structure.refresh()
-    assert_same(structure, model)
-    assert sum(param is shared.w for param in structure.params) == 2
+    assert index.refresh()
+    assert_same(index, model)
+    assert sum(param is shared.w for param in index.params) == 2
 
 
 def test_a_link_that_is_taken_away_is_let_go():
     """After the next look."""
     model = chainer.Chain(leaf=Leaf(), other=Leaf())
-    structure = ModelIndex(model)
+    index = ModelIndex(model)
     gone = weakref.ref(model.leaf.w)
     del model.leaf
-    structure.refresh()
+    index.refresh()
     gc.collect()
     assert gone() is None
 
@@ -419,32 +419,32 @@ def test_links_with_walks_of_their_own(kind, change, inside):
     """Whatever they do, wherever they are."""
     own = kind()
     model = chainer.Chain(first=Leaf(), own=chainer.ChainList(own)) if inside else own
-    structure = ModelIndex(model)
-    assert_same(structure, model)
-    assert not structure.refresh()
+    index = ModelIndex(model)
+    assert_same(index, model)
+    assert not index.refresh()
     change(own)
-    assert structure.refresh()
-    assert_same(structure, model)
-    assert not structure.refresh()
+    assert index.refresh()
+    assert_same(index, model)
+    assert not index.refresh()
 
 
 def test_a_link_with_a_walk_of_its_own_comes_late():
     model = chainer.Chain(leaf=Leaf())
-    structure = ModelIndex(model)
+    index = ModelIndex(model)
     model.add_link("own", Elsewhere())
-    assert structure.refresh()
+    assert index.refresh()
     _another_layer(model.own)
-    assert structure.refresh()
-    assert_same(structure, model)
+    assert index.refresh()
+    assert_same(index, model)
     del model.own
-    assert structure.refresh()
-    kept = structure.namedparams
-    assert not structure.refresh()
-    assert structure.namedparams is kept
+    assert index.refresh()
+    kept = index.namedparams
+    assert not index.refresh()
+    assert index.namedparams is kept
 
 
 def test_chainers_own_links_are_walked_once():
-    """None of these has a walk that the structure must ask every time."""
+    """None of these has a walk that the index must ask every time."""
     models = [
         L.Classifier(L.MLPConvolution2D(3, (4, 5), 1)),
         L.StatefulZoneoutLSTM(3, 2),
@@ -453,11 +453,11 @@ def test_chainers_own_links_are_walked_once():
         chainer.Sequential(L.Linear(3, 2), F.relu).repeat(2),
         L.Scale(W_shape=(3,), bias_term=True),
     ]
-    structure = ModelIndex(chainer.ChainList(*models))
-    kept = structure.namedparams
+    index = ModelIndex(chainer.ChainList(*models))
+    kept = index.namedparams
     assert len(kept) > 30
-    assert not structure.refresh()
-    assert structure.namedparams is kept
+    assert not index.refresh()
+    assert index.namedparams is kept
 
 
 # --- any sequence of changes
@@ -465,12 +465,12 @@ def test_chainers_own_links_are_walked_once():
 
 @settings(max_examples=tries(20), stateful_step_count=30)
 class AnyChanges(RuleBasedStateMachine):
-    """A model whose parts are added, moved, replaced and removed, and a structure that looks at it now and then."""
+    """A model whose parts are added, moved, replaced and removed, and a index that looks at it now and then."""
 
     def __init__(self):
         super().__init__()
         self.model = _nested()
-        self.structure = ModelIndex(self.model)
+        self.index = ModelIndex(self.model)
         self.looked = True
 
     def _links(self, *kinds):
@@ -524,15 +524,15 @@ class AnyChanges(RuleBasedStateMachine):
     @precondition(lambda self: not self.looked)
     @rule()
     def look(self):
-        self.structure.refresh()
-        assert_same(self.structure, self.model)
+        self.index.refresh()
+        assert_same(self.index, self.model)
         self.looked = True
 
     @invariant()
     def is_right_after_a_look(self):
         if self.looked:
-            assert not self.structure.refresh()
-            assert_same(self.structure, self.model)
+            assert not self.index.refresh()
+            assert_same(self.index, self.model)
 
 
 TestAnyChanges = AnyChanges.TestCase

@@ -91,7 +91,7 @@ def step(model, x):
 @pytest.fixture
 def undecided(device, monkeypatch):  # noqa: F811
     """The device, which has not chosen anything so far."""
-    monkeypatch.setattr(device, "_ways", {})
+    monkeypatch.setattr(device, "_chosen", {})
     monkeypatch.setattr(device, "_last", (None, None, None))
     return device
 
@@ -104,7 +104,7 @@ def on_device(host, undecided, monkeypatch):  # noqa: F811
         names = [name for name, _ in candidates]
         return "statistics" if "statistics" in names else names[0]
 
-    monkeypatch.setattr(undecided.dnn, "choose", choose)
+    monkeypatch.setattr(undecided.cudnn, "choose", choose)
 
     def run(model, calls):
         host.send_link(model)

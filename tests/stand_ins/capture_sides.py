@@ -174,7 +174,7 @@ def device():
 def host(device, monkeypatch):
     monkeypatch.setitem(backends._OTHERS, GraphArray, device)
     # Chainer takes this device for the host.
-    monkeypatch.setattr(sys.modules["mixprec.functions.dropout"], "_primitives", lambda _: device)
+    monkeypatch.setattr(sys.modules["mixprec.backends.dropout_state"], "_primitives", lambda _: device)
     monkeypatch.setattr(origin, "LIBRARIES", origin.LIBRARIES | {"tests.stand_ins"})
     cudnn.configure(deterministic=True)
     return HOST

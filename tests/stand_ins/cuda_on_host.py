@@ -7,7 +7,7 @@ import chainer
 import numpy as np
 
 from mixprec.backends.cuda import Cuda
-from mixprec.backends.cudnn.dnn import Dnn
+from mixprec.backends.cudnn.context import CudnnContext
 from tests.stand_ins import fake_cudnn, kernels_on_host
 from tests.stand_ins.cudnn_host import HostDevice
 from tests.stand_ins.host_launch import HostLauncher
@@ -15,7 +15,7 @@ from tests.stand_ins.host_launch import HostLauncher
 ENGINES = ("cudnn", "kernels")
 
 
-class _Dnn(Dnn):
+class _CudnnContext(CudnnContext):
     def plan(self, operation):
         plan = super().plan(operation)
         plan.works_in_place = True  # it would be tried by further runs, which nobody wants to count here
@@ -30,7 +30,7 @@ class HostCuda(Cuda):
     """
 
     def __init__(self, node_cost=1.0):
-        super().__init__(HostLauncher(), _Dnn(0, frontend=fake_cudnn, device=HostDevice(self._took)))
+        super().__init__(HostLauncher(), _CudnnContext(0, frontend=fake_cudnn, device=HostDevice(self._took)))
         self._node_cost = node_cost
         self._counted = 0, 0
 

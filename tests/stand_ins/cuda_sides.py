@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from mixprec.backends.cuda import Cuda
-from mixprec.backends.cuda.ways import WithoutCudnn
-from mixprec.backends.cudnn.dnn import Dnn
+from mixprec.backends.cuda.candidates import WithoutCudnn
+from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.cudnn.library import CudnnMissing
 from mixprec.backends.launch import CupyLauncher
 from tests.stand_ins import fake_cudnn
@@ -44,13 +44,13 @@ class Side:
 
     def need_cudnn(self):
         """Skips the test where there is no cuDNN."""
-        if isinstance(self.cuda.dnn, WithoutCudnn):
-            pytest.skip(self.cuda.dnn._reason)
+        if isinstance(self.cuda.cudnn, WithoutCudnn):
+            pytest.skip(self.cuda.cudnn._reason)
 
     @contextlib.contextmanager
     def workspaces_of(self, byte):
         """For a while, the workspace of a plan is full of this byte whenever the plan runs; yields the sizes."""
-        workspaces, sizes = self.cuda.dnn._executor._workspaces, []
+        workspaces, sizes = self.cuda.cudnn._executor._workspaces, []
         address_of = workspaces.address
 
         def filled(stream, size):
@@ -104,11 +104,11 @@ class OnHost(Side):
             kept.append(empty(*arguments))
             return kept[-1]
 
-        with cuda.dnn._device.on(7):
+        with cuda.cudnn._device.on(7):
             if warm:
                 step()
             with (
-                cuda.dnn._device.on(7, capturing=True),
+                cuda.cudnn._device.on(7, capturing=True),
                 mock.patch.object(launcher, "launch", noting(launcher.launch)),
                 mock.patch.object(launcher, "empty", kept_empty),
                 mock.patch.object(fake_cudnn.pygraph, "execute_plan_at_index", noting(run_plan)),
@@ -147,10 +147,10 @@ class OnGpu(Side):
     def fresh(self):
         """Returns primitives that have neither found nor built anything yet."""
         try:
-            dnn = Dnn(0)
+            cudnn = CudnnContext(0)
         except CudnnMissing as error:
-            dnn = WithoutCudnn(str(error))
-        return Cuda(CupyLauncher(0), dnn)
+            cudnn = WithoutCudnn(str(error))
+        return Cuda(CupyLauncher(0), cudnn)
 
     def send(self, value, misaligned=False):
         """Copies arrays to the GPU, also those in tuples; ``None`` stays."""

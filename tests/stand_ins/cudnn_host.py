@@ -8,7 +8,7 @@ import numpy as np
 
 
 class HostDevice:
-    """Has the interface of :class:`mixprec.backends.cudnn.device.CupyDevice`.
+    """Has the interface of :class:`mixprec.backends.cudnn.cupy_device.CupyDevice`.
 
     Args:
         took: callable that says how many milliseconds the last call took; by default all calls take 1.

@@ -14,7 +14,7 @@ import numpy as np
 from mixprec.backends.aside import Aside
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cuda import Cuda
-from mixprec.backends.cudnn.dnn import Dnn
+from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.device_log import record
 from mixprec.backends.launch import Kernel
 from tests.stand_ins import fake_cudnn, graph_array, graph_work
@@ -79,7 +79,7 @@ class GraphCuda(Cuda):
     def __init__(self):
         frontend = types.SimpleNamespace(**{**vars(fake_cudnn), "pygraph": _Pygraph})
         device = _Device()
-        super().__init__(GraphLauncher(), Dnn(0, frontend=frontend, device=device))
+        super().__init__(GraphLauncher(), CudnnContext(0, frontend=frontend, device=device))
         self.graphs = HostGraphs(device)
 
 

@@ -19,7 +19,7 @@ class OwnKernels(Poolings, LocalResponseNorms, Losses, Dropouts, Layouts, Biases
     """
 
     def __init__(self, launcher):
-        super().__init__(launcher, dnn=None)
+        super().__init__(launcher, cudnn=None)
 
     def launches_of(self, primitive, *arguments, **keywords):
         """Returns how often something is launched by a primitive."""

@@ -3,30 +3,26 @@
 bfloat16 is that of ml_dtypes, which NumPy takes as a dtype of its own.
 """
 
-from mixprec.backends.cpu.addition import Additions
 from mixprec.backends.cpu.batch_norm import BatchNorms
 from mixprec.backends.cpu.convolution import Convolutions
 from mixprec.backends.cpu.dropout import Dropouts
-from mixprec.backends.cpu.layout import Layouts
+from mixprec.backends.cpu.elementwise import Elementwise
 from mixprec.backends.cpu.linear import Linears
 from mixprec.backends.cpu.local_response_norm import LocalResponseNorms
 from mixprec.backends.cpu.loss import Losses
 from mixprec.backends.cpu.pooling import Poolings
-from mixprec.backends.cpu.relu import ReLUs
 from mixprec.backends.primitives import Primitives
 
 
 class Cpu(
     Convolutions,
     BatchNorms,
-    ReLUs,
-    Additions,
+    Elementwise,
     Poolings,
     LocalResponseNorms,
     Linears,
     Losses,
     Dropouts,
-    Layouts,
     Primitives,
 ):
     """All of :class:`~mixprec.backends.primitives.Primitives`."""

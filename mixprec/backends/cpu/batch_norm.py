@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from mixprec.backends.cpu.relu import is_positive
-from mixprec.backends.cpu.rows import Rows, read, target, write
-from mixprec.backends.primitives import Affine, Saved
+from mixprec.backends.cpu.blocks import Rows, read, target, write
+from mixprec.backends.cpu.elementwise import is_positive
+from mixprec.backends.geometry import Affine, Saved
 
 _ZERO = np.float32(0)
-# Where an overflow leads to inf or NaN, as it would on a device, nobody is warned: the loss scale watches for that.
+# Where an overflow leads to inf or NaN, as it would on a device, there is no warning: the loss scale watches for that.
 _quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.backends.cpu.storage import narrow_to, widen_to
+from mixprec.backends.cpu.blocks import narrow_to, widen_to
 
 _BLOCK = 1 << 12  # counters, each of them for four elements
 _WORD = np.uint64(0xFFFFFFFF)

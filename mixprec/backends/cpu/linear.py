@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from mixprec.backends.cpu.rows import Rows, read, target, write
-from mixprec.backends.cpu.storage import narrow, widen
+from mixprec.backends.cpu.blocks import Rows, narrow, read, target, widen, write
 
 _quiet = np.errstate(over="ignore", invalid="ignore")
 

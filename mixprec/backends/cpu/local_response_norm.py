@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from mixprec.backends.cpu.rows import Rows, read, target, write
+from mixprec.backends.cpu.blocks import Rows, read, target, write
 
-# Where an overflow leads to inf or NaN, as it would on a device, nobody is warned: the loss scale watches for that.
+# Where an overflow leads to inf or NaN, as it would on a device, there is no warning: the loss scale watches for that.
 _quiet = np.errstate(all="ignore")
 
 
@@ -54,7 +54,7 @@ class _Norm:
     """Computes ``k + alpha * s`` and its power ``-beta`` for flat float32 blocks of rows.
 
     Args:
-        rows: :class:`~mixprec.backends.cpu.rows.Rows`.
+        rows: :class:`~mixprec.backends.cpu.blocks.Rows`.
         attributes: :class:`~mixprec.backends.geometry.LocalResponseNorm`.
     """
 
@@ -70,7 +70,7 @@ class _Norm:
         np.square(self._rows.matrix(block), out=self._windows.elements(block))
         np.multiply(self._windows.sums(block), np.float32(self._attributes.alpha), out=self._rows.matrix(base))
         np.add(base, np.float32(self._attributes.k), out=base)
-        if self._attributes.beta == 0.75:  # as everybody has it; NumPy has vectors for powers on few processors only
+        if self._attributes.beta == 0.75:  # in practice always; NumPy has vectors for powers on few processors only
             np.sqrt(base, out=factor)
             np.multiply(factor, np.sqrt(factor), out=factor)
             np.divide(np.float32(1), factor, out=factor)
@@ -86,7 +86,7 @@ class _Windows:
     are a few additions of one long array, twice as fast as row by row.
 
     Args:
-        rows: :class:`~mixprec.backends.cpu.rows.Rows`.
+        rows: :class:`~mixprec.backends.cpu.blocks.Rows`.
         attributes: :class:`~mixprec.backends.geometry.LocalResponseNorm`.
     """
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.backends.cpu.storage import narrow, widen
+from mixprec.backends.cpu.blocks import narrow, widen
 
 _quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 

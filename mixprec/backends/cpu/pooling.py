@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from mixprec.backends.cpu.columns import taps_of
-from mixprec.backends.cpu.storage import BLOCK, narrow, narrow_to, widen
+from mixprec.backends.cpu.blocks import BLOCK, narrow, narrow_to, widen
+from mixprec.backends.cpu.convolution import taps_of
 from mixprec.backends.geometry import Convolution
 
 _quiet = np.errstate(over="ignore", invalid="ignore")

@@ -3,14 +3,19 @@
 import threading
 
 from mixprec.backends.cuda.addition import Additions
+from mixprec.backends.cuda.batch_norm import BatchNorms
 from mixprec.backends.cuda.bias import Biases
+from mixprec.backends.cuda.candidates import WithoutCudnn
+from mixprec.backends.cuda.channels import Channels
+from mixprec.backends.cuda.convolution import Convolutions
 from mixprec.backends.cuda.dropout import Dropouts
+from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.linear import Linears
 from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
 from mixprec.backends.cuda.loss import Losses
 from mixprec.backends.cuda.pooling import Poolings
-from mixprec.backends.cuda.ways import WithoutCudnn
-from mixprec.backends.cudnn.dnn import Dnn
+from mixprec.backends.cuda.stem import Stems
+from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.cudnn.library import CudnnMissing
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.primitives import Primitives
@@ -19,12 +24,31 @@ _lock = threading.Lock()
 _by_device = {}
 
 
-class Cuda(Linears, Additions, Biases, Poolings, LocalResponseNorms, Losses, Dropouts, Primitives):
+class Cuda(
+    Linears,  # as convolutions of one pixel
+    Convolutions,  # and the ReLU; they pad by Channels, fold first layers by Stems, and are followed by BatchNorms
+    BatchNorms,
+    Stems,
+    Channels,
+    Layouts,  # and casts
+    Additions,
+    Biases,
+    Poolings,
+    LocalResponseNorms,
+    Losses,
+    Dropouts,
+    Primitives,
+):
     """All of :class:`~mixprec.backends.primitives.Primitives`, on one device and CuPy's current stream.
+
+    Each base has the primitives of its name and stands in the module of that name. The parts that they share
+    are in :class:`~mixprec.backends.cuda.base.Base` (launcher, memory),
+    :class:`~mixprec.backends.cuda.candidates.Candidates` (the choice between implementations: ``_choose``, ``_cudnn``)
+    and :class:`~mixprec.backends.cuda.columns.Columns` (sums over rows).
 
     Args:
         launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
-        dnn: :class:`~mixprec.backends.cudnn.dnn.Dnn` of the device.
+        cudnn: :class:`~mixprec.backends.cudnn.context.CudnnContext` of the device.
     """
 
 
@@ -39,9 +63,9 @@ def primitives_of(device_id):
         with _lock:
             if device_id not in _by_device:
                 try:
-                    dnn = Dnn(device_id)
+                    cudnn = CudnnContext(device_id)
                 except CudnnMissing as error:
-                    dnn = WithoutCudnn(str(error))
-                _by_device[device_id] = Cuda(CupyLauncher(device_id), dnn)
+                    cudnn = WithoutCudnn(str(error))
+                _by_device[device_id] = Cuda(CupyLauncher(device_id), cudnn)
         primitives = _by_device[device_id]
     return primitives

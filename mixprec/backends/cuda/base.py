@@ -1,4 +1,4 @@
-"""What the primitives of a CUDA device have in common."""
+"""The base of all primitives on a CUDA device: its launcher, cuDNN, and new arrays."""
 
 import math
 
@@ -12,17 +12,17 @@ class Base:
 
     Args:
         launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
-        dnn: :class:`~mixprec.backends.cudnn.dnn.Dnn` of the device.
+        cudnn: :class:`~mixprec.backends.cudnn.context.CudnnContext` of the device.
 
     Attributes:
         launcher: the same.
-        dnn: the same.
+        cudnn: the same.
         kernels: :class:`~mixprec.backends.cuda.kernels.Kernels`.
     """
 
-    def __init__(self, launcher, dnn):
+    def __init__(self, launcher, cudnn):
         self.launcher = launcher
-        self.dnn = dnn
+        self.cudnn = cudnn
         self.kernels = Kernels(launcher)
 
     def _empty(self, shape, dtype):

@@ -16,13 +16,13 @@ from mixprec.backends.cuda.batch_norm_kernels import (
     VARIANCE,
     BatchNormKernels,
 )
-from mixprec.backends.primitives import Saved
+from mixprec.backends.geometry import Saved
 
 # What is not proven of cuDNN. A mask seems to take one bit of each element; running variances seem to be unbiased.
 CUDNN_MASK_DTYPE = np.dtype(np.bool_)  # memory for one element of a mask; a mask of the own kernels is uint8
 CUDNN_VARIANCE_IS_UNBIASED = True
 
-# Names of ways by own kernels, and whether the second launch walks through memory from its end.
+# Names of candidates by own kernels, and whether the second launch walks through memory from its end.
 _KERNELS = (("kernels", False), ("kernels, backwards", True))
 _BITS = np.dtype(np.uint8)
 
@@ -35,14 +35,14 @@ class BatchNorms(BatchNormKernels):
             saved = self._finish_sums(sums, rows_of(x)[0], None, running, attributes)[1]
             return self._apply_batch(x, gamma, beta, saved, attributes, add)
         key = "batch_norm", x.shape, x.dtype, attributes, add is not None
-        way = self._way(key, self._forward_ways, (x, gamma, beta, None, add))
-        return way(x, gamma, beta, running, add)
+        compute = self._choose(key, self._forward_candidates, (x, gamma, beta, None, add))
+        return compute(x, gamma, beta, running, add)
 
     def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None):
         mask = None if saved.mask is None else saved.mask.dtype
         key = "batch_norm_backward", x.shape, x.dtype, attributes.relu, add, mask, plus is not None
         arguments = dy, x, gamma, beta, saved, plus
-        return self._way(key, self._backward_ways, arguments)(*arguments)
+        return self._choose(key, self._backward_candidates, arguments)(*arguments)
 
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
         return self._apply(x, (gamma, beta, mean, variance), VARIANCE, attributes.eps, attributes.relu, add)
@@ -58,25 +58,25 @@ class BatchNorms(BatchNormKernels):
     def batch_norm_affine(self, sums, count, gamma, beta, running, attributes):
         return self._finish_sums(sums, count, (gamma, beta), running, attributes)
 
-    # The ways
+    # The candidates
 
-    def _forward_ways(self, shape, dtype, attributes, add):
+    def _forward_candidates(self, shape, dtype, attributes, add):
         cudnn = self._cudnn()
-        ways = []
+        candidates = []
         masked = add and attributes.relu
         operation = operations.batch_norm(shape, dtype, attributes, add=add)
         backward = operations.batch_norm_backward(shape, dtype, mask=True)
         # A single row has no unbiased variance. And cuDNN's mask can be read by cuDNN only.
         if math.prod(shape[:-1]) > 1 and cudnn.supports(operation) and (not masked or cudnn.supports(backward)):
             forward = self._forward_by_cudnn
-            ways.append(("cudnn", functools.partial(forward, cudnn.plan(operation), attributes, masked)))
+            candidates.append(("cudnn", functools.partial(forward, cudnn.plan(operation), attributes, masked)))
         for name, backwards in _KERNELS:
-            ways.append((name, functools.partial(self._forward_by_kernels, attributes, backwards)))
-        return ways
+            candidates.append((name, functools.partial(self._forward_by_kernels, attributes, backwards)))
+        return candidates
 
-    def _backward_ways(self, shape, dtype, relu, add, mask, plus):
+    def _backward_candidates(self, shape, dtype, relu, add, mask, plus):
         cudnn = self._cudnn()
-        ways = []
+        candidates = []
         if mask != _BITS:
             ask = functools.partial(
                 operations.batch_norm_backward, shape, dtype, recompute=relu and not add, mask=mask is not None
@@ -88,11 +88,11 @@ class BatchNorms(BatchNormKernels):
                 usable = math.prod(shape[:-1]) > 1 and cudnn.supports(operation)
                 if usable or (mask is not None and not fused):
                     function = functools.partial(self._backward_by_cudnn, cudnn.plan(operation), relu, add, fused)
-                    ways.append((name, function))
+                    candidates.append((name, function))
         if mask is None or mask == _BITS:
             for name, backwards in _KERNELS:
-                ways.append((name, functools.partial(self._backward_by_kernels, relu, add, backwards)))
-        return ways
+                candidates.append((name, functools.partial(self._backward_by_kernels, relu, add, backwards)))
+        return candidates
 
     def _forward_by_cudnn(self, plan, attributes, masked, x, gamma, beta, running, add):
         y, mean, invstd = self._empty(x.shape, x.dtype), self._per_channel(gamma), self._per_channel(gamma)

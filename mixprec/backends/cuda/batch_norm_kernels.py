@@ -6,8 +6,8 @@ import math
 import numpy as np
 
 from mixprec.backends.cuda.base import ceil_div, rows_of
-from mixprec.backends.cuda.ways import Ways
-from mixprec.backends.primitives import Affine, Saved
+from mixprec.backends.cuda.candidates import Candidates
+from mixprec.backends.geometry import Affine, Saved
 
 INVSTD, VARIANCE, AFFINE = range(3)  # Spread in batch_norm.cuh
 ALWAYS, RECOMPUTED, IN_BITS, BY_OUTPUT = range(4)  # how to know where a ReLU was open, see batch_norm_backward.cu
@@ -21,7 +21,7 @@ _BLOCKS = 1024
 _ENTRIES = 4  # of parts, for each thread of a block that adds up all of them
 
 
-class BatchNormKernels(Ways):
+class BatchNormKernels(Candidates):
     """The kernels of batch normalization, of the multiplication and addition in it, and of sums of channels."""
 
     def _sums(self, x):
@@ -168,7 +168,7 @@ class BatchNormKernels(Ways):
 
 
 class _Geometry:
-    """How rows and channels are given to blocks, the same on every GPU.
+    """The distribution of rows and channels over blocks, the same on every GPU.
 
     Attributes:
         lanes: groups of channels beside each other in a block, a power of two.

@@ -4,7 +4,7 @@ from mixprec.backends.cuda.columns import Columns
 
 
 class Biases(Columns):
-    """What :class:`~mixprec.backends.primitives.Primitives` does with biases."""
+    """The biases of :class:`~mixprec.backends.primitives.Primitives`."""
 
     def bias_grad(self, dy, dtype):
         return self._sum_rows(dy, dtype)

@@ -2,13 +2,13 @@
 
 from mixprec.announcements import announce
 from mixprec.backends.cuda.base import ceil_div, rows_of
+from mixprec.backends.cuda.candidates import Candidates
 from mixprec.backends.cuda.kernels import width_of
-from mixprec.backends.cuda.ways import Ways
 
 _MULTIPLE = 8  # of channels, which every engine takes
 
 
-class Channels(Ways):
+class Channels(Candidates):
     """Adds channels, and takes them away."""
 
     def _resized(self, array, shape):

@@ -17,7 +17,7 @@ _WRITING_BLOCKS = 1024  # that there should be before a thread has more rows tha
 
 
 class _Blocks(NamedTuple):
-    """How the columns of an array are distributed.
+    """The distribution of the columns of an array over blocks.
 
     Attributes:
         width: number of columns of a thread.

@@ -13,8 +13,7 @@ from mixprec.backends.cuda.batch_norm import BatchNorms
 from mixprec.backends.cuda.kernels import width_of
 from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.stem import Stems
-from mixprec.backends.geometry import BatchNorm, Following
-from mixprec.backends.primitives import Affine
+from mixprec.backends.geometry import Affine, BatchNorm, Following
 
 _FLOAT = np.dtype(np.float32)
 
@@ -34,24 +33,24 @@ class Convolutions(BatchNorms, Stems, Layouts):
         w = self._as_wide_as(x.shape[3], w, convolution)
         if isinstance(statistics, Following):
             key = "conv_batch_norm", x.shape, w.shape, x.dtype, convolution, statistics
-            return self._way(key, self._batch_norm_ways, (x, w, True))(x, w)
+            return self._choose(key, self._batch_norm_candidates, (x, w, True))(x, w)
         wanted = _Forward(b is not None or relu, prologue is not None, statistics)
         key = "conv_fprop", x.shape, w.shape, x.dtype, convolution, None if b is None else b.dtype, relu, wanted
         arguments = x, w, b, prologue
-        return self._way(key, self._fprop_ways, arguments)(*arguments)
+        return self._choose(key, self._fprop_candidates, arguments)(*arguments)
 
     def conv_dgrad(self, dy, w, convolution, x_shape, *, relu_input=None):
         w = self._as_wide_as(x_shape[3], w, convolution)
         key = "conv_dgrad", dy.shape, w.shape, tuple(x_shape), dy.dtype, convolution, relu_input is not None
         arguments = dy, w, relu_input
-        return self._way(key, self._dgrad_ways, arguments)(*arguments)
+        return self._choose(key, self._dgrad_candidates, arguments)(*arguments)
 
     def conv_wgrad(self, x, dy, convolution, w_shape, *, prologue=None):
         w_shape = tuple(w_shape)
         as_wide_as_x = w_shape if convolution.groups > 1 else (*w_shape[:3], x.shape[3])
         key = "conv_wgrad", x.shape, dy.shape, as_wide_as_x, x.dtype, convolution, prologue is not None
         arguments = x, dy, prologue
-        return self._resized(self._way(key, self._wgrad_ways, arguments)(*arguments), w_shape)
+        return self._resized(self._choose(key, self._wgrad_candidates, arguments)(*arguments), w_shape)
 
     def relu(self, x):
         return self._scale_bias(x, None, None, relu=True)
@@ -59,15 +58,15 @@ class Convolutions(BatchNorms, Stems, Layouts):
     def relu_backward(self, dy, y):
         return self._close(dy, y, self._empty(dy.shape, dy.dtype))
 
-    # The ways. The first one, taken without measurement, fuses most.
+    # The candidates. The first one, taken without measurement, fuses most.
 
-    def _fprop_ways(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
+    def _fprop_candidates(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
         cudnn = self._cudnn()
         ask = functools.partial(operations.conv_fprop, dtype=dtype, convolution=convolution)
-        ways = []
+        candidates = []
         for fused in itertools.product(*((True, False) if part else (False,) for part in wanted)):
             fused = _Forward(*fused)
-            if fused.ending != wanted.ending and (ways or fused.statistics):
+            if fused.ending != wanted.ending and (candidates or fused.statistics):
                 continue  # a bias after rounding is the last resort; and nothing may come after statistics
             operation = ask(
                 x_shape,
@@ -79,57 +78,57 @@ class Convolutions(BatchNorms, Stems, Layouts):
             )
             if cudnn.supports(operation):
                 function = functools.partial(self._fprop, cudnn.plan(operation), relu, wanted, fused)
-                ways.append(("+".join(["conv", *itertools.compress(_Forward._fields, fused)]), function))
+                candidates.append(("+".join(["conv", *itertools.compress(_Forward._fields, fused)]), function))
         if not (wanted.prologue or wanted.statistics):
-            ways += self._stem_fprop_ways(x_shape, w_shape, dtype, convolution, b, relu)
-        if ways:
-            return ways
+            candidates += self._stem_fprop_candidates(x_shape, w_shape, dtype, convolution, b, relu)
+        if candidates:
+            return candidates
         (x_shape,), w_shape = self._padding(
             lambda images, filters: ask(*images, filters), (x_shape,), w_shape, convolution.groups
         )
         function = functools.partial(self._fprop_padded, convolution, x_shape, w_shape, relu, wanted.statistics)
         return [("padded", function)]
 
-    def _dgrad_ways(self, dy_shape, w_shape, x_shape, dtype, convolution, relu):
+    def _dgrad_candidates(self, dy_shape, w_shape, x_shape, dtype, convolution, relu):
         cudnn = self._cudnn()
         ask = functools.partial(operations.conv_dgrad, dtype=dtype, convolution=convolution)
-        ways = []
+        candidates = []
         # cuDNN 9.28 takes 40 seconds to build the fused gradient of a convolution with stride 2.
         for fused in (True, False) if relu and convolution.stride == (1, 1) else (False,):
             operation = ask(dy_shape, w_shape, x_shape, relu=fused)
             if cudnn.supports(operation):
                 function = functools.partial(self._dgrad, cudnn.plan(operation), fused)
-                ways.append(("conv+relu" if fused else "conv", function))
-        if ways:
-            return ways
+                candidates.append(("conv+relu" if fused else "conv", function))
+        if candidates:
+            return candidates
         images, w_shape = self._padding(
             lambda images, filters: ask(images[0], filters, images[1]), (dy_shape, x_shape), w_shape, convolution.groups
         )
         return [("padded", functools.partial(self._dgrad_padded, convolution, x_shape, *images, w_shape))]
 
-    def _wgrad_ways(self, x_shape, dy_shape, w_shape, dtype, convolution, prologue):
+    def _wgrad_candidates(self, x_shape, dy_shape, w_shape, dtype, convolution, prologue):
         cudnn = self._cudnn()
         ask = functools.partial(operations.conv_wgrad, dtype=dtype, convolution=convolution)
-        ways = []
+        candidates = []
         for fused in (True, False) if prologue else (False,):
             operation = ask(x_shape, dy_shape, w_shape, prologue=fused)
             if cudnn.supports(operation):
                 function = functools.partial(self._wgrad, cudnn.plan(operation), fused)
-                ways.append(("conv+prologue" if fused else "conv", function))
+                candidates.append(("conv+prologue" if fused else "conv", function))
         if not prologue:
-            ways += self._stem_wgrad_ways(x_shape, dy_shape, w_shape, dtype, convolution)
-        if ways:
-            return ways
+            candidates += self._stem_wgrad_candidates(x_shape, dy_shape, w_shape, dtype, convolution)
+        if candidates:
+            return candidates
         images, padded = self._padding(
             lambda images, filters: ask(*images, filters), (x_shape, dy_shape), w_shape, convolution.groups
         )
         return [("padded", functools.partial(self._wgrad_padded, convolution, w_shape, *images, padded))]
 
-    def _batch_norm_ways(self, x_shape, w_shape, dtype, convolution, following):
-        ways = [("separate", functools.partial(self._before_batch_norm, convolution, following, False))]
+    def _batch_norm_candidates(self, x_shape, w_shape, dtype, convolution, following):
+        candidates = [("separate", functools.partial(self._before_batch_norm, convolution, following, False))]
         if self._cudnn().supports(operations.conv_fprop(x_shape, w_shape, dtype, convolution, statistics=True)):
-            ways.append(("statistics", functools.partial(self._before_batch_norm, convolution, following, True)))
-        return ways
+            candidates.append(("statistics", functools.partial(self._before_batch_norm, convolution, following, True)))
+        return candidates
 
     # What they do
 

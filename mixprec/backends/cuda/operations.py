@@ -1,4 +1,4 @@
-"""What the primitives ask of cuDNN."""
+"""The operations of cuDNN that the primitives use, as keys for plans."""
 
 import math
 

@@ -93,24 +93,24 @@ def _axis(fold, size, filter_size, pad, out_size):
 
 
 class Stems(Channels):
-    """Ways to compute a first convolution, functions as of the other ways of one; only where ways are measured."""
+    """Candidates for a first convolution, like those of other convolutions; only where candidates are measured."""
 
-    def _stem_fprop_ways(self, x_shape, w_shape, dtype, convolution, b, relu):
-        ways = []
+    def _stem_fprop_candidates(self, x_shape, w_shape, dtype, convolution, b, relu):
+        candidates = []
         for name, fold in self._folds(x_shape, w_shape, dtype, convolution):
             operation = operations.conv_fprop(fold.x_shape, fold.w_shape, dtype, fold.convolution, b=b, relu=relu)
             if self._cudnn().supports(operation):
-                ways.append((name, functools.partial(self._stem_fprop, self._cudnn().plan(operation), fold)))
-        return ways
+                candidates.append((name, functools.partial(self._stem_fprop, self._cudnn().plan(operation), fold)))
+        return candidates
 
-    def _stem_wgrad_ways(self, x_shape, dy_shape, w_shape, dtype, convolution):
-        ways = []
+    def _stem_wgrad_candidates(self, x_shape, dy_shape, w_shape, dtype, convolution):
+        candidates = []
         for name, fold in self._folds(x_shape, w_shape, dtype, convolution):
             operation = operations.conv_wgrad(fold.x_shape, dy_shape, fold.w_shape, dtype, fold.convolution)
             if self._cudnn().supports(operation):
                 function = functools.partial(self._stem_wgrad, self._cudnn().plan(operation), fold, w_shape)
-                ways.append((name, function))
-        return ways
+                candidates.append((name, function))
+        return candidates
 
     def _folds(self, x_shape, w_shape, dtype, convolution):
         if dtype.itemsize != 2 or settings.current().autotune != "measure":

@@ -1,4 +1,4 @@
-"""Whether engines compute the same: a fast one that is wrong is not to be chosen."""
+"""Comparison of engines: a fast engine that computes something else is not chosen."""
 
 import functools
 import logging
@@ -41,7 +41,7 @@ def agreeing(device, what, candidates, written, failed, wrong):
     minds what is in the workspace, is found.
 
     Args:
-        device: :class:`~mixprec.backends.cudnn.device.CupyDevice`.
+        device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
         what: they compute, for messages.
         candidates: pairs of name and callable, which works, in the order of preference.
         written: :class:`Memory` of each output and of the workspace. Booleans are not compared: their places in memory
@@ -82,7 +82,7 @@ def agreeing(device, what, candidates, written, failed, wrong):
         candidates = working
         if len(candidates) == 2 and off:
             ((name, why),) = off.items()
-            _log.warning("%s: %s is not used, nobody knows which of two is wrong: %s", what, name, why)
+            _log.warning("%s: %s is not used, it is not known which of two is wrong: %s", what, name, why)
             return [first]
         if 2 * len(off) < len(candidates):
             for name, why in off.items():

@@ -1,4 +1,4 @@
-"""Which of several ways to compute the same is the fastest, by measurement on the device."""
+"""Finds the fastest of several functions that compute the same, by measurement on the device."""
 
 import statistics
 
@@ -15,7 +15,7 @@ def fastest(device, candidates, failed=None, check=None):
     fast ones the first wins.
 
     Args:
-        device: :class:`~mixprec.backends.cudnn.device.CupyDevice`.
+        device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
         candidates: pairs of name and callable, which does its work on the current stream, the same each time.
         failed: called with the name and the exception of one that has failed; may be ``None``.
         check: given a list of such pairs that work, returns those that are to be timed, one at least; may be ``None``.
@@ -50,7 +50,7 @@ def attempt(device, name, function, failed):
     """Calls a function, waits for the device, and returns whether that went well.
 
     Args:
-        device: :class:`~mixprec.backends.cudnn.device.CupyDevice`.
+        device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
         name: of the function.
         function: callable that does its work on the current stream.
         failed: called with the name and the exception if it did not.

@@ -1,4 +1,4 @@
-"""What was found out about engines, on disk: measured once for a GPU and the versions of its software."""
+"""Measured choices on disk: engines are measured once for a GPU and the versions of its software."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""How far two arrays on the device are apart, for the comparison of engines."""
+"""The difference of two arrays on the device, for the comparison of engines."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What can go wrong when cuDNN is asked for something."""
+"""The errors of cuDNN plans: no engine, a lack of memory, a broken device."""
 
 import re
 

@@ -11,7 +11,7 @@ class Executor:
 
     Args:
         frontend: the module of cuDNN's frontend.
-        device: :class:`~mixprec.backends.cudnn.device.CupyDevice`.
+        device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
 
     Attributes:
         device: the device.

@@ -13,7 +13,7 @@ class Handles:
 
     Args:
         frontend: the module of cuDNN's frontend.
-        device: :class:`~mixprec.backends.cudnn.device.CupyDevice`.
+        device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
     """
 
     def __init__(self, frontend, device):

@@ -1,4 +1,4 @@
-"""What cuDNN is asked to compute, as plain values: the keys of the plan cache."""
+"""Operations of cuDNN as plain values: the keys of the plan cache."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -17,7 +17,7 @@ _log = logging.getLogger("mixprec")
 
 
 class Plan:
-    """An operation with the engine that computes it; :meth:`mixprec.backends.cudnn.dnn.Dnn.plan` makes one.
+    """An operation with its engine, made by :meth:`mixprec.backends.cudnn.context.CudnnContext.plan`.
 
     With ``autotune="measure"`` the engine is chosen by the first :meth:`run`, on the arrays of that run, unless the
     choice is known from before.

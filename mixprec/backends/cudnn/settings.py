@@ -1,4 +1,4 @@
-"""What the user decides about cuDNN; for all devices and threads of the process."""
+"""The user's settings of cuDNN, for all devices and threads of the process."""
 
 import dataclasses
 import os

@@ -14,7 +14,7 @@ class Workspaces:
     :attr:`mixprec.backends.cudnn.settings.Settings.workspace`.
 
     Args:
-        device: :class:`~mixprec.backends.cudnn.device.CupyDevice`.
+        device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
     """
 
     def __init__(self, device):

@@ -1,4 +1,6 @@
-"""What plain Chainer asks of a GPU, in its own layout NCHW: plans of cuDNN, and kernels of our own for the rest."""
+"""Plain Chainer's layers on a GPU, in its own layout NCHW: plans of cuDNN, and kernels of our own.
+
+:mod:`mixprec.bridge` calls them in the place of CuPy's former cuDNN bindings."""
 
 import functools
 
@@ -15,7 +17,7 @@ class Nchw(PlaneConvolutions, PlaneBatchNorms, PlanePoolings, Activations, Softm
 
     Args:
         launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
-        dnn: :class:`~mixprec.backends.cudnn.dnn.Dnn` of the device.
+        cudnn: :class:`~mixprec.backends.cudnn.context.CudnnContext` of the device.
     """
 
 
@@ -26,4 +28,4 @@ def nchw_of(array):
 
 @functools.cache
 def _of_primitives(primitives):
-    return Nchw(primitives.launcher, primitives.dnn)
+    return Nchw(primitives.launcher, primitives.cudnn)

@@ -11,7 +11,7 @@ _COMBINED = 8  # channels for a block that combines parts, see batch_norm.cuh
 
 
 class PlaneBatchNorms(Planes):
-    """What ``cupy.cudnn`` does with batch normalization, for each channel (``CUDNN_BATCHNORM_SPATIAL``).
+    """The batch normalization of ``cupy.cudnn``, for each channel (``CUDNN_BATCHNORM_SPATIAL``).
 
     Arrays like ``x`` are (N, C, *spatial), C-contiguous and in a storage dtype; those of channels are (C,) float32.
     """

@@ -4,7 +4,7 @@ from mixprec.backends.nchw.planes import Planes
 
 
 class PlaneBiases(Planes):
-    """What ``cupy.cudnn`` does with biases."""
+    """The biases of ``cupy.cudnn``."""
 
     def add_bias(self, y, b):
         """Adds a bias in place, each element rounded once; nothing is launched for an empty array.

@@ -2,14 +2,14 @@
 
 import functools
 
+from mixprec.backends.cuda.candidates import Candidates
 from mixprec.backends.cuda.operations import geometry, operation
-from mixprec.backends.cuda.ways import Ways
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.operation import Tensor
 from mixprec.backends.nchw.bias import PlaneBiases
 
 
-class PlaneConvolutions(PlaneBiases, Ways):
+class PlaneConvolutions(PlaneBiases, Candidates):
     """The three convolutions. Images x and y are (N, C, ...), filters w (K, C / groups, ...), all of one storage dtype.
 
     With ``layout="NHWC"``, two axes in space only, they are (N, H, W, C) and (K, R, S, C / groups). Geometries are
@@ -28,7 +28,7 @@ class PlaneConvolutions(PlaneBiases, Ways):
         bias = None if b is None else b.dtype
         key = "plain conv_fprop", x.shape, w.shape, y.shape, x.dtype, convolution, bias, layout
         arguments = x, w, b, y
-        self._way(key, self._fprop_ways, arguments)(*arguments)
+        self._choose(key, self._fprop_candidates, arguments)(*arguments)
 
     def conv_dgrad(self, dy, w, b, dx, convolution, layout="NCHW"):
         """Writes the gradient with respect to the images into ``dx``, plus ``b`` (C,) if that is not ``None``.
@@ -39,7 +39,7 @@ class PlaneConvolutions(PlaneBiases, Ways):
             return
         key = "plain conv_dgrad", dy.shape, w.shape, dx.shape, dy.dtype, convolution, layout
         arguments = dy, w, dx
-        self._way(key, self._dgrad_ways, arguments)(*arguments)
+        self._choose(key, self._dgrad_candidates, arguments)(*arguments)
         if b is not None:
             self._add(dx, b, layout)
 
@@ -50,10 +50,10 @@ class PlaneConvolutions(PlaneBiases, Ways):
             return
         key = "plain conv_wgrad", x.shape, dy.shape, dw.shape, x.dtype, convolution, layout
         arguments = x, dy, dw
-        self._way(key, self._wgrad_ways, arguments)(*arguments)
+        self._choose(key, self._wgrad_candidates, arguments)(*arguments)
 
-    def _fprop_ways(self, x_shape, w_shape, y_shape, dtype, convolution, bias, layout):
-        cudnn, ways = self._cudnn(), []
+    def _fprop_candidates(self, x_shape, w_shape, y_shape, dtype, convolution, bias, layout):
+        cudnn, candidates = self._cudnn(), []
         tensor = _tensors(dtype, layout)
         for fused in (False,) if bias is None else (True, False):
             inputs = [tensor("x", x_shape), tensor("w", w_shape)]
@@ -61,12 +61,14 @@ class PlaneConvolutions(PlaneBiases, Ways):
                 inputs.append(Tensor("b", w_shape[:1], bias.name, layout))
             asked = operation("conv_fprop", inputs, [tensor("y", y_shape)], relu=False, **geometry(convolution))
             if cudnn.supports(asked):
-                ways.append(("conv+bias" if fused else "conv", self._fprop_way(cudnn.plan(asked), fused, layout)))
+                candidates.append(
+                    ("conv+bias" if fused else "conv", self._fprop_function(cudnn.plan(asked), fused, layout))
+                )
                 if settings.current().autotune != "measure":
-                    break  # nobody would take the other one, and building takes a while
-        return ways or [("conv", cudnn.plan(asked))]  # which raises NoEngine
+                    break  # the other one would not be taken, and building takes a while
+        return candidates or [("conv", cudnn.plan(asked))]  # which raises NoEngine
 
-    def _fprop_way(self, plan, fused, layout):
+    def _fprop_function(self, plan, fused, layout):
         def run(x, w, b, y):
             plan.run(*map(self._address, [x, w, b, y] if fused else [x, w, y]))
             if b is not None and not fused:
@@ -74,12 +76,12 @@ class PlaneConvolutions(PlaneBiases, Ways):
 
         return run
 
-    def _dgrad_ways(self, dy_shape, w_shape, dx_shape, dtype, convolution, layout):
+    def _dgrad_candidates(self, dy_shape, w_shape, dx_shape, dtype, convolution, layout):
         tensor = _tensors(dtype, layout)
         inputs, outputs = [tensor("dy", dy_shape), tensor("w", w_shape)], [tensor("dx", dx_shape)]
         return self._the_plan(operation("conv_dgrad", inputs, outputs, **geometry(convolution)))
 
-    def _wgrad_ways(self, x_shape, dy_shape, dw_shape, dtype, convolution, layout):
+    def _wgrad_candidates(self, x_shape, dy_shape, dw_shape, dtype, convolution, layout):
         tensor = _tensors(dtype, layout)
         inputs, outputs = [tensor("x", x_shape), tensor("dy", dy_shape)], [tensor("dw", dw_shape)]
         return self._the_plan(operation("conv_wgrad", inputs, outputs, **geometry(convolution)))

@@ -1,4 +1,4 @@
-"""How arrays (N, C, *spatial) are given to the blocks of ``batch_norm_planes.cu``."""
+"""The distribution of arrays (N, C, *spatial) over the blocks of ``batch_norm_planes.cu``."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ _WRITING_BLOCKS = 4096
 
 
 class Tiling(NamedTuple):
-    """What threads have of an array, the same on every GPU.
+    """The part of an array that each thread has, the same on every GPU.
 
     Attributes:
         width: elements of a unit.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mixprec.backends import half
+from mixprec.backends.cpu import blocks
 from mixprec.backends.memory import flat, shaped
 from mixprec.dtypes import BFLOAT16
 from mixprec.master_arrays import written
@@ -28,7 +28,7 @@ class Scratch:
 
     def __init__(self, dtype):
         self.gradient, self.a, self.b = (np.empty(SIZE, dtype) for _ in range(3))
-        self.rounding = half.Rounding(SIZE)
+        self.rounding = blocks.Rounding(SIZE)
 
 
 class _Chunk:
@@ -214,8 +214,8 @@ def chunks_of(entries):
 
 def _unscale(source, inverse, out):
     """Writes ``source * inverse`` to ``out``; the inverse is a float or an array."""
-    if source.dtype == np.float16 and isinstance(inverse, float) and inverse <= half.LARGEST_FACTOR:
-        half.widen(source, out, inverse)
+    if source.dtype == np.float16 and isinstance(inverse, float) and inverse <= blocks.LARGEST_FACTOR:
+        blocks.widen_half(source, out, inverse)
     elif source.dtype.itemsize < out.dtype.itemsize:
         np.copyto(out, source)
         np.multiply(out, inverse, out=out)
@@ -228,10 +228,10 @@ def _is_finite(source, inverse, out):
         np.copyto(out, source)
         source = out
     is_half = source.dtype == np.float16
-    finite = half.is_finite(source) if is_half else bool(np.isfinite(source).all())
+    finite = blocks.is_finite(source) if is_half else bool(np.isfinite(source).all())
     largest = inverse if isinstance(inverse, float) else inverse.max()
     fits = source.dtype.itemsize <= out.dtype.itemsize
-    if not finite or (fits and largest <= (half.LARGEST_FACTOR if is_half else 1)):
+    if not finite or (fits and largest <= (blocks.LARGEST_FACTOR if is_half else 1)):
         return finite
     _unscale(source, inverse, out)  # what is finite may overflow
     return bool(np.isfinite(out).all())

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
-from mixprec.backends.cpu.storage import BLOCK
+from mixprec.backends.cpu.blocks import BLOCK
 from mixprec.backends.geometry import BatchNorm
 from tests.backends.primitive_cases import (
     FLOAT16,

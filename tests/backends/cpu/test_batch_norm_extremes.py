@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from mixprec.backends.cpu import PRIMITIVES
-from mixprec.backends.cpu.storage import BLOCK
-from mixprec.backends.geometry import BatchNorm
-from mixprec.backends.primitives import Saved
+from mixprec.backends.cpu.blocks import BLOCK
+from mixprec.backends.geometry import BatchNorm, Saved
 from tests.backends.primitive_cases import BFLOAT16, FLOAT16, FLOAT32, STORAGE, arrays, assert_close, exact
 
 # --- statistics

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mixprec.backends.cpu import PRIMITIVES, columns
-from mixprec.backends.geometry import Convolution
-from mixprec.backends.primitives import Affine
+from mixprec.backends.cpu import PRIMITIVES
+from mixprec.backends.cpu import convolution as host
+from mixprec.backends.geometry import Affine, Convolution
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
@@ -51,7 +51,7 @@ def convolutions(draw, depthwise=False):
 
 
 cases = st.one_of(convolutions(), convolutions(), convolutions(depthwise=True))
-limits = st.sampled_from([1, 1 << 14, columns.LIMIT])  # single rows, a few of them, everything at once
+limits = st.sampled_from([1, 1 << 14, host.LIMIT])  # single rows, a few of them, everything at once
 POINTWISE_WITH_PADDING = Convolution((2, 2), (1, 1)), (2, 5, 6, 3), (4, 1, 1, 3)
 
 
@@ -101,12 +101,12 @@ def activated(x, affine):
 
 @settings(max_examples=tries(150))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
-@example(case=POINTWISE_WITH_PADDING, dtype=FLOAT16, seed=0, limit=columns.LIMIT)
+@example(case=POINTWISE_WITH_PADDING, dtype=FLOAT16, seed=0, limit=host.LIMIT)
 def test_against_float64(case, dtype, seed, limit):
     convolution, shape, w_shape = case
     x, w, dy = drawn(case, dtype, seed)
     expected = chainers(x, w, dy, convolution)
-    with mock.patch.object(columns, "LIMIT", limit):
+    with mock.patch.object(host, "LIMIT", limit):
         found = [
             PRIMITIVES.conv_fprop(x, w, convolution),
             PRIMITIVES.conv_dgrad(dy, w, convolution, shape),
@@ -123,7 +123,7 @@ def test_gradients_are_adjoint(case, seed, limit):
     """<dy, conv(x, w)> = <dgrad(dy, w), x> = <wgrad(x, dy), w>, in float64 up to its rounding."""
     convolution, shape, w_shape = case
     x, w, dy = drawn(case, np.float64, seed)
-    with mock.patch.object(columns, "LIMIT", limit):
+    with mock.patch.object(host, "LIMIT", limit):
         forward = np.vdot(dy, PRIMITIVES.conv_fprop(x, w, convolution))
         by_input = np.vdot(PRIMITIVES.conv_dgrad(dy, w, convolution, shape), x)
         by_filter = np.vdot(PRIMITIVES.conv_wgrad(x, dy, convolution, w_shape), w)
@@ -158,7 +158,7 @@ def test_prologue_then_zeros_around(case, dtype, seed, limit):
     z = activated(x, affine)
     y, _, dw = chainers(z, w, dy, convolution)
     y_bound, _, dw_bound = bounds(z, w, dy, convolution)
-    with mock.patch.object(columns, "LIMIT", limit):
+    with mock.patch.object(host, "LIMIT", limit):
         assert_close(PRIMITIVES.conv_fprop(x, w, convolution, prologue=affine), y, dtype, y_bound)
         assert_close(PRIMITIVES.conv_wgrad(x, dy, convolution, w_shape, prologue=affine), dw, dtype, dw_bound)
 
@@ -170,7 +170,7 @@ def test_statistics(case, dtype, seed, limit, biased):
     convolution = case[0]
     x, w, _ = drawn(case, dtype, seed)
     b = arrays(np.random.default_rng(seed + 1), len(w), FLOAT32) if biased else None
-    with mock.patch.object(columns, "LIMIT", limit):
+    with mock.patch.object(host, "LIMIT", limit):
         y, sums = PRIMITIVES.conv_fprop(x, w, convolution, b, statistics=True)
         np.testing.assert_array_equal(y, PRIMITIVES.conv_fprop(x, w, convolution, b))
     (expected,) = chainers(x, w, None, convolution)
@@ -199,7 +199,7 @@ def test_gradient_through_a_relu_before(case, dtype, seed, limit):
     _, dx, _ = chainers(x, w, dy, convolution)
     _, bound, _ = bounds(x, w, dy, convolution)
     opened = exact(x) > 0
-    with mock.patch.object(columns, "LIMIT", limit):
+    with mock.patch.object(host, "LIMIT", limit):
         found = PRIMITIVES.conv_dgrad(dy, w, convolution, shape, relu_input=x)
     assert_close(found, dx * opened, dtype, bound * opened)
 
@@ -212,7 +212,7 @@ def test_channels_of_zeros_beyond_the_filter(case, dtype, seed, limit, surplus):
     wider = np.concatenate([x, np.zeros((*shape[:3], surplus), dtype)], 3)
     affine = Affine(*np.ones((2, shape[3] + surplus), np.float32))
     narrow = Affine(*(array[: shape[3]] for array in affine))
-    with mock.patch.object(columns, "LIMIT", limit):
+    with mock.patch.object(host, "LIMIT", limit):
         dx = PRIMITIVES.conv_dgrad(dy, w, convolution, wider.shape, relu_input=wider)
         same = [
             (
@@ -387,8 +387,8 @@ def test_sums_of_millions_for_a_batch_normalization():
 @given(count=st.integers(0, 9), rows=st.integers(0, 9), row_size=st.integers(0, 50), limit=st.integers(1, 4000))
 def test_parts_cover_every_row_once(count, rows, row_size, limit):
     covered = np.zeros((count, rows), int)
-    with mock.patch.object(columns, "LIMIT", limit):
-        for images, some in columns.parts_of(count, rows, row_size):
+    with mock.patch.object(host, "LIMIT", limit):
+        for images, some in host.parts_of(count, rows, row_size):
             covered[images, some] += 1
             size = covered[images, some].size
             assert size == 1 or 4 * size * row_size <= limit
@@ -399,7 +399,7 @@ def test_parts_cover_every_row_once(count, rows, row_size, limit):
 def test_no_loop_over_images():
     """A batch of layers of ResNet-50 at 64x64 pixels takes one part."""
     for size, row_size in ((16, 16 * (9 * 64 + 64)), (8, 8 * (9 * 128 + 128)), (2, 2 * (9 * 512 + 512))):
-        assert len(list(columns.parts_of(8, size, row_size))) == 1
+        assert len(list(host.parts_of(8, size, row_size))) == 1
 
 
 @pytest.mark.parametrize("groups", [1, 16])
@@ -410,7 +410,7 @@ def test_memory_does_not_grow_with_the_filter(dtype, groups):
     x, w, dy = drawn((convolution, (4, 64, 64, 16), (16, 7, 7, 16 // groups)), dtype, 0)
     tracemalloc.start()
     try:
-        with mock.patch.object(columns, "LIMIT", 1 << 18):
+        with mock.patch.object(host, "LIMIT", 1 << 18):
             for primitive, *arguments in (
                 (PRIMITIVES.conv_fprop, x, w, convolution),
                 (PRIMITIVES.conv_dgrad, dy, w, convolution, x.shape),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixprec.backends import half
-from mixprec.backends.half import LARGEST_FACTOR, Rounding, is_finite, widen
+from mixprec.backends.cpu import blocks
+from mixprec.backends.cpu.blocks import LARGEST_FACTOR, Rounding, is_finite, widen_half
 
 SIZE = 1 << 16
 # All float16 numbers, from 0 up and then from -0 down; the finite ones; those that are not.
@@ -42,7 +42,7 @@ def _around(values):
 @pytest.fixture(params=["vectorized", "flushing"])
 def processor(request, monkeypatch):
     """Also one that takes subnormal numbers for 0, as far as the guard against it knows."""
-    monkeypatch.setattr(half, "_flushes_subnormals", lambda: request.param == "flushing")
+    monkeypatch.setattr(blocks, "_flushes_subnormals", lambda: request.param == "flushing")
 
 
 # --- float16 to float32
@@ -53,7 +53,7 @@ def test_widen_every_number_by_every_factor(exponent, processor):
     """Rounded once, below 2**-126 to a subnormal number, as NumPy's multiplication does it."""
     inverse = 2.0**exponent
     out = np.full(FINITE.shape, 7, np.float32)
-    widen(FINITE, out, inverse)
+    widen_half(FINITE, out, inverse)
     expected = FINITE.astype(np.float32) * np.float32(inverse)
     np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
 
@@ -61,7 +61,7 @@ def test_widen_every_number_by_every_factor(exponent, processor):
 def test_the_largest_factor():
     assert LARGEST_FACTOR == 2.0**15
     out = np.zeros(FINITE.shape, np.float32)
-    widen(FINITE, out, LARGEST_FACTOR)
+    widen_half(FINITE, out, LARGEST_FACTOR)
     assert out.max() == 65504 * 2.0**15
 
 
@@ -70,7 +70,7 @@ def test_widen_blocks_of_every_size_wherever_they_lie(size):
     for start in (0, 1, 3):
         block = FINITE[start : start + size]
         out = np.zeros(size + 5, np.float32)
-        widen(block, out[start : start + size])
+        widen_half(block, out[start : start + size])
         np.testing.assert_array_equal(out[start : start + size], block.astype(np.float32))
         assert not out[:start].any()
         assert not out[start + size :].any()
@@ -82,7 +82,7 @@ def test_widen_of_any_numbers(bits, exponent, size):
     block = np.resize(np.array(bits, np.uint16), size).view(np.float16)
     block = np.where(np.isfinite(block), block, np.float16(0))
     out = np.empty(size, np.float32)
-    widen(block, out, 2.0**exponent)
+    widen_half(block, out, 2.0**exponent)
     expected = block.astype(np.float32) * np.float32(2.0**exponent)
     np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
 
@@ -191,7 +191,7 @@ def test_one_rounding_for_blocks_of_many_sizes(size):
 
 def test_there_and_back_is_what_it_was():
     out = np.empty(len(FINITE), np.float32)
-    widen(FINITE, out)
+    widen_half(FINITE, out)
     np.testing.assert_array_equal(_round(out).view(np.uint16), FINITE.view(np.uint16))
 
 
@@ -222,7 +222,7 @@ def test_is_finite_of_a_block(bad, at):
 
 def test_the_guard_looks_at_the_processor():
     """NumPy computes with subnormal numbers here; what a library with -ffast-math would do to them is known as 0."""
-    assert not half._flushes_subnormals()
+    assert not blocks._flushes_subnormals()
 
 
 @contextlib.contextmanager
@@ -244,8 +244,8 @@ def _flushing(bits):
 def test_a_processor_that_flushes_float32_does_so_with_no_float16(bits):
     out = np.empty(len(FINITE), np.float32)
     with _flushing(bits):
-        assert half._flushes_subnormals()
-        widen(FINITE, out)
+        assert blocks._flushes_subnormals()
+        widen_half(FINITE, out)
         rounded = _round(out)
     np.testing.assert_array_equal(out, FINITE.astype(np.float32))
     np.testing.assert_array_equal(rounded.view(np.uint16), FINITE.view(np.uint16))
@@ -253,9 +253,9 @@ def test_a_processor_that_flushes_float32_does_so_with_no_float16(bits):
 
 def test_a_processor_that_flushes_gets_numpys_own_casts(monkeypatch):
     """What the fast path would compute from flushed numbers is not used: only casts and one multiplication run."""
-    monkeypatch.setattr(half, "_flushes_subnormals", lambda: True)
-    monkeypatch.setattr(half, "_BIAS", np.float32(np.nan))
+    monkeypatch.setattr(blocks, "_flushes_subnormals", lambda: True)
+    monkeypatch.setattr(blocks, "_BIAS", np.float32(np.nan))
     out = np.empty(len(FINITE), np.float32)
-    widen(FINITE, out, 0.5)
+    widen_half(FINITE, out, 0.5)
     np.testing.assert_array_equal(out, FINITE.astype(np.float32) * np.float32(0.5))
     np.testing.assert_array_equal(_round(2 * out), FINITE)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
-from mixprec.backends.cpu.storage import BLOCK, narrow, widen
+from mixprec.backends.cpu.blocks import BLOCK, narrow, widen
 from tests.backends.primitive_cases import (
     BFLOAT16,
     FLOAT16,

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from mixprec.backends.geometry import BatchNorm, Convolution, LocalResponseNorm, Pooling
-from mixprec.backends.primitives import Affine
+from mixprec.backends.geometry import Affine, BatchNorm, Convolution, LocalResponseNorm, Pooling
 from tests.backends.primitive_cases import FLOAT32, arrays, labels
 
 _SAME, _HALVING = Convolution(pad=(1, 1)), Convolution((2, 2), (1, 1))

@@ -20,7 +20,7 @@ def devices(monkeypatch):
     asked = []
     monkeypatch.setattr(cuda, "_by_device", {})
     monkeypatch.setattr(cuda, "CupyLauncher", lambda number: asked.append(number) or object())
-    monkeypatch.setattr(cuda, "Dnn", lambda number: ("dnn", number))
+    monkeypatch.setattr(cuda, "CudnnContext", lambda number: ("cudnn", number))
     return asked
 
 
@@ -36,7 +36,7 @@ def test_each_primitive_has_the_signature_of_the_contract():
 def test_a_device_has_one_set_of_primitives(devices):
     first, second = cuda.primitives_of(0), cuda.primitives_of(1)
     assert cuda.primitives_of(0) is first is not second
-    assert second.dnn == ("dnn", 1)
+    assert second.cudnn == ("cudnn", 1)
     assert devices == [0, 1]
 
 
@@ -44,9 +44,9 @@ def test_without_cudnn_a_device_still_has_primitives(devices, monkeypatch):
     def missing(number):
         raise CudnnMissing("nvidia-cudnn-frontend is missing: pip install it")
 
-    monkeypatch.setattr(cuda, "Dnn", missing)
+    monkeypatch.setattr(cuda, "CudnnContext", missing)
     with pytest.raises(CudnnMissing, match="is computed by cuDNN: nvidia-cudnn-frontend is missing: pip install it"):
-        cuda.primitives_of(0).dnn.plan("linear")
+        cuda.primitives_of(0).cudnn.plan("linear")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -12,12 +12,11 @@ from mixprec import announcements
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import operations
 from mixprec.backends.cuda.batch_norm import BatchNorms
-from mixprec.backends.cuda.ways import WithoutCudnn
+from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.library import CudnnMissing
-from mixprec.backends.geometry import BatchNorm, Convolution, Following
-from mixprec.backends.primitives import Affine
+from mixprec.backends.geometry import Affine, BatchNorm, Convolution, Following
 from tests.backends.cpu.test_convolution import activated, bounds, chainers, convolutions, drawn
 from tests.backends.primitive_cases import (
     BFLOAT16,
@@ -282,7 +281,7 @@ def test_a_known_call_describes_no_operation(fresh, monkeypatch):
     expected = receive(step())
     for name in ("conv_fprop", "conv_dgrad", "conv_wgrad", "batch_norm", "batch_norm_backward"):
         monkeypatch.setattr(operations, name, None)
-    monkeypatch.setattr(fresh.dnn, "plan", None)
+    monkeypatch.setattr(fresh.cudnn, "plan", None)
     same(step(), expected)
 
 
@@ -314,8 +313,8 @@ def test_other_settings_are_other_plans(fresh):
 )
 def test_convolution_and_batch_normalization(monkeypatch, add, autotune, node_cost, fused):
     """Apart: two plans. With the sums of the convolution: one, and two kernels, if that is measured to be faster."""
-    ways = BatchNorms._forward_ways  # without sums also by own kernels, which are as fast by this clock
-    monkeypatch.setattr(BatchNorms, "_forward_ways", lambda *arguments: ways(*arguments)[:1])
+    ways = BatchNorms._forward_candidates  # without sums also by own kernels, which are as fast by this clock
+    monkeypatch.setattr(BatchNorms, "_forward_candidates", lambda *arguments: ways(*arguments)[:1])
     cuda = HostCuda(node_cost)
     cudnn.configure(autotune=autotune)
     x, w, _ = drawn((THREE, X, W), FLOAT16, 0)
@@ -353,7 +352,7 @@ def test_the_price_of_sums_holds_the_backward_pass_that_they_decide_on(fresh, mo
             measured.update(candidates)
         return candidates[0][0]
 
-    monkeypatch.setattr(fresh.dnn, "choose", choose)
+    monkeypatch.setattr(fresh.cudnn, "choose", choose)
     x, w, _ = send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
     fresh.conv_fprop(x, w, THREE, statistics=Following(relu, add))
     with fresh.counting() as found:
@@ -419,7 +418,7 @@ def test_without_cudnn_convolutions_say_what_is_missing(announced):
         cuda.conv_fprop(x, w, THREE)
     cuda.conv_fprop(x, w, THREE)
     cuda = HostCuda()
-    cuda.dnn = WithoutCudnn("nvidia-cudnn-cu13 is missing: pip install it")
+    cuda.cudnn = WithoutCudnn("nvidia-cudnn-cu13 is missing: pip install it")
     for name, call in {
         "conv_fprop": lambda: cuda.conv_fprop(x, w, THREE),
         "conv_dgrad": lambda: cuda.conv_dgrad(dy, w, THREE, x.shape),

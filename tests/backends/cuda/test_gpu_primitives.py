@@ -20,8 +20,8 @@ from mixprec.backends.cuda import batch_norm, operations
 from mixprec.backends.cudnn import search
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
-from mixprec.backends.geometry import BatchNorm, Convolution, LocalResponseNorm, Pooling
-from mixprec.backends.primitives import Affine, Primitives
+from mixprec.backends.geometry import Affine, BatchNorm, Convolution, LocalResponseNorm, Pooling
+from mixprec.backends.primitives import Primitives
 from tests.backends.cpu.test_convolution import activated, counts, drawn
 from tests.backends.cuda.gpu_cases import (
     BATCH_NORMS,
@@ -121,7 +121,7 @@ def test_a_mask_has_a_bit_for_each_element(side, shape, dtype):
     for filling in (0x00, 0xFF):
         inputs = side.send((x, *parameters, add))
         outputs = side.send((x, *parameters, np.full(8 * x.size + 4096, filling, np.uint8)))
-        side.cuda.dnn.plan(operation).run(*map(side.cuda._address, (*inputs, *outputs)))
+        side.cuda.cudnn.plan(operation).run(*map(side.cuda._address, (*inputs, *outputs)))
         y, *_, mask = side.receive(outputs)
         found.append(mask)
     written = found[0] == found[1]
@@ -156,7 +156,7 @@ def test_the_running_variance_of_cudnn_is_unbiased(side, shape, dtype):
     parameters = tuple(np.ones((4, shape[-1]), np.float32))
     outputs = side.send((x, *parameters))
     inputs = side.send((x, *parameters))
-    side.cuda.dnn.plan(operation).run(*map(side.cuda._address, (*inputs, *outputs)))
+    side.cuda.cudnn.plan(operation).run(*map(side.cuda._address, (*inputs, *outputs)))
     *_, moved_mean, moved_variance = side.receive(outputs)
     np.testing.assert_allclose(moved_mean, 0.25 + 0.75 * moments.mean, rtol=1e-4, atol=1e-5)
     matching = [
@@ -180,7 +180,7 @@ def test_running_statistics_move_once_where_they_lie(side, add):
     x, other = side.send(tuple(arrays(rng, (2, *shape), FLOAT16)))
     ones, apart, running, saved = (tuple(np.full((2, shape[-1]), 12.0, np.float32)) for _ in range(4))
     ones, apart, running, saved = map(side.send, (ones, apart, running, saved))
-    plan = side.fresh().dnn.plan(operations.batch_norm(shape, FLOAT16, BatchNorm(relu=add, decay=0.5), add=add))
+    plan = side.fresh().cudnn.plan(operations.batch_norm(shape, FLOAT16, BatchNorm(relu=add, decay=0.5), add=add))
     y, mask = side.send((np.zeros(shape, FLOAT16), np.zeros(shape, np.bool_)))
 
     def run(moved):
@@ -265,11 +265,11 @@ def test_first_convolutions_on_folded_images(side, channels, dtype):
     x, w, dy = drawn((convolution, shape, w_shape), dtype, 0)
     (y, _, dw), (y_bound, _, dw_bound) = products(x, w, dy, convolution), product_bounds(x, w, dy, convolution)
     on_device = side.send((x, w, dy))
-    ways = side.cuda._stem_fprop_ways(shape, w_shape, x.dtype, convolution, None, False)
+    ways = side.cuda._stem_fprop_candidates(shape, w_shape, x.dtype, convolution, None, False)
     assert len(ways) == 2
     for _, way in ways:
         assert_close(side.receive(way(*on_device[:2], None, None)), y, dtype, y_bound)
-    for _, way in side.cuda._stem_wgrad_ways(shape, dy.shape, w_shape, x.dtype, convolution):
+    for _, way in side.cuda._stem_wgrad_candidates(shape, dy.shape, w_shape, x.dtype, convolution):
         assert_close(side.receive(way(on_device[0], on_device[2], None)), dw, dtype, dw_bound)
 
 
@@ -889,7 +889,7 @@ def test_what_is_measured_is_right_and_kept(side, tmp_path, monkeypatch):
     assert all(choice["milliseconds"] > 0 for choice in choices.values())
     with (
         mock.patch("mixprec.backends.cudnn.search.fastest", side_effect=AssertionError),
-        mock.patch("mixprec.backends.cudnn.dnn.fastest", side_effect=AssertionError),
+        mock.patch("mixprec.backends.cudnn.context.fastest", side_effect=AssertionError),
     ):
         second = side.fresh()
         check_measured(side, second)
@@ -921,7 +921,7 @@ def test_a_limit_to_the_workspace_is_kept_or_said_to_be_too_low(side, limit, mon
     }
     message = rf"need more workspace than the limit of {limit / 2**20:g} MiB; raise cudnn.workspace_mib to \d+ or more"
     for name, call in calls.items():
-        workspaces = cuda.dnn._executor._workspaces
+        workspaces = cuda.cudnn._executor._workspaces
         with mock.patch.object(workspaces, "address", wraps=workspaces.address) as address:
             try:
                 call()

@@ -26,8 +26,8 @@ def measuring():
 def ways(cuda, x, w, dy, convolution, b=None, relu=False):
     """Returns the results of all ways by name, those of the forward pass and those of the gradient."""
     x, w, dy, b = send((x, w, dy, b))
-    fprop = cuda._stem_fprop_ways(x.shape, w.shape, x.dtype, convolution, None if b is None else b.dtype, relu)
-    wgrad = cuda._stem_wgrad_ways(x.shape, dy.shape, w.shape, x.dtype, convolution)
+    fprop = cuda._stem_fprop_candidates(x.shape, w.shape, x.dtype, convolution, None if b is None else b.dtype, relu)
+    wgrad = cuda._stem_wgrad_candidates(x.shape, dy.shape, w.shape, x.dtype, convolution)
     return (
         {name: receive(way(x, w, b, None)) for name, way in fprop},
         {name: receive(way(x, dy, None)) for name, way in wgrad},
@@ -120,8 +120,8 @@ def test_pairs_of_four_channels_leave_images_in_their_place(measuring, channels,
     """A launch for the filter; and one for images of three channels."""
     cuda = HostCuda()
     x, w, dy = send(tuple(drawn((RESNET, (1, 8, 8, channels), (8, 7, 7, channels)), FLOAT16, 0)))
-    fprop = dict(cuda._stem_fprop_ways(x.shape, w.shape, x.dtype, RESNET, None, False))["pairs"]
-    wgrad = dict(cuda._stem_wgrad_ways(x.shape, dy.shape, w.shape, x.dtype, RESNET))["pairs"]
+    fprop = dict(cuda._stem_fprop_candidates(x.shape, w.shape, x.dtype, RESNET, None, False))["pairs"]
+    wgrad = dict(cuda._stem_wgrad_candidates(x.shape, dy.shape, w.shape, x.dtype, RESNET))["pairs"]
     found = []
     for way, arguments in ((fprop, (x, w, None, None)), (wgrad, (x, dy, None))):
         way(*arguments)  # engines are measured
@@ -136,7 +136,7 @@ def test_the_primitives_take_what_is_chosen(measuring, monkeypatch):
     x, w, dy = drawn((RESNET, (2, 8, 8, 3), (8, 7, 7, 3)), FLOAT16, 0)
     for fastest, kernels in (("conv", 0), ("squares", 2)):
         cuda = HostCuda()
-        monkeypatch.setattr(cuda.dnn, "choose", lambda key, candidates, fastest=fastest: fastest)
+        monkeypatch.setattr(cuda.cudnn, "choose", lambda key, candidates, fastest=fastest: fastest)
         for name, arguments in (("conv_fprop", (x, w, RESNET)), ("conv_wgrad", (x, dy, RESNET, w.shape))):
             given_ = [send(each) if isinstance(each, np.ndarray) else each for each in arguments]
             getattr(cuda, name)(*given_)

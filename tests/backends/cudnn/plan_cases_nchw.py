@@ -44,7 +44,7 @@ NETWORKS = {
 
 
 class Collected:
-    """In place of a :class:`~mixprec.backends.cudnn.dnn.Dnn`: has an engine for everything, and keeps what is asked."""
+    """In place of a :class:`~mixprec.backends.cudnn.context.CudnnContext`: has all engines, and keeps what is asked."""
 
     def __init__(self):
         self.operations = set()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mixprec.backends.capture_error import CaptureError
-from mixprec.backends.cudnn import device as device_module
+from mixprec.backends.cudnn import cupy_device as device_module
 from mixprec.backends.cudnn import difference, settings
-from mixprec.backends.cudnn.device import CupyDevice
+from mixprec.backends.cudnn.cupy_device import CupyDevice
 from mixprec.backends.geometry import Convolution
 from tests.backends.cudnn.operations import batch_norm, conv_fprop
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
@@ -140,20 +140,20 @@ X, W = (8, 14, 14, 64), (32, 3, 3, 64)
 CONV = conv_fprop(X, W, Convolution(pad=(1, 1)), "float16")
 
 
-def run_on_gpu(dnn, operation, seed=0):
+def run_on_gpu(context, operation, seed=0):
     cupy = pytest.importorskip("cupy")
     random = np.random.RandomState(seed)
     inputs = {t.name: cupy.asarray(random.uniform(0.5, 1, t.shape).astype(t.dtype)) for t in operation.inputs}
     outputs = {t.name: cupy.zeros(t.shape, t.dtype) for t in operation.outputs}
-    dnn.plan(operation).run(*(array.data.ptr for array in (*inputs.values(), *outputs.values())))
+    context.plan(operation).run(*(array.data.ptr for array in (*inputs.values(), *outputs.values())))
     return {name: array.get() for name, array in outputs.items()}
 
 
 @pytest.fixture
-def dnn():
-    from mixprec.backends.cudnn.dnn import Dnn
+def context():
+    from mixprec.backends.cudnn.context import CudnnContext
 
-    return Dnn(0)
+    return CudnnContext(0)
 
 
 @pytest.mark.gpu
@@ -167,12 +167,12 @@ def test_the_clock_of_the_device_sees_what_takes_longer():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("operation", [CONV, batch_norm(X, "float16", relu=True)], ids=["conv", "batch norm"])
-def test_every_way_to_choose_an_engine_gives_the_same_result(dnn, operation, tmp_path):
+def test_every_way_to_choose_an_engine_gives_the_same_result(context, operation, tmp_path):
     results = []
     for autotune in settings.AUTOTUNE:
         settings.configure(autotune=autotune, cache=tmp_path)
-        results.append(run_on_gpu(dnn, operation))
-        assert dnn.plan(operation).engine.startswith("eng")
+        results.append(run_on_gpu(context, operation))
+        assert context.plan(operation).engine.startswith("eng")
     for found in results[1:]:
         for name, array in found.items():
             # Both round float32 sums of 576 products, or of 1,568 elements, once to the output's dtype.
@@ -183,11 +183,11 @@ def test_every_way_to_choose_an_engine_gives_the_same_result(dnn, operation, tmp
 
 @pytest.mark.gpu
 def test_an_engine_that_was_compiled_by_another_computes_the_same(tmp_path, caplog):
-    from mixprec.backends.cudnn.dnn import Dnn
+    from mixprec.backends.cudnn.context import CudnnContext
 
     settings.configure(cache=tmp_path, deterministic=True)
     operation = batch_norm(X, "float16", relu=True)
-    first, later = Dnn(0), Dnn(0)
+    first, later = CudnnContext(0), CudnnContext(0)
     expected = run_on_gpu(first, operation)
     for name, array in run_on_gpu(later, operation).items():
         np.testing.assert_array_equal(array, expected[name])
@@ -197,7 +197,7 @@ def test_an_engine_that_was_compiled_by_another_computes_the_same(tmp_path, capl
 
 
 @pytest.mark.gpu
-def test_a_captured_plan_replays_and_one_that_is_new_is_an_error(dnn):
+def test_a_captured_plan_replays_and_one_that_is_new_is_an_error(context):
     import cupy
 
     x, w = cupy.ones(X, np.float16), cupy.ones(W, np.float16)
@@ -206,11 +206,11 @@ def test_a_captured_plan_replays_and_one_that_is_new_is_an_error(dnn):
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
-        dnn.plan(CONV).run(*addresses)
+        context.plan(CONV).run(*addresses)
         stream.begin_capture()
-        dnn.plan(CONV).run(*addresses)
+        context.plan(CONV).run(*addresses)
         with pytest.raises(CaptureError, match="is not built yet"):
-            dnn.plan(batch_norm(X, "float16"))
+            context.plan(batch_norm(X, "float16"))
         graph = stream.end_capture()
         y.fill(0)
         graph.launch()

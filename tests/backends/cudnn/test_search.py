@@ -11,7 +11,7 @@ import pytest
 from mixprec import announcements
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import difference, settings
-from mixprec.backends.cudnn.dnn import Dnn
+from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine
 from mixprec.backends.cudnn.search import text_of
 from mixprec.backends.geometry import Convolution
@@ -54,7 +54,7 @@ def gpu():
 
 
 def new_process(gpu):
-    return Dnn(0, frontend=fake_cudnn, device=gpu)
+    return CudnnContext(0, frontend=fake_cudnn, device=gpu)
 
 
 def arrays(operation, seed=0):
@@ -64,9 +64,9 @@ def arrays(operation, seed=0):
     return {**found, **{t.name: np.full(t.shape, 7, dtypes.get(t.dtype, t.dtype)) for t in operation.outputs}}
 
 
-def run(dnn, operation, **replaced):
+def run(context, operation, **replaced):
     found = {**arrays(operation), **replaced}
-    dnn.plan(operation).run(*(array.ctypes.data for array in found.values()))
+    context.plan(operation).run(*(array.ctypes.data for array in found.values()))
     return found
 
 
@@ -97,9 +97,9 @@ def test_an_engine_that_fails_later_is_out_and_never_tried_again(gpu, monkeypatc
             gpu.pending = RuntimeError("cudaErrorLaunchFailure")
 
     engine_does(monkeypatch, failing)
-    dnn = new_process(gpu)
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng2_k0=0"
+    context = new_process(gpu)
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng2_k0=0"
     executed_engines()
     settings.configure(seconds=40)  # it is searched again
     run(new_process(gpu), CONV)
@@ -122,9 +122,9 @@ def test_what_an_engine_has_broken_is_said_by_its_name_and_the_next_process_avoi
         "program anew"
     )
     assert executed_engines() == {0, 1}  # the next one is not blamed
-    dnn = new_process(Gpu())
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng2_k0=0"
+    context = new_process(Gpu())
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng2_k0=0"
     assert executed_engines() == {0, 2}
 
 
@@ -155,9 +155,9 @@ def test_a_lack_of_memory_says_nothing_about_an_engine(gpu, monkeypatch, error):
         engine_does(patched, scarce)
         run(new_process(gpu), CONV)
     settings.configure(seconds=40)
-    dnn = new_process(gpu)
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng1_k0=0"
 
 
 def test_an_engine_that_is_never_to_be_tried_is_not_taken_without_measuring_either(gpu, monkeypatch):
@@ -169,9 +169,9 @@ def test_an_engine_that_is_never_to_be_tried_is_not_taken_without_measuring_eith
     engine_does(monkeypatch, failing)
     run(new_process(gpu), CONV)
     settings.configure(autotune="heuristic")
-    dnn = new_process(gpu)
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng1_k0=0"
 
 
 def test_where_all_engines_fail_none_of_them_is_blamed(gpu, monkeypatch):
@@ -184,16 +184,16 @@ def test_where_all_engines_fail_none_of_them_is_blamed(gpu, monkeypatch):
         engine_does(patched, failing)
         with pytest.raises(RuntimeError, match="EXECUTION_FAILED"):
             run(new_process(gpu), CONV)
-    dnn = new_process(gpu)
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng1_k0=0"
 
 
 def test_if_every_engine_has_failed_before_the_message_names_them(gpu):
-    dnn = new_process(gpu)
+    context = new_process(gpu)
     text = text_of(CONV, settings.current())
     for number in range(3):
-        dnn._choices_in(settings.current().cache).ban(text, f"eng{number}_k0=0", "it failed")
+        context._choices_in(settings.current().cache).ban(text, f"eng{number}_k0=0", "it failed")
     with pytest.raises(NoEngine, match="without eng0_k0=0, eng1_k0=0, eng2_k0=0, which have failed before"):
         run(new_process(gpu), CONV)
 
@@ -243,9 +243,9 @@ def element(value):
 )
 def test_an_engine_whose_result_is_off_is_not_taken_and_said_by_name(gpu, monkeypatch, caplog, name, change, why):
     engine_does(monkeypatch, changed(NORM, name, change))
-    dnn = new_process(gpu)
-    run(dnn, NORM)
-    assert dnn.plan(NORM).engine == "eng2_k0=0"
+    context = new_process(gpu)
+    run(context, NORM)
+    assert context.plan(NORM).engine == "eng2_k0=0"
     (message,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert f"eng1_k0=0 computes something else, and is not used: {why}" in message
     settings.configure(seconds=40)
@@ -257,20 +257,20 @@ def test_an_engine_whose_result_is_off_is_not_taken_and_said_by_name(gpu, monkey
 def test_what_rounds_otherwise_is_taken(gpu, monkeypatch):
     """By a step of bfloat16."""
     engine_does(monkeypatch, changed(NORM, "y", scaled(1 + 2**-8)))
-    dnn = new_process(gpu)
-    run(dnn, NORM)
-    assert dnn.plan(NORM).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    run(context, NORM)
+    assert context.plan(NORM).engine == "eng1_k0=0"
 
 
 def test_the_first_engine_is_the_one_that_is_wrong(gpu, monkeypatch):
     engine_does(monkeypatch, changed(CONV, "y", scaled(2), engine=0))
-    dnn = new_process(gpu)
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng1_k0=0"
     settings.configure(autotune="heuristic")
-    dnn = new_process(gpu)
-    dnn.plan(CONV)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    context.plan(CONV)
+    assert context.plan(CONV).engine == "eng1_k0=0"
 
 
 def test_where_all_differ_none_is_left_out(gpu, monkeypatch, caplog):
@@ -279,9 +279,9 @@ def test_where_all_differ_none_is_left_out(gpu, monkeypatch, caplog):
         scaled(1 + engine)(output(pack, CONV, "y"))
 
     engine_does(monkeypatch, what)
-    dnn = new_process(gpu)
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng1_k0=0"
     text = f"{CONV}: the results of 3 engines differ, and none has the majority: none is left out"
     assert text in caplog.messages
 
@@ -291,16 +291,16 @@ def test_of_two_that_differ_the_first_is_taken_and_none_is_blamed(gpu, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(fake_cudnn, "PLANS", fake_cudnn.PLANS[:2])
         engine_does(patched, changed(CONV, "y", scaled(2), engine=0))
-        dnn = new_process(gpu)
-        run(dnn, CONV)
-        assert dnn.plan(CONV).engine == "eng0_k0=0"
+        context = new_process(gpu)
+        run(context, CONV)
+        assert context.plan(CONV).engine == "eng0_k0=0"
     (message,) = caplog.messages
-    assert message.startswith(f"{CONV}: eng1_k0=0 is not used, nobody knows which of two is wrong: y differs by ")
+    assert message.startswith(f"{CONV}: eng1_k0=0 is not used, it is not known which of two is wrong: y differs by ")
     settings.configure(seconds=40)
     engine_does(monkeypatch, changed(CONV, "y", scaled(2), engine=0))
-    dnn = new_process(gpu)
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng1_k0=0"
 
 
 def test_an_engine_that_writes_nothing_is_found(gpu, monkeypatch):
@@ -315,9 +315,9 @@ def test_an_engine_that_writes_nothing_is_found(gpu, monkeypatch):
             execute()
 
     engine_does(monkeypatch, idle)
-    dnn = new_process(gpu)
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng2_k0=0"
+    context = new_process(gpu)
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng2_k0=0"
 
 
 def test_an_engine_that_minds_what_is_in_its_workspace_is_found(gpu, monkeypatch):
@@ -327,9 +327,9 @@ def test_an_engine_that_minds_what_is_in_its_workspace_is_found(gpu, monkeypatch
             output(pack, CONV, "y")[...] = 0
 
     engine_does(monkeypatch, minding)
-    dnn = new_process(gpu)
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng2_k0=0"
+    context = new_process(gpu)
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng2_k0=0"
 
 
 def test_places_in_a_mask_are_not_compared(gpu, monkeypatch):
@@ -340,18 +340,18 @@ def test_places_in_a_mask_are_not_compared(gpu, monkeypatch):
             ctypes.memset(pack[uid], 0x55, int(np.prod(X)) // 8)
 
     engine_does(monkeypatch, other_mask)
-    dnn = new_process(gpu)
-    run(dnn, NORM)
-    assert dnn.plan(NORM).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    run(context, NORM)
+    assert context.plan(NORM).engine == "eng1_k0=0"
 
 
 def test_results_that_overflow_are_alike(gpu):
     """As those of the first steps with a large loss scale: nothing is left out."""
     found = arrays(CONV)
     found["x"][...] = 65504
-    dnn = new_process(gpu)
-    run(dnn, CONV, x=found["x"])
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    run(context, CONV, x=found["x"])
+    assert context.plan(CONV).engine == "eng1_k0=0"
 
 
 def test_without_memory_for_a_copy_nothing_is_compared_and_that_is_said(gpu, monkeypatch, caplog):
@@ -365,9 +365,9 @@ def test_without_memory_for_a_copy_nothing_is_compared_and_that_is_said(gpu, mon
 
     monkeypatch.setattr(gpu, "allocate", scarce)
     engine_does(monkeypatch, changed(CONV, "y", scaled(2)))
-    dnn = new_process(gpu)
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng1_k0=0"
     assert caplog.messages[0].startswith(f"{CONV}: engines are not compared, there is no memory for a copy")
 
 
@@ -397,10 +397,10 @@ def test_the_kernel_that_compares_says_what_numpy_says(dtype):
 # In place
 
 
-def running_in_place(dnn, found):
+def running_in_place(context, found):
     places = {name: array.ctypes.data for name, array in found.items()}
     places.update(next_mean=places["running_mean"], next_var=places["running_var"])
-    dnn.plan(NORM).run(*places.values())
+    context.plan(NORM).run(*places.values())
 
 
 def moving_twice(engine, pack, workspace, execute):
@@ -419,12 +419,12 @@ def test_running_statistics_move_once(gpu, monkeypatch, caplog, autotune, twice)
     expected = run(new_process(gpu), NORM)
     if twice:
         engine_does(monkeypatch, moving_twice)
-    found, dnn = arrays(NORM), new_process(gpu)
-    running_in_place(dnn, found)
+    found, context = arrays(NORM), new_process(gpu)
+    running_in_place(context, found)
     for moved, running in (("next_mean", "running_mean"), ("next_var", "running_var")):
         np.testing.assert_array_equal(found[running], expected[moved])
     fake_cudnn.executed.clear()
-    running_in_place(dnn, found)
+    running_in_place(context, found)
     assert len(fake_cudnn.executed) == 1  # it is tried once
     said = [message for message in caplog.messages if "cannot write where it reads" in message]
     assert len(said) == twice
@@ -445,10 +445,10 @@ def test_a_statistic_that_moves_slowly_is_seen_to_move_twice(gpu, monkeypatch, c
 
 def test_nothing_is_tried_in_place_while_a_graph_captures(gpu):
     settings.configure(autotune="off")
-    dnn = new_process(gpu)
-    run(dnn, NORM)
+    context = new_process(gpu)
+    run(context, NORM)
     with gpu.on(5, capturing=True), pytest.raises(CaptureError, match="have not been tried in place"):
-        running_in_place(dnn, arrays(NORM))
+        running_in_place(context, arrays(NORM))
 
 
 # What is compiled
@@ -477,10 +477,10 @@ def test_a_known_choice_builds_one_engine_and_what_was_compiled_is_loaded(gpu, b
     expected = run(new_process(gpu), CONV)["y"]
     assert built == {"built": [0, 1, 2], "loaded": 0}
     built["built"].clear()
-    dnn = new_process(gpu)  # eng1 is compiled at run time
-    np.testing.assert_array_equal(run(dnn, CONV)["y"], expected)
+    context = new_process(gpu)  # eng1 is compiled at run time
+    np.testing.assert_array_equal(run(context, CONV)["y"], expected)
     assert built == {"built": [], "loaded": 1}
-    assert (dnn.plan(CONV).engine, dnn.plan(CONV).workspace) == ("eng1_k0=0", 2**12)
+    assert (context.plan(CONV).engine, context.plan(CONV).workspace) == ("eng1_k0=0", 2**12)
     assert len(os.listdir(tmp_path / "plans")) == 1  # not those that were only measured
 
 
@@ -498,9 +498,9 @@ def test_an_engine_that_cannot_be_serialized_is_used_and_compiled_each_time(gpu,
 
     monkeypatch.setattr(fake_cudnn.pygraph, "serialize", refusing)
     for _ in range(2):
-        dnn = new_process(gpu)
-        run(dnn, CONV)
-        assert dnn.plan(CONV).engine == "eng1_k0=0"
+        context = new_process(gpu)
+        run(context, CONV)
+        assert context.plan(CONV).engine == "eng1_k0=0"
     assert built == {"built": [0, 1, 2, 1], "loaded": 0}
     assert not (tmp_path / "plans").exists()
     assert caplog.messages == [f"{CONV}: eng1_k0=0 cannot be kept on disk: CUDNN_STATUS_NOT_SUPPORTED"]
@@ -550,8 +550,8 @@ def test_what_is_loaded_and_fails_is_compiled_anew(gpu, built, monkeypatch, capl
 
     monkeypatch.setattr(fake_cudnn.pygraph, method, failing)
     built["built"].clear()
-    dnn = new_process(gpu)
-    np.testing.assert_array_equal(run(dnn, CONV)["y"], expected)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    context = new_process(gpu)
+    np.testing.assert_array_equal(run(context, CONV)["y"], expected)
+    assert context.plan(CONV).engine == "eng1_k0=0"
     assert built["built"] == [1]
     assert caplog.messages == [f"{CONV}: eng1_k0=0 from disk fails, it is compiled anew: CUDNN_STATUS_NOT_INITIALIZED"]

@@ -37,7 +37,7 @@ class Device:
 
     def __init__(self, side):
         self.side = side
-        self.activations = Activations(side.cuda.launcher, side.cuda.dnn)
+        self.activations = Activations(side.cuda.launcher, side.cuda.cudnn)
 
     def forward(self, x, *arguments, misaligned=False):
         """Returns y."""

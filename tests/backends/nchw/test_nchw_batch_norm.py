@@ -70,7 +70,7 @@ def side(request):
 
 
 def norms_of(side):
-    return PlaneBatchNorms(side.cuda.launcher, side.cuda.dnn)
+    return PlaneBatchNorms(side.cuda.launcher, side.cuda.cudnn)
 
 
 def channels_last(x):

@@ -45,7 +45,7 @@ def check(side, y, b, misaligned=False):
     with np.errstate(invalid="ignore", over="ignore"):
         expected = (y.astype(np.float32) + b.astype(np.float32)[along]).astype(y.dtype)
     sent = side.send(y, misaligned)
-    assert PlaneBiases(side.cuda.launcher, side.cuda.dnn).add_bias(sent, side.send(b)) is None
+    assert PlaneBiases(side.cuda.launcher, side.cuda.cudnn).add_bias(sent, side.send(b)) is None
     found = side.receive(sent)
     assert found.dtype == y.dtype
     with np.errstate(invalid="ignore"):

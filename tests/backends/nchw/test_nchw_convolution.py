@@ -31,7 +31,7 @@ CASE = Convolution((1, 1), (1, 1)), (2, 16, 6, 5), (24, 16, 3, 3)
 
 def new():
     primitives = HostCuda()
-    return Nchw(primitives.launcher, primitives.dnn)
+    return Nchw(primitives.launcher, primitives.cudnn)
 
 
 @pytest.fixture(scope="module")
@@ -159,23 +159,23 @@ def test_a_bias_that_cudnn_does_not_fuse(fresh, monkeypatch, layout, b_dtype):
 def test_each_is_one_plan(nchw):
     x, w, dy = drawn(CASE, FLOAT32, 0)
     run(nchw, x, w, dy, CASE[0])
-    before = len(nchw.dnn.plans())
+    before = len(nchw.cudnn.plans())
     launched = len(nchw.launcher.launches)
     run(nchw, x, w, dy, CASE[0])
-    assert len(nchw.dnn.plans()) == before
+    assert len(nchw.cudnn.plans()) == before
     assert len(nchw.launcher.launches) == launched
 
 
 def test_a_bias_is_no_second_plan(fresh):
     x, w, dy = drawn(CASE, FLOAT32, 0)
     run(fresh, x, w, dy, CASE[0], biases(CASE, FLOAT32)[0])
-    assert len(fresh.dnn.plans()) == 3
+    assert len(fresh.cudnn.plans()) == 3
 
 
 def test_layouts_are_different_plans(fresh):
     for layout in LAYOUTS:
         checked(fresh, CASE, FLOAT32, 0, layout=layout)
-    texts = {str(plan.operation) for plan in fresh.dnn.plans()}
+    texts = {str(plan.operation) for plan in fresh.cudnn.plans()}
     assert len(texts) == 6
     assert sum("float32 NCHW 2x16x6x5" in text for text in texts) == 3
 
@@ -210,4 +210,4 @@ def test_no_images(fresh):
     y, dx, dw = run(fresh, x, w, dy, CASE[0], np.ones(24, FLOAT32))
     assert (y.shape, dx.shape) == (dy.shape, x.shape)
     np.testing.assert_array_equal(dw, np.zeros_like(w))
-    assert not fresh.dnn.plans()
+    assert not fresh.cudnn.plans()

@@ -35,7 +35,7 @@ class Device:
 
     def __init__(self, side):
         self.side = side
-        self.poolings = PlanePoolings(side.cuda.launcher, side.cuda.dnn)
+        self.poolings = PlanePoolings(side.cuda.launcher, side.cuda.cudnn)
 
     def forward(self, x, outputs, kind, *windows, misaligned=False):
         """Returns y (N, C, *outputs)."""

@@ -35,7 +35,7 @@ class Device:
 
     def __init__(self, side):
         self.side = side
-        self.softmaxes = Softmaxes(side.cuda.launcher, side.cuda.dnn)
+        self.softmaxes = Softmaxes(side.cuda.launcher, side.cuda.cudnn)
 
     def forward(self, x, axis, log, misaligned=False):
         """Returns y."""

@@ -1,4 +1,4 @@
-"""cuDNN on one device: what the CUDA primitives ask."""
+"""cuDNN on one device: plans for operations, and the choice between candidates. The CUDA primitives call it."""
 
 import logging
 import threading
@@ -7,7 +7,7 @@ from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import library, settings
 from mixprec.backends.cudnn.autotune import fastest
 from mixprec.backends.cudnn.choices import Choices
-from mixprec.backends.cudnn.device import CupyDevice
+from mixprec.backends.cudnn.cupy_device import CupyDevice
 from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine, lacks_memory, one_line
 from mixprec.backends.cudnn.executor import Executor
@@ -18,7 +18,7 @@ from mixprec.backends.stored import Stored
 _log = logging.getLogger("mixprec")
 
 
-class Dnn:
+class CudnnContext:
     """Plans of one device, built when they are first asked for and kept for good: CUDA graphs may hold them.
 
     What holds when a plan is asked for, :func:`mixprec.backends.cudnn.settings.current`, is a part of its key. A caller
@@ -27,7 +27,7 @@ class Dnn:
     Args:
         device_id: number of the CUDA device.
         frontend: module of cuDNN's frontend, instead of the one that is installed.
-        device: object like :class:`~mixprec.backends.cudnn.device.CupyDevice`, instead of one for ``device_id``.
+        device: object like :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`, instead of one for ``device_id``.
 
     Raises:
         CudnnMissing: cuDNN or its frontend is not installed.
@@ -136,7 +136,7 @@ class Dnn:
             return name
         if self._device.capturing():
             raise CaptureError(
-                f"cuDNN: the ways to compute {key} have not been measured, and cannot be while a CUDA graph captures: "
+                f"cuDNN: the candidates for {key} have not been measured, and cannot be while a CUDA graph captures: "
                 "run the step eagerly first"
             )
         never = choices.never(text)
@@ -150,7 +150,7 @@ class Dnn:
         try:
             name, milliseconds, first = fastest(self._device, candidates, failed)
         except BrokenDevice:
-            if failures:  # otherwise it was an engine that a way has searched
+            if failures:  # otherwise it was an engine that a candidate has searched
                 name = list(failures)[-1]
                 choices.ban(text, name, f"it failed: {one_line(failures[name])}")
             raise

@@ -1,9 +1,9 @@
-"""Which of several ways is taken, and what is built to find out: nothing, if it is known."""
+"""The choice between candidates, and the engines that are built for it: none, if it is known."""
 
 import numpy as np
 import pytest
 
-from mixprec.backends.cuda import ways
+from mixprec.backends.cuda import candidates
 from mixprec.backends.cudnn import settings
 from mixprec.backends.geometry import BatchNorm
 from tests.stand_ins import fake_cudnn
@@ -68,14 +68,14 @@ def test_a_choice_that_is_no_way_any_more_is_made_again(graphs, tmp_path, monkey
 
 
 def test_choices_are_made_again_with_other_kernels_and_engines_are_not(graphs, tmp_path, monkeypatch):
-    """Kernels may be faster than before, or there may be another way."""
+    """Kernels may be faster than before, or there may be another candidate."""
     settings.configure(autotune="measure", cache=tmp_path)
     normalize(HostCuda(0.1))
     made, built = graphs
     made.clear()
     built.clear()
     with monkeypatch.context() as patched:
-        patched.setattr(ways, "_code", lambda: "01234567")
+        patched.setattr(candidates, "_code", lambda: "01234567")
         cuda = HostCuda(2.0)
         with cuda.counting() as found:
             normalize(cuda)
@@ -94,4 +94,4 @@ def test_nothing_is_known_where_nothing_is_measured(graphs, tmp_path):
     cuda = HostCuda(2.0)
     with cuda.counting() as found:
         normalize(cuda)
-    assert (found.kernels, len(found.plans)) == (0, 2)  # the first way, which is cuDNN's
+    assert (found.kernels, len(found.plans)) == (0, 2)  # the first candidate, which is cuDNN's

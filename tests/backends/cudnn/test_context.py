@@ -12,7 +12,7 @@ import pytest
 
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import search, settings
-from mixprec.backends.cudnn.dnn import Dnn
+from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine
 from mixprec.backends.cudnn.handles import Handles
 from mixprec.backends.cudnn.workspace import Workspaces
@@ -43,8 +43,8 @@ def device():
 
 
 @pytest.fixture
-def dnn(device):
-    return Dnn(0, frontend=fake_cudnn, device=device)
+def context(device):
+    return CudnnContext(0, frontend=fake_cudnn, device=device)
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def addresses(found):
     return {name: array.ctypes.data for name, array in found.items()}
 
 
-def run(dnn, operation):
+def run(context, operation):
     found = arrays(operation)
-    dnn.plan(operation).run(*addresses(found).values())
+    context.plan(operation).run(*addresses(found).values())
     return found
 
 
@@ -87,31 +87,31 @@ def with_costs(milliseconds):
 # Running
 
 
-def test_a_plan_computes(dnn):
+def test_a_plan_computes(context):
     found = arrays(CONV)
-    dnn.plan(CONV).run(*(array.ctypes.data for array in found.values()))
+    context.plan(CONV).run(*(array.ctypes.data for array in found.values()))
     x, w = (np.moveaxis(found[name].astype(np.float64), -1, 1) for name in "xw")
     expected = np.moveaxis(chainer.functions.convolution_2d(x, w, pad=1).array, 1, -1)
     np.testing.assert_allclose(found["y"], expected, rtol=2**-11)
-    again = run(dnn, CONV)
+    again = run(context, CONV)
     np.testing.assert_array_equal(again["y"], found["y"])
 
 
-def test_a_missing_address_is_an_error(dnn):
+def test_a_missing_address_is_an_error(context):
     with pytest.raises(ValueError, match="zip"):
-        dnn.plan(CONV).run(1, 2)
+        context.plan(CONV).run(1, 2)
 
 
-def test_what_runs_is_the_engine_of_the_plan(dnn):
-    run(dnn, CONV)
-    assert (dnn.plan(CONV).engine, dnn.plan(CONV).workspace) == ("eng0_k0=0", 2**20)
+def test_what_runs_is_the_engine_of_the_plan(context):
+    run(context, CONV)
+    assert (context.plan(CONV).engine, context.plan(CONV).workspace) == ("eng0_k0=0", 2**20)
     assert fake_cudnn.executed == [(("conv_fprop",), 0)]
 
 
-def test_arrays_that_are_not_aligned_are_copied(dnn, caplog):
+def test_arrays_that_are_not_aligned_are_copied(context, caplog):
     """Running statistics among them, which are input and output."""
     operation = batch_norm(X, "float16")
-    expected = run(dnn, operation)
+    expected = run(context, operation)
     found = {}
     for name, array in arrays(operation).items():
         memory = np.empty(array.nbytes + 4, np.uint8)
@@ -121,12 +121,12 @@ def test_arrays_that_are_not_aligned_are_copied(dnn, caplog):
     places = addresses(found)
     for moved, running in (("next_mean", "running_mean"), ("next_var", "running_var")):
         places[moved] = places[running]
-    dnn.plan(operation).run(*places.values())
+    context.plan(operation).run(*places.values())
     for name in ("y", "mean", "invstd"):
         np.testing.assert_array_equal(found[name], expected[name])
     for moved, running in (("next_mean", "running_mean"), ("next_var", "running_var")):
         np.testing.assert_array_equal(found[running], expected[moved])
-    dnn.plan(operation).run(*places.values())
+    context.plan(operation).run(*places.values())
     (message,) = caplog.messages
     assert message.endswith(
         "cuDNN wants arrays to begin at multiples of 16 bytes; x, gamma, beta, running_mean, running_var, y, mean, "
@@ -137,7 +137,7 @@ def test_arrays_that_are_not_aligned_are_copied(dnn, caplog):
 def test_work_is_on_the_plans_device(device, monkeypatch):
     """Whichever is the current one, of which the current stream would be another."""
     monkeypatch.setattr(device, "current", lambda: device.on(7))
-    dnn = Dnn(0, frontend=fake_cudnn, device=device)
+    context = CudnnContext(0, frontend=fake_cudnn, device=device)
     seen = []
     execute = fake_cudnn.pygraph.execute_plan_at_index
 
@@ -146,20 +146,20 @@ def test_work_is_on_the_plans_device(device, monkeypatch):
         execute(self, pack, workspace, index, handle)
 
     monkeypatch.setattr(fake_cudnn.pygraph, "execute_plan_at_index", recorded)
-    run(dnn, CONV)
+    run(context, CONV)
     settings.configure(autotune="measure")
-    run(dnn, CONV)
+    run(context, CONV)
     assert set(seen) == {7}
 
 
 # The cache of plans
 
 
-def test_a_plan_is_built_once(dnn, graphs):
+def test_a_plan_is_built_once(context, graphs):
     same = conv_fprop(X, W, Convolution(pad=(1, 1)), "float16")
-    assert dnn.supports(CONV)
-    run(dnn, CONV)
-    assert dnn.plan(same) is dnn.plan(CONV)
+    assert context.supports(CONV)
+    run(context, CONV)
+    assert context.plan(same) is context.plan(CONV)
     assert len(graphs) == 1
 
 
@@ -175,25 +175,25 @@ def test_a_plan_is_built_once(dnn, graphs):
     ],
     ids=str,
 )
-def test_another_operation_is_another_plan(dnn, graphs, other):
-    assert dnn.plan(other) is not dnn.plan(CONV)
+def test_another_operation_is_another_plan(context, graphs, other):
+    assert context.plan(other) is not context.plan(CONV)
     assert len(graphs) == 2
 
 
 @pytest.mark.parametrize(
     "change", [{"deterministic": True}, {"workspace": 0}, {"tf32": True}, {"autotune": "off"}, {"autotune": "measure"}]
 )
-def test_other_settings_are_other_plans(dnn, graphs, change):
-    before = dnn.plan(CONV)
+def test_other_settings_are_other_plans(context, graphs, change):
+    before = context.plan(CONV)
     settings.configure(**change)
-    assert dnn.plan(CONV) is not before
+    assert context.plan(CONV) is not before
     settings.configure(**dataclasses.asdict(settings.Settings(cache=settings.current().cache)))
-    assert dnn.plan(CONV) is before
+    assert context.plan(CONV) is before
     assert len(graphs) == 2
 
 
-def test_a_graph_is_made_for_the_device(dnn, graphs):
-    dnn.plan(CONV)
+def test_a_graph_is_made_for_the_device(context, graphs):
+    context.plan(CONV)
     (graph,) = graphs
     assert (graph.arguments["sm_version"], type(graph.arguments["handle"])) == (90, fake_cudnn.Handle)
     types = fake_cudnn.data_type
@@ -201,12 +201,12 @@ def test_a_graph_is_made_for_the_device(dnn, graphs):
     assert graph.arguments["intermediate_data_type"] is graph.arguments["compute_data_type"] is types.FLOAT
 
 
-def test_threads_that_ask_at_the_same_time_build_one_plan(dnn, graphs):
+def test_threads_that_ask_at_the_same_time_build_one_plan(context, graphs):
     barrier, plans = threading.Barrier(4, timeout=30), []
 
     def ask():
         barrier.wait()
-        plans.append(dnn.plan(CONV))
+        plans.append(context.plan(CONV))
 
     in_threads([ask] * 4)
     assert len(graphs) == 1
@@ -219,38 +219,38 @@ def test_threads_that_ask_at_the_same_time_build_one_plan(dnn, graphs):
 @pytest.mark.parametrize(
     ("autotune", "modes"), [("off", "A FALLBACK"), ("heuristic", "B FALLBACK"), ("measure", "A B FALLBACK")]
 )
-def test_heuristics_that_are_asked(dnn, monkeypatch, autotune, modes):
+def test_heuristics_that_are_asked(context, monkeypatch, autotune, modes):
     asked = []
     create = fake_cudnn.pygraph.create_execution_plans
     monkeypatch.setattr(
         fake_cudnn.pygraph, "create_execution_plans", lambda self, modes: (asked.extend(modes), create(self, modes))
     )
     settings.configure(autotune=autotune)
-    dnn.plan(CONV)
+    context.plan(CONV)
     assert [mode.name for mode in asked] == modes.split()
 
 
 @pytest.mark.parametrize("switch", ["setting", "chainer"])
-def test_deterministic_mode_excludes_engines_that_are_not(dnn, switch):
+def test_deterministic_mode_excludes_engines_that_are_not(context, switch):
     settings.configure(deterministic=switch == "setting")
     with chainer.using_config("cudnn_deterministic", switch == "chainer"):
-        assert dnn.plan(CONV).engine == "eng1_k0=0"
+        assert context.plan(CONV).engine == "eng1_k0=0"
 
 
-def test_float32_is_computed_in_float32_unless_tf32_is_asked_for(dnn):
+def test_float32_is_computed_in_float32_unless_tf32_is_asked_for(context):
     wide = conv_fprop(X, W, Convolution(), "float32")
-    assert dnn.plan(wide).engine == "eng2_k0=0"
+    assert context.plan(wide).engine == "eng2_k0=0"
     settings.configure(tf32=True)
-    assert dnn.plan(wide).engine == "eng0_k0=0"
+    assert context.plan(wide).engine == "eng0_k0=0"
 
 
 @pytest.mark.parametrize(("limit", "engine"), [(2**20, "eng0"), (2**20 - 1, "eng1"), (2**12 - 1, "eng2")])
-def test_an_engine_that_needs_more_than_the_limit_is_not_taken(dnn, limit, engine):
+def test_an_engine_that_needs_more_than_the_limit_is_not_taken(context, limit, engine):
     settings.configure(workspace=limit)
-    assert dnn.plan(CONV).engine == f"{engine}_k0=0"
+    assert context.plan(CONV).engine == f"{engine}_k0=0"
 
 
-def test_an_engine_that_does_not_build_is_passed_over(dnn, monkeypatch):
+def test_an_engine_that_does_not_build_is_passed_over(context, monkeypatch):
     build = fake_cudnn.pygraph.build_plan_at_index
 
     def failing(self, index):
@@ -259,23 +259,23 @@ def test_an_engine_that_does_not_build_is_passed_over(dnn, monkeypatch):
         build(self, index)
 
     monkeypatch.setattr(fake_cudnn.pygraph, "build_plan_at_index", failing)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    assert context.plan(CONV).engine == "eng1_k0=0"
 
 
 # No engine
 
 
-def refusal(dnn, operation):
-    assert not dnn.supports(operation)
+def refusal(context, operation):
+    assert not context.supports(operation)
     with pytest.raises(NoEngine) as caught:
-        dnn.plan(operation)
+        context.plan(operation)
     message = str(caught.value)
     assert len(message.splitlines()) == 1
     return message
 
 
-def test_no_engine_says_what_was_asked_where_and_why(dnn, graphs):
-    message = refusal(dnn, batch_norm((2, 3, 3, 9), "float16", relu=True, eps=0.5))
+def test_no_engine_says_what_was_asked_where_and_why(context, graphs):
+    message = refusal(context, batch_norm((2, 3, 3, 9), "float16", relu=True, eps=0.5))
     assert message == (
         "cuDNN 9.28.0 has no engine on NVIDIA Host & Co. (sm_90) for batch_norm(x float16 2x3x3x9, gamma float32 9, "
         "beta float32 9, running_mean float32 9, running_var float32 9, y float16 2x3x3x9, mean float32 9, "
@@ -285,47 +285,49 @@ def test_no_engine_says_what_was_asked_where_and_why(dnn, graphs):
     assert len(graphs) == 1  # asked once, though it was wanted twice
 
 
-def test_no_engine_within_the_limit_says_which_limit(dnn, monkeypatch):
+def test_no_engine_within_the_limit_says_which_limit(context, monkeypatch):
     monkeypatch.setattr(fake_cudnn, "PLANS", fake_cudnn.PLANS[:2])
     settings.configure(workspace=1024)
-    message = refusal(dnn, CONV)
+    message = refusal(context, CONV)
     assert TEXT in message
     assert message.endswith(
         ": 2 need more workspace than the limit of 0.000976562 MiB; raise cudnn.workspace_mib to 1 or more"
     )
 
 
-def test_no_engine_without_those_that_were_excluded_says_so(dnn, monkeypatch):
+def test_no_engine_without_those_that_were_excluded_says_so(context, monkeypatch):
     monkeypatch.setattr(fake_cudnn, "PLANS", fake_cudnn.PLANS[:1])
     settings.configure(deterministic=True)
-    assert refusal(dnn, CONV).endswith(": all plans are excluded, without those that have the notes NONDETERMINISTIC")
+    assert refusal(context, CONV).endswith(
+        ": all plans are excluded, without those that have the notes NONDETERMINISTIC"
+    )
 
 
-def test_no_engine_that_builds_says_why(dnn, monkeypatch):
+def test_no_engine_that_builds_says_why(context, monkeypatch):
     def failing(self, index):
         raise RuntimeError(f"kernel {index}\nand a second line")
 
     monkeypatch.setattr(fake_cudnn.pygraph, "build_plan_at_index", failing)
-    assert refusal(dnn, CONV).endswith(": kernel 2")
+    assert refusal(context, CONV).endswith(": kernel 2")
 
 
 FAULT = "[cudnn_frontend] Error: CUDNN_STATUS_ALLOC_FAILED"
 
 
 @pytest.mark.parametrize("method", ["create_execution_plans", "build_plan_at_index"])
-def test_a_fault_is_not_the_lack_of_an_engine(dnn, monkeypatch, method):
+def test_a_fault_is_not_the_lack_of_an_engine(context, monkeypatch, method):
     def failing(self, argument):
         raise RuntimeError(FAULT)
 
     with monkeypatch.context() as patched:
         patched.setattr(fake_cudnn.pygraph, method, failing)
         with pytest.raises(RuntimeError) as caught:
-            dnn.supports(CONV)
+            context.supports(CONV)
     assert str(caught.value) == f"cuDNN cannot build {TEXT}: {FAULT}"
-    assert dnn.supports(CONV)  # it is not remembered
+    assert context.supports(CONV)  # it is not remembered
 
 
-def test_a_fault_of_one_engine_leaves_the_others(dnn, monkeypatch):
+def test_a_fault_of_one_engine_leaves_the_others(context, monkeypatch):
     build = fake_cudnn.pygraph.build_plan_at_index
 
     def failing(self, index):
@@ -334,43 +336,43 @@ def test_a_fault_of_one_engine_leaves_the_others(dnn, monkeypatch):
         build(self, index)
 
     monkeypatch.setattr(fake_cudnn.pygraph, "build_plan_at_index", failing)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+    assert context.plan(CONV).engine == "eng1_k0=0"
 
 
 # Measuring
 
 
 def test_the_fastest_is_taken_and_its_result_is_right(caplog):
-    dnn = Dnn(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0}))
-    expected = run(dnn, CONV)["y"]
+    context = CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0}))
+    expected = run(context, CONV)["y"]
     settings.configure(autotune="measure")
     with caplog.at_level(logging.INFO, "mixprec"):
-        np.testing.assert_array_equal(run(dnn, CONV)["y"], expected)
-    assert dnn.plan(CONV).engine == "eng1_k0=0"
+        np.testing.assert_array_equal(run(context, CONV)["y"], expected)
+    assert context.plan(CONV).engine == "eng1_k0=0"
     assert fake_cudnn.executed[-1] == (("conv_fprop",), 1)
     assert caplog.messages == [f"{TEXT}: eng1_k0=0 is the fastest of 3, 1.0000 ms; the first takes 3.0000 ms"]
 
 
-def test_equally_fast_engines_are_taken_in_the_order_of_the_heuristics(dnn):
+def test_equally_fast_engines_are_taken_in_the_order_of_the_heuristics(context):
     settings.configure(autotune="measure")
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng0_k0=0"
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng0_k0=0"
 
 
 def test_one_slow_turn_does_not_count():
     """The median of five turns: eng0 is the fastest but once."""
     ticks = itertools.chain([9.0, 2.0, 2.0], itertools.cycle([1.0, 2.0, 2.0]))
-    dnn = Dnn(0, frontend=fake_cudnn, device=HostDevice(lambda: next(ticks)))
+    context = CudnnContext(0, frontend=fake_cudnn, device=HostDevice(lambda: next(ticks)))
     settings.configure(autotune="measure")
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng0_k0=0"
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng0_k0=0"
 
 
-def test_a_plan_is_measured_once(dnn):
+def test_a_plan_is_measured_once(context):
     settings.configure(autotune="measure")
-    run(dnn, CONV)
+    run(context, CONV)
     fake_cudnn.executed.clear()
-    run(dnn, CONV)
+    run(context, CONV)
     assert len(fake_cudnn.executed) == 1
 
 
@@ -383,38 +385,38 @@ def test_an_engine_that_fails_when_it_is_measured_is_out(monkeypatch, caplog):
         execute(self, pack, workspace, index, handle)
 
     monkeypatch.setattr(fake_cudnn.pygraph, "execute_plan_at_index", failing)
-    dnn = Dnn(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0}))
+    context = CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0}))
     settings.configure(autotune="measure")
-    run(dnn, CONV)
-    assert dnn.plan(CONV).engine == "eng2_k0=0"
+    run(context, CONV)
+    assert context.plan(CONV).engine == "eng2_k0=0"
     why = "eng1_k0=0 is out, it failed when it was measured: CUDNN_STATUS_EXECUTION_FAILED"
     assert caplog.record_tuples[0] == ("mixprec", logging.WARNING, f"{CONV}: {why}")
 
 
-def test_if_all_engines_fail_the_first_ones_error_is_the_answer(monkeypatch, dnn):
+def test_if_all_engines_fail_the_first_ones_error_is_the_answer(monkeypatch, context):
     def failing(self, pack, workspace, index, handle):
         raise RuntimeError(f"engine {index} failed")
 
     monkeypatch.setattr(fake_cudnn.pygraph, "execute_plan_at_index", failing)
     settings.configure(autotune="measure")
     with pytest.raises(RuntimeError, match="engine 0 failed"):
-        run(dnn, CONV)
+        run(context, CONV)
 
 
-def test_excluded_engines_are_not_measured(dnn):
+def test_excluded_engines_are_not_measured(context):
     settings.configure(autotune="measure", deterministic=True, workspace=2**12 - 1)
-    run(dnn, CONV)
+    run(context, CONV)
     assert {index for _, index in fake_cudnn.executed} == {2}
 
 
-def test_measuring_does_not_move_running_statistics_that_are_updated_in_place(dnn):
+def test_measuring_does_not_move_running_statistics_that_are_updated_in_place(context):
     operation = batch_norm((2, 5, 4, 8), "float16")
-    expected = run(dnn, operation)
+    expected = run(context, operation)
     settings.configure(autotune="measure")
     found = arrays(operation)
     places = addresses(found)
     places.update(next_mean=places["running_mean"], next_var=places["running_var"])
-    dnn.plan(operation).run(*places.values())
+    context.plan(operation).run(*places.values())
     assert len(fake_cudnn.executed) > 10
     np.testing.assert_array_equal(found["running_mean"], expected["next_mean"])
     np.testing.assert_array_equal(found["running_var"], expected["next_var"])
@@ -422,9 +424,9 @@ def test_measuring_does_not_move_running_statistics_that_are_updated_in_place(dn
 
 def test_a_measured_choice_is_known_to_the_next_process_and_to_nothing_else():
     settings.configure(autotune="measure")
-    run(Dnn(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0})), CONV)
+    run(CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0})), CONV)
     fake_cudnn.executed.clear()
-    later = Dnn(0, frontend=fake_cudnn, device=with_costs({0: 1.0, 1: 2.0, 2: 3.0}))
+    later = CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 1.0, 1: 2.0, 2: 3.0}))
     run(later, CONV)
     assert fake_cudnn.executed == [(("conv_fprop",), 1)]
     for change in ({"deterministic": True}, {"workspace": 2**19}, {"tf32": True}):
@@ -437,9 +439,9 @@ def test_a_measured_choice_is_known_to_the_next_process_and_to_nothing_else():
 
 def test_a_choice_that_cannot_be_built_any_more_is_measured_again(monkeypatch):
     settings.configure(autotune="measure")
-    run(Dnn(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 2.0, 2: 1.0})), CONV)
+    run(CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 2.0, 2: 1.0})), CONV)
     monkeypatch.setattr(fake_cudnn, "PLANS", fake_cudnn.PLANS[:2])
-    later = Dnn(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 2.0}))
+    later = CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 2.0}))
     run(later, CONV)
     assert later.plan(CONV).engine == "eng1_k0=0"
 
@@ -447,32 +449,32 @@ def test_a_choice_that_cannot_be_built_any_more_is_measured_again(monkeypatch):
 @pytest.mark.parametrize("change", ["name", "capability", "driver"])
 def test_choices_of_another_device_are_not_taken(change):
     settings.configure(autotune="measure")
-    run(Dnn(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0})), CONV)
+    run(CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0})), CONV)
     device = with_costs({0: 1.0, 1: 2.0, 2: 3.0})
     setattr(device, change, {"name": "another", "capability": 100, "driver": 13010}[change])
-    other = Dnn(0, frontend=fake_cudnn, device=device)
+    other = CudnnContext(0, frontend=fake_cudnn, device=device)
     run(other, CONV)
     assert other.plan(CONV).engine == "eng0_k0=0"
 
 
 @pytest.mark.parametrize("autotune", ["off", "heuristic"])
-def test_nothing_is_measured_or_kept_without_being_asked(dnn, device, monkeypatch, tmp_path, autotune):
+def test_nothing_is_measured_or_kept_without_being_asked(context, device, monkeypatch, tmp_path, autotune):
     monkeypatch.delattr(HostDevice, "times")
     settings.configure(autotune=autotune)
-    run(dnn, CONV)
-    assert dnn.choose("a or b", [("a", None), ("b", None)]) == "a"
+    run(context, CONV)
+    assert context.choose("a or b", [("a", None), ("b", None)]) == "a"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_not_more_engines_are_measured_than_the_limit(dnn, monkeypatch):
+def test_not_more_engines_are_measured_than_the_limit(context, monkeypatch):
     monkeypatch.setattr(fake_cudnn, "PLANS", [fake_cudnn.Plan(number, 0, set(), set()) for number in range(60)])
     settings.configure(autotune="measure")
-    run(dnn, CONV)
+    run(context, CONV)
     assert {index for _, index in fake_cudnn.executed} == set(range(24))
 
 
 @pytest.mark.parametrize(("seconds", "compiled"), [(3, 2), (40, 21)])
-def test_engines_that_are_compiled_have_a_budget_of_their_own(dnn, monkeypatch, seconds, compiled):
+def test_engines_that_are_compiled_have_a_budget_of_their_own(context, monkeypatch, seconds, compiled):
     """Each takes 2 seconds; those that are not compiled are neither fewer for that nor more."""
     clock = itertools.count(step=2.0)
     monkeypatch.setattr(search.time, "monotonic", lambda: next(clock))
@@ -480,15 +482,15 @@ def test_engines_that_are_compiled_have_a_budget_of_their_own(dnn, monkeypatch, 
     plans = [fake_cudnn.Plan(number, 0, set(), note if number < 30 else set()) for number in range(60)]
     monkeypatch.setattr(fake_cudnn, "PLANS", plans)
     settings.configure(autotune="measure", seconds=seconds)
-    run(dnn, CONV)
+    run(context, CONV)
     assert {index for _, index in fake_cudnn.executed} == {*range(compiled), *range(30, 54)}
 
 
-def test_a_longer_search_does_not_take_the_choice_of_a_shorter_one(dnn, graphs):
+def test_a_longer_search_does_not_take_the_choice_of_a_shorter_one(context, graphs):
     for seconds, searched in ((3, True), (40, True), (3, False), (40, False)):
         settings.configure(autotune="measure", seconds=seconds)
         fake_cudnn.executed.clear()
-        run(Dnn(0, frontend=fake_cudnn, device=HostDevice()), CONV)
+        run(CudnnContext(0, frontend=fake_cudnn, device=HostDevice()), CONV)
         assert (len(fake_cudnn.executed) > 1) == searched
 
 
@@ -502,31 +504,31 @@ def test_engines_for_which_there_is_no_memory_are_not_measured(device, monkeypat
 
     monkeypatch.setattr(device, "allocate", scarce)
     settings.configure(autotune="measure")
-    run(Dnn(0, frontend=fake_cudnn, device=device), CONV)
+    run(CudnnContext(0, frontend=fake_cudnn, device=device), CONV)
     assert {index for _, index in fake_cudnn.executed} == {1, 2}
 
 
-def test_no_memory_at_all_is_an_error(dnn, device, monkeypatch):
+def test_no_memory_at_all_is_an_error(context, device, monkeypatch):
     def none(size):
         raise MemoryError("out of memory")
 
     monkeypatch.setattr(device, "allocate", none)
     settings.configure(autotune="measure")
     with pytest.raises(MemoryError):
-        run(dnn, CONV)
+        run(context, CONV)
 
 
-def test_an_engine_that_two_heuristics_name_is_measured_once(dnn, monkeypatch):
+def test_an_engine_that_two_heuristics_name_is_measured_once(context, monkeypatch):
     monkeypatch.setattr(fake_cudnn, "PLANS", fake_cudnn.PLANS * 2)
     settings.configure(autotune="measure")
-    run(dnn, CONV)
+    run(context, CONV)
     assert {index for _, index in fake_cudnn.executed} == {0, 1, 2}
 
 
 # Choosing between implementations
 
 
-class Ways:
+class Candidates:
     """Implementations by name that take so many milliseconds; their device knows how long."""
 
     def __init__(self, **milliseconds):
@@ -538,71 +540,71 @@ class Ways:
 
 def test_the_faster_way_is_chosen_once_and_kept():
     settings.configure(autotune="measure")
-    ways = Ways(separate=2.0, fused=1.0)
-    dnn = Dnn(0, frontend=fake_cudnn, device=ways.device)
-    assert dnn.choose("conv + bn 3x3", ways.candidates) == "fused"
-    called = len(ways.calls)
-    assert dnn.choose("conv + bn 3x3", ways.candidates) == "fused"
-    later = Dnn(0, frontend=fake_cudnn, device=ways.device)
-    assert later.choose("conv + bn 3x3", ways.candidates) == "fused"
-    assert len(ways.calls) == called
-    ways.milliseconds["fused"] = 3.0
-    assert later.choose("conv + bn 1x1", ways.candidates) == "separate"
+    timed = Candidates(separate=2.0, fused=1.0)
+    context = CudnnContext(0, frontend=fake_cudnn, device=timed.device)
+    assert context.choose("conv + bn 3x3", timed.candidates) == "fused"
+    called = len(timed.calls)
+    assert context.choose("conv + bn 3x3", timed.candidates) == "fused"
+    later = CudnnContext(0, frontend=fake_cudnn, device=timed.device)
+    assert later.choose("conv + bn 3x3", timed.candidates) == "fused"
+    assert len(timed.calls) == called
+    timed.milliseconds["fused"] = 3.0
+    assert later.choose("conv + bn 1x1", timed.candidates) == "separate"
 
 
 def test_a_choice_between_ways_that_are_not_there_any_more_is_made_again():
     settings.configure(autotune="measure")
-    ways = Ways(separate=2.0, fused=1.0)
-    Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", ways.candidates)
-    others = Ways(separate=2.0, split=3.0)
-    assert Dnn(0, frontend=fake_cudnn, device=others.device).choose("key", others.candidates) == "separate"
+    timed = Candidates(separate=2.0, fused=1.0)
+    CudnnContext(0, frontend=fake_cudnn, device=timed.device).choose("key", timed.candidates)
+    others = Candidates(separate=2.0, split=3.0)
+    assert CudnnContext(0, frontend=fake_cudnn, device=others.device).choose("key", others.candidates) == "separate"
 
 
 def test_a_way_that_lacked_memory_is_named_and_tried_again_by_the_next_process(caplog):
     settings.configure(autotune="measure")
-    ways = Ways(separate=2.0, fused=1.0)
+    timed = Candidates(separate=2.0, fused=1.0)
 
     def scarce():
         raise MemoryError("out of memory")
 
-    short = [ways.candidates[0], ("fused", scarce)]
-    assert Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", short) == "separate"
+    short = [timed.candidates[0], ("fused", scarce)]
+    assert CudnnContext(0, frontend=fake_cudnn, device=timed.device).choose("key", short) == "separate"
     assert caplog.messages == ["key: fused is out, it failed when it was measured: out of memory"]
-    assert Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", ways.candidates) == "fused"
+    assert CudnnContext(0, frontend=fake_cudnn, device=timed.device).choose("key", timed.candidates) == "fused"
 
 
 def test_a_way_that_breaks_the_device_is_not_tried_by_the_next_process(monkeypatch):
     settings.configure(autotune="measure")
-    ways = Ways(separate=2.0, fused=1.0)
+    timed = Candidates(separate=2.0, fused=1.0)
 
     def broken():
         raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
 
     def breaking():
-        monkeypatch.setattr(ways.device, "synchronize", broken)
+        monkeypatch.setattr(timed.device, "synchronize", broken)
 
-    dnn = Dnn(0, frontend=fake_cudnn, device=ways.device)
+    context = CudnnContext(0, frontend=fake_cudnn, device=timed.device)
     with pytest.raises(BrokenDevice, match="fused has broken the device"):
-        dnn.choose("key", [ways.candidates[0], ("fused", breaking)])
-    ways = Ways(separate=2.0, fused=1.0)
-    assert Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", ways.candidates) == "separate"
-    assert "fused" not in ways.calls
+        context.choose("key", [timed.candidates[0], ("fused", breaking)])
+    timed = Candidates(separate=2.0, fused=1.0)
+    assert CudnnContext(0, frontend=fake_cudnn, device=timed.device).choose("key", timed.candidates) == "separate"
+    assert "fused" not in timed.calls
 
 
 def test_the_only_way_is_not_measured():
     settings.configure(autotune="measure")
-    ways = Ways(separate=2.0)
-    assert Dnn(0, frontend=fake_cudnn, device=ways.device).choose("key", ways.candidates) == "separate"
-    assert ways.calls == []
+    timed = Candidates(separate=2.0)
+    assert CudnnContext(0, frontend=fake_cudnn, device=timed.device).choose("key", timed.candidates) == "separate"
+    assert timed.calls == []
 
 
 def test_a_way_may_run_plans_that_measure_their_engines():
     settings.configure(autotune="measure")
-    ways = Ways(separate=2.0, fused=1.0)
-    dnn = Dnn(0, frontend=fake_cudnn, device=HostDevice())
-    found = [(name, lambda function=function: (run(dnn, CONV), function())) for name, function in ways.candidates]
-    assert dnn.choose("key", found) == "separate"  # all take 1 millisecond on this device
-    assert set(ways.calls) == {"separate", "fused"}
+    timed = Candidates(separate=2.0, fused=1.0)
+    context = CudnnContext(0, frontend=fake_cudnn, device=HostDevice())
+    found = [(name, lambda function=function: (run(context, CONV), function())) for name, function in timed.candidates]
+    assert context.choose("key", found) == "separate"  # all take 1 millisecond on this device
+    assert set(timed.calls) == {"separate", "fused"}
 
 
 # Streams, threads, workspace, capture
@@ -641,20 +643,20 @@ def handles(monkeypatch):
     return made, streams
 
 
-def test_a_handle_is_made_when_something_is_built_and_serves_its_thread(dnn, handles):
+def test_a_handle_is_made_when_something_is_built_and_serves_its_thread(context, handles):
     made, _ = handles
     assert made == []
-    run(dnn, CONV)
-    run(dnn, batch_norm(X, "float16"))
+    run(context, CONV)
+    run(context, batch_norm(X, "float16"))
     assert len(made) == 1
 
 
-def test_threads_at_work_have_handles_of_their_own(dnn, handles):
+def test_threads_at_work_have_handles_of_their_own(context, handles):
     """The stand-in refuses a handle of another thread."""
     barrier = threading.Barrier(3, timeout=30)
 
     def work():
-        run(dnn, CONV)
+        run(context, CONV)
         barrier.wait()  # all three handles are in use at once
 
     in_threads([work] * 3)
@@ -673,11 +675,11 @@ def test_the_handle_of_a_thread_that_has_ended_serves_the_next(device, handles):
 
 def test_devices_have_handles_of_their_own(handles):
     for number in range(2):
-        run(Dnn(number, frontend=fake_cudnn, device=HostDevice()), CONV)
+        run(CudnnContext(number, frontend=fake_cudnn, device=HostDevice()), CONV)
     assert len(handles[0]) == 2
 
 
-def test_work_goes_to_the_current_stream(dnn, device, handles, monkeypatch):
+def test_work_goes_to_the_current_stream(context, device, handles, monkeypatch):
     seen = []
     execute = fake_cudnn.pygraph.execute_plan_at_index
 
@@ -688,65 +690,65 @@ def test_work_goes_to_the_current_stream(dnn, device, handles, monkeypatch):
     monkeypatch.setattr(fake_cudnn.pygraph, "execute_plan_at_index", recorded)
     for stream in (0, 5, 5, 0):
         with device.on(stream):
-            run(dnn, CONV)
+            run(context, CONV)
     assert [stream for stream, _ in seen] == [0, 5, 5, 0]
     assert handles[1] == [0, 5, 0]  # only where it changes: cuDNN asks the driver several questions each time
     # Streams run at the same time: each has its own workspace.
     assert seen[0][1] == seen[3][1] != seen[1][1] == seen[2][1]
 
 
-def test_a_workspace_grows_with_the_largest_plan(dnn, device):
+def test_a_workspace_grows_with_the_largest_plan(context, device):
     settings.configure(workspace=2**12)
-    run(dnn, CONV)
+    run(context, CONV)
     settings.configure(workspace=2**20)
-    run(dnn, CONV)
-    run(dnn, batch_norm(X, "float16"))
+    run(context, CONV)
+    run(context, batch_norm(X, "float16"))
     assert device.allocated == [2**12, 2**20]
 
 
-def test_no_workspace_is_made_for_plans_that_need_none(dnn, device):
+def test_no_workspace_is_made_for_plans_that_need_none(context, device):
     settings.configure(workspace=0)
-    run(dnn, CONV)
+    run(context, CONV)
     assert device.allocated == []
 
 
-def test_what_ran_before_runs_while_a_graph_captures(dnn, device):
+def test_what_ran_before_runs_while_a_graph_captures(context, device):
     settings.configure(autotune="measure")
     with device.on(5):
-        run(dnn, CONV)
-        dnn.choose("key", Ways(a=1.0, b=2.0).candidates)
+        run(context, CONV)
+        context.choose("key", Candidates(a=1.0, b=2.0).candidates)
     with device.on(5, capturing=True):
-        run(dnn, CONV)
-        assert dnn.choose("key", Ways(a=1.0, b=2.0).candidates) == "a"
+        run(context, CONV)
+        assert context.choose("key", Candidates(a=1.0, b=2.0).candidates) == "a"
 
 
 @pytest.mark.parametrize("autotune", ["heuristic", "measure"])
-def test_nothing_is_built_while_a_graph_captures(dnn, device, graphs, autotune):
+def test_nothing_is_built_while_a_graph_captures(context, device, graphs, autotune):
     settings.configure(autotune=autotune)
     with device.on(5, capturing=True), pytest.raises(CaptureError) as caught:
-        dnn.supports(CONV)
+        context.supports(CONV)
     assert str(caught.value) == (
         f"cuDNN: {TEXT} is not built yet, and cannot be while a CUDA graph captures: run the step eagerly first"
     )
     assert graphs == []
-    run(dnn, CONV)  # what was refused then is not remembered
+    run(context, CONV)  # what was refused then is not remembered
 
 
-def test_nothing_is_measured_while_a_graph_captures(dnn, device):
+def test_nothing_is_measured_while_a_graph_captures(context, device):
     settings.configure(autotune="measure")
-    assert dnn.supports(CONV)
+    assert context.supports(CONV)
     with device.on(5, capturing=True), pytest.raises(CaptureError, match="run the step eagerly first"):
-        run(dnn, CONV)
-    ways = Ways(a=1.0, b=2.0)
-    with device.on(5, capturing=True), pytest.raises(CaptureError, match="the ways to compute key have not"):
-        dnn.choose("key", ways.candidates)
-    assert fake_cudnn.executed == ways.calls == []
+        run(context, CONV)
+    timed = Candidates(a=1.0, b=2.0)
+    with device.on(5, capturing=True), pytest.raises(CaptureError, match="the candidates for key have not"):
+        context.choose("key", timed.candidates)
+    assert fake_cudnn.executed == timed.calls == []
 
 
-def test_no_workspace_is_made_while_a_graph_captures(dnn, device):
-    dnn.plan(CONV)
+def test_no_workspace_is_made_while_a_graph_captures(context, device):
+    context.plan(CONV)
     with device.on(5, capturing=True), pytest.raises(CaptureError) as caught:
-        run(dnn, CONV)
+        run(context, CONV)
     assert str(caught.value) == (
         "cuDNN: a workspace of 1048576 bytes is needed on this stream, and 0 bytes are there; none can be made while a "
         "CUDA graph captures: run the step eagerly first, on the same stream"
@@ -754,13 +756,13 @@ def test_no_workspace_is_made_while_a_graph_captures(dnn, device):
     assert fake_cudnn.executed == []
 
 
-def test_no_handle_is_made_while_a_graph_captures(dnn, device, handles):
+def test_no_handle_is_made_while_a_graph_captures(context, device, handles):
     settings.configure(workspace=0)
-    dnn.plan(CONV)
+    context.plan(CONV)
 
     def captured():
         with pytest.raises(CaptureError, match="this thread has no handle yet"):
-            run(dnn, CONV)
+            run(context, CONV)
 
     with device.on(5, capturing=True):
         in_threads([captured])

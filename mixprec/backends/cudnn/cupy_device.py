@@ -1,4 +1,4 @@
-"""What the cuDNN backend asks of a GPU through CuPy; tests put an object with the same interface in its place."""
+"""A GPU through CuPy, as the cuDNN backend uses it; tests put an object with the same interface in its place."""
 
 import itertools
 

@@ -1,0 +1,59 @@
+"""Addition, ReLU, casts and changes of layout on NumPy.
+
+A ReLU works on bits, as NumPy compares float16 one by one: above 0 the bits are ordered as the numbers are.
+"""
+
+import numpy as np
+
+from mixprec.backends.cpu.blocks import narrow, widen
+
+
+class Elementwise:
+    """The primitives of :class:`~mixprec.backends.primitives.Primitives` without products and sums."""
+
+    def add(self, a, b):
+        """See :meth:`~mixprec.backends.primitives.Primitives.add`."""
+        with np.errstate(over="ignore", invalid="ignore"):  # inf, and inf - inf: the loss scale watches for that
+            return narrow(np.add(widen(a), widen(b), out=np.empty(a.shape, np.float32)), a.dtype)
+
+    def relu(self, x):
+        """See :meth:`~mixprec.backends.primitives.Primitives.relu`."""
+        bits, infinity = _bits(x), _infinity(x.dtype)
+        magnitude = bits & np.iinfo(bits.dtype).max
+        return np.where((bits > 0) | (magnitude > infinity), bits, bits.dtype.type(0)).view(x.dtype)
+
+    def relu_backward(self, dy, y):
+        """See :meth:`~mixprec.backends.primitives.Primitives.relu_backward`."""
+        bits = _bits(dy)
+        return np.where(is_positive(y), bits, bits.dtype.type(0)).view(dy.dtype)
+
+    def cast(self, x, dtype):
+        """See :meth:`~mixprec.backends.primitives.Primitives.cast`."""
+        return x if x.dtype == dtype else narrow(widen(x), dtype)
+
+    def to_nhwc(self, x, dtype, channels=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.to_nhwc`."""
+        images, own, height, width = x.shape
+        y = np.empty((images, height, width, max(own, channels or 0)), dtype)
+        y[..., :own] = self.cast(x, dtype).transpose(0, 2, 3, 1)
+        y[..., own:] = 0
+        return y
+
+    def to_nchw(self, x, dtype, channels=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.to_nchw`."""
+        kept = x.shape[3] if channels is None else min(channels, x.shape[3])
+        return self.cast(x, dtype)[..., :kept].transpose(0, 3, 1, 2).copy()
+
+
+def is_positive(array):
+    """Returns where an array of any storage dtype is above 0, as booleans."""
+    bits = _bits(array)
+    return (bits > 0) & (bits <= _infinity(array.dtype))
+
+
+def _bits(array):
+    return array.view(f"i{array.itemsize}")
+
+
+def _infinity(dtype):
+    return _bits(np.array(np.inf, dtype))

@@ -1,0 +1,116 @@
+"""The random states of dropout: one array for each device, which a captured graph goes on using.
+
+:func:`mixprec.functions.dropout` and the dropout of plain Chainer on cuDNN (:mod:`mixprec.bridge.dropout`) draw from
+them; :class:`~mixprec.MixedPrecisionOptimizer` saves them with its own state.
+"""
+
+import contextlib
+import os
+
+import chainer
+import numpy as np
+
+from mixprec import arguments
+from mixprec.backends import primitives_of
+
+# By the primitives of a device. An array stays where it is for good: a graph that was captured goes on using it.
+_states = {}
+_forgotten = set()  # primitives whose next dropout draws a new seed
+
+
+def reset_dropout():
+    """Forgets the random states: the next dropout on each device draws a new seed from ``np.random``.
+
+    A graph that was captured before goes on with the old one until then.
+    """
+    _forgotten.update(_states)
+
+
+@contextlib.contextmanager
+def keeping_dropout():
+    """After the block the random states are what they were before it."""
+    before = {primitives: state.copy() for primitives, state in _states.items()}
+    forgotten = set(_forgotten)
+    try:
+        yield
+    finally:
+        for primitives, state in before.items():
+            _put(primitives, state)
+        _forgotten.update(forgotten, _states.keys() - before.keys())
+
+
+def serialize_dropout(serializer, devices):
+    """Saves or loads the random states of devices, so that a resumed run goes on with the zeros it would have had.
+
+    The file knows devices by their order, and loads on others, too. :class:`~mixprec.MixedPrecisionOptimizer` calls
+    this for the devices of its model, as does a trainer's snapshot of it.
+
+    Args:
+        serializer: of Chainer's. A state that does not exist is not saved; one that is not in a file stays as it is.
+        devices: of Chainer's, in the same order when saving and when loading.
+    """
+    arguments.instance("serializer", serializer, chainer.AbstractSerializer, "a chainer.AbstractSerializer")
+    known = _states.keys() - _forgotten
+    for place, device in enumerate(devices):
+        name = f"dropout_state{place}"
+        if isinstance(serializer, chainer.Deserializer):
+            state = _loaded(serializer, name)
+            if state is not None:
+                _put(_primitives(device), device.send(np.array(state, np.uint64)))
+        # Without dropout no primitives are looked up: that would load cuDNN for a run that does not use it.
+        elif known and (primitives := _primitives(device)) in known:
+            serializer(name, _states[primitives].copy())  # it moves on, and a file may be written in a thread
+
+
+def dropout_state(array):
+    """Returns the random state that the next dropout on the device of an array draws from, or ``None``."""
+    if not _states:  # see serialize_dropout
+        return None
+    primitives = primitives_of(array)
+    return None if primitives in _forgotten else _states.get(primitives)
+
+
+def dropout_key(primitives, seed=None):
+    """Returns what the next random numbers on a device are made from, an array there; its random state moves on.
+
+    Args:
+        primitives: of the device.
+        seed: of its random state if it has none yet; ``None`` for one from ``np.random``.
+    """
+    return primitives.dropout_key(_state(primitives, seed))
+
+
+def _loaded(serializer, name):
+    try:
+        return serializer(name, None)
+    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
+        return None
+
+
+def _primitives(device):
+    return primitives_of(device.send(np.empty(0, np.uint64)))
+
+
+def _state(primitives, seed):
+    if primitives not in _states or primitives in _forgotten:
+        seed = np.random.randint(0, 2**63 - 1, dtype=np.int64) if seed is None else seed
+        _put(primitives, primitives.new_random_state(seed))
+    return _states[primitives]
+
+
+def _put(primitives, state):
+    if primitives in _states:
+        with chainer.using_device(chainer.backend.get_device_from_array(state)):
+            _states[primitives][...] = state
+    else:
+        _states[primitives] = state
+    _forgotten.discard(primitives)
+
+
+def _leave_to_the_parent():
+    """Clears the states after a fork: a child would repeat its parent's zeros, and cannot reach its arrays on a GPU."""
+    _states.clear()
+    _forgotten.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
