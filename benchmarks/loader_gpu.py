@@ -106,16 +106,16 @@ def _row(name, times, why):
 
 # What runs in the process of a row
 
-_row = []
+_prepared = []
 
 
 def _prepare(*arguments):
     """Makes the :class:`MeasuredRow`."""
-    _row[:] = [MeasuredRow(*arguments)]
+    _prepared[:] = [MeasuredRow(*arguments)]
 
 
 def _turn():
-    return _row[0].turn()
+    return _prepared[0].turn()
 
 
 class MeasuredRow:

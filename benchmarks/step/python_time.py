@@ -111,17 +111,17 @@ def _row(name, seconds, plain):
 
 # What runs in the process of a row
 
-_row = []  # a step, and a context manager that gives what is called before each step of a turn
+_prepared = []  # a step, and a context manager that gives what is called before each step of a turn
 
 
 def prepare(name, network):
     """Builds a row's step, which runs until nothing is new in its steps any more."""
-    _row[:] = _BUILDERS[name](network)
+    _prepared[:] = _BUILDERS[name](network)
 
 
 def turn():
     """Returns the CPU seconds of a step, the median of some in a row."""
-    step, playing = _row
+    step, playing = _prepared
     seconds = []
     with playing() as start:
         for _ in range(_STEPS):

@@ -43,7 +43,7 @@ def test_tables_and_the_same_numbers_as_json(tmp_path, capsys):
 def _launches_of_a_turn():
     """Returns how often a graph was launched, how many uploads there were, and how many different ones."""
     python_time.prepare(CAPTURED, MODELS["resnet8"])
-    playing = python_time._row[1]
+    playing = python_time._prepared[1]
     uploaded, launches = [], []
 
     @contextlib.contextmanager
@@ -54,7 +54,7 @@ def _launches_of_a_turn():
             null_device.Launcher.upload = lambda launcher, source, target: uploaded.append(bytes(source))
             yield start
 
-    python_time._row[1] = counting
+    python_time._prepared[1] = counting
     python_time.turn()
     return len(launches), len(uploaded), len(set(uploaded))
 
