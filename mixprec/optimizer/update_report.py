@@ -1,4 +1,4 @@
-"""How each parameter is updated, as a table: what ``optimizer.report()`` returns."""
+"""A table of how each parameter is updated, returned by ``optimizer.report()``."""
 
 import dataclasses
 import json
