@@ -23,10 +23,10 @@ from mixprec.functions.batch_normalization import BatchNormalization as OurBatch
 from mixprec.functions.batch_normalization import FixedBatchNormalization as OurFixedBatchNormalization
 from mixprec.functions.convolution import Convolution2D, convolution_of
 from mixprec.functions.deconvolution import Deconvolution2D
+from mixprec.functions.layout import lay_out
 from mixprec.functions.linear import Linear
 from mixprec.functions.node import dense
 from mixprec.functions.relu import ReLU as OurReLU
-from mixprec.links.storage import lay_out
 from mixprec.rewrite.between_layers import elementwise
 from mixprec.rewrite.deferred import Deferred, compute
 from mixprec.rewrite.dtype_rules import CHAINERS_OWN, whose

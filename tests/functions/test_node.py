@@ -13,7 +13,9 @@ from mixprec import functions as F
 from mixprec.backends import cpu
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.primitives import Primitives
+from mixprec.functions import node
 from mixprec.functions.addition import Addition
+from mixprec.functions.convolution import Convolution2D
 from mixprec.functions.layout import Dense
 from mixprec.functions.node import Node
 from mixprec.functions.pooling import GlobalAveragePooling2D
@@ -184,6 +186,35 @@ def test_checks_can_be_switched_off(monkeypatch):
     monkeypatch.setattr(GlobalAveragePooling2D, "check", pytest.fail)
     with chainer.using_config("type_check", False):
         F.global_average_pooling_2d(normal(0, *IMAGES))
+
+
+def test_arguments_are_checked_once_for_shapes_dtypes_and_options(monkeypatch):
+    checked, check = [], Convolution2D.check
+
+    def noted(self, x, W):
+        checked.append(x.shape)
+        check(self, x, W)
+
+    monkeypatch.setattr(Convolution2D, "check", noted)
+    monkeypatch.setattr(node, "_checked", set())
+    monkeypatch.setattr(node, "_MOST_CHECKED", 3)
+    x, W = normal(0, *IMAGES), channels_last(normal(1, 6, 8, 3, 3))
+    for _ in range(2):
+        F.convolution_2d(x, W)
+        assert checked == [IMAGES]
+    for _ in range(2):
+        F.convolution_2d(x, W, pad=1)
+        assert len(checked) == 2
+    for _ in range(2):
+        F.convolution_2d(x.astype(np.float16), W.astype(np.float16))
+        assert len(checked) == 3
+    for number in (4, 5):
+        with pytest.raises(ValueError, match="W"):
+            F.convolution_2d(x, normal(2, 6, 8, 7, 7))  # an error is one each time
+        assert len(checked) == number
+    F.convolution_2d(x[:1], W)  # more than are remembered: all are forgotten
+    F.convolution_2d(x, W)
+    assert checked[5:] == [(1, *IMAGES[1:]), IMAGES]
 
 
 class _Dense(type(PRIMITIVES)):

@@ -4,12 +4,12 @@ bfloat16 is that of ml_dtypes, which NumPy takes as a dtype of its own.
 """
 
 from mixprec.backends.cpu.batch_norm import BatchNorms
+from mixprec.backends.cpu.blocks import Casts
 from mixprec.backends.cpu.convolution import Convolutions
 from mixprec.backends.cpu.dropout import Dropouts
 from mixprec.backends.cpu.elementwise import Elementwise
-from mixprec.backends.cpu.linear import Linears
 from mixprec.backends.cpu.local_response_norm import LocalResponseNorms
-from mixprec.backends.cpu.loss import Losses
+from mixprec.backends.cpu.matrices import Linears, Losses
 from mixprec.backends.cpu.pooling import Poolings
 from mixprec.backends.primitives import Primitives
 
@@ -23,6 +23,7 @@ class Cpu(
     Linears,
     Losses,
     Dropouts,
+    Casts,
     Primitives,
 ):
     """All of :class:`~mixprec.backends.primitives.Primitives`."""

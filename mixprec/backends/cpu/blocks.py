@@ -234,3 +234,24 @@ def write(array, part, block):
     """Rounds what was computed in :func:`target` into its place."""
     if array.dtype != np.float32:
         narrow_to(block, array[part])
+
+
+class Casts:
+    """The casts and changes of layout of :class:`~mixprec.backends.primitives.Primitives`."""
+
+    def cast(self, x, dtype):
+        """See :meth:`~mixprec.backends.primitives.Primitives.cast`."""
+        return x if x.dtype == dtype else narrow(widen(x), dtype)
+
+    def to_nhwc(self, x, dtype, channels=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.to_nhwc`."""
+        images, own, height, width = x.shape
+        y = np.empty((images, height, width, max(own, channels or 0)), dtype)
+        y[..., :own] = self.cast(x, dtype).transpose(0, 2, 3, 1)
+        y[..., own:] = 0
+        return y
+
+    def to_nchw(self, x, dtype, channels=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.to_nchw`."""
+        kept = x.shape[3] if channels is None else min(channels, x.shape[3])
+        return self.cast(x, dtype)[..., :kept].transpose(0, 3, 1, 2).copy()

@@ -1,4 +1,4 @@
-"""Addition, ReLU, casts and changes of layout on NumPy.
+"""Addition and ReLU on NumPy.
 
 A ReLU works on bits, as NumPy compares float16 one by one: above 0 the bits are ordered as the numbers are.
 """
@@ -9,7 +9,7 @@ from mixprec.backends.cpu.blocks import narrow, widen
 
 
 class Elementwise:
-    """The primitives of :class:`~mixprec.backends.primitives.Primitives` without products and sums."""
+    """The primitives of :class:`~mixprec.backends.primitives.Primitives` of one element each: addition and ReLU."""
 
     def add(self, a, b):
         """See :meth:`~mixprec.backends.primitives.Primitives.add`."""
@@ -26,23 +26,6 @@ class Elementwise:
         """See :meth:`~mixprec.backends.primitives.Primitives.relu_backward`."""
         bits = _bits(dy)
         return np.where(is_positive(y), bits, bits.dtype.type(0)).view(dy.dtype)
-
-    def cast(self, x, dtype):
-        """See :meth:`~mixprec.backends.primitives.Primitives.cast`."""
-        return x if x.dtype == dtype else narrow(widen(x), dtype)
-
-    def to_nhwc(self, x, dtype, channels=None):
-        """See :meth:`~mixprec.backends.primitives.Primitives.to_nhwc`."""
-        images, own, height, width = x.shape
-        y = np.empty((images, height, width, max(own, channels or 0)), dtype)
-        y[..., :own] = self.cast(x, dtype).transpose(0, 2, 3, 1)
-        y[..., own:] = 0
-        return y
-
-    def to_nchw(self, x, dtype, channels=None):
-        """See :meth:`~mixprec.backends.primitives.Primitives.to_nchw`."""
-        kept = x.shape[3] if channels is None else min(channels, x.shape[3])
-        return self.cast(x, dtype)[..., :kept].transpose(0, 3, 1, 2).copy()
 
 
 def is_positive(array):
