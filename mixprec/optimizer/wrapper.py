@@ -344,7 +344,7 @@ class MixedPrecisionOptimizer:
             # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
             with np.errstate(over="ignore", invalid="ignore"):
                 losses = lossfun(*args, **kwds)
-                self.target.cleargrads()
+                self._masters.model.cleargrads()
                 for loss in losses if isinstance(losses, Iterator) else (losses,):
                     self.scale_loss(loss).backward()
                     del loss  # before the next one, for which there is to be memory
