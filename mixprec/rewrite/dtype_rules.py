@@ -1,6 +1,6 @@
 """Dtypes of Chainer's own function nodes, while a converted model runs forward.
 
-Each node that is applied looks up its rule by its class:
+:func:`mixprec.rewrite.dispatch.apply` asks for a rule by the class of the node, if no other one fits:
 
 ====================  ==============================================================================================
 ``compute``           floating inputs are cast to the compute dtype

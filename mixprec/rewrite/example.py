@@ -1,4 +1,7 @@
-"""Calls a model once on an example, and leaves no trace of that in the model."""
+"""Calls a model on an example, and leaves no trace of that in the model.
+
+``convert`` does so if it is given one, and :mod:`mixprec.training` before it starts.
+"""
 
 import contextlib
 import copy

@@ -1,6 +1,7 @@
 """Images (N, C, H, W) in the memory order of (N, H, W, C), "channels last" as in PyTorch: to it, and back.
 
-Code that knows nothing of it sees the usual axes and right values.
+Code that knows nothing of it sees the usual axes and right values. Rules come here by the scope of the call, which
+converts once what comes from outside of the model.
 """
 
 import chainer

@@ -1,4 +1,7 @@
-"""Dtypes and memory order of the parameters and statistics of a link, to those of a conversion and back."""
+"""Dtypes and memory order of the parameters and statistics of a link: to those of a conversion, and back.
+
+``convert`` and ``revert`` call it for each link, before and after training; :func:`order` runs on a new device, too.
+"""
 
 import chainer
 import chainer.links as L

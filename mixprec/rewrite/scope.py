@@ -30,11 +30,6 @@ class _Active(threading.local):
 active = _Active()
 
 
-def current():
-    """The :class:`Scope` of the call of a converted model that is under way in this thread, or ``None``."""
-    return active.scope
-
-
 class Scope:
     """One call of a converted model from outside.
 
@@ -189,13 +184,6 @@ class Scope:
         normalization.site.give_up(UNUSED)
         with chainer.no_backprop_mode():
             normalization.compute()
-
-    def note_function(self, name, inputs):
-        """Has the report name all functions that take a result which could not be fused in this call."""
-        for x in inputs:
-            found = self.unfused.get(id(x))
-            if found is not None:
-                found.is_taken(x, name)
 
     def settle(self):
         """Ends the call: computes what is still deferred and was kept, or moves running statistics."""

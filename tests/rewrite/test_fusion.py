@@ -17,7 +17,7 @@ import pytest
 import mixprec
 from mixprec import announcements
 from mixprec.rewrite.places import ADD_RELU, RELU
-from mixprec.rewrite.scope import current
+from mixprec.rewrite.scope import active
 from tests.rewrite.twins import WIDTH, assert_same, beside, fusions, images, new, site, statistics, step
 
 KEPT = "it is kept, or a result of the model"
@@ -802,7 +802,7 @@ def test_an_exception_in_the_middle_leaves_nothing_behind(where):
                 assert caught.value.__cause__ is caught.value.__context__ is None
         else:
             assert_same(step(converted, images(call)), step(plain, images(call)))
-        assert current() is None
+        assert active.scope is None
         assert F.relu(np.ones((1, 1), np.float16)).dtype == np.float16  # plain Chainer
     assert site(converted.bn1).fused == ADD_RELU
 

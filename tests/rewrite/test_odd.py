@@ -12,7 +12,7 @@ from chainer.functions.normalization.batch_normalization import BatchNormalizati
 from chainer.utils import type_check
 
 import mixprec
-from mixprec.rewrite.scope import current
+from mixprec.rewrite.scope import active
 
 
 class Net(chainer.Chain):
@@ -176,7 +176,7 @@ def test_forget_does_not_hold_what_the_call_has_cast():
     held = []
 
     def forward(net, x):
-        held.append(current())
+        held.append(active.scope)
         return F.forget(lambda h: residual(net, h), x)
 
     model = Net(forward)
