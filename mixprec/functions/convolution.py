@@ -87,7 +87,7 @@ class FilterNode(Node):
             )
 
     def check_padding(self, x, w):
-        """Raises ValueError on NumPy if channels of x beyond those of the filter are not zeros; a device reads none."""
+        """Raises ValueError if channels of x beyond those of the filter are not zeros, on NumPy only."""
         channels = w.shape[3] * self.convolution.groups
         if x.shape[3] > channels and type(x) is np.ndarray and x[..., channels:].any():
             raise ValueError(
