@@ -2,8 +2,8 @@
 
 ``sys.setprofile`` reports each call of a Python function. Calls into files of mixprec count: how many different files
 there are, and how often a call lies in another file than the call before it, the first one included. Chainer, NumPy and
-the stand-in for a device do not count, nor do returns. What is counted comes third, as a converted model watches its
-first two calls, and the first update builds the optimizer's plan.
+the stand-in for a device do not count, nor do returns. The third call is counted: the first two of a converted model
+are traced, and the first update builds the optimizer's plan. ``scripts/benchmark.py walks`` calls :func:`measure`.
 
 The forward pass is a converted block of convolution, batch normalization and ReLU in training mode. The step trains
 ``L.Classifier(Sequential(block, Linear))``, with cross entropy and accuracy, by momentum SGD with the hook
