@@ -315,4 +315,5 @@ def _check_serializer(serializer):
 
 
 def _check_device(device):
-    arguments.instance("device", device, backend.Device, "a chainer.backend.Device")
+    if not isinstance(device, backend.Device):
+        raise arguments.not_a("device", device, "a chainer.backend.Device")

@@ -10,7 +10,7 @@ In the order in which to read:
                                                             ``device_form``, ``fallback_form``
 :mod:`~mixprec.optimizer.masters`, ``model_index``          FP32 masters; whether anything has changed
 :mod:`~mixprec.optimizer.running_statistics`                statistics that a skipped step brings back
-``rules``, :mod:`~mixprec.optimizer.hook_formulas`          formulas of update rules and of hooks
+``rules``                                                   formulas of update rules and of hooks
 ``batch``                                                   the plan, chunks on NumPy, kernels on a device
 ==========================================================  =====================================================
 """

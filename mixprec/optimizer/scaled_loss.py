@@ -5,6 +5,7 @@ clears or moves a gradient, leaves on the parameter by what that gradient is sca
 (:mod:`~mixprec.optimizer.grad_scales`); :func:`install`, called by ``setup``, sees to that.
 """
 
+import contextlib
 import functools
 import inspect
 import threading
@@ -16,7 +17,7 @@ from mixprec import arguments, functions
 from mixprec.backends import aside
 from mixprec.compat.registry import Patch
 from mixprec.dtypes import BFLOAT16
-from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy
+from mixprec.functions.classification import SoftmaxCrossEntropy
 from mixprec.master_arrays import OWNER
 from mixprec.optimizer.grad_scales import NOT_REACHED, PENDING, ZERO, UsedScale, grad_scale_of, merged
 
@@ -84,7 +85,8 @@ def check_loss(loss: chainer.Variable) -> None:
         TypeError: it is not a variable of floating-point numbers.
         ValueError: it has not exactly one element.
     """
-    arguments.instance("loss", loss, chainer.Variable, "a chainer.Variable")
+    if not isinstance(loss, chainer.Variable):
+        raise arguments.not_a("loss", loss, "a chainer.Variable")
     if loss.array is None:
         raise ValueError("loss must have one element; found a variable that has no array")
     if loss.dtype.kind != "f" and loss.dtype != BFLOAT16:
@@ -112,7 +114,7 @@ def _keeping_grad_scales(backprop_to_all):
             param._loss_scale = PENDING
         _pass.factor = factor
         try:
-            with aside.backward_pass(functools.partial(sole_uses, outputs)):
+            with aside.backward_pass(lambda: sole_uses(outputs)) if aside.now.aside else contextlib.nullcontext():
                 backprop_to_all(outputs, retain_grad, factor)
         finally:
             _pass.factor = outer

@@ -304,15 +304,17 @@ class MixedPrecisionOptimizer:
         """Runs a step; whether patience has run out is another matter."""
         self._check_set_up()
         if lossfun is not None:
-            self._backward(arguments.function("lossfun", lossfun), args, kwds)
+            if not callable(lossfun):
+                raise TypeError(f"lossfun must be a function or None; found {arguments.found(lossfun)}")
+            self._backward(lossfun, args, kwds)
         self._factor = None  # backward is over: gradients have their scale
         try:
             self._batched.run(self._scaler, self._steps, self._statistics)
         except BaseException:  # as if there had been no step
             self._statistics.undo(True)
-            self._statistics.forget()
+            self._statistics.guards.forget()
             raise
-        self._statistics.forget()
+        self._statistics.guards.forget()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Saves or loads optimizer state, counters, loss scale and the random state of dropout, in Chainer's manner.
@@ -363,7 +365,7 @@ class MixedPrecisionOptimizer:
                     self.scale_loss(loss).backward()
                     del loss  # before the next one, for which there is to be memory
         except BaseException:
-            self._statistics.forget()  # there is no step that could be skipped
+            self._statistics.guards.forget()  # there is no step that could be skipped
             raise
 
     def _factor_on(self, device):
