@@ -16,7 +16,7 @@ from chainer import Deserializer, backend, get_array_types
 
 from mixprec.backends import launcher_of
 from mixprec.backends.transfers import to_host, to_host_async
-from mixprec.loss_scale import LossScaleExhausted, NoLossScale, stored
+from mixprec.loss_scale import LossScaleExhausted, NoLossScale
 from mixprec.optimizer import diagnosis
 from mixprec.optimizer.batch.update_plan import plan
 from mixprec.optimizer.device_form import DeviceForm
@@ -25,6 +25,7 @@ from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, ZERO, check_scaled
 from mixprec.optimizer.host_form import HostForm
 from mixprec.optimizer.model_index import Changes
 from mixprec.optimizer.rule_states import init_states
+from mixprec.stored_numbers import stored
 
 
 class OptimizerStep:
