@@ -22,7 +22,7 @@ import numpy as np
 from chainer import AbstractSerializer, Deserializer, backend, get_array_types
 
 from mixprec import arguments
-from mixprec.backends.transfers import to_host
+from mixprec.backends.transfers import stored, to_host
 from mixprec.bounds import INT32
 
 
@@ -267,28 +267,6 @@ class DynamicLossScale:
         self._clean = np.array(clean, np.int32)
         self._hysteresis_left = np.array(hysteresis_left, np.int32)
         self._overflows_in_row = np.array(overflows_in_row, np.int32)
-
-
-def stored(serializer, name, value):
-    """Saves a number, or loads it, also from a file in which it need not be.
-
-    Args:
-        serializer: of Chainer's.
-        name: name of the number.
-        value: what to save, a number or an array of shape (), which is read if it is on a device.
-
-    Returns:
-        The number, as it was saved or loaded.
-
-    Raises:
-        KeyError: it is not in the file; a deserializer that is not strict gives back what it is given.
-    """
-    if not isinstance(serializer, Deserializer):
-        return serializer(name, to_host(value))
-    loaded = serializer(name, None)
-    if loaded is None:
-        raise KeyError(name)
-    return loaded
 
 
 def as_loss_scale(loss_scale):

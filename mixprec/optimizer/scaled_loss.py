@@ -1,14 +1,15 @@
 """Backward passes on a scaled loss.
 
-The wrapper's ``scale_loss`` makes a :class:`ScaledLoss`. Its ``backward``, like all code of Chainer that writes, adds,
-clears or moves a gradient, leaves on the parameter by what that gradient is scaled
-(:mod:`~mixprec.optimizer.grad_scales`); :func:`install`, called by ``setup``, sees to that.
+``update()`` and ``scale_loss`` of the wrapper make a :class:`ScaledLoss`, by :class:`ScaledPasses`. Its ``backward``,
+like all code of Chainer that writes, adds, clears or moves a gradient, leaves on the parameter by what that gradient is
+scaled (:mod:`~mixprec.optimizer.grad_scales`); :func:`install`, called by ``setup``, sees to that.
 """
 
 import contextlib
 import functools
 import inspect
 import threading
+from collections.abc import Iterator
 
 import chainer
 import numpy as np
@@ -93,6 +94,44 @@ def check_loss(loss: chainer.Variable) -> None:
         raise TypeError(f"loss must be floating-point numbers; found {loss.dtype}")
     if loss.size != 1:
         raise ValueError(f"loss must have one element, as F.sum(loss) and F.mean(loss) have; found shape {loss.shape}")
+
+
+class ScaledPasses:
+    """The backward passes of the step under way, of losses that all have the scale of the first.
+
+    Args:
+        scaler: the loss scale.
+
+    Attributes:
+        factor: what losses are multiplied by, an array of shape (); ``None`` before the first pass of a step, and
+            without a scale.
+    """
+
+    def __init__(self, scaler):
+        self._scaler = scaler
+        self.factor = None
+
+    def factor_on(self, device):
+        """Returns the factor on a device, or ``None`` without a scale."""
+        if self.factor is None:
+            self.factor = self._scaler.factor(device)
+        return self.factor if self.factor is None else device.send(self.factor)
+
+    def scale(self, loss):
+        """Returns the scaled loss; raises as :func:`check_loss` and :func:`scaled` do."""
+        check_loss(loss)
+        factor = self.factor_on(loss.device)
+        return loss if factor is None else scaled(loss, factor)
+
+    def run(self, model, lossfun, args, kwds):
+        """Calls a loss function, clears the gradients of the model, and runs ``backward`` of each loss it returns."""
+        # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
+        with np.errstate(over="ignore", invalid="ignore"):
+            losses = lossfun(*args, **kwds)
+            model.cleargrads()
+            for loss in losses if isinstance(losses, Iterator) else (losses,):
+                self.scale(loss).backward()
+                del loss  # before the next one, for which there is to be memory
 
 
 def install():
