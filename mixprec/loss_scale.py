@@ -24,7 +24,6 @@ from chainer import AbstractSerializer, Deserializer, backend, get_array_types
 from mixprec import arguments
 from mixprec.backends.transfers import stored, to_host
 from mixprec.bounds import INT32
-from mixprec.stored_numbers import stored
 
 
 class LossScaleExhausted(RuntimeError):

@@ -39,16 +39,16 @@ class EvaluationSession(GraphSession):
     """
 
     def __init__(self, model):
-        self._structure = ModelIndex(model)
+        self._index = ModelIndex(model)
         self._held = self._objects()
 
     def holds(self):
         """See :meth:`GraphSession.holds`."""
-        self._structure.refresh()
+        self._index.refresh()
         now = self._objects()
         return len(now) == len(self._held) and all(map(operator.is_, now, self._held))
 
     def _objects(self):
-        links, params = self._structure.links, self._structure.params
+        links, params = self._index.links, self._index.params
         values = [link.__dict__.get(name) for link in links for name in link._persistent]
         return [*links, *(param.array for param in params), *values, *local_hooks(links)]

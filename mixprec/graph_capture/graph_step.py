@@ -84,28 +84,28 @@ class TrainingStep(Capturable):
 
     def version(self):
         """Returns an object that is replaced when parameters, rules or hooks have changed."""
-        return _parts(self._optimizer).batched.changes
+        return _parts(self._optimizer).step.changes
 
     def why_not(self):
         """See :meth:`Capturable.why_not`."""
         hook = super().why_not()
         if hook is not None:
             return hook
-        batched = _parts(self._optimizer).batched
-        reasons, others = batched.plan.reasons, batched.plan.others
+        step = _parts(self._optimizer).step
+        reasons, others = step.plan.reasons, step.plan.others
         alone = next((name for name in reasons if name in others), None)
         if alone is not None:
             return f"{alone} is updated {reasons[alone]}"
-        if not isinstance(batched.batch, DeviceBatch):
+        if not isinstance(step.batch, DeviceBatch):
             return "no parameter is updated on a CUDA device"
-        if batched.shares_rules:
+        if step.shares_rules:
             return "another optimizer has the same update rules, whose t it must know at once"
         return None
 
     def state(self):
         """Returns every array that a step moves, by a name for messages."""
-        masters, batched, _, scaler, steps = _parts(self._optimizer)
-        batched.before_launch()  # what it settles would come back with these arrays, and count twice
+        masters, step, _, scaler, counter = _parts(self._optimizer)
+        step.before_launch()  # what it settles would come back with these arrays, and count twice
         arrays = {}
         for name, param, master in masters.all_current():
             if param.array is not None:
@@ -116,9 +116,9 @@ class TrainingStep(Capturable):
                     arrays[f"{key} of {name}"] = value
         for name, link in self.model.namedlinks():
             arrays |= {f"{key} of {name}": link.__dict__.get(key) for key in link._persistent}
-        applied = batched.batch.applied
+        applied = step.batch.applied
         arrays |= {"t": applied, "the random state of dropout": dropout_state(applied)}
-        arrays |= dict(zip(("skipped", "last_step_skipped"), steps.arrays, strict=True))
+        arrays |= dict(zip(("skipped", "last_step_skipped"), counter.arrays, strict=True))
         if isinstance(scaler, DynamicLossScale):
             names = ("value", "clean", "hysteresis_left", "overflows_in_row")
             arrays |= {f"{name} of the loss scale": array for name, array in zip(names, scaler.arrays, strict=True)}
@@ -132,11 +132,11 @@ class TrainingStep(Capturable):
             ``parameters, gradients, their loss scales, [(link, name, variable)]``: the variables are attributes such as
             ``loss`` of a classifier.
         """
-        structure = _parts(self._optimizer).masters.structure
-        params = [param for param in structure.params if param.array is not None]
+        index = _parts(self._optimizer).masters.index
+        params = [param for param in index.params if param.array is not None]
         variables = [
             (link, name, value)
-            for link in structure.links
+            for link in index.links
             for name, value in vars(link).items()
             if isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter)
         ]
@@ -161,7 +161,7 @@ class TrainingStep(Capturable):
     def finish(self, arguments, *, wait):
         """Raises LossScaleExhausted if as many steps as patience allows have overflowed in a row."""
         masters, _, statistics, *_ = _parts(self._optimizer)
-        self._optimizer._patience.check(masters, statistics, self._lossfun, arguments, wait=wait)
+        self._optimizer._watchdog.check(masters, statistics, self._lossfun, arguments, wait=wait)
 
     @property
     def _lossfun(self):
@@ -178,9 +178,9 @@ class TrainingSession(GraphSession):
 
     def __init__(self, optimizer, step):
         self._optimizer, self._step = optimizer, step
-        masters, self._batched, *_ = _parts(optimizer)
-        self._structure = masters.structure
-        self._batch = self._batched.batch
+        masters, self._optimizer_step, *_ = _parts(optimizer)
+        self._index = masters.index
+        self._batch = self._optimizer_step.batch
         self._table = GraphTable(self._batch.table)
 
     @contextlib.contextmanager
@@ -188,7 +188,7 @@ class TrainingSession(GraphSession):
         """See :meth:`GraphSession.capturing`; afterwards the session knows what the graph was captured with."""
         with self._batch.reading(self._table):
             yield
-        self._changes, self._links = self._batched.changes, self._structure.links
+        self._changes, self._links = self._optimizer_step.changes, self._index.links
         places = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
         self._owners, self._names = [owner for owner, _ in places], [name for _, name in places]
         self._held, self._hooks = self._objects(), local_hooks(self._links)
@@ -197,23 +197,23 @@ class TrainingSession(GraphSession):
 
     def holds(self):
         """Whether parameters, arrays, rules and hooks are still those that the graph was captured with."""
-        if _parts(self._optimizer).batched is not self._batched:  # setup() of another model
+        if _parts(self._optimizer).step is not self._optimizer_step:  # setup() of another model
             return False
-        if self._batched.changes is not self._changes or not self._batched.unchanged():
+        if self._optimizer_step.changes is not self._changes or not self._optimizer_step.unchanged():
             return False
-        if self._structure.links is not self._links or local_hooks(self._links) != self._hooks:
+        if self._index.links is not self._links or local_hooks(self._links) != self._hooks:
             return False
         now = self._objects()
         return all(map(operator.is_, now, self._held)) or all(map(_same, now, self._held))
 
     def before_launch(self):
         """Uploads hyperparameters that have changed, on the stream of the graph."""
-        self._batched.before_launch()
+        self._optimizer_step.before_launch()
         self._table.refresh()
 
     def after_launch(self):
         """Leaves all as an eager step does: a step is outstanding, gradients and variables are those of the graph."""
-        self._batched.after_launch()
+        self._optimizer_step.after_launch()
         self._optimizer._passes.factor = None
         self._step.restore(self._outputs)
 
@@ -224,9 +224,9 @@ class TrainingSession(GraphSession):
 
     def _objects(self):
         """Returns the objects with addresses or values in the graph that ``unchanged()`` does not compare."""
-        *_, scaler, steps = _parts(self._optimizer)
+        *_, scaler, counter = _parts(self._optimizer)
         objects = list(map(dict.get, self._owners, self._names))  # persistent values of links
-        objects += [dropout_state(self._batch.applied), *steps.arrays]
+        objects += [dropout_state(self._batch.applied), *counter.arrays]
         if isinstance(scaler, DynamicLossScale):
             objects += scaler.arrays
             objects += [getattr(scaler, name) for name in SCALE_CONSTANTS]
@@ -237,15 +237,17 @@ class _Parts(NamedTuple):
     """What a captured step needs of the optimizer's wrapper."""
 
     masters: object
-    batched: object
+    step: object
     statistics: object
     scaler: object
-    steps: object
+    counter: object
 
 
 def _parts(optimizer):
     """Returns the parts as they are now: ``setup`` and a snapshot without a loss scale make new ones."""
-    return _Parts(optimizer._masters, optimizer._batched, optimizer._statistics, optimizer._scaler, optimizer._steps)
+    return _Parts(
+        optimizer._masters, optimizer._optimizer_step, optimizer._statistics, optimizer._scaler, optimizer._counter
+    )
 
 
 def _same(now, before):

@@ -42,7 +42,7 @@ class Masters(chainer.Link):
         self.model = model
         self._no_decay = no_decay
         self._excluded = no_decay.of(model)
-        self.structure = ModelIndex(model)
+        self.index = ModelIndex(model)
         self._masters = {}  # id(parameter) -> (parameter, master); the parameter is held so that its id stays its own
         self._fixed = None
         for param in model.params(include_uninit=False):
@@ -54,12 +54,12 @@ class Masters(chainer.Link):
         # A parameter does not take its attributes with it.
         masters = [(param, master, master.no_decay) for param, master in self._masters.values()]
         state = {**self.__dict__, "_masters": masters}
-        del state["structure"]
+        del state["index"]
         return state
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        self.structure = ModelIndex(self.model)
+        self.index = ModelIndex(self.model)
         self._masters = {id(param): (param, master) for param, master, _ in state["_masters"]}
         for param in self.model.params():
             setattr(param, OWNER, self)
@@ -168,8 +168,8 @@ class Masters(chainer.Link):
                 yield name, param, master
 
     def _all(self):
-        self.structure.refresh()
-        everything = [(name, param, self.of(param)) for name, param in self.structure.namedparams]
+        self.index.refresh()
+        everything = [(name, param, self.of(param)) for name, param in self.index.namedparams]
         if len(self._masters) > len(everything):  # the user has taken parameters away
             present = {id(param) for _, param, _ in everything}
             self._masters = {key: held for key, held in self._masters.items() if key in present}

@@ -84,7 +84,7 @@ class LinkGuards:
     end. Links come and go, are copied with their hooks, and a user may remove a hook.
 
     Args:
-        structure: :class:`ModelIndex`.
+        index: :class:`ModelIndex`.
         found: ``found(link)`` returns the hook that is on a link already, or ``None``.
         make: ``make(link)`` puts one on it, and returns it. It has an attribute ``saved``, a dict.
 
@@ -92,13 +92,13 @@ class LinkGuards:
         hooks: one for each link with persistent values.
     """
 
-    def __init__(self, structure, found, make):
-        self._structure, self._found, self._make = structure, found, make
+    def __init__(self, index, found, make):
+        self._index, self._found, self._make = index, found, make
         self._find()
 
     def forget(self):
         """Ends a step: what the next forward pass finds is what is kept. Links that are new are guarded from now on."""
-        if self._structure.links is not self._links or any(map(_PERSISTENT, self._unguarded)):
+        if self._index.links is not self._links or any(map(_PERSISTENT, self._unguarded)):
             self._find()
         for number, hook in enumerate(self.hooks):
             if hook.link._local_link_hooks.get(hook.name) is not hook:  # the user has removed it
@@ -107,7 +107,7 @@ class LinkGuards:
                 hook.saved = {}
 
     def _find(self):
-        self._links = self._structure.links
+        self._links = self._index.links
         self.hooks = [self._found(link) or self._make(link) for link in self._links if link._persistent]
         self._unguarded = [link for link in self._links if not link._persistent]
 
@@ -132,9 +132,9 @@ class Changes:
     """
 
     def __init__(self, optimizer, masters, entries):
-        self._structure = masters.structure
-        self._namedparams = masters.structure.namedparams
-        self.params = masters.structure.params
+        self._index = masters.index
+        self._namedparams = masters.index.namedparams
+        self.params = masters.index.params
         self._rules = [param.update_rule for param in self.params if param.update_rule is not None]
         hookables = [optimizer._hookable, *(rule._hookable for rule in self._rules)]
         hooks = [hooks for each in hookables for hooks in (each._pre_update_hooks, each._post_update_hooks)]
@@ -157,9 +157,9 @@ class Changes:
 
     def none(self):
         """Whether all is as it was."""
-        self._structure.refresh()
+        self._index.refresh()
         return (
-            self._same_params(self._structure.namedparams)
+            self._same_params(self._index.namedparams)
             and self._same_objects()
             and self._values() == self._values_before
             and self._same_hyperparams()

@@ -30,24 +30,24 @@ class RunningStatistics:
     known that a step begins, :meth:`save` copies those on a device all at once.
 
     Args:
-        structure: :class:`~mixprec.optimizer.model_index.ModelIndex` of the model whose statistics to guard.
+        index: :class:`~mixprec.optimizer.model_index.ModelIndex` of the model whose statistics to guard.
 
     Attributes:
         guards: :class:`~mixprec.optimizer.model_index.LinkGuards`, the hooks of links that save. Its ``forget`` ends a
             step.
     """
 
-    def __init__(self, structure):
+    def __init__(self, index):
         self._copies = None
-        self.watch(structure)
+        self.watch(index)
         self.guards.forget()
 
     def __getstate__(self):
         return {"_copies": None}  # what has been saved is in the hooks of the links
 
-    def watch(self, structure):
-        """Guards the links of another structure; what has been saved of them stays."""
-        self.guards = LinkGuards(structure, _saver, _guard)
+    def watch(self, index):
+        """Guards the links of another model; what has been saved of them stays."""
+        self.guards = LinkGuards(index, _saver, _guard)
 
     @property
     def are_saved(self):

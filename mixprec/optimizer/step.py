@@ -25,7 +25,6 @@ from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, ZERO, check_scaled
 from mixprec.optimizer.host_form import HostForm
 from mixprec.optimizer.model_index import Changes
 from mixprec.optimizer.rule_states import init_states
-from mixprec.stored_numbers import stored
 
 
 class OptimizerStep:
@@ -69,7 +68,7 @@ class OptimizerStep:
         scales, gradients = changes.look()
         scale = only_scale(scales)
         if scale is MIXED or scale is None:
-            check_scaled(self._masters.structure.namedparams, scales, expected=not isinstance(scaler, NoLossScale))
+            check_scaled(self._masters.index.namedparams, scales, expected=not isinstance(scaler, NoLossScale))
 
         with self._masters_in_step():
             skip = form.check(scale, gradients, statistics)  # unscaled into FP32: is any inf or NaN?
@@ -160,7 +159,7 @@ class OptimizerStep:
         else:
             init_states(namedparams, self._plan.entries)
             if launcher is None:
-                self._form = HostForm(optimizer, masters, self._plan, masters.structure.params)
+                self._form = HostForm(optimizer, masters, self._plan, masters.index.params)
             else:
                 self._form = DeviceForm(self, optimizer, self._plan, launcher, self._zero_gradients)
             if self._plan.others:
@@ -245,7 +244,7 @@ def skip_flag(optimizer):
     Returns:
         A boolean array of shape () where the step was computed. On a device the next step may write into it.
     """
-    return optimizer._steps.arrays[1]
+    return optimizer._counter.arrays[1]
 
 
 class OverflowWatchdog:

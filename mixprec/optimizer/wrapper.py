@@ -74,7 +74,17 @@ class MixedPrecisionOptimizer(Delegation):
         ValueError: ``optimizer`` has been set up already, or the static scale is not a power of two.
     """
 
-    _OWN = ("_optimizer", "_scaler", "_masters", "_statistics", "_steps", "_passes", "_patience", "_wishes", "_batched")
+    _OWN = (
+        "_optimizer",
+        "_scaler",
+        "_masters",
+        "_statistics",
+        "_counter",
+        "_passes",
+        "_watchdog",
+        "_wishes",
+        "_optimizer_step",
+    )
     _OWN += ("_no_decay",)
 
     def __init__(
@@ -103,21 +113,21 @@ class MixedPrecisionOptimizer(Delegation):
         self._no_decay = NoDecay(no_decay)
         wishes = {"batched": batched, "zero_gradients": zero_gradients}
         self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
-        self._batched = None
-        self._steps = StepCounter()
+        self._optimizer_step = None
+        self._counter = StepCounter()
         self._passes = scaled_loss.ScaledPasses(self._scaler)
-        self._patience = OverflowWatchdog(self._scaler)
+        self._watchdog = OverflowWatchdog(self._scaler)
 
     def __getstate__(self):
         self._settle()
         scales = [] if self._masters is None else grad_scales.scales_of(self.target)
-        return {**self.__dict__, "_batched": None, "_grad_scales": scales}
+        return {**self.__dict__, "_optimizer_step": None, "_grad_scales": scales}
 
     def __setstate__(self, state):
         scales = state.pop("_grad_scales")
         self.__dict__.update(state)
         if self._masters is not None:
-            self._statistics.watch(self._masters.structure)
+            self._statistics.watch(self._masters.index)
             self._start(scales)
 
     def setup(self, link: chainer.Link) -> "MixedPrecisionOptimizer":
@@ -133,11 +143,11 @@ class MixedPrecisionOptimizer(Delegation):
         """
         arguments.instance("link", link, chainer.Link, "a chainer.Link")
         self._masters = masters.Masters(link, self._no_decay)
-        self._statistics = RunningStatistics(self._masters.structure)
+        self._statistics = RunningStatistics(self._masters.index)
         self._optimizer.setup(self._masters)
         self._masters.share_update_rules()
         self._passes.factor = None
-        self._steps = StepCounter()
+        self._counter = StepCounter()
         self._start()
         return self
 
@@ -159,12 +169,12 @@ class MixedPrecisionOptimizer(Delegation):
     @property
     def skipped(self) -> int:
         """Number of steps skipped because of an overflow, since the beginning of training; read like the scale."""
-        return self._steps.skipped
+        return self._counter.skipped
 
     @property
     def last_step_skipped(self) -> bool:
         """Whether the last step was skipped; read like the scale."""
-        return self._steps.last_skipped
+        return self._counter.last_skipped
 
     def master(self, param: chainer.Parameter) -> chainer.Parameter:
         """Returns the FP32 master of a parameter of the model, a :class:`chainer.Parameter`.
@@ -194,7 +204,7 @@ class MixedPrecisionOptimizer(Delegation):
     def report(self) -> UpdateReport:
         """Returns a table of which parameter is updated how, :class:`~mixprec.optimizer.update_report.UpdateReport`."""
         self._check_set_up()
-        return UpdateReport.of(self._batched.plan, self.target)
+        return UpdateReport.of(self._optimizer_step.plan, self.target)
 
     def scale_loss(self, loss: chainer.Variable) -> chainer.Variable:
         """Returns the scaled loss, for loops that call ``backward`` themselves.
@@ -224,7 +234,7 @@ class MixedPrecisionOptimizer(Delegation):
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
         self._step(lossfun, args, kwds)
-        self._patience.check(self._masters, self._statistics, lossfun, lambda: (args, kwds))
+        self._watchdog.check(self._masters, self._statistics, lossfun, lambda: (args, kwds))
 
     def _step(self, lossfun, args, kwds):
         """Runs a step; whether patience has run out is another matter."""
@@ -241,7 +251,7 @@ class MixedPrecisionOptimizer(Delegation):
                 raise
         self._passes.factor = None  # backward is over: gradients have their scale
         try:
-            self._batched.run(self._scaler, self._steps, self._statistics)
+            self._optimizer_step.run(self._scaler, self._counter, self._statistics)
         except BaseException:  # as if there had been no step
             self._statistics.undo(True)
             self._statistics.guards.forget()
@@ -266,10 +276,10 @@ class MixedPrecisionOptimizer(Delegation):
         own = serializer["mixprec"]
         serialize_optimizer(self._optimizer, self._masters, serializer, own)
         try:
-            self._steps.serialize(own)
+            self._counter.serialize(own)
             self._scaler.serialize(own["loss_scale"])
         except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
-            self._steps = StepCounter()
+            self._counter = StepCounter()
             self._scaler.reset()
             warnings.warn(
                 f"the snapshot has no loss scale: it starts afresh at {self.loss_scale:g}, and skipped at 0",
@@ -278,15 +288,15 @@ class MixedPrecisionOptimizer(Delegation):
         serialize_dropout(own, dict.fromkeys(param.device for param in self.target.params()))
         if isinstance(serializer, chainer.Deserializer):
             self._passes.factor = None
-            self._patience.look_next_time()
+            self._watchdog.look_next_time()
 
     def _settle(self):
         """Makes ``t`` right, with a read if there have been steps on a device."""
-        if self._batched is not None:
-            self._batched.settle()
+        if self._optimizer_step is not None:
+            self._optimizer_step.settle()
 
     def _start(self, scales=()):
-        self._batched = OptimizerStep(self._optimizer, self._masters, **self._wishes)
+        self._optimizer_step = OptimizerStep(self._optimizer, self._masters, **self._wishes)
         model_files.install()
         scaled_loss.install()
         grad_scales.start(self.target, scales)

@@ -51,7 +51,7 @@ def test_a_step_reads_nothing_and_is_that_of_the_host(name, by_hand, reads):
         run_step(optimizer, step, device_stand_in.array, by_hand=by_hand)
     assert reads() == 0
     assert isinstance(optimizer._scaler._value, DeviceArray)
-    assert isinstance(optimizer._steps._skipped, DeviceArray)
+    assert isinstance(optimizer._counter._skipped, DeviceArray)
     assert_same_run(optimizer, name, hooks)
 
 
