@@ -39,9 +39,14 @@ def instance(name, value, kind, what):
         TypeError: it is not.
     """
     if not isinstance(value, kind):
-        text = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-        raise TypeError(f"{name} must be {what}; found {text}")
+        raise not_a(name, value, what)
     return value
+
+
+def not_a(name, value, what):
+    """Returns the error of :func:`instance`, for what is called in each step and looks at the class itself."""
+    text = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    return TypeError(f"{name} must be {what}; found {text}")
 
 
 def function(name, value):

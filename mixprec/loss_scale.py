@@ -24,6 +24,7 @@ from chainer import AbstractSerializer, Deserializer, backend, get_array_types
 from mixprec import arguments
 from mixprec.backends.transfers import to_host
 from mixprec.bounds import INT32
+from mixprec.stored_numbers import stored
 
 
 class LossScaleExhausted(RuntimeError):
@@ -269,28 +270,6 @@ class DynamicLossScale:
         self._overflows_in_row = np.array(overflows_in_row, np.int32)
 
 
-def stored(serializer, name, value):
-    """Saves a number, or loads it, also from a file in which it need not be.
-
-    Args:
-        serializer: of Chainer's.
-        name: name of the number.
-        value: what to save, a number or an array of shape (), which is read if it is on a device.
-
-    Returns:
-        The number, as it was saved or loaded.
-
-    Raises:
-        KeyError: it is not in the file; a deserializer that is not strict gives back what it is given.
-    """
-    if not isinstance(serializer, Deserializer):
-        return serializer(name, to_host(value))
-    loaded = serializer(name, None)
-    if loaded is None:
-        raise KeyError(name)
-    return loaded
-
-
 def as_loss_scale(loss_scale):
     """Returns the loss scale object that ``"dynamic"``, a number, ``None`` or such an object stands for.
 
@@ -315,4 +294,5 @@ def _check_serializer(serializer):
 
 
 def _check_device(device):
-    arguments.instance("device", device, backend.Device, "a chainer.backend.Device")
+    if not isinstance(device, backend.Device):
+        raise arguments.not_a("device", device, "a chainer.backend.Device")

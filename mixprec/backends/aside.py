@@ -15,11 +15,19 @@ AHEAD = 4
 
 
 class _Now(threading.local):
+    """Of this thread; looked at before the functions below are called, as most passes have no second stream.
+
+    Attributes:
+        aside: :class:`Aside`, or ``None`` for no second stream.
+        allowed: set of ``(function node, place among its inputs)`` whose gradients may be computed aside; ``None``
+            outside of a pass, or without a second stream.
+    """
+
     aside = None
-    allowed = None  # (function node, place among its inputs) whose gradients may be computed aside; None: no pass
+    allowed = None
 
 
-_now = _Now()
+now = _Now()
 
 
 class Aside:
@@ -76,16 +84,16 @@ def using(aside):
     Args:
         aside: :class:`Aside` of the device, whose first stream is the current one; ``None`` for no second stream.
     """
-    outer, _now.aside = _now.aside, aside
+    outer, now.aside = now.aside, aside
     try:
         yield
     finally:
-        _now.aside = outer
+        now.aside = outer
 
 
 @contextlib.contextmanager
 def backward_pass(allowed):
-    """To be used around a backward pass; behind it all gradients are there.
+    """To be used around a backward pass if ``now.aside`` is there; behind it all gradients are there.
 
     A pass within a pass, as ``F.forget`` has one, computes nothing aside: the outer one may read its gradients at once,
     and adds to those that it leaves in parameters.
@@ -94,12 +102,9 @@ def backward_pass(allowed):
         allowed: callable that returns pairs of a function node and the place of one of its inputs, in a set: no other
             function adds to the gradient of that input, and it is not read in the pass.
     """
-    aside, outer = _now.aside, _now.allowed
-    if aside is None:
-        yield
-        return
+    aside, outer = now.aside, now.allowed
     aside.join()
-    _now.allowed = allowed() if outer is None else frozenset()
+    now.allowed = allowed() if outer is None else frozenset()
     try:
         yield
         aside.join()
@@ -107,7 +112,7 @@ def backward_pass(allowed):
         aside.forget()
         raise
     finally:
-        _now.allowed = outer and frozenset(filter(_has_no_gradient, outer))
+        now.allowed = outer and frozenset(filter(_has_no_gradient, outer))
 
 
 def _has_no_gradient(use):
@@ -116,7 +121,7 @@ def _has_no_gradient(use):
 
 
 def run(node, place, function, held):
-    """Returns the result of a function: the gradient of an input, computed aside if that is allowed.
+    """Returns the result of a function: the gradient of an input, computed aside if ``now.allowed`` has it.
 
     Args:
         node: function node.
@@ -124,6 +129,6 @@ def run(node, place, function, held):
         function: callable without arguments.
         held: arrays that it reads.
     """
-    if _now.allowed and (node, place) in _now.allowed:
-        return _now.aside.run(function, held)
+    if (node, place) in now.allowed:
+        return now.aside.run(function, held)
     return function()

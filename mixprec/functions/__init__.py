@@ -5,8 +5,8 @@ The names below compute with the primitives of :mod:`mixprec.backends`: on (N, H
 """
 
 from mixprec.backends.dropout_state import reset_dropout, serialize_dropout
-from mixprec.functions.accuracy import accuracy
 from mixprec.functions.batch_normalization import batch_normalization, fixed_batch_normalization
+from mixprec.functions.classification import accuracy, softmax_cross_entropy
 from mixprec.functions.concatenation import concat
 from mixprec.functions.convolution import convolution_2d
 from mixprec.functions.convolution_batch_normalization import (
@@ -20,7 +20,6 @@ from mixprec.functions.linear import linear
 from mixprec.functions.local_response_normalization import local_response_normalization
 from mixprec.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
 from mixprec.functions.relu import relu
-from mixprec.functions.softmax_cross_entropy import softmax_cross_entropy
 
 __all__ = [
     "accuracy",

@@ -100,7 +100,11 @@ class FilterNode(Node):
         To be called before the gradient of x is computed, beside which a second stream may compute this one.
         """
         compute = functools.partial(primitives.conv_wgrad, x, dy, self.convolution, w_shape, **prologue)
-        return aside.run(self, self.filter_input, compute, (x, dy, prologue)).transpose(0, 3, 1, 2)
+        if aside.now.allowed:
+            gradient = aside.run(self, self.filter_input, compute, (x, dy, prologue))
+        else:
+            gradient = compute()
+        return gradient.transpose(0, 3, 1, 2)
 
 
 class Convolution2D(FilterNode):

@@ -214,7 +214,7 @@ class TrainingSession(GraphSession):
     def after_launch(self):
         """Leaves all as an eager step does: a step is outstanding, gradients and variables are those of the graph."""
         self._batched.after_launch()
-        self._optimizer._factor = None
+        self._optimizer._passes.factor = None
         self._step.restore(self._outputs)
 
     def release(self):

@@ -3,14 +3,14 @@
 In the order in which to read:
 
 ==========================================================  =====================================================
-:mod:`~mixprec.optimizer.wrapper`                           the class, and ``update()``
+:mod:`~mixprec.optimizer.wrapper`, ``delegation``           the class, and ``update()``; as Chainer's code sees it
 :mod:`~mixprec.optimizer.scaled_loss`, ``grad_scales``      backward; by what each gradient is scaled
 :mod:`~mixprec.optimizer.step`                              a step on one page: check -> hooks -> update | skip
 :mod:`~mixprec.optimizer.update_form`                       the interface of its three forms: ``host_form``,
                                                             ``device_form``, ``fallback_form``
 :mod:`~mixprec.optimizer.masters`, ``model_index``          FP32 masters; whether anything has changed
 :mod:`~mixprec.optimizer.running_statistics`                statistics that a skipped step brings back
-``rules``, :mod:`~mixprec.optimizer.hook_formulas`          formulas of update rules and of hooks
+``rules``                                                   formulas of update rules and of hooks
 ``batch``                                                   the plan, chunks on NumPy, kernels on a device
 ==========================================================  =====================================================
 """

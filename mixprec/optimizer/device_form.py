@@ -4,7 +4,8 @@ import weakref
 
 from mixprec.backends.transfers import on_host
 from mixprec.loss_scale import DynamicLossScale
-from mixprec.optimizer.batch.device_batch import DeviceBatch, Scaling
+from mixprec.optimizer.batch.device_batch import DeviceBatch
+from mixprec.optimizer.batch.scaling import Scaling
 from mixprec.optimizer.grad_scales import MIXED, UsedScale, factor_of, factor_to_unscale, is_one
 from mixprec.optimizer.update_form import UpdateForm
 

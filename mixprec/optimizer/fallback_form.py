@@ -56,13 +56,20 @@ class FallbackForm(UpdateForm):
     Args:
         optimizer: Chainer's optimizer, whose target is :class:`~mixprec.optimizer.masters.Masters` or a part of them.
             During a step these are fixed (:meth:`~mixprec.optimizer.masters.Masters.fixed`).
+        previous: the form whose place this one takes, or ``None``. If both count the same steps, its count goes on
+            without a read.
     """
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer, previous=None):
         self._optimizer = optimizer
         self._has_hooks = _has_hooks(optimizer)
         self._counting = _owners_of_t(optimizer)
         self._counter = self._since = None  # the StepCounter, and its number of skipped steps that `t` knows of
+        if previous is not None and previous._counter is not None:
+            if self._counting is not None and list(map(id, self._counting)) == list(map(id, previous._counting)):
+                self._counter, self._since = previous._counter, previous._since
+            else:
+                previous.settle()
 
     def check(self, scale=None, gradients=(), statistics=None):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`; gradients and scales are those on the parameters."""

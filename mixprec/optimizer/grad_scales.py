@@ -18,11 +18,10 @@ a factor         one or several backward passes, all scaled by it
 """
 
 import itertools
+import numbers
 import operator
 
 import numpy as np
-
-from mixprec.backends.transfers import on_host
 
 _PARALLEL = " (ParallelUpdater: pass one static loss_scale to it and to the optimizer)"
 
@@ -53,7 +52,7 @@ class UsedScale(float):
     """
 
     def __new__(cls, factor, gradients):
-        scale = super().__new__(cls, factor if on_host(factor) else np.nan)
+        scale = super().__new__(cls, factor if _is_known(factor) else np.nan)
         scale.factor = factor
         scale._gradients = gradients
         return scale
@@ -178,4 +177,9 @@ def use(params, scales, gradients):
 
 
 def _same(left, right):
-    return left is right or (on_host(left) and on_host(right) and bool(left == right))
+    return left is right or (_is_known(left) and _is_known(right) and bool(left == right))
+
+
+def _is_known(factor):
+    """Whether the host knows a factor without asking a device."""
+    return type(factor) is np.ndarray or isinstance(factor, numbers.Real)

@@ -49,10 +49,11 @@ class HostForm(UpdateForm):
             if not entry.master.array.flags.c_contiguous
         ]
         self._in_parts = [number for number, entry in enumerate(entries) if entry.master.array.size >= LARGE]
-        self._groups = [_Group(members, scratch[members[0][1].master.dtype]) for members in groups.values()]
+        groups = [_Group(members, scratch[members[0][1].master.dtype]) for members in groups.values()]
+        self._updated = [group for group in groups if group.formula is not None]
         self._chunks = [
             (chunk, _picker(numbers), group.scratch.gradient[: chunk.master.size])
-            for group in self._groups
+            for group in groups
             for chunk, numbers in group.chunks
         ]
 
@@ -75,7 +76,6 @@ class HostForm(UpdateForm):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
         if skip:
             return skip
-        hooked = [group for group in self._groups if group.hooks]
         if self._plan.before:
             with self._masters.fixed(of=()), np.errstate(over="ignore", invalid="ignore"):
                 self._optimizer.reallocate_cleared_grads()
@@ -83,18 +83,17 @@ class HostForm(UpdateForm):
                 if not_finite(self._optimizer):
                     return True
             self._load(tuple(entry.master.grad for entry in self._plan.entries), 1.0)
-            hooked = [group for group in hooked if group.formula is not None]
-        if self._plan.others:
-            self._numbers()  # nothing has moved yet, should a hyperparameter be refused
+        for group in self._updated:
+            group.look()  # nothing has moved yet, should a hyperparameter be refused
         with np.errstate(over="ignore", invalid="ignore"):
-            return not all(group.is_finite_after_hooks() for group in hooked)
+            return not all(group.is_finite_after_hooks() for group in self._updated)
 
     def update(self, skip, scaler, counter):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
         if not skip:
             with np.errstate(over="ignore", invalid="ignore"):
-                for group, numbers in self._numbers():  # before anything moves: a hyperparameter may be refused
-                    group.update(numbers)
+                for group in self._updated:
+                    group.update()
             self._optimizer.t += 1
             for rule in self._plan.waiting:
                 rule.t += 1
@@ -105,14 +104,6 @@ class HostForm(UpdateForm):
     def settle(self):
         """Returns ``False``: on the host a step counts at once."""
         return False
-
-    def _numbers(self):
-        """Returns ``[(group, its numbers)]`` of the groups to update.
-
-        Raises:
-            ValueError: a hyperparameter is refused, as in Chainer.
-        """
-        return [(group, group.numbers()) for group in self._groups if group.formula is not None]
 
     def _load(self, gradients, inverses):
         """Hands chunks the gradient of each entry, and what to multiply it by: a float for all, or a list of floats."""
@@ -167,30 +158,35 @@ class _Group:
     def __init__(self, members, scratch):
         self.scratch = scratch
         self._rules = [entry.rule for _, entry in members]
-        self.formula, self.hooks = members[0][1].formula, members[0][1].hooks
+        self.formula, self._hooks = members[0][1].formula, members[0][1].hooks
+        self._numbers = self._numbers_of_hooks = None
         numbers = {id(entry): number for number, entry in members}
         self.chunks = [
             (chunk, [numbers[id(entry)] for entry in entries])
             for chunk, entries in chunks_of([entry for _, entry in members])
         ]
 
+    def look(self):
+        """Takes the hyperparameters of hooks and rule as they are now, for this step.
+
+        Raises:
+            ValueError: a hyperparameter is refused, as in Chainer.
+        """
+        self._numbers_of_hooks = [hook.formula.hyperparameters_of(hook.hook) for hook in self._hooks]
+        self._numbers = self.formula.numbers_of(self._rules[0], self._rules[0].t + 1)
+
     def is_finite_after_hooks(self):
         """Whether the gradients are, after hooks, which run in scratch memory."""
-        hooks = self._hooks()
-        return all(np.isfinite(self._hooked(chunk, hooks)).all() for chunk, _ in self.chunks)
+        return not self._hooks or all(np.isfinite(self._hooked(chunk)).all() for chunk, _ in self.chunks)
 
-    def numbers(self):
-        """Returns the numbers of the formula."""
-        return self.formula.numbers_of(self._rules[0], self._rules[0].t + 1)
-
-    def update(self, numbers):
+    def update(self):
         """Runs hooks and rule, and rounds masters into the parameters."""
-        formula, hooks = self.formula, self._hooks()
+        formula = self.formula
         a, b = self.scratch.a, self.scratch.b
         for chunk, _ in self.chunks:
-            gradient = self._hooked(chunk, hooks)
+            gradient = self._hooked(chunk)
             size = gradient.size
-            formula.host(chunk.master, gradient, chunk.states, numbers, a[:size], b[:size])
+            formula.host(chunk.master, gradient, chunk.states, self._numbers, a[:size], b[:size])
             chunk.store(self.scratch.rounding)
         for rule in self._rules:
             rule.t += 1
@@ -198,14 +194,11 @@ class _Group:
             for rule in self._rules:
                 setattr(rule, power, getattr(rule, power) * getattr(rule.hyperparam, base))
 
-    def _hooks(self):
-        return [(hook.formula.host, hook.formula.hyperparameters_of(hook.hook)) for hook in self.hooks]
-
-    def _hooked(self, chunk, hooks):
+    def _hooked(self, chunk):
         """Returns the gradient of a chunk after hooks, in scratch memory."""
         gradient = chunk.gradient(self.scratch.gradient[: chunk.master.size])
-        for run, numbers in hooks:
-            run(chunk.master, gradient, numbers, self.scratch.a[: gradient.size])
+        for hook, numbers in zip(self._hooks, self._numbers_of_hooks, strict=True):
+            hook.formula.host(chunk.master, gradient, numbers, self.scratch.a[: gradient.size])
         return gradient
 
 

@@ -10,10 +10,12 @@ import itertools
 import operator
 
 import chainer
+import numpy as np
 
 from mixprec.backends import launcher_of
 from mixprec.backends.transfers import on_host, to_host
 from mixprec.optimizer.batch.saved_arrays import SavedArrays, restore
+from mixprec.optimizer.model_index import LinkGuards
 
 # What a lazily sized batch normalization starts from, unless its caller gave something else.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
@@ -29,29 +31,32 @@ class RunningStatistics:
 
     Args:
         structure: :class:`~mixprec.optimizer.model_index.ModelIndex` of the model whose statistics to guard.
+
+    Attributes:
+        guards: :class:`~mixprec.optimizer.model_index.LinkGuards`, the hooks of links that save. Its ``forget`` ends a
+            step.
     """
 
     def __init__(self, structure):
         self._copies = None
         self.watch(structure)
-        self.forget()
+        self.guards.forget()
 
     def __getstate__(self):
         return {"_copies": None}  # what has been saved is in the hooks of the links
 
     def watch(self, structure):
         """Guards the links of another structure; what has been saved of them stays."""
-        self._structure = structure
-        self._find_links()
+        self.guards = LinkGuards(structure, _saver, _guard)
 
     @property
     def are_saved(self):
         """Whether a forward pass has begun a step."""
-        return any(map(_SAVED, self._savers))
+        return any(map(_SAVED, self.guards.hooks))
 
     def save(self):
         """Begins a step: copies the values of all links that are on a device, in one launch."""
-        savers = [saver for saver in self._savers if not saver.saved]
+        savers = [saver for saver in self.guards.hooks if not saver.saved]
         if not savers or not _moves_statistics():
             return
         held = {}
@@ -59,7 +64,7 @@ class RunningStatistics:
             values = saver.link.__dict__
             held[saver] = {name: values[name] for name in saver.link._persistent if name in values}
         found = {id(value): value for values in held.values() for value in values.values() if _is_array(value)}
-        arrays = [array for array in found.values() if not on_host(array) and array.flags.c_contiguous]
+        arrays = [array for array in found.values() if type(array) is not np.ndarray and array.flags.c_contiguous]
         if not arrays:
             return
         if self._copies is None or not self._copies.are_of(arrays):
@@ -76,21 +81,6 @@ class RunningStatistics:
     def copies(self):
         """The :class:`~mixprec.optimizer.batch.saved_arrays.SavedArrays` of the last :meth:`save`, or ``None``."""
         return self._copies
-
-    def forget(self):
-        """Ends a step: what the next forward pass finds is what is kept. Links that are new are guarded from now on."""
-        if self._structure.links is not self._links or any(link._persistent for link in self._unguarded):
-            self._find_links()
-        for number, saver in enumerate(self._savers):
-            if saver.link._local_link_hooks.get(_Saver.name) is not saver:  # the user has removed it
-                self._savers[number] = _guard(saver.link)
-            elif saver.saved:
-                saver.saved = {}
-
-    def _find_links(self):
-        self._links = self._structure.links
-        self._savers = [_saver(link) or _guard(link) for link in self._links if link._persistent]
-        self._unguarded = [link for link in self._links if not link._persistent]
 
     def moved(self):
         """Returns ``[(array, its copy from before the step)]`` of the arrays that the step may have moved in place."""
@@ -125,14 +115,14 @@ class RunningStatistics:
 
     def _saved(self):
         """Yields names of values and the hook that saved each, the last first: the first copy of an array is right."""
-        for saver in sorted(self._savers, key=lambda saver: -saver.order):
+        for saver in sorted(self.guards.hooks, key=lambda saver: -saver.order):
             for name in saver.saved:
                 yield name, saver
 
     @contextlib.contextmanager
     def kept(self):
         """Leaves the statistics after the block as they were before it."""
-        savers = list(self._savers)
+        savers = list(self.guards.hooks)
         outer = [saver.saved for saver in savers]
         for saver in savers:
             saver.save()

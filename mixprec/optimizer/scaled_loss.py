@@ -1,13 +1,15 @@
 """Backward passes on a scaled loss.
 
-The wrapper's ``scale_loss`` makes a :class:`ScaledLoss`. Its ``backward``, like all code of Chainer that writes, adds,
-clears or moves a gradient, leaves on the parameter by what that gradient is scaled
-(:mod:`~mixprec.optimizer.grad_scales`); :func:`install`, called by ``setup``, sees to that.
+``update()`` and ``scale_loss`` of the wrapper make a :class:`ScaledLoss`, by :class:`ScaledPasses`. Its ``backward``,
+like all code of Chainer that writes, adds, clears or moves a gradient, leaves on the parameter by what that gradient is
+scaled (:mod:`~mixprec.optimizer.grad_scales`); :func:`install`, called by ``setup``, sees to that.
 """
 
+import contextlib
 import functools
 import inspect
 import threading
+from collections.abc import Iterator
 
 import chainer
 import numpy as np
@@ -16,7 +18,7 @@ from mixprec import arguments, functions
 from mixprec.backends import aside
 from mixprec.compat.registry import Patch
 from mixprec.dtypes import BFLOAT16
-from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy
+from mixprec.functions.classification import SoftmaxCrossEntropy
 from mixprec.master_arrays import OWNER
 from mixprec.optimizer.grad_scales import NOT_REACHED, PENDING, ZERO, UsedScale, grad_scale_of, merged
 
@@ -84,13 +86,52 @@ def check_loss(loss: chainer.Variable) -> None:
         TypeError: it is not a variable of floating-point numbers.
         ValueError: it has not exactly one element.
     """
-    arguments.instance("loss", loss, chainer.Variable, "a chainer.Variable")
+    if not isinstance(loss, chainer.Variable):
+        raise arguments.not_a("loss", loss, "a chainer.Variable")
     if loss.array is None:
         raise ValueError("loss must have one element; found a variable that has no array")
     if loss.dtype.kind != "f" and loss.dtype != BFLOAT16:
         raise TypeError(f"loss must be floating-point numbers; found {loss.dtype}")
     if loss.size != 1:
         raise ValueError(f"loss must have one element, as F.sum(loss) and F.mean(loss) have; found shape {loss.shape}")
+
+
+class ScaledPasses:
+    """The backward passes of the step under way, of losses that all have the scale of the first.
+
+    Args:
+        scaler: the loss scale.
+
+    Attributes:
+        factor: what losses are multiplied by, an array of shape (); ``None`` before the first pass of a step, and
+            without a scale.
+    """
+
+    def __init__(self, scaler):
+        self._scaler = scaler
+        self.factor = None
+
+    def factor_on(self, device):
+        """Returns the factor on a device, or ``None`` without a scale."""
+        if self.factor is None:
+            self.factor = self._scaler.factor(device)
+        return self.factor if self.factor is None else device.send(self.factor)
+
+    def scale(self, loss):
+        """Returns the scaled loss; raises as :func:`check_loss` and :func:`scaled` do."""
+        check_loss(loss)
+        factor = self.factor_on(loss.device)
+        return loss if factor is None else scaled(loss, factor)
+
+    def run(self, model, lossfun, args, kwds):
+        """Calls a loss function, clears the gradients of the model, and runs ``backward`` of each loss it returns."""
+        # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
+        with np.errstate(over="ignore", invalid="ignore"):
+            losses = lossfun(*args, **kwds)
+            model.cleargrads()
+            for loss in losses if isinstance(losses, Iterator) else (losses,):
+                self.scale(loss).backward()
+                del loss  # before the next one, for which there is to be memory
 
 
 def install():
@@ -112,7 +153,7 @@ def _keeping_grad_scales(backprop_to_all):
             param._loss_scale = PENDING
         _pass.factor = factor
         try:
-            with aside.backward_pass(functools.partial(sole_uses, outputs)):
+            with aside.backward_pass(lambda: sole_uses(outputs)) if aside.now.aside else contextlib.nullcontext():
                 backprop_to_all(outputs, retain_grad, factor)
         finally:
             _pass.factor = outer

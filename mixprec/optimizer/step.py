@@ -16,7 +16,7 @@ from chainer import Deserializer, backend, get_array_types
 
 from mixprec.backends import launcher_of
 from mixprec.backends.transfers import to_host, to_host_async
-from mixprec.loss_scale import LossScaleExhausted, NoLossScale, stored
+from mixprec.loss_scale import LossScaleExhausted, NoLossScale
 from mixprec.optimizer import diagnosis
 from mixprec.optimizer.batch.update_plan import plan
 from mixprec.optimizer.device_form import DeviceForm
@@ -25,6 +25,7 @@ from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, ZERO, check_scaled
 from mixprec.optimizer.host_form import HostForm
 from mixprec.optimizer.model_index import Changes
 from mixprec.optimizer.rule_states import init_states
+from mixprec.stored_numbers import stored
 
 
 class OptimizerStep:
@@ -101,7 +102,7 @@ class OptimizerStep:
     def settle(self):
         """Makes ``t`` of optimizer and rules right, with one read if steps on a device are outstanding."""
         settled = [form.settle() for form in (self._form, self._beside) if form is not None]
-        if any(settled):
+        if any(settled) and self._changes is not None:
             self._changes.expect()
 
     def seed_of_noise(self):
@@ -143,8 +144,10 @@ class OptimizerStep:
         """Makes another plan, and forms for it, if anything has changed since the last one."""
         if self._changes is not None and self._changes.none():
             return
-        self.settle()
-        self._form = self._beside = self._changes = None  # should this fail, the next step makes them again
+        self._changes = None  # should this fail, the next step makes all of it again
+        if self._wanted:
+            self.settle()
+            self._form = self._beside = None
         optimizer, masters = self._optimizer, self._masters
         namedparams = masters.all_current()
         launcher = next((launcher_of(param.array) for _, param, _ in namedparams if param.array is not None), None)
@@ -153,7 +156,7 @@ class OptimizerStep:
             self._plan.announce(self._announced)
         self._masters_in_step = contextlib.nullcontext  # a batch takes care of its masters itself
         if not self._plan.entries:
-            self._form, self._masters_in_step = FallbackForm(optimizer), masters.fixed
+            self._form, self._masters_in_step = FallbackForm(optimizer, self._form), masters.fixed
         else:
             init_states(namedparams, self._plan.entries)
             if launcher is None:

@@ -9,29 +9,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import chainer
-import numpy as np
 
 from mixprec import arguments
 from mixprec.backends.dropout_state import serialize_dropout
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
+from mixprec.optimizer.delegation import Delegation
 from mixprec.optimizer.no_decay import NoDecay
 from mixprec.optimizer.rule_states import serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
 from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog, StepCounter
 from mixprec.optimizer.update_report import UpdateReport
 
-# What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
-_REPLACED = {
-    "loss_scaling": "the loss_scale argument",
-    "use_fp32_update": "nothing: master weights are always FP32",
-    "update_loss_scale": "nothing: update() does it",
-    "check_nan_in_grads": "nothing: update() does it",
-    "is_safe_to_update": "last_step_skipped",
-}
 
-
-class MixedPrecisionOptimizer:
+class MixedPrecisionOptimizer(Delegation):
     """Wraps a Chainer optimizer for a model with FP16 or BF16 parameters.
 
     The wrapped optimizer works on FP32 masters of the model's parameters. One step is, in this order: backward on the
@@ -83,7 +74,7 @@ class MixedPrecisionOptimizer:
         ValueError: ``optimizer`` has been set up already, or the static scale is not a power of two.
     """
 
-    _OWN = ("_optimizer", "_scaler", "_masters", "_statistics", "_steps", "_factor", "_patience", "_wishes", "_batched")
+    _OWN = ("_optimizer", "_scaler", "_masters", "_statistics", "_steps", "_passes", "_patience", "_wishes", "_batched")
     _OWN += ("_no_decay",)
 
     def __init__(
@@ -114,27 +105,8 @@ class MixedPrecisionOptimizer:
         self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
         self._batched = None
         self._steps = StepCounter()
-        self._factor = None  # what the losses of the step under way are multiplied by; None before the first of them
+        self._passes = scaled_loss.ScaledPasses(self._scaler)
         self._patience = OverflowWatchdog(self._scaler)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._OWN:  # not there yet: copy and pickle ask before __init__ ran
-            raise AttributeError(name)
-        if name in _REPLACED:
-            raise AttributeError(f"{name} is not available on a MixedPrecisionOptimizer; use {_REPLACED[name]}")
-        if name == "t":
-            self._settle()
-        return getattr(self._optimizer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._OWN:
-            super().__setattr__(name, value)
-        elif isinstance(getattr(type(self), name, None), property):
-            raise AttributeError(f"{name} of a MixedPrecisionOptimizer is read-only")
-        else:
-            if name == "t":
-                self._settle()
-            setattr(self._optimizer, name, value)
 
     def __getstate__(self):
         self._settle()
@@ -164,7 +136,7 @@ class MixedPrecisionOptimizer:
         self._statistics = RunningStatistics(self._masters.structure)
         self._optimizer.setup(self._masters)
         self._masters.share_update_rules()
-        self._factor = None
+        self._passes.factor = None
         self._steps = StepCounter()
         self._start()
         return self
@@ -194,24 +166,6 @@ class MixedPrecisionOptimizer:
         """Whether the last step was skipped; read like the scale."""
         return self._steps.last_skipped
 
-    @property
-    def _loss_scale(self):
-        # ChainerMN's optimizer calls backward(loss_scale=optimizer._loss_scale).
-        self._check_set_up()
-        return self._factor_on(self.target.device)
-
-    def set_loss_scale(self, loss_scale: float) -> None:
-        """Lets Chainer's updaters pass the static scale that the wrapper has already.
-
-        Raises:
-            ValueError: it has another one, or a dynamic one.
-        """
-        if not isinstance(self._scaler, StaticLossScale) or self._scaler.value != loss_scale:
-            raise ValueError(
-                f"loss_scale={arguments.found(loss_scale)} here, but the loss scale is that of "
-                "MixedPrecisionOptimizer(optimizer, loss_scale): leave it out here"
-            )
-
     def master(self, param: chainer.Parameter) -> chainer.Parameter:
         """Returns the FP32 master of a parameter of the model, a :class:`chainer.Parameter`.
 
@@ -237,30 +191,6 @@ class MixedPrecisionOptimizer:
         self._check_set_up()
         return gradients.unscaled(self._masters)
 
-    def add_hook(
-        self,
-        hook: Callable[[Any], Any],
-        name: str | None = None,
-        timing: Literal["auto", "pre", "post"] = "auto",
-    ) -> None:
-        """Registers a hook of Chainer's or the user's: it sees FP32 masters with unscaled gradients.
-
-        Args:
-            hook, name, timing: as for :meth:`chainer.Optimizer.add_hook`. A ``WeightDecay`` leaves out what the
-                wrapper was told to leave out by ``no_decay``.
-
-        Raises:
-            TypeError: ``hook`` cannot be called, or ``name`` is no text.
-            ValueError: ``timing`` is another one, or the hook has no name.
-            KeyError: there is a hook of this name.
-        """
-        if not callable(hook):
-            raise TypeError(f"hook must be a function; found {arguments.found(hook)}")
-        if name is not None:
-            arguments.instance("name", name, str, "a text or None")
-        arguments.choice("timing", timing, ("auto", "pre", "post"))
-        self._optimizer.add_hook(self._no_decay.hook(hook), name, timing)
-
     def report(self) -> UpdateReport:
         """Returns a table of which parameter is updated how, :class:`~mixprec.optimizer.update_report.UpdateReport`."""
         self._check_set_up()
@@ -276,11 +206,7 @@ class MixedPrecisionOptimizer:
             TypeError: ``loss`` is not a variable of floating-point numbers.
             ValueError: it has not exactly one element, or is scaled already.
         """
-        scaled_loss.check_loss(loss)
-        factor = self._factor_on(loss.device)
-        return loss if factor is None else scaled_loss.scaled(loss, factor)
-
-    check_loss = staticmethod(scaled_loss.check_loss)  # for ChainerMN's optimizer, which calls backward itself
+        return self._passes.scale(loss)
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
         """Runs one step. With arrays on a GPU nothing is read back; ``docs/numerics.md`` lists the exceptions.
@@ -304,15 +230,23 @@ class MixedPrecisionOptimizer:
         """Runs a step; whether patience has run out is another matter."""
         self._check_set_up()
         if lossfun is not None:
-            self._backward(arguments.function("lossfun", lossfun), args, kwds)
-        self._factor = None  # backward is over: gradients have their scale
+            if not callable(lossfun):
+                raise TypeError(f"lossfun must be a function or None; found {arguments.found(lossfun)}")
+            self._passes.factor = None
+            self._statistics.save()
+            try:
+                self._passes.run(self._masters.model, lossfun, args, kwds)
+            except BaseException:
+                self._statistics.guards.forget()  # there is no step that could be skipped
+                raise
+        self._passes.factor = None  # backward is over: gradients have their scale
         try:
             self._batched.run(self._scaler, self._steps, self._statistics)
         except BaseException:  # as if there had been no step
             self._statistics.undo(True)
-            self._statistics.forget()
+            self._statistics.guards.forget()
             raise
-        self._statistics.forget()
+        self._statistics.guards.forget()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Saves or loads optimizer state, counters, loss scale and the random state of dropout, in Chainer's manner.
@@ -343,33 +277,13 @@ class MixedPrecisionOptimizer:
             )
         serialize_dropout(own, dict.fromkeys(param.device for param in self.target.params()))
         if isinstance(serializer, chainer.Deserializer):
-            self._factor = None
+            self._passes.factor = None
             self._patience.look_next_time()
 
     def _settle(self):
         """Makes ``t`` right, with a read if there have been steps on a device."""
         if self._batched is not None:
             self._batched.settle()
-
-    def _backward(self, lossfun, args, kwds):
-        self._factor = None
-        self._statistics.save()
-        try:
-            # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
-            with np.errstate(over="ignore", invalid="ignore"):
-                losses = lossfun(*args, **kwds)
-                self._masters.model.cleargrads()
-                for loss in losses if isinstance(losses, Iterator) else (losses,):
-                    self.scale_loss(loss).backward()
-                    del loss  # before the next one, for which there is to be memory
-        except BaseException:
-            self._statistics.forget()  # there is no step that could be skipped
-            raise
-
-    def _factor_on(self, device):
-        if self._factor is None:
-            self._factor = self._scaler.factor(device)
-        return self._factor if self._factor is None else device.send(self._factor)
 
     def _start(self, scales=()):
         self._batched = OptimizerStep(self._optimizer, self._masters, **self._wishes)

@@ -21,11 +21,13 @@ from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 from chainer.functions.util.forget import Forget
 
 from mixprec.backends.geometry import LocalResponseNorm, Pooling
-from mixprec.functions import accuracy, pooling
+from mixprec.dtypes import BFLOAT16
+from mixprec.functions import pooling
+from mixprec.functions.classification import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
+from mixprec.functions.classification import accuracy_as_chainer
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.dropout import Dropout as OurDropout
 from mixprec.functions.local_response_normalization import LocalResponseNormalization as OurLocalResponseNormalization
-from mixprec.functions.softmax_cross_entropy import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
 from mixprec.rewrite.dtype_rules import chainer_apply, rule_of
 from mixprec.rewrite.memory_order import (
     TO_NCHW,
@@ -113,7 +115,7 @@ def _accuracy(scope, node, inputs):
         return None
     if not (node.ignore_label is None or isinstance(node.ignore_label, numbers.Integral)):
         return None
-    return (accuracy(y, t, node.ignore_label),)
+    return (accuracy_as_chainer(y, t, node.ignore_label),)
 
 
 def _concat(scope, node, inputs):
@@ -129,7 +131,9 @@ def _reshape(scope, node, inputs):
     (x,) = inputs
     if in_storage_dtype(x):
         x = scope.in_order_of_axes(x)  # Chainer's would copy element by element
-    return rule_of(Reshape)(scope, node, (x,))
+    if x.dtype == BFLOAT16:
+        return rule_of(Reshape)(scope, node, (x,))
+    return chainer_apply(node, (x,))  # in any other dtype: it computes nothing
 
 
 def _forget(scope, node, inputs):

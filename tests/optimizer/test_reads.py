@@ -106,6 +106,17 @@ def test_the_set_of_updated_parameters_changes(reads):
     assert optimizer.target.hidden.W.update_rule.t == 4
 
 
+def test_a_hyperparameter_of_one_rule_changes_from_step_to_step(reads):
+    """The same rules count the same steps: their ``t`` waits until it is asked for."""
+    optimizer = new_optimizer("MomentumSGD", device_stand_in.send, batched=False)
+    for step in range(4):
+        optimizer.target.out.W.update_rule.hyperparam.lr = 0.1 / (step + 1)
+        run_step(optimizer, step, device_stand_in.array)
+    assert reads() == 0
+    assert optimizer.t == optimizer.target.out.W.update_rule.t == 2
+    assert reads() == 1
+
+
 @pytest.mark.parametrize("later", ["a hook", "the host"])
 def test_steps_that_count_at_once_after_steps_that_did_not(later, reads):
     """Each skipped step is counted once, though a hook or a move to the host comes in the middle."""

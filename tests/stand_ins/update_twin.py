@@ -7,8 +7,8 @@ from chainer import optimizer_hooks, optimizers
 from mixprec.dtypes import BFLOAT16
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batch.entries import BatchedHook, Entry
-from mixprec.optimizer.hook_formulas import hook_formula_of
 from mixprec.optimizer.rules import rule_formula_of
+from mixprec.optimizer.rules.formulas import hook_formula_of
 from mixprec.optimizer.rules.lamb import LAMB
 from mixprec.optimizer.rules.lars import LARS
 from tests.optimizer.batch.chainer_rules import OPTIMIZERS

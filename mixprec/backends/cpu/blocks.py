@@ -14,6 +14,8 @@ import threading
 
 import numpy as np
 
+from mixprec.dtypes import BFLOAT16
+
 BLOCK = 1 << 15  # elements: a block of float32, with what is computed from it, fits the second-level cache
 _LONGEST_SUM = 4096  # rows whose sum is taken in float32
 _WIDE = (np.dtype(np.float32), np.dtype(np.float64))
@@ -52,6 +54,38 @@ def widen_half(block, out, inverse=1.0):
     np.bitwise_and(bits, _SIGN_AND_MAGNITUDE, out=bits)
     # The exponent is now too small by 112, also that of a subnormal number, which float32 has as one of its own.
     np.multiply(out, _BIAS * np.float32(inverse), out=out)
+
+
+def unscale(source, inverse, out):
+    """Writes ``source * inverse`` to ``out``.
+
+    Args:
+        source: array of one dimension in any floating dtype; one in float16 is finite.
+        inverse: a float, a power of two, or an array of the shape and dtype of ``out``.
+        out: array of the same shape, float32 or float64.
+    """
+    if source.dtype == np.float16 and isinstance(inverse, float) and inverse <= LARGEST_FACTOR:
+        widen_half(source, out, inverse)
+    elif source.dtype.itemsize < out.dtype.itemsize:
+        np.copyto(out, source)
+        np.multiply(out, inverse, out=out)
+    else:
+        np.multiply(source, inverse, out=out)
+
+
+def is_finite_unscaled(source, inverse, out):
+    """Whether all elements of ``source * inverse`` are finite; see :func:`unscale`. ``out`` is scratch."""
+    if source.dtype == BFLOAT16:  # NumPy looks at these one by one
+        np.copyto(out, source)
+        source = out
+    is_half = source.dtype == np.float16
+    finite = is_finite(source) if is_half else bool(np.isfinite(source).all())
+    largest = inverse if isinstance(inverse, float) else inverse.max()
+    fits = source.dtype.itemsize <= out.dtype.itemsize
+    if not finite or (fits and largest <= (LARGEST_FACTOR if is_half else 1)):
+        return finite
+    unscale(source, inverse, out)  # what is finite may overflow
+    return bool(np.isfinite(out).all())
 
 
 class Rounding:

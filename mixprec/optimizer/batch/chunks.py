@@ -43,12 +43,13 @@ class _Chunk:
     def gradient(self, out):
         """Writes the unscaled gradient to ``out``, and returns it."""
         for source, inverse, part in self._sources:
-            _unscale(source, inverse, out[part])
+            blocks.unscale(source, inverse, out[part])
         return out
 
     def is_finite(self, out):
         """Whether the unscaled gradient is finite; ``out`` is scratch."""
-        return all(_is_finite(source, inverse, out[part]) for source, inverse, part in self._sources)
+        parts = [(source, inverse, out[part]) for source, inverse, part in self._sources]
+        return all(itertools.starmap(blocks.is_finite_unscaled, parts))
 
     def forget(self):
         """Lets go of the gradient."""
@@ -211,31 +212,6 @@ def chunks_of(entries):
     if small:
         chunks.append((Pack(small), small))
     return chunks
-
-
-def _unscale(source, inverse, out):
-    """Writes ``source * inverse`` to ``out``; the inverse is a float or an array."""
-    if source.dtype == np.float16 and isinstance(inverse, float) and inverse <= blocks.LARGEST_FACTOR:
-        blocks.widen_half(source, out, inverse)
-    elif source.dtype.itemsize < out.dtype.itemsize:
-        np.copyto(out, source)
-        np.multiply(out, inverse, out=out)
-    else:
-        np.multiply(source, inverse, out=out)
-
-
-def _is_finite(source, inverse, out):
-    if source.dtype == BFLOAT16:  # NumPy looks at these one by one
-        np.copyto(out, source)
-        source = out
-    is_half = source.dtype == np.float16
-    finite = blocks.is_finite(source) if is_half else bool(np.isfinite(source).all())
-    largest = inverse if isinstance(inverse, float) else inverse.max()
-    fits = source.dtype.itemsize <= out.dtype.itemsize
-    if not finite or (fits and largest <= (blocks.LARGEST_FACTOR if is_half else 1)):
-        return finite
-    _unscale(source, inverse, out)  # what is finite may overflow
-    return bool(np.isfinite(out).all())
 
 
 def _views(memory, arrays):

@@ -15,7 +15,6 @@ them (one, if there are no norms), and one for the update.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import operator
 
@@ -24,34 +23,12 @@ import chainer
 from mixprec.backends.memory import axes, is_dense, same_order
 from mixprec.backends.transfers import to_host
 from mixprec.optimizer.batch.kernel_program import KernelProgram, points_of, source_of
+from mixprec.optimizer.batch.scaling import arguments_of
 from mixprec.optimizer.batch.table import Table
 
 _KERNELS = ("check", "update")
 _GRAD, _GRAD_VAR, _SHAPE, _DTYPE = map(operator.attrgetter, ("_grad", "_grad_var", "shape", "dtype"))
 _SUMMING = {None: 0, "each": 1, "all": 2}
-
-
-@dataclasses.dataclass(frozen=True)
-class Scaling:
-    """The state of a :class:`~mixprec.DynamicLossScale`, arrays of shape () on the device that a step moves in place.
-
-    Attributes:
-        value: the scale, float64.
-        clean, hysteresis_left, overflows_in_row: counters, int32.
-        growth, backoff, floor, cap: floats; ``floor`` and ``cap`` may be ``None``.
-        interval, hysteresis: ints.
-    """
-
-    value: object
-    clean: object
-    hysteresis_left: object
-    overflows_in_row: object
-    growth: float
-    backoff: float
-    floor: float | None
-    cap: float | None
-    interval: int
-    hysteresis: int
 
 
 class DeviceBatch:
@@ -143,7 +120,7 @@ class DeviceBatch:
 
         Args:
             skip: another reason to skip the step: a boolean array of shape () on the device, or ``None``.
-            scaling: :class:`Scaling`, which advances, or ``None``.
+            scaling: :class:`~mixprec.optimizer.batch.scaling.Scaling`, which advances, or ``None``.
             steps: ``(skipped, last_skipped)``, arrays of shape () on the device that count the step: int64 and bool; or
                 ``None``.
             zero_gradients: whether to leave zeros in the gradients, also if the step is skipped.
@@ -151,13 +128,7 @@ class DeviceBatch:
         if self._step is None:
             raise RuntimeError("check() comes before update()")
         self.follow_bases()
-        state, constants = [None] * 4, [0.0] * 4 + [0] * 2
-        if scaling is not None:
-            state = [scaling.value, scaling.clean, scaling.hysteresis_left, scaling.overflows_in_row]
-            floor = 0.0 if scaling.floor is None else scaling.floor
-            cap = float("inf") if scaling.cap is None else scaling.cap
-            constants = [float(x) for x in (scaling.growth, scaling.backoff, floor, cap)]
-            constants += [scaling.interval, scaling.hysteresis]
+        state, constants = arguments_of(scaling)
         address = self._address
         counters = [None, None] if steps is None else steps
         self._launch(

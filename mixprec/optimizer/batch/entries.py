@@ -8,8 +8,7 @@ import dataclasses
 
 import chainer
 
-from mixprec.optimizer.hook_formulas import HookFormula
-from mixprec.optimizer.rules.rule_formula import RuleFormula
+from mixprec.optimizer.rules.formulas import HookFormula, RuleFormula
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,9 @@ from chainer import GradientMethod, UpdateRule, get_array_types
 from mixprec.backends.memory import is_dense
 from mixprec.backends.transfers import on_host
 from mixprec.optimizer.batch.entries import BatchedHook, Entry
-from mixprec.optimizer.hook_formulas import CLIPPING, hook_formula_of
 from mixprec.optimizer.no_decay import DecayOfSome
 from mixprec.optimizer.rules import rule_formula_of
+from mixprec.optimizer.rules.formulas import CLIPPING, hook_formula_of
 
 _LOGGER = logging.getLogger("mixprec")
 ONE_BY_ONE = "one by one: "  # how the reason begins for parameters that Chainer updates

@@ -14,9 +14,10 @@ from chainer.optimizers.smorms3 import SMORMS3Rule
 
 from mixprec.optimizer.rules.adam import ADABOUND, ADAM, AMSBOUND, AMSGRAD
 from mixprec.optimizer.rules.adaptive import ADA_DELTA, ADA_GRAD, RMSPROP, RMSPROP_EPS_INSIDE_SQRT, RMSPROP_GRAVES
+from mixprec.optimizer.rules.formulas import MOMENTUM_SGD, SGD
 from mixprec.optimizer.rules.lamb import LAMB_ADAPTED, LAMB_UNADAPTED, LAMBRule
 from mixprec.optimizer.rules.lars import LARS_ADAPTED, LARS_UNADAPTED, LARSRule
-from mixprec.optimizer.rules.rule_formula import CORRECTED_MOMENTUM_SGD, MOMENTUM_SGD, NESTEROV_AG, SGD
+from mixprec.optimizer.rules.momentum import CORRECTED_MOMENTUM_SGD, NESTEROV_AG
 from mixprec.optimizer.rules.variance import MSVAG, SMORMS3
 
 # By class and, for those that have them, by the switches among the hyperparameters.
@@ -50,7 +51,7 @@ RULE_FORMULAS = {
 
 
 def rule_formula_of(rule):
-    """Returns the :class:`~mixprec.optimizer.rules.rule_formula.RuleFormula` of a rule, ``None`` for an unknown one."""
+    """Returns the :class:`~mixprec.optimizer.rules.formulas.RuleFormula` of a rule, ``None`` for an unknown one."""
     kind = type(rule)
     switches = (bool(getattr(rule.hyperparam, name)) for name in _SWITCHES.get(kind, ()))
     return RULE_FORMULAS.get((kind, *switches))

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from mixprec.optimizer.rules.formulas import RuleFormula
 from mixprec.optimizer.rules.moments import MOMENTS, advance_moments
-from mixprec.optimizer.rules.rule_formula import RuleFormula
 
 
 def _adam(p, g, states, numbers, a, b):

@@ -10,10 +10,10 @@ import numpy as np
 from chainer import optimizer
 from chainer.backends import cuda
 
+from mixprec.optimizer.rules.formulas import RuleFormula
 from mixprec.optimizer.rules.hyperparameters import set_all, set_given
 from mixprec.optimizer.rules.moments import MOMENTS, advance_moments
 from mixprec.optimizer.rules.norms import norm
-from mixprec.optimizer.rules.rule_formula import RuleFormula
 
 _default_hyperparam = optimizer.Hyperparameter()
 _default_hyperparam.lr = 0.001

@@ -8,9 +8,9 @@ import numpy as np
 from chainer import optimizer
 from chainer.backends import cuda
 
+from mixprec.optimizer.rules.formulas import RuleFormula
 from mixprec.optimizer.rules.hyperparameters import set_all, set_given
 from mixprec.optimizer.rules.norms import norm
-from mixprec.optimizer.rules.rule_formula import RuleFormula
 
 _default_hyperparam = optimizer.Hyperparameter()
 _default_hyperparam.lr = 1.0

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.optimizer.rules.rule_formula import RuleFormula
+from mixprec.optimizer.rules.formulas import RuleFormula
 
 
 def _smorms3(p, g, states, numbers, a, b):

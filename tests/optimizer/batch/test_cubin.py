@@ -14,8 +14,8 @@ from mixprec.optimizer import moving_average
 from mixprec.optimizer.batch import saved_arrays
 from mixprec.optimizer.batch.entries import BatchedHook, Entry
 from mixprec.optimizer.batch.kernel_program import KernelProgram, source_of
-from mixprec.optimizer.hook_formulas import hook_formula_of
 from mixprec.optimizer.rules import RULE_FORMULAS
+from mixprec.optimizer.rules.formulas import hook_formula_of
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 HOOKS = (

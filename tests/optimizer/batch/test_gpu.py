@@ -8,7 +8,7 @@ import mixprec
 from mixprec.backends.launch import CupyLauncher
 from mixprec.dtypes import BFLOAT16
 from mixprec.graph_capture.graph_table import GraphTable
-from mixprec.optimizer.batch.device_batch import Scaling
+from mixprec.optimizer.batch.scaling import Scaling
 from tests.stand_ins.update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run
 
 pytestmark = pytest.mark.gpu

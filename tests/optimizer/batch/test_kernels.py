@@ -15,8 +15,9 @@ from scipy import stats
 
 import mixprec
 from mixprec.dtypes import BFLOAT16
-from mixprec.optimizer.batch.device_batch import DeviceBatch, Scaling
+from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batch.kernel_program import source_of
+from mixprec.optimizer.batch.scaling import Scaling
 from tests.stand_ins.device_stand_in import array
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run

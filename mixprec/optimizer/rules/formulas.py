@@ -1,15 +1,21 @@
-"""An update rule is written down here once for NumPy and once for CUDA, side by side.
+"""Update rules and hooks are written down once for NumPy and once for CUDA, side by side.
 
-Gradient descent with and without momentum is at the end, as an example; the other rules are in files beside this one.
-The batched update runs a formula on the host (:mod:`~mixprec.optimizer.host_form`), or makes a kernel of it
-(:mod:`~mixprec.optimizer.batch.kernel_program`).
+Gradient descent with and without momentum, and Chainer's hooks, are here; the other rules are in files beside this one.
+The plan of a step looks a rule up by :func:`mixprec.optimizer.rules.rule_formula_of` and a hook by
+:func:`hook_formula_of`; one without a formula makes Chainer's own loop run. The batched update runs formulas on the
+host (:mod:`~mixprec.optimizer.host_form`), or makes a kernel of them (:mod:`~mixprec.optimizer.batch.kernel_program`).
 """
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable
 
 import numpy as np
+from chainer import optimizer_hooks
+from chainer.optimizer_hooks.gradient_noise import exponential_decay_noise
+
+from mixprec.optimizer.no_decay import DecayOfSome
 
 _FUNCTIONS = {"__builtins__": {}, "min": min, "pow": math.pow, "sqrt": math.sqrt}
 _FLUSHED = 2.0**-150  # half of the smallest number of float32
@@ -89,6 +95,35 @@ class RuleFormula:
         return tuple(eval(formula, _FUNCTIONS, values) for formula in self._formulas)
 
 
+@dataclasses.dataclass(frozen=True)
+class HookFormula:
+    """What a hook does to one element of a gradient.
+
+    Attributes:
+        hyperparameters: names of the attributes of the hook that the formulas may use, all numbers.
+        numbers: formulas of the float32 numbers of a step, in Python and in CUDA C++; ``t`` is ``rule.t`` as the hook
+            sees it: before the step at optimizer level, counting it at rule level.
+        host: ``host(p, g, numbers, a)`` changes the gradient ``g`` in place; ``a`` is scratch. Operations are those of
+            the hook on NumPy. ``None`` if it takes more than one element to know: NumPy then runs the hook itself.
+        device: statements in CUDA C++ on ``param``, ``grad`` and the numbers by their names; with :attr:`norms` also on
+            ``param_norm`` and ``grad_norm``; with :attr:`noise` on ``noise``.
+        norms: ``"each"`` for the L2 norms of every parameter and its gradient, ``"all"`` for that of all gradients
+            (``grad_norm`` only), as they are before the hook; or ``None``.
+        noise: whether the hook needs a standard normal random number for each element.
+    """
+
+    hyperparameters: tuple[str, ...]
+    numbers: dict[str, str]
+    host: Callable | None
+    device: str
+    norms: str | None = None
+    noise: bool = False
+
+    def hyperparameters_of(self, hook):
+        """Returns the values of :attr:`hyperparameters` of a hook, as a tuple of floats."""
+        return tuple(float(getattr(hook, name)) for name in self.hyperparameters)
+
+
 def _sgd(p, g, states, numbers, a, b):
     (lr,) = numbers
     np.multiply(g, lr, out=g)
@@ -127,54 +162,104 @@ MOMENTUM_SGD = RuleFormula(
 )
 
 
-def _corrected_momentum_sgd(p, g, states, numbers, a, b):
-    (v,) = states
-    lr, momentum = numbers
-    np.multiply(v, momentum, out=v)
-    np.subtract(v, g, out=v)
-    np.multiply(v, lr, out=a)
-    np.add(p, a, out=p)
+def _weight_decay(p, g, numbers, a):
+    (rate,) = numbers
+    np.multiply(p, rate, out=a)
+    np.add(g, a, out=g)
 
 
-# Goyal et al. 2017, "Accurate, Large Minibatch SGD", equation (9): a new learning rate does not reach into old steps.
-CORRECTED_MOMENTUM_SGD = RuleFormula(
-    states=("v",),
-    hyperparameters=("lr", "momentum"),
-    numbers={"lr": "lr", "momentum": "momentum"},
-    host=_corrected_momentum_sgd,
+WEIGHT_DECAY = HookFormula(
+    hyperparameters=("rate",),
+    numbers={"rate": "rate"},
+    host=_weight_decay,
     device="""
-        v = momentum * v - grad;
-        param += lr * v;
+        grad += rate * param;
     """,
 )
 
 
-def _nesterov_ag(p, g, states, numbers, a, b):
-    (v,) = states
-    lr, momentum, momentum_squared, lr_now = numbers
-    np.multiply(v, momentum, out=v)
-    np.multiply(g, lr, out=a)
-    np.subtract(v, a, out=v)
-    np.multiply(v, momentum_squared, out=a)
-    np.add(p, a, out=p)
-    np.multiply(g, lr_now, out=g)
-    np.subtract(p, g, out=p)
+def _lasso(p, g, numbers, a):
+    (rate,) = numbers
+    np.sign(p, out=a)
+    np.multiply(a, rate, out=a)
+    np.add(g, a, out=g)
 
 
-# Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning".
-NESTEROV_AG = RuleFormula(
-    states=("v",),
-    hyperparameters=("lr", "momentum"),
-    numbers={
-        "lr": "lr",
-        "momentum": "momentum",
-        "momentum_squared": "momentum * momentum",
-        "lr_now": "(1 + momentum) * lr",
-    },
-    host=_nesterov_ag,
+LASSO = HookFormula(
+    hyperparameters=("rate",),
+    numbers={"rate": "rate"},
+    host=_lasso,
     device="""
-        v = momentum * v - lr * grad;
-        param += momentum_squared * v;
-        param -= lr_now * grad;
+        grad += rate * (param > 0 ? 1.0f : param < 0 ? -1.0f : param);
     """,
 )
+
+
+def _hard_clipping(p, g, numbers, a):
+    lower_bound, upper_bound = numbers
+    np.clip(g, lower_bound, upper_bound, out=g)
+
+
+HARD_CLIPPING = HookFormula(
+    hyperparameters=("lower_bound", "upper_bound"),
+    numbers={"lower_bound": "lower_bound", "upper_bound": "upper_bound"},
+    host=_hard_clipping,
+    device="""
+        grad = grad < lower_bound ? lower_bound : grad;
+        grad = grad > upper_bound ? upper_bound : grad;
+    """,
+)
+
+CLIPPING = HookFormula(
+    hyperparameters=("threshold",),
+    numbers={"threshold": "threshold"},
+    host=None,
+    norms="all",
+    device="""
+        const float rate = threshold / grad_norm;
+        grad *= rate > 1 ? 1.0f : rate;
+    """,
+)
+
+# You et al. 2017, "Large Batch Training of Convolutional Networks".
+LARS_HOOK = HookFormula(
+    hyperparameters=("threshold", "weight_decay", "eps"),
+    numbers={"threshold": "threshold", "weight_decay": "weight_decay", "eps": "eps"},
+    host=None,
+    norms="each",
+    device="""
+        grad += weight_decay * param;
+        grad *= param_norm > threshold ? param_norm / (eps + grad_norm + weight_decay * param_norm) : 1.0f;
+    """,
+)
+
+# Neelakantan et al. 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks".
+NOISE = HookFormula(
+    hyperparameters=("eta",),
+    numbers={"std": "sqrt(eta / pow(1 + t, 0.55))"},
+    host=None,
+    noise=True,
+    device="""
+        grad += std * noise;
+    """,
+)
+
+_HOOK_FORMULAS = {
+    optimizer_hooks.WeightDecay: WEIGHT_DECAY,
+    optimizer_hooks.Lasso: LASSO,
+    optimizer_hooks.GradientHardClipping: HARD_CLIPPING,
+    optimizer_hooks.GradientClipping: CLIPPING,
+    optimizer_hooks.GradientLARS: LARS_HOOK,
+    optimizer_hooks.GradientNoise: NOISE,
+}
+
+
+def hook_formula_of(hook):
+    """Returns the :class:`HookFormula` of a hook; ``None`` if it is unknown, or has other things than numbers."""
+    if isinstance(hook, DecayOfSome):
+        hook = hook.hook
+    formula = _HOOK_FORMULAS.get(type(hook))
+    if formula is None or (formula is NOISE and hook.noise_func is not exponential_decay_noise):
+        return None
+    is_known = all(isinstance(getattr(hook, name), numbers.Real) for name in formula.hyperparameters)
+    return formula if is_known else None

@@ -1,11 +1,15 @@
-"""Cross entropy of the softmax of logits with labels, in float32."""
+"""Logits and labels: the cross entropy of the softmax, and the share of labels that are predicted."""
 
 import chainer
 import numpy as np
+from chainer import utils
 
 from mixprec import arguments
+from mixprec.backends import primitives_of
 from mixprec.functions import checks
-from mixprec.functions.node import Node
+from mixprec.functions.node import Node, dense
+
+_ACCURACY = "accuracy"
 
 
 def softmax_cross_entropy(x, t, normalize=True, class_weight=None, ignore_label=-1, reduce="mean", *, smoothing=0.0):
@@ -108,3 +112,51 @@ class SoftmaxCrossEntropy(Node):
                 f"{self.name}: labels must be from 0 to {classes - 1}, or {self._options['ignore_label']} to be "
                 f"ignored; found {wrong[0]}"
             )
+
+
+def accuracy(y, t, ignore_label=None, *, top=None):
+    """Computes what :func:`chainer.functions.accuracy` does, in one launch on a GPU. It has no gradient.
+
+    Args:
+        y: logits (N, K) in a storage dtype, variable or array.
+        t: integer labels (N,) in the range of int32, variable or array. One that is no class is predicted by nothing.
+        ignore_label: a label that does not count, or ``None``.
+        top: ``None``: the label's logit has to be the largest, the first one among equals, as an argmax has it, NaN
+            being larger than all numbers. A number: it has to be among so many largest ones, where those that are
+            equal to it count as larger, and so do NaN.
+
+    Returns:
+        Variable (), float32; 0 if no label counts.
+
+    Raises:
+        TypeError: a dtype does not fit, or one array is on the host and the other one is not.
+        ValueError: a shape or an option does not fit.
+    """
+    y, t = (chainer.as_array(checks.variable(_ACCURACY, name, x)) for name, x in (("y", y), ("t", t)))
+    checks.dtype(_ACCURACY, "y", y)
+    _check_predictions(y, t)
+    ignore_label = None if ignore_label is None else checks.whole(_ACCURACY, "ignore_label", ignore_label)
+    top = None if top is None else checks.whole(_ACCURACY, "top", top, 1)
+    return _share(y, t, ignore_label, top)
+
+
+def accuracy_as_chainer(y, t, ignore_label):
+    """Computes :func:`accuracy` for the rule of Chainer's function, which has seen the dtype of the logits."""
+    y, t = chainer.as_array(y), chainer.as_array(t)
+    _check_predictions(y, t)
+    return _share(y, t, None if ignore_label is None else int(ignore_label), None)
+
+
+def _check_predictions(y, t):
+    if t.dtype.kind != "i":
+        raise TypeError(f"{_ACCURACY}: t must be signed integers; found {t.dtype}")
+    if y.ndim != 2 or t.shape != y.shape[:1]:
+        raise ValueError(f"{_ACCURACY}: y must be (N, K) and t (N,); found {y.shape} and {t.shape}")
+    utils._check_arrays_forward_compatible((y, t), _ACCURACY)
+
+
+def _share(y, t, ignore_label, top):
+    labels = dense(t).astype(np.int32, copy=False)
+    with chainer.using_device(chainer.backend.get_device_from_array(y)):
+        share = primitives_of(y).accuracy(dense(y), labels, top=top, ignore_label=ignore_label)
+    return chainer.Variable(share, requires_grad=False)

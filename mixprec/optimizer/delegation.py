@@ -1,0 +1,90 @@
+"""The wrapper as Chainer's own code sees it: an optimizer, with the attributes of the one inside.
+
+:class:`~mixprec.MixedPrecisionOptimizer` begins from :class:`Delegation`. Training loops read and write hyperparameters
+through it; Chainer's updaters and ChainerMN's optimizer call the rest.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from mixprec import arguments
+from mixprec.loss_scale import StaticLossScale
+from mixprec.optimizer import scaled_loss
+
+# What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
+_REPLACED = {
+    "loss_scaling": "the loss_scale argument",
+    "use_fp32_update": "nothing: master weights are always FP32",
+    "update_loss_scale": "nothing: update() does it",
+    "check_nan_in_grads": "nothing: update() does it",
+    "is_safe_to_update": "last_step_skipped",
+}
+
+
+class Delegation:
+    """Hands attributes on to the optimizer inside, but for those of its own and those that the wrapper replaces."""
+
+    _OWN: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._OWN:  # not there yet: copy and pickle ask before __init__ ran
+            raise AttributeError(name)
+        if name in _REPLACED:
+            raise AttributeError(f"{name} is not available on a MixedPrecisionOptimizer; use {_REPLACED[name]}")
+        if name == "t":
+            self._settle()
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            super().__setattr__(name, value)
+        elif isinstance(getattr(type(self), name, None), property):
+            raise AttributeError(f"{name} of a MixedPrecisionOptimizer is read-only")
+        else:
+            if name == "t":
+                self._settle()
+            setattr(self._optimizer, name, value)
+
+    def add_hook(
+        self,
+        hook: Callable[[Any], Any],
+        name: str | None = None,
+        timing: Literal["auto", "pre", "post"] = "auto",
+    ) -> None:
+        """Registers a hook of Chainer's or the user's: it sees FP32 masters with unscaled gradients.
+
+        Args:
+            hook, name, timing: as for :meth:`chainer.Optimizer.add_hook`. A ``WeightDecay`` leaves out what the
+                wrapper was told to leave out by ``no_decay``.
+
+        Raises:
+            TypeError: ``hook`` cannot be called, or ``name`` is no text.
+            ValueError: ``timing`` is another one, or the hook has no name.
+            KeyError: there is a hook of this name.
+        """
+        if not callable(hook):
+            raise TypeError(f"hook must be a function; found {arguments.found(hook)}")
+        if name is not None:
+            arguments.instance("name", name, str, "a text or None")
+        arguments.choice("timing", timing, ("auto", "pre", "post"))
+        self._optimizer.add_hook(self._no_decay.hook(hook), name, timing)
+
+    @property
+    def _loss_scale(self):
+        # ChainerMN's optimizer calls backward(loss_scale=optimizer._loss_scale).
+        self._check_set_up()
+        return self._passes.factor_on(self.target.device)
+
+    def set_loss_scale(self, loss_scale: float) -> None:
+        """Lets Chainer's updaters pass the static scale that the wrapper has already.
+
+        Raises:
+            ValueError: it has another one, or a dynamic one.
+        """
+        if not isinstance(self._scaler, StaticLossScale) or self._scaler.value != loss_scale:
+            raise ValueError(
+                f"loss_scale={arguments.found(loss_scale)} here, but the loss scale is that of "
+                "MixedPrecisionOptimizer(optimizer, loss_scale): leave it out here"
+            )
+
+    check_loss = staticmethod(scaled_loss.check_loss)  # for ChainerMN's optimizer, which calls backward itself
