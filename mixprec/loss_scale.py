@@ -22,7 +22,7 @@ import numpy as np
 from chainer import AbstractSerializer, Deserializer, backend, get_array_types
 
 from mixprec import arguments
-from mixprec.backends.transfers import to_host
+from mixprec.backends.transfers import stored, to_host
 from mixprec.bounds import INT32
 from mixprec.stored_numbers import stored
 

@@ -25,6 +25,28 @@ def to_host(value):
     return value.item() if hasattr(value, "item") else value
 
 
+def stored(serializer, name, value):
+    """Saves a number, or loads it, also from a file in which it need not be.
+
+    Args:
+        serializer: of Chainer's.
+        name: name of the number.
+        value: what to save, a number or an array of shape (), which is read if it is on a device.
+
+    Returns:
+        The number, as it was saved or loaded.
+
+    Raises:
+        KeyError: it is not in the file; a deserializer that is not strict gives back what it is given.
+    """
+    if not isinstance(serializer, chainer.Deserializer):
+        return serializer(name, to_host(value))
+    loaded = serializer(name, None)
+    if loaded is None:
+        raise KeyError(name)
+    return loaded
+
+
 def to_host_async(value):
     """Starts to copy a number to the host, as it is when the device comes to it; returns a :class:`Fetched`.
 

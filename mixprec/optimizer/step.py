@@ -15,7 +15,7 @@ import numpy as np
 from chainer import Deserializer, backend, get_array_types
 
 from mixprec.backends import launcher_of
-from mixprec.backends.transfers import to_host, to_host_async
+from mixprec.backends.transfers import stored, to_host, to_host_async
 from mixprec.loss_scale import LossScaleExhausted, NoLossScale
 from mixprec.optimizer import diagnosis
 from mixprec.optimizer.batch.update_plan import plan
