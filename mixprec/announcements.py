@@ -1,4 +1,7 @@
-"""Announcements: a path that is slower than it could be is logged once, by name."""
+"""Announcements: a path that is slower than it could be is logged once, by name.
+
+All parts of mixprec call :func:`announce` where they take such a path, also in every step.
+"""
 
 import logging
 

@@ -1,7 +1,7 @@
 """The FP32 array that belongs to an FP16 or BF16 parameter: an attribute of the parameter, shared by its optimizers.
 
-``convert`` and the optimizer share it: ``convert`` keeps the bits that it rounds away, and the optimizer's
-masters start from them.
+``convert`` calls :func:`keep_master` for each parameter that it rounds, to keep the bits that it rounds away. The
+optimizer's masters start from them at ``setup``, and :func:`written` runs in every step on NumPy.
 """
 
 import numpy as np

@@ -1,4 +1,7 @@
-"""Declarations of keys: type, default, help and limits in one place, for the loader and the reference."""
+"""Declarations of keys: type, default, help and limits in one place, for the loader and the reference.
+
+The sections of the schema call :func:`key` for each key when they are imported.
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,7 @@
-"""Turns config files and ``--set`` overrides into a checked config; the keys are declared in the schema."""
+"""Turns config files and ``--set`` overrides into a checked config; the keys are declared in the schema.
+
+The training command and the benchmarks call :func:`load` first of all.
+"""
 
 import dataclasses
 import os

@@ -1,4 +1,8 @@
-"""The whole config: its sections, and the rules for several keys together."""
+"""The whole config: its sections, and the rules for several keys together.
+
+:mod:`mixprec.config.loader` reads the declarations to check a file, and makes a :class:`Config` of it.
+:mod:`mixprec.config.writer` makes YAML and the reference of them.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,6 +1,18 @@
 """Capturing work that is done again and again as CUDA graphs: the training step, and the evaluation of a model.
 
-Begin to read in :mod:`~mixprec.graph_capture.captured`.
+In the order in which to read:
+
+================================================================  ================================================
+:mod:`~mixprec.graph_capture.captured`                            :func:`capture`, and the choice of a graph
+:mod:`~mixprec.graph_capture.step_arguments`                      its key; buffers for the arguments
+:mod:`~mixprec.graph_capture.specialization`                      eager, watched, compared and launched calls
+:mod:`~mixprec.graph_capture.watch`, ``origin``                   two eager calls ask for the same; the user's line
+:mod:`~mixprec.graph_capture.verification`, ``reports``           the graph computes the same; ``chainer.report``
+:mod:`~mixprec.graph_capture.capturable`                          the interface of work: ``graph_step``, and
+                                                                  ``captured_evaluation``
+:mod:`~mixprec.graph_capture.graph_table`, ``called_links``       the table that a graph reads; hooks, other links
+:mod:`~mixprec.graph_capture.cuda_graphs`                         capture and launch, through CuPy
+================================================================  ================================================
 """
 
 from mixprec.backends.capture_error import CaptureError

@@ -1,4 +1,8 @@
-"""Finding the line of the user's code to name when something cannot be captured."""
+"""Finding the line of the user's code to name when something cannot be captured.
+
+:mod:`~mixprec.graph_capture.watch` notes a line with each request of a watched step, and
+:mod:`~mixprec.graph_capture.specialization` turns an exception in a capture into a message.
+"""
 
 import linecache
 import traceback

@@ -1,4 +1,8 @@
-"""A step on NumPy: parameters go through check, hooks and update in chunks that fit into the processor's cache."""
+"""A step on NumPy: parameters go through check, hooks and update in chunks that fit into the processor's cache.
+
+:class:`~mixprec.optimizer.step.OptimizerStep` makes a :class:`HostForm` for each plan whose parameters are NumPy's, and
+calls it in every step.
+"""
 
 import math
 import operator

@@ -23,7 +23,8 @@ class UpdateForm(abc.ABC):
     read.
 
     Attributes:
-        moves_counters: whether :meth:`update` moves the loss scale and the counters of steps, too.
+        moves_counters: whether :meth:`update` moves the loss scale and the counters of steps, too: the kernel of a
+            device does so, as the host does not know whether the step is skipped.
         batch: the :class:`~mixprec.optimizer.batch.device_batch.DeviceBatch` that a graph may capture, or ``None``.
         restored: ``[(array, its copy)]`` of running statistics that :meth:`update` brings back in a skipped step.
         zeroed: ids of the parameters in whose gradients :meth:`update` leaves zeros.

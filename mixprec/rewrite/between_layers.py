@@ -1,7 +1,7 @@
-"""Rules for what lies between the layers of a model: poolings, elementwise functions, shapes, heads and losses; fences.
+"""Rules for what lies between the layers of a model: poolings, elementwise functions, shapes, heads and losses.
 
 Rules are those of :mod:`mixprec.rewrite.layer_rules`: functions of ``(scope, node, inputs)`` that return outputs, or
-``None``.
+``None``. :func:`fence` is the rule for functions that are not Chainer's: it gives them inputs as in a plain model.
 """
 
 import numbers

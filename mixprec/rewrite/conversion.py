@@ -1,6 +1,7 @@
 """The state that ``mixprec.convert`` leaves in each link of a model, and the conversion that all of them share.
 
-Both go where the links go: into copies, pickles and other processes.
+``convert`` makes both, and a :class:`~mixprec.rewrite.scope.Scope` reads them while the model runs. Both go where the
+links go: into copies, pickles and other processes.
 """
 
 from mixprec.rewrite.patches import install

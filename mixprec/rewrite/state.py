@@ -1,4 +1,7 @@
-"""The attribute of a link that makes it a converted one."""
+"""The attribute of a link that makes it a converted one.
+
+``convert`` and ``revert`` set it. The replaced ``Link.__call__`` looks at it in each call of a link.
+"""
 
 from mixprec.without_masters import CONVERSION
 

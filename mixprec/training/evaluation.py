@@ -1,4 +1,7 @@
-"""Evaluation in which every image counts the same."""
+"""Evaluation in which every image counts the same.
+
+The trainer calls :class:`Evaluator` after each epoch.
+"""
 
 import collections
 import contextlib

@@ -1,4 +1,8 @@
-"""Builds the model of a config: the network, the loss, the accuracies, and the conversion."""
+"""Builds the model of a config: the network, the loss, the accuracies, and the conversion.
+
+The training command calls :func:`build_model` before it builds the trainer. The dry run, in
+:mod:`mixprec.training.needs`, calls it as well.
+"""
 
 import chainer
 import chainer.functions as F

@@ -1,4 +1,8 @@
-"""Builds the optimizer of a config."""
+"""Builds the optimizer of a config.
+
+:func:`build_optimizer` is called twice in a run: before the conversion of the model, so that masters start from weights
+that are not rounded, and for the trainer.
+"""
 
 from chainer import optimizers
 from chainer.optimizer_hooks import WeightDecay

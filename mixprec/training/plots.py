@@ -1,4 +1,7 @@
-"""Plots of a run, drawn from its log."""
+"""Plots of a run, drawn from its log.
+
+The trainer calls :class:`Plots` after each entry of the log.
+"""
 
 import os
 

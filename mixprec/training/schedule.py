@@ -1,4 +1,7 @@
-"""Learning-rate schedules as pure functions of the epoch."""
+"""Learning-rate schedules as pure functions of the epoch.
+
+The trainer calls :class:`Schedule` after each step, which sets the learning rate of the next one.
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,8 @@
-"""Snapshots: written atomically, found again after a kill, and checked before anything is loaded from them."""
+"""Snapshots: written atomically, found again after a kill, and checked before anything is loaded from them.
+
+The trainer writes them through :func:`extension` and :class:`BestSnapshot`. The training command looks for one to
+resume from, and loads it before the first step.
+"""
 
 import math
 import os

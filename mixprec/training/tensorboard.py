@@ -1,4 +1,8 @@
-"""The log as TensorBoard events."""
+"""The log as TensorBoard events.
+
+With ``log.tensorboard`` the trainer calls :class:`TensorBoard` after each entry of the log. The training command asks
+:func:`missing` before.
+"""
 
 import importlib.util
 import os

@@ -1,4 +1,7 @@
-"""Builds Chainer's Trainer from a config."""
+"""Builds Chainer's Trainer from a config: updater, evaluation, snapshots, log and schedule.
+
+The training command calls :func:`build_trainer` when model and images are there.
+"""
 
 import contextlib
 import functools

@@ -1,4 +1,7 @@
-"""Measured choices on disk: engines are measured once for a GPU and the versions of its software."""
+"""Measured choices on disk: engines are measured once for a GPU and the versions of its software.
+
+A plan looks for a choice when it is built, and :mod:`~mixprec.backends.cudnn.search` adds what it has measured.
+"""
 
 import fcntl
 import json

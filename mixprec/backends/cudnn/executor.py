@@ -1,4 +1,7 @@
-"""Running what is built, on a device's current stream."""
+"""Running what is built, on a device's current stream.
+
+A :class:`~mixprec.backends.cudnn.plans.Plan` runs through it in each step, and the search while it measures engines.
+"""
 
 import threading
 

@@ -1,4 +1,7 @@
-"""Handles of cuDNN, which belong to one device, and must not be used by two threads at once."""
+"""Handles of cuDNN, which belong to one device, and must not be used by two threads at once.
+
+:class:`~mixprec.backends.cudnn.executor.Executor` asks for the handle of its thread before each run.
+"""
 
 import threading
 

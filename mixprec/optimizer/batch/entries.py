@@ -1,4 +1,8 @@
-"""One parameter, as the batched update knows it: an entry of the plan."""
+"""One parameter, as the batched update knows it: an entry of the plan.
+
+:class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` makes an :class:`Entry` for each parameter in the batch. The
+forms of the update read them.
+"""
 
 import dataclasses
 

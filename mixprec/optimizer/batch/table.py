@@ -1,9 +1,10 @@
 """The table of parameters on the device: where each one's arrays are, and its hyperparameters.
 
-One buffer has all of it, in this order: first what may move in every step (addresses of gradients and of loss scales,
-and of what a skipped step restores; ``t`` and hyperparameters), then what hardly ever does (addresses of masters, half
-parameters and states; which block of a launch has which part of which parameter). A step uploads nothing, the first
-part or everything, always by one copy.
+:class:`~mixprec.optimizer.batch.device_batch.DeviceBatch` makes one, and calls :meth:`Table.write` before the kernels
+of each step. One buffer has all of it, in this order: first what may move in every step (addresses of gradients and of
+loss scales, and of what a skipped step restores; ``t`` and hyperparameters), then what hardly ever does (addresses of
+masters, half parameters and states; which block of a launch has which part of which parameter). A step uploads nothing,
+the first part or everything, always by one copy.
 """
 
 import itertools

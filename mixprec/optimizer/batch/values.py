@@ -1,4 +1,7 @@
-"""The hyperparameters of rules and hooks, as numbers in the table of parameters on the device."""
+"""The hyperparameters of rules and hooks, as numbers in the table of parameters on the device.
+
+:class:`~mixprec.optimizer.batch.table.Table` asks :class:`Values` in each step whether one of them has changed.
+"""
 
 import operator
 
