@@ -4,8 +4,8 @@ import dataclasses
 import os
 
 from mixprec.announcements import announce
+from mixprec.config.config_error import ConfigError, hint, nearest, shown
 from mixprec.config.declaration import former_names, keys, sections, switch_of
-from mixprec.config.errors import ConfigError, hint, nearest, shown
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import read_file, read_value
 from mixprec.messages import one_line

@@ -3,7 +3,7 @@
 Both go where the links go: into copies, pickles and other processes.
 """
 
-from mixprec.rewrite.patches import install
+from mixprec.rewrite.replacements import install
 
 
 class Conversion:

@@ -1,8 +1,8 @@
 """One call of a converted model: what is in force while it runs forward, in this thread.
 
-:mod:`mixprec.rewrite.patches` opens a scope when a converted link is called from outside. Rules of functions get it
-from :mod:`mixprec.rewrite.dispatch`, and ask it for inputs in the right dtype and memory order, and for the places that
-they compute.
+:mod:`mixprec.rewrite.replacements` opens a scope when a converted link is called from outside. Rules of functions get
+it from :mod:`mixprec.rewrite.dispatch`, and ask it for inputs in the right dtype and memory order, and for the places
+that they compute.
 """
 
 import contextlib
