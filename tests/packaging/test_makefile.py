@@ -1,5 +1,6 @@
 """The Makefile keeps the environment that is there: what `make install` would do, by its dry run."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -30,7 +31,10 @@ def _made(folder, extras):
 def _installs(folder, *arguments):
     """The extras that `make install` would install in a new environment, or ``None`` if it would make none."""
     command = ["make", "--dry-run", "install", *arguments]
-    printed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60).stdout
+    # `make test` gives its own variables to a make that a test runs.
+    env = {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in ("PYTHON", "EXTRAS")}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True, timeout=60)
+    printed = done.stdout
     assert ("a new environment" in printed) == ("--clear" in printed)
     found = re.search(r'--editable "\.\[(.*)\]"', printed)
     return found and found[1]
