@@ -1,20 +1,22 @@
 # `make help` prints this list of variables, and the targets:
-##   PYTHON   interpreter of the environment, 3.10 to 3.13: PYTHON=python3.13; default: python3
-##   EXTRAS   extras of setup.cfg that are installed; default: dali,digits,test. On a machine with a GPU:
-##            EXTRAS=cuda13,digits,test, or cuda12 on a V100
+##   PYTHON   interpreter of the environment, 3.10 to 3.13: PYTHON=python3.13; default: that of .venv, or else python3
+##   EXTRAS   extras of setup.cfg that are installed; default: those in .venv, or else dali,digits,test. On a machine
+##            with a GPU: EXTRAS=cuda13,digits,test, or cuda12 on a V100
 ##   CONFIG   what `make train` trains; default: configs/digits.yaml
 ##   ARGS     more arguments of the command that a target ends with: ARGS="--set training.epochs=2" of train,
 ##            ARGS="-k digits" of one target of tests
-PYTHON ?= python3
-EXTRAS ?= dali,digits,test
-CONFIG ?= configs/digits.yaml
-ARGS ?=
-
 comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
-# The stamp names interpreter and extras: another PYTHON or EXTRAS makes the environment anew.
-STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)-$(subst $(comma),-,$(EXTRAS))
+# The stamp names interpreter and extras, as .installed-3.12+dali,digits,test. Another PYTHON or EXTRAS makes the
+# environment anew; where none is given, they are those of the environment that is there.
+MADE := $(subst +, ,$(firstword $(wildcard $(VENV)/.installed-*+*)))
+PYTHON ?= $(if $(MADE),$(BIN)/python,python3)
+EXTRAS ?= $(if $(MADE),$(word 2,$(MADE)),dali,digits,test)
+CONFIG ?= configs/digits.yaml
+ARGS ?=
+
+STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)+$(EXTRAS)
 
 # pip would compile every module to bytecode, which takes longer than all the rest. It is done once, at the end, on all
 # cores, and without tests of packages and torch with its symbolic algebra: Python compiles those if it comes to them.

@@ -26,7 +26,7 @@ from benchmarks.compared_loaders import (
     turn,
 )
 from benchmarks.processes import Worker
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.pipeline import require_dali
 
 WANTED = {CHAINER: 1.2, SERIAL: 2.0}  # how many times as fast as these DALI should be

@@ -1,8 +1,8 @@
 """Mixed-precision training for Chainer 7.8.1.
 
 Importing this package makes ``import chainer`` work on today's NumPy, Python and CuPy (:mod:`mixprec.compat`).
-The names below are loaded on first use, so that the import itself costs nothing. Editors and type checkers do not run
-``__getattr__``: they read the imports under ``TYPE_CHECKING``.
+The names and packages below are loaded on first use, so that the import itself costs nothing. Editors and type checkers
+do not run ``__getattr__``: they read the imports under ``TYPE_CHECKING``.
 """
 
 import importlib
@@ -25,6 +25,9 @@ _HOMES = {
     "revert": "mixprec.rewrite",
 }
 
+# Packages and modules that are attributes after a plain ``import mixprec``.
+_MODULES = ("functions", "graph_capture", "links", "patches", "recipes", "training")
+
 __all__ = [
     "LAMB",
     "LARS",
@@ -39,6 +42,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from mixprec import functions as functions
+    from mixprec import graph_capture as graph_capture
+    from mixprec import links as links
+    from mixprec import patches as patches
+    from mixprec import recipes as recipes
+    from mixprec import training as training
     from mixprec.graph_capture.captured import capture
     from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale
     from mixprec.optimizer import MixedPrecisionOptimizer
@@ -48,6 +57,8 @@ if TYPE_CHECKING:
 else:  # with a ``__getattr__`` a type checker would take any name
 
     def __getattr__(name):
+        if name in _MODULES:
+            return importlib.import_module(f"mixprec.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module 'mixprec' has no attribute {name!r}")
         value = getattr(importlib.import_module(_HOMES[name]), name)
@@ -56,4 +67,4 @@ else:  # with a ``__getattr__`` a type checker would take any name
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted({*globals(), *__all__, *_MODULES})

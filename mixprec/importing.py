@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import traceback
 
-from mixprec.config.errors import hint, nearest
+from mixprec.config.config_error import hint, nearest
 from mixprec.messages import OneLineError, one_line
 
 _LONGEST = 400  # characters of a message that is not ours

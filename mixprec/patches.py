@@ -11,12 +11,20 @@ from mixprec.compat.registry import replaced, undo
 from mixprec.functions import sums, widening  # noqa: F401
 from mixprec.graph_capture import called_links, watch  # noqa: F401
 from mixprec.optimizer import model_files, scaled_loss  # noqa: F401
-from mixprec.rewrite import patches  # noqa: F401
+from mixprec.rewrite import replacements  # noqa: F401
 
 __all__ = ["entries", "replaced", "report", "undo"]
 
-# In the order in which a program comes by; replacements for the time of one import come after the first.
-_MOMENTS = ("import chainer", "mixprec.links", "mixprec.functions", "mixprec.convert", "setup", "mixprec.capture")
+# A heading for each ``when``, in the order in which a program comes by. Replacements for the time of one import come
+# after the first.
+_MOMENTS = {
+    "import chainer": "When Chainer is imported (before or after mixprec)",
+    "mixprec.links": "When mixprec.links is imported (convert does it)",
+    "mixprec.functions": "When the first function of mixprec runs",
+    "mixprec.convert": "When mixprec.convert runs",
+    "setup": "When MixedPrecisionOptimizer.setup runs",
+    "mixprec.capture": "While capture watches two steps",
+}
 
 
 def entries():
@@ -29,14 +37,15 @@ def report():
     targets = {}
     for patch in entries():
         targets.setdefault(patch.when, {}).setdefault(patch.why, []).extend(patch.targets)
-    lines = ["Replaced in Chainer and other libraries, with what happens otherwise (mixprec.patches.undo() undoes it):"]
+    lines = ["Attributes that mixprec replaces. Below each: what goes wrong without it."]
     for when, reasons in targets.items():
-        lines += ["", f"{when}:"]
+        lines += ["", f"{_MOMENTS.get(when, when[0].upper() + when[1:])}:"]
         for why, replaced_for_it in reasons.items():
             lines += [f"  {target}" for target in replaced_for_it]
             lines.append("      " + why.removeprefix("Without it ").replace("``", ""))
+    lines += ["", "To undo: from mixprec import patches; patches.undo()"]
     return "\n".join(lines)
 
 
 def _moment(patch):
-    return _MOMENTS.index(patch.when) if patch.when in _MOMENTS else 0.5
+    return list(_MOMENTS).index(patch.when) if patch.when in _MOMENTS else 0.5

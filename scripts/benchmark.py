@@ -48,7 +48,7 @@ from benchmarks.record_files import Record, WriteError, add_command
 from benchmarks.step import counts, python_time
 from mixprec.command_line import Parser, one_line
 from mixprec.config import ConfigError
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
 from models import MODELS
 

@@ -12,7 +12,7 @@ if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
 from mixprec.command_line import Parser, one_line, path
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from scripts.datasets.digits import make_digits
 
 

@@ -1,4 +1,7 @@
-"""Imports of mixprec only go down: from one floor to those above it in the list, and there is no circle."""
+"""Imports of mixprec only go down: from one floor to those above it in the list, and there is no circle.
+
+And a base name names one module.
+"""
 
 import ast
 import functools
@@ -26,6 +29,12 @@ FLOORS = """
     training convert_command
     train __main__
 """
+
+# Base names that several folders share, as each computes the same on a level or a device of its own.
+FAMILIES = """
+    addition batch_norm batch_normalization bias convolution dropout layout linear local_response_norm pooling
+"""
+LEVELS = {"links", "functions", "bridge", "backends.cpu", "backends.cuda", "backends.nchw"}
 
 # Imports that run up, or between two packages of one floor.
 KNOWN = set()
@@ -103,6 +112,17 @@ def test_packages_that_do_not_know_of_each_other(package, others):
     others = set(floors()) - {package} if others == "all" else set(others.split())
     found = {f"{a} -> {b}" for a, bs in edges().items() for b in bs if unit(a) == package and unit(b) in others}
     assert found <= KNOWN
+
+
+def test_a_base_name_names_one_module():
+    """A search for a file by its name finds one, but of the families, where the folder says which."""
+    paths = [path.relative_to(ROOT / "mixprec") for path in (ROOT / "mixprec").rglob("*.py")]
+    folders = {}
+    for path in paths:
+        folders.setdefault(path.stem, set()).add(".".join(path.parts[:-1]))
+    shared = {name: where for name, where in folders.items() if len(where) > 1 and name != "__init__"}
+    assert set(shared) == set(FAMILIES.split())
+    assert set().union(*shared.values()) <= LEVELS
 
 
 def test_there_is_no_circle():

@@ -6,7 +6,7 @@ import pytest
 
 from mixprec.command_line import Parser, one_line
 from mixprec.config import ConfigError
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.messages import OneLineError, printable
 from tests.called import call
 

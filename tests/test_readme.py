@@ -84,6 +84,15 @@ def test_every_file_that_the_primitives_name_exists():
         assert (ROOT / name).exists() or (ROOT / "mixprec" / name).exists(), name
 
 
+def test_every_name_is_there_after_a_plain_import():
+    """All ``mixprec.x.y`` of the pages, but in commands and in imports, which load modules themselves."""
+    pattern = r"(?<![\w./-])(?<!from )(?<!import )(?<!-m )mixprec(?:\.[A-Za-z_]\w*)+"
+    names = sorted({name for text in PAGES.values() for name in re.findall(pattern, text)})
+    assert "mixprec.training.LossScaleLog" in names
+    code = f"import mixprec\nfor name in {names}:\n    eval(name)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/tests.md"])
 def test_every_make_target_it_names_exists(page):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -68,7 +68,7 @@ def defaults(specifier):
 
 
 def bars_of(settings, specifier, batch):
-    """Returns the list of :class:`~benchmarks.bars.row_worker.Bar` of a run at one batch size.
+    """Returns the list of :class:`~benchmarks.bars.row_worker.BenchmarkRow` of a run at one batch size.
 
     Args:
         settings: :class:`Settings`.

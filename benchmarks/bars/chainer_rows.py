@@ -11,7 +11,7 @@ from chainer import optimizers
 from chainer.backends import cuda
 
 from benchmarks.bars.chainer_step import step_of
-from benchmarks.bars.row_worker import Bar
+from benchmarks.bars.row_worker import BenchmarkRow
 from benchmarks.bars.timed_step import LR
 from mixprec import environment
 
@@ -21,7 +21,7 @@ CLASSES = 1000
 
 
 def bars(specifier):
-    """Returns the list of :class:`~benchmarks.bars.row_worker.Bar` for a device.
+    """Returns the list of :class:`~benchmarks.bars.row_worker.BenchmarkRow` for a device.
 
     Args:
         specifier: of the device.
@@ -29,18 +29,18 @@ def bars(specifier):
     mixed16 = functools.partial(step, mixed=True)
     if specifier == "@numpy":
         return [
-            Bar(FP32, functools.partial(step, use_cudnn="never")),
-            Bar(CUDNN, reason="needs a GPU"),
-            Bar(MIXED16, functools.partial(mixed16, use_cudnn="never"), dtype="float16"),
+            BenchmarkRow(FP32, functools.partial(step, use_cudnn="never")),
+            BenchmarkRow(CUDNN, reason="needs a GPU"),
+            BenchmarkRow(MIXED16, functools.partial(mixed16, use_cudnn="never"), dtype="float16"),
         ]
-    without = Bar(NO_CUDNN, functools.partial(step, use_cudnn="never"))
+    without = BenchmarkRow(NO_CUDNN, functools.partial(step, use_cudnn="never"))
     if not cuda.cudnn_enabled:
         reason = _why_no_cudnn()
-        return [without, Bar(CUDNN, reason=reason), Bar(MIXED16, reason=reason, dtype="float16")]
+        return [without, BenchmarkRow(CUDNN, reason=reason), BenchmarkRow(MIXED16, reason=reason, dtype="float16")]
     return [
         without,
-        Bar(CUDNN, functools.partial(step, use_cudnn="auto", autotune=True)),
-        Bar(MIXED16, functools.partial(mixed16, use_cudnn="auto", autotune=True), dtype="float16"),
+        BenchmarkRow(CUDNN, functools.partial(step, use_cudnn="auto", autotune=True)),
+        BenchmarkRow(MIXED16, functools.partial(mixed16, use_cudnn="auto", autotune=True), dtype="float16"),
     ]
 
 

@@ -10,7 +10,7 @@ import chainer
 
 from benchmarks import configured
 from benchmarks.bars.chainer_step import step_of
-from benchmarks.bars.row_worker import Bar
+from benchmarks.bars.row_worker import BenchmarkRow
 from benchmarks.bars.timed_step import LR
 
 TALK = ("fp32.yaml", "fp16.yaml", "dali.yaml", "nhwc_fused_batched.yaml", "static_graph.yaml")
@@ -41,7 +41,7 @@ WAYS = (
 
 
 def bars(specifier, *, arch, batch, size):
-    """Returns the list of :class:`~benchmarks.bars.row_worker.Bar`: five whole configs, then one key changed.
+    """Returns the list of :class:`~benchmarks.bars.row_worker.BenchmarkRow`: five whole configs, then one key changed.
 
     Args:
         specifier: of the device.
@@ -55,7 +55,7 @@ def bars(specifier, *, arch, batch, size):
         level = "nchw" if config.model.memory_format == "nchw" else "nhwc-fused" if config.model.fuses else "nhwc"
         make = functools.partial(_step, file, tuple(overrides))
         dtype = "tf32" if config.cudnn.allow_tf32 else config.precision.compute
-        return Bar(name, make, "", group, level, dtype, _same(config, specifier))
+        return BenchmarkRow(name, make, "", group, level, dtype, _same(config, specifier))
 
     return [bar(*way) for way in WAYS]
 

@@ -8,14 +8,14 @@ import dataclasses
 import functools
 
 from benchmarks import compared_optimizers
-from benchmarks.bars.row_worker import Bar
+from benchmarks.bars.row_worker import BenchmarkRow
 
 ARCHS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d")
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-    """How PyTorch trains.
+class PyTorchSettings:
+    """The settings with which a row of PyTorch trains.
 
     Attributes:
         precision: ``"float32"``, or that of autocast: ``"float16"``, with dynamic loss scaling, or ``"bfloat16"``.
@@ -34,30 +34,32 @@ class Way:
     tf32: bool = False
 
 
-_STOCK = Way("float32", channels_last=False, fused=False)
+_STOCK = PyTorchSettings("float32", channels_last=False, fused=False)
 _ON_GPU = {
     "PyTorch FP32": _STOCK,
-    "PyTorch TF32, channels_last": Way("float32", tf32=True),
-    "PyTorch AMP, channels_last": Way("float16", fused=False),
-    "PyTorch AMP, channels_last, fused SGD": Way("float16"),
-    "PyTorch AMP, channels_last, graph": Way("float16", graph=True),
-    "PyTorch AMP, channels_last, compiled": Way("float16", compile="default"),
-    "PyTorch AMP, channels_last, reduce-overhead": Way("float16", compile="reduce-overhead"),
-    "PyTorch AMP, channels_last, compiled, graph": Way("float16", compile="default", graph=True),
-    "PyTorch AMP bfloat16, channels_last, compiled, graph": Way("bfloat16", compile="default", graph=True),
-    "PyTorch AMP, channels_last, max-autotune, graph": Way("float16", compile="max-autotune-no-cudagraphs", graph=True),
+    "PyTorch TF32, channels_last": PyTorchSettings("float32", tf32=True),
+    "PyTorch AMP, channels_last": PyTorchSettings("float16", fused=False),
+    "PyTorch AMP, channels_last, fused SGD": PyTorchSettings("float16"),
+    "PyTorch AMP, channels_last, graph": PyTorchSettings("float16", graph=True),
+    "PyTorch AMP, channels_last, compiled": PyTorchSettings("float16", compile="default"),
+    "PyTorch AMP, channels_last, reduce-overhead": PyTorchSettings("float16", compile="reduce-overhead"),
+    "PyTorch AMP, channels_last, compiled, graph": PyTorchSettings("float16", compile="default", graph=True),
+    "PyTorch AMP bfloat16, channels_last, compiled, graph": PyTorchSettings("bfloat16", compile="default", graph=True),
+    "PyTorch AMP, channels_last, max-autotune, graph": PyTorchSettings(
+        "float16", compile="max-autotune-no-cudagraphs", graph=True
+    ),
 }
 NAMES_ON_GPU = tuple(_ON_GPU)
 _ON_CPU = {
     "PyTorch FP32": _STOCK,
-    "PyTorch FP32, channels_last": Way("float32"),
-    "PyTorch FP32, channels_last, compiled": Way("float32", compile="default"),
-    "PyTorch AMP bfloat16, channels_last": Way("bfloat16"),
+    "PyTorch FP32, channels_last": PyTorchSettings("float32"),
+    "PyTorch FP32, channels_last, compiled": PyTorchSettings("float32", compile="default"),
+    "PyTorch AMP bfloat16, channels_last": PyTorchSettings("bfloat16"),
 }
 
 
 def bars(specifier):
-    """Returns the list of :class:`~benchmarks.bars.row_worker.Bar` for a device.
+    """Returns the list of :class:`~benchmarks.bars.row_worker.BenchmarkRow` for a device.
 
     Without torch, or without one for the device, they all have the reason.
 
@@ -67,7 +69,7 @@ def bars(specifier):
     reason = _why_not(specifier)
     ways = _ON_CPU if specifier == "@numpy" else _ON_GPU
     return [
-        Bar(name, functools.partial(_make, way), reason, group="peer", level=_level(way), dtype=_dtype(way))
+        BenchmarkRow(name, functools.partial(_make, way), reason, group="peer", level=_level(way), dtype=_dtype(way))
         for name, way in ways.items()
     ]
 

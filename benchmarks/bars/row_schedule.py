@@ -10,7 +10,7 @@ import math
 import time
 
 from benchmarks.bars import row_worker
-from benchmarks.bars.row_worker import Bar, Block, Launches
+from benchmarks.bars.row_worker import BenchmarkRow, Block, Launches
 from benchmarks.processes import Worker
 
 _LEAST, _MOST = 1.0, 5.0  # seconds of a block
@@ -31,7 +31,7 @@ class Result:
         is_cut: whether there would be more blocks if there had been more time.
     """
 
-    bar: Bar
+    bar: BenchmarkRow
     blocks: tuple[Block, ...]
     launches: Launches | None
     reason: str
@@ -75,7 +75,7 @@ def measure(bars, task, timing, *, count=None, progress=lambda name: None):
     """Measures all rows at one batch size.
 
     Args:
-        bars: list of :class:`~benchmarks.bars.row_worker.Bar`.
+        bars: list of :class:`~benchmarks.bars.row_worker.BenchmarkRow`.
         task: :class:`~benchmarks.bars.row_worker.Task`.
         timing: :class:`Timing`.
         count: see :meth:`benchmarks.bars.row_worker.WarmStep.launches`; ``None`` if nothing can count.

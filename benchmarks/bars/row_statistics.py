@@ -11,7 +11,7 @@ class Row:
     Attributes:
         batch: images in a batch.
         name: of the way to train.
-        group: see :class:`~benchmarks.bars.row_worker.Bar`.
+        group: see :class:`~benchmarks.bars.row_worker.BenchmarkRow`.
         blocks: images a second in each block.
         median: of them.
         minimum: of them.

@@ -34,8 +34,8 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bar:
-    """A way to train that is to be measured, or why that cannot be done here.
+class BenchmarkRow:
+    """A row of the table: a way to train that is measured, or the reason why it cannot be measured here.
 
     Attributes:
         name: of the row.

@@ -30,7 +30,7 @@ def make(way, arch, specifier, batch, size):
     fastest engine (``cudnn.benchmark``, among all engines: PyTorch's default are the ten first), and TF32.
 
     Args:
-        way: :class:`benchmarks.bars.pytorch_rows.Way`.
+        way: :class:`benchmarks.bars.pytorch_rows.PyTorchSettings`.
         arch: one of :data:`benchmarks.bars.pytorch_rows.ARCHS`.
         specifier: of the device, Chainer's: ``"@numpy"`` or ``"@cupy:0"``.
         batch: images in a batch.
@@ -57,7 +57,7 @@ class CpuStep(Step):
     """A step: forward under autocast, cross entropy, scaled backward, momentum SGD.
 
     Args:
-        way: :class:`benchmarks.bars.pytorch_rows.Way`.
+        way: :class:`benchmarks.bars.pytorch_rows.PyTorchSettings`.
         network: module from images to logits, on the device; it is converted to the layout.
         images: tensor (N, 3, H, W) on the device; it is converted to precision and layout, as a loader would do it.
         labels: int64 tensor (N,) on the device.

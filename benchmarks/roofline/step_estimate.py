@@ -11,8 +11,8 @@ _ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
-    """All launches of a kind.
+class KindTotal:
+    """The sums over all launches of a kind.
 
     Attributes:
         kind: one of :data:`~benchmarks.step.launches.KINDS`, ``"gaps"`` or ``"all"``.
@@ -30,8 +30,8 @@ class Kind:
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-    """A way to do the step.
+class Variant:
+    """A variant of the step: another way to do the same.
 
     Attributes:
         name: what is done.
@@ -52,13 +52,13 @@ class Step:
 
     Attributes:
         batches: numbers of images in a batch.
-        kinds: list of :class:`Kind` of the step as it is.
-        ways: list of :class:`Way`, the first one as it is.
+        kinds: list of :class:`KindTotal` of the step as it is.
+        ways: list of :class:`Variant`, the first one as it is.
     """
 
     batches: list[int]
-    kinds: list[Kind]
-    ways: list[Way]
+    kinds: list[KindTotal]
+    ways: list[Variant]
 
     def table(self):
         """Returns two aligned text tables, of kinds of launches and of ways."""
@@ -127,19 +127,21 @@ def _kinds(launches, batches):
     for kind, total in totals(launches, max(batches)).items():
         own = [launch for launch in launches if launch.kind == kind]
         times = [1e6 * sum(h200_model.seconds(launch, batch) for launch in own) for batch in batches]
-        found.append(Kind(kind, total.launches, total.bytes / 1e9, total.least / 1e9, times))
-    gaps = Kind("gaps", 0, 0.0, 0.0, [1e6 * h200_model.GAP * len(launches)] * len(batches))
+        found.append(KindTotal(kind, total.launches, total.bytes / 1e9, total.least / 1e9, times))
+    gaps = KindTotal("gaps", 0, 0.0, 0.0, [1e6 * h200_model.GAP * len(launches)] * len(batches))
     sums = (sum(getattr(row, name) for row in found) for name in ("launches", "gigabytes", "least"))
     return [
         *found,
         gaps,
-        Kind("all", *sums, [sum(times) for times in zip(*(row.microseconds for row in [*found, gaps]), strict=True)]),
+        KindTotal(
+            "all", *sums, [sum(times) for times in zip(*(row.microseconds for row in [*found, gaps]), strict=True)]
+        ),
     ]
 
 
 def _way(name, launches, batches):
     times = [1e6 * sum(h200_model.seconds(launch, batch) + h200_model.GAP for launch in launches) for batch in batches]
-    return Way(name, len(launches), sum(launch.moved(max(batches)) for launch in launches) / 1e9, times)
+    return Variant(name, len(launches), sum(launch.moved(max(batches)) for launch in launches) / 1e9, times)
 
 
 def _head():

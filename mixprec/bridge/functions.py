@@ -35,7 +35,7 @@ from mixprec.bridge.not_bridged import (
     rnn_forward_inference,
     rnn_forward_training,
 )
-from mixprec.bridge.planes import (
+from mixprec.bridge.pooling_activation import (
     activation_backward,
     activation_forward,
     pooling_backward,

@@ -7,11 +7,11 @@ the import of each module of Chainer.
 
 # Importing the modules declares their patches.
 from mixprec.compat import (  # noqa: F401
+    chainer_imports,
+    chainer_kernels,
     cupy14,
     defects,
     hooks,
-    importing,
-    kernels,
     losses,
     multi_node,
     numpy2,

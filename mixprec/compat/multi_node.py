@@ -115,7 +115,7 @@ def send_in_place_of_parameters(exact):
     """Lets processes send each other the exact values of a model's parameters when it is broadcast.
 
     Args:
-        exact: function from a parameter to the float32 array that the parameter is a rounded copy of, or ``None``.
+        exact: function from a parameter to its exact value, a float32 array, or ``None`` if it has no other value.
     """
     global _exact
     _exact = exact

@@ -2,7 +2,7 @@
 
 import functools
 
-from mixprec.compat import importing
+from mixprec.compat import chainer_imports
 from mixprec.compat.half import widened
 from mixprec.compat.hooks import after_import
 from mixprec.compat.rebind import Overlay, overlaid
@@ -11,7 +11,7 @@ from mixprec.compat.rebind import Overlay, overlaid
 @after_import("chainer.functions.array.as_strided:AsStridedGrad.forward")
 def as_strided_gradient(forward):
     """Without it the gradient of ``F.as_strided`` fails: it reads ``np.sctypes``."""
-    return overlaid(forward, "np", sctypes=importing.scalar_types())
+    return overlaid(forward, "np", sctypes=chainer_imports.scalar_types())
 
 
 @after_import("chainer.functions.array.resize_images:compute_indices_and_weights")

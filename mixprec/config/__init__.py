@@ -4,7 +4,7 @@ The training command and the benchmarks load one each, first of all. Loading nee
 in a config is reported before anything heavy is imported.
 """
 
-from mixprec.config.errors import ConfigError, shown
+from mixprec.config.config_error import ConfigError, shown
 from mixprec.config.loader import load
 from mixprec.config.schema import Config
 from mixprec.config.writer import current, dump, flat, reference

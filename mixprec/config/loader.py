@@ -7,8 +7,8 @@ import dataclasses
 import os
 
 from mixprec.announcements import announce
+from mixprec.config.config_error import ConfigError, hint, nearest, shown
 from mixprec.config.declaration import former_names, keys, sections, switch_of
-from mixprec.config.errors import ConfigError, hint, nearest, shown
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import read_file, read_value
 from mixprec.messages import one_line
@@ -22,6 +22,7 @@ _FORMER_NAMES = former_names(Config)
 class _Setting:
     value: object
     where: str
+    name: str  # the one in the file, which may be a former one
 
 
 def load(path, overrides=(), choices=None, *, say=announce):
@@ -138,11 +139,11 @@ def _take(settings, name, entry, known, say):
     if today not in known:
         raise _unknown_key(name, entry.where, known)
     if today in settings:
-        first = settings[today].where.rpartition(":")[2]
-        raise ConfigError(entry.where, f"duplicate key {name!r}: {today!r} is already on line {first}")
+        first, line = settings[today].name, settings[today].where.rpartition(":")[2]
+        raise ConfigError(entry.where, f"duplicate key {name!r}: {first!r} is already on line {line}")
     if today != name:
         say("%s: %s is called %s now", one_line(entry.where), name, today)
-    settings[today] = _setting(known[today], entry)
+    settings[today] = _setting(known[today], entry, name)
 
 
 def _switched(section, known, others=()):
@@ -150,7 +151,7 @@ def _switched(section, known, others=()):
     key, value = switch_of(section.key, known), section.value()
     if key is not None:
         try:
-            return {key.name: _Setting(key.convert_switch(value), section.where)}
+            return {key.name: _Setting(key.convert_switch(value), section.where, section.key)}
         except ValueError:
             others = (f"true, false, {key.allowed}", *others)
     near = nearest(value, key.choices) if key is not None and isinstance(value, str) else None
@@ -158,10 +159,10 @@ def _switched(section, known, others=()):
     raise ConfigError(section.where, message)
 
 
-def _setting(key, entry):
+def _setting(key, entry, name):
     value = entry.value()
     try:
-        return _Setting(key.convert(value), entry.where)
+        return _Setting(key.convert(value), entry.where, name)
     except ValueError:
         near = nearest(value, key.choices) if isinstance(value, str) else None
         message = f"{key.name!r} is {shown(value)}; allowed: {key.allowed}{hint(near)}"

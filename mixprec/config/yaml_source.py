@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import yaml
 
 from mixprec import files
-from mixprec.config.errors import ConfigError, shown
+from mixprec.config.config_error import ConfigError, shown
 
 _LARGEST = 1 << 18  # bytes of a file: hundreds of times what all keys take, and read in seconds
 _DIGITS = 1000  # of an integer; no key takes so many

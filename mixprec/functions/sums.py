@@ -171,7 +171,7 @@ _WHEN = "mixprec.functions"
 TABLE = Patch(
     "chainer._backprop_utils:GradTable",
     lambda original: _GradTable,
-    "Without it a sum of two gradients is computed before the function that could add them by the way.",
+    "Without it a sum of two gradients is computed before the function that could add them in the same pass.",
     _WHEN,
 )
 REDUCE = Patch(

@@ -255,7 +255,7 @@ class Captured:
         if len(with_graph) > room:
             announce("%s: a graph makes room for that of other arguments, graphs=%d", self._name, self._graphs)
         if len(without) > _WAITING:
-            announce("%s runs eagerly for many kinds of arguments, none of which comes often", self._name)
+            announce("%s runs eagerly for many combinations of shapes, none of which comes often", self._name)
         for key in [*with_graph[: max(0, len(with_graph) - room)], *without[:-_WAITING]]:
             self._specializations.pop(key).drop()
 

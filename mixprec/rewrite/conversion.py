@@ -4,7 +4,7 @@
 links go: into copies, pickles and other processes.
 """
 
-from mixprec.rewrite.patches import install
+from mixprec.rewrite.replacements import install
 
 
 class Conversion:
@@ -39,9 +39,9 @@ class LinkState:
             conversion.
 
     Attributes:
-        sites: :class:`~mixprec.rewrite.places.Site` by ``(chainer.config.train, turn)``; ``turn`` counts the batch
-            normalizations that the link itself applies during one call of the model.
-        places: :class:`~mixprec.rewrite.places.Place` of convolutions, likewise.
+        sites: :class:`~mixprec.rewrite.places.NormalizationPlace` by ``(chainer.config.train, turn)``; ``turn``
+            counts the batch normalizations that the link itself applies during one call of the model.
+        places: :class:`~mixprec.rewrite.places.ConvolutionPlace`, likewise.
     """
 
     def __init__(self, conversion, name, kind, before):

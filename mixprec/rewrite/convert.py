@@ -1,7 +1,7 @@
 """``mixprec.convert`` and ``mixprec.revert``: a model for mixed precision, in place, and back.
 
 Users call both before training. All that a converted model does differently while it runs is in the other modules,
-from :mod:`mixprec.rewrite.patches` on.
+from :mod:`mixprec.rewrite.replacements` on.
 """
 
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from mixprec.rewrite import parameters
 from mixprec.rewrite.conversion import Conversion, LinkState
 from mixprec.rewrite.conversion_report import Report, dtype_names
 from mixprec.rewrite.example import call_on_example, check_example, describe, without_trace
-from mixprec.rewrite.patches import install
+from mixprec.rewrite.replacements import install
 from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
 

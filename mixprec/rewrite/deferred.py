@@ -33,7 +33,7 @@ class Normalization:
             addition before it, whether running statistics move.
         statistics: the running statistics that it reads or moves, arrays.
         moves: whether it moves them.
-        site: :class:`~mixprec.rewrite.places.Site`, or ``None``.
+        site: :class:`~mixprec.rewrite.places.NormalizationPlace`, or ``None``.
         scope: :class:`~mixprec.rewrite.scope.Scope`.
 
     Attributes:

@@ -1,7 +1,7 @@
 """The rule that computes a function, while a converted model runs.
 
-:mod:`mixprec.rewrite.patches` calls :func:`apply` for each function node of Chainer. The model's source stays as it is,
-and whatever way it takes to its functions - links, functions, operators, aliases - it comes by here.
+:mod:`mixprec.rewrite.replacements` calls :func:`apply` for each function node of Chainer. The model's source stays as
+it is, and whatever way it takes to its functions - links, functions, operators, aliases - it comes by here.
 """
 
 import functools

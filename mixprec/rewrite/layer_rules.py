@@ -42,7 +42,7 @@ class Convolved:
     Args:
         y: variable, the result.
         sums: array of the sums for the batch normalization after it, or ``None`` if it took none.
-        place: :class:`~mixprec.rewrite.places.Place`.
+        place: :class:`~mixprec.rewrite.places.ConvolutionPlace`.
     """
 
     def __init__(self, y, sums, place):

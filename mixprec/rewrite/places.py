@@ -13,7 +13,7 @@ KEPT = "it is kept, or a result of the model"
 UNUSED = "it is not used"
 
 
-class Site:
+class NormalizationPlace:
     """The place of a batch normalization.
 
     Attributes:
@@ -35,7 +35,7 @@ class Unfused:
     """A batch normalization that a function has made compute alone: the report names all functions that take it.
 
     Args:
-        site: :class:`~mixprec.rewrite.places.Site`.
+        site: :class:`~mixprec.rewrite.places.NormalizationPlace`.
         result: the :class:`~mixprec.rewrite.deferred.Deferred` of the normalization.
         total: that of a sum with it that was taken first, or ``None``.
     """
@@ -78,7 +78,7 @@ def of_sum(why):
     return "a sum with it is kept, or a result of the model" if why == KEPT else why
 
 
-class Place:
+class ConvolutionPlace:
     """The place of a convolution, which may take the sums of the batch normalization after it.
 
     A convolution is applied before it is known what follows it. It is not deferred: its result is an ordinary variable.

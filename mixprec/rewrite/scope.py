@@ -1,8 +1,8 @@
 """One call of a converted model: what is in force while it runs forward, in this thread.
 
-:mod:`mixprec.rewrite.patches` opens a scope when a converted link is called from outside. Rules of functions get it
-from :mod:`mixprec.rewrite.dispatch`, and ask it for inputs in the right dtype and memory order, and for the places that
-they compute.
+:mod:`mixprec.rewrite.replacements` opens a scope when a converted link is called from outside. Rules of functions get
+it from :mod:`mixprec.rewrite.dispatch`, and ask it for inputs in the right dtype and memory order, and for the places
+that they compute.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import numpy as np
 from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
 from mixprec.rewrite.deferred import Deferred, Normalization, compute
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
-from mixprec.rewrite.places import KEPT, UNUSED, Place, Site
+from mixprec.rewrite.places import KEPT, UNUSED, ConvolutionPlace, NormalizationPlace
 from mixprec.rewrite.trace import TRACED_CALLS, Trace
 
 _WITH_CHILDREN = (chainer.Chain, chainer.ChainList)
@@ -122,7 +122,7 @@ class Scope:
         return run
 
     def site(self):
-        """Returns the :class:`~mixprec.rewrite.places.Site` of a batch normalization that is being applied.
+        """Returns the :class:`~mixprec.rewrite.places.NormalizationPlace` of the normalization that is being applied.
 
         Returns:
             ``None`` if it is not to be deferred: outside of a link, in a link that is called alone, or if function
@@ -133,10 +133,10 @@ class Scope:
             return None
         if state is self.root and not issubclass(state.kind, _WITH_CHILDREN):
             return None
-        return self._at(state.sites, Site)
+        return self._at(state.sites, NormalizationPlace)
 
     def place(self):
-        """Returns the :class:`~mixprec.rewrite.places.Place` of a convolution that is being applied.
+        """Returns the :class:`~mixprec.rewrite.places.ConvolutionPlace` of a convolution that is being applied.
 
         Returns:
             ``None`` if it is to take no sums: outside of a link, or if function hooks are registered.
@@ -144,7 +144,7 @@ class Scope:
         state = self.link
         if state is None or not self.conversion.policy.conv_statistics or chainer.get_function_hooks():
             return None
-        return self._at(state.places, Place)
+        return self._at(state.places, ConvolutionPlace)
 
     def _at(self, known, new):
         turn = self._turns[id(known)] = self._turns.get(id(known), -1) + 1

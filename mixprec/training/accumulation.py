@@ -9,7 +9,7 @@ import chainer
 import numpy as np
 
 from mixprec.backends.transfers import on_host
-from mixprec.training.accuracy import valid_images
+from mixprec.training.label_accuracy import valid_images
 
 
 class Accumulated:

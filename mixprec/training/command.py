@@ -13,10 +13,10 @@ from mixprec import config as configs
 from mixprec import environment, files, interruption
 from mixprec.backends.capture_error import CaptureError
 from mixprec.command_line import Parser, one_line
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.loss_scale import LossScaleExhausted
 from mixprec.recipes import config_path
-from mixprec.training import images, needs, output, settings, snapshots, surroundings, tensorboard
+from mixprec.training import images, needs, output, snapshot_settings, snapshots, surroundings, tensorboard
 from mixprec.training.averaging import averaged_weights
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.lock import LockError, locked
@@ -136,7 +136,7 @@ def _run(arguments, networks):
         if not is_new and not arguments.dry_run:  # which writes nothing
             lock.enter_context(locked(out))
         snapshot = output.snapshot_to_resume(out, arguments.resume)
-        changes = [] if snapshot is None else settings.compare(snapshot, config)
+        changes = [] if snapshot is None else snapshot_settings.compare(snapshot, config)
         with _placed(arguments):  # before the images are scanned, which may take minutes
             needs.check_size(config, network, device)
             model, report = build_model(config, network, device)
@@ -148,7 +148,7 @@ def _run(arguments, networks):
             snapshots.load(snapshot, trainer)
             snapshots.check_newest(snapshot, trainer.updater.iteration, out)
             snapshots.check_length(snapshot, trainer.updater.epoch_detail, config.training.epochs)
-        first, history = trainer.updater.iteration, trainer.get_extension(settings.Settings.name).changes
+        first, history = trainer.updater.iteration, trainer.get_extension(snapshot_settings.Settings.name).changes
         history += [f"since iteration {first}: {change}" for change in changes]
         resolved = configs.dump(
             config,

@@ -11,7 +11,7 @@ from chainer.training import extension, extensions
 from tqdm import tqdm
 
 from mixprec.backends.transfers import HostCopy, to_host_async
-from mixprec.training.accuracy import TOP
+from mixprec.training.label_accuracy import TOP
 
 _COLUMNS = ("epoch", "main/loss", "main/accuracy")
 _VALIDATION = ("validation/main/loss", "validation/main/accuracy", "validation/main/accuracy_top5")

@@ -11,7 +11,7 @@ from chainer import no_backprop_mode, reporter
 from chainer.dataset import concat_examples
 from chainer.training import extensions
 
-from mixprec.training.accuracy import valid_images
+from mixprec.training.label_accuracy import valid_images
 from mixprec.training.log_report import DictSummary, Summary
 
 

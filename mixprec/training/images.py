@@ -9,7 +9,7 @@ from chainer import backend
 
 from mixprec import files
 from mixprec.announcements import announce
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.data.loaders.dali import DaliIterator
 from mixprec.data.loaders.pillow import PillowIterator

@@ -13,7 +13,7 @@ import mixprec
 from mixprec import functions
 from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.config import ConfigError
-from mixprec.training.accuracy import TOP, accuracy, top_k_accuracy
+from mixprec.training.label_accuracy import TOP, accuracy, top_k_accuracy
 from mixprec.training.networks import EXAMPLE, signature_of
 from mixprec.training.networks import make as make_network
 from mixprec.training.optimizers import build_optimizer

@@ -23,7 +23,7 @@ from mixprec.training.loss_scale_log import LossScaleLog
 from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
 from mixprec.training.schedule import Schedule, rates_of
-from mixprec.training.settings import Settings
+from mixprec.training.snapshot_settings import Settings
 from mixprec.training.stopping import Stopping
 from mixprec.training.tensorboard import TensorBoard
 from mixprec.training.updater import CapturedUpdater, Throughput, TimedUpdater

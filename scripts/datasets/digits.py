@@ -6,7 +6,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from scripts.datasets.generated_set import make_set
 
 _QUALITY = 95

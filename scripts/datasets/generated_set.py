@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 
 MANIFEST = "manifest.json"
 

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 from PIL import Image, ImageDraw
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from scripts.datasets.generated_set import make_set
 
 # Part of the manifest: raise it when other pictures come out for the same seed.

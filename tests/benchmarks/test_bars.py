@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.bars import bars_run, record, row_schedule, row_worker
 from benchmarks.bars.row_schedule import Timing
-from benchmarks.bars.row_worker import Bar
+from benchmarks.bars.row_worker import BenchmarkRow
 from benchmarks.command_arguments import ArgumentsError
 from benchmarks.rates import Rates
 from benchmarks.roofline import limit, network_layers
@@ -149,9 +149,9 @@ def _fails_at_4(task):
 def few(monkeypatch):
     """Rows that do nothing, in the process of the test, and counts and rates that take no time."""
     bars = [
-        Bar("plain Chainer FP32", _nothing),
-        Bar("fp16.yaml", _fails_at_4, group="config", level="nhwc", dtype="float16"),
-        Bar("odd", _nothing, group="peer", level="nhwc", dtype="tf32"),
+        BenchmarkRow("plain Chainer FP32", _nothing),
+        BenchmarkRow("fp16.yaml", _fails_at_4, group="config", level="nhwc", dtype="float16"),
+        BenchmarkRow("odd", _nothing, group="peer", level="nhwc", dtype="tf32"),
     ]
     monkeypatch.setattr(bars_run, "bars_of", lambda settings, specifier, batch: bars)
     monkeypatch.setattr(bars_run, "_rates", lambda specifier: RATES)

@@ -12,7 +12,7 @@ from chainer import optimizers
 from chainer.backends import cuda
 
 from benchmarks.bars import chainer_rows
-from benchmarks.bars.row_worker import Bar, Task
+from benchmarks.bars.row_worker import BenchmarkRow, Task
 from benchmarks.bars.timed_step import LR
 from mixprec import environment
 from models import MODELS
@@ -27,7 +27,7 @@ def _step(network, *, batch=2, size=4, **keywords):
 def test_rows_on_a_cpu():
     first, second, third = chainer_rows.bars("@numpy")
     assert (first.name, first.reason, first.level, first.dtype) == ("plain Chainer FP32", "", "nchw", "float32")
-    assert second == Bar("plain Chainer FP32, cuDNN", reason="needs a GPU")
+    assert second == BenchmarkRow("plain Chainer FP32, cuDNN", reason="needs a GPU")
     assert (third.name, third.reason, third.level, third.dtype) == ("plain Chainer mixed16", "", "nchw", "float16")
     assert chainer_rows.base("@numpy") == first.name
 

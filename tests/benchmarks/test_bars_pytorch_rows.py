@@ -202,7 +202,9 @@ def _in_float64(step):
 
 def test_losses_and_weights_are_those_of_plain_chainer(torch_step):
     """In float64: in float32 a ReLU, whose input is near 0, may be open in one library and closed in the other."""
-    step = torch_step.make(pytorch_rows.Way("float32", channels_last=False, fused=False), "resnet18", "@numpy", 4, 64)
+    step = torch_step.make(
+        pytorch_rows.PyTorchSettings("float32", channels_last=False, fused=False), "resnet18", "@numpy", 4, 64
+    )
     for group in step.optimizer.param_groups:
         assert group["lr"] == LR
         group["lr"] = 0.001  # with which weights change
@@ -239,7 +241,9 @@ def test_every_eager_row_of_the_cpu_trains_in_blocks(name, torch):
 
 def test_layout_is_that_of_the_row(torch, torch_step):
     for channels_last in (False, True):
-        step = torch_step.make(pytorch_rows.Way("float32", channels_last=channels_last), "resnet18", "@numpy", 2, 32)
+        step = torch_step.make(
+            pytorch_rows.PyTorchSettings("float32", channels_last=channels_last), "resnet18", "@numpy", 2, 32
+        )
         layout = torch.channels_last if channels_last else torch.contiguous_format
         assert step.images.is_contiguous(memory_format=layout)
         weight = step.network.layer1[0].conv1.weight
@@ -254,7 +258,7 @@ def test_compiled_steps_are_the_eager_ones(torch, torch_step, tmp_path, monkeypa
     With a cache of its own: code of another instruction set, taken from the common one, has given NaN and crashes.
     """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    ways = [pytorch_rows.Way("float32"), pytorch_rows.Way("float32", compile="default")]
+    ways = [pytorch_rows.PyTorchSettings("float32"), pytorch_rows.PyTorchSettings("float32", compile="default")]
     eager, compiled = (_small(torch, torch_step.CpuStep, way) for way in ways)
     exact = _in_float64(_small(torch, torch_step.CpuStep, ways[0]))
     terms = 3 * 3 * 3 + 4 * 6 * 6 + 8 * 6 * 6 + 10  # of sums one after the other: a filter, a channel, a row, classes
@@ -270,7 +274,7 @@ def test_compiled_steps_are_the_eager_ones(torch, torch_step, tmp_path, monkeypa
 
 
 def test_weights_decay_and_nothing_else_does(torch_step):
-    step = torch_step.make(pytorch_rows.Way("float32"), "resnet18", "@numpy", 2, 32)
+    step = torch_step.make(pytorch_rows.PyTorchSettings("float32"), "resnet18", "@numpy", 2, 32)
     decayed, others = step.optimizer.param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (1 / 32768, 0)
     names = {id(param): name for name, param in step.network.named_parameters()}
@@ -303,14 +307,14 @@ def _reads_in_a_step(torch, step):
 
 @pytest.mark.parametrize(("fused", "reads"), [(True, 0), (False, 1)])
 def test_with_fused_sgd_nobody_reads_whether_a_step_has_overflowed(fused, reads, torch, torch_step):
-    step = _small(torch, torch_step.CpuStep, pytorch_rows.Way("float16", fused=fused))
+    step = _small(torch, torch_step.CpuStep, pytorch_rows.PyTorchSettings("float16", fused=fused))
     step()
     assert _reads_in_a_step(torch, step) == reads
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_first_step_that_overflows_leaves_weights_and_momenta_alone(fused, torch, torch_step):
-    step = _small(torch, torch_step.CpuStep, pytorch_rows.Way("float16", fused=fused))
+    step = _small(torch, torch_step.CpuStep, pytorch_rows.PyTorchSettings("float16", fused=fused))
     images = step.images.clone()
     before = [param.detach().clone() for param in step.network.parameters()]
     step.images[...] = np.inf
@@ -329,7 +333,7 @@ def test_a_first_step_that_overflows_leaves_weights_and_momenta_alone(fused, tor
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_only_float16_has_a_loss_scale(precision, torch, torch_step):
-    assert not _small(torch, torch_step.CpuStep, pytorch_rows.Way(precision)).scaler.is_enabled()
+    assert not _small(torch, torch_step.CpuStep, pytorch_rows.PyTorchSettings(precision)).scaler.is_enabled()
 
 
 # Rows that cannot be measured
@@ -369,7 +373,7 @@ def test_a_missing_compiler_is_named_in_one_line(torch, tmp_path):
         import torch
         from benchmarks.bars import pytorch_rows, torch_step
         from benchmarks.processes import reason_of
-        way = pytorch_rows.Way("float32", compile="default")
+        way = pytorch_rows.PyTorchSettings("float32", compile="default")
         step = torch_step.CpuStep(way, torch.nn.Conv2d(3, 8, 1), torch.ones(2, 3, 4, 4), torch.zeros(2, 4, 4).long())
         try:
             step()
@@ -508,7 +512,7 @@ def device(torch, torch_step, monkeypatch):
 
 
 def test_a_block_of_an_eager_row(torch, torch_step, device):
-    step = _small(torch, torch_step.GpuStep, pytorch_rows.Way("float16"))
+    step = _small(torch, torch_step.GpuStep, pytorch_rows.PyTorchSettings("float16"))
     step.warm_up()
     assert device.calls == ["step"] * 5
     step()
@@ -522,7 +526,7 @@ def test_a_block_of_an_eager_row(torch, torch_step, device):
 
 def test_blocks_of_a_graph(torch, torch_step, device):
     """It is captured on the stream of the steps before it, replayed, dropped before its memory is freed; and again."""
-    step = _small(torch, torch_step.GpuStep, pytorch_rows.Way("float16", graph=True))
+    step = _small(torch, torch_step.GpuStep, pytorch_rows.PyTorchSettings("float16", graph=True))
     block = [
         *[("side", "waits for", "default"), ("enter", "side"), *["step"] * 5, ("leave", "side")],
         *[("default", "waits for", "side"), ("capture", "side"), "step", "captured", "replay"],
@@ -542,14 +546,14 @@ def test_graphs_of_the_compiler_are_dropped_with_its_code(torch, torch_step, dev
     monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append(options) or model)
     monkeypatch.setattr(torch.compiler, "reset", lambda: device._note("forget"))
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: device._note("begin"))
-    step = _small(torch, torch_step.GpuStep, pytorch_rows.Way("float16", compile="reduce-overhead"))
+    step = _small(torch, torch_step.GpuStep, pytorch_rows.PyTorchSettings("float16", compile="reduce-overhead"))
     step()
     step.release()
     assert device.calls == ["begin", "step", "synchronize", "forget", "empty", "reset peak"]
     assert compiled == [{"mode": "reduce-overhead", "fullgraph": True, "dynamic": False}] * 2
 
     device.calls.clear()
-    step = _small(torch, torch_step.GpuStep, pytorch_rows.Way("float16", compile="default"))
+    step = _small(torch, torch_step.GpuStep, pytorch_rows.PyTorchSettings("float16", compile="default"))
     step.release()  # compiled code holds no memory of a step
     assert device.calls == ["synchronize", "empty", "reset peak"]
     assert len(compiled) == 3
@@ -579,7 +583,7 @@ def test_replays_are_the_eager_steps(torch, torch_step):
         pytest.skip(f"torch {torch.__version__} has no GPU")
     losses = {}
     for graph in (False, True):
-        step = torch_step.make(pytorch_rows.Way("float16", graph=graph), "resnet18", GPU, 8, 64)
+        step = torch_step.make(pytorch_rows.PyTorchSettings("float16", graph=graph), "resnet18", GPU, 8, 64)
         for group in step.optimizer.param_groups:
             group["lr"] = 1e-4
         step.warm_up()

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.bars import row_schedule, row_worker
 from benchmarks.bars.row_schedule import Timing, measure
-from benchmarks.bars.row_worker import Bar, Launches, Task
+from benchmarks.bars.row_worker import BenchmarkRow, Launches, Task
 from benchmarks.bars.timed_step import Step
 from benchmarks.processes import Worker
 from tests.stand_ins.stub_worker import StubWorker
@@ -57,7 +57,7 @@ class Race:
             self.events.append(f"make {name}")
             return Runs(self, name, seconds, fail)
 
-        return Bar(name, make, key=key)
+        return BenchmarkRow(name, make, key=key)
 
     def measure(self, *bars, blocks=BLOCKS, steps=STEPS, **plan):
         self.rounds = list(measure(list(bars), TASK, Timing(blocks, steps, 60.0, **plan), progress=self.seen.append))
@@ -80,7 +80,7 @@ def race(monkeypatch):
 
 
 def test_all_rows_are_warm_before_blocks_alternate(race):
-    results = race.measure(race.bar("a", 0.5), Bar("b", reason="needs a GPU"), race.bar("c", 1.0))
+    results = race.measure(race.bar("a", 0.5), BenchmarkRow("b", reason="needs a GPU"), race.bar("c", 1.0))
     start = [*["start", "make a"], *["a"] * WARM, *["start", "make c"], *["c"] * WARM]
     turn = [*["a"] * BLOCK, *["c"] * BLOCK]
     assert race.steps == [*start, *turn, *turn, "end", "end"]
@@ -256,13 +256,13 @@ def _quick(task):
 def test_a_crash_and_a_row_that_hangs_are_rows_with_a_reason(monkeypatch):
     died = "its process died: a crash, or the memory of the machine was not enough"
     makes = [_crashes, _crashes_later, _announces, _quick]
-    *_, results = measure([Bar(make.__name__, make) for make in makes], TASK, Timing(2, 1, 60.0))
+    *_, results = measure([BenchmarkRow(make.__name__, make) for make in makes], TASK, Timing(2, 1, 60.0))
     assert [result.reason.partition(";")[0] for result in results] == [died, f"block 1 of 2: {died}", "", ""]
     assert results[0].reason.endswith(
         "; it had come to: imports, 0 kernels compiled, 0 plans of cuDNN built, 0 engines measured"
     )
     assert [result.note for result in results] == ["", "", "convolution by Chainer's own, slower path", ""]
-    *_, (hung,) = measure([Bar("hangs", _hangs)], TASK, Timing(1, 1, 3.0))
+    *_, (hung,) = measure([BenchmarkRow("hangs", _hangs)], TASK, Timing(1, 1, 3.0))
     assert hung.reason.partition(";")[0] == "no answer within 3 s"  # imports alone may have taken that
 
 

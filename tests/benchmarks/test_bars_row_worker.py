@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.bars import chainer_step, config_rows, row_worker
-from benchmarks.bars.row_worker import Bar, Block, Launches, Task, WarmStep
+from benchmarks.bars.row_worker import BenchmarkRow, Block, Launches, Task, WarmStep
 from benchmarks.bars.timed_step import Step, memory_of_process
 from benchmarks.processes import Worker
 from models import MODELS
@@ -55,7 +55,7 @@ def step(monkeypatch):
 
 
 def _made(step, task):
-    return WarmStep(Bar("a", lambda task: step), task)
+    return WarmStep(BenchmarkRow("a", lambda task: step), task)
 
 
 def test_a_block_is_warm_starts_with_an_idle_device_and_ends_with_one(step):
@@ -92,7 +92,7 @@ def test_what_mixprec_announces_is_kept(monkeypatch):
     monkeypatch.setattr(row_worker, "_notes", row_worker._Notes())
     logger = logging.getLogger("mixprec")
     try:
-        row_worker.prepare(Bar("a", lambda task: Noted()), CPU)
+        row_worker.prepare(BenchmarkRow("a", lambda task: Noted()), CPU)
         logger.warning("%s is slow\nand more", "this")
         logger.info("nothing")
         assert row_worker.notes() == ["this is slow"]
@@ -131,7 +131,7 @@ def test_the_memory_of_a_row_is_not_that_of_its_parent():
     before = memory_of_process()
     assert before > held.nbytes
     with Worker() as worker:
-        worker.call(row_worker.prepare, Bar("idle", _idle), CPU)
+        worker.call(row_worker.prepare, BenchmarkRow("idle", _idle), CPU)
         assert worker.call(row_worker.block, 1).peak < held.nbytes
 
 

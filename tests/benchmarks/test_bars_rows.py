@@ -8,10 +8,10 @@ from hypothesis import given
 
 from benchmarks.bars.row_schedule import Result
 from benchmarks.bars.row_statistics import Row, row_of
-from benchmarks.bars.row_worker import Bar, Block, Launches
+from benchmarks.bars.row_worker import BenchmarkRow, Block, Launches
 
 MB = 10**6
-BAR = Bar("other", group="config")
+BAR = BenchmarkRow("other", group="config")
 BASE = [Block(4.0, None, 900 * MB), Block(5.0, None, 900 * MB), Block(2.0, None, 900 * MB)]
 OTHER = (Block(1.0, 0.3, 500 * MB), Block(2.5, 0.1, 700 * MB), Block(1.6, 0.2, 600 * MB))
 

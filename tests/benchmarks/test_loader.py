@@ -14,7 +14,7 @@ from benchmarks.compared_loaders import CHAINER, COMPUTING, DALI, NAMES, PILLOW,
 from benchmarks.loader_gpu import ALONE, BOTH, SYNTHETIC, Row
 from benchmarks.loader_speed import Speed, Wait
 from mixprec import environment
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.synthetic import SyntheticIterator
 from models import MODELS
 from scripts import benchmark

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from mixprec.compat import kernels
+from mixprec.compat import chainer_kernels
 
 STUB = {
     "cupy/__init__.py": """
@@ -140,7 +140,7 @@ def test_kernels_with_atomic_add_get_the_float16_overload(module, monkeypatch):
     for name in KERNELS[module].split("."):
         function = getattr(function, name)
     function.__globals__["cuda"].elementwise("in", "out", "atomicAdd(&y, x);", "name")
-    assert made == [(("in", "out", "atomicAdd(&y, x);", "name"), {"preamble": kernels.FLOAT16_ATOMIC_ADD})]
+    assert made == [(("in", "out", "atomicAdd(&y, x);", "name"), {"preamble": chainer_kernels.FLOAT16_ATOMIC_ADD})]
     assert "atomicAdd" in str(function.__code__.co_consts)
     assert function.__globals__["cuda"].to_cpu is cuda.to_cpu
 
@@ -181,7 +181,7 @@ def test_atomic_add_overload_compiles_for_every_dtype(dtype):
         typedef {dtype} T;
         extern "C" __global__ void k(T* y, T a, T b) {{ atomicAdd(&y[0], a * b); atomicAdd(&y[1], a); }}
     """
-    assert nvrtc_errors(source.format(preamble=kernels.FLOAT16_ATOMIC_ADD, dtype=dtype)) == ""
+    assert nvrtc_errors(source.format(preamble=chainer_kernels.FLOAT16_ATOMIC_ADD, dtype=dtype)) == ""
 
 
 def test_batched_pack_and_unpack_compile():

@@ -8,7 +8,7 @@ import mixprec
 from mixprec import bounds
 from mixprec.config import Config, ConfigError, load
 from mixprec.config.declaration import keys
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.pillow import PillowIterator
 from mixprec.data.loaders.synthetic import SyntheticIterator
 

@@ -97,12 +97,14 @@ def test_names_do_not_matter_to_which_value_wins(former):
         assert flat(load("d.yaml", [*fuse, f"{lower}={yaml.safe_dump(first).split()[0]}"]))[FORMER[former]] == first
 
 
-def test_a_key_by_both_of_its_names_in_one_file_is_a_duplicate():
-    write("d.yaml", loss_scale__init_scale=2.0, loss_scale__init=2.0)
-    there, here = line_of("d.yaml", "init_scale"), line_of("d.yaml", "init")
+@pytest.mark.parametrize(("first", "second"), [("init_scale", "init"), ("init", "init_scale")])
+def test_a_key_by_both_of_its_names_in_one_file_is_a_duplicate(first, second):
+    """The message names the two lines as they are in the file, today's name first or second."""
+    write("d.yaml", **{f"loss_scale__{first}": 2.0, f"loss_scale__{second}": 2.0})
+    there, here = line_of("d.yaml", first), line_of("d.yaml", second)
     with pytest.raises(ConfigError) as caught:
         load("d.yaml")
-    words = f"duplicate key 'loss_scale.init': 'loss_scale.init_scale' is already on line {there}"
+    words = f"duplicate key 'loss_scale.{second}': 'loss_scale.{first}' is already on line {there}"
     assert str(caught.value) == f"d.yaml:{here}: {words}"
 
 

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.sources.classes import check_classes, check_labels, check_same_classes, class_folders, write_classes
 from mixprec.data.sources.folders import ImageFiles
 from mixprec.training.images import write_records

@@ -13,7 +13,7 @@ import pytest
 from chainer import serializers
 from PIL import Image
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.data.loaders.epochs import Epochs
 from mixprec.data.sources.folders import ImageFiles, scan_folders

@@ -8,7 +8,7 @@ import pytest
 from chainer import serializers
 from PIL import Image
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.sources.shards import FORMATS, scan_shards
 from tests.data.test_dali import (
     COUNT,

@@ -13,7 +13,7 @@ from tests.data.test_dali import MEAN, STD, assert_same, flat, noise, take  # no
 
 dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
 
-from mixprec.data.errors import DataError  # noqa: E402
+from mixprec.data.data_error import DataError  # noqa: E402
 from mixprec.data.loaders import dali as iterators  # noqa: E402
 from mixprec.data.loaders import pipeline  # noqa: E402
 from mixprec.data.loaders.device_batches import DeviceBatches  # noqa: E402

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.sources.file_list import _read, scan_list
 from mixprec.data.sources.opening import open_images
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mixprec import files
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
 from scripts import pack_dataset
 from tests.called import call

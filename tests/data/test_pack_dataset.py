@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.sources import pack as pack_module
 from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.opening import open_images

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.pillow import PillowIterator
 from mixprec.data.loaders.pillow_worker import random_crop
 from mixprec.data.sources.shards import scan_shards

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixprec.data.errors import DataError, printable
+from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.scan import check, digest
 

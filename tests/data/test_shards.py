@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.sources import shards, tfrecord, webdataset
 from mixprec.data.sources.crc32c import crc32c
 from mixprec.data.sources.shard_folder import shard_format

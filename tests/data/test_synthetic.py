@@ -9,7 +9,7 @@ from chainer import serializers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.batch import to_nchw
 from mixprec.data.loaders.epochs import Epochs
 from mixprec.data.loaders.synthetic import SyntheticIterator

@@ -20,7 +20,7 @@ from mixprec.functions.layout import Dense
 from mixprec.functions.node import Node
 from mixprec.functions.pooling import GlobalAveragePooling2D
 from mixprec.policy import Policy
-from mixprec.rewrite import patches
+from mixprec.rewrite import replacements
 from mixprec.rewrite.conversion import Conversion
 from mixprec.rewrite.scope import Scope, calling
 from tests.functions.nhwc import DTYPES, channels_last, normal, run
@@ -155,7 +155,7 @@ def test_nodes_are_labelled_in_graphs_and_timed_by_hooks(name):
 def test_a_policy_for_chainers_functions_leaves_these_alone(name):
     function, arrays = _case(name)
     expected, _, dy = run(function, arrays)
-    patches.install(chainer.Link)
+    replacements.install(chainer.Link)
     if name == "dropout":
         return
     with calling(Scope(Conversion(Policy()))):

@@ -420,7 +420,7 @@ def test_what_goes_on_eagerly_for_want_of_room_is_said_once(what, cuda, caplog):
         for number in range(40):
             run.once(*batch(number), number / 64 if what == "kinds" else (number // 5) % 2)
     (record,) = caplog.records
-    assert {"graphs": "makes room", "kinds": "many kinds of arguments"}[what] in record.getMessage()
+    assert {"graphs": "makes room", "kinds": "many combinations of shapes"}[what] in record.getMessage()
     assert (run.step.replays == 0) == (what == "kinds")
 
 

@@ -330,7 +330,8 @@ def test_a_rule_that_is_unknown_updates_its_parameter_alone(reads, caplog):
     found = run(device_stand_in.send, device_stand_in.array)
     assert reads() == 6
     (record,) = caplog.records
-    assert "1 of 6 parameters are not in the batched update, /out/W one by one: the rule Halved is" in record.message
+    words = "1 of 6 parameters are not in the batched update (update.fused), /out/W one by one: the rule Halved is"
+    assert words in record.message
     assert found.report().batched == 5
     expected = state_of(run(stay_on_host, np.array))
     for key, value in state_of(found).items():

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.sources.classes import check_same_classes
 from mixprec.data.sources.folders import scan_folders
 from scripts import make_textures

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import models
 from mixprec import config as configs
 from mixprec.config import ConfigError
-from mixprec.training.accuracy import accuracy, top_k_accuracy, valid_images
+from mixprec.training.label_accuracy import accuracy, top_k_accuracy, valid_images
 from mixprec.training.model import ImageClassifier, build_model
 from mixprec.training.optimizers import build_optimizer
 

@@ -122,6 +122,9 @@ def test_names_for_type_checkers_are_those_that_are_loaded():
     lines = (ROOT / "mixprec" / "__init__.py").read_text().splitlines()
     imports = [line.partition(" import ")[2] for line in lines if line.startswith("    from mixprec.")]
     assert sorted(", ".join(imports).split(", ")) == sorted(mixprec.__all__) == sorted(mixprec._HOMES)
+    modules = [line.split(" as ")[1] for line in lines if line.startswith("    from mixprec import ")]
+    assert modules == sorted(mixprec._MODULES)
+    assert set(modules) < set(dir(mixprec))
     with pytest.raises(AttributeError, match="module 'mixprec' has no attribute 'convret'"):
         mixprec.convret  # noqa: B018
 

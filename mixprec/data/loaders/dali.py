@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.device_batches import DeviceBatches
 from mixprec.data.loaders.failed_images import failed_images
 from mixprec.data.loaders.iterator import ImageIterator

@@ -15,9 +15,9 @@ class DeviceBatches:
 
     Nothing goes through the host but labels of WebDataset, and the host waits for no work of the GPU: CuPy's current
     stream does, for that of DALI which the batch needs. DALI may use memory again as soon as the last array of it is
-    gone, while what was asked of the GPU with this array has still to be done. So each batch is kept here until nobody
-    else holds an array of it and, from then on, the work is done that was in the current stream when the next batch was
-    asked for. That includes the copy into the input of a captured step, which the current stream waits for
+    gone, while what was asked of the GPU with this array has still to be done. So each batch is kept here until no
+    other code holds an array of it and, from then on, the work is done that was in the current stream when the next
+    batch was asked for. That includes the copy into the input of a captured step, which the current stream waits for
     (:meth:`mixprec.graph_capture.cuda_graphs.CupyGraphs.on_stream`).
 
     Args:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 from chainer.serializer import Deserializer
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.position import Position
 from mixprec.data.loaders.spec import BatchSpec, validate
 

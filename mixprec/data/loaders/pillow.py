@@ -15,7 +15,7 @@ import weakref
 import numpy as np
 import PIL
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.iterator import ImageIterator
 from mixprec.data.loaders.pillow_worker import Work
 

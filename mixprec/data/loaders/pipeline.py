@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.readers import read
 
 # The largest image of ImageNet: nothing is allocated later. From NVIDIA's ResNet-50 example for PyTorch

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.data.errors import DataError, printable
+from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources.shards import ImageShards
 from mixprec.data.sources.tfrecord import IMAGE, LABEL
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mixprec.bounds import HALF, INT32, SEVERAL, SIDE
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.epochs import LAST_BATCH, Epochs
 
 DTYPES = ("float16", "float32")

@@ -4,7 +4,7 @@ import chainer
 import numpy as np
 
 from mixprec.bounds import INT32, MANY, SIDE
-from mixprec.data.errors import DataError
+from mixprec.data.data_error import DataError
 from mixprec.data.loaders.epochs import LAST_BATCH, Epochs
 from mixprec.data.loaders.position import Position
 from mixprec.data.loaders.spec import DTYPES

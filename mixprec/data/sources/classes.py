@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from mixprec.data.errors import DataError, and_more, printable
+from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.files import read, write_text
 
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from mixprec.bounds import MANY
-from mixprec.data.errors import DataError, and_more, printable
+from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import class_folders
 from mixprec.data.sources.folders import ImageFiles, check_files, listing

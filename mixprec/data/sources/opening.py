@@ -2,7 +2,7 @@
 
 import os
 
-from mixprec.data.errors import DataError, printable
+from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources.file_list import scan_list
 from mixprec.data.sources.folders import is_folder, scan_folders, visible
 from mixprec.data.sources.shard_folder import shard_format

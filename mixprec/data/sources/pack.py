@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from mixprec.announcements import announce
 from mixprec.bounds import MIB
-from mixprec.data.errors import DataError, and_more, printable
+from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.shard_folder import LARGEST_MANIFEST, MADE_BY, MANIFEST, UNFINISHED, read_manifest
 from mixprec.data.sources.shards import FORMATS, ImageShards, sample_problem, scan_shards

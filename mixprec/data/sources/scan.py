@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from mixprec.data.errors import DataError, and_more, printable
+from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources.image_check import CHECK_VERSION
 from mixprec.files import replacing
 

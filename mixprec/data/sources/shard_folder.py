@@ -4,7 +4,7 @@ import json
 import os
 import re
 
-from mixprec.data.errors import DataError, and_more, printable
+from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.files import read
 
 MANIFEST = "manifest.json"

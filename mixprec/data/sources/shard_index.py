@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mixprec.announcements import announce
-from mixprec.data.errors import printable
+from mixprec.data.data_error import printable
 from mixprec.files import replacing
 
 # Part of every entry of the cache: raise it when indices of old shards would be made differently.

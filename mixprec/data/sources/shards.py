@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from tqdm import tqdm
 
-from mixprec.data.errors import DataError, printable
+from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources import scan, tfrecord, webdataset
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.image_check import image_problem

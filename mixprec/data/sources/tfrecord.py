@@ -12,7 +12,7 @@ Protocol Buffers, defined in tensorflow/core/example/{example,feature}.proto::
 import os
 import struct
 
-from mixprec.data.errors import DataError, printable
+from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources.crc32c import crc32c
 from mixprec.data.sources.shard_index import ShardIndex, label_problem
 from mixprec.files import open_regular

@@ -8,7 +8,7 @@ import os
 import re
 import tarfile
 
-from mixprec.data.errors import DataError, printable
+from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources.shard_index import ShardIndex, label_problem
 from mixprec.files import open_regular
 

@@ -52,7 +52,7 @@ class UpdatePlan:
         reason = self.reasons[others[0]]
         announced.add(reason)
         _LOGGER.warning(
-            "%d of %d parameters are not in the batched update, %s %s; optimizer.report() lists all",
+            "%d of %d parameters are not in the batched update (update.fused), %s %s; optimizer.report() lists all",
             *(len(others), len(self.reasons), others[0], reason),
         )
 
@@ -113,7 +113,7 @@ def _plan(optimizer, params):
             entries.append(
                 Entry(name, param, master, rule, rule_formula_of(rule), _folded(() if before else hooks, own, master))
             )
-            steps = (*(hook for hook in hooks if not (isinstance(hook, DecayOfSome) and master.no_decay)), *own, rule)
+            steps = [*(folded.hook for folded in _folded(hooks, own, master)), rule]
             reasons[name] = "batched: " + ", ".join(type(step).__name__ for step in steps)
         else:
             others.append(name)

@@ -1,6 +1,7 @@
 """Parameters without weight decay: by kind, also if they come late; in hooks and in update rules."""
 
 import copy
+import json
 import pickle
 
 import chainer
@@ -198,3 +199,11 @@ def test_rules_go_without_their_own_decay(optimizer, changed):
     NoDecay.apply(rule)
     assert rule.hyperparam.get_dict() == {**before, **changed}
     assert other.hyperparam.get_dict() == optimizer.hyperparam.get_dict() == before
+
+
+def test_the_report_names_chainers_hook_where_it_acts():
+    model = L.Linear(2, 2)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), no_decay="ndim <= 1").setup(model)
+    optimizer.add_hook(optimizer_hooks.WeightDecay(0.1))
+    paths = {row["name"]: row["path"] for row in json.loads(optimizer.report().to_json())["parameters"]}
+    assert paths == {"/W": "batched: WeightDecay, SGDRule", "/b": "batched: SGDRule"}

@@ -1,0 +1,57 @@
+"""The Makefile keeps the environment that is there: what `make install` would do, by its dry run."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import ROOT
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    for name in ("Makefile", "setup.cfg", "setup.py", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def _made(folder, extras):
+    """An environment that was made with these extras, as far as the Makefile can see."""
+    folder.joinpath(".venv", "bin").mkdir(parents=True)
+    folder.joinpath(".venv", "bin", "python").symlink_to(sys.executable)
+    version = ".".join(map(str, sys.version_info[:2]))
+    folder.joinpath(".venv", f".installed-{version}+{extras}").touch()
+
+
+def _installs(folder, *arguments):
+    """The extras that `make install` would install in a new environment, or ``None`` if it would make none."""
+    command = ["make", "--dry-run", "install", *arguments]
+    # `make test` gives its own variables to a make that a test runs.
+    env = {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in ("PYTHON", "EXTRAS")}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True, timeout=60)
+    printed = done.stdout
+    assert ("a new environment" in printed) == ("--clear" in printed)
+    found = re.search(r'--editable "\.\[(.*)\]"', printed)
+    return found and found[1]
+
+
+def test_without_an_environment_the_extras_are_for_a_cpu(checkout):
+    assert _installs(checkout) == "dali,digits,test"
+
+
+@pytest.mark.parametrize("extras", ["cuda13,digits,test", "dali,test-cupy"])
+def test_an_environment_keeps_its_extras_where_none_are_given(checkout, extras):
+    _made(checkout, extras)
+    assert _installs(checkout) is None
+    assert _installs(checkout, f"EXTRAS={extras}") is None
+    assert _installs(checkout, "--assume-new=setup.cfg") == extras
+
+
+def test_other_extras_make_the_environment_anew(checkout):
+    _made(checkout, "cuda13,digits,test")
+    assert _installs(checkout, "EXTRAS=digits,test") == "digits,test"
