@@ -29,6 +29,7 @@ _looked = weakref.WeakKeyDictionary()  # optimizer -> weak reference to the mode
 def look_again():
     """Looks at each optimizer after its next update; called when parameters of a model are given 16 bits."""
     _looked.clear()
+    _WATCHED.apply()  # again, if other code has replaced the method since
 
 
 def _watch(optimizer):
@@ -48,12 +49,13 @@ def _watched(original):
     return update
 
 
-Patch(
+_WATCHED = Patch(
     "chainer.optimizer:GradientMethod.update",
     _watched,
     "Without it a plain optimizer updates FP16 weights that have no masters, and small steps are lost in silence.",
     "mixprec.links",
-).apply()
+)
+_WATCHED.apply()
 
 
 def _look(optimizer, target):

@@ -120,6 +120,143 @@ def test_what_differs_from_plain_chainer_is_the_list_at_each_step_and_can_be_tak
     _run(PLAIN, COMPARE, STEPS)
 
 
+def test_what_other_code_took_off_is_put_back_by_the_next_convert_and_setup():
+    """Replacements made inside of ``mock.patch`` go with its end."""
+    _run("""
+        import io
+        from unittest import mock
+        import chainer, numpy, mixprec
+        import chainer.functions as F, chainer.links as L
+        from chainer import _backprop_utils
+        from chainer.functions.activation import relu
+        from mixprec.functions import sums
+
+        class Own(chainer.Chain):
+            def __init__(self):
+                super().__init__(l=L.Linear(3, 4))
+
+            def __call__(self, x):
+                return F.relu(self.l(x))
+
+        x = numpy.ones((2, 3), "float32")
+        places = [(chainer.FunctionNode, "apply"), (chainer.Link, "__call__"), (chainer.Link, "serialize")]
+        places += [(chainer.Parameter, "cleargrad"), (chainer.GradientMethod, "update"), (relu.ReLU, "forward_cpu")]
+        originals = [getattr(*place) for place in places]
+
+        def prepared():
+            model = Own()
+            optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD()).setup(model)
+            mixprec.convert(model)
+            return model, optimizer
+
+        for wrong in (False, True):
+            prepared()
+            for (owner, name), original in zip(places, originals):
+                setattr(owner, name, original if not wrong else mock.Mock(side_effect=original))  # self is lost
+            def new(self, x):
+                return F.tanh(self.l(x))
+            Own.__call__ = new
+            _backprop_utils.GradTable = sums._GradTable.__base__
+            for (owner, name), original in zip(places, originals):
+                setattr(owner, name, original)
+            model, optimizer = prepared()
+            y = model(x)
+            assert y.dtype == "float32"
+            assert Own.__call__ is not new and Own.__call__.__wrapped__ is new
+            assert all(getattr(*place) is not original for place, original in zip(places, originals))
+            file = io.BytesIO()
+            chainer.serializers.save_npz(file, model)
+            file.seek(0)
+            assert numpy.load(file)["l/W"].dtype == "float32"
+            mixprec.functions.relu(chainer.Variable(numpy.ones((1, 2, 2, 8), "float16")))
+            assert _backprop_utils.GradTable is sums._GradTable
+    """)
+
+
+def test_replacements_inside_of_replacements_do_no_harm():
+    """Where a wrapper hides what it calls, all replacements are made again on top of it."""
+    _run("""
+        import io
+        import chainer, numpy, mixprec
+        import chainer.functions as F, chainer.links as L
+        from mixprec.compat import registry
+
+        x = numpy.random.RandomState(0).randn(2, 3, 8, 8).astype("float32")
+
+        def losses():
+            numpy.random.seed(0)
+            model = chainer.Sequential(
+                L.Convolution2D(3, 8, 3), L.BatchNormalization(8), F.relu, L.Convolution2D(8, 8, 3), L.Linear(None, 4)
+            )
+            wrapped = chainer.optimizers.MomentumSGD(0.1)
+            optimizer = mixprec.MixedPrecisionOptimizer(wrapped, loss_scale=128.0).setup(model)
+            mixprec.convert(model, example=x)
+            found = []
+            for _ in range(3):
+                loss = F.sum(model(x) ** 2)
+                model.cleargrads()
+                optimizer.scale_loss(loss).backward()
+                optimizer.update()
+                found.append(float(loss.array))
+            files = []
+            for _ in range(2):
+                file = io.BytesIO()
+                chainer.serializers.save_npz(file, model)
+                file.seek(0)
+                files.append({name: array.tobytes() for name, array in numpy.load(file).items()})
+                file.seek(0)
+                chainer.serializers.load_npz(file, model)
+            assert files[0] == files[1]
+            return found, files[0]
+
+        expected = losses()
+        hidden = []
+
+        def hide(function):
+            hidden.append(function)
+            number = len(hidden) - 1
+            def wrapper(*args, **kwargs):
+                return hidden[number](*args, **kwargs)
+            return wrapper
+
+        moments = ("setup", "mixprec.convert")
+        replaced = {place: found for place, found in registry.replaced().items() if found[-1].when in moments}
+        for owner, name in replaced:
+            setattr(owner, name, hide(vars(owner)[name]))
+        assert len(hidden) > 100
+        assert losses() == expected
+        for (owner, name), found in replaced.items():
+            assert vars(owner)[name].__code__.co_name != "wrapper", (owner, name)
+    """)
+
+
+def test_a_module_that_is_reloaded_and_chainer_imported_once_more_are_mended():
+    _run("""
+        import importlib, sys
+        import chainer, numpy, mixprec
+        from chainer.functions.loss import vae
+        from chainer.functions.math import fix
+        mended = sys.modules["chainer.functions.math.fix"]
+        for module, name in ((mended, "fix"), (vae, "gaussian_nll")):
+            before = getattr(module, name)
+            importlib.reload(module)
+            after = getattr(module, name)
+            assert after is not before
+            assert after.__code__.co_filename == before.__code__.co_filename
+            assert type(after.__globals__.get("backend")) is type(before.__globals__.get("backend"))
+        mixprec.convert(chainer.links.Linear(2, 2))
+        relu = importlib.reload(sys.modules["chainer.functions.activation.relu"])
+        mixprec.convert(chainer.links.Linear(2, 2))
+        assert relu.ReLU.forward_cpu.__wrapped__
+
+        for name in [name for name in sys.modules if name.partition(".")[0] == "chainer"]:
+            del sys.modules[name]
+        sys.modules["numpy.distutils"] = sys.modules["pkg_resources"] = None  # as on Python 3.12
+        import chainer
+        assert sys.modules["chainer._environment_check"].__doc__ == "Replaced by mixprec.compat."
+    """)
+
+
 def test_the_import_hook_replaces_the_same_and_all_of_it_can_be_taken_back():
     """Right after a module was executed, and so before others import from it."""
     code = """

@@ -6,9 +6,15 @@ them (:mod:`mixprec.patches`). This module knows nothing of Chainer.
 
 An attribute may have several patches: ``Link.serialize`` has one of ``convert`` and one of ``setup``. They lie on top
 of each other in the order in which they were applied, and each can be taken back alone.
+
+Other code replaces attributes, too: a spy, a profiler, ``mock.patch``, ``importlib.reload``. What an attribute holds
+counts, therefore: replacements that are gone from it are put back when a patch of it is applied the next time, and a
+wrapper around one is left where it is. A wrapper that hides what it calls gets a second replacement on top of it, so
+each replacement must do no harm inside of another one.
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -18,11 +24,15 @@ import threading
 import types
 from typing import NamedTuple
 
+from mixprec.compat.wrapped import behind
+
 LEAVE = object()  # returned by a patch: the attribute stays as it is, since nothing is wrong with it here
 MISSING = object()  # handed to a patch: there is no such attribute yet
 
 _patches = []  # all, in the order of their declaration
-_layers = {}  # place -> [(patch, what was there before it, or MISSING)], the last one outermost
+_layers = {}  # place -> tuple of _Layer, the last one outermost; other code may have replaced some of them since
+_former = {}  # place -> such tuples that were there before, the latest first: mock.patch puts one back at its end
+_FORMER = 8  # mock.patch in mock.patch in ...: how many of these are kept
 _lock = threading.RLock()
 
 
@@ -59,7 +69,7 @@ class Patch:
         _patches.append(self)
 
     def apply(self, module=None):
-        """Replaces all targets, but those that it has replaced already.
+        """Replaces all targets, but those that still have the replacement.
 
         Args:
             module: name of the only module whose attributes are replaced, which has just been imported; ``None`` for
@@ -72,17 +82,19 @@ class Patch:
             self.is_applied = True
 
     def apply_to(self, owner, name):
-        """Replaces one of the attributes that a pattern stands for, unless it has replaced that already."""
+        """Replaces one of the attributes that a pattern stands for, unless that still has the replacement."""
         with _lock:
             self._put(_Attribute(owner, name))
             self.is_applied = True
 
     def undo(self):
-        """Takes this patch off all attributes that have it; those of other patches stay on them."""
+        """Takes this patch off all attributes that have it; those of other patches stay on them.
+
+        It stays under a wrapper that other code has put around it, and where other code has replaced it, that stays.
+        """
         with _lock:
-            for place, patches in _all_layers():
-                if self in patches:
-                    self._take_off(place, patches.index(self))
+            for place in dict.fromkeys([*_layers, *_former]):
+                self._take_off(place)
             self.is_applied = False
 
     @contextlib.contextmanager
@@ -103,21 +115,65 @@ class Patch:
         return [name for target in self.targets if "*" not in target for name in expanded(target)]
 
     def _put(self, place):
-        layers = _layers.get(place, [])
-        if any(patch is self for patch, _ in layers):
-            return
-        replacement = self.make(place.value())
-        if replacement is not LEAVE:
-            _layers[place] = [*layers, (self, place.own())]
-            place.set(replacement)
+        """Applies this patch to a place, on top of the others there."""
+        before, layers = _layers.get(place, ()), _standing(place)
+        for layer in before[len(layers) :]:
+            # Back to what was there before: the same replacements again, which other modules have imported.
+            if layer.before is place.own() and all(layer.patch is not each.patch for each in layers):
+                place.set(layer.replacement)
+                layers = (*layers, layer)
+        if all(layer.patch is not self for layer in layers):
+            own, replacement = place.own(), self.make(place.value())
+            if replacement is not LEAVE:
+                place.set(replacement)
+                layers = (*layers, _Layer(self, own, replacement))
+        _keep(place, layers)
 
-    def _take_off(self, place, index):
-        layers = _layers.pop(place)
-        if index:
-            _layers[place] = layers[:index]
-        place.set(layers[index][1])
-        for above, _ in layers[index + 1 :]:
-            above._put(place)
+    def _take_off(self, place):
+        before, layers = _layers.get(place, ()), _standing(place)
+        index = next((index for index, layer in enumerate(layers) if layer.patch is self), None)
+        if index is None:
+            if any(layer.patch is self for layer in before):
+                _keep(place, tuple(layer for layer in before if layer.patch is not self))
+            return
+        above = layers[index + 1 :]
+        on_top = [*(layer.before for layer in above), place.own()]
+        if any(layer.replacement is not value for layer, value in zip(layers[index:], on_top, strict=True)):
+            return  # other code's wrapper is around it
+        place.set(layers[index].before)
+        _keep(place, layers[:index])
+        if not index:
+            _former.pop(place, None)
+        for layer in above:
+            layer.patch._put(place)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Layer:
+    """A patch on one attribute: what was there before it, or :data:`MISSING`, and what it has put there."""
+
+    patch: Patch
+    before: object
+    replacement: object
+
+
+def _standing(place):
+    """Returns the layers that are on a place now, a tuple: those that other code has taken off are not among them."""
+    layers, now = _layers.get(place, ()), place.own()
+    if layers and layers[-1].replacement is now:
+        return layers
+    stacks = [layers, *_former.get(place, ())]
+    places = {id(layer.replacement): stack[: i + 1] for stack in reversed(stacks) for i, layer in enumerate(stack)}
+    return next((places[id(value)] for value in behind(now) if id(value) in places), ())
+
+
+def _keep(place, layers):
+    """Notes the layers of a place; what was there before is kept, if it is not under them or a part of them."""
+    before = _layers.pop(place, ())
+    if layers:
+        _layers[place] = layers
+    if before[: len(layers)] != layers[: len(before)] or (before and not layers):
+        _former[place] = [before, *_former.get(place, ())][:_FORMER]
 
 
 def patch(*targets, when):
@@ -139,17 +195,17 @@ def replaced():
 
     The owner is a module, a class or a function; for a module that is replaced it is ``None``.
     """
-    return {(getattr(place, "owner", None), place.name): patches for place, patches in _all_layers()}
+    places = {place: tuple(layer.patch for layer in _standing(place)) for place in list(_layers)}
+    return {(getattr(place, "owner", None), place.name): patches for place, patches in places.items() if patches}
 
 
 def undo():
-    """Takes back all patches: every library is as it was imported, and converted models do not run any more."""
+    """Takes back all patches: every library is as it was imported, and converted models do not run any more.
+
+    A wrapper that other code has put around a replacement stays, and the replacement with it.
+    """
     for each in reversed(_patches):
         each.undo()
-
-
-def _all_layers():
-    return [(place, tuple(patch for patch, _ in layers)) for place, layers in _layers.items()]
 
 
 def first_line(function):

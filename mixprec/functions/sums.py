@@ -80,9 +80,8 @@ def install():
 
     Nodes call this when they are applied: a process that has none adds as Chainer does.
     """
-    if not TABLE.is_applied:
-        TABLE.apply()
-        REDUCE.apply()
+    TABLE.apply()
+    REDUCE.apply()
 
 
 class _Terms(list):

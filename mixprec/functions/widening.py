@@ -48,20 +48,23 @@ _MIXED = {
 
 
 def install():
-    """Replaces the forward computation of every arithmetic function node of Chainer, once."""
-    if _SUMS.is_applied:
-        return
+    """Replaces the forward computation of every arithmetic function node of Chainer that is not replaced now."""
     for patch in (_SUMS, _ALSO, *_OF_MIXED):
         patch.apply()
-    for package_name in _ARITHMETIC:
-        package = importlib.import_module(f"chainer.functions.{package_name}")
-        for module_info in pkgutil.iter_modules(package.__path__):
-            module = importlib.import_module(f"{package.__name__}.{module_info.name}")
-            for cls in list(vars(module).values()):
-                if inspect.isclass(cls) and cls.__module__ == module.__name__ and issubclass(cls, chainer.FunctionNode):
-                    method = _method(cls)
-                    if method in cls.__dict__ and cls not in _SUMS_OF_GRADIENTS and cls not in _MIXED:
-                        _EVERY.apply_to(cls, method)
+    for name in _modules():
+        for cls in list(vars(importlib.import_module(name)).values()):
+            if inspect.isclass(cls) and cls.__module__ == name and issubclass(cls, chainer.FunctionNode):
+                method = _method(cls)
+                if method in cls.__dict__ and cls not in _SUMS_OF_GRADIENTS and cls not in _MIXED:
+                    _EVERY.apply_to(cls, method)
+
+
+@functools.cache
+def _modules():
+    packages = [importlib.import_module(f"chainer.functions.{name}") for name in _ARITHMETIC]
+    return [
+        f"{package.__name__}.{each.name}" for package in packages for each in pkgutil.iter_modules(package.__path__)
+    ]
 
 
 def _method(cls):

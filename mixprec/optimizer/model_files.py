@@ -1,6 +1,7 @@
 """Files and broadcasts of models: what stands for an FP16 or BF16 parameter in them is its FP32 master."""
 
 import functools
+import threading
 
 import chainer
 
@@ -28,6 +29,10 @@ def _saving_masters(original):
 
     @functools.wraps(original)
     def serialize(self, serializer):
+        if id(self) in _under_way.links:  # a replacement inside of another one: what it loaded would be rounded
+            original(self, serializer)
+            return
+
         def through_master(name, value):
             param = self.__dict__[name] if name in self._params else None
             masters = getattr(param, OWNER, None)
@@ -46,13 +51,27 @@ def _saving_masters(original):
             param.array[...] = master.array
             return param.array
 
-        if isinstance(serializer, chainer.Deserializer):
-            original(self, _Loading(through_master))
-            running_statistics.loaded(self)
-        else:
-            original(self, _Saving(through_master))
+        _under_way.links.add(id(self))
+        try:
+            if isinstance(serializer, chainer.Deserializer):
+                original(self, _Loading(through_master))
+                running_statistics.loaded(self)
+            else:
+                original(self, _Saving(through_master))
+        finally:
+            _under_way.links.discard(id(self))
 
     return serialize
+
+
+class _UnderWay(threading.local):
+    """Attribute ``links``: ids of the links that this thread saves or loads now."""
+
+    def __init__(self):
+        self.links = set()
+
+
+_under_way = _UnderWay()
 
 
 def _master_array(param):

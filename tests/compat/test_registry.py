@@ -4,6 +4,7 @@ import functools
 import sys
 import threading
 import types
+from unittest import mock
 
 import pytest
 
@@ -16,6 +17,7 @@ def _declarations(monkeypatch):
     """Tests declare patches that are not in the list."""
     monkeypatch.setattr(registry, "_patches", [])
     monkeypatch.setattr(registry, "_layers", {})
+    monkeypatch.setattr(registry, "_former", {})
 
 
 @pytest.fixture
@@ -162,6 +164,123 @@ def test_a_patch_under_another_one_may_end_first(library):
         converting.apply()
         assert library.shout("a") == "A12"
     assert library.shout("a") == "A2"
+
+
+def test_what_other_code_took_off_is_put_back(library):
+    """At the end of ``mock.patch`` and pytest's ``monkeypatch``, or by hand."""
+    original = library.functions.shout
+    one, two = (_patch("library.functions:shout", _adding(text)) for text in "12")
+    with mock.patch.object(library.functions, "shout", original):
+        one.apply()
+        two.apply()
+    assert library.functions.shout is original
+    assert registry.replaced() == {}
+    two.apply()  # that of the other patch, too
+    assert library.functions.shout("a") == library.shout("a") == "A12"
+    registry.undo()
+    assert library.functions.shout is library.shout is original
+
+
+def test_a_replacement_lies_on_what_other_code_has_put_there_and_comes_back_with_it(library):
+    original = library.functions.shout
+    patch = _patch("library.functions:shout", _adding("!"))
+    patch.apply()
+    replacement = library.functions.shout
+    for _ in range(3):  # and no deeper each time
+        with mock.patch.object(library.functions, "shout", str.lower):
+            assert registry.replaced() == {}
+            patch.apply()
+            assert library.functions.shout("A") == "a!"
+        patch.apply()
+        assert library.functions.shout is library.shout is replacement
+    with mock.patch.object(library.functions, "shout", str.lower):
+        patch.undo()
+        assert library.functions.shout is str.lower
+    patch.undo()
+    assert library.functions.shout is library.shout is original
+
+
+class _Spy:
+    def __init__(self, function):
+        self._function = function
+
+    def __call__(self, text):
+        return self._function(text)
+
+    def method(self, text):
+        return self._function(text)
+
+
+def _naming_a_global(function):
+    namespace = {"function": function}
+    exec("def spy(text): return function(text)", namespace)
+    return namespace["spy"]
+
+
+_SPIES = [
+    lambda function: functools.wraps(function)(lambda text: "".join([function(text)])),
+    lambda function: lambda text: function(text),
+    lambda function: lambda text, function=function: function(text),
+    lambda function: functools.partial(function),
+    lambda function: mock.Mock(wraps=function),
+    lambda function: mock.Mock(side_effect=function),
+    lambda function: staticmethod(function),
+    _Spy,
+    lambda function: _Spy(function).method,
+    _naming_a_global,
+]
+
+
+@pytest.mark.parametrize("spy", _SPIES)
+def test_a_wrapper_around_a_replacement_stays_and_so_does_the_replacement(library, spy):
+    one, two = (_patch("library.functions:shout", _adding(text)) for text in "12")
+    original = library.functions.shout
+    one.apply()
+    replacement = library.functions.shout
+    wrapper = library.functions.shout = spy(replacement)
+    one.apply()
+    assert library.functions.shout is wrapper
+    two.apply()
+    assert library.functions.shout("a") == "A12"
+    one.undo()  # it is under the wrapper
+    assert library.functions.shout("a") == "A12"
+    registry.undo()
+    assert library.functions.shout is wrapper
+    assert wrapper("a") == "A1"
+    assert registry.replaced() == {(library.functions, "shout"): (one,)}
+    library.functions.shout = replacement
+    registry.undo()
+    assert library.functions.shout is original
+
+
+def test_a_subclass_of_a_class_that_was_put_there_stays(library):
+    patch = _patch("library.functions:Base", lambda base: type("Mine", (base,), {}))
+    patch.apply()
+    library.functions.Base = others = type("Others", (library.functions.Base,), {})
+    patch.apply()
+    assert library.functions.Base is others
+
+
+def test_a_module_that_was_dropped_is_put_back(library):
+    patch = _patch("library.cudnn", lambda original: types.ModuleType("stand_in"))
+    patch.apply()
+    del sys.modules["library.cudnn"]
+    patch.apply()
+    assert sys.modules["library.cudnn"].__name__ == "stand_in"
+    del sys.modules["library.cudnn"]
+    patch.undo()
+    assert "library.cudnn" not in sys.modules
+
+
+def test_a_method_that_is_assigned_anew_is_replaced_too(library):
+    base = library.functions.Base
+    patch = _patch("library.*:*.get", _adding("!"))
+    patch.apply_to(base, "get")
+    base.get = lambda self: 2
+    patch.apply_to(base, "get")
+    assert base().get() == "2!"
+    patch.undo()
+    assert base().get() == 2
 
 
 def test_an_attribute_that_does_not_exist_is_an_error(library):
