@@ -183,4 +183,4 @@ def test_python_dash_m_mixprec_prints_the_report():
     report, _, replaced = done.stdout.partition("\n\n")
     assert report.startswith("Python ")
     assert report.splitlines()[-1].startswith("device 'auto'")
-    assert replaced.startswith("Replaced in Chainer and other libraries")
+    assert replaced.startswith("Attributes that mixprec replaces")

@@ -84,8 +84,8 @@ class MixedPrecisionOptimizer(Delegation):
         "_watchdog",
         "_wishes",
         "_optimizer_step",
+        "_no_decay",
     )
-    _OWN += ("_no_decay",)
 
     def __init__(
         self,
