@@ -103,13 +103,22 @@ def channel_parameters(rng, channels):
     return gamma, beta
 
 
-def batch_norm_moments(x, eps):
-    """Returns the exact statistics of a batch and their bounds: ``mean``, ``variance``, ``invstd``, ``*_bound``."""
+def batch_norm_moments(x, eps, merged=False):
+    """Returns the exact statistics of a batch and their bounds: ``mean``, ``variance``, ``invstd``, ``*_bound``.
+
+    Args:
+        x: (..., C).
+        eps: what is added to the variance.
+        merged: whether the variance is that of parts put together, as kernels do. Its relative error grows with its
+            condition number, sqrt(1 + mean^2 / variance); that of deviations from a known mean does not (Chan, Golub
+            and LeVeque 1983, doi:10.1080/00031305.1983.10483115, table 1).
+    """
     x = exact(x).reshape(-1, x.shape[-1])
     count = len(x)
     mean, variance = x.mean(0), x.var(0)
     mean_bound = accumulated(count, np.abs(x).mean(0))
-    variance_bound = accumulated(count + 8, variance) + mean_bound**2
+    condition = np.hypot(mean, np.sqrt(variance)) if merged else np.sqrt(variance)  # times the standard deviation
+    variance_bound = accumulated(count + 8, np.sqrt(variance) * condition) + mean_bound**2
     invstd = 1 / np.sqrt(variance + eps)
     invstd_bound = invstd * (0.5 * variance_bound / (variance + eps) + 4 * EPS32)
     return SimpleNamespace(
