@@ -18,7 +18,7 @@ from mixprec.graph_capture.capturable import Capturable, GraphSession
 from mixprec.graph_capture.graph_table import GraphTable
 from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.device_batch import DeviceBatch
-from mixprec.optimizer.device_form import SCALE_CONSTANTS
+from mixprec.optimizer.batch.scaling import SCALE_CONSTANTS
 
 
 class TrainingStep(Capturable):

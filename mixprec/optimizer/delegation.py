@@ -7,6 +7,8 @@ through it; Chainer's updaters and ChainerMN's optimizer call the rest.
 from collections.abc import Callable
 from typing import Any, Literal
 
+import chainer
+
 from mixprec import arguments
 from mixprec.loss_scale import StaticLossScale
 from mixprec.optimizer import scaled_loss
@@ -19,6 +21,26 @@ _REPLACED = {
     "check_nan_in_grads": "nothing: update() does it",
     "is_safe_to_update": "last_step_skipped",
 }
+
+
+def checked(optimizer: Any) -> chainer.GradientMethod:
+    """Returns the optimizer that is to be wrapped.
+
+    Raises:
+        TypeError: it is not a gradient method.
+        ValueError: it has been set up already.
+    """
+    if not isinstance(optimizer, chainer.GradientMethod):
+        hint = (
+            "; wrap first, then create_multi_node_optimizer(MixedPrecisionOptimizer(optimizer), communicator)"
+            if hasattr(optimizer, "actual_optimizer")
+            else ""
+        )
+        kind = type(optimizer).__name__ if not isinstance(optimizer, type) else arguments.found(optimizer)
+        raise TypeError(f"optimizer must be a chainer.GradientMethod; found {kind}{hint}")
+    if optimizer.target is not None:
+        raise ValueError("the optimizer is set up already; wrap it first, then call setup() on the wrapper")
+    return optimizer
 
 
 class Delegation:

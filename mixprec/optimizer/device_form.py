@@ -5,12 +5,10 @@ import weakref
 from mixprec.backends.transfers import on_host
 from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.device_batch import DeviceBatch
-from mixprec.optimizer.batch.scaling import Scaling
+from mixprec.optimizer.batch.scaling import SCALE_CONSTANTS, Scaling
 from mixprec.optimizer.grad_scales import MIXED, UsedScale, factor_of, factor_to_unscale, is_one
 from mixprec.optimizer.update_form import UpdateForm
 
-# What a step of the loss scale on a device knows beside its state.
-SCALE_CONSTANTS = ("growth", "backoff", "floor", "cap", "interval", "hysteresis")
 # Update rules that compute with `t` -> the OptimizerStep whose device counts their steps.
 _COUNTED_BY = weakref.WeakKeyDictionary()
 

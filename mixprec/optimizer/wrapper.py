@@ -14,7 +14,7 @@ from mixprec import arguments
 from mixprec.backends.dropout_state import serialize_dropout
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
-from mixprec.optimizer.delegation import Delegation
+from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.no_decay import NoDecay
 from mixprec.optimizer.rule_states import serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
@@ -96,17 +96,7 @@ class MixedPrecisionOptimizer(Delegation):
         no_decay: str | type[chainer.Link] | tuple[str | type[chainer.Link], ...] | None = None,
         zero_gradients: bool = False,
     ) -> None:
-        if not isinstance(optimizer, chainer.GradientMethod):
-            hint = (
-                "; wrap first, then create_multi_node_optimizer(MixedPrecisionOptimizer(optimizer), communicator)"
-                if hasattr(optimizer, "actual_optimizer")
-                else ""
-            )
-            kind = type(optimizer).__name__ if not isinstance(optimizer, type) else arguments.found(optimizer)
-            raise TypeError(f"optimizer must be a chainer.GradientMethod; found {kind}{hint}")
-        if optimizer.target is not None:
-            raise ValueError("the optimizer is set up already; wrap it first, then call setup() on the wrapper")
-        self._optimizer = optimizer
+        self._optimizer = checked(optimizer)
         self._scaler = as_loss_scale(loss_scale)
         self._masters = None
         self._statistics = None

@@ -33,11 +33,8 @@ def apply(scope, node, inputs):
     if rule is _ours:
         return chainer_apply(node, inputs)
     for x in inputs:
-        if type(x) is Deferred:
-            if rule not in layer_rules.TAKING_DEFERRED:
-                taken(x, cls.__name__)
-        elif id(x) in scope.unfused:
-            scope.unfused[id(x)].is_taken(x, cls.__name__)
+        if type(x) is not Deferred or rule not in layer_rules.TAKING_DEFERRED:
+            _take(scope, x, cls.__name__)
     if rule is not None and (node._n_local_function_hooks == 0 or rule is between_layers.fence):
         outputs = rule(scope, node, inputs)
     if outputs is None:
@@ -45,6 +42,14 @@ def apply(scope, node, inputs):
     if scope.trace is not None:
         scope.trace.note(scope, node, cls, inputs, outputs)
     return outputs
+
+
+def _take(scope, x, name):
+    """Notes that a function of this name takes ``x``: a deferred variable is computed for it."""
+    if type(x) is Deferred:
+        taken(x, name)
+    elif id(x) in scope.unfused:
+        scope.unfused[id(x)].is_taken(x, name)
 
 
 @functools.cache
@@ -100,9 +105,6 @@ def _plain(scope, name, x, inputs):
     if not hasattr(x, "dtype") or x.dtype not in STORAGE_DTYPES:
         return x
     if id(x) not in inputs:  # the same one given twice is converted once
-        if type(x) is Deferred:
-            taken(x, name)
-        elif id(x) in scope.unfused:
-            scope.unfused[id(x)].is_taken(x, name)
+        _take(scope, x, name)
         inputs[id(x)] = x, scope.plain(x)
     return inputs[id(x)][1]

@@ -27,26 +27,11 @@ from tests.stand_ins.device_runs import (
     stay_on_host,
 )
 from tests.stand_ins.device_stand_in import DeviceArray
-from tests.stand_ins.host_launch import HostLauncher
-
-
-class _Launcher(HostLauncher):
-    def holds(self, array):
-        return isinstance(array, np.ndarray)  # some of Chainer's functions lose the stand-in's class on NumPy
-
-
-@pytest.fixture
-def launcher(monkeypatch):
-    launcher = _Launcher()
-    monkeypatch.setattr(
-        optimizer_step, "launcher_of", lambda array: launcher if isinstance(array, DeviceArray) else None
-    )
-    return launcher
 
 
 @pytest.fixture
 def reads(launcher, monkeypatch):
-    """Returns a function that says how often anybody read since the test began."""
+    """Returns a function that gives the number of reads since the test began."""
     DeviceArray.reads = 0
     through_the_door = []
 
@@ -58,7 +43,7 @@ def reads(launcher, monkeypatch):
         monkeypatch.setattr(module, "to_host", counted)
 
     def count():
-        assert DeviceArray.reads <= len(through_the_door), "somebody reads past mixprec.backends.transfers"
+        assert DeviceArray.reads <= len(through_the_door), "a value was read past mixprec.backends.transfers"
         return DeviceArray.reads
 
     return count

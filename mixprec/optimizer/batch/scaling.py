@@ -26,6 +26,10 @@ class Scaling:
     hysteresis: int
 
 
+# Those of its attributes that no step moves; a DynamicLossScale has the same names.
+SCALE_CONSTANTS = ("growth", "backoff", "floor", "cap", "interval", "hysteresis")
+
+
 def arguments_of(scaling):
     """Returns what the kernel ``update`` gets of a :class:`Scaling`, or of ``None``.
 

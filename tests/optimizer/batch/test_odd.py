@@ -18,8 +18,6 @@ from mixprec.optimizer import step as batched_module
 from mixprec.optimizer.batch.update_plan import plan
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import stay_on_host
-from tests.stand_ins.device_stand_in import DeviceArray
-from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.update_pair import assert_same_bits, link_of
 
 BATCHED = pytest.mark.parametrize("batched", [True, False])
@@ -306,20 +304,6 @@ def test_hard_clipping_on_one_side():
 
 
 # --- zero_gradients
-
-
-class _Launcher(HostLauncher):
-    def holds(self, array):
-        return isinstance(array, np.ndarray)  # some of Chainer's functions lose the stand-in's class on NumPy
-
-
-@pytest.fixture
-def launcher(monkeypatch):
-    launcher = _Launcher()
-    monkeypatch.setattr(
-        batched_module, "launcher_of", lambda array: launcher if isinstance(array, DeviceArray) else None
-    )
-    return launcher
 
 
 @pytest.mark.parametrize("place", [stay_on_host, device_stand_in.send])
