@@ -15,6 +15,26 @@ _MPIEXEC = pathlib.Path(sys.executable).with_name("mpiexec")
 _LIMIT = 120  # seconds
 
 
+# The beginning of a program: a communicator, its rank, and say(), which prints a line that others do not break.
+COMMUNICATOR = """
+    import sys
+    import warnings
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import chainermn
+    warnings.filterwarnings("ignore", category=FutureWarning)  # chainermn is experimental, says Chainer
+    import chainer
+    import ml_dtypes
+    import numpy as np
+    import mixprec
+    communicator = chainermn.create_communicator("naive")
+    rank = communicator.rank
+
+    def say(*what):
+        sys.stdout.write(" ".join(map(str, what)) + chr(10))  # at once: all processes write to the same pipe
+"""
+
+
 def run(processes, *code):
     """Runs code under ``mpiexec``, with warnings as errors and one thread of BLAS for each process.
 
@@ -28,6 +48,13 @@ def run(processes, *code):
     Returns:
         The lines that all processes have printed, sorted, since ranks print in any order.
     """
+    done = start(processes, "-m", "mpi4py", code=code)
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+def start(processes, *options, code):
+    """Runs code as :func:`run` does, by Python with ``options``; returns the ``subprocess.CompletedProcess``."""
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed: extra mpi")
     if not _MPIEXEC.exists():
@@ -35,9 +62,7 @@ def run(processes, *code):
     program = "".join(map(textwrap.dedent, code))
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [_MPIEXEC, "-n", str(processes), sys.executable, "-W", "error", "-m", "mpi4py", "-c", program]
-    done = subprocess.run(
+    command = [_MPIEXEC, "-n", str(processes), sys.executable, "-W", "error", *options, "-c", program]
+    return subprocess.run(
         command, capture_output=True, text=True, timeout=_LIMIT, env={**os.environ, **one_thread, "PYTHONPATH": path}
     )
-    assert done.returncode == 0, done.stderr
-    return sorted(done.stdout.splitlines())

@@ -28,15 +28,23 @@ def size_of_the_dataset(init):
 
 
 @after_import("chainermn.optimizers:create_multi_node_optimizer")
-def gradients_of_the_last_step(original):
-    """Without it ``double_buffering`` divides the gradients of one step by the dynamic loss scale of the next."""
+def one_mean_of_this_step(original):
+    """Without it ``double_buffering`` and a second communicator around MixedPrecisionOptimizer go wrong in silence.
+
+    A step of double buffering has the gradients of the step before: a dynamic loss scale and the running statistics of
+    a skipped step do not go with them.
+    """
 
     @functools.wraps(original)
     def create_multi_node_optimizer(actual_optimizer, communicator, double_buffering=False, zero_fill=True):
-        if double_buffering and getattr(actual_optimizer, "scales_dynamically", False):
+        if getattr(actual_optimizer, "communicator", None) is not None:
+            kind = type(actual_optimizer).__name__
+            raise ValueError(f"{kind} has a communicator and averages gradients: leave out create_multi_node_optimizer")
+        if double_buffering and hasattr(actual_optimizer, "_multi_node_step"):
             raise ValueError(
-                "double_buffering updates with the gradients of the step before, which a dynamic loss scale does not "
-                "fit: use MixedPrecisionOptimizer(optimizer, loss_scale=<a power of two>), or no double_buffering"
+                "double_buffering updates with the gradients of the step before, which a loss scale and skipped steps "
+                "do not fit: use MixedPrecisionOptimizer(optimizer, communicator=communicator), which sums gradients "
+                "during the backward pass"
             )
         return original(actual_optimizer, communicator, double_buffering, zero_fill)
 
@@ -44,13 +52,20 @@ def gradients_of_the_last_step(original):
 
 
 @after_import("chainermn.optimizers:{_MultiNodeOptimizer,_DoubleBufferingOptimizer}.update")
-def several_losses(update):
-    """Without it a loss function that is a generator fails: ChainerMN calls ``backward`` of what it returns."""
+def passes_of_a_step(update):
+    """Without it a loss function that is a generator fails, and gradients filled with zeros have no loss scale.
+
+    A parameter that only another process has a gradient for would be updated by 65,536 times its mean.
+    """
 
     @functools.wraps(update)
     def run(self, lossfun=None, *args, **kwds):
-        check = getattr(self.actual_optimizer, "check_loss", lambda loss: None)
-        return update(self, None if lossfun is None else _one_loss_of(lossfun, check), *args, **kwds)
+        step = getattr(self.actual_optimizer, "_multi_node_step", None)
+        if step is None:
+            update(self, None if lossfun is None else _one_loss_of(lossfun), *args, **kwds)
+        else:
+            with step(lossfun, args, kwds, zero_fill=self.zero_fill):
+                update(self, None, *args, **kwds)
 
     return run
 
@@ -96,6 +111,26 @@ def sums_of_float16(allreduce):
             return allreduce(self, x)
         with np.errstate(over="ignore"):  # a sum beyond 65,504 is inf
             return allreduce(self, x.astype(np.float32)).astype(np.float16)
+
+    return run
+
+
+@after_import("chainermn.extensions.observation_aggregator:ObservationAggregator.compute_summary")
+def variables_that_are_observed(compute_summary):
+    """Without it ObservationAggregator and MultiNodeEarlyStoppingTrigger fail: a loss goes to a device of ChainerX.
+
+    Means of 16 bits are those of float32.
+    """
+
+    import chainer  # is complete by now
+
+    @functools.wraps(compute_summary)
+    def run(self, trainer):
+        value = trainer.observation.get(self.original_key)
+        if isinstance(value, chainer.Variable):
+            array = chainer.get_device("@numpy").send(value.array)
+            trainer.observation[self.original_key] = array.astype(np.float32) if _has_16_bits(array) else array
+        return compute_summary(self, trainer)
 
     return run
 
@@ -156,13 +191,10 @@ def memory_that_is_broadcast(bcast_data):
     return run
 
 
-def _one_loss_of(lossfun, check):
+def _one_loss_of(lossfun):
     def run(*args, **kwds):
         losses = lossfun(*args, **kwds)
-        if isinstance(losses, Iterator):
-            return _Losses(losses, check)
-        check(losses)
-        return losses
+        return _Losses(losses) if isinstance(losses, Iterator) else losses
 
     return run
 
@@ -170,12 +202,10 @@ def _one_loss_of(lossfun, check):
 class _Losses:
     """An iterator of losses in the shape of one: ``backward`` of each is run before the next one is asked for."""
 
-    def __init__(self, losses, check):
+    def __init__(self, losses):
         self._losses = losses
-        self._check = check
 
     def backward(self, loss_scale=None):
         for loss in self._losses:
-            self._check(loss)
             loss.backward(loss_scale=loss_scale)
             del loss  # before the next one, for which there is to be memory

@@ -4,6 +4,7 @@
 through it; Chainer's updaters and ChainerMN's optimizer call the rest.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import chainer
 
 from mixprec import arguments
 from mixprec.loss_scale import StaticLossScale
-from mixprec.optimizer import scaled_loss
+from mixprec.optimizer import grad_scales
 
 # What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
 _REPLACED = {
@@ -93,7 +94,7 @@ class Delegation:
 
     @property
     def _loss_scale(self):
-        # ChainerMN's optimizer calls backward(loss_scale=optimizer._loss_scale).
+        # Code in the manner of ChainerMN's optimizer calls backward(loss_scale=optimizer._loss_scale).
         self._check_set_up()
         return self._passes.factor_on(self.target.device)
 
@@ -109,4 +110,15 @@ class Delegation:
                 "MixedPrecisionOptimizer(optimizer, loss_scale): leave it out here"
             )
 
-    check_loss = staticmethod(scaled_loss.check_loss)  # for ChainerMN's optimizer, which calls backward itself
+    @contextlib.contextmanager
+    def _multi_node_step(self, lossfun, args, kwds, *, zero_fill):
+        """A step of ChainerMN's optimizer around this one: the passes come before the block, which takes the mean."""
+        self._check_set_up()
+        if lossfun is not None:
+            self._run_passes(lossfun, args, kwds)
+        if zero_fill:
+            grad_scales.fill(self.target.params(), self._passes.factor)
+        try:
+            yield
+        finally:
+            self._statistics.guards.forget()  # the first block does not update: it broadcasts the weights

@@ -23,7 +23,9 @@ import operator
 
 import numpy as np
 
-_PARALLEL = " (ParallelUpdater: pass one static loss_scale to it and to the optimizer)"
+_PARALLEL = (
+    " (ParallelUpdater: pass one static loss_scale to it and to the optimizer, or use mpiexec and a communicator)"
+)
 
 
 class GradScale(float):
@@ -137,6 +139,19 @@ def start(model, scales=()):
         param._loss_scale = NOT_REACHED
     for param, scale, used in scales:
         param._loss_scale = UsedScale(scale, {id(param): param.grad}) if used else scale
+
+
+def fill(params, factor):
+    """Gives zeros, scaled by ``factor``, to parameters without a gradient: another process may have one for them.
+
+    Args:
+        params: parameters of the model.
+        factor: that of the passes of the step, or ``None``.
+    """
+    for param in params:
+        if param.array is not None and param.grad is None:
+            param.grad = param.xp.zeros_like(param.array)
+            param._loss_scale = NOT_REACHED if factor is None else factor
 
 
 def scales_of(model):

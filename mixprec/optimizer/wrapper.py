@@ -230,15 +230,7 @@ class MixedPrecisionOptimizer(Delegation):
         """Runs a step; whether patience has run out is another matter."""
         self._check_set_up()
         if lossfun is not None:
-            if not callable(lossfun):
-                raise TypeError(f"lossfun must be a function or None; found {arguments.found(lossfun)}")
-            self._passes.factor = None
-            self._statistics.save()
-            try:
-                self._passes.run(self._masters.model, lossfun, args, kwds)
-            except BaseException:
-                self._statistics.guards.forget()  # there is no step that could be skipped
-                raise
+            self._run_passes(lossfun, args, kwds)
         self._passes.factor = None  # backward is over: gradients have their scale
         try:
             self._optimizer_step.run(self._scaler, self._counter, self._statistics)
@@ -247,6 +239,18 @@ class MixedPrecisionOptimizer(Delegation):
             self._statistics.guards.forget()
             raise
         self._statistics.guards.forget()
+
+    def _run_passes(self, lossfun, args, kwds):
+        """Runs the forward and backward passes of a step."""
+        if not callable(lossfun):
+            raise TypeError(f"lossfun must be a function or None; found {arguments.found(lossfun)}")
+        self._passes.factor = None
+        self._statistics.save()
+        try:
+            self._passes.run(self._masters.model, lossfun, args, kwds)
+        except BaseException:
+            self._statistics.guards.forget()  # there is no step that could be skipped
+            raise
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Saves or loads optimizer state, counters, loss scale and the random state of dropout, in Chainer's manner.

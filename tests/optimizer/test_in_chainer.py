@@ -8,7 +8,6 @@ from chainer import optimizer_hooks, optimizers, training
 from chainer.training import extensions
 
 import mixprec
-from mixprec.optimizer import UnscaledBackward
 from tests.stand_ins import without_mpi
 
 X = np.random.RandomState(0).normal(size=(32, 4)).astype(np.float32)
@@ -60,32 +59,6 @@ def test_standard_updater_may_repeat_the_static_scale_and_nothing_else():
     for loss_scale in ("dynamic", 8, None):
         with pytest.raises(ValueError, match=r"loss_scale=1024 here, but .*: leave it out here"):
             training.StandardUpdater(_iterator(), _optimizer(loss_scale), loss_scale=1024)
-
-
-@pytest.mark.parametrize("scale", [None, 1024])
-def test_parallel_updater_with_a_static_scale_or_none(scale):
-    """Works: half a batch on each of two devices, here both the CPU; its gradients are the sum of the two means."""
-    optimizer = _optimizer(scale, compute="float32")
-    devices = {"main": "@numpy", "second": "@numpy"}
-    training.updaters.ParallelUpdater(_iterator(), optimizer, devices=devices, loss_scale=scale).update()
-
-    reference = _optimizer(None, compute="float32")
-    model = reference.target
-    model.cleargrads()
-    for part in (slice(0, 8, 2), slice(1, 8, 2)):
-        model(X[part], T[part]).backward()
-    reference.update()
-    np.testing.assert_allclose(_weights(optimizer), _weights(reference), rtol=1e-6)
-
-
-def test_parallel_updater_with_a_dynamic_scale():
-    """Raises, and says what does it: this updater takes one number, once."""
-    devices = {"main": "@numpy", "second": "@numpy"}
-    updater = training.updaters.ParallelUpdater(_iterator(), _optimizer(), devices=devices)
-    with pytest.raises(
-        UnscaledBackward, match="ParallelUpdater: pass one static loss_scale to it and to the optimizer"
-    ):
-        updater.update()
 
 
 def test_it_passes_for_the_wrapped_optimizer():
@@ -170,17 +143,39 @@ def test_a_multi_node_optimizer_inside_the_wrapper():
     assert lines[0].endswith("create_multi_node_optimizer(MixedPrecisionOptimizer(optimizer), communicator)")
 
 
-def test_double_buffering():
-    """Raises with a dynamic scale, as the gradients come a step late; a static scale is let through to Chainer."""
+@pytest.mark.parametrize("loss_scale", ["dynamic", 8, None])
+def test_double_buffering(loss_scale):
+    """Raises, and says what overlaps in its place: the gradients come a step late, a skipped step's statistics too."""
     lines = without_mpi.run(
         MULTI_NODE,
-        """
-        for wrapped in (optimizer(), optimizer(8)):
-            try:
-                chainermn.create_multi_node_optimizer(wrapped, Communicator(), double_buffering=True)
-            except ValueError as error:
-                print(error)
+        f"""
+        try:
+            chainermn.create_multi_node_optimizer(optimizer({loss_scale!r}), Communicator(), double_buffering=True)
+        except ValueError as error:
+            print(error)
+        try:
+            chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), Communicator(), double_buffering=True)
+        except ValueError as error:
+            print(error)
         """,
     )
     assert lines[0].startswith("double_buffering updates with the gradients of the step before")
+    assert "use MixedPrecisionOptimizer(optimizer, communicator=communicator)" in lines[0]
     assert lines[1].startswith("This communicator does not support double buffering")
+
+
+def test_two_communicators():
+    """Raises: gradients would be averaged twice."""
+    lines = without_mpi.run(
+        MULTI_NODE,
+        """
+        once = chainermn.create_multi_node_optimizer(optimizer(), Communicator())
+        try:
+            chainermn.create_multi_node_optimizer(once, Communicator())
+        except ValueError as error:
+            print(error)
+        """,
+    )
+    assert lines == [
+        "_MultiNodeOptimizer has a communicator and averages gradients: leave out create_multi_node_optimizer"
+    ]

@@ -1,0 +1,181 @@
+"""ChainerMN's extensions, iterators and data sets with the wrapper, in two processes."""
+
+import pytest
+
+from tests import mpi
+
+pytestmark = pytest.mark.sweep
+
+_TRAINING = """
+    import tempfile
+    import chainer.functions as F
+    import chainer.links as L
+    from chainer.training import StandardUpdater, Trainer, extensions
+
+    random = np.random.RandomState(0)
+    images = random.normal(size=(48, 4)).astype("f")
+    labels = (images.sum(1) > 0).astype("i")
+    dataset = chainer.datasets.TupleDataset(images, labels)
+    SerialIterator = chainer.iterators.SerialIterator
+
+    def optimized():
+        np.random.seed(rank)  # other weights on each process: the first update sends those of the first
+        model = L.Classifier(chainer.Sequential(L.Linear(4, 8), L.BatchNormalization(8), F.relu, L.Linear(8, 2)))
+        mixprec.convert(model)
+        optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0.1))
+        return chainermn.create_multi_node_optimizer(optimizer, communicator).setup(model)
+
+    def arrays(optimizer):
+        model = optimizer.target
+        norm = model.predictor[1]
+        found = {name: optimizer.master(param).array.copy() for name, param in model.namedparams()}
+        return {**found, "mean": norm.avg_mean.copy(), "var": norm.avg_var.copy()}
+
+    def check_equal(found, expected):
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+    def check_equal_everywhere(found):
+        for each in communicator.mpi_comm.allgather(found):
+            check_equal(each, found)
+
+    def folder():
+        return communicator.bcast_obj(tempfile.mkdtemp() if rank == 0 else None)
+"""
+
+_TRAINER = """
+    def trainer_in(out, epochs):
+        optimizer = optimized()
+        data = chainermn.scatter_dataset(dataset if rank == 0 else None, communicator, shuffle=True, seed=0)
+        assert len(data) == 24
+        trainer = Trainer(StandardUpdater(SerialIterator(data, 6), optimizer), (epochs, "epoch"), out=out)
+        evaluator = extensions.Evaluator(SerialIterator(data, 6, repeat=False, shuffle=False), optimizer.target)
+        trainer.extend(chainermn.create_multi_node_evaluator(evaluator, communicator))
+        trainer.extend(chainermn.extensions.AllreducePersistent(optimizer.target, communicator))
+        return trainer, optimizer
+"""
+
+
+@pytest.mark.parametrize("replica_sets", [[], [0]])
+def test_a_trainer_with_snapshots(replica_sets):
+    """Data, evaluation, running statistics and files; a file of the first process is all that others need."""
+    code = f"""
+        def built(out, epochs):
+            trainer, optimizer = trainer_in(out, epochs)
+            if rank == 0 and {replica_sets} == [0]:
+                trainer.extend(extensions.LogReport())
+            file = extensions.snapshot(filename="snapshot_{{.updater.iteration}}", autoload=True)
+            trainer.extend(
+                chainermn.extensions.multi_node_snapshot(communicator, file, {replica_sets}),
+                trigger=(1, "epoch"),
+                priority=-100,
+            )
+            notes = []
+            @chainer.training.make_extension(trigger=(1, "epoch"), priority=-101)
+            def note(trainer):
+                notes.append((trainer.updater.iteration, optimizer.t, optimizer.loss_scale, arrays(optimizer)))
+            note.initialize = note
+            trainer.extend(note)
+            return trainer, notes
+
+        out = folder()
+        trainer, notes = built(out, 2)
+        trainer.run()
+        accuracy = float(trainer.observation["validation/main/accuracy"])
+        assert len(set(communicator.mpi_comm.allgather(accuracy))) == 1
+
+        again, notes_again = built(out, 3)
+        again.run()
+        saved, loaded, last = notes[-1], notes_again[0], notes_again[-1]
+        assert saved[:3] == loaded[:3] and saved[0] == 8
+        check_equal(loaded[3], saved[3])
+        assert last[0] == 12
+        for each in (saved, last):
+            check_equal_everywhere(each[3])
+        say("right")
+    """
+    assert mpi.run(2, mpi.COMMUNICATOR, _TRAINING, _TRAINER, code) == ["right"] * 2
+
+
+def test_the_checkpointer():
+    """Each process saves and loads a file of its own."""
+    code = """
+        warnings.filterwarnings("ignore", message="Checkpointer is deprecated")
+        out = folder()
+        trainer, optimizer = trainer_in(out, 1)
+        trainer.run()
+        chainermn.create_multi_node_checkpointer("run", communicator, path=out).save(trainer, 4)
+        communicator.mpi_comm.Barrier()
+        again, resumed = trainer_in(out, 2)
+        chainermn.create_multi_node_checkpointer("run", communicator, path=out).maybe_load(again, resumed)
+        check_equal(arrays(resumed), arrays(optimizer))
+        assert (again.updater.iteration, resumed.t, resumed.loss_scale) == (4, optimizer.t, optimizer.loss_scale)
+        again.run()
+        check_equal_everywhere(arrays(resumed))
+        say("right")
+    """
+    assert mpi.run(2, mpi.COMMUNICATOR, _TRAINING, _TRAINER, code) == ["right"] * 2
+
+
+def test_a_mean_observation_and_a_trigger_that_stops_all():
+    code = """
+        trainer, optimizer = trainer_in(folder(), 30)
+        trainer.stop_trigger = chainermn.extensions.MultiNodeEarlyStoppingTrigger(
+            communicator, check_trigger=(1, "epoch"), monitor="main/loss", patience=1, max_trigger=(30, "epoch")
+        )
+        trainer.extend(chainermn.extensions.ObservationAggregator(communicator, "main/loss", "mean"))
+        trainer.run()
+        say(trainer.updater.iteration, float(trainer.observation["mean"]))
+    """
+    first, second = mpi.run(2, mpi.COMMUNICATOR, _TRAINING, _TRAINER, code)
+    assert first == second
+
+
+def test_iterators_that_give_all_processes_the_same_batches():
+    """The step is then that of one process."""
+    code = """
+        def shared():
+            mine = SerialIterator(dataset, 6) if rank == 0 else None
+            return chainermn.iterators.create_multi_node_iterator(mine, communicator)
+
+        def synchronized():
+            return chainermn.iterators.create_synchronized_iterator(SerialIterator(dataset, 6), communicator)
+
+        for make in (shared, synchronized):
+            iterator, optimizer = make(), optimized()
+            batches = []
+            def converter(batch, device):
+                batches.append(chainer.dataset.concat_examples(batch))
+                return batches[-1]
+            updater = StandardUpdater(iterator, optimizer, converter=converter)
+            for _ in range(10):
+                updater.update()
+            assert (updater.epoch, optimizer.t + optimizer.skipped) == (1, 9)
+            for x, t in zip(*communicator.mpi_comm.allgather(batches)):
+                np.testing.assert_array_equal(x[0], t[0])
+                np.testing.assert_array_equal(x[1], t[1])
+            optimizer.target.predictor[1].avg_mean[...] = optimizer.target.predictor[1].avg_var[...] = 0
+            check_equal_everywhere(arrays(optimizer))  # but the statistics of the first update, with other weights
+        say("right")
+    """
+    assert mpi.run(2, mpi.COMMUNICATOR, _TRAINING, code) == ["right"] * 2
+
+
+def test_an_exception_on_one_process_ends_all():
+    """By ChainerMN's hook, without ``-m mpi4py``: the other process waits for a mean that does not come.
+
+    Its message is in the pipe that ``MPI_Abort`` cuts, so that a part of it may be all that comes out.
+    """
+    code = """
+        chainermn.global_except_hook.add_hook()
+        optimizer = optimized()
+        for step in range(3):
+            if step == 2 and rank == 1:
+                raise ValueError("a batch that is bad")
+            optimizer.update(optimizer.target, images[:6], labels[:6])
+        say("not reached")
+    """
+    done = mpi.start(2, code=(mpi.COMMUNICATOR, _TRAINING, code))
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+    assert "not reached" not in done.stdout
