@@ -1,7 +1,7 @@
 """The wrapper as Chainer's own code sees it: an optimizer, with the attributes of the one inside.
 
 :class:`~mixprec.MixedPrecisionOptimizer` begins from :class:`Delegation`. Training loops read and write hyperparameters
-through it; Chainer's updaters and ChainerMN's optimizer call the rest.
+and counters through it; Chainer's updaters and ChainerMN's optimizer call the rest.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import chainer
 
 from mixprec import arguments
-from mixprec.loss_scale import StaticLossScale
+from mixprec.loss_scale import DynamicLossScale, StaticLossScale
 from mixprec.optimizer import grad_scales
 
 # What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
@@ -93,6 +93,26 @@ class Delegation:
         self._optimizer.add_hook(self._no_decay.hook(hook), name, timing)
 
     @property
+    def skipped(self) -> int:
+        """Number of steps skipped because of an overflow, since the beginning of training; read like the scale."""
+        return self._counter.skipped
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was skipped; read like the scale."""
+        return self._counter.last_skipped
+
+    @property
+    def communicator(self) -> Any:
+        """The communicator of ChainerMN that gradients are averaged over, or ``None``."""
+        return None if self._ranks is None else self._ranks.communicator
+
+    @property
+    def scales_dynamically(self) -> bool:
+        """Whether the loss scale may change from step to step."""
+        return isinstance(self._scaler, DynamicLossScale)
+
+    @property
     def _loss_scale(self):
         # Code in the manner of ChainerMN's optimizer calls backward(loss_scale=optimizer._loss_scale).
         self._check_set_up()
@@ -113,12 +133,15 @@ class Delegation:
     @contextlib.contextmanager
     def _multi_node_step(self, lossfun, args, kwds, *, zero_fill):
         """A step of ChainerMN's optimizer around this one: the passes come before the block, which takes the mean."""
-        self._check_set_up()
-        if lossfun is not None:
-            self._run_passes(lossfun, args, kwds)
+        self._run_passes(lossfun, args, kwds)
         if zero_fill:
             grad_scales.fill(self.target.params(), self._passes.factor)
         try:
             yield
         finally:
             self._statistics.guards.forget()  # the first block does not update: it broadcasts the weights
+
+    def _settle(self):
+        """Makes ``t`` right, with a read if there have been steps on a device."""
+        if self._optimizer_step is not None:
+            self._optimizer_step.settle()
