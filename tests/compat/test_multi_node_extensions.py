@@ -18,12 +18,15 @@ _TRAINING = """
     dataset = chainer.datasets.TupleDataset(images, labels)
     SerialIterator = chainer.iterators.SerialIterator
 
-    def optimized():
-        np.random.seed(rank)  # other weights on each process: the first update sends those of the first
+    def optimized(around=False):  # the wrapper with a communicator, or ChainerMN's optimizer around one
+        np.random.seed(rank)  # other weights on each process: setup, or the first update, sends those of the first
         model = L.Classifier(chainer.Sequential(L.Linear(4, 8), L.BatchNormalization(8), F.relu, L.Linear(8, 2)))
         mixprec.convert(model)
-        optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0.1))
-        return chainermn.create_multi_node_optimizer(optimizer, communicator).setup(model)
+        own = None if around else communicator
+        optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0.1), communicator=own)
+        if around:
+            optimizer = chainermn.create_multi_node_optimizer(optimizer, communicator)
+        return optimizer.setup(model)
 
     def arrays(optimizer):
         model = optimizer.target
@@ -44,8 +47,8 @@ _TRAINING = """
 """
 
 _TRAINER = """
-    def trainer_in(out, epochs):
-        optimizer = optimized()
+    def trainer_in(out, epochs, around=False):
+        optimizer = optimized(around)
         data = chainermn.scatter_dataset(dataset if rank == 0 else None, communicator, shuffle=True, seed=0)
         assert len(data) == 24
         trainer = Trainer(StandardUpdater(SerialIterator(data, 6), optimizer), (epochs, "epoch"), out=out)
@@ -56,12 +59,13 @@ _TRAINER = """
 """
 
 
+@pytest.mark.parametrize("around", [True, False])
 @pytest.mark.parametrize("replica_sets", [[], [0]])
-def test_a_trainer_with_snapshots(replica_sets):
-    """Data, evaluation, running statistics and files; a file of the first process is all that others need."""
+def test_a_trainer_with_snapshots(replica_sets, around):
+    """Data, evaluation, running statistics and files: one for both processes, or one for each."""
     code = f"""
         def built(out, epochs):
-            trainer, optimizer = trainer_in(out, epochs)
+            trainer, optimizer = trainer_in(out, epochs, {around})
             if rank == 0 and {replica_sets} == [0]:
                 trainer.extend(extensions.LogReport())
             file = extensions.snapshot(filename="snapshot_{{.updater.iteration}}", autoload=True)
@@ -92,6 +96,12 @@ def test_a_trainer_with_snapshots(replica_sets):
         assert last[0] == 12
         for each in (saved, last):
             check_equal_everywhere(each[3])
+        # With a file for each process, and no batch dropped, the run is the one that was not interrupted.
+        if {replica_sets} == [0] and not {around}:
+            trainer, notes = built(folder(), 3)
+            trainer.run()
+            assert notes[-1][:3] == last[:3]
+            check_equal(last[3], notes[-1][3])
         say("right")
     """
     assert mpi.run(2, mpi.COMMUNICATOR, _TRAINING, _TRAINER, code) == ["right"] * 2
@@ -141,8 +151,8 @@ def test_iterators_that_give_all_processes_the_same_batches():
         def synchronized():
             return chainermn.iterators.create_synchronized_iterator(SerialIterator(dataset, 6), communicator)
 
-        for make in (shared, synchronized):
-            iterator, optimizer = make(), optimized()
+        for make, around in ((shared, True), (synchronized, True), (shared, False), (synchronized, False)):
+            iterator, optimizer = make(), optimized(around)
             batches = []
             def converter(batch, device):
                 batches.append(chainer.dataset.concat_examples(batch))
@@ -150,7 +160,7 @@ def test_iterators_that_give_all_processes_the_same_batches():
             updater = StandardUpdater(iterator, optimizer, converter=converter)
             for _ in range(10):
                 updater.update()
-            assert (updater.epoch, optimizer.t + optimizer.skipped) == (1, 9)
+            assert (updater.epoch, optimizer.t + optimizer.skipped) == (1, 10 - around)
             for x, t in zip(*communicator.mpi_comm.allgather(batches)):
                 np.testing.assert_array_equal(x[0], t[0])
                 np.testing.assert_array_equal(x[1], t[1])
@@ -161,14 +171,15 @@ def test_iterators_that_give_all_processes_the_same_batches():
     assert mpi.run(2, mpi.COMMUNICATOR, _TRAINING, code) == ["right"] * 2
 
 
-def test_an_exception_on_one_process_ends_all():
+@pytest.mark.parametrize("around", [True, False])
+def test_an_exception_on_one_process_ends_all(around):
     """By ChainerMN's hook, without ``-m mpi4py``: the other process waits for a mean that does not come.
 
     Its message is in the pipe that ``MPI_Abort`` cuts, so that a part of it may be all that comes out.
     """
-    code = """
+    code = f"""
         chainermn.global_except_hook.add_hook()
-        optimizer = optimized()
+        optimizer = optimized({around})
         for step in range(3):
             if step == 2 and rank == 1:
                 raise ValueError("a batch that is bad")

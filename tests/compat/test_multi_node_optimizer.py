@@ -84,6 +84,13 @@ def test_it_is_the_optimizer_that_it_is_around():
             each.new_epoch()
         assert optimizer.actual_optimizer.lr == optimizer.lr == 0.2 and optimizer.epoch == 1
         assert optimizer.communicator is communicator and optimizer.target is model
+        own = mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(), communicator=communicator)
+        try:
+            chainermn.create_multi_node_optimizer(own, communicator)
+        except ValueError as error:
+            assert str(error).startswith("MixedPrecisionOptimizer has a communicator and averages gradients")
+        else:
+            raise AssertionError("gradients are averaged twice")
         model.stem.W.array += rank  # which the first update takes back
         for step in range(5):
             optimizer.update(model, x[rank], "even")
