@@ -85,7 +85,11 @@ def capture(
         0
     """
     if not isinstance(optimizer, MixedPrecisionOptimizer):
-        hint = "; steps with ChainerMN cannot be captured" if hasattr(optimizer, "actual_optimizer") else ""
+        hint = (
+            ": give the communicator to MixedPrecisionOptimizer, in place of create_multi_node_optimizer"
+            if hasattr(optimizer, "actual_optimizer")
+            else ""
+        )
         raise TypeError(f"optimizer must be a MixedPrecisionOptimizer; found {type(optimizer).__name__}{hint}")
     arguments.function("lossfun", lossfun)
     step = TrainingStep(optimizer, lossfun, arguments.flag("second_stream", second_stream))

@@ -179,3 +179,19 @@ def test_two_communicators():
     assert lines == [
         "_MultiNodeOptimizer has a communicator and averages gradients: leave out create_multi_node_optimizer"
     ]
+
+
+def test_a_capture_of_chainermns_optimizer():
+    """Raises, and says where the communicator goes."""
+    lines = without_mpi.run(
+        MULTI_NODE,
+        """
+        try:
+            mixprec.capture(chainermn.create_multi_node_optimizer(optimizer(), Communicator()).setup(network()))
+        except TypeError as error:
+            print(error)
+        """,
+    )
+    assert lines[0].endswith(
+        "give the communicator to MixedPrecisionOptimizer, in place of create_multi_node_optimizer"
+    )
