@@ -77,6 +77,16 @@ def test_it_passes_for_the_wrapped_optimizer():
     assert optimizer.t == 7
 
 
+def test_code_that_passes_the_loss_scale_to_backward_itself():
+    """As ChainerMN's optimizer does, and optimizers in its manner."""
+    optimizer, reference = _optimizer(), _optimizer()
+    optimizer.target.cleargrads()
+    optimizer.target(X, T).backward(loss_scale=optimizer._loss_scale)
+    optimizer.update()
+    reference.update(reference.target, X, T)
+    np.testing.assert_array_equal(_weights(optimizer), _weights(reference))
+
+
 MULTI_NODE = """
     import chainer, chainermn, mixprec, numpy as np
     import chainer.links as L
