@@ -175,7 +175,7 @@ def test_iterators_that_give_all_processes_the_same_batches():
 def test_an_exception_on_one_process_ends_all(around):
     """By ChainerMN's hook, without ``-m mpi4py``: the other process waits for a mean that does not come.
 
-    Its message is in the pipe that ``MPI_Abort`` cuts, so that a part of it may be all that comes out.
+    On a loaded machine a part of its message was once all that came out.
     """
     code = f"""
         chainermn.global_except_hook.add_hook()
