@@ -20,8 +20,8 @@ _SETTING = """
     from chainer import optimizer_hooks, optimizers
     from mixprec.optimizer.counted_losses import CountedLosses
     from tests.stand_ins.update_pair import RULES, new_optimizer
-    from mixprec.distributed import exchange
-    exchange.BUCKET = 256  # bytes, so that there are many
+    from mixprec.distributed import buckets
+    buckets.MOST = 256  # bytes, so that there are many
     communicator = chainermn.create_communicator("naive")
     rank, size = communicator.rank, communicator.size
     random = np.random.RandomState(0)
@@ -122,6 +122,19 @@ _CORE = """
             assert (model.predictor.extra.W.grad is not None) == used, step
         assert_same_everywhere(model, optimizer)
 
+    def another_layer_in_the_place_of_one():
+        model, optimizer = built(averaged, optimizers.MomentumSGD(0.1))
+        for step in range(6):
+            if step in (1, 4):
+                np.random.seed(10 * rank + step)
+                del model.predictor.out
+                with model.predictor.init_scope():
+                    model.predictor.out = L.Linear(8, 5)
+                for param in model.predictor.out.params():
+                    param.update_rule = optimizer.create_update_rule()
+            optimizer.update(model, images[0][step][own], images[1][step][own])
+            assert_same_everywhere(model, optimizer)
+
     def an_own_backward():
         model, optimizer = built(averaged, optimizers.MomentumSGD(0.1))
         whole, other = built(alone, optimizers.MomentumSGD(0.1))
@@ -211,6 +224,7 @@ def test_two_processes():
         overflows_on_single_ranks("float16", 40)
         overflows_on_single_ranks("bfloat16", 20, allreduce_dtype="bfloat16")
         parameters_that_some_ranks_do_not_use()
+        another_layer_in_the_place_of_one()
         an_own_backward()
         sent_during_the_pass()
         say("right")
