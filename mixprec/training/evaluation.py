@@ -30,6 +30,8 @@ class Evaluator(extensions.Evaluator):
         eval_func: what is called in place of the model and reports for it, such as
             :func:`mixprec.graph_capture.capture_evaluation`; ``None`` calls the model.
         weights: function that returns a context manager, inside of which the model has the weights to be evaluated.
+        gather: function from a value to the list of the values of all ranks. They evaluate different images, and have
+            the mean over all of them.
     """
 
     default_name = "validation"
@@ -42,9 +44,11 @@ class Evaluator(extensions.Evaluator):
         device=None,
         eval_func=None,
         weights=contextlib.nullcontext,
+        gather=lambda value: [value],
     ):
         super().__init__(iterator, target, converter=converter, device=device, eval_func=eval_func)
         self._weights = weights
+        self._gather = gather
 
     def evaluate(self):
         """Runs over the iterator once and returns the means of what the model reports."""
@@ -56,7 +60,7 @@ class Evaluator(extensions.Evaluator):
                 arrays = self.converter(batch, self.device)
                 images = valid_images(arrays)
                 summary.add({key: (value, images) for key, value in self._observe(arrays).items()})
-        return summary.compute_mean()
+        return summary.compute_mean(self._gather)
 
     def _observe(self, arrays):
         observation = {}
@@ -69,8 +73,18 @@ class _Means(DictSummary):
     def __init__(self):
         self._summaries = collections.defaultdict(_Mean)
 
+    def compute_mean(self, gather):
+        own = {name: mean.sums() for name, mean in self._summaries.items()}
+        of_all = gather(own)
+        return {name: sum(x[name][0] for x in of_all) / sum(x[name][1] for x in of_all) for name in own}
+
 
 class _Mean(Summary):
     def __init__(self):
         super().__init__()
         self._x = self._x2 = np.float64(0)  # sums over 50,000 images, in float64
+
+    def sums(self):
+        """Returns the sum of the values times their weights, and that of the weights."""
+        self._wait()
+        return self._x, self._n
