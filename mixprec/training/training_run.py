@@ -15,6 +15,7 @@ from mixprec import config as configs
 from mixprec import environment, files
 from mixprec.command_line import one_line
 from mixprec.data.data_error import DataError
+from mixprec.messages import OneLineError
 from mixprec.training import (
     images,
     needs,
@@ -162,10 +163,17 @@ def _find_results(arguments, config, ranks, lock):
 
 def _open_sources(config, ranks):
     """Opens the images, on each machine first on one rank: the others find what it has scanned."""
-    for is_turn in (ranks.local_rank == 0, ranks.local_rank != 0):
-        with ranks.together():
-            if is_turn:
-                train, val = images.open_sources(config, ranks.size)
+    found = problem = None
+    if ranks.local_rank == 0:
+        try:
+            found = images.open_sources(config, ranks.size)
+        except (OneLineError, MemoryError) as error:
+            problem = error
+    ranks.gather(None)
+    with ranks.together():
+        if problem is not None:
+            raise problem
+        train, val = found or images.open_sources(config, ranks.size)
     for name, source in (("data.train", train), ("data.val", val)):
         ranks.compare({f"the SHA-256 of files and labels in {name}": getattr(source, "fingerprint", None)})
     return train, val
