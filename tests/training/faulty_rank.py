@@ -18,6 +18,7 @@ import mixprec
 from mixprec import files
 from mixprec.training import command, surroundings
 from mixprec.training.plots import Plots
+from models import MODELS
 
 RANK = int(os.environ.get("PMI_RANK", "0"))
 
@@ -103,7 +104,7 @@ def main(fault, *argv):
     Plots.__call__ = lambda self, trainer: None  # which takes most of the time
     report = surroundings.report
     surroundings.report = lambda ranks=None: report(ranks) if ranks else ""
-    return command.main(list(argv), {"small": Small, "small_norm": small_norm})
+    return command.main(list(argv), {**MODELS, "small": Small, "small_norm": small_norm})
 
 
 if __name__ == "__main__":
