@@ -39,8 +39,8 @@ class Accumulated:
 
         Args:
             batches: list of tuples, the arguments of ``lossfun``: images, and labels.
-            images: of several ranks, the number of images that count, as a mean over ranks: the mean over ranks of the
-                losses is then that over all images. What is reported is of this rank. float32 array of shape ().
+            images: of several ranks, the number of images that count, as a mean over ranks: the means over ranks of
+                losses and of what is reported are then those over all images. float32 array of shape ().
         """
         return CountedLosses(self._losses(batches, images), len(batches))
 
@@ -48,18 +48,17 @@ class Accumulated:
         means = {}
         counts, total = _counts(batches)
         for batch, count in zip(batches, counts, strict=True):
-            share = _share(count, total)
-            yield self._loss(batch, share, share if images is None else _share(count, images), means)
+            yield self._loss(batch, _share(count, total if images is None else images), means)
         chainer.report(means)
 
-    def _loss(self, batch, share, weight, means):
+    def _loss(self, batch, weight, means):
         observation = {}
         with _reporting_to(observation):
             loss = self._lossfun(*batch)
         for name, value in observation.items():
             value = chainer.as_array(value) if isinstance(value, chainer.Variable) else value
             if getattr(value, "ndim", 0) == 0:
-                means[name] = means.get(name, 0) + share * value
+                means[name] = means.get(name, 0) + weight * value
         return loss * weight
 
 

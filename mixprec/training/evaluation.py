@@ -3,7 +3,6 @@
 The trainer calls :class:`Evaluator` after each epoch.
 """
 
-import collections
 import contextlib
 
 import numpy as np
@@ -54,13 +53,13 @@ class Evaluator(extensions.Evaluator):
         """Runs over the iterator once and returns the means of what the model reports."""
         iterator = self.get_iterator("main")
         iterator.reset()
-        summary = _Means()
+        summary = _Means(self._gather)
         with self._weights():
             for batch in iterator:
                 arrays = self.converter(batch, self.device)
                 images = valid_images(arrays)
                 summary.add({key: (value, images) for key, value in self._observe(arrays).items()})
-        return summary.compute_mean(self._gather)
+        return summary.compute_mean()
 
     def _observe(self, arrays):
         observation = {}
@@ -69,22 +68,11 @@ class Evaluator(extensions.Evaluator):
         return observation
 
 
-class _Means(DictSummary):
-    def __init__(self):
-        self._summaries = collections.defaultdict(_Mean)
-
-    def compute_mean(self, gather):
-        own = {name: mean.sums() for name, mean in self._summaries.items()}
-        of_all = gather(own)
-        return {name: sum(x[name][0] for x in of_all) / sum(x[name][1] for x in of_all) for name in own}
-
-
 class _Mean(Summary):
     def __init__(self):
         super().__init__()
         self._x = self._x2 = np.float64(0)  # sums over 50,000 images, in float64
 
-    def sums(self):
-        """Returns the sum of the values times their weights, and that of the weights."""
-        self._wait()
-        return self._x, self._n
+
+class _Means(DictSummary):
+    summary = _Mean

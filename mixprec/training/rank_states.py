@@ -1,4 +1,4 @@
-"""The state in which ranks differ: position of the loader, random state of dropout, running statistics.
+"""The state in which ranks differ: position of the loader, random state of dropout, running statistics, sums to log.
 
 The trainer has a :class:`RankStates` among its extensions where several ranks train. All snapshots are written inside
 of :meth:`RankStates.in_files`. The training command calls :func:`own` with what it has read from one.
@@ -21,6 +21,7 @@ from mixprec.training.snapshots import SnapshotError
 _PREFIX = "extensions/ranks/"
 _ITERATOR = "updater/iterator:main/"
 _DROPOUT = "updater/optimizer:main/mixprec/dropout_state"
+_LOG = "extensions/LogReport/_summary/"
 _DIVISION = ("shard", "num_shards", "batch_size", "shuffle_window")  # settings of an iterator that follow from ranks
 
 
@@ -174,6 +175,8 @@ def own(arrays, config, images, ranks, iterator, path):
     mine = {name[len(prefix) :]: value for name, value in states.items() if name.startswith(prefix)}
     if size == ranks.size:
         return arrays | mine
+    if ranks.rank and f"{_LOG}_names" in arrays:
+        arrays[f"{_LOG}_names"] = np.asarray("[]")  # nothing is summed up yet
     for name in [name for name in arrays if name.startswith(_DROPOUT)]:
         if ranks.rank:
             del arrays[name]
@@ -233,13 +236,13 @@ def _statistics(trainer):
 def _states(trainer, arrays):
     """Returns what this rank alone has, by the names in a snapshot; arrays are copied to the host."""
     optimizer, iterator = trainer.updater.get_optimizer("main"), trainer.updater.get_iterator("main")
-    dropout = serializers.DictionarySerializer()
-    serialize_dropout(
-        dropout["updater"]["optimizer:main"]["mixprec"],
-        dict.fromkeys(param.device for param in optimizer.target.params()),
-    )
-    place = {f"{_ITERATOR}{name}": value for name, value in _saved(iterator).items()}
-    return place | dropout.target | {name: np.array(cuda.to_cpu(array)) for name, array in arrays.items()}
+    serializer = serializers.DictionarySerializer()
+    iterator.serialize(serializer["updater"]["iterator:main"])
+    devices = dict.fromkeys(param.device for param in optimizer.target.params())
+    serialize_dropout(serializer["updater"]["optimizer:main"]["mixprec"], devices)
+    trainer.get_extension("LogReport")._summary.serialize(serializer["extensions"]["LogReport"]["_summary"])
+    trainer.get_extension("Stopping").serialize(serializer["extensions"]["Stopping"])
+    return serializer.target | {name: np.array(cuda.to_cpu(array)) for name, array in arrays.items()}
 
 
 def _assign(arrays, values):

@@ -19,7 +19,7 @@ from mixprec.training.console import ProgressBar, Shown, Table
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.gradient_histogram import GradientHistogram
 from mixprec.training.images import converter_of, train_iterator, val_iterator
-from mixprec.training.log_report import LogReport
+from mixprec.training.log_report import LOG, LogReport
 from mixprec.training.loss_scale_log import LossScaleLog
 from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
@@ -118,8 +118,11 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
         )
         if config.snapshot.best:
             trainer.extend(snapshots.BestSnapshot(out, in_files=states.in_files, is_first=ranks.is_first))
+    log = LogReport(trigger=at(config.log.trigger), filename=LOG if ranks.is_first else None, gather=ranks.gather)
     if ranks.is_first:
-        _report(trainer, config, optimizer, lr, rates, len(train), val is not None, at)
+        _report(trainer, config, optimizer, log, lr, rates, len(train), val is not None, at)
+    else:
+        trainer.extend(log)
     trainer.extend(Schedule(optimizer, lr, rates))
     trainer.extend(snapshot, trigger=each_snapshot)
     trainer.extend(stopping)
@@ -129,9 +132,8 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     return trainer
 
 
-def _report(trainer, config, optimizer, lr, rates, images, has_validation, at):
+def _report(trainer, config, optimizer, log, lr, rates, images, has_validation, at):
     """Adds what logs, prints and draws."""
-    log = LogReport(trigger=at(config.log.trigger))
     trainer.extend(
         extensions.observe_value("lr", lambda trainer: getattr(optimizer, lr)),
         name="lr",
