@@ -48,6 +48,8 @@ def main(argv, networks):
         if ranks.size == 1:
             raise
         return ranks.fail(traceback.format_exc(), 1)
+    finally:
+        ranks.leave()
 
 
 def _main(argv, networks, ranks):

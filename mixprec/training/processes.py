@@ -16,6 +16,7 @@ import time
 import numpy as np
 
 from mixprec.messages import OneLineError, one_line
+from mixprec.training import rank_watch
 
 _LAUNCHERS = (  # variables with rank and number of ranks: Open MPI; MPICH, Intel MPI and SLURM's PMI-2; SLURM's PMIx
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ()),
@@ -157,6 +158,9 @@ class Alone:
         """Returns the mean over ranks of a float64 array of the host; the same bits on all ranks."""
         return array
 
+    def leave(self):
+        """To be called at the end: this rank has not been killed."""
+
     def fail(self, line, code):
         """Prints why the run has failed; returns the exit code, or ends all ranks with it."""
         print(line, file=sys.stderr)
@@ -185,7 +189,10 @@ class Together:
         self.is_first = self.rank == 0
         self.communicator = None
         hosts = self._comm.allgather((platform.node(), os.getpid()))
-        self.local_size = sum(host == hosts[self.rank][0] for host, _ in hosts)
+        self._here = {rank: process for rank, (host, process) in enumerate(hosts) if host == hosts[self.rank][0]}
+        self.local_size = len(self._here)
+        if self.rank == min(self._here):
+            rank_watch.start(self._here)
         self.described = "; ".join(f"{rank} on {host}, process {process}" for rank, (host, process) in enumerate(hosts))
         if not self.is_first:
             logging.getLogger("mixprec").setLevel(logging.ERROR)  # rank 0 says the same
@@ -274,10 +281,15 @@ class Together:
         self._comm.Bcast(total)  # MPI does not promise the same bits of a sum on all ranks
         return total / self.size
 
+    def leave(self):
+        """See :class:`Alone`."""
+        rank_watch.leave(self._here, [self.rank])
+
     def fail(self, line, code):
         """See :class:`Alone`. Other ranks, which may wait for this one, are ended."""
         if not self.is_first:
             time.sleep(_MOMENT)
         print(f"rank {self.rank}: {line}", file=sys.stderr, flush=True)
         sys.stdout.flush()
+        rank_watch.leave(self._here, self._here)
         self._mpi.COMM_WORLD.Abort(code)

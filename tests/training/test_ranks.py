@@ -55,6 +55,11 @@ def test_without_mpi4py_one_rank_of_each_machine_says_what_to_install(rank, loca
     assert line is None if begin is None else line.startswith(begin) and line.endswith('pip install -e ".[mpi]"')
 
 
+@pytest.fixture(autouse=True)
+def _no_watch(monkeypatch):
+    monkeypatch.setattr(processes.rank_watch, "start", lambda ranks: None)
+
+
 class Communicator:
     """Threads in place of processes."""
 
