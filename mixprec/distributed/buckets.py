@@ -7,7 +7,11 @@ of that memory, and is sent as soon as all of it is there. :mod:`~mixprec.distri
 
 from typing import NamedTuple
 
-BUCKET = 4 * 2**20  # bytes: on two processes of one machine larger ones are not faster, and begin later
+# Bytes of a bucket. Small models have PARTS of them, as most is to be sent before the backward pass is over; but a
+# message has a price of its own.
+MOST = 4 * 2**20
+LEAST = 2**16
+PARTS = 8
 LAST = 4  # by what the last bucket is smaller: nothing of the backward pass is left to hide it behind
 
 
@@ -52,6 +56,11 @@ class Layout(NamedTuple):
     slots: dict[str, Slot]
     buckets: list[Bucket]
     sizes: dict[str, int]
+
+
+def limit_of(total):
+    """Returns the bytes of a bucket of gradients that have ``total`` bytes together."""
+    return min(MOST, max(LEAST, total // PARTS))
 
 
 def layout(members, itemsizes, limit):

@@ -14,9 +14,8 @@ pass. When parameters change, the next step is a first one again.
 
 import numpy as np
 
-from mixprec.distributed import readiness
+from mixprec.distributed import buckets, readiness
 from mixprec.distributed.arena import Arena, pack
-from mixprec.distributed.buckets import BUCKET, layout
 from mixprec.distributed.same_models import Members, check_same
 from mixprec.dtypes import is_half
 
@@ -66,7 +65,7 @@ class GradientExchange:
         if self._check is not None:  # of a step that failed before it sent any
             self._check[0].join()
         if not self.members.are(named):
-            before, self.members = self.members.description, Members(named)
+            before, self.members = self.members.description, Members(named, self.members)
             if self.members.description != before:
                 self._layout = None
             elif self._layout is not None:
@@ -169,7 +168,9 @@ class GradientExchange:
         members = [(name, params[name].dtype.name, params[name].size) for name in order]
         dtypes = {param.dtype.name: param.dtype for param in params.values()}
         of_sums = {name: self._dtype_of_sum if is_half(dtype) else dtype for name, dtype in dtypes.items()}
-        self._layout = layout(members, {name: dtype.itemsize for name, dtype in of_sums.items()}, BUCKET)
+        itemsizes = {name: dtype.itemsize for name, dtype in of_sums.items()}
+        limit = buckets.limit_of(sum(size * itemsizes[dtype] for _, dtype, size in members))
+        self._layout = buckets.layout(members, itemsizes, limit)
         self._arenas = {name: Arena(size, dtypes[name], of_sums[name]) for name, size in self._layout.sizes.items()}
         self._to_pack = [set(bucket.names) for bucket in self._layout.buckets]
         self._place()

@@ -4,13 +4,14 @@
 :mod:`~mixprec.optimizer.ranks` at ``setup``.
 """
 
+import weakref
 import zlib
 
 import numpy as np
 
 from mixprec.backends.memory import axes
 
-_WHAT = "shape", "dtype", "order of axes in memory"
+_WHAT = "shape", "dtype", "order of axes in memory", "number of replacements"
 
 
 class Members:
@@ -18,22 +19,31 @@ class Members:
 
     Args:
         named: ``[(name, parameter)]``, each parameter once, those that are not initialized among them.
+        before: :class:`Members` before those, or ``None``.
 
     Attributes:
         initialized: ``[(name, parameter)]`` of those that are.
         names: dict of their ids and names.
-        description: what must be the same on all ranks: a tuple of ``(name, shape, dtype, order of axes in memory)``.
+        keys: for each of them its name, shape, and how often another parameter has taken the place of that name.
+        description: what must be the same on all ranks: a tuple of ``(name, shape, dtype, order of axes in memory, how
+            often it was replaced)``.
         fingerprint: of the description, two numbers in float64. If their sums over ranks are the number of ranks times
             themselves, all ranks have the same: the mean of squares is the square of the mean for equal numbers only.
     """
 
-    def __init__(self, named):
+    def __init__(self, named, before=None):
         self._named = list(named)
         self._arrays = [param.array for _, param in named]
         self.initialized = [(name, param) for name, param in named if param.array is not None]
         self.names = {id(param): name for name, param in self.initialized}
+        self._replaced = {} if before is None else dict(before._replaced)  # name -> (parameter, number)
+        for name, param in named:
+            known, number = self._replaced.get(name, (lambda: None, -1))
+            if known() is not param:
+                self._replaced[name] = weakref.ref(param), number + 1
+        self.keys = [(name, param.shape, self._replaced[name][1]) for name, param in self.initialized]
         self.description = tuple(
-            (name, *(("none yet", "", "") if a is None else (a.shape, a.dtype.name, axes(a))))
+            (name, *(("none yet", "", "") if a is None else (a.shape, a.dtype.name, axes(a))), self._replaced[name][1])
             for (name, _), a in zip(named, self._arrays, strict=True)
         )
         number = zlib.crc32(repr(self.description).encode()) >> 12  # 20 bits: 8,192 squares of it add up exactly

@@ -76,14 +76,14 @@ class Ranks:
         self._masters, self._statistics = masters, statistics
         self._scaler = scaler
         self._exchange = GradientExchange(self._transport, self._dtype_of_sum)
-        self._has_begun = self._has_tried = False
+        self._has_tried = False
         self._walked, self._named = None, []
         members = Members(self._all())
         of_ranks = self._transport.gather((members.description, _settings(scaler, self._dtype_of_sum)))
         check_same([description for description, _ in of_ranks])
         check_settings([settings for _, settings in of_ranks])
-        self._agreed, self._sent = None, set()
         self._send(members.initialized)
+        self._agreed, self._sent = None, set(members.keys)
 
     def begin(self, forward=None):
         """Begins a step.
@@ -95,7 +95,6 @@ class Ranks:
             ValueError: parameters are not the same on all ranks, or their values cannot be.
         """
         self._exchange.begin(self._all())
-        self._has_begun = True
         if self._exchange.members.description == self._agreed:
             return
         self._exchange.agree()  # so all ranks come by here
@@ -105,28 +104,29 @@ class Ranks:
             self._exchange.begin(self._all())
             self._exchange.agree()
         members = self._exchange.members
-        new = [(name, param) for name, param in members.initialized if (name, param.shape) not in self._sent]
+        new = [each for each, key in zip(members.initialized, members.keys, strict=True) if key not in self._sent]
         if new and forward is None:
             raise ValueError(
                 f"{new[0][0]} has got its values after setup(), other ones on each rank: call the model once before "
                 "setup(), or let update(lossfun, ...) call it"
             )
         self._send(new)
+        self._sent.update(members.keys)
         self._agreed = members.description
 
     def last_pass(self):
         """Returns a context for the last backward pass of a step, in which gradients are sent already."""
         return self._exchange.overlapped()
 
-    def finish(self, passes):
+    def finish(self, passes, begins):
         """Leaves in the parameters the means of their gradients, each with its loss scale.
 
         Args:
             passes: :class:`~mixprec.optimizer.scaled_loss.ScaledPasses` of the step.
+            begins: whether the step begins here, after backward passes of the user's own.
         """
-        if not self._has_begun:
+        if begins:
             self.begin()
-        self._has_begun = False
         members = self._exchange.members
         for _, param in self._all():
             if param.array is not None and id(param) not in members.names:
@@ -194,7 +194,6 @@ class Ranks:
             if is_half(param.dtype):
                 with np.errstate(over="ignore"):
                     param.array[...] = array
-            self._sent.add((name, param.shape))
 
 
 def _settings(scaler, dtype_of_sum):

@@ -119,9 +119,7 @@ class MixedPrecisionOptimizer(Delegation):
 
     def __getstate__(self):
         if self._ranks is not None:
-            raise TypeError(
-                "an optimizer with a communicator cannot be copied or pickled: save it by chainer.serializers"
-            )
+            raise TypeError("an optimizer with a communicator cannot be copied or pickled: use chainer.serializers")
         self._settle()
         scales = [] if self._masters is None else grad_scales.scales_of(self.target)
         return {**self.__dict__, "_optimizer_step": None, "_grad_scales": scales}
@@ -244,7 +242,7 @@ class MixedPrecisionOptimizer(Delegation):
                 raise
         try:
             if self._ranks is not None:
-                self._ranks.finish(self._passes)
+                self._ranks.finish(self._passes, lossfun is None)
             self._passes.factor = None  # backward is over: gradients have their scale
             self._optimizer_step.run(self._scaler, self._counter, self._statistics)
         except BaseException:  # as if there had been no step

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mixprec.distributed import exchange
+from mixprec.distributed import buckets
 from mixprec.optimizer import ranks
 from tests.stand_ins.twin_transport import Twins
 
@@ -12,5 +12,5 @@ def twins(monkeypatch):
     """The transport of all optimizers that ``wrapped`` makes; buckets have 64 bytes."""
     transport = Twins()
     monkeypatch.setattr(ranks, "MpiTransport", lambda mpi_comm: transport)
-    monkeypatch.setattr(exchange, "BUCKET", 64)
+    monkeypatch.setattr(buckets, "MOST", 64)
     return transport

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixprec.distributed.buckets import LAST, layout
+from mixprec.distributed.buckets import LAST, LEAST, MOST, PARTS, layout, limit_of
 
 ITEMSIZES = {"float16": 4, "float32": 4, "bfloat16": 2}
 _members = st.lists(st.tuples(st.sampled_from(sorted(ITEMSIZES)), st.integers(0, 50)), max_size=20)
@@ -49,3 +49,7 @@ def test_no_bucket_waits_for_a_later_one(kinds):
         while started < len(left) and not left[started]:
             started += 1
         assert all(left[later] for later in range(started, len(left)))  # none that could have started waits
+
+
+def test_buckets_of_small_and_large_models():
+    assert [limit_of(total) for total in (0, 100, 2**20, 2**24, 2**30)] == [LEAST, LEAST, 2**20 // PARTS, 2**21, MOST]

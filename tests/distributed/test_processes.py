@@ -20,8 +20,8 @@ _SETTING = """
     from chainer import optimizer_hooks, optimizers
     from mixprec.optimizer.counted_losses import CountedLosses
     from tests.stand_ins.update_pair import RULES, new_optimizer
-    from mixprec.distributed import exchange
-    exchange.BUCKET = 256  # bytes, so that there are many
+    from mixprec.distributed import buckets
+    buckets.MOST = 256  # bytes, so that there are many
     communicator = chainermn.create_communicator("naive")
     rank, size = communicator.rank, communicator.size
     random = np.random.RandomState(0)
@@ -122,6 +122,19 @@ _CORE = """
             assert (model.predictor.extra.W.grad is not None) == used, step
         assert_same_everywhere(model, optimizer)
 
+    def another_layer_in_the_place_of_one():
+        model, optimizer = built(averaged, optimizers.MomentumSGD(0.1))
+        for step in range(6):
+            if step in (1, 4):
+                np.random.seed(10 * rank + step)
+                del model.predictor.out
+                with model.predictor.init_scope():
+                    model.predictor.out = L.Linear(8, 5)
+                for param in model.predictor.out.params():
+                    param.update_rule = optimizer.create_update_rule()
+            optimizer.update(model, images[0][step][own], images[1][step][own])
+            assert_same_everywhere(model, optimizer)
+
     def an_own_backward():
         model, optimizer = built(averaged, optimizers.MomentumSGD(0.1))
         whole, other = built(alone, optimizers.MomentumSGD(0.1))
@@ -211,6 +224,7 @@ def test_two_processes():
         overflows_on_single_ranks("float16", 40)
         overflows_on_single_ranks("bfloat16", 20, allreduce_dtype="bfloat16")
         parameters_that_some_ranks_do_not_use()
+        another_layer_in_the_place_of_one()
         an_own_backward()
         sent_during_the_pass()
         say("right")
@@ -244,6 +258,27 @@ def test_all_rules_dtypes_and_several_losses(processes):
         say("right")
     """
     assert mpi.run(processes, _SETTING, _SWEEP, code) == ["right"] * processes
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("during", ["forward", "backward"])
+def test_an_exception_on_one_rank_ends_all(during):
+    """While the others wait for its gradients; mpiexec returns, and says why."""
+    code = f"""
+        chainermn.global_except_hook.add_hook()
+        model, optimizer = built(averaged, optimizers.SGD())
+        def lossfun(step):
+            loss = model(images[0][step][own], images[1][step][own])
+            if step == 2 and rank == 1 and {during!r} == "forward":
+                raise ArithmeticError("planted")
+            yield loss
+            if step == 2 and rank == 1:
+                raise ArithmeticError("planted")
+        for step in range(4):
+            optimizer.update(lambda: CountedLosses(lossfun(step), 1))
+    """
+    with pytest.raises(AssertionError, match="ArithmeticError: planted"):
+        mpi.run(2, _SETTING, code)
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.sweep)])
