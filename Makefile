@@ -3,6 +3,7 @@
 ##   EXTRAS   extras of setup.cfg that are installed; default: those in .venv, or else dali,digits,test. On a machine
 ##            with a GPU: EXTRAS=cuda13,digits,test, or cuda12 on a V100
 ##   CONFIG   what `make train` trains; default: configs/digits.yaml
+##   RANKS    number of processes of `make train`, which train together by MPI; default: 1
 ##   ARGS     more arguments of the command that a target ends with: ARGS="--set training.epochs=2" of train,
 ##            ARGS="-k digits" of one target of tests
 comma := ,
@@ -14,6 +15,7 @@ MADE := $(subst +, ,$(firstword $(wildcard $(VENV)/.installed-*+*)))
 PYTHON ?= $(if $(MADE),$(BIN)/python,python3)
 EXTRAS ?= $(if $(MADE),$(word 2,$(MADE)),dali,digits,test)
 CONFIG ?= configs/digits.yaml
+RANKS ?= 1
 ARGS ?=
 
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)+$(EXTRAS)
@@ -25,8 +27,17 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 .NOTPARALLEL:
 .PHONY: train help test test-all test-sweep test-cupy test-plans lint install clean
 
-train: install data/digits ## install, write the digits, train a small ResNet on them (the default target)
-	@$(BIN)/python scripts/train_imagenet.py --config $(CONFIG) $(ARGS)
+# With RANKS=2 and more a thread of BLAS for each process, unless OMP_NUM_THREADS says otherwise.
+ifneq ($(RANKS),1)
+MPIEXEC = $(BIN)/mpiexec
+LAUNCH = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(MPIEXEC) -n $(RANKS)
+endif
+train: install data/digits $(MPIEXEC) ## install, write the digits, train a small ResNet on them (the default target)
+	@$(LAUNCH) $(BIN)/python scripts/train_imagenet.py --config $(CONFIG) $(ARGS)
+
+$(BIN)/mpiexec: | install
+	@echo "install: MPI"
+	@$(INSTALL) --no-build-isolation --editable ".[mpi]"
 
 data/digits: | install ## scikit-learn's handwritten digits as JPEG files
 	@$(BIN)/python scripts/make_digits.py --out $@

@@ -1,6 +1,7 @@
 """The gradient of several batches for one step of the optimizer, with the activations of one batch at a time.
 
-The updaters put :class:`Accumulated` around the model if ``training.accumulation_steps`` is more than 1.
+The updaters put :class:`Accumulated` around the model if ``training.accumulation_steps`` is more than 1, or if several
+ranks train together.
 """
 
 import contextlib
@@ -31,20 +32,23 @@ class Accumulated:
     def __init__(self, lossfun):
         self._lossfun = lossfun
 
-    def __call__(self, batches):
+    def __call__(self, batches, images=None):
         """Returns an iterator of the weighted loss of each batch.
 
         The graph of one is gone before the next one is computed.
 
         Args:
             batches: list of tuples, the arguments of ``lossfun``: images, and labels.
+            images: of several ranks, the number of images that count, as a mean over ranks: the means over ranks of
+                losses and of what is reported are then those over all images. float32 array of shape ().
         """
-        return CountedLosses(self._losses(batches), len(batches))
+        return CountedLosses(self._losses(batches, images), len(batches))
 
-    def _losses(self, batches):
+    def _losses(self, batches, images):
         means = {}
-        for batch, weight in zip(batches, _weights(batches), strict=True):
-            yield self._loss(batch, weight, means)
+        counts, total = _counts(batches)
+        for batch, count in zip(batches, counts, strict=True):
+            yield self._loss(batch, _share(count, total if images is None else images), means)
         chainer.report(means)
 
     def _loss(self, batch, weight, means):
@@ -58,12 +62,16 @@ class Accumulated:
         return loss * weight
 
 
-def _weights(batches):
-    """Returns the share of each batch in the images that count, float32, where the labels are."""
+def _counts(batches):
+    """Returns the number of images that count in each batch, and their sum, 1 at least, where the labels are."""
     counts = list(map(valid_images, batches))
     total = sum(counts)
-    total = max(total, 1) if on_host(total) else chainer.backend.get_array_module(total).maximum(total, 1)
-    return [np.float32(count / total) if on_host(count) else (count / total).astype(np.float32) for count in counts]
+    return counts, max(total, 1) if on_host(total) else chainer.backend.get_array_module(total).maximum(total, 1)
+
+
+def _share(count, total):
+    """Returns the share in float32."""
+    return np.float32(count / total) if on_host(count) else (count / total).astype(np.float32)
 
 
 def _reporting_to(observation):

@@ -86,6 +86,12 @@ class WeightAverage(extension.Extension):
                 serializer["average"](name, average)
             serializer("steps", self._average.steps)
 
+    def averages_of(self, names):
+        """Returns the averages of those of some names that are averaged, a dict. Names begin without a slash."""
+        self._follow()
+        averages = self._average.averages
+        return {name: averages[f"/{name}"] for name in names if f"/{name}" in averages}
+
     def _follow(self):
         """Returns what is averaged by name: masters, and statistics."""
         index = self._index
@@ -115,10 +121,16 @@ def averaged_weights(trainer):
     Args:
         trainer: :class:`chainer.training.Trainer`.
     """
+    average = average_of(trainer)
+    return contextlib.nullcontext() if average is None else average.applied()
+
+
+def average_of(trainer):
+    """Returns the :class:`WeightAverage` of a trainer, or ``None``."""
     try:
-        return trainer.get_extension(WeightAverage.default_name).applied()
+        return trainer.get_extension(WeightAverage.default_name)
     except ValueError:  # there is none
-        return contextlib.nullcontext()
+        return None
 
 
 def _is_averaged(array):

@@ -48,11 +48,15 @@ class Memory:
         parts: list of :class:`Part`.
         available: number of bytes that are free, and could be taken.
         where: whose memory it is.
+        ranks: number of processes that train together, each of which needs so much.
+        sharing: number of those that share this memory.
     """
 
     parts: tuple
     available: int
     where: str
+    ranks: int = 1
+    sharing: int = 1
 
     @property
     def largest(self):
@@ -76,15 +80,17 @@ class Memory:
         return max(turns, key=lambda parts: sum(part.size for part in parts))
 
     def __str__(self):
-        lines = [f"memory of {self.where}, estimated"]
+        lines = [f"memory of {self.where}, estimated" + (", for each rank" if self.ranks > 1 else "")]
         for when, title in (("", ""), ("training", "  in training"), ("evaluation", "  in the evaluation")):
             parts = [part for part in self.parts if part.when == when]
             lines += [title] if title and parts else []
             lines += [f"  {'  ' * bool(title) + part.name:42}{in_words(part.size):>10}" for part in parts]
-        return "\n".join([*lines, f"  needs about {in_words(self.needed)} of {in_words(self.available)} that are free"])
+        all_of_them = f", {self.sharing} ranks {in_words(self.sharing * self.needed)}," if self.sharing > 1 else ""
+        free = f"of {in_words(self.available)} that are free"
+        return "\n".join([*lines, f"  needs about {in_words(self.needed)}{all_of_them} {free}"])
 
 
-def memory(config, trainer, report, images, val_images=0):
+def memory(config, trainer, report, images, val_images=0, ranks=None):
     """Estimates the memory of a run.
 
     It counts arrays; what the pool of a GPU loses between them, CUDA's own memory, and that of DALI's decoder are not
@@ -96,6 +102,7 @@ def memory(config, trainer, report, images, val_images=0):
         report: of the conversion, from an example of :data:`~mixprec.training.model.EXAMPLE` images.
         images: number of training images.
         val_images: number of validation images; 0 if there is no evaluation.
+        ranks: of :mod:`mixprec.training.processes`; ``None`` for one process.
 
     Returns:
         Memory
@@ -116,6 +123,10 @@ def memory(config, trainer, report, images, val_images=0):
         Part("optimizer state", states, "optimizer.name"),
         Part("gradients", sum(param.array.nbytes for param in params), arch),
     ]
+    size, sharing = (1, 1) if ranks is None else (ranks.size, 1 if on_gpu else ranks.local_size)
+    if size > 1:  # the places where they are packed, and sums in float32 of those in 16 bits
+        packed = sum(param.array.nbytes for param in params) + masters
+        parts.append(Part("gradients between ranks", packed, arch))
     if config.training.ema_decay is not None:
         parts.append(Part("moving average of the weights", average(trainer), "training.ema_decay"))
     if on_gpu:
@@ -132,7 +143,7 @@ def memory(config, trainer, report, images, val_images=0):
     parts.append(Part("gradients of activations, temporary arrays", on_the_way, **per_batch))
     if val_images:
         parts += _evaluation(config, min(batch, val_images), wide * report.largest_activation_bytes, on_gpu)
-    return Memory(tuple(part for part in parts if part.size), *available(device))
+    return Memory(tuple(part for part in parts if part.size), *available(device), size, sharing)
 
 
 def _evaluation(config, batch, largest, on_gpu):

@@ -3,7 +3,6 @@
 The trainer calls :class:`Evaluator` after each epoch.
 """
 
-import collections
 import contextlib
 
 import numpy as np
@@ -30,6 +29,8 @@ class Evaluator(extensions.Evaluator):
         eval_func: what is called in place of the model and reports for it, such as
             :func:`mixprec.graph_capture.capture_evaluation`; ``None`` calls the model.
         weights: function that returns a context manager, inside of which the model has the weights to be evaluated.
+        gather: function from a value to the list of the values of all ranks. They evaluate different images, and have
+            the mean over all of them.
     """
 
     default_name = "validation"
@@ -42,15 +43,17 @@ class Evaluator(extensions.Evaluator):
         device=None,
         eval_func=None,
         weights=contextlib.nullcontext,
+        gather=lambda value: [value],
     ):
         super().__init__(iterator, target, converter=converter, device=device, eval_func=eval_func)
         self._weights = weights
+        self._gather = gather
 
     def evaluate(self):
         """Runs over the iterator once and returns the means of what the model reports."""
         iterator = self.get_iterator("main")
         iterator.reset()
-        summary = _Means()
+        summary = _Means(self._gather)
         with self._weights():
             for batch in iterator:
                 arrays = self.converter(batch, self.device)
@@ -65,12 +68,11 @@ class Evaluator(extensions.Evaluator):
         return observation
 
 
-class _Means(DictSummary):
-    def __init__(self):
-        self._summaries = collections.defaultdict(_Mean)
-
-
 class _Mean(Summary):
     def __init__(self):
         super().__init__()
         self._x = self._x2 = np.float64(0)  # sums over 50,000 images, in float64
+
+
+class _Means(DictSummary):
+    summary = _Mean

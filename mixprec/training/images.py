@@ -22,11 +22,12 @@ _CLASSES = "classes.txt"
 _SKIPPED = "skipped.txt"
 
 
-def open_sources(config):
+def open_sources(config, ranks=1):
     """Scans the images of a config, and checks that they fit each other and the model.
 
     Args:
         config: :class:`mixprec.config.Config`.
+        ranks: number of processes that train together.
 
     Returns:
         ``(train, val)``: from :func:`mixprec.data.sources.opening.open_images`. With synthetic data ``train`` has a
@@ -46,22 +47,27 @@ def open_sources(config):
         check_same_classes(train, val)
         for source in (train, val):
             check_labels(source, config.model.classes)
-    if len(train) < config.training.batch_size:
+    if len(train) < config.training.batch_size * ranks:
         where = "data.synthetic_images" if val is None else data.train
-        raise DataError(f"{where}: {len(train)} images, but training.batch_size is {config.training.batch_size}")
+        each = "" if ranks == 1 else f" for each of {ranks} ranks"
+        raise DataError(f"{where}: {len(train)} images, but training.batch_size is {config.training.batch_size}{each}")
+    if val is not None and len(val) < ranks:
+        raise DataError(f"{data.val}: {len(val)} images, which is less than the {ranks} ranks that evaluate them")
     return train, val
 
 
-def train_iterator(config, images, device):
+def train_iterator(config, images, device, rank=0, ranks=1):
     """Returns the iterator over the training images, the first of :func:`open_sources`; it repeats for ever.
 
     Args:
         config: :class:`mixprec.config.Config`.
         images: what to read.
         device: Chainer's device; on a GPU DALI delivers arrays of CuPy.
+        rank: of the process, which has its part of each batch of all of them.
+        ranks: number of processes.
     """
     data, batch_size = config.data, config.training.batch_size
-    keywords = {**_common(config), "last_batch": data.last_batch, "size": data.size}
+    keywords = {**_common(config, rank, ranks), "last_batch": data.last_batch, "size": data.size}
     if data.format == "synthetic":
         return SyntheticIterator(len(images), batch_size, classes=config.model.classes, device=device, **keywords)
     return _loader(data, device)(
@@ -76,7 +82,7 @@ def train_iterator(config, images, device):
     )
 
 
-def val_iterator(config, images, device, *, one_shape):
+def val_iterator(config, images, device, *, one_shape, rank=0, ranks=1):
     """Returns the iterator over the validation images, the second of :func:`open_sources`; it ends after one pass.
 
     Args:
@@ -84,17 +90,19 @@ def val_iterator(config, images, device, *, one_shape):
         images: what to read.
         device: Chainer's device.
         one_shape: whether the last batch is filled up, with labels of -1, so that one graph does for all batches.
+        rank: as for :func:`train_iterator`.
+        ranks: likewise.
     """
     data = config.data
     return _loader(data, device)(
         images,
-        min(config.training.batch_size, len(images)),
+        min(config.training.batch_size, len(images) // ranks),
         train=False,
         size=data.val_size or data.size,
         resize=data.resize,
         last_batch="pad" if one_shape else "partial",
         **_decoding(data),
-        **_common(config),
+        **_common(config, rank, ranks),
     )
 
 
@@ -140,8 +148,10 @@ def write_records(out, train, val):
         os.remove(path)
 
 
-def _common(config):
+def _common(config, rank, ranks):
     return {
+        "shard": rank,
+        "num_shards": ranks,
         "dtype": "float16" if config.precision.compute == "float16" else "float32",
         "seed": config.training.seed,
         "pad_channels": config.data.pad_channels,

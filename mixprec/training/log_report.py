@@ -29,18 +29,21 @@ class LogReport(extensions.LogReport):
     Args:
         keys, trigger, postprocess: as for Chainer's extension.
         filename: name of the file in the results folder, formatted with the entry; ``None`` writes none.
+        gather: function from a value to the list of the values of all ranks, which have this extension with the same
+            trigger: an entry has the mean over ranks of what several of them observe.
 
     Raises:
         TypeError: an argument is none of those.
     """
 
-    def __init__(self, keys=None, trigger=(1, "epoch"), postprocess=None, filename=LOG):
+    def __init__(self, keys=None, trigger=(1, "epoch"), postprocess=None, filename=LOG, gather=lambda value: [value]):
         if keys is not None:
             arguments.instance("keys", keys, (list, tuple, set, frozenset), "a list of texts or None")
         arguments.trigger("trigger", trigger)
         arguments.function("postprocess", postprocess)
         if filename is not None:
             arguments.instance("filename", filename, str, "a text or None")
+        self._gather = gather
         super().__init__(keys, trigger, postprocess, log_name=None)  # the file is not Chainer's business
         self._filename = filename
 
@@ -61,14 +64,7 @@ class LogReport(extensions.LogReport):
         files.write_text(path, "".join(map(_line, self.log)))
 
     def _init_summary(self):
-        self._summary = DictSummary()
-
-
-class DictSummary(reporter.DictSummary):
-    """Chainer's, with the :class:`Summary` of this module for each name."""
-
-    def __init__(self):
-        self._summaries = collections.defaultdict(Summary)
+        self._summary = DictSummary(self._gather)
 
 
 class Summary(reporter.Summary):
@@ -91,8 +87,12 @@ class Summary(reporter.Summary):
 
     def compute_mean(self):
         """Returns the mean, as a number that the host knows; waits for what was added."""
+        return _mean([self.sums()])
+
+    def sums(self):
+        """Returns the sum of the values times their weights, and that of the weights; waits likewise."""
         self._wait()
-        return super().compute_mean()
+        return self._x, self._n
 
     def make_statistics(self):
         """Returns mean and standard deviation likewise."""
@@ -111,6 +111,30 @@ class Summary(reporter.Summary):
     def _add_first(self):
         value, weight = (part.value if isinstance(part, HostCopy) else part for part in self._coming.popleft())
         super().add(value, weight)
+
+
+class DictSummary(reporter.DictSummary):
+    """Chainer's, with the :class:`Summary` of this module for each name.
+
+    Args:
+        gather: as for :class:`LogReport`.
+    """
+
+    summary = Summary
+
+    def __init__(self, gather=lambda value: [value]):
+        self._gather = gather
+        self._summaries = collections.defaultdict(self.summary)
+
+    def compute_mean(self):
+        """Returns the means by name, over all ranks that have added something under a name."""
+        of_ranks = self._gather({name: summary.sums() for name, summary in self._summaries.items()})
+        return {name: _mean([sums[name] for sums in of_ranks if name in sums]) for name in self._summaries}
+
+
+def _mean(sums):
+    values, weights = zip(*sums, strict=True)
+    return sum(values[1:], values[0]) / sum(weights[1:], weights[0])
 
 
 def _line(entry):

@@ -19,7 +19,7 @@ from mixprec.training.networks import make as make_network
 from mixprec.training.optimizers import build_optimizer
 
 
-def build_model(config, network, device):
+def build_model(config, network, device, rank=0):
     """Seeds the random generators, tells cuDNN what the config says, builds the classifier, and converts it.
 
     Args:
@@ -27,6 +27,7 @@ def build_model(config, network, device):
         network: callable that takes the number of classes and returns a Chainer link from images to logits. It is
             called with ``zero_init_residual=True`` if the config says so.
         device: device specifier of Chainer (``"@numpy"``, ``"@cupy:0"``).
+        rank: of this process, where several train together.
 
     Returns:
         ``(model, report)``: an :class:`ImageClassifier` on the device, and the report of the conversion. Masters start
@@ -60,6 +61,10 @@ def build_model(config, network, device):
         conv_statistics=config.model.conv_statistics,
     )
     model.to_device(device)
+    if rank:  # the model is that of all ranks; what is random in its steps, such as dropout, is not
+        for xp in {np, device.xp}:
+            xp.random.seed((config.training.seed + rank * 0x9E3779B1) % 2**32)
+        functions.reset_dropout()
     return model, report
 
 

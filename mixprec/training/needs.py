@@ -61,7 +61,7 @@ def check_size(config, network, device):
         )
 
 
-def check_disk(config, trainer, images, out):
+def check_disk(config, trainer, images, out, ranks=1):
     """Compares what snapshots will take with what is free where they go; those of a run that goes on are there.
 
     Args:
@@ -69,6 +69,7 @@ def check_disk(config, trainer, images, out):
         trainer: from :func:`mixprec.training.trainer.build_trainer`.
         images: number of training images.
         out: results folder; it need not exist.
+        ranks: number of processes that train together.
 
     Returns:
         str: a line for the console.
@@ -78,7 +79,7 @@ def check_disk(config, trainer, images, out):
     """
     size = _snapshot(config, trainer)
     best = config.snapshot.best and config.data.format != "synthetic"
-    kept = min(config.snapshot.keep, _snapshots(config, images))
+    kept = min(config.snapshot.keep, _snapshots(config, images, ranks))
     count = kept + best + 1  # one is written before the oldest is removed
     needed, there = count * size, sum(map(os.path.getsize, snapshots.all_in(out)))
     free = shutil.disk_usage(output.nearest_folder(out)).free
@@ -93,7 +94,7 @@ def check_disk(config, trainer, images, out):
     )
 
 
-def dry_run(config, trainer, report, train, val, out):
+def dry_run(config, trainer, report, train, val, out, ranks):
     """Estimates memory, disk space and time, with some real steps; the trainer is of no use afterwards.
 
     Args:
@@ -103,6 +104,7 @@ def dry_run(config, trainer, report, train, val, out):
         train: training images.
         val: validation images, or ``None``.
         out: results folder; it need not exist.
+        ranks: of :mod:`mixprec.training.processes`; the trainer is one that talks to no other rank.
 
     Returns:
         str: tables for the console.
@@ -110,21 +112,21 @@ def dry_run(config, trainer, report, train, val, out):
     Raises:
         DoesNotFit: there is not enough memory, or disk space.
     """
-    memory = estimates.memory(config, trainer, report, len(train), 0 if val is None else len(val))
-    if memory.needed > memory.available:
+    memory = estimates.memory(config, trainer, report, len(train), 0 if val is None else len(val), ranks)
+    if memory.needed * memory.sharing > memory.available:
         raise DoesNotFit(_too_much(config, memory))
-    disk = check_disk(config, trainer, len(train), out)
+    disk = check_disk(config, trainer, len(train), out, ranks.size)
     try:
-        time = timing.measure(config, trainer, train)
+        time = timing.measure(config, trainer, train, ranks.size)
     finally:
         trainer.updater.finalize()
     return f"{memory}\n\n{disk}\n\n{time}"
 
 
-def _snapshots(config, images):
+def _snapshots(config, images, ranks):
     """The number of snapshots that a run writes, the one at its end included."""
     period, unit = config.snapshot.trigger
-    length = config.training.epochs * (1 if unit == "epoch" else steps_per_epoch(config, images))
+    length = config.training.epochs * (1 if unit == "epoch" else steps_per_epoch(config, images, ranks))
     return -(-length // period)
 
 
@@ -133,11 +135,12 @@ def _too_much(config, memory):
     key = largest.key
     if largest.images is not None and key == "training.batch_size":
         alone = memory.needed - sum(part.size - part.size // (part.images or 1) for part in memory.together)
-        if alone > memory.available:  # one image is too much
+        if alone * memory.sharing > memory.available:  # one image is too much
             key = "data.size"
     section, _, name = key.partition(".")
     value, free = getattr(getattr(config, section), name), estimates.in_words(memory.available)
     when = f" in the {largest.when}" if largest.when == "evaluation" else ""
+    when += f" for each of {memory.sharing} ranks" if memory.sharing > 1 else ""
     return (
         f"{key} {value}: needs about {estimates.in_words(memory.needed)}{when}, most of it for {largest.name}, and "
         f"{memory.where} has {free} free; {_ADVICE.get(key, 'lower it')}"

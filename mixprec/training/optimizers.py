@@ -10,7 +10,7 @@ from chainer.optimizer_hooks import WeightDecay
 import mixprec
 
 
-def build_optimizer(config, model):
+def build_optimizer(config, model, communicator=None):
     """Returns the :class:`~mixprec.MixedPrecisionOptimizer` that the config describes, set up on ``model``."""
     settings = config.optimizer
     own = settings.name in ("LARS", "LAMB")  # of this package; they have weight decay in their formula
@@ -26,6 +26,7 @@ def build_optimizer(config, model):
         _loss_scale(config.loss_scale),
         batched=config.update.fused,
         no_decay=None if settings.decay_norm_and_bias else "ndim <= 1",
+        communicator=communicator,
     ).setup(model)
     if settings.weight_decay > 0 and not own:
         optimizer.add_hook(WeightDecay(settings.weight_decay))

@@ -27,8 +27,10 @@ _FIXED = {
     "training.accumulation_steps": "its log counts steps",
     "training.seed": "its place in the data is one in an order that the seed gives",
 }
+_WITH_RANKS = ("training.batch_size", "training.accumulation_steps")  # which may change if the number of ranks does
 _AVERAGE = "training.ema_decay"
 _CONFIG, _CHANGES = "extensions/settings/config", "extensions/settings/changes"
+_RANKS = "extensions/settings/ranks"
 _FIRST = ("loss_scale.init_scale", "model.zero_init_residual")
 
 
@@ -37,6 +39,7 @@ class Settings(extension.Extension):
 
     Args:
         config: :class:`mixprec.config.Config`.
+        ranks: number of processes that train together.
 
     Attributes:
         changes: list of str, a line for each change, since the beginning of the run.
@@ -44,8 +47,8 @@ class Settings(extension.Extension):
 
     name = "settings"
 
-    def __init__(self, config):
-        self._config = config
+    def __init__(self, config, ranks=1):
+        self._config, self._ranks = config, ranks
         self.changes = []
 
     @staticmethod
@@ -66,9 +69,11 @@ class Settings(extension.Extension):
         else:
             serializer("config", _to_json(configs.flat(self._config)))
             serializer("changes", _to_json(self.changes))
+            if self._ranks > 1:
+                serializer("ranks", self._ranks)
 
 
-def compare(path, config):
+def compare(path, config, ranks=1):
     """Compares a config with the one that a snapshot was written with.
 
     A snapshot of a version that kept no settings is compared with the ``config.yaml`` in its folder. Without one, or
@@ -77,9 +82,10 @@ def compare(path, config):
     Args:
         path: snapshot file.
         config: :class:`mixprec.config.Config` of the run that is to go on from it.
+        ranks: number of processes of that run.
 
     Returns:
-        list of str: ``"optimizer.lr 0.05 -> 0.5"`` for each key that differs.
+        list of str: ``"optimizer.lr 0.05 -> 0.5"`` for each key that differs, and ``"ranks 1 -> 2"``.
 
     Raises:
         SnapshotError: a key differs that must not; or the snapshot cannot be read, or has lost its settings.
@@ -90,9 +96,11 @@ def compare(path, config):
     # A key that is a constant now differs if the snapshot has another value.
     now = configs.flat(config) | {key: value for key, value in configs.Config.CONSTANTS.items() if key in then}
     different = {key: (then.get(key), now.get(key)) for key in {**now, **then} if then.get(key) != now.get(key)}
-    lines = []
+    found = _member(path, _RANKS)
+    ranks_then = 1 if found is None else int(found)
+    lines = [] if ranks == ranks_then else [f"ranks {ranks_then} -> {ranks}"]
     for key, (old, new) in different.items():
-        why = _FIXED.get(key)
+        why = None if ranks != ranks_then and key in _WITH_RANKS else _FIXED.get(key)
         if key == _AVERAGE and None in (old, new):
             why = "averages begin with the run"
         if why is not None:

@@ -4,6 +4,7 @@ The trainer writes them through :func:`extension` and :class:`BestSnapshot`. The
 resume from, and loads it before the first step.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -77,12 +78,17 @@ class BestSnapshot(chainer_extension.Extension):
     Args:
         out: results folder.
         key: name of the observation; called in other iterations, it does nothing.
+        in_files: function from a trainer to a context manager, inside of which it is as a snapshot holds it.
+        is_first: whether this is rank 0, which writes. All ranks observe the same value.
     """
 
     trigger = 1, "iteration"
     priority = -99  # before the regular snapshot: a kill between the two must not lose it
 
-    def __init__(self, out, key="validation/main/accuracy"):
+    def __init__(
+        self, out, key="validation/main/accuracy", in_files=lambda trainer: contextlib.nullcontext(), is_first=True
+    ):
+        self._in_files, self._is_first = in_files, is_first
         self._path = os.path.join(out, BEST)
         self._key = key
         self._value = -math.inf
@@ -92,7 +98,9 @@ class BestSnapshot(chainer_extension.Extension):
         if value > self._value:
             self._value = value
             folder, name = os.path.split(self._path)
-            AtomicWriter()(name, folder, npz.serialize(trainer))
+            with self._in_files(trainer):
+                if self._is_first:
+                    AtomicWriter()(name, folder, npz.serialize(trainer))
 
     def serialize(self, serializer):
         """Saves the value; to load is to look into the file of the best.
@@ -118,17 +126,18 @@ def all_in(folder):
     return [*(_path(folder, iteration) for iteration in _iterations(folder)), *([best] if os.path.exists(best) else [])]
 
 
-def load(path, trainer):
+def load(path, trainer, arrays=None):
     """Loads a snapshot into a trainer that was built like the one that wrote it.
 
     Args:
         path: snapshot file.
         trainer: :class:`chainer.training.Trainer`; it is not touched unless the file is whole and of the same model.
+        arrays: what to load, if it is not what :func:`read` returns.
 
     Raises:
         SnapshotError: the file is missing, corrupt, or of another model or run.
     """
-    arrays = read(path)
+    arrays = read(path) if arrays is None else arrays
     _check_model(path, arrays, trainer.updater.get_optimizer("main").target)
     try:
         with warnings.catch_warnings():

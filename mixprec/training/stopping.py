@@ -40,12 +40,15 @@ class Stopping(extension.Extension):
 
     Args:
         snapshot: extension from :func:`mixprec.training.snapshots.extension`.
+        any_rank: function that returns whether a flag is set on any rank. All ranks ask after each iteration and each
+            batch of an evaluation, and stop together.
     """
 
     priority = -1000  # after everything else, snapshots included
 
-    def __init__(self, snapshot):
+    def __init__(self, snapshot, any_rank=bool):
         self._snapshot = snapshot
+        self._any_rank = any_rank
         self._asked = False
         self._unfinished = None  # what was observed in the iteration whose evaluation was broken off
         self._finishing = False  # whether the present iteration is that one
@@ -65,12 +68,12 @@ class Stopping(extension.Extension):
 
     def __call__(self, trainer):
         self._finishing = False
-        if self._asked:
+        if self._any_rank(self._asked):
             raise Stopped
 
     def check(self):
         """To be called before each batch of an evaluation: breaks it off if the run was asked to stop."""
-        if self._asked:
+        if self._any_rank(self._asked):
             raise Stopped(in_evaluation=True)
 
     def on_error(self, trainer, exception, traceback):

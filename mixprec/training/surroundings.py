@@ -11,8 +11,12 @@ from mixprec import environment
 from mixprec.messages import printable
 
 
-def report():
-    """Returns command, time, machine and commit, and the report of ``python -m mixprec`` below, as text."""
+def report(ranks=None):
+    """Returns command, time, machine and commit, and the report of ``python -m mixprec`` below, as text.
+
+    Args:
+        ranks: text that names the processes that train together, if there are several.
+    """
     rows = {
         "command": shlex.join([sys.executable, *sys.argv]),
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -21,6 +25,8 @@ def report():
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
         "folder": f"{os.getcwd()}, {_commit(os.getcwd())}",
     }
+    if ranks is not None:
+        rows["ranks"] = ranks
     return "".join(f"{name:9}{printable(value)}\n" for name, value in rows.items()) + f"\n{environment.report()}\n"
 
 

@@ -27,6 +27,7 @@ class Timing:
         step: what a step was, in words.
         images: number of training images in an epoch.
         epochs: number of epochs.
+        ranks: number of processes that train together, one of which was timed.
     """
 
     loader: float
@@ -35,20 +36,22 @@ class Timing:
     step: str
     images: int
     epochs: int
+    ranks: int = 1
 
     def __str__(self):
-        rate = min(self.loader, self.steps)
+        rate = min(self.loader, self.steps) * self.ranks
         epoch = self.images / rate
+        beside = "" if self.ranks == 1 else f" by {self.ranks} ranks, if none slows another one down"
         return (
             f"time, estimated from {self.batches} batches of the loader and {self.step}\n"
             f"  loader alone{self.loader:14.1f} images/s\n"
             f"  steps alone{self.steps:15.1f} images/s\n"
-            f"  about {rate:.3g} images/s: an epoch ~ {in_words(epoch)}, all {self.epochs} ~ "
+            f"  about {rate:.3g} images/s{beside}: an epoch ~ {in_words(epoch)}, all {self.epochs} ~ "
             f"{in_words(self.epochs * epoch)}; evaluation and snapshots come on top"
         )
 
 
-def measure(config, trainer, images):
+def measure(config, trainer, images, ranks=1):
     """Times batches and steps of a trainer that is not used afterwards.
 
     It takes some seconds, whatever the config asks for. The loader makes batches of 32 images at most. On a GPU whole
@@ -59,16 +62,17 @@ def measure(config, trainer, images):
         config: :class:`mixprec.config.Config`.
         trainer: from :func:`mixprec.training.trainer.build_trainer`.
         images: the training images.
+        ranks: number of processes that train together; the others are not there while this one is timed.
 
     Returns:
         Timing
     """
     loader, batches, batch = _time_loader(_small_batches(config, images, trainer.updater.device))
     if isinstance(trainer.updater.device, backend.GpuDevice):
-        steps, step = _time_updates(trainer.updater, len(images))
+        steps, step = _time_updates(trainer.updater, len(images) / ranks)
     else:
         steps, step = _time_some_images(trainer.updater, batch)
-    return Timing(loader, batches, steps, step, len(images), config.training.epochs)
+    return Timing(loader, batches, steps, step, len(images), config.training.epochs, ranks)
 
 
 def in_words(seconds):

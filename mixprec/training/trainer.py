@@ -5,6 +5,7 @@ The training command calls :func:`build_trainer` when model and images are there
 
 import contextlib
 import functools
+import os
 
 import chainer
 from chainer import training
@@ -18,10 +19,12 @@ from mixprec.training.console import ProgressBar, Shown, Table
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.gradient_histogram import GradientHistogram
 from mixprec.training.images import converter_of, train_iterator, val_iterator
-from mixprec.training.log_report import LogReport
+from mixprec.training.log_report import LOG, LogReport
 from mixprec.training.loss_scale_log import LossScaleLog
 from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
+from mixprec.training.processes import Alone
+from mixprec.training.rank_states import JointSnapshot, RankStates
 from mixprec.training.schedule import Schedule, rates_of
 from mixprec.training.snapshot_settings import Settings
 from mixprec.training.stopping import Stopping
@@ -32,7 +35,7 @@ from mixprec.training.updater import CapturedUpdater, Throughput, TimedUpdater
 _EVALUATION = PRIORITY_WRITER - 1
 
 
-def build_trainer(config, model, train, val, device, out):
+def build_trainer(config, model, train, val, device, out, ranks=None):
     """Builds the trainer with its iterators, optimizer and extensions. Writes nothing.
 
     Args:
@@ -42,6 +45,8 @@ def build_trainer(config, model, train, val, device, out):
         val: images to evaluate on, likewise; ``None`` for no evaluation.
         device: device specifier of Chainer.
         out: results folder; it need not exist yet.
+        ranks: of :mod:`mixprec.training.processes`; ``None`` for one process. Rank 0 logs, draws and saves; all ranks
+            have the extensions that compute.
 
     Returns:
         chainer.training.Trainer: its updater is a :class:`~mixprec.training.CapturedUpdater` if the config says so.
@@ -50,7 +55,9 @@ def build_trainer(config, model, train, val, device, out):
         mixprec.graph_capture.CaptureError: ``capture.mode`` is required, and no step can be captured.
     """
     device, converter = chainer.get_device(device), converter_of(config)
-    optimizer = build_optimizer(config, model)
+    ranks = ranks or Alone()
+    optimizer = build_optimizer(config, model, ranks.communicator)
+    shard = {"rank": ranks.rank, "ranks": ranks.size}
     steps, evaluate, capture = TimedUpdater, None, config.capture
     if capture.mode != "off":
         keywords = {
@@ -62,18 +69,23 @@ def build_trainer(config, model, train, val, device, out):
             evaluate = graph_capture.capture_evaluation(model, **keywords)
         steps = functools.partial(CapturedUpdater, second_stream=capture.second_stream, **keywords)
     updater = steps(
-        train_iterator(config, train, device),
+        train_iterator(config, train, device, **shard),
         optimizer,
         converter=converter,
         device=device,
         accumulate=config.training.accumulation_steps,
+        ranks=ranks.size,
     )
-    snapshot = snapshots.extension(config.snapshot.keep)
-    stopping = Stopping(snapshot)
-    trainer = training.Trainer(updater, stopping.end(config.training.epochs, "epoch"), out=out)
+    snapshot, states = snapshots.extension(config.snapshot.keep), RankStates(ranks)
+    if ranks.size > 1:
+        snapshot = JointSnapshot(snapshot, states, ranks.is_first)
+    stopping = Stopping(snapshot, ranks.any)
+    # Chainer makes the folder, and only rank 0 writes.
+    where = out if ranks.is_first else os.curdir
+    trainer = training.Trainer(updater, stopping.end(config.training.epochs, "epoch"), out=where)
 
     lr = attribute(config.optimizer.name)
-    rates = rates_of(config, len(train))
+    rates = rates_of(config, len(train), ranks.size)
 
     def at(interval):
         return _EveryAndAtTheEnd(interval, config.training.epochs)
@@ -83,29 +95,54 @@ def build_trainer(config, model, train, val, device, out):
         average = WeightAverage(optimizer, config.training.ema_decay)
         trainer.extend(average)
         weights = average.applied
-    log = LogReport(trigger=at(config.log.trigger))
     if val is not None:
         validation = Shown(
-            val_iterator(config, val, device, one_shape=evaluate is not None), len(val), before_batch=stopping.check
+            val_iterator(config, val, device, one_shape=evaluate is not None, **shard),
+            len(val) // ranks.size,
+            before_batch=stopping.check,
         )
         each_epoch = stopping.evaluation(1, "epoch")
         trainer.extend(stopping.snapshot_before(each_epoch, each_snapshot), priority=_EVALUATION)
         trainer.extend(
-            Evaluator(validation, model, converter=converter, device=device, eval_func=evaluate, weights=weights),
+            Evaluator(
+                validation,
+                model,
+                converter=converter,
+                device=device,
+                eval_func=evaluate,
+                weights=lambda: states.evaluated(model, weights),
+                gather=ranks.gather,
+            ),
             trigger=each_epoch,
             priority=_EVALUATION,
         )
         if config.snapshot.best:
-            trainer.extend(snapshots.BestSnapshot(out))
+            trainer.extend(snapshots.BestSnapshot(out, in_files=states.in_files, is_first=ranks.is_first))
+    log = LogReport(trigger=at(config.log.trigger), filename=LOG if ranks.is_first else None, gather=ranks.gather)
+    if ranks.is_first:
+        _report(trainer, config, optimizer, log, lr, rates, len(train), val is not None, at)
+    else:
+        trainer.extend(log)
+    trainer.extend(Schedule(optimizer, lr, rates))
+    trainer.extend(snapshot, trigger=each_snapshot)
+    trainer.extend(stopping)
+    trainer.extend(Settings(config, ranks.size))
+    if ranks.size > 1:
+        trainer.extend(states)
+    return trainer
+
+
+def _report(trainer, config, optimizer, log, lr, rates, images, has_validation, at):
+    """Adds what logs, prints and draws."""
     trainer.extend(
         extensions.observe_value("lr", lambda trainer: getattr(optimizer, lr)),
         name="lr",
         trigger=at(config.log.trigger),
     )
     trainer.extend(LossScaleLog(optimizer), trigger=at(config.log.trigger))
-    trainer.extend(Throughput(len(train)), trigger=at(config.log.trigger))
+    trainer.extend(Throughput(images), trigger=at(config.log.trigger))
     trainer.extend(log)
-    trainer.extend(Table(config.model.classes, validation=val is not None), trigger=at(config.log.trigger))
+    trainer.extend(Table(config.model.classes, validation=has_validation), trigger=at(config.log.trigger))
     trainer.extend(Plots(log, rates.iteration_epochs), trigger=at(config.log.trigger))
     if config.log.gradient_histogram is not None:
         trainer.extend(
@@ -113,12 +150,7 @@ def build_trainer(config, model, train, val, device, out):
         )
     if config.log.tensorboard:
         trainer.extend(TensorBoard(log), trigger=at(config.log.trigger))
-    trainer.extend(ProgressBar(len(train), config.training.epochs))
-    trainer.extend(Schedule(optimizer, lr, rates))
-    trainer.extend(snapshot, trigger=each_snapshot)
-    trainer.extend(stopping)
-    trainer.extend(Settings(config))
-    return trainer
+    trainer.extend(ProgressBar(images, config.training.epochs))
 
 
 class _EveryAndAtTheEnd(triggers.IntervalTrigger):

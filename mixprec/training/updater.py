@@ -3,6 +3,7 @@
 import time
 
 import chainer
+import numpy as np
 from chainer import backend
 from chainer.dataset import convert
 from chainer.training import extension, updaters
@@ -24,6 +25,7 @@ class TimedUpdater(updaters.StandardUpdater):
         args: all that ``StandardUpdater`` takes: ``converter``, ``device``, ``loss_func``...
         kwargs: likewise.
         accumulate: number of batches in a step.
+        ranks: number of processes that train together, each with a shard of the images.
 
     Raises:
         TypeError: ``iterator`` is none.
@@ -32,10 +34,11 @@ class TimedUpdater(updaters.StandardUpdater):
 
     seconds = 0.0
 
-    def __init__(self, iterator, optimizer, *args, accumulate=1, **kwargs):
+    def __init__(self, iterator, optimizer, *args, accumulate=1, ranks=1, **kwargs):
         kinds = chainer.dataset.Iterator, dict
         arguments.instance("iterator", iterator, kinds, "a chainer.dataset.Iterator, or a dict of them")
         self._accumulate = arguments.whole("accumulate", accumulate, 1)
+        self._ranks = ranks
         super().__init__(iterator, optimizer, *args, **kwargs)
         self._began = None  # where the last iteration began, in epochs
 
@@ -48,7 +51,7 @@ class TimedUpdater(updaters.StandardUpdater):
         """Runs one step on the next batches."""
         iterator = self.get_iterator("main")
         self._began = iterator.epoch_detail
-        given = self._batches(iterator) if self._accumulate > 1 else self._batch(iterator)
+        given = self._batches(iterator) if self._sums else self._batch(iterator)
         if isinstance(given, tuple):
             self._step(*given)
         elif isinstance(given, dict):
@@ -62,14 +65,23 @@ class TimedUpdater(updaters.StandardUpdater):
         return convert._call_converter(self.converter, iterator.next(), self.input_device)
 
     def _batches(self, iterator):
-        batches = [self._batch(iterator)]
-        while len(batches) < self._accumulate and not iterator.is_new_epoch:
+        batches, images = [self._batch(iterator)], []
+        while True:
+            images.append(iterator.images_of_all if self._ranks > 1 else 0)
+            if len(batches) == self._accumulate or iterator.is_new_epoch:
+                break
             batches.append(self._batch(iterator))
-        return batches
+        if self._ranks == 1:
+            return batches
+        return batches, self.device.send(np.array(sum(images) / self._ranks, np.float32))
+
+    @property
+    def _sums(self):
+        return self._accumulate > 1 or self._ranks > 1
 
     def _lossfun(self):
         lossfun = self.loss_func or self.get_optimizer("main").target
-        return Accumulated(lossfun) if self._accumulate > 1 else lossfun
+        return Accumulated(lossfun) if self._sums else lossfun
 
     def _step(self, *args, **kwargs):
         self.get_optimizer("main").update(self._lossfun(), *args, **kwargs)
@@ -101,6 +113,7 @@ class CapturedUpdater(TimedUpdater):
             be replaced later.
         kwargs: likewise.
         accumulate: as for :class:`TimedUpdater`.
+        ranks: likewise.
         warmup: as for :func:`mixprec.capture`.
         graphs: likewise.
         other_shapes: likewise.
@@ -129,7 +142,7 @@ class CapturedUpdater(TimedUpdater):
         super().__init__(iterator, optimizer, *args, **kwargs)
         self.step = mixprec.capture(
             self.get_optimizer("main"),
-            self._lossfun() if self._accumulate > 1 else self.loss_func,
+            self._lossfun() if self._sums else self.loss_func,
             warmup=warmup,
             graphs=graphs,
             other_shapes=other_shapes,

@@ -96,7 +96,7 @@ def test_validation_has_the_images_in_order(make, flat_shards):  # noqa: F811
 
 @pytest.mark.parametrize(
     ("last_batch", "counts"),
-    [("partial", ([5, 5], [5, 5, 1])), ("drop", ([5, 5], [5, 5])), ("pad", ([5, 5, 0], [5, 5, 1]))],
+    [("partial", ([5, 5, 0], [5, 5, 1])), ("drop", ([5, 5], [5, 5])), ("pad", ([5, 5, 0], [5, 5, 1]))],
 )
 def test_two_parts_over_three_epochs(make, flat_shards, last_batch, counts):  # noqa: F811
     parts = [epochs_of(part) for part in two_shards(make, flat_shards, 5, last_batch=last_batch, **PLAIN)]

@@ -336,7 +336,7 @@ def test_an_iterator_on_a_device_gives_what_one_on_the_cpu_does(on_device, noise
     found += take(fresh, 8)
     assert all(isinstance(array, Array) for batch in found for array in batch[:2])
     assert_same(found, expected)
-    assert set(on_device.uploads) == {20}  # labels
+    assert set(on_device.uploads) == ({20, 4} if last_batch == "partial" else {20})  # labels
 
 
 def test_a_snapshot_of_another_device_is_refused(on_device, noise):  # noqa: F811

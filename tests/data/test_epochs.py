@@ -25,40 +25,55 @@ def counts(epochs):
     return [epochs.count(number) for number in range(epochs.batches)]
 
 
-@given(sets())
-def test_shards_lie_side_by_side_and_differ_by_one_image_at_most(shards):
-    places = [place for shard in shards for place in range(shard.begin, shard.begin + shard.size)]
-    assert places == list(range(shards[0].images))
-    sizes = {shard.size for shard in shards}
-    assert (min(sizes), max(sizes)) == (shards[0].smallest, shards[0].largest)
+def places(epochs, number):
+    return list(range(*epochs.places(number)))
+
+
+@given(sets(), st.integers(0, 40))
+def test_batches_of_all_shards_are_those_of_one_with_as_many_images(shards, number):
+    first = shards[0]
+    size = first.batch_size * len(shards)
+    one = Epochs(images=first.images, batch_size=size, last_batch=first.last_batch)
+    assert {shard.batches for shard in shards} == {one.batches}
+    assert [place for shard in shards for place in places(shard, number)] == places(one, number)
+    assert {shard.count_of_all(number) for shard in shards} == {one.count(number)}
+    sizes = {shard.count(number) for shard in shards}
     assert max(sizes) - min(sizes) <= 1
-
-
-@given(sets("partial"))
-def test_partial_has_each_image_once_and_no_empty_batch(shards):
     for shard in shards:
-        *full, last = counts(shard)
-        assert all(count == shard.batch_size for count in full)
-        assert 1 <= last <= shard.batch_size
-        assert sum(full) + last == shard.size
+        assert shard.detail(number) == one.detail(number)
+
+
+@given(sets("partial") | sets("pad"))
+def test_partial_and_pad_have_each_image_once(shards):
+    found = [place for number in range(shards[0].batches) for shard in shards for place in places(shard, number)]
+    assert found == list(range(shards[0].images))
+    for shard in shards:
+        assert set(counts(shard)[:-1]) <= {shard.batch_size}
 
 
 @given(sets("drop"))
-def test_drop_has_full_batches_alone_and_as_many_in_each_shard(shards):
-    assert len({shard.batches for shard in shards}) == 1
+def test_drop_has_full_batches_alone(shards):
     for shard in shards:
         assert set(counts(shard)) == {shard.batch_size}
-    left_out = min(shard.size - sum(counts(shard)) for shard in shards)
-    assert 0 <= left_out < shards[0].batch_size
+    assert 0 <= shards[0].images - sum(map(sum, map(counts, shards))) < shards[0].batch_size * len(shards)
 
 
-@given(sets("pad"))
-def test_pad_has_each_image_once_and_as_many_batches_in_each_shard(shards):
-    assert len({shard.batches for shard in shards}) == 1
-    for shard in shards:
-        assert sum(counts(shard)) == shard.size
-        assert counts(shard) == sorted(counts(shard), reverse=True)
-    assert max(shard.count(shard.batches - 1) for shard in shards) > 0  # no batch of padding alone in all of them
+@given(sets(), st.integers(1, 6), st.integers(1, 12), st.integers(0, 60))
+def test_another_division_goes_on_at_the_same_image(shards, num_shards, batch_size, delivered):
+    old = shards[0]
+    assume(num_shards * batch_size <= old.images)
+    new = Epochs(images=old.images, batch_size=batch_size, last_batch=old.last_batch, num_shards=num_shards)
+    found, (epoch, batch) = new.delivered(old, delivered), divmod(delivered, old.batches)
+    images = batch * old.batch_size * old.num_shards
+    if batch == 0:
+        assert found == epoch * new.batches
+    elif images % (num_shards * batch_size):
+        assert found is None
+    elif found < (epoch + 1) * new.batches:
+        assert (new.epoch(found), new.places(found)[0]) == (epoch, images)
+    else:  # all that is left is left out
+        assert (old.last_batch, new.epoch(found), new.is_new(found)) == ("drop", epoch + 1, True)
+    assert old.delivered(old, delivered) == delivered
 
 
 @given(sets(), st.integers(0, 40))
@@ -77,13 +92,6 @@ def test_epochs_end_with_their_last_batch(shards, epoch):
             assert shard.detail(delivered) < shard.detail(delivered + 1)
             assert shard.is_new(delivered) == (delivered == epoch * shard.batches and epoch > 0)
         assert (shard.epoch(end), shard.detail(end), shard.is_new(end)) == (epoch + 1, epoch + 1, True)
-
-
-@given(sets(), st.integers(0, 40))
-def test_all_shards_agree_where_they_have_as_many_batches(shards, delivered):
-    """Else one process of several would evaluate while the others train."""
-    assume(shards[0].last_batch != "partial")
-    assert len({shard.detail(delivered) for shard in shards}) == 1
 
 
 @given(st.integers(1, 40), st.integers(1, 12))

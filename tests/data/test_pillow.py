@@ -219,6 +219,31 @@ def test_image_that_is_smaller_than_the_crop_is_named(make, flat):
     assert str(caught.value) == f"{flat.paths()[0]}: 24x20 pixels: smaller than the crop of 64x64"
 
 
+@pytest.mark.parametrize("num_shards", [2, 4])
+@pytest.mark.parametrize("last_batch", ["partial", "drop"])
+def test_batches_of_all_shards_are_those_of_one_process(make, noise, last_batch, num_shards):
+    """Bit for bit, as crops belong to the image and the epoch."""
+    one = take(make(noise, 2 * num_shards, flip=True, last_batch=last_batch), 12)
+    shards = [
+        take(make(noise, 2, flip=True, last_batch=last_batch, shard=shard, num_shards=num_shards), 12)
+        for shard in range(num_shards)
+    ]
+    for (x, t, *_), *parts in zip(one, *shards, strict=True):
+        parts = [(x[t >= 0], t[t >= 0]) for x, t, *_ in parts]
+        np.testing.assert_array_equal(np.concatenate([x for x, _ in parts]), x)
+        np.testing.assert_array_equal(np.concatenate([t for _, t in parts]), t)
+
+
+def test_dali_gives_shards_the_same_images(make, noise):
+    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
+    from mixprec.data.loaders.dali import DaliIterator
+
+    settings = {**DEFAULTS, "resize": None, "crop_area": (1, 1), "aspect": (1, 1), "num_shards": 2, "shard": 1}
+    own, dali = take(make(noise, 4, **settings), 12), take(DaliIterator(noise, 4, **settings), 12)
+    for expected, found in zip(own, dali, strict=True):
+        np.testing.assert_array_equal(found[1], expected[1])
+
+
 def test_images_of_shards_are_those_of_their_files(make, noise, tmp_path):
     with tarfile.open(tmp_path / "train-00000.tar", "w") as archive:
         for index in range(COUNT):

@@ -40,6 +40,19 @@ def _installs(folder, *arguments):
     return found and found[1]
 
 
+@pytest.mark.parametrize("has_mpi", [True, False])
+def test_several_ranks_are_started_by_an_mpiexec_of_the_environment(checkout, has_mpi):
+    _made(checkout, "digits")
+    if has_mpi:
+        checkout.joinpath(".venv", "bin", "mpiexec").touch()
+    env = {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in ("PYTHON", "EXTRAS")}
+    command = ["make", "--dry-run", "train", "RANKS=2", "CONFIG=c.yaml"]
+    done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert ('--editable ".[mpi]"' in done.stdout) == (not has_mpi)
+    command = done.stdout.splitlines()[-1]
+    assert command.endswith(".venv/bin/mpiexec -n 2 .venv/bin/python scripts/train_imagenet.py --config c.yaml ")
+
+
 def test_without_an_environment_the_extras_are_for_a_cpu(checkout):
     assert _installs(checkout) == "dali,digits,test"
 

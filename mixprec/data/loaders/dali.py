@@ -4,7 +4,8 @@ import numpy as np
 
 from mixprec.data.data_error import DataError
 from mixprec.data.loaders.device_batches import DeviceBatches
-from mixprec.data.loaders.failed_images import failed_images
+from mixprec.data.loaders.encoded import EncodedBatches
+from mixprec.data.loaders.failed_images import failed_images, images_of
 from mixprec.data.loaders.iterator import ImageIterator
 from mixprec.data.loaders.pipeline import DaliDevice, define_pipeline, require_dali
 from mixprec.data.loaders.readers import labels_of
@@ -24,7 +25,8 @@ class DaliIterator(ImageIterator):
     :class:`~mixprec.data.loaders.device_batches.DeviceBatches`.
 
     Files are shuffled as a whole for each epoch. Of shard files the order is shuffled, and within it images among
-    ``shuffle_window`` of them, which DALI keeps in memory or mapped to it.
+    ``shuffle_window`` of them, which DALI keeps in memory or mapped to it. With ``num_shards`` above 1 images of any
+    source are shuffled as a whole, in the order of the Pillow loader, and read by threads of Python.
 
     Args:
         images (ImageFiles or ImageShards): What to read.
@@ -66,8 +68,9 @@ class DaliIterator(ImageIterator):
         self._on_device = None if device_id is None else DeviceBatches(device_id, _KEPT)
         self._pipeline = None
         self._checkpoint = None  # after the last batch delivered; None: at the very beginning
+        self._is_shard = self._spec.num_shards > 1
         # See read(): whatever becomes of the last ones.
-        self._made_per_epoch = -(-self._epochs.largest // self.batch_size)
+        self._made_per_epoch = self._epochs.batches if self._is_shard else -(-len(images) // self.batch_size)
 
     def __getstate__(self):
         """Copies go on from the same position, with a pipeline of their own."""
@@ -106,6 +109,9 @@ class DaliIterator(ImageIterator):
         except RuntimeError as error:
             self._pipeline = None  # run() again would skip what failed
             raise DataError(self._explain(error, checkpoint)) from error
+        except DataError:
+            self._pipeline = None
+            raise
 
     def _take(self, pipeline):
         if self._on_device is not None:
@@ -136,7 +142,7 @@ class DaliIterator(ImageIterator):
         settings = {"loader": f"DALI {self._dali_version}", "device": "cpu"}
         if self._device.device_id is not None:
             settings |= {"device": "gpu", "decode": self._device.decode, "decoded images are kept": self._device.caches}
-        if self._spec.train and isinstance(self._images, ImageShards):
+        if self._spec.train and isinstance(self._images, ImageShards) and not self._is_shard:
             settings["shuffle_window"] = self._shuffle_window
         return settings
 
@@ -151,12 +157,23 @@ class DaliIterator(ImageIterator):
             prefetch=self._prefetch,
             window=self._shuffle_window,
             checkpoint=checkpoint,
+            encoded=self._encoded() if self._is_shard else None,
         )
         try:
             pipeline.build()
         except RuntimeError as error:
             raise DataError(f"DALI cannot start: {_reason(error)}") from error
         return pipeline
+
+    def _encoded(self):
+        return EncodedBatches(
+            self._images,
+            self._order,
+            first=self._delivered,
+            batches=None if self._spec.train else self._epochs.batches,
+            threads=self._threads,
+            ahead=self._prefetch,
+        )
 
     def _explain(self, error, checkpoint):
         """One line for DALI's error: the file and what is wrong with it, as far as that can be told."""
@@ -168,7 +185,11 @@ class DaliIterator(ImageIterator):
         if (getattr(self._images, "folder", None) or self._images.root) in reason:
             return reason
         try:
-            images = failed_images(self._images, self._spec, self._shuffle_window, checkpoint)
+            if self._is_shard:
+                _, indices = self._order.indices(self._delivered)
+                images = images_of(self._images, indices)
+            else:
+                images = failed_images(self._images, self._spec, self._shuffle_window, checkpoint)
         except (RuntimeError, ValueError) as unreadable:
             return f"{reason}: an image of {self._images.root} ({_reason(unreadable)})"
         for name, problem in images:

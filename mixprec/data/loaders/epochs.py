@@ -9,14 +9,15 @@ LAST_BATCH = ("partial", "drop", "pad")
 class Epochs:
     """The batches of one shard of a data set.
 
-    Shard i of n has the images from floor(N i / n) to floor(N (i + 1) / n) of each epoch's order. How an epoch ends is
-    said by ``last_batch``:
+    All shards deliver together, batch for batch, what one shard alone delivers with n times the batch size: batch b of
+    an epoch has the images from ``n * batch_size * b`` on of the epoch's order. Of these R images shard i has those
+    from floor(R i / n) to floor(R (i + 1) / n). So all shards have equally many batches, and all but the last batch
+    are full. How an epoch ends is said by ``last_batch``:
 
-    - partial: each image comes exactly once; the last batch may be smaller, but has at least one image. Where shards
-      differ in size, the larger ones may have one batch more.
-    - drop: all shards have as many batches as the smallest one can fill; the other images are left out of this epoch.
-    - pad: all shards have as many batches as the largest one needs, all of full size; what is missing are padding
-      images, which do not count.
+    - partial: each image comes exactly once; the last batch may be smaller, and has none in some shards if there are
+      more shards than images left.
+    - drop: images that do not fill a batch in all shards are left out of this epoch.
+    - pad: all batches are of full size; what is missing are padding images, which do not count.
 
     Attributes:
         images (int): N, images in the whole data set.
@@ -33,39 +34,29 @@ class Epochs:
     num_shards: int = 1
 
     @property
-    def begin(self):
-        """Place of the shard's first image in the order of an epoch."""
-        return self.images * self.shard // self.num_shards
-
-    @property
-    def size(self):
-        """Images in the shard."""
-        return self.images * (self.shard + 1) // self.num_shards - self.begin
-
-    @property
-    def smallest(self):
-        """Images in the smallest shard."""
-        return self.images // self.num_shards
-
-    @property
-    def largest(self):
-        """Images in the largest shard."""
-        return -(-self.images // self.num_shards)
-
-    @property
     def batches(self):
-        """Batches an epoch."""
-        if self.last_batch == "drop":
-            return self.smallest // self.batch_size
-        return -(-self._length // self.batch_size)
+        """Batches an epoch, in each shard."""
+        full, rest = divmod(self.images, self._of_all)
+        return full + (rest > 0 and self.last_batch != "drop")
+
+    def places(self, number):
+        """Returns begin and end, in the order of an epoch, of the images of batch ``number`` that count.
+
+        Batches are numbered from 0, for ever.
+        """
+        begin = number % self.batches * self._of_all
+        count = self.count_of_all(number)
+        first, last = (count * shard // self.num_shards for shard in (self.shard, self.shard + 1))
+        return begin + first, begin + last
 
     def count(self, number):
-        """Returns how many images of batch ``number`` count, 0 to batch_size; batches are numbered from 0, for ever.
+        """Returns how many images of batch ``number`` count, 0 to batch_size."""
+        begin, end = self.places(number)
+        return end - begin
 
-        Only padding has batches with none, in shards that are smaller than others.
-        """
-        start = number % self.batches * self.batch_size
-        return max(0, min(self.batch_size, self.size - start))
+    def count_of_all(self, number):
+        """Returns how many images of batch ``number`` count in all shards together, 1 or more."""
+        return min(self._of_all, self.images - number % self.batches * self._of_all)
 
     def epoch(self, delivered):
         """Returns the number of epochs that are complete after ``delivered`` batches."""
@@ -74,17 +65,29 @@ class Epochs:
     def detail(self, delivered):
         """Returns the epochs after ``delivered`` batches, a float: complete ones, and the share of the images in this.
 
-        The share is one of the shard's images. To be the same in all shards at the same batch, which they are to agree
-        on where they train together, it is one of the largest shard's with pad, and one of the smallest's with drop;
-        there the last batch of an epoch also counts for the images that are left out.
+        It is the same in all shards. With drop the last batch of an epoch also counts for the images that are left out.
         """
         epoch, batch = divmod(delivered, self.batches)
-        return epoch + batch * self.batch_size / self._length
+        return epoch + batch * self._of_all / self.images
 
     def is_new(self, delivered):
         """Returns whether the last one of ``delivered`` batches has completed an epoch."""
         return delivered > 0 and delivered % self.batches == 0
 
+    def delivered(self, other, delivered):
+        """Returns after how many batches these shards have had the images of other shards of the same data set.
+
+        Args:
+            other (Epochs): The other division.
+            delivered (int): Its number of batches.
+
+        Returns:
+            int: ``None`` if that is in the middle of a batch here.
+        """
+        epoch, batch = divmod(delivered, other.batches)
+        number, rest = divmod(batch * other._of_all, self._of_all)
+        return None if rest else epoch * self.batches + number
+
     @property
-    def _length(self):
-        return {"partial": self.size, "drop": self.smallest, "pad": self.largest}[self.last_batch]
+    def _of_all(self):
+        return self.batch_size * self.num_shards

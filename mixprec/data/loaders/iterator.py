@@ -7,6 +7,7 @@ import numpy as np
 from chainer.serializer import Deserializer
 
 from mixprec.data.data_error import DataError
+from mixprec.data.loaders.order import Order
 from mixprec.data.loaders.position import Position
 from mixprec.data.loaders.spec import BatchSpec, validate
 
@@ -46,9 +47,10 @@ class ImageIterator(Position):
         threads (int): Threads, or processes, that decode.
         pad_channels (bool): A fourth channel of zeros in memory.
         last_batch (str): How an epoch ends, see :class:`~mixprec.data.loaders.epochs.Epochs`: ``'partial'`` has a
-            smaller last batch, ``'drop'`` leaves images out, ``'pad'`` repeats images, with labels of -1.
-        shard (int): Which part of each epoch to read.
-        num_shards (int): Into how many parts an epoch is divided.
+            smaller last batch, ``'drop'`` leaves images out, ``'pad'`` repeats images, with labels of -1. A shard that
+            has no image in the last batch gets one with the label -1.
+        shard (int): Which part of each batch of all shards to read.
+        num_shards (int): Into how many parts a batch is divided.
         prefetch (int): Batches made ahead.
         shuffle_window (int): Training from shard files that are read one after the other: images among which the next
             one is drawn. Everything else is shuffled as a whole.
@@ -105,6 +107,7 @@ class ImageIterator(Position):
         self._threads = int(threads)
         self._prefetch = int(prefetch)
         self._shuffle_window = int(shuffle_window)
+        self._order = Order(self._spec, len(images))
         super().__init__(self._spec.epochs(len(images)))
 
     # What subclasses do.
@@ -116,8 +119,9 @@ class ImageIterator(Position):
         ``number % self._epochs.batches``. When an exception leaves it, the same batch is asked for again, if any.
 
         Returns:
-            ``(x, t)``: at least ``self._epochs.count(number)`` images that count, then anything, padding included, up
-            to the batch size; with pad, of full size. x as in the class's description, or its four channels. t (B,).
+            ``(x, t)``: the ``self._epochs.count(number)`` images that count, then anything, padding included, up to
+            the batch size; at least one image; with pad, of full size. x as in the class's description, or its four
+            channels. t (B,).
         """
         raise NotImplementedError
 
@@ -164,11 +168,11 @@ class ImageIterator(Position):
         count = self._epochs.count(self._delivered)
         self._delivered += 1
         if count < self.batch_size:
-            if self._spec.last_batch == "pad":
+            if self._spec.last_batch != "pad":
+                x, t = x[: max(1, count)], t[: max(1, count)]
+            if count < len(t):
                 t = t.copy()
                 t[count:] = -1
-            else:
-                x, t = x[:count], t[:count]
         return x[..., :3], t
 
     def serialize(self, serializer):

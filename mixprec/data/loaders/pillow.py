@@ -44,7 +44,6 @@ class PillowIterator(ImageIterator):
 
     _workers = None
     _ahead = ()  # number of each batch that is being made, and indices of its images
-    _order = None, None  # the last epoch, and its permutation of the images
 
     def __getstate__(self):
         """Copies go on from the same position, with processes of their own."""
@@ -74,7 +73,7 @@ class PillowIterator(ImageIterator):
             if not self.repeat:  # the next pass is not made before it is requested
                 last = min(last, self._epochs.batches - 1)
             for ahead in range(number + len(self._ahead), last + 1):
-                epoch, indices = self._indices(ahead)
+                epoch, indices = self._order.indices(ahead)
                 self._ahead.append((ahead, indices))
                 self._workers.begin(epoch, indices)
             x = self._workers.end()
@@ -89,21 +88,6 @@ class PillowIterator(ImageIterator):
         size = self.batch_size * self._spec.size**2 * channels * np.dtype(self._dtype).itemsize
         stride = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         return Work(self._images, self._spec, self._dtype, channels, stride)
-
-    def _indices(self, number):
-        """Returns the epoch of a batch and the indices of its images; with pad as many as the batch has places."""
-        epoch, batch = divmod(number, self._epochs.batches)
-        begin, size = batch * self.batch_size, self._epochs.size
-        end = begin + self.batch_size
-        if self._spec.last_batch != "pad":
-            end = min(end, size)
-        places = self._epochs.begin + np.arange(begin, end) % size
-        if not self._spec.train:
-            return 0, places
-        if self._order[0] != epoch:
-            # RandomState: its numbers never change from a version of NumPy to the next.
-            self._order = epoch, np.random.RandomState([self._spec.seed, epoch]).permutation(len(self._images))
-        return epoch, self._order[1][places]
 
 
 class _Workers:

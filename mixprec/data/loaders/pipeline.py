@@ -71,7 +71,9 @@ def require_dali():
         raise DataError(f'NVIDIA DALI cannot be imported ({error}): pip install -e ".[dali]"') from error
 
 
-def define_pipeline(images, spec, device, *, dtype, pad_channels, threads, prefetch, window, checkpoint=None):
+def define_pipeline(
+    images, spec, device, *, dtype, pad_channels, threads, prefetch, window, checkpoint=None, encoded=None
+):
     """Defines a pipeline whose ``run()`` returns (images (B, size, size, 3 or 4), labels (B, 1)).
 
     The order of the images and every random number follow from ``spec.seed`` alone. Checkpointing is always on:
@@ -87,6 +89,7 @@ def define_pipeline(images, spec, device, *, dtype, pad_channels, threads, prefe
         prefetch (int): Batches made ahead.
         window (int): Images among which the next one from shard files is drawn.
         checkpoint (bytes or None): ``pipeline.checkpoint()`` of an equal pipeline, to go on from there.
+        encoded (EncodedBatches or None): Reads the images; None leaves that to DALI.
 
     Returns:
         nvidia.dali.Pipeline: Not yet built. Outputs are on the device, but for labels from WebDataset, which are texts
@@ -97,12 +100,12 @@ def define_pipeline(images, spec, device, *, dtype, pad_channels, threads, prefe
 
     # Every operator has a name: a checkpoint finds them by it.
     def graph():
-        encoded, labels = read(dali, images, spec, window)
-        pixels = _random_crop(dali, encoded, spec, device) if spec.train else _plain(dali, encoded, spec, device)
+        files, labels = read(dali, images, spec, window) if encoded is None else _external(dali, encoded)
+        pixels = _random_crop(dali, files, spec, device) if spec.train else _plain(dali, files, spec, device)
         if device.device_id is not None:
             if not device.decodes:
                 pixels = pixels.gpu()
-            if getattr(images, "format", None) != "webdataset":
+            if encoded is not None or getattr(images, "format", None) != "webdataset":
                 labels = labels.gpu()
         if spec.train:
             pixels = _resized(dali, pixels, spec, device)
@@ -144,6 +147,13 @@ def new_pipeline(graph, spec, **arguments):
         enable_checkpointing=True,
         **arguments,
     )
+
+
+def _external(dali, encoded):
+    """Adds the reading in Python to the graph."""
+    external, types = dali.fn.external_source, dali.types
+    files = external(encoded.encoded, name="reader", batch=True, dtype=types.UINT8, ndim=1)
+    return files, external(encoded.labels, name="labels", batch=True, dtype=types.INT32, ndim=1)
 
 
 def _random_crop(dali, encoded, spec, device):

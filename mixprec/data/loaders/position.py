@@ -27,5 +27,10 @@ class Position(dataset.Iterator):
         return self._epochs.detail(self._delivered - 1) if self._delivered else None
 
     @property
+    def images_of_all(self):
+        """Number of images in the last batch of all shards together, those that count."""
+        return self._epochs.count_of_all(self._delivered - 1)
+
+    @property
     def is_new_epoch(self):
         return self._epochs.is_new(self._delivered)

@@ -10,23 +10,22 @@ from mixprec.data.sources.tfrecord import IMAGE, LABEL
 def read(dali, images, spec, window):
     """Adds a reader to the DALI graph that is being defined.
 
-    Each epoch has each image of a data set in exactly one of its shards. DALI gives every shard as many batches as the
-    largest one needs, and fills up by repeating the last image, with whole batches if need be.
+    It is for a data set that is not divided into shards. DALI fills up the last batch by repeating the last image.
 
-    Training, from files: all of them are shuffled anew for each epoch, and then divided into shards. From shard files:
-    their order is shuffled anew for each epoch, and then divided; they are read one after the other, and the next image
-    is drawn from a window. Validation has the images in their order.
+    Training, from files: all of them are shuffled anew for each epoch. From shard files: their order is shuffled anew
+    for each epoch; they are read one after the other, and the next image is drawn from a window. Validation has the
+    images in their order.
 
     Args:
         dali (module): ``nvidia.dali``.
         images (ImageFiles or ImageShards): What is read.
-        spec (BatchSpec): Training or validation, seed, shard.
+        spec (BatchSpec): Training or validation, seed.
         window (int): Images among which the next one from shard files is drawn.
 
     Returns:
         ``(encoded, labels)``: nodes of the graph, for :func:`labels_of`.
     """
-    common = {"name": "reader", "shard_id": spec.shard, "num_shards": spec.num_shards, "pad_last_batch": True}
+    common = {"name": "reader", "pad_last_batch": True}
     if spec.train:
         common |= {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": spec.seed}
     else:

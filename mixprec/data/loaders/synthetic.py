@@ -27,8 +27,8 @@ class SyntheticIterator(Position):
         seed (int): 0 to 2^32 - 1; fixes the numbers.
         pad_channels (bool): A fourth channel of zeros in memory.
         last_batch (str): How an epoch ends, see :class:`~mixprec.data.loaders.epochs.Epochs`.
-        shard (int): Which part of each epoch this is.
-        num_shards (int): Into how many parts an epoch is divided.
+        shard (int): Which part of each batch of all shards this is.
+        num_shards (int): Into how many parts a batch is divided.
 
     Raises:
         DataError: An argument is impossible.
@@ -83,7 +83,8 @@ class SyntheticIterator(Position):
         self._t = device.send(t)
         last = self._epochs.count(self._epochs.batches - 1)  # the only batch of an epoch that may differ
         padded = np.where(np.arange(batch_size) < last, t, np.int32(-1))
-        self._last_t = device.send(padded) if last_batch == "pad" else self._t[:last]
+        kept = batch_size if last_batch == "pad" else max(1, last)
+        self._last_t = self._t[:last] if kept == last else device.send(padded[:kept])
 
     def reset(self):
         """Rewinds to the very beginning."""

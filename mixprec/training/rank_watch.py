@@ -1,0 +1,70 @@
+"""Says which rank was killed: launchers end the others at once, and may name one of those.
+
+The first rank of each machine calls :func:`start`, which makes a process that imports nothing of mixprec. It runs as
+long as the ranks of this machine, and prints one line if one of them ends without :func:`leave`.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+
+
+def start(ranks):
+    """Watches the ranks of this machine.
+
+    Args:
+        ranks: dict of ranks and their process numbers, this process among them.
+    """
+    words = [f"{rank}:{process}" for rank, process in ranks.items()]
+    # In a session of its own it is left alone when the launcher ends the ranks.
+    watch = subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, _address(ranks), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    watch.returncode = 0  # nothing waits for it
+
+
+def leave(ranks, which):
+    """Says that ranks of this machine are about to end, and that it is known why.
+
+    Args:
+        ranks: as for :func:`start`.
+        which: list of ranks.
+    """
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as messages:
+        messages.sendto(" ".join(map(str, which)).encode(), "\0" + _address(ranks))
+
+
+def _address(ranks):
+    return f"mixprec-ranks-{min(ranks.values())}"
+
+
+def _watch(address, words):
+    processes = {}  # descriptors and ranks
+    for rank, process in (map(int, word.split(":")) for word in words):
+        with contextlib.suppress(ProcessLookupError):
+            processes[os.pidfd_open(process)] = rank, process
+    messages = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    messages.bind("\0" + address)
+    left = set()
+    while processes:
+        ended, _, _ = select.select(processes, [], [])
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                left.update(map(int, messages.recv(1 << 16).split()))
+        lost = [processes.pop(descriptor) for descriptor in ended]
+        lost = [f"rank {rank}: process {process}" for rank, process in sorted(lost) if rank not in left]
+        if lost:
+            line = f"{', '.join(lost)} on {os.uname().nodename} was killed, or has crashed; all ranks end\n"
+            os.write(2, line.encode())
+            return
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(AttributeError, OSError):  # a kernel, or a Python, without pidfd_open
+        _watch(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,71 @@
+"""Runs of the training command under ``mpiexec``, for tests."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from tests import ROOT
+
+_MPIEXEC = pathlib.Path(sys.executable).with_name("mpiexec")
+
+
+def make_work(root):
+    """Makes a folder with 22 training and 7 validation images, and a config for batches of 2."""
+    random = np.random.RandomState(0)
+    for split, count in (("train", 22), ("val", 7)):
+        for index in range(count):
+            folder = root / "images" / split / "abc"[index % 3]
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = random.randint(0, 60, (12, 12, 3)) + 90 * (index % 3)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index:02}.jpg", quality=95)
+    sections = {
+        "model": {"arch": "small", "classes": 3},
+        "precision": {"compute": "float32"},
+        "loss_scale": {"growth_interval": 3, "init_scale": 2.0**10},
+        "data": {"train": "images/train", "val": "images/val", "size": 8, "resize": 8, "threads": 1},
+        "optimizer": {"lr": 0.02, "weight_decay": 0.001, "base_batch_size": 4},
+        "training": {"batch_size": 2, "epochs": 3, "device": "cpu"},
+        "snapshot": {"every": "5 iterations"},
+        "log": {"every": "4 iterations"},
+    }
+    sections["data"]["loader"] = "pillow"
+    (root / "small.yaml").write_text(yaml.safe_dump(sections))
+
+
+def run(folder, ranks, out, *settings, fault="none", arguments=()):
+    """Runs the command; skips the test where MPI is missing.
+
+    Args:
+        folder: working directory.
+        ranks: number of processes; 1 runs without ``mpiexec``.
+        out: results folder.
+        settings: of the config.
+        fault: as for ``faulty_rank.py``.
+        arguments: more arguments of the command.
+
+    Returns:
+        subprocess.CompletedProcess
+    """
+    if importlib.util.find_spec("mpi4py") is None or not _MPIEXEC.exists():
+        pytest.skip("mpi4py or mpiexec is not installed: extra mpi")
+    options = [word for setting in settings for word in ("--set", setting)]
+    program = [sys.executable, "-m", "tests.training.faulty_rank", fault, "--config", "small.yaml", "--out", out]
+    launcher = [] if ranks == 1 else [_MPIEXEC, "-n", str(ranks)]
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    cache = {"XDG_CACHE_HOME": str(folder / "cache")}
+    return subprocess.run(
+        [*launcher, *program, *options, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **one_thread, **cache, "PYTHONPATH": path},
+    )

@@ -1,0 +1,213 @@
+"""The training command under ``mpiexec``: what N ranks do is what one process does; how they stop, fail, and go on."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests import ROOT
+from tests.training import finished_run, rank_runs
+
+NORM = ("model.arch=small_norm", "training.ema_decay=0.9", "precision.compute=float16", "loss_scale.init_scale=1048576")
+RESUME = ("--resume", "auto")
+ABORTED = r"Abort\(\d+\) on node .*\n"  # MPICH's own line
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    root = tmp_path_factory.mktemp("work")
+    rank_runs.make_work(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def one(work):
+    """The results folder of one process, with 4 images in a step."""
+    done = rank_runs.run(work, 1, "one", "training.batch_size=4")
+    assert (done.returncode, done.stderr) == (0, "")
+    return work / "one"
+
+
+def _weights(folder):
+    with np.load(folder / "model.npz") as arrays:
+        return dict(arrays)
+
+
+def _assert_close(found, expected):
+    found, expected = _weights(found), _weights(expected)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-6, err_msg=name)
+
+
+def _logged(folder):
+    """The log by iteration."""
+    return {entry["iteration"]: entry for entry in finished_run.log(folder)}
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.sweep)])
+def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
+    """22 images in steps of 4: the last step of an epoch has 2, and of 4 ranks two have none."""
+    out = work / f"of{ranks}"
+    done = rank_runs.run(work, ranks, out.name, f"training.batch_size={4 // ranks}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("with 4 images in a step") == 1
+    assert {path.name for path in out.iterdir()} == {path.name for path in one.iterdir()}
+    _assert_close(out, one)
+    found, expected = _logged(out), _logged(one)
+    assert found.keys() == expected.keys()
+    for iteration, values in expected.items():
+        assert found[iteration] == pytest.approx(values, rel=1e-5)
+    about = (out / "environment.txt").read_text()
+    assert re.search(r"^ranks    " + "; ".join(rf"{rank} on \S+, process \d+" for rank in range(ranks)), about, re.M)
+
+
+@pytest.fixture(scope="module")
+def whole(work):
+    """The results folder of two ranks that were left alone."""
+    done = rank_runs.run(work, 2, "whole", *NORM)
+    assert (done.returncode, done.stderr) == (0, "")
+    return work / "whole"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("call", "words"), [(4, "at the end of iteration 4"), (7, "in the evaluation of iteration 6"), (9, "iteration 7")]
+)
+def test_sigterm_to_rank_1_and_resume(work, whole, call, words):
+    """Bit for bit: with averages, statistics and dropout of each rank's own."""
+    out = work / f"stopped{call}"
+    stopped = rank_runs.run(work, 2, out.name, *NORM, fault=f"term:1:{call}")
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert len(re.findall("stopped by SIGTERM .*", stopped.stdout)) == 1
+    assert words in stopped.stdout
+    resumed = rank_runs.run(work, 2, out.name, *NORM, arguments=RESUME)
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    _assert_same(out, whole)
+
+
+def _assert_same(found, expected):
+    assert finished_run.log(found) == finished_run.log(expected)
+    for name in ("snapshot_iter_18.npz", "snapshot_best.npz", "model.npz"):
+        first, second = (finished_run.members(folder / name) for folder in (found, expected))
+        assert first.keys() == second.keys()
+        assert [member for member in first if first[member] != second[member]] == [], name
+
+
+@pytest.mark.sweep
+def test_sigterm_and_resume_with_dali(work):
+    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
+    settings = (*NORM, "data.loader=dali", "data.flip=true")
+    for out, fault in (("dali", "none"), ("dali_stopped", "term:1:10")):
+        done = rank_runs.run(work, 2, out, *settings, fault=fault)
+        assert (done.returncode, done.stderr) == (0, "")
+    resumed = rank_runs.run(work, 2, "dali_stopped", *settings, arguments=RESUME)
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    _assert_same(work / "dali_stopped", work / "dali")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("then", "now", "call"), [(2, 1, 7), (1, 2, 7), (2, 4, 4), (4, 2, 7)])
+def test_another_number_of_ranks_goes_on(work, one, then, now, call):
+    """With as many images in a step the run is the one that was left alone; after an epoch, and in the middle of it."""
+    out = work / f"moved{then}{now}{call}"
+    stopped = rank_runs.run(work, then, out.name, f"training.batch_size={4 // then}", fault=f"term:0:{call}")
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    resumed = rank_runs.run(work, now, out.name, f"training.batch_size={4 // now}", arguments=RESUME)
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert f"changed: ranks {then} -> {now}\n" in resumed.stdout
+    _assert_close(out, one)
+
+
+@pytest.mark.sweep
+def test_another_number_of_ranks_in_the_middle_of_a_batch(work):
+    done = rank_runs.run(work, 2, "middle", fault="term:1:3")
+    assert done.returncode == 0
+    resumed = rank_runs.run(work, 4, "middle", arguments=RESUME)
+    assert resumed.returncode == 2
+    assert re.fullmatch(
+        r"error: middle/snapshot_iter_3.npz: of 2 ranks with 2 images each, after 3 batches of an epoch, .*\n",
+        resumed.stderr,
+    )
+
+
+REFUSED = {
+    "version": r"error: the version of mixprec is \S+\+0 on rank 0 and \S+\+1 on rank 1: all ranks must have the same",
+    "argument": r"error: optimizer.lr is 1.0 on rank 0 and 2.0 on rank 1: all ranks must have the same",
+    "usage": r"rank 1: error: unrecognized arguments: --nothing \(see --help\)",
+    "usage:all": r"error: unrecognized arguments: --nothing \(see --help\)",
+    "missing": r'error: 2 processes were started, and mpi4py cannot be imported \(.*\): pip install -e "\.\[mpi\]"',
+    "disk": r"rank 1: error: \S+/disk1/images/train/a/00.jpg: not an image in a known format .*",
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("fault", REFUSED)
+def test_bad_input_is_one_line(work, fault):
+    if fault == "disk":
+        for rank in range(2):
+            (work / f"disk{rank}").mkdir()
+            rank_runs.make_work(work / f"disk{rank}")
+        (work / "disk1" / "images" / "train" / "a" / "00.jpg").write_bytes(b"no image" * 50)
+    done = rank_runs.run(work, 2, "refused", fault=fault)
+    assert done.returncode == 2
+    assert re.fullmatch(REFUSED[fault] + "\n", done.stderr)
+    assert not (work / "refused").exists()
+
+
+@pytest.mark.sweep
+def test_bad_images_of_all_ranks_are_one_line(work):
+    done = rank_runs.run(work, 2, "refused", "data.train=nowhere")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: nowhere: no such file or folder")
+
+
+FAILED = {
+    "raise:1:6": (1, r"rank 1: Traceback (?s:.*)\nZeroDivisionError: a fault\n\n" + ABORTED),
+    "raise:0:6": (1, r"rank 0: Traceback (?s:.*)\nZeroDivisionError: a fault\n\n" + ABORTED),
+    "full:0:6": (1, r"rank 0: error: \S+: cannot be written \(No space left on device\)\n" + ABORTED),
+    "image:1:6": (1, r"rank \d: error: \S+/images/train/\S+: not an image .*; --resume auto goes on .*\n" + ABORTED),
+    "interrupt:1:6": (130, r"rank 1: interrupted; --resume auto goes on .*\n" + ABORTED),
+    "kill:1:6": (9, r"rank 1: process \d+ on \S+ was killed, or has crashed; all ranks end\n"),
+    "exit:0:6": (None, r"rank 0: process \d+ on \S+ was killed, or has crashed; all ranks end\n"),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("fault", FAILED)
+def test_the_end_of_one_rank_ends_all(work, tmp_path, fault):
+    """And the run goes on from its last snapshot."""
+    shutil.copytree(work / "images", tmp_path / "images")
+    shutil.copy(work / "small.yaml", tmp_path)
+    done = rank_runs.run(tmp_path, 2, "out", fault=fault)
+    code, error = FAILED[fault]
+    assert done.returncode == code if code else done.returncode
+    assert re.fullmatch(error, done.stderr), done.stderr
+    shutil.rmtree(tmp_path / "images")
+    shutil.copytree(work / "images", tmp_path / "images")
+    resumed = rank_runs.run(tmp_path, 2, "out", arguments=RESUME)
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+
+
+@pytest.mark.sweep
+def test_a_dry_run_says_what_each_rank_needs_and_writes_nothing(work):
+    done = rank_runs.run(work, 2, "dry", arguments=("--dry-run",))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search("^memory of this machine .*, estimated, for each rank$", done.stdout, re.M)
+    assert re.search(r"^  needs about .* MiB, 2 ranks .* MiB, of ", done.stdout, re.M)
+    assert done.stdout.count("dry run: all is well") == 1
+    assert not (work / "dry").exists()
+
+
+@pytest.mark.sweep
+def test_digits_with_two_ranks(tmp_path):
+    pytest.importorskip("sklearn", reason='needs scikit-learn: pip install -e ".[digits]"')
+    make = [sys.executable, ROOT / "scripts" / "make_digits.py", "--out", "data/digits"]
+    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True)
+    shutil.copy(ROOT / "configs" / "digits.yaml", tmp_path / "small.yaml")
+    done = rank_runs.run(tmp_path, 2, "out", "training.batch_size=8", "data.threads=1")
+    assert done.returncode == 0
+    assert float(done.stdout.split()[-1]) >= 0.98
