@@ -79,17 +79,17 @@ def _check(value, fields, path="manifest"):
         assert type(value) is fields, path
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    "processes", [pytest.param(1, marks=pytest.mark.sweep), 2, pytest.param(4, marks=pytest.mark.sweep)]
+)
 def test_the_loop_trains(processes):
-    """Several processes have the loss of one, and only the first one prints it."""
-    lines = [mpi.start(number, code=[LOOP]) for number in (1, processes)]
-    assert [done.returncode for done in lines] == [0, 0], lines[-1].stderr
-    one, several = (done.stdout.splitlines() for done in lines)
-    assert len(one) == len(several) == 1
-    assert several[0].startswith(f"{processes} processes: loss ")
-    losses = [float(re.search(r"loss ([\d.]+),", line)[1]) for line in (*one, *several)]
-    assert losses[0] < 0.3
-    assert losses[1] == pytest.approx(losses[0], abs=2e-3)
+    """As printed, and only the first process prints it; with any number of them to the same loss."""
+    done = mpi.start(processes, code=[LOOP])
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(f"{processes} processes: loss ")
+    printed, found = (float(re.search(r"processes: loss ([\d.]+), loss scale 65536", text)[1]) for text in (PAGE, line))
+    assert found == pytest.approx(printed, abs=2e-3)
 
 
 def test_five_lines_are_numbered():
