@@ -90,10 +90,10 @@ class Schedule:
 class Training:
     """Batches, epochs, random numbers, and the device."""
 
-    batch_size: int = key("Number of images in one forward and backward pass.", limit=between(1, MANY))
+    batch_size: int = key("Number of images in one forward and backward pass of a process.", limit=between(1, MANY))
     accumulation_steps: int = key(
         "Number of forward and backward passes whose gradients are averaged for one step of the optimizer: a step has "
-        "batch_size * accumulation_steps images.",
+        "batch_size * accumulation_steps images of each process.",
         1,
         limit=between(1, SUMMANDS),
         aliases=("accumulation", "gradient_accumulation", "gradient_accumulation_steps"),

@@ -13,19 +13,22 @@ import sys
 
 
 def start(ranks):
-    """Watches the ranks of this machine.
+    """Watches the ranks of this machine; to be called before any of them calls :func:`leave`.
 
     Args:
         ranks: dict of ranks and their process numbers, this process among them.
     """
-    words = [f"{rank}:{process}" for rank, process in ranks.items()]
-    # In a session of its own it is left alone when the launcher ends the ranks.
-    watch = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, _address(ranks), *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    with _socket() as messages:
+        messages.bind(_address(ranks))
+        words = [str(messages.fileno()), *(f"{rank}:{process}" for rank, process in ranks.items())]
+        # In a session of its own it is left alone when the launcher ends the ranks.
+        watch = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[messages.fileno()],
+            start_new_session=True,
+        )
     watch.returncode = 0  # nothing waits for it
 
 
@@ -34,31 +37,32 @@ def leave(ranks, which):
 
     Args:
         ranks: as for :func:`start`.
-        which: list of ranks.
+        which: ranks, iterable.
     """
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as messages:
-        messages.sendto(" ".join(map(str, which)).encode(), "\0" + _address(ranks))
+    with contextlib.suppress(OSError), _socket() as messages:
+        messages.sendto(" ".join(map(str, which)).encode(), _address(ranks))
+
+
+def _socket():
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 def _address(ranks):
-    return f"mixprec-ranks-{min(ranks.values())}"
+    return f"\0mixprec-ranks-{min(ranks.values())}"  # of no file
 
 
-def _watch(address, words):
-    processes = {}  # descriptors and ranks
+def _watch(messages, words):
+    processes = {}  # descriptors, and ranks with their process numbers
     for rank, process in (map(int, word.split(":")) for word in words):
         with contextlib.suppress(ProcessLookupError):
             processes[os.pidfd_open(process)] = rank, process
-    messages = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    messages.bind("\0" + address)
     left = set()
     while processes:
-        ended, _, _ = select.select(processes, [], [])
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                left.update(map(int, messages.recv(1 << 16).split()))
-        lost = [processes.pop(descriptor) for descriptor in ended]
-        lost = [f"rank {rank}: process {process}" for rank, process in sorted(lost) if rank not in left]
+        ready, _, _ = select.select([messages, *processes], [], [])
+        ended = [processes.pop(descriptor) for descriptor in ready if descriptor in processes]
+        while select.select([messages], [], [], 0)[0]:
+            left.update(map(int, messages.recv(1 << 16).split()))
+        lost = [f"rank {rank}: process {process}" for rank, process in sorted(ended) if rank not in left]
         if lost:
             line = f"{', '.join(lost)} on {os.uname().nodename} was killed, or has crashed; all ranks end\n"
             os.write(2, line.encode())
@@ -67,4 +71,4 @@ def _watch(address, words):
 
 if __name__ == "__main__":
     with contextlib.suppress(AttributeError, OSError):  # a kernel, or a Python, without pidfd_open
-        _watch(sys.argv[1], sys.argv[2:])
+        _watch(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

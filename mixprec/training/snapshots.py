@@ -79,23 +79,26 @@ class BestSnapshot(chainer_extension.Extension):
         out: results folder.
         key: name of the observation; called in other iterations, it does nothing.
         in_files: function from a trainer to a context manager, inside of which it is as a snapshot holds it.
-        is_first: whether this is rank 0, which writes. All ranks observe the same value.
+        decide: function from a flag to that of rank 0, which alone knows the file. All ranks observe the same value.
+        is_first: whether this is rank 0, which writes.
     """
 
     trigger = 1, "iteration"
     priority = -99  # before the regular snapshot: a kill between the two must not lose it
 
     def __init__(
-        self, out, key="validation/main/accuracy", in_files=lambda trainer: contextlib.nullcontext(), is_first=True
+        self, out, key="validation/main/accuracy", in_files=contextlib.nullcontext, decide=bool, is_first=True
     ):
-        self._in_files, self._is_first = in_files, is_first
+        self._in_files, self._decide, self._is_first = in_files, decide, is_first
         self._path = os.path.join(out, BEST)
         self._key = key
         self._value = -math.inf
 
     def __call__(self, trainer):
-        value = float(trainer.observation.get(self._key, -math.inf))
-        if value > self._value:
+        if self._key not in trainer.observation:
+            return
+        value = float(trainer.observation[self._key])
+        if self._decide(value > self._value):
             self._value = value
             folder, name = os.path.split(self._path)
             with self._in_files(trainer):
@@ -110,7 +113,7 @@ class BestSnapshot(chainer_extension.Extension):
         """
         if not isinstance(serializer, Deserializer):
             serializer("value", self._value)
-        elif os.path.exists(self._path):
+        elif self._is_first and os.path.exists(self._path):
             self._value = float(read(self._path, [f"extensions/{self.name}/value"]).popitem()[1])
 
 

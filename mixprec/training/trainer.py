@@ -117,7 +117,13 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
             priority=_EVALUATION,
         )
         if config.snapshot.best:
-            trainer.extend(snapshots.BestSnapshot(out, in_files=states.in_files, is_first=ranks.is_first))
+            best = snapshots.BestSnapshot(
+                out,
+                in_files=states.in_files,
+                decide=lambda flag: ranks.any(ranks.is_first and flag),
+                is_first=ranks.is_first,
+            )
+            trainer.extend(best)
     log = LogReport(trigger=at(config.log.trigger), filename=LOG if ranks.is_first else None, gather=ranks.gather)
     if ranks.is_first:
         _report(trainer, config, optimizer, log, lr, rates, len(train), val is not None, at)

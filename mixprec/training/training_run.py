@@ -249,8 +249,9 @@ def _placed(arguments):
 
 
 def _device(path, config, ranks):
+    wanted = _own_device(path, config.training.device, ranks)
     try:
-        device, reason = environment.resolve_device(_own_device(path, config.training.device, ranks))
+        device, reason = environment.resolve_device(wanted)
     except ValueError as error:
         raise configs.ConfigError(path, f"training.{error}") from error
     if config.capture.mode == "required" and device == "@numpy":
