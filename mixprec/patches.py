@@ -8,6 +8,7 @@ from mixprec import without_masters  # noqa: F401
 from mixprec.bridge import branches, placing  # noqa: F401
 from mixprec.compat import registry
 from mixprec.compat.registry import replaced, undo
+from mixprec.distributed import readiness
 from mixprec.functions import sums, widening  # noqa: F401
 from mixprec.graph_capture import called_links, watch  # noqa: F401
 from mixprec.optimizer import model_files, scaled_loss  # noqa: F401
@@ -23,6 +24,7 @@ _MOMENTS = {
     "mixprec.functions": "When the first function of mixprec runs",
     "mixprec.convert": "When mixprec.convert runs",
     "setup": "When MixedPrecisionOptimizer.setup runs",
+    readiness.WHEN: "When MixedPrecisionOptimizer.setup runs with a communicator",
     "mixprec.capture": "While capture watches two steps",
 }
 

@@ -21,6 +21,7 @@ FLOORS = """
     policy loss_scale
     functions bridge
     links startup environment
+    distributed
     optimizer rewrite
     graph_capture
     mixprec patches

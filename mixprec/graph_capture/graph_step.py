@@ -19,6 +19,7 @@ from mixprec.graph_capture.graph_table import GraphTable
 from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batch.scaling import SCALE_CONSTANTS
+from mixprec.optimizer.counted_losses import CountedLosses
 
 
 class TrainingStep(Capturable):
@@ -61,7 +62,7 @@ class TrainingStep(Capturable):
         def lossfun(*args, **kwargs):
             losses = self._lossfun(*args, **kwargs)
             if isinstance(losses, Iterator):
-                return collected_each(losses)
+                return CountedLosses(collected_each(losses), operator.length_hint(losses))
             kept.append(losses)
             return collected(losses)
 
@@ -91,6 +92,8 @@ class TrainingStep(Capturable):
         hook = super().why_not()
         if hook is not None:
             return hook
+        if self._optimizer.communicator is not None:
+            return "gradients are averaged over processes by MPI, which is no work of the device"
         step = _parts(self._optimizer).step
         reasons, others = step.plan.reasons, step.plan.others
         alone = next((name for name in reasons if name in others), None)

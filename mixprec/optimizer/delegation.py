@@ -1,7 +1,7 @@
 """The wrapper as Chainer's own code sees it: an optimizer, with the attributes of the one inside.
 
 :class:`~mixprec.MixedPrecisionOptimizer` begins from :class:`Delegation`. Training loops read and write hyperparameters
-through it; Chainer's updaters and ChainerMN's optimizer call the rest.
+and counters through it; Chainer's updaters and ChainerMN's optimizer call the rest.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import chainer
 
 from mixprec import arguments
-from mixprec.loss_scale import StaticLossScale
+from mixprec.loss_scale import DynamicLossScale, StaticLossScale
 from mixprec.optimizer import scaled_loss
 
 # What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
@@ -90,6 +90,26 @@ class Delegation:
             arguments.instance("name", name, str, "a text or None")
         arguments.choice("timing", timing, ("auto", "pre", "post"))
         self._optimizer.add_hook(self._no_decay.hook(hook), name, timing)
+
+    @property
+    def skipped(self) -> int:
+        """Number of steps skipped because of an overflow, since the beginning of training; read like the scale."""
+        return self._counter.skipped
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was skipped; read like the scale."""
+        return self._counter.last_skipped
+
+    @property
+    def communicator(self) -> Any:
+        """The communicator of ChainerMN that gradients are averaged over, or ``None``."""
+        return None if self._ranks is None else self._ranks.communicator
+
+    @property
+    def scales_dynamically(self) -> bool:
+        """Whether the loss scale may change from step to step."""
+        return isinstance(self._scaler, DynamicLossScale)
 
     @property
     def _loss_scale(self):

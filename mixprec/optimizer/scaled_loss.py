@@ -8,6 +8,7 @@ scaled (:mod:`~mixprec.optimizer.grad_scales`); :func:`install`, called by ``set
 import contextlib
 import functools
 import inspect
+import operator
 import threading
 from collections.abc import Iterator
 
@@ -123,14 +124,29 @@ class ScaledPasses:
         factor = self.factor_on(loss.device)
         return loss if factor is None else scaled(loss, factor)
 
-    def run(self, model, lossfun, args, kwds):
-        """Calls a loss function, clears the gradients of the model, and runs ``backward`` of each loss it returns."""
+    def run(self, model, lossfun, args, kwds, ranks=None):
+        """Calls a loss function, clears the gradients of the model, and runs ``backward`` of each loss it returns.
+
+        Args:
+            model, lossfun, args, kwds: as for ``update``.
+            ranks: :class:`~mixprec.optimizer.ranks.Ranks` of a wrapper with a communicator, or ``None``. Its
+                ``last_pass()`` is around the last backward pass, if it is known before that which one it is.
+
+        Raises:
+            ValueError: there are more losses than their iterator said.
+        """
         # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
         with np.errstate(over="ignore", invalid="ignore"):
             losses = lossfun(*args, **kwds)
             model.cleargrads()
+            left = operator.length_hint(losses) if isinstance(losses, Iterator) else 1
+            is_known = left > 0
             for loss in losses if isinstance(losses, Iterator) else (losses,):
-                self.scale(loss).backward()
+                if is_known and not left:
+                    raise ValueError("the iterator of losses has more of them than its length hint says")
+                left -= 1
+                with contextlib.nullcontext() if left or ranks is None else ranks.last_pass():
+                    self.scale(loss).backward()
                 del loss  # before the next one, for which there is to be memory
 
 

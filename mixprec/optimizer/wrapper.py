@@ -16,6 +16,7 @@ from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, a
 from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.no_decay import NoDecay
+from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
 from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog, StepCounter
@@ -68,6 +69,10 @@ class MixedPrecisionOptimizer(Delegation):
             from LARS and LAMB it takes the trust ratio, too.
         zero_gradients: whether a step leaves zeros in the gradients, so that the next backward pass needs no
             ``cleargrads``.
+        communicator: of ChainerMN, ``chainermn.create_communicator("naive")``: gradients are averaged over its
+            processes during the last backward pass of an update. All processes step, or skip, together.
+        allreduce_dtype: in which gradients in FP16 and BF16 are added then, ``"float32"`` (the default),
+            ``"float16"`` or ``"bfloat16"``; those in FP32 always are in FP32.
 
     Raises:
         TypeError: ``optimizer`` is not a gradient method, or another argument none of those.
@@ -85,6 +90,7 @@ class MixedPrecisionOptimizer(Delegation):
         "_wishes",
         "_optimizer_step",
         "_no_decay",
+        "_ranks",
     )
 
     def __init__(
@@ -95,12 +101,15 @@ class MixedPrecisionOptimizer(Delegation):
         batched: bool = True,
         no_decay: str | type[chainer.Link] | tuple[str | type[chainer.Link], ...] | None = None,
         zero_gradients: bool = False,
+        communicator: Any = None,
+        allreduce_dtype: str | None = None,
     ) -> None:
         self._optimizer = checked(optimizer)
         self._scaler = as_loss_scale(loss_scale)
         self._masters = None
         self._statistics = None
         self._no_decay = NoDecay(no_decay)
+        self._ranks = ranks_of(communicator, allreduce_dtype)
         wishes = {"batched": batched, "zero_gradients": zero_gradients}
         self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
         self._optimizer_step = None
@@ -109,6 +118,10 @@ class MixedPrecisionOptimizer(Delegation):
         self._watchdog = OverflowWatchdog(self._scaler)
 
     def __getstate__(self):
+        if self._ranks is not None:
+            raise TypeError(
+                "an optimizer with a communicator cannot be copied or pickled: save it by chainer.serializers"
+            )
         self._settle()
         scales = [] if self._masters is None else grad_scales.scales_of(self.target)
         return {**self.__dict__, "_optimizer_step": None, "_grad_scales": scales}
@@ -130,12 +143,15 @@ class MixedPrecisionOptimizer(Delegation):
 
         Raises:
             TypeError: ``link`` is not a :class:`chainer.Link`.
+            ValueError: with a communicator, if model or loss scale are not the same in all processes.
         """
         arguments.instance("link", link, chainer.Link, "a chainer.Link")
         self._masters = masters.Masters(link, self._no_decay)
         self._statistics = RunningStatistics(self._masters.index)
         self._optimizer.setup(self._masters)
         self._masters.share_update_rules()
+        if self._ranks is not None:
+            self._ranks.set_up(self._masters, self._statistics, self._scaler)
         self._passes.factor = None
         self._counter = StepCounter()
         self._start()
@@ -150,21 +166,6 @@ class MixedPrecisionOptimizer(Delegation):
     def loss_scale(self) -> float:
         """The loss scale of the next step, a float; each call reads it from the device, if it is there."""
         return self._scaler.value
-
-    @property
-    def scales_dynamically(self) -> bool:
-        """Whether the loss scale may change from step to step."""
-        return isinstance(self._scaler, DynamicLossScale)
-
-    @property
-    def skipped(self) -> int:
-        """Number of steps skipped because of an overflow, since the beginning of training; read like the scale."""
-        return self._counter.skipped
-
-    @property
-    def last_step_skipped(self) -> bool:
-        """Whether the last step was skipped; read like the scale."""
-        return self._counter.last_skipped
 
     def master(self, param: chainer.Parameter) -> chainer.Parameter:
         """Returns the FP32 master of a parameter of the model, a :class:`chainer.Parameter`.
@@ -233,14 +234,18 @@ class MixedPrecisionOptimizer(Delegation):
             if not callable(lossfun):
                 raise TypeError(f"lossfun must be a function or None; found {arguments.found(lossfun)}")
             self._passes.factor = None
+            if self._ranks is not None:
+                self._ranks.begin(lambda: lossfun(*args, **kwds))
             self._statistics.save()
             try:
-                self._passes.run(self._masters.model, lossfun, args, kwds)
+                self._passes.run(self._masters.model, lossfun, args, kwds, self._ranks)
             except BaseException:
                 self._statistics.guards.forget()  # there is no step that could be skipped
                 raise
-        self._passes.factor = None  # backward is over: gradients have their scale
         try:
+            if self._ranks is not None:
+                self._ranks.finish(self._passes)
+            self._passes.factor = None  # backward is over: gradients have their scale
             self._optimizer_step.run(self._scaler, self._counter, self._statistics)
         except BaseException:  # as if there had been no step
             self._statistics.undo(True)

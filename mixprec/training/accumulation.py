@@ -9,6 +9,7 @@ import chainer
 import numpy as np
 
 from mixprec.backends.transfers import on_host
+from mixprec.optimizer.counted_losses import CountedLosses
 from mixprec.training.label_accuracy import valid_images
 
 
@@ -31,11 +32,16 @@ class Accumulated:
         self._lossfun = lossfun
 
     def __call__(self, batches):
-        """Yields the weighted loss of each batch; the graph of one is gone before the next one is computed.
+        """Returns an iterator of the weighted loss of each batch.
+
+        The graph of one is gone before the next one is computed.
 
         Args:
             batches: list of tuples, the arguments of ``lossfun``: images, and labels.
         """
+        return CountedLosses(self._losses(batches), len(batches))
+
+    def _losses(self, batches):
         means = {}
         for batch, weight in zip(batches, _weights(batches), strict=True):
             yield self._loss(batch, weight, means)

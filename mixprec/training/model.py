@@ -71,7 +71,7 @@ class ImageClassifier(L.Classifier):
 
     Args:
         predictor: link from images to logits (N, K).
-        smoothing: from 0 to below 1, see :func:`mixprec.functions.classification`.
+        smoothing: from 0 to below 1, see :func:`mixprec.functions.softmax_cross_entropy`.
     """
 
     def __init__(self, predictor, smoothing=0.0):

@@ -1,0 +1,126 @@
+"""Arrays of NumPy over MPI, while the process computes.
+
+MPI libraries work on a collective operation only while the program calls them. A thread does that: it posts what
+:meth:`MpiTransport.start` is given, and asks MPI for the state of it, with pauses, so that the computation has the
+processor. ``MixedPrecisionOptimizer.setup`` makes a transport; its thread starts with the first sum, so that processes
+forked before have no copy of it, and ends with the transport.
+"""
+
+import functools
+import queue
+import threading
+import time
+import weakref
+
+import numpy as np
+
+from mixprec.distributed.transport import Transport, Work
+from mixprec.dtypes import is_half
+
+PAUSE = 1e-4  # seconds
+
+
+class MpiTransport(Transport):
+    """MPI on a communicator of its own.
+
+    Args:
+        mpi_comm: ``mpi4py.MPI.Intracomm``. All of its ranks make a transport at the same time.
+
+    Raises:
+        RuntimeError: MPI does not let several threads call it.
+    """
+
+    def __init__(self, mpi_comm):
+        from mpi4py import MPI
+
+        if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+            raise RuntimeError(
+                "gradients are sent by a thread, which needs MPI_THREAD_MULTIPLE: leave mpi4py.rc.thread_level as it is"
+            )
+        self._comm = mpi_comm.Dup()
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self._posted = None
+
+    def start(self, array):
+        """See :meth:`~mixprec.distributed.transport.Transport.start`."""
+        if self._posted is None:
+            self._posted = queue.SimpleQueue()
+            threading.Thread(target=_progress, args=(self._comm, self._posted), daemon=True).start()
+            weakref.finalize(self, self._posted.put, None)
+        work = _Sum(array)
+        self._posted.put(work)
+        return work
+
+    def broadcast(self, array):
+        """See :meth:`~mixprec.distributed.transport.Transport.broadcast`."""
+        self._comm.Bcast(array.reshape(-1).view(np.uint8), root=0)
+
+    def gather(self, value):
+        """See :meth:`~mixprec.distributed.transport.Transport.gather`."""
+        return self._comm.allgather(value)
+
+
+class _Sum(Work):
+    def __init__(self, array):
+        self.array = array
+        self.request = self.error = None
+        self._there = threading.Event()
+
+    @property
+    def done(self):
+        return self._there.is_set()
+
+    def end(self, error=None):
+        """Called by the thread."""
+        self.error = error
+        self._there.set()
+
+    def join(self):
+        self._there.wait()
+        if self.error is not None:
+            raise RuntimeError(f"the sum of gradients over MPI failed: {self.error}") from self.error
+
+
+def _progress(comm, posted):
+    """Works on sums in the order in which they come, until there comes a ``None``."""
+    under_way = []
+    while True:
+        try:
+            while not under_way or not posted.empty():
+                work = posted.get()
+                if work is None:
+                    return
+                under_way.append(work)
+                work.request = _post(comm, work.array)
+            left = [work for work in under_way if not work.request.Test()]
+        except Exception as error:  # for the thread that joins; MPI does not say of which sum it is
+            for work in under_way:
+                work.end(error)
+            under_way = []
+            continue
+        for work in set(under_way).difference(left):
+            work.end()
+        if len(left) == len(under_way):
+            time.sleep(PAUSE)
+        under_way = left
+
+
+def _post(comm, array):
+    from mpi4py import MPI
+
+    if is_half(array.dtype):
+        return comm.Iallreduce(MPI.IN_PLACE, array.view(np.int16), op=_half_sum(array.dtype))
+    return comm.Iallreduce(MPI.IN_PLACE, array, op=MPI.SUM)
+
+
+@functools.cache
+def _half_sum(dtype):
+    """Returns the operation that adds numbers of a half dtype, which MPI takes for integers, in float32."""
+    from mpi4py import MPI
+
+    def add(some, others, _):
+        some, others = (np.frombuffer(memory, np.int16).view(dtype) for memory in (some, others))
+        with np.errstate(all="ignore"):
+            others[...] = some.astype(np.float32) + others.astype(np.float32)
+
+    return MPI.Op.Create(add, commute=True)

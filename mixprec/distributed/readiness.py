@@ -1,0 +1,136 @@
+"""When is a gradient final? As soon as all functions that use the parameter have had their turn in the backward pass.
+
+Chainer's pass keeps gradients of parameters in its table to the end. Inside of :func:`watching` the functions that use
+each parameter are counted before the pass, and each is ticked off after its step. A second stream of a GPU
+(:mod:`mixprec.backends.aside`) may then still be at work on the gradient; who packs there has to wait for it.
+"""
+
+import contextlib
+import functools
+import threading
+
+import chainer
+from chainer import _backprop_utils
+
+from mixprec.compat.registry import Patch
+
+
+class _Now(threading.local):
+    """Of this thread.
+
+    Attributes:
+        ready: what the next pass is to call, or ``None``.
+        uses: :class:`_Uses` of the pass under way, or ``None``.
+    """
+
+    ready = None
+    uses = None
+
+
+_now = _Now()
+
+
+@contextlib.contextmanager
+def watching(ready):
+    """Inside of the block the first backward pass of this thread says when gradients of parameters are final.
+
+    Not in debug mode, nor in a pass that is recorded for gradients of gradients. Passes within the pass, as
+    ``F.forget`` has them, are none of it.
+
+    Args:
+        ready: ``ready(param, gradient)`` is called once for each parameter that gets a gradient, in the order in which
+            these are final. ``gradient`` is an array. It may return another one, which the parameter then gets.
+    """
+    _now.ready = ready
+    try:
+        yield
+    finally:
+        _now.ready = None
+
+
+def install():
+    """Makes backward passes of Chainer's watchable; called by ``setup`` with a communicator."""
+    for patch in _PATCHES:
+        patch.apply()
+
+
+class _Uses:
+    """How many functions of a pass have still to add to the gradient of each parameter.
+
+    Args:
+        outputs: of the pass, ``[(variable node, gradient)]``.
+        ready: see :func:`watching`.
+    """
+
+    def __init__(self, outputs, ready):
+        self._ready = ready
+        self._left = {}  # node of a parameter -> number of functions
+        functions = {node.creator_node for node, _ in outputs if node.creator_node is not None}
+        outputs_that_are_leaves = {node for node, _ in outputs if node.creator_node is None}
+        self._functions, todo = functions, list(functions)
+        while todo:
+            for x in {x for x in todo.pop().inputs if x.requires_grad}:
+                if x.creator_node is not None:
+                    if x.creator_node not in functions:
+                        functions.add(x.creator_node)
+                        todo.append(x.creator_node)
+                elif x not in outputs_that_are_leaves:
+                    self._left[x] = self._left.get(x, 0) + 1
+
+    def tick(self, function, gradients):
+        """Ticks off a function that has added to ``gradients``, ``{variable node: list of variables}``."""
+        if function not in self._functions:
+            return  # of another graph
+        self._functions.discard(function)
+        for node in gradients:
+            left = self._left.get(node)
+            if left is None:
+                continue
+            self._left[node] = left - 1
+            param = node.get_variable_or_none() if left == 1 else None
+            gradient = _backprop_utils._reduce(gradients[node]) if isinstance(param, chainer.Parameter) else None
+            if gradient is None:
+                continue
+            now = self._ready(param, gradient.array)
+            if now is not None:
+                # Chainer leaves in the parameter what is in its table at the end of the pass.
+                gradients[node][:] = [
+                    chainer.Variable._init_unchecked(now, requires_grad=False, is_chainerx_array=False)
+                ]
+
+
+def _watchable(backprop_to_all):
+    @functools.wraps(backprop_to_all)
+    def run(outputs, retain_grad, loss_scale):
+        outer, ready = _now.uses, _now.ready
+        _now.uses = _now.ready = None
+        if ready is not None and not chainer.config.debug and not chainer.config.enable_backprop:
+            _now.uses = _Uses(outputs, ready)
+        try:
+            backprop_to_all(outputs, retain_grad, loss_scale)
+        finally:
+            _now.uses = outer
+
+    return run
+
+
+def _ticking(backprop_step):
+    @functools.wraps(backprop_step)
+    def run(func, target_input_indexes, grad_outputs, grad_inputs, is_debug):
+        uses, _now.uses = _now.uses, None  # steps of chainer.grad within the step are of another graph
+        try:
+            backprop_step(func, target_input_indexes, grad_outputs, grad_inputs, is_debug)
+        finally:
+            _now.uses = uses
+        if uses is not None:
+            uses.tick(func, grad_inputs)
+
+    return run
+
+
+WHEN = "setup with a communicator"
+_WHY = "Without it gradients are sent to other processes after the backward pass, and none during it."
+_PATCHES = [
+    Patch("chainer._backprop:_backprop_to_all", _watchable, _WHY, WHEN),
+    Patch("chainer._backprop_utils:backprop_step", _ticking, _WHY, WHEN),
+]

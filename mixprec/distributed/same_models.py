@@ -1,0 +1,84 @@
+"""Whether all ranks have the same parameters: sums of arrays of different sizes would hang, or be sums of anything.
+
+:mod:`~mixprec.distributed.exchange` has the parameters compared in every step, by a sum of two numbers, and
+:mod:`~mixprec.optimizer.ranks` at ``setup``.
+"""
+
+import zlib
+
+import numpy as np
+
+from mixprec.backends.memory import axes
+
+_WHAT = "shape", "dtype", "order of axes in memory"
+
+
+class Members:
+    """The parameters whose gradients are averaged.
+
+    Args:
+        named: ``[(name, parameter)]``, each parameter once, those that are not initialized among them.
+
+    Attributes:
+        initialized: ``[(name, parameter)]`` of those that are.
+        names: dict of their ids and names.
+        description: what must be the same on all ranks: a tuple of ``(name, shape, dtype, order of axes in memory)``.
+        fingerprint: of the description, two numbers in float64. If their sums over ranks are the number of ranks times
+            themselves, all ranks have the same: the mean of squares is the square of the mean for equal numbers only.
+    """
+
+    def __init__(self, named):
+        self._named = list(named)
+        self._arrays = [param.array for _, param in named]
+        self.initialized = [(name, param) for name, param in named if param.array is not None]
+        self.names = {id(param): name for name, param in self.initialized}
+        self.description = tuple(
+            (name, *(("none yet", "", "") if a is None else (a.shape, a.dtype.name, axes(a))))
+            for (name, _), a in zip(named, self._arrays, strict=True)
+        )
+        number = zlib.crc32(repr(self.description).encode()) >> 12  # 20 bits: 8,192 squares of it add up exactly
+        self.fingerprint = np.array([number, number * number], np.float64)
+
+    def are(self, named):
+        """Whether these are the same names, parameters and arrays."""
+        return len(named) == len(self._named) and all(
+            name == before and param is known and param.array is array
+            for (name, param), (before, known), array in zip(named, self._named, self._arrays, strict=True)
+        )
+
+
+def check_same(descriptions):
+    """Makes sure that the descriptions of all ranks are the same.
+
+    Raises:
+        ValueError: naming the first parameter, and the first rank, that differ from those of rank 0.
+    """
+    first, *others = ({name: rest for name, *rest in description} for description in descriptions)
+    for rank, other in enumerate(others, 1):
+        for name in sorted(first.keys() ^ other.keys()):
+            has, lacks = (0, rank) if name in first else (rank, 0)
+            raise ValueError(f"rank {has} has a parameter {name}, rank {lacks} has not: all ranks need the same model")
+        for name, values in first.items():
+            for what, value, its in zip(_WHAT, values, other[name], strict=True):
+                if value != its:
+                    raise ValueError(
+                        f"the {what} of {name} is {value} on rank 0, {its} on rank {rank}: all need the same model"
+                    )
+
+
+def check_settings(settings):
+    """Makes sure that the settings of all ranks are the same.
+
+    Args:
+        settings: dicts with the same names on all ranks, or not.
+
+    Raises:
+        ValueError: naming the first setting, and the first rank, that differ from those of rank 0.
+    """
+    first, *others = settings
+    for rank, other in enumerate(others, 1):
+        for name in first:
+            if first[name] != other.get(name):
+                raise ValueError(
+                    f"{name} is {first[name]!r} on rank 0, {other.get(name)!r} on rank {rank}: give all ranks the same"
+                )

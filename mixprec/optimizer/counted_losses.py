@@ -1,0 +1,22 @@
+"""An iterator of losses that says how many there are, so that the wrapper knows which backward pass is the last."""
+
+from collections.abc import Iterator
+
+
+class CountedLosses(Iterator):
+    """What a loss function returns for several losses in a step.
+
+    Args:
+        losses: iterator, such as a generator.
+        number: how many losses it has; 0 if that is not known.
+    """
+
+    def __init__(self, losses, number):
+        self._losses, self._left = losses, number
+
+    def __next__(self):
+        self._left -= 1
+        return next(self._losses)
+
+    def __length_hint__(self):
+        return max(self._left, 0)
