@@ -36,6 +36,7 @@ class Ranks:
     """
 
     def __init__(self, number):
+        mpiexec = _mpiexec()
         self._number, self._connections = number, []
         self._folder = tempfile.TemporaryDirectory()
         self._output = pathlib.Path(self._folder.name, "output")  # mpiexec has much to say when a rank fails
@@ -45,7 +46,7 @@ class Ranks:
             listener.listen(number)
             listener.settimeout(_POLL)
             with self._output.open("w") as output:
-                self._process = _start(number, address, output)
+                self._process = _start(mpiexec, number, address, output)
             try:
                 self._accept(listener)
             except BaseException:
@@ -124,11 +125,15 @@ class Ranks:
         return RankError(f"{text}: {said.splitlines()[-1]}" if said else text)
 
 
-def _start(number, address, output):
+def _mpiexec():
     beside = pathlib.Path(sys.executable).with_name("mpiexec")
     mpiexec = beside if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
         raise RankError("there is no mpiexec: pip install -e '.[mpi]'")
+    return mpiexec
+
+
+def _start(mpiexec, number, address, output):
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     # A session of its own: Ctrl-C is for the measuring process, which then ends the ranks.
     return subprocess.Popen(

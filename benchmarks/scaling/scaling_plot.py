@@ -70,4 +70,4 @@ def _measured(axes, measured):
     axes.set(title=f"Measured: {measured['title']}", ylabel="efficiency, % of the same program in one process")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.legend(fontsize="small", loc="lower right")
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.005, 1), borderaxespad=0)
