@@ -54,7 +54,7 @@ class Layout(NamedTuple):
     sizes: dict[str, int]
 
 
-def layout(members, itemsizes, limit=BUCKET):
+def layout(members, itemsizes, limit):
     """Returns a :class:`Layout`.
 
     Args:

@@ -27,16 +27,15 @@ class GradientExchange:
     Args:
         transport: :class:`~mixprec.distributed.transport.Transport`.
         dtype_of_sum: in which gradients in float16 and bfloat16 are added; others are added in their own dtype.
-        limit: bytes of a bucket.
 
     Attributes:
         members: :class:`~mixprec.distributed.same_models.Members` of the step.
         started: number of buckets of the step that have started.
     """
 
-    def __init__(self, transport, dtype_of_sum, limit=BUCKET):
+    def __init__(self, transport, dtype_of_sum):
         self._transport = transport
-        self._dtype_of_sum, self._limit = np.dtype(dtype_of_sum), limit
+        self._dtype_of_sum = np.dtype(dtype_of_sum)
         self.members = Members([])
         self._layout = None
         self._arenas = {}  # dtype of parameters -> Arena
@@ -170,7 +169,7 @@ class GradientExchange:
         members = [(name, params[name].dtype.name, params[name].size) for name in order]
         dtypes = {param.dtype.name: param.dtype for param in params.values()}
         of_sums = {name: self._dtype_of_sum if is_half(dtype) else dtype for name, dtype in dtypes.items()}
-        self._layout = layout(members, {name: dtype.itemsize for name, dtype in of_sums.items()}, self._limit)
+        self._layout = layout(members, {name: dtype.itemsize for name, dtype in of_sums.items()}, BUCKET)
         self._arenas = {name: Arena(size, dtypes[name], of_sums[name]) for name, size in self._layout.sizes.items()}
         self._to_pack = [set(bucket.names) for bucket in self._layout.buckets]
         self._place()

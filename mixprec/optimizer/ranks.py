@@ -147,10 +147,12 @@ class Ranks:
             param, scale = params[number], scales[number]
             if not is_scaled[number]:
                 param._loss_scale = _scale_of(sums[number] / counts[number], passes.factor_on(param.device))
+            elif math.isnan(own[number]):
+                pass  # it is refused as it is, and by all others
             elif sums[number] != counts[number] * own[number]:
                 param._loss_scale = MIXED
-            elif isinstance(scale, UsedScale):  # of the array that was there before
-                param._loss_scale = scale.factor
+            else:  # a UsedScale knew the array that was there before
+                param._loss_scale = scale.factor if isinstance(scale, UsedScale) else scale
 
     def _number(self, scale):
         """Returns a scale as a number, which is NaN if the gradient cannot be used."""
