@@ -119,7 +119,7 @@ def serve(connection):
     while True:
         try:
             function, arguments = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             return
         except Exception as error:  # what was sent cannot be read here
             connection.send((None, error))
@@ -135,5 +135,5 @@ def serve(connection):
             data = pickle.dumps((None, RuntimeError(reason_of(answer[1]) or f"{type(answer[0]).__name__} as a result")))
         try:
             connection.send_bytes(data)
-        except BrokenPipeError:
+        except ConnectionError:
             return

@@ -28,7 +28,7 @@ class Check:
         source: where the point is from.
         gpus: number of them.
         gpu: name of the GPU.
-        comment: what is assumed of them, the rate of one GPU included.
+        assumed: of them, lines of text.
         published: efficiency in %.
         model: the same by the model.
         error: model minus published, in points.
@@ -38,7 +38,7 @@ class Check:
     source: str
     gpus: int
     gpu: str
-    comment: str
+    assumed: list[str]
     published: float
     model: float
     error: float
@@ -94,13 +94,14 @@ class Prediction:
     def _head(self):
         yield "model: data parallel training of ResNet-50 on many GPUs; nothing of it is measured"
         for text, value in ASSUMPTIONS.items():
-            yield f"  model assumes: {text}: {value:g}"
+            yield f"  model assumes: {text}: {value:,.7g}"
 
     def _published(self):
         yield f"{'model beside published points, efficiency':48}{'published':>11}{'model':>9}{'error':>9}"
         for check in self.checks:
             numbers = f"{check.published:10.1f}%{check.model:8.1f}%{check.error:+9.1f}"
-            yield f"  model, {f'{check.name}, {check.gpus:,} {check.gpu}':39}{numbers}  {check.comment}"
+            yield f"  model, {f'{check.name}, {check.gpus:,} {check.gpu}':39}{numbers}"
+            yield from (f"    model assumes: {text}" for text in check.assumed)
         yield f"  model: largest error {self.error:.1f} points"
 
     def _predicted(self):
@@ -145,8 +146,8 @@ def predict(network, *, arch="resnet50", size=224, batches=BATCHES, gpus=GPUS):
 def _check(point, network):
     model = 100 * point.training(network).efficiency(point.gpus, point.base)
     published = 100 * point.efficiency
-    comment = f"{point.comment}; a GPU alone {point.rate:.0f} images/s: {point.rate_from}"
-    return Check(point.name, point.source, point.gpus, point.gpu, comment, published, model, model - published)
+    assumed = [point.assumed, f"a GPU alone has {point.rate:.0f} images/s: {point.rate_from}"]
+    return Check(point.name, point.source, point.gpus, point.gpu, assumed, published, model, model - published)
 
 
 def _row(training, batch, route, gpus):

@@ -39,7 +39,7 @@ class Point:
         route: of the sums.
         itemsizes: dict from the dtypes of parameters to the bytes of an element of their sum.
         bucket: bytes of a bucket; ``None`` without overlap.
-        comment: on what is assumed here.
+        assumed: what the model takes for it besides.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Point:
     route: Callable
     itemsizes: dict[str, int]
     bucket: int | None
-    comment: str
+    assumed: str
 
     def training(self, network):
         """Returns the :class:`~benchmarks.scaling.cluster.Training` of a network, with the rate of the point."""

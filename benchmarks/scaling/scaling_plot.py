@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 from mixprec import files
 
 _STYLES = ("-", "--", ":")  # of routes
+_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}  # behind text on lines
 _GAP = 0.4  # of the distance between two groups of bars
 
 
@@ -38,9 +39,9 @@ def _model(axes, model):
         gpus, first = check["gpus"], number == 0
         ends = sorted((check["published"], check["model"]))
         axes.plot([gpus] * 2, ends, color="black", linewidth=0.8)
-        left = number % 2 == 0  # two of them are neighbours
-        place = {"xytext": (-8 if left else 8, 0), "textcoords": "offset points", "ha": "right" if left else "left"}
-        axes.annotate(check["name"], (gpus, sum(ends) / 2), va="center", fontsize="small", **place)
+        side = -1 if number % 2 == 0 else 1  # two of them are neighbours
+        place = {"xytext": (8 * side, 0), "textcoords": "offset points", "ha": "right" if side < 0 else "left"}
+        axes.annotate(check["name"], (gpus, sum(ends) / 2), va="center", fontsize="small", bbox=_BOX, **place)
         axes.plot(gpus, check["published"], "D", color="black", label="published" if first else None)
         axes.plot(gpus, check["model"], "o", color="black", fillstyle="none", label="model of it" if first else None)
     title = f"Data parallel training of ResNet-50: a model, nothing of it is measured; +- {model['error']:.1f} points"
