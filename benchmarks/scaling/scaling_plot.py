@@ -6,6 +6,7 @@ from mixprec import files
 
 _STYLES = ("-", "--", ":")  # of routes
 _BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}  # behind text on lines
+_LEGEND = {"fontsize": "small", "loc": "upper left", "bbox_to_anchor": (1.005, 1), "borderaxespad": 0}
 _GAP = 0.4  # of the distance between two groups of bars
 
 
@@ -17,7 +18,7 @@ def save(path, record):
         record: dict for JSON, with ``"model"``, ``"measured"`` or both.
     """
     parts = [(draw, record[name]) for name, draw in (("model", _model), ("measured", _measured)) if name in record]
-    figure = Figure(figsize=(10, 5 * len(parts)), dpi=100, layout="constrained")
+    figure = Figure(figsize=(13, 4.5 * len(parts)), dpi=100, layout="constrained")
     for axes, (draw, part) in zip(figure.subplots(len(parts), 1, squeeze=False)[:, 0], parts, strict=True):
         draw(axes, part)
     with files.replacing(path) as temporary:
@@ -45,12 +46,13 @@ def _model(axes, model):
         axes.plot(gpus, check["published"], "D", color="black", label="published" if first else None)
         axes.plot(gpus, check["model"], "o", color="black", fillstyle="none", label="model of it" if first else None)
     title = f"Data parallel training of ResNet-50: a model, nothing of it is measured; +- {model['error']:.1f} points"
-    axes.set(title=title, xlabel="GPUs", ylabel="efficiency, % of one GPU", ylim=(0, 105), xscale="log")
+    axes.set_title(title, fontsize="medium")
+    axes.set(xlabel="GPUs", ylabel="efficiency, % of one GPU", ylim=(0, 105), xscale="log")
     ticks = sorted({row["gpus"] for row in model["rows"]})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="lower left")
+    axes.legend(**_LEGEND)
 
 
 def _measured(axes, measured):
@@ -68,7 +70,8 @@ def _measured(axes, measured):
         axes.bar(places, values, width, yerr=errors, label=name, error_kw={"elinewidth": 0.8})
     places = [place + (1 - _GAP) / 2 for place in range(len(groups))]
     axes.set_xticks(places, [f"{scaling}, {ranks} ranks" for scaling, ranks in groups])
-    axes.set(title=f"Measured: {measured['title']}", ylabel="efficiency, % of the same program in one process")
+    axes.set_title(f"Measured: {measured['title']}", fontsize="medium")
+    axes.set_ylabel("efficiency, % of one process")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.005, 1), borderaxespad=0)
+    axes.legend(**_LEGEND)

@@ -3,14 +3,17 @@
 import importlib.util
 import json
 import os
+import time
 
 import pytest
 
-from benchmarks.scaling import measured_scaling, rank_processes
+from benchmarks.scaling import measured_scaling, rank_processes, rank_steps
 from benchmarks.scaling.measured_scaling import STRONG, WEAK, Arm, Measured, arms_of, rows_of
 from benchmarks.scaling.rank_processes import RankError, Ranks
 from benchmarks.scaling.rank_steps import MIXPREC, PLAIN, WRAPPED
-from benchmarks.scaling.traced_sums import under_way
+from benchmarks.scaling.traced_sums import Trace, under_way
+from mixprec.distributed import exchange, mpi_transport
+from models import MODELS
 from scripts import benchmark
 
 needs_mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed: extra mpi")
@@ -161,6 +164,31 @@ def test_the_table_says_what_is_met(hidden, own, verdicts):
 )
 def test_time_with_sums_under_way(intervals, end, expected):
     assert under_way(intervals, end) == expected
+
+
+def test_outside_of_a_trace_mixprec_runs_as_it_is():
+    before = mpi_transport._Sum, exchange.GradientExchange.finish
+    traced = Trace()
+    with traced.steps():
+        assert mpi_transport._Sum is not before[0]
+    assert (mpi_transport._Sum, exchange.GradientExchange.finish) == before
+    assert (traced.hidden, traced.total) == (0, 0)
+
+
+def _trace():
+    rank_steps.prepare(MIXPREC, MODELS["resnet8"], "float16", True)
+    rank_steps.warm_up(2)
+    start = time.perf_counter()
+    found = rank_steps.trace(2, 3)
+    return *found, time.perf_counter() - start
+
+
+@needs_mpi
+def test_a_trace_of_ranks():
+    with Ranks(2) as ranks:
+        for hidden, total, seconds in ranks.call(_trace):
+            assert 0 <= hidden <= total
+            assert 0 < total < seconds
 
 
 # The command

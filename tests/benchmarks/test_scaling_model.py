@@ -10,7 +10,7 @@ from benchmarks import rates
 from benchmarks.roofline.levels import LEVELS
 from benchmarks.roofline.limit import limit
 from benchmarks.roofline.network_layers import layers
-from benchmarks.scaling import cluster, overlap, prediction, published_points
+from benchmarks.scaling import cluster, overlap, prediction, published_points, scaling_plot
 from benchmarks.scaling.backward_timeline import Gradient, Timeline, timeline
 from benchmarks.scaling.cluster import JITTER, SHARE, Cluster, Training
 from benchmarks.scaling.collectives import NETWORK, Level, half_ring, hierarchical, ring, tree
@@ -247,3 +247,12 @@ def test_the_record_says_that_it_is_a_model(predicted):
     assert {"error", "assumptions", "checks", "rates", "rows"} <= record.keys()
     for check in record["checks"]:
         assert check["error"] == pytest.approx(check["model"] - check["published"])
+
+
+def test_the_same_record_gives_the_same_plot(predicted, tmp_path):
+    paths = [tmp_path / "first.png", tmp_path / "second.png"]
+    for path in paths:
+        scaling_plot.save(path, {"model": predicted.as_json()})
+    first, second = (path.read_bytes() for path in paths)
+    assert first == second
+    assert first.startswith(b"\x89PNG")
