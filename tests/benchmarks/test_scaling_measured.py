@@ -1,5 +1,6 @@
 """The measured half of ``scripts/benchmark.py scaling``: processes under mpiexec, ratios, and the whole command."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -143,6 +144,15 @@ def test_the_table_says_what_is_met(hidden, own, verdicts):
     rows = rows_of([{**RATES, Arm(MIXPREC, 2, 8, True): own}], [2], 8)
     table = Measured("title", {MIXPREC: 100.0}, rows, {2: hidden}).table()
     assert [line.split()[-1] for line in table.splitlines()[-4:]] == verdicts
+
+
+def test_four_ranks_are_shown_without_a_verdict():
+    rates = {dataclasses.replace(arm, ranks=4 if arm.ranks == 2 else 1): rate for arm, rate in RATES.items()}
+    rates |= {dataclasses.replace(arm, batch=2): rate for arm, rate in rates.items() if arm.ranks == 4}
+    table = Measured("title", {MIXPREC: 100.0}, rows_of([rates], [4], 8), {4: 0.25}).table()
+    assert "met" not in table
+    assert "MISSED" not in table
+    assert table.splitlines()[-1].split()[-1] == "0.25"
 
 
 # What is hidden
