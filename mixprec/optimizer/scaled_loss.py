@@ -140,7 +140,7 @@ class ScaledPasses:
             losses = lossfun(*args, **kwds)
             model.cleargrads()
             left = operator.length_hint(losses) if isinstance(losses, Iterator) else 1
-            is_known = left > 0
+            is_known = left > 0 and ranks is not None
             for loss in losses if isinstance(losses, Iterator) else (losses,):
                 if is_known and not left:
                     raise ValueError("the iterator of losses has more of them than its length hint says")

@@ -246,6 +246,27 @@ def test_all_rules_dtypes_and_several_losses(processes):
     assert mpi.run(processes, _SETTING, _SWEEP, code) == ["right"] * processes
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("during", ["forward", "backward"])
+def test_an_exception_on_one_rank_ends_all(during):
+    """While the others wait for its gradients; mpiexec returns, and says why."""
+    code = f"""
+        chainermn.global_except_hook.add_hook()
+        model, optimizer = built(averaged, optimizers.SGD())
+        def lossfun(step):
+            loss = model(images[0][step][own], images[1][step][own])
+            if step == 2 and rank == 1 and {during!r} == "forward":
+                raise ArithmeticError("planted")
+            yield loss
+            if step == 2 and rank == 1:
+                raise ArithmeticError("planted")
+        for step in range(4):
+            optimizer.update(lambda: CountedLosses(lossfun(step), 1))
+    """
+    with pytest.raises(AssertionError, match="ArithmeticError: planted"):
+        mpi.run(2, _SETTING, code)
+
+
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.sweep)])
 def test_differences_between_ranks_are_errors_on_all(processes):
     """At setup, and in a later step: no rank waits for another one."""

@@ -1,0 +1,83 @@
+"""Sums over MPI: right, with the same bits on all ranks, for all dtypes and sizes, many at once."""
+
+import pytest
+
+from tests import mpi
+
+_SETTING = """
+    import sys
+    import ml_dtypes
+    import numpy as np
+    from mpi4py import MPI
+    from mixprec.distributed.mpi_transport import MpiTransport
+    world = MPI.COMM_WORLD
+    transport = MpiTransport(world)
+    rank, size = transport.rank, transport.size
+    DTYPES = [np.dtype(name) for name in ("float16", "bfloat16", "float32", "float64")]
+
+    def say(*what):
+        sys.stdout.write(" ".join(map(str, what)) + chr(10))
+
+    def sums(sizes):
+        random = np.random.RandomState(rank)
+        arrays = [random.normal(size=size).astype(dtype) for size in sizes for dtype in DTYPES]
+        everywhere = world.allgather([array.astype(np.float64) for array in arrays])
+        for work in [transport.start(array) for array in arrays]:
+            work.join()
+            assert work.done
+        bits = [array.tobytes() for array in arrays]
+        assert world.allgather(bits) == [bits] * size
+        for number, array in enumerate(arrays):
+            exact = sum(each[number] for each in everywhere)
+            eps = float(ml_dtypes.finfo(array.dtype).eps)
+            bound = size * eps * sum(abs(each[number]) for each in everywhere)
+            assert (abs(array.astype(np.float64) - exact) <= bound).all()
+"""
+
+
+@pytest.mark.parametrize(
+    ("processes", "sizes"),
+    [
+        (2, [0, 1, 2, 3, 1000, 100_000]),
+        *(pytest.param(n, [1, 7, 2049, 70_001, 1_100_000], marks=pytest.mark.sweep) for n in (2, 3, 4)),
+    ],
+)
+def test_sums(processes, sizes):
+    code = f"""
+        sums({sizes})
+        for dtype in DTYPES:
+            array = np.array([np.inf, -np.inf, 1, np.nan], dtype) * (np.inf if rank == 0 else 1)
+            array = array.astype(dtype)
+            transport.start(array).join()
+            assert not np.isfinite(array.astype(np.float32)).any()
+            array = np.full((2, 3), rank + 1, dtype)
+            transport.broadcast(array)
+            assert (array.astype(np.float32) == 1).all()
+        assert transport.gather(rank) == list(range(size))
+        say("right")
+    """
+    assert mpi.run(processes, _SETTING, code) == ["right"] * processes
+
+
+def test_an_error_reaches_the_thread_that_joins_and_the_thread_ends_with_the_transport():
+    code = """
+        import gc
+        import threading
+        for what in (np.array(["text"]), np.arange(3)):  # the first one is nothing that MPI knows
+            work = transport.start(what)
+            try:
+                work.join()
+                say(what.tolist())
+            except RuntimeError as error:
+                say(error)
+        before = threading.active_count()
+        del transport, work
+        gc.collect()
+        for thread in threading.enumerate():
+            if thread.daemon:
+                thread.join(30)
+        say(before - threading.active_count())
+    """
+    one, *others = mpi.run(1, _SETTING, code)
+    assert [one, others[0]] == ["1", "[0, 1, 2]"]
+    assert others[1].startswith("the sum of gradients over MPI failed: ")
