@@ -199,19 +199,16 @@ def test_the_step_of_many_is_that_of_one_and_what_is_not_hidden_and_the_wait():
 # Published points, and the prediction
 
 
-def test_the_model_is_within_ten_points_of_what_was_published():
-    """What docs/benchmark.md says."""
+def test_the_error_at_published_points():
+    """docs/benchmark.md says 5 to 8 points, in both directions."""
     network = layers(MODELS["resnet50"], 224)
-    errors = {}
+    errors = []
     for point in published_points.POINTS:
         training = point.training(network)
         assert training.timeline.seconds == pytest.approx(point.batch / point.rate)
-        errors[point.name] = 100 * (training.efficiency(point.gpus, point.base) - point.efficiency)
-    assert {name: round(error) for name, error in errors.items()} == {
-        "Akiba et al. 2017": 5,
-        "Mikami et al. 2018": -8,
-        "Goyal et al. 2017": 7,
-    }
+        errors.append(100 * (training.efficiency(point.gpus, point.base) - point.efficiency))
+    assert min(errors) < 0 < max(errors)
+    assert all(5 <= round(abs(error)) <= 8 for error in errors)
 
 
 @pytest.fixture(scope="module")
