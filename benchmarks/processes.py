@@ -27,7 +27,7 @@ class Worker:
         self.progress = ""
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,))
+        self._process = context.Process(target=serve, args=(theirs,))
         self._process.start()
         theirs.close()
 
@@ -111,15 +111,15 @@ def reason_of(error):
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _serve(connection):
-    """What runs in the process: does what it is asked until the parent is gone."""
+def serve(connection):
+    """Does what it is asked on a connection until the other end is gone; the process of a :class:`Worker` runs it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _parent[:] = [connection]
     while True:
         try:
             function, arguments = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             return
         except Exception as error:  # what was sent cannot be read here
             connection.send((None, error))
@@ -133,4 +133,7 @@ def _serve(connection):
             pickle.loads(data)  # exceptions with arguments of their own often cannot
         except Exception:
             data = pickle.dumps((None, RuntimeError(reason_of(answer[1]) or f"{type(answer[0]).__name__} as a result")))
-        connection.send_bytes(data)
+        try:
+            connection.send_bytes(data)
+        except ConnectionError:
+            return

@@ -14,6 +14,8 @@ python scripts/benchmark.py step [--arch resnet50] [--size 224] [--repeats 15] [
 python scripts/benchmark.py walks [-v] [--json FILE]
 python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--threads 2] [--repeats 7] [--seconds 10]
     [--gpu-batch 256] [--gpu-threads 8] [--json FILE]
+python scripts/benchmark.py scaling [--no-model | --no-measure] [--arch resnet20] [--ranks 2] [--batch 32]
+    [--dtype float32] [--blocks 7] [--seconds 2] [--json FILE]
 """
 
 import dataclasses
@@ -45,6 +47,8 @@ from benchmarks import (
 from benchmarks.bars.record import RecordError
 from benchmarks.command_arguments import ArgumentsError, add_arch, positive
 from benchmarks.record_files import Record, WriteError, add_command
+from benchmarks.scaling import scaling_command
+from benchmarks.scaling.rank_processes import RankError
 from benchmarks.step import counts, python_time
 from mixprec.command_line import Parser, one_line
 from mixprec.config import ConfigError
@@ -154,6 +158,7 @@ def main(argv=None):
     own.add_argument("--gpu-batch", type=positive, default=256, help="images in a batch on the GPU")
     own.add_argument("--gpu-threads", type=positive, default=8, help="threads of DALI beside the GPU")
     step_commands.add(commands, MODELS)
+    scaling_command.add(commands, MODELS)
     settings = vars(parser.parse_args(argv))
 
     del settings["command"]
@@ -163,7 +168,7 @@ def main(argv=None):
         sys.stdout.flush()
     except BAD_INPUT as error:
         _end(2, error)
-    except WriteError as error:
+    except (WriteError, RankError) as error:
         _end(1, error)
     except BrokenPipeError:
         if _is_read(sys.stdout):

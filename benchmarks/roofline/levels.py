@@ -78,12 +78,14 @@ class Kernel:
             ``"transpose"``, ``"gradient_sum"``, ``"update"``.
         bytes: that it reads and writes.
         flops: floating-point operations of its products.
+        layer: index of its layer; ``None`` for the optimizer's.
     """
 
     group: str
     kind: str
     bytes: int
     flops: int = 0
+    layer: int | None = None
 
 
 def kernels(network, level, dtype, batch, *, transposes=True):
@@ -230,7 +232,7 @@ class _Step:
         self.kernels += [Kernel("update", "update", gradients), Kernel("update", "update", moved - gradients)]
 
     def _add(self, index, kind, nbytes, flops=0):
-        self.kernels.append(Kernel(self._layers[index].group, kind, nbytes, flops))
+        self.kernels.append(Kernel(self._layers[index].group, kind, nbytes, flops, index))
 
     def _elements(self, shapes):
         return self._batch * sum(map(math.prod, shapes))

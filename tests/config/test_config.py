@@ -939,17 +939,30 @@ def test_90ep_is_the_recipe_of_deep_learning_examples():
     assert (config.data.size, config.data.resize, config.data.crop_area) == (224, 256, (0.08, 1.0))
 
 
-def test_mlperf_lars_is_a_reference_convergence_point():
-    """resnet_ref_1632 in mlcommons/logging, mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json."""
-    config = load(ROOT / "configs/resnet50/mlperf_lars.yaml")
-    images = config.training.batch_size * config.training.accumulation_steps
-    assert (images, config.training.batch_size) == (1632, 204)
-    assert (config.optimizer.name, config.optimizer.lr, config.optimizer.base_batch_size) == ("LARS", 7.4, None)
-    assert (config.optimizer.momentum, config.optimizer.weight_decay) == (0.9, 5e-5)
-    assert (config.schedule.kind, config.schedule.power, config.schedule.end_lr) == ("poly", 2, 1e-4)
-    decay_steps = (config.training.epochs - config.schedule.warmup_epochs) * 1281167 / images
-    assert config.schedule.warmup_epochs == 2
-    assert decay_steps == pytest.approx(27476, abs=785 / 2)  # to the nearest epoch
+# ranks, images a step, batch that is normalized, lr, momentum, weight decay, epochs of warm-up, steps of decay
+POINTS = {
+    "mlperf_lars": (1, 1632, 204, 7.4, 0.9, 5e-5, 2, 27476),
+    "lars_8k": (128, 8192, 64, 17, 0.9, 2e-4, 5, 6095),
+    "lars_32k": (256, 32768, 128, 21.2, 0.94, 2.5e-5, 16, 2267),
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_lars_is_a_reference_convergence_point(name):
+    """resnet_ref_* in mlcommons/logging, mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json."""
+    config = load(ROOT / f"configs/resnet50/{name}.yaml")
+    ranks, images, batch, lr, momentum, weight_decay, warmup, steps = POINTS[name]
+    training, optimizer, schedule = config.training, config.optimizer, config.schedule
+    assert ranks * training.batch_size * training.accumulation_steps == images
+    assert training.batch_size == batch
+    assert (optimizer.name, optimizer.lr, optimizer.base_batch_size) == ("LARS", lr, None)
+    assert (optimizer.momentum, optimizer.weight_decay) == (momentum, weight_decay)
+    assert (optimizer.trust_coefficient, optimizer.decay_norm_and_bias) == (0.001, False)
+    assert (schedule.kind, schedule.power, schedule.end_lr) == ("poly", 2, 1e-4)
+    assert (schedule.warmup_epochs, training.label_smoothing) == (warmup, 0.1)
+    counted = 0 if name == "lars_32k" else warmup  # that point has the warm-up among its steps of decay, see the file
+    assert training.epochs - counted == round(steps * images / 1281167)
+    assert config.model.zero_init_residual == (name != "mlperf_lars")
 
 
 def test_the_rows_of_the_talk_switch_one_thing_on_each():
