@@ -3,6 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
+from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import (
     FLOAT32,
     accumulated,
@@ -26,6 +27,7 @@ CASES = {
     "dtype": storage_dtypes,
     "attributes": batch_norms,
     "with_add": st.booleans(),
+    "with_plus": st.booleans(),
     "mean": st.sampled_from([0.0, 3.0, 100.0]),
     "seed": seeds,
 }
@@ -36,7 +38,7 @@ def split(array, sizes):
     return [None] * len(sizes) if array is None else np.split(array, np.cumsum(sizes)[:-1])
 
 
-def check(primitives, send, receive, sizes, channels, dtype, attributes, with_add, mean, seed):
+def check(primitives, send, receive, sizes, channels, dtype, attributes, with_add, with_plus, mean, seed):
     """Checks a forward and a backward pass.
 
     Args:
@@ -48,6 +50,7 @@ def check(primitives, send, receive, sizes, channels, dtype, attributes, with_ad
         dtype: storage dtype.
         attributes: of the batch normalization.
         with_add: whether something is added.
+        with_plus: whether the gradient is the sum of two arrays.
         mean: of the first process, in standard deviations.
         seed: of random numbers.
     """
@@ -84,17 +87,19 @@ def check(primitives, send, receive, sizes, channels, dtype, attributes, with_ad
     output, bound = batch_norm_output(x, *parameters, known, add)
     is_open = output > 0 if attributes.relu else np.full(output.shape, True)
     assert_close(np.concatenate([y for _, y, _ in found]), np.where(is_open, output, 0), dtype, bound)
-    dy = np.where(np.abs(output) <= bound, 0, dy).astype(dtype)  # there the ReLU is open or closed by a rounding
+    doubtful = np.abs(output) <= bound  # there the ReLU is open or closed by a rounding
+    dy = np.where(doubtful, 0, dy).astype(dtype)
+    plus = np.where(doubtful, 0, arrays(rng, dy.shape, dtype)).astype(dtype) if with_plus else None
 
     def backward(rank, ranks):
-        part, slope = send(split(x, sizes)[rank]), send(split(dy, sizes)[rank])
+        part, slope, other = (send(split(array, sizes)[rank]) for array in (x, dy, plus))
         gradients = primitives.batch_norm_backward(
-            slope, part, *send(parameters), found[rank][0], attributes, add=with_add, ranks=ranks
+            slope, part, *send(parameters), found[rank][0], attributes, add=with_add, plus=other, ranks=ranks
         )
         return [receive(gradient) for gradient in gradients]
 
     gradients = rank_threads.run(processes, backward)
-    g = exact(dy) * is_open
+    g = exact(PRIMITIVES.add(dy, plus) if with_plus else dy) * is_open
     expected = batch_norm_gradients(g, x, parameters[0], known.mean, known.invstd)
     assert_close(np.concatenate([dx for dx, *_ in gradients]), expected["dx"][0], dtype, expected["dx"][1])
     for _, dgamma, dbeta, _ in gradients:
