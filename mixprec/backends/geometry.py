@@ -107,11 +107,14 @@ class Saved(NamedTuple):
         mean: (C,) float32, of the batch.
         invstd: (C,) float32, 1 / sqrt(variance + eps), with the biased variance of the batch.
         mask: where the ReLU after an addition was open, in a form of the backend's own; otherwise ``None``.
+        count: number of elements of a channel in all processes, in a form of the backend's own; ``None`` if the batch
+            is that of this process alone.
     """
 
     mean: Any
     invstd: Any
     mask: Any = None
+    count: Any = None
 
 
 class Affine(NamedTuple):

@@ -84,36 +84,36 @@ class Primitives(abc.ABC):
     # Batch normalization (Ioffe and Szegedy 2015, arXiv:1502.03167), over all axes but the last
 
     @abc.abstractmethod
-    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None):
+    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None):
         """Normalizes with the statistics of the batch: ``relu(gamma * (x - mean) * invstd + beta + add)``.
 
         Args:
-            x: (..., C) in the storage dtype.
-            gamma: (C,) float32.
-            beta: (C,) float32.
-            running: ``None`` or ``(mean, variance)``, moved in place:
-                ``running = decay * running + (1 - decay) * batch``, with the unbiased variance of the batch,
-                ``m / max(m - 1, 1)`` times the biased one, m the number of elements of a channel.
+            x: (..., C) in the storage dtype; gamma and beta are (C,) float32.
+            running: ``None`` or ``(mean, variance)``, moved in place, ``decay * running + (1 - decay) * batch``, by the
+                unbiased variance, ``m / max(m - 1, 1)`` times the biased one, m the number of elements of a channel.
             attributes: eps, decay, and whether there is a ReLU.
             add: ``None`` or an array like ``x``.
             sums: ``None`` or those that :meth:`conv_fprop` has returned for ``x``. Exact enough while a channel's
                 standard deviation is not far below its mean: the variance is the difference of two float32 sums.
+            ranks: ``None``, or :class:`~mixprec.backends.ranks.Ranks`: the batches of these processes are normalized as
+                one. Each of them calls this, with as many channels; numbers of rows may differ.
 
         Returns:
             ``(y, saved)``: y like ``x``, and Saved, which the backward pass needs.
         """
 
     @abc.abstractmethod
-    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None):
+    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None):
         """Returns the gradients of :meth:`batch_norm`.
 
         Args:
             dy: like ``x``, the input of the forward pass; gamma, beta and attributes are as there, too.
-            saved: from there.
-            add: whether there was an addition.
+            saved: from there; ``add`` is whether there was an addition.
             plus: ``None``, or an array like ``dy``: the gradient of the result is ``dy + plus``, as the network
                 branches there. A backend that writes the sum to memory rounds it as :meth:`add` does, and then computes
                 the same bits as it would of that; one that does not may keep it in float32.
+            ranks: as there. dx is that of the sum of the losses of all processes; dgamma and dbeta are means over the
+                processes, and so the same in all of them, as ChainerMN has it.
 
         Returns:
             ``(dx, dgamma, dbeta, dadd)``: dadd is ``None`` without an addition, otherwise like ``x`` - with no ReLU it

@@ -91,8 +91,10 @@ def types_of(arrays):
     return tuple([(array.shape, array.dtype) for array in arrays or ()])
 
 
-def check_batch(function, shape):
+def check_batch(function, shape, alone=True):
     """A batch (..., C) must have elements to take statistics from; a single one in each channel is worth a warning.
+
+    Not if the batch is not ``alone``, but a part of that of several processes.
 
     Raises:
         ValueError: it has none.
@@ -100,7 +102,7 @@ def check_batch(function, shape):
     count = math.prod(shape[:-1])
     if count == 0:
         raise ValueError(f"{function}: an empty batch has no statistics; found shape {shape}")
-    if count == 1:
+    if count == 1 and alone:
         warnings.warn(
             f"{function}: x {shape} has one element in each channel, which is its own mean: the result is beta. "
             f"Is chainer.config.train on by mistake?",
@@ -146,9 +148,10 @@ class BatchNormalization(_Normalization):
     name = "batch_normalization"
     takes_two_terms = True
 
-    def __init__(self, attributes, running, sums):
+    def __init__(self, attributes, running, sums, ranks=None):
         super().__init__(attributes, running)
         self._sums = sums
+        self._ranks = ranks  # the processes whose batches are one, see Primitives.batch_norm
         if sums is not None:
             self.options = *self.options, sums.shape, sums.dtype
 
@@ -160,7 +163,7 @@ class BatchNormalization(_Normalization):
             )
 
     def compute(self, primitives, x, gamma, beta, add=None):
-        check_batch(self.name, x.shape)
+        check_batch(self.name, x.shape, alone=self._ranks is None)
         self.retain_inputs((0, 1, 2))
         y, self._saved = primitives.batch_norm(
             x,
@@ -170,13 +173,22 @@ class BatchNormalization(_Normalization):
             self._attributes,
             add=add,
             sums=self._sums,
+            ranks=self._ranks,
         )
         return (y,)
 
     def gradients(self, primitives, indexes, dy, plus=None):
         x, gamma, beta = self.retained()
         return primitives.batch_norm_backward(
-            dy, x, gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 4, plus=plus
+            dy,
+            x,
+            gamma,
+            beta,
+            self._saved,
+            self._attributes,
+            add=len(self.inputs) == 4,
+            plus=plus,
+            ranks=self._ranks,
         )[: len(self.inputs)]
 
 

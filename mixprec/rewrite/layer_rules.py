@@ -29,8 +29,9 @@ from mixprec.functions.node import dense
 from mixprec.functions.relu import ReLU as OurReLU
 from mixprec.rewrite.between_layers import elementwise
 from mixprec.rewrite.deferred import Deferred, compute
-from mixprec.rewrite.dtype_rules import CHAINERS_OWN, whose
+from mixprec.rewrite.dtype_rules import is_chainers_own, whose
 from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, run, run_in_order_of
+from mixprec.rewrite.multi_node_links import ranks_of
 from mixprec.rewrite.places import ADD_RELU
 
 _STEM = 3  # channels of an image; a Tensor core wants a multiple of 8, or 4 of the first layer
@@ -120,9 +121,14 @@ def _linear(scope, node, inputs):
 
 
 def _batch_normalization(scope, node, inputs):
-    if node._impl_selector is not CHAINERS_OWN:
-        _leave_to_chainer(scope, whose(node))
-        return None
+    ranks = None
+    if not is_chainers_own(node):
+        ranks = ranks_of(node, inputs[0])
+        if ranks is None:
+            _leave_to_chainer(scope, whose(node))
+            return None
+        if scope.conversion.on_example:
+            ranks = None  # other processes may have none, and its statistics are forgotten
     x, *rest = _normalized(scope, node, inputs)
     if x is None:
         return None
@@ -130,14 +136,14 @@ def _batch_normalization(scope, node, inputs):
     if running and not all(array.dtype == FLOAT32 and array.flags.c_contiguous for array in running):
         return None
     eps, decay, convolved = node.eps, node.decay, scope.convolved.get(id(x))
-    if convolved is not None and not convolved.is_of(x):
+    if not is_chainers_own(node) or (convolved is not None and not convolved.is_of(x)):
         convolved = None
 
     def build(relu, add, count):
         sums = None
         if convolved is not None:
             convolved.place.following, sums = Following(relu, add), convolved.sums
-        ours = OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, sums)
+        ours = OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, sums, ranks)
         ours.channels_first = x.ndim == 4
         return ours
 

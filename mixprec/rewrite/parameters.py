@@ -13,6 +13,7 @@ from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES, is_half
 from mixprec.functions.node import dense
 from mixprec.links.storage import Rounded, lay_out
 from mixprec.master_arrays import keep_master, master_of, written
+from mixprec.rewrite.multi_node_links import is_multi_node
 
 _FILTERS = (L.Convolution2D, L.Deconvolution2D)
 # Links whose parameters are multiplied with activations. All others keep float32 parameters.
@@ -49,6 +50,8 @@ def dtype_of(link, compute):
         return compute, "multiplied with activations"
     if isinstance(link, _NORMALIZATIONS):
         return "float32", "statistics"
+    if is_multi_node(link):
+        return "float32", f"statistics over {link.comm.size} processes"
     if isinstance(link, _MULTIPLIED):
         return "float32", "Chainer's function does not know bfloat16"
     if isinstance(link, _OTHERS):

@@ -116,7 +116,7 @@ class Trace:
         place = scope.link_name, cls.__name__
         if not cls.__module__.startswith("chainer."):
             self._left[place] = "not a function of Chainer: computes in NCHW and float32"
-        elif not dtype_rules.is_chainers_own(node):
+        elif not (dtype_rules.is_chainers_own(node) or node.inputs is None):  # None: another node has taken its place
             self._left[place] = f"{dtype_rules.whose(node)}, in float32"
         elif scope.nhwc and _leaves_nhwc(cls, inputs, outputs):
             self._left[place] = "not known in NHWC: its result is NCHW"

@@ -5,7 +5,7 @@ import pytest
 from tests import mpi
 
 _MODEL = """
-    import chainer, chainermn, chainer.functions as F, chainer.links as L, numpy as np
+    import functools, chainer, chainermn, chainer.functions as F, chainer.links as L, numpy as np
     import mixprec
     from chainermn.links import MultiNodeBatchNormalization
 
@@ -45,7 +45,8 @@ def test_multi_node_batch_normalization_of_a_converted_model_is_over_all_process
             for _ in range(4):  # the first one only gives all processes the same parameters
                 optimizer.update(model, images, labels)
             if options and comm.rank == 0:
-                print(*report.unconverted, sep="\\n")
+                print(options["layout"], *report.unconverted)
+                print(*(f"{each.name} {each.why}, {each.fused}" for each in report.links if "bn" in each.name))
             bn = model.predictor.bn
             return {"mean": bn.avg_mean, "var": bn.avg_var} | {name: p.array for name, p in model.namedparams()}
 
@@ -59,13 +60,95 @@ def test_multi_node_batch_normalization_of_a_converted_model_is_over_all_process
                 np.testing.assert_allclose(value, expected[name], rtol=0, atol=tolerance, err_msg=name)
         """,
     )
-    assert lines == sorted(
-        2
-        * [
-            "/predictor/bn (BatchNormalization): it is computed by MultiNodeBNImplSelector, in float32",
-            "/predictor/bn (MultiNodeBatchNormalization): not a link that mixprec knows",
-        ]
+    assert lines == [
+        "/predictor/bn statistics over 2 processes, ",
+        "/predictor/bn statistics over 2 processes, ReLU",
+        "nchw /predictor/bn (BatchNormalization): it is computed by MultiNodeBNImplSelector, in float32",
+        "nhwc",
+    ]
+
+
+_ONE_PROCESS = """
+    square = np.random.RandomState(0).normal(0, 0.1, (8, 8, 3, 3)).astype("f")
+
+    class Residual(chainer.Chain):
+        def __init__(self, normalization):
+            super().__init__()
+            with self.init_scope():
+                self.conv1 = L.Convolution2D(3, 8, 3, nobias=True, initialW=filters)
+                self.conv2 = L.Convolution2D(8, 8, 3, pad=1, nobias=True, initialW=square)
+                self.bn1, self.bn2 = normalization(8), normalization(8)
+                self.fc = L.Linear(288, 4, initialW=chainer.initializers.Constant(0.01))
+
+        def forward(self, x):
+            h = F.relu(self.bn1(self.conv1(x)))
+            return self.fc(F.relu(self.bn2(self.conv2(h)) + h))
+
+    def trained(normalization, x, t, average):
+        model = L.Classifier(Residual(normalization))
+        report = mixprec.convert(model, x[:2], compute="float32")
+        assert report.fused == {"ReLU": 1, "add + ReLU": 1, "": 0} and not report.unconverted
+        optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+        for _ in range(20):
+            model.cleargrads()
+            model(x, t).backward()
+            average(model)
+            optimizer.update()
+        return {name: p.array for name, p in model.namedparams()} | {
+            f"{name} {key}": getattr(link, key) for name, link in model.namedlinks() for key in link._persistent
+        }
+
+    everything, targets = (np.concatenate(comm.mpi_comm.allgather(each)) for each in (images, labels))
+    one_process = functools.partial(L.BatchNormalization, initial_avg_var=0)  # as ChainerMN's
+    of_ranks = functools.partial(MultiNodeBatchNormalization, comm=comm)
+    expected = trained(one_process, everything, targets, lambda model: None)
+    found = trained(of_ranks, images, labels, comm.multi_node_mean_grad)
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        bound = 1e-6 * max(1, np.abs(expected[name]).max())
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=bound, err_msg=name)
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.sweep)])
+def test_ranks_are_one_process_with_all_images(ranks):
+    """In FP32, 20 steps of a network with both fusions: parameters and running statistics, to 1e-6."""
+    mpi.run(ranks, _MODEL, _ONE_PROCESS)
+
+
+def test_one_process_may_look_at_what_it_likes():
+    """Neither the example of one process nor a result that it looks at makes it wait for the others."""
+    lines = mpi.run(
+        2,
+        _MODEL,
+        """
+        class Printing(Net):
+            def forward(self, x):
+                h = self.bn(self.conv(x))
+                y = F.relu(h)
+                total = F.sum(y)
+                if comm.rank == 0 and chainer.config.train and look:
+                    print(h.shape, bool(h.array.min() < 0))  # a second computation, as it was fused
+                return self.fc(y) + 0 * total
+
+        look = False
+        model = L.Classifier(Printing())
+        if comm.rank == 0:
+            mixprec.convert(model, images)
+        else:
+            mixprec.convert(model)
+        look, gradients = True, []
+        for _ in range(3):
+            model.cleargrads()
+            model(images, labels).backward()
+            gradients.append(model.predictor.bn.gamma.grad.copy())
+        for array in (*gradients, model.predictor.bn.avg_mean, model.predictor.bn.avg_var):
+            for other in comm.mpi_comm.allgather(array):
+                np.testing.assert_array_equal(other, array)
+        np.testing.assert_allclose(gradients[2], gradients[0], rtol=1e-3)
+        """,
     )
+    assert lines == 3 * ["(4, 8, 6, 6) True"]
 
 
 @pytest.mark.sweep

@@ -15,13 +15,15 @@ class BatchNorms:
     """The batch normalizations of :class:`~mixprec.backends.primitives.Primitives`."""
 
     @_quiet
-    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None):
+    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm`."""
         count = _count(x)
         mean, variance = _moments(x) if sums is None else _moments_of_sums(sums, count)
+        if ranks is not None:
+            mean, variance, count = _moments_of_all(ranks, mean, variance, count)
         affine, saved = _finish(mean, variance, count, gamma, beta, running, attributes)
         y, mask = apply_affine(x, affine, attributes.relu, add, keep_mask=True)
-        return y, saved._replace(mask=mask)
+        return y, saved._replace(mask=mask, count=None if ranks is None else count)
 
     @_quiet
     def batch_norm_affine(self, sums, count, gamma, beta, running, attributes):
@@ -29,19 +31,23 @@ class BatchNorms:
         return _finish(*_moments_of_sums(sums, count), count, gamma, beta, running, attributes)
 
     @_quiet
-    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None):
+    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_backward`."""
         if plus is not None:
             dy = self.add(dy, plus)
         affine = _affine(gamma, beta, saved.mean, saved.invstd)
         g, dgamma, dbeta = _reduce(dy, x, saved.mean, affine, attributes.relu, add, saved.mask)
         dgamma *= saved.invstd
-        count = _count(x)
+        count, processes = _count(x), 1
+        if ranks is not None:
+            dgamma, dbeta = ranks.sum(np.stack([dgamma, dbeta]))
+            count, processes = saved.count, ranks.size
         # With xhat = (x - mean) * invstd: dx = gamma * invstd * (g - dbeta / m - xhat * dgamma / m)
         slope = affine.scale * saved.invstd * (dgamma / -count)
         offset = affine.scale * (dbeta / -count)
         dx = _combine(g, affine.scale, x, saved.mean, slope, offset, reuse=attributes.relu and not add)
-        return dx, dgamma.astype(np.float32), dbeta.astype(np.float32), g if add else None
+        dgamma, dbeta = ((each / processes).astype(np.float32) for each in (dgamma, dbeta))
+        return dx, dgamma, dbeta, g if add else None
 
     @_quiet
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
@@ -101,6 +107,18 @@ def _moments_of_sums(sums, count):
     """Returns mean and biased variance of each channel, (C,) float64, from sums and sums of squares."""
     mean, square = sums.astype(np.float64) / count
     return mean, np.maximum(square - mean**2, 0)
+
+
+def _moments_of_all(ranks, mean, variance, count):
+    """Returns mean and biased variance of each channel, (C,) float64, and the count, over the batches of all processes.
+
+    Means and variances are put together as those of blocks in :func:`_moments`, as a difference of sums of squares
+    would cancel where the mean is far from 0. Every process does so in the same order: it gets the same bits.
+    """
+    counts, means, variances = ranks.gather(np.stack([np.full_like(mean, count), mean, variance])).swapaxes(0, 1)
+    total = counts.sum(axis=0)
+    mean = (counts * means).sum(axis=0) / total
+    return mean, (counts * (variances + (means - mean) ** 2)).sum(axis=0) / total, total[0]
 
 
 def _finish(mean, variance, count, gamma, beta, running, attributes):

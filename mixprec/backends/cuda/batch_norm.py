@@ -30,7 +30,10 @@ _BITS = np.dtype(np.uint8)
 class BatchNorms(BatchNormKernels):
     """The batch normalizations of :class:`~mixprec.backends.primitives.Primitives`."""
 
-    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None):
+    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None):
+        if ranks is not None:  # cuDNN has no engine that would stop between its passes
+            saved = self._statistics_of_ranks(x, attributes, running, ranks)
+            return self._apply_batch(x, gamma, beta, saved, attributes, add)
         if sums is not None:
             saved = self._finish_sums(sums, rows_of(x)[0], None, running, attributes)[1]
             return self._apply_batch(x, gamma, beta, saved, attributes, add)
@@ -38,7 +41,9 @@ class BatchNorms(BatchNormKernels):
         compute = self._choose(key, self._forward_candidates, (x, gamma, beta, None, add))
         return compute(x, gamma, beta, running, add)
 
-    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None):
+    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None):
+        if ranks is not None:
+            return self._backward_by_kernels(attributes.relu, add, False, dy, x, gamma, beta, saved, plus, ranks)
         mask = None if saved.mask is None else saved.mask.dtype
         key = "batch_norm_backward", x.shape, x.dtype, attributes.relu, add, mask, plus is not None
         arguments = dy, x, gamma, beta, saved, plus
@@ -134,11 +139,12 @@ class BatchNorms(BatchNormKernels):
         self._statistics(x, attributes, mean=mean, invstd=invstd, running=running)
         return self._apply_batch(x, gamma, beta, Saved(mean, invstd), attributes, add, backwards)
 
-    def _backward_by_kernels(self, relu, add, backwards, dy, x, gamma, beta, saved, plus):
+    def _backward_by_kernels(self, relu, add, backwards, dy, x, gamma, beta, saved, plus, ranks=None):
         opening = ALWAYS if not relu else IN_BITS if add else RECOMPUTED
         parameters = gamma, beta, saved.mean, saved.invstd
+        of_ranks = None if ranks is None else (ranks, saved.count)
         dx, dgamma, dbeta, kept = self._gradients(
-            dy, x, parameters, INVSTD, 0.0, opening, saved.mask, plus=plus, backwards=backwards
+            dy, x, parameters, INVSTD, 0.0, opening, saved.mask, plus=plus, backwards=backwards, of_ranks=of_ranks
         )
         if not add:
             return dx, dgamma, dbeta, None

@@ -7,7 +7,7 @@ import numpy as np
 
 from mixprec.backends.cuda.base import ceil_div, rows_of
 from mixprec.backends.cuda.candidates import Candidates
-from mixprec.backends.geometry import Affine, Saved
+from mixprec.backends.geometry import Affine, BatchNorm, Saved
 
 INVSTD, VARIANCE, AFFINE = range(3)  # Spread in batch_norm.cuh
 ALWAYS, RECOMPUTED, IN_BITS, BY_OUTPUT = range(4)  # how to know where a ReLU was open, see batch_norm_backward.cu
@@ -55,6 +55,19 @@ class BatchNormKernels(Candidates):
         self._run_channels("batch_norm_finalize_sums", arguments, attributes, channels)
         return affine, Saved(mean, invstd)
 
+    def _statistics_of_ranks(self, x, attributes, running, ranks):
+        """Returns :class:`Saved` of the batches of all processes, without a mask."""
+        rows, channels = rows_of(x)
+        own = self._empty((3, channels), _FLOAT)
+        own[0] = rows
+        self._statistics(x, BatchNorm(eps=0.0), mean=own[1], invstd=own[2])
+        mean, invstd, count = (self._empty((channels,), _FLOAT) for _ in range(3))
+        gathered = ranks.gather(own)
+        found = [mean, invstd, count, *(running or (None, None))]
+        arguments = [self._address(gathered), ranks.size, channels, *map(self._address_or_0, found)]
+        self._run_channels("batch_norm_finalize_ranks", arguments, attributes, channels)
+        return Saved(mean, invstd, count=count)
+
     def _apply_batch(self, x, gamma, beta, saved, attributes, add, backwards=False):
         mask = None
         if attributes.relu and add is not None:
@@ -86,7 +99,7 @@ class BatchNormKernels(Candidates):
         self._run_rows("batch_norm_apply", "batch_norm_apply", x, before, how, dense, macros)
         return y
 
-    def _gradients(self, dy, x, parameters, spread, eps, opening, opened, plus=None, backwards=False):
+    def _gradients(self, dy, x, parameters, spread, eps, opening, opened, plus=None, backwards=False, of_ranks=None):
         """Returns dx, dgamma, dbeta, and the gradient behind the ReLU if that was written on the way.
 
         Args:
@@ -99,6 +112,7 @@ class BatchNormKernels(Candidates):
             opened: the array with that, or ``None``.
             plus: ``None``, or an array like ``dy`` to be added to it.
             backwards: as of :meth:`_apply`, for the second launch.
+            of_ranks: ``None``, or the processes and the count (C,) of all their rows.
         """
         gamma = parameters[0]
         dgamma, dbeta = self._per_channel(gamma), self._per_channel(gamma)
@@ -115,13 +129,24 @@ class BatchNormKernels(Candidates):
         dense = [*before[:3], before[4], self._address(dx)] + [before[3]] * (opening == BY_OUTPUT)
         how = [*map(self._address, parameters), spread, float(eps)]
         lines = [*map(self._address_or_0, (slope, offset))]
+        results = [*map(self._address, (dgamma, dbeta)), *lines]
+        own = None if of_ranks is None else self._empty((2, *gamma.shape), _FLOAT)
+        written = results if own is None else [self._address(own[0]), self._address(own[1]), 0, 0]
         partial = self._partial(x)
-        after = [*self._parts(partial, x), *how, *map(self._address, (dgamma, dbeta)), *lines]
+        after = [*self._parts(partial, x), *how, *written]
         self._run_rows(file, "batch_norm_backward_sums", x, before, after, dense, macros)
+        if own is not None:
+            self._finish_gradients(own, *of_ranks, gamma, parameters[3], results)
         before = [self._address(dy if kept is None else kept), self._address(x), self._address(dx)]
         after = [*how, *lines, int(backwards)]
         self._run_rows(file, "batch_norm_backward_apply", x, before, after, dense, macros)
         return dx, dgamma, dbeta, kept
+
+    def _finish_gradients(self, own, ranks, count, gamma, invstd, results):
+        sums, (channels,) = ranks.sum(own), gamma.shape
+        arguments = [self._address(sums), ranks.size, channels, *map(self._address, (gamma, invstd, count)), *results]
+        blocks = ceil_div(channels, self.launcher.threads)
+        self.kernels.launch("batch_norm_channels", "batch_norm_backward_finalize_ranks", blocks, arguments, _FLOAT)
 
     def _partial(self, x):
         """Returns an array for what blocks leave, or ``None`` if no other block needs it."""

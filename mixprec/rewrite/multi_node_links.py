@@ -1,0 +1,35 @@
+"""ChainerMN's batch normalization over several processes: its link, and how its function nodes are recognized.
+
+ChainerMN is not imported here: where an object is of its classes, it has been.
+"""
+
+import sys
+
+import chainer
+import numpy as np
+
+from mixprec.backends.ranks import NcclRanks, Ranks
+
+
+def ranks_of(node, x):
+    """Returns :class:`~mixprec.backends.ranks.Ranks` for the function node of a batch normalization, and its input.
+
+    Returns:
+        ``None`` if it is not one of ChainerMN, or if it sends arrays of CuPy by MPI.
+    """
+    selector = node._impl_selector
+    if not _is_of(selector, "chainermn.functions.batch_normalization", "MultiNodeBNImplSelector"):
+        return None
+    if chainer.backend.get_array_module(x) is np:
+        return Ranks(selector.comm)
+    return NcclRanks(selector.comm) if selector.communication_backend_name == "nccl" else None
+
+
+def is_multi_node(link):
+    """Whether a link is ``chainermn.links.MultiNodeBatchNormalization``."""
+    return _is_of(link, "chainermn.links.batch_normalization", "MultiNodeBatchNormalization")
+
+
+def _is_of(value, module, name):
+    module = sys.modules.get(module)
+    return module is not None and isinstance(value, getattr(module, name))
