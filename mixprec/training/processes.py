@@ -272,7 +272,9 @@ class Together:
 
     def any(self, flag):
         """See :class:`Alone`."""
-        return bool(self._comm.allreduce(int(flag), self._mpi.MAX))
+        own, largest = np.array([flag], np.int32), np.empty(1, np.int32)
+        self._comm.Allreduce(own, largest, self._mpi.MAX)
+        return bool(largest[0])
 
     def mean(self, array):
         """See :class:`Alone`."""

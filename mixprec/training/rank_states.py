@@ -21,6 +21,7 @@ from mixprec.training.snapshots import SnapshotError
 _PREFIX = "extensions/ranks/"
 _ITERATOR = "updater/iterator:main/"
 _DROPOUT = "updater/optimizer:main/mixprec/dropout_state"
+_CONFIG = "extensions/settings/config"
 _LOG = "extensions/LogReport/_summary/"
 _DIVISION = ("shard", "num_shards", "batch_size", "shuffle_window")  # settings of an iterator that follow from ranks
 
@@ -195,7 +196,7 @@ def _move(arrays, config, images, size, ranks, iterator, path):
     """Sets the iterator's place in a snapshot to that which it has with another number of ranks."""
     here, delivered = _saved(iterator), int(arrays.get(f"{_ITERATOR}delivered", 0))
     settings = json.loads(arrays[f"{_ITERATOR}settings"].tobytes()) if f"{_ITERATOR}settings" in arrays else {}
-    batch = settings.get("batch_size", config.training.batch_size)
+    batch = settings.get("batch_size", _saved_config(arrays).get("training.batch_size", config.training.batch_size))
     then, now = (
         Epochs(images=images, batch_size=batch_size, last_batch=config.data.last_batch, num_shards=number)
         for batch_size, number in ((batch, size), (config.training.batch_size, ranks.size))
@@ -215,6 +216,10 @@ def _move(arrays, config, images, size, ranks, iterator, path):
             settings |= {name: now_settings[name]} if name in now_settings else {}
         arrays[f"{_ITERATOR}settings"] = np.frombuffer(json.dumps(settings).encode(), np.uint8)
         arrays[f"{_ITERATOR}state"] = np.zeros(0, np.uint8)
+
+
+def _saved_config(arrays):
+    return json.loads(arrays[_CONFIG].tobytes()) if _CONFIG in arrays else {}
 
 
 def _saved(iterator):

@@ -18,18 +18,23 @@ def start(ranks):
     Args:
         ranks: dict of ranks and their process numbers, this process among them.
     """
-    with _socket() as messages:
+    with contextlib.ExitStack() as files, contextlib.suppress(AttributeError, OSError):  # there may be no pidfd_open
+        messages, words = files.enter_context(_socket()), []
         messages.bind(_address(ranks))
-        words = [str(messages.fileno()), *(f"{rank}:{process}" for rank, process in ranks.items())]
+        descriptors = [messages.fileno()]
+        for rank, process in ranks.items():
+            descriptors.append(os.pidfd_open(process))
+            files.callback(os.close, descriptors[-1])
+            words.append(f"{descriptors[-1]}:{rank}:{process}")
         # In a session of its own it is left alone when the launcher ends the ranks.
         watch = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *words],
+            [sys.executable, "-I", "-S", __file__, str(messages.fileno()), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            pass_fds=[messages.fileno()],
+            pass_fds=descriptors,
             start_new_session=True,
         )
-    watch.returncode = 0  # nothing waits for it
+        watch.returncode = 0  # nothing waits for it
 
 
 def leave(ranks, which):
@@ -53,9 +58,8 @@ def _address(ranks):
 
 def _watch(messages, words):
     processes = {}  # descriptors, and ranks with their process numbers
-    for rank, process in (map(int, word.split(":")) for word in words):
-        with contextlib.suppress(ProcessLookupError):
-            processes[os.pidfd_open(process)] = rank, process
+    for descriptor, rank, process in (map(int, word.split(":")) for word in words):
+        processes[descriptor] = rank, process
     left = set()
     while processes:
         ready, _, _ = select.select([messages, *processes], [], [])
@@ -70,5 +74,4 @@ def _watch(messages, words):
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(AttributeError, OSError):  # a kernel, or a Python, without pidfd_open
-        _watch(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    _watch(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -23,6 +23,7 @@ from mixprec import files
 from mixprec.messages import OneLineError
 
 BEST = "snapshot_best.npz"
+_ACCURACY = "validation/main/accuracy"
 _FILE = re.compile(r"snapshot_iter_([0-9]{1,18})\.npz")
 _MODEL = "updater/model:main"
 
@@ -86,9 +87,7 @@ class BestSnapshot(chainer_extension.Extension):
     trigger = 1, "iteration"
     priority = -99  # before the regular snapshot: a kill between the two must not lose it
 
-    def __init__(
-        self, out, key="validation/main/accuracy", in_files=contextlib.nullcontext, decide=bool, is_first=True
-    ):
+    def __init__(self, out, key=_ACCURACY, in_files=contextlib.nullcontext, decide=bool, is_first=True):
         self._in_files, self._decide, self._is_first = in_files, decide, is_first
         self._path = os.path.join(out, BEST)
         self._key = key

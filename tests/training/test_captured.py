@@ -489,10 +489,10 @@ def test_every_key_of_the_config_arrives(tmp_path, monkeypatch, overrides, keywo
 
 
 def test_a_required_capture_that_fails_ends_the_command_with_one_line(monkeypatch, capsys):
-    def fail(arguments, networks):
+    def fail(arguments, networks, ranks):
         raise CaptureError("model.py:3 reads")
 
-    monkeypatch.setattr(command, "_run", fail)
+    monkeypatch.setattr(command, "carry_out", fail)
     assert command.main(["--config", "c.yaml"], {}) == 1
     assert capsys.readouterr().err == "error: model.py:3 reads\n"
 

@@ -82,8 +82,8 @@ class Communicator:
     def bcast(self, value):
         return self.allgather(value)[0]
 
-    def allreduce(self, value, operation):
-        return max(self.allgather(value))
+    def Allreduce(self, array, largest, operation):
+        largest[...] = max(self.allgather(array.copy()))
 
     def Reduce(self, array, total):
         total[...] = sum(self.allgather(array.copy()))
