@@ -44,6 +44,7 @@ class Ranks:
 
         Raises:
             RuntimeError: another process is at another batch normalization.
+            ValueError: a process has an empty batch; all of them raise it.
         """
         if self._gathered is None:
             self._gathered = self._gather(primitives.batch_norm_part(x))
@@ -59,7 +60,11 @@ class Ranks:
 
     def _gather(self, array):
         self._turn = next(self._channel()[1])
-        return self._exchange("the statistics", array)
+        found = self._exchange("the statistics", array)
+        empty = [rank for rank, counts in enumerate(found[:, 0]) if not counts.all()]
+        if empty:
+            raise ValueError(f"{self._name}: an empty batch has no statistics; found one in process {empty[0]}")
+        return found
 
     def _exchange(self, what, array):
         mpi, _ = self._channel()

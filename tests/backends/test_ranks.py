@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from mixprec.backends import ranks
+from mixprec.backends import cpu, ranks
 
 
 class Mpi:
@@ -49,7 +49,7 @@ class Primitives:
         return x + self.taken
 
 
-PART = np.arange(6.0).reshape(3, 2)
+PART = np.arange(6.0).reshape(3, 2) + 1
 
 
 def test_messages_of_a_communicator_go_through_one_duplicate():
@@ -84,6 +84,19 @@ def test_processes_at_two_places_are_an_error():
     communicator.mpi_comm.duplicates[0].elsewhere = True
     with pytest.raises(RuntimeError, match=r"process 0 at the gradient of /bn1 \(2,\), process 1 .* of /bn2 \(8,\)"):
         of_normalization.sum(PART[:2])
+
+
+def test_an_empty_batch_of_one_process_is_an_error_of_all():
+    class Empty(Duplicate):
+        def Allgather(self, sent, received):
+            received[:] = sent
+            if received.ndim == 3:
+                received[1] = cpu.PRIMITIVES.batch_norm_part(np.empty((0, 2), np.float32))
+
+    communicator = Communicator()
+    communicator.mpi_comm.Dup = Empty
+    with pytest.raises(ValueError, match="/bn: an empty batch has no statistics; found one in process 1"):
+        ranks.Ranks(communicator, "/bn").statistics(Primitives(), PART)
 
 
 class DeviceArray(np.ndarray):

@@ -29,6 +29,8 @@ class BatchNorms:
     @_quiet
     def batch_norm_part(self, x):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_part`."""
+        if not x.size:
+            return np.zeros((3, x.shape[-1]))  # for all processes to see
         count = _count(x)
         mean, variance = _moments(x)
         return np.stack([np.full_like(mean, count), mean, variance])
