@@ -296,8 +296,6 @@ MUTANTS = [
            "the gradient of a slice is added up in float16"),
     Mutant("local-statistics", "rewrite/layer_rules.py", "rewrite/test_odd.py",
            "if not is_chainers_own(node):", "if False:", "ChainerMN's batch normalization becomes a local one"),
-    Mutant("example-of-one-rank", "rewrite/dtype_rules.py", "rewrite/test_multi_node.py",
-           "if scope.conversion.on_example:", "if False:", "convert with an example waits for other processes"),
     Mutant("hooks-of-ranks", "compat/multi_node.py", "compat/test_multi_node.py",
            "hook.forward_preprocess(before)", "pass", "statistics of a skipped step stay NaN under ChainerMN"),
     Mutant("ranks-forgotten", "rewrite/layer_rules.py", "rewrite/test_multi_node.py",

@@ -137,7 +137,8 @@ def _batch_normalization(scope, node, inputs):
     if running and not all(array.dtype == FLOAT32 and array.flags.c_contiguous for array in running):
         return None
     if ranks is not None:  # now, in the order of the model: what is fused may be computed later, not so in each process
-        ranks.statistics(primitives_of(x.array), dense(as_nhwc(x.array)))
+        with chainer.using_device(x.device):
+            ranks.statistics(primitives_of(x.array), dense(as_nhwc(x.array)))
     eps, decay, convolved = node.eps, node.decay, scope.convolved.get(id(x))
     if not is_chainers_own(node) or (convolved is not None and not convolved.is_of(x)):
         convolved = None
