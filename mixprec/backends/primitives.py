@@ -91,16 +91,19 @@ class Primitives(abc.ABC):
             x: (..., C) in the storage dtype; gamma and beta are (C,) float32.
             running: ``None`` or ``(mean, variance)``, moved in place, ``decay * running + (1 - decay) * batch``, by the
                 unbiased variance, ``m / max(m - 1, 1)`` times the biased one, m the number of elements of a channel.
-            attributes: eps, decay, and whether there is a ReLU.
-            add: ``None`` or an array like ``x``.
+            attributes: eps, decay, and whether there is a ReLU; ``add`` is ``None`` or an array like ``x``.
             sums: ``None`` or those that :meth:`conv_fprop` has returned for ``x``. Exact enough while a channel's
                 standard deviation is not far below its mean: the variance is the difference of two float32 sums.
             ranks: ``None``, or :class:`~mixprec.backends.ranks.Ranks`: the batches of these processes are normalized as
-                one. Each of them calls this, with as many channels; numbers of rows may differ.
+                one, by its ``statistics``. They have as many channels; numbers of rows may differ.
 
         Returns:
             ``(y, saved)``: y like ``x``, and Saved, which the backward pass needs.
         """
+
+    @abc.abstractmethod
+    def batch_norm_part(self, x):
+        """Returns (3, C) for ``ranks``: number of rows, mean and spread of each channel, in a form of the backend."""
 
     @abc.abstractmethod
     def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None):
@@ -133,10 +136,7 @@ class Primitives(abc.ABC):
 
     @abc.abstractmethod
     def batch_norm_affine(self, sums, count, gamma, beta, running, attributes):
-        """Returns Affine and Saved of the sums (2, C) float32 of :meth:`conv_fprop`, for a prologue.
-
-        ``count`` is the number of elements of a channel, ``running`` as in :meth:`batch_norm`.
-        """
+        """Returns Affine and Saved of the sums of :meth:`conv_fprop`, ``count`` in each channel, for a prologue."""
 
     def conv_batch_norm(self, x, w, convolution, gamma, beta, running, attributes, *, add=None):
         """Returns z of :meth:`conv_fprop`, and y and saved of its :meth:`batch_norm`, which may take the sums."""

@@ -1,15 +1,17 @@
 """The processes whose batches are normalized as one, and what they send each other.
 
-The rule of :mod:`mixprec.rewrite` makes one of these for a batch normalization of ChainerMN. The primitives call it
-between the pass that reads and the pass that writes.
+The rule of :mod:`mixprec.rewrite` makes one of these for a batch normalization of ChainerMN, and sends its statistics.
+The primitives take these, and send the sums of the backward pass.
 """
 
+import itertools
 import weakref
+import zlib
 
 import numpy as np
 from chainer.backends import cuda
 
-_duplicates = weakref.WeakKeyDictionary()  # of MPI's communicators, by that of ChainerMN
+_channels = weakref.WeakKeyDictionary()  # of ChainerMN's communicators: a duplicate of MPI's, and a count
 
 
 class Ranks:
@@ -21,46 +23,79 @@ class Ranks:
 
     Args:
         communicator: one of ChainerMN.
+        name: of the link, for messages.
 
     Attributes:
         size: number of processes.
     """
 
-    def __init__(self, communicator):
+    def __init__(self, communicator, name):
         self._communicator = communicator
+        self._name = name
+        self._turn = None
         self._gathered = None
         self.size = communicator.size
 
-    def gather(self, array):
-        """Returns the arrays of all processes in the order of their ranks, (size, *shape).
+    def statistics(self, primitives, x):
+        """Returns ``primitives.batch_norm_part(x)`` of all processes in the order of their ranks, (size, 3, C).
 
-        The statistics are gathered once. One process alone may want a result that was fused with a ReLU, to print it,
-        and computes it a second time: no other one would answer.
+        They are sent once. One process alone may want a result that was fused with a ReLU, to print it, and computes it
+        a second time: no other one would answer.
+
+        Raises:
+            RuntimeError: another process is at another batch normalization.
+            ValueError: a process has an empty batch; all of them raise it.
         """
         if self._gathered is None:
-            self._gathered = self._gather(array)
+            self._gathered = self._gather(primitives.batch_norm_part(x))
         return self._gathered
 
     def sum(self, array):
-        """Returns the sum of the arrays of all processes."""
-        found = np.empty_like(array)
-        self._mpi().Allreduce(array, found)
-        return found
+        """Returns the sum of the arrays of all processes, the same bits in all of them.
+
+        Raises:
+            RuntimeError: as of :meth:`statistics`.
+        """
+        return self._exchange("the gradient", array).sum(axis=0)
 
     def _gather(self, array):
-        found = np.empty((self.size, *array.shape), array.dtype)
-        self._mpi().Allgather(array, found)
+        self._turn = next(self._channel()[1])
+        found = self._exchange("the statistics", array)
+        empty = [rank for rank, counts in enumerate(found[:, 0]) if not counts.all()]
+        if empty:
+            raise ValueError(f"{self._name}: an empty batch has no statistics; found one in process {empty[0]}")
         return found
 
-    def _mpi(self):
-        found = _duplicates.get(self._communicator)
+    def _exchange(self, what, array):
+        mpi, _ = self._channel()
+        self._compare(mpi, f"{what} of {self._name} {array.shape[1:]}")
+        found = np.empty((self.size, *array.shape), array.dtype)
+        mpi.Allgather(array, found)
+        return found
+
+    def _compare(self, mpi, place):
+        """Looks whether all processes are here, as MPI would put together what does not belong together."""
+        mine, all_of_them = np.array([zlib.crc32(f"{place}, {self._turn}".encode())]), np.empty(self.size, np.int64)
+        mpi.Allgather(mine, all_of_them)
+        if (all_of_them != mine).any():
+            places = ", ".join(f"process {rank} at {each}" for rank, each in enumerate(mpi.allgather(place)))
+            raise RuntimeError(
+                f"batch normalizations of several processes are not computed in one order: {places}. If only one "
+                f"process looks at results or has function hooks, let all do so, or use convert(fuse=False)"
+            )
+
+    def _channel(self):
+        found = _channels.get(self._communicator)
         if found is None:
-            found = _duplicates[self._communicator] = self._communicator.mpi_comm.Dup()
+            found = _channels[self._communicator] = self._communicator.mpi_comm.Dup(), itertools.count()
         return found
 
 
 class NcclRanks(Ranks):
-    """Exchanges float32 arrays of CuPy, on the current stream, by the NCCL communicator that ChainerMN has."""
+    """Exchanges float32 arrays of CuPy, on the current stream, by the NCCL communicator that ChainerMN has.
+
+    Processes do not compare where they are, as the host would have to wait for that.
+    """
 
     def sum(self, array):
         """See :meth:`Ranks.sum`."""

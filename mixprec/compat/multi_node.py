@@ -70,6 +70,29 @@ def passes_of_a_step(update):
     return run
 
 
+@after_import("chainermn.links.batch_normalization:MultiNodeBatchNormalization.__call__")
+def hooks_of_links(original):
+    """Without it link hooks never run: a step that ``MixedPrecisionOptimizer`` skips moves statistics, to NaN perhaps.
+
+    The link has a ``__call__`` of its own in place of :class:`chainer.Link`'s, which calls the hooks.
+    """
+    chainer = original.__globals__["chainer"]
+
+    @functools.wraps(original)
+    def __call__(self, *args, **kwargs):
+        hooks = {**chainer._get_link_hooks(), **self.local_link_hooks}.values()
+        before = chainer.link_hook._ForwardPreprocessCallbackArgs(self, "forward", args, kwargs)
+        for hook in hooks:
+            hook.forward_preprocess(before)
+        result = original(self, *args, **kwargs)
+        after = chainer.link_hook._ForwardPostprocessCallbackArgs(self, "forward", args, kwargs, result)
+        for hook in hooks:
+            hook.forward_postprocess(after)
+        return result
+
+    return __call__
+
+
 @after_import("chainermn.communicators.mpi_communicator_base:MpiCommunicatorBase._multi_node_mean")
 def means_of_gradients(original):
     """Without it the mean of 60000 and 60000 in float16 is inf, and that of what is not C-contiguous goes into a copy.

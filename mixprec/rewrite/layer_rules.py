@@ -16,6 +16,7 @@ from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.math.basic_math import Add
 from chainer.functions.normalization.batch_normalization import BatchNormalization, FixedBatchNormalization
 
+from mixprec.backends import primitives_of
 from mixprec.backends.geometry import BatchNorm, Following
 from mixprec.dtypes import FLOAT32, STORAGE_DTYPES
 from mixprec.functions.addition import Addition
@@ -25,7 +26,7 @@ from mixprec.functions.convolution import Convolution2D, convolution_of
 from mixprec.functions.deconvolution import Deconvolution2D
 from mixprec.functions.layout import lay_out
 from mixprec.functions.linear import Linear
-from mixprec.functions.node import dense
+from mixprec.functions.node import as_nhwc, dense
 from mixprec.functions.relu import ReLU as OurReLU
 from mixprec.rewrite.between_layers import elementwise
 from mixprec.rewrite.deferred import Deferred, compute
@@ -123,7 +124,7 @@ def _linear(scope, node, inputs):
 def _batch_normalization(scope, node, inputs):
     ranks = None
     if not is_chainers_own(node):
-        ranks = ranks_of(node, inputs[0])
+        ranks = ranks_of(node, inputs[0], scope.link_name)
         if ranks is None:
             _leave_to_chainer(scope, whose(node))
             return None
@@ -135,6 +136,9 @@ def _batch_normalization(scope, node, inputs):
     running = None if node.running_mean is None else (node.running_mean, node.running_var)
     if running and not all(array.dtype == FLOAT32 and array.flags.c_contiguous for array in running):
         return None
+    if ranks is not None:  # now, in the order of the model: what is fused may be computed later, not so in each process
+        with chainer.using_device(x.device):
+            ranks.statistics(primitives_of(x.array), dense(as_nhwc(x.array)))
     eps, decay, convolved = node.eps, node.decay, scope.convolved.get(id(x))
     if not is_chainers_own(node) or (convolved is not None and not convolved.is_of(x)):
         convolved = None

@@ -11,8 +11,8 @@ import numpy as np
 from mixprec.backends.ranks import NcclRanks, Ranks
 
 
-def ranks_of(node, x):
-    """Returns :class:`~mixprec.backends.ranks.Ranks` for the function node of a batch normalization, and its input.
+def ranks_of(node, x, name):
+    """Returns :class:`~mixprec.backends.ranks.Ranks` for the node of a batch normalization, its input and its name.
 
     Returns:
         ``None`` if it is not one of ChainerMN, or if it sends arrays of CuPy by MPI.
@@ -21,8 +21,8 @@ def ranks_of(node, x):
     if not _is_of(selector, "chainermn.functions.batch_normalization", "MultiNodeBNImplSelector"):
         return None
     if chainer.backend.get_array_module(x) is np:
-        return Ranks(selector.comm)
-    return NcclRanks(selector.comm) if selector.communication_backend_name == "nccl" else None
+        return Ranks(selector.comm, name)
+    return NcclRanks(selector.comm, name) if selector.communication_backend_name == "nccl" else None
 
 
 def is_multi_node(link):

@@ -6,26 +6,30 @@ import types
 import numpy as np
 import pytest
 
-from mixprec.backends import ranks
+from mixprec.backends import cpu, ranks
 
 
 class Mpi:
-    """MPI's communicator of two processes; the other one sends what this one does, plus 1."""
+    """MPI's communicator of two processes; the other one sends what this one does, unless it is at another place."""
 
     def __init__(self):
-        self.duplicates = 0
+        self.duplicates = []
 
     def Dup(self):
-        self.duplicates += 1
-        return Duplicate()
+        self.duplicates.append(Duplicate())
+        return self.duplicates[-1]
 
 
 class Duplicate:
-    def Allgather(self, sent, received):
-        received[0], received[1] = sent, sent + 1
+    elsewhere = False
 
-    def Allreduce(self, sent, received):
-        received[...] = 2 * sent + 1
+    def Allgather(self, sent, received):
+        received[:] = sent
+        if self.elsewhere:
+            received[1] += 1
+
+    def allgather(self, value):
+        return [value, "the gradient of /bn2 (8,)"]
 
 
 class Communicator:
@@ -35,27 +39,64 @@ class Communicator:
         self.mpi_comm = Mpi()
 
 
+class Primitives:
+    """Counts how often statistics are taken."""
+
+    taken = 0
+
+    def batch_norm_part(self, x):
+        self.taken += 1
+        return x + self.taken
+
+
+PART = np.arange(6.0).reshape(3, 2) + 1
+
+
 def test_messages_of_a_communicator_go_through_one_duplicate():
     """Those of another one through another; a communicator that has gone leaves none."""
-    communicator, other, array = Communicator(), Communicator(), np.arange(3.0)
-    before = len(ranks._duplicates)
+    communicator, other = Communicator(), Communicator()
+    before = len(ranks._channels)
     for _ in range(2):
-        of_normalization = ranks.Ranks(communicator)
-        np.testing.assert_array_equal(of_normalization.gather(array), [array, array + 1])
-        np.testing.assert_array_equal(of_normalization.sum(array), 2 * array + 1)
-    ranks.Ranks(other).sum(array)
-    assert communicator.mpi_comm.duplicates == other.mpi_comm.duplicates == 1
-    assert len(ranks._duplicates) == before + 2
+        of_normalization = ranks.Ranks(communicator, "/bn")
+        np.testing.assert_array_equal(of_normalization.statistics(Primitives(), PART), 2 * [PART + 1])
+        np.testing.assert_array_equal(of_normalization.sum(PART[:2]), 2 * PART[:2])
+    ranks.Ranks(other, "/bn").sum(PART)
+    assert len(communicator.mpi_comm.duplicates) == len(other.mpi_comm.duplicates) == 1
+    assert len(ranks._channels) == before + 2
     del communicator, other, of_normalization
-    assert len(ranks._duplicates) == before
+    assert len(ranks._channels) == before
 
 
-def test_statistics_are_gathered_once():
+def test_statistics_are_sent_once():
     """One process alone may compute a normalization a second time; sums of gradients are those of each call."""
-    of_normalization, array = ranks.Ranks(Communicator()), np.arange(3.0)
-    first = of_normalization.gather(array)
-    assert of_normalization.gather(array + 5) is first
-    assert of_normalization.sum(array + 5)[0] == 11
+    of_normalization, primitives = ranks.Ranks(Communicator(), "/bn"), Primitives()
+    first = of_normalization.statistics(primitives, PART)
+    assert of_normalization.statistics(primitives, PART) is first
+    assert primitives.taken == 1
+    np.testing.assert_array_equal(of_normalization.sum(PART + 5), 2 * (PART + 5))
+
+
+def test_processes_at_two_places_are_an_error():
+    """MPI would put together the gradients of two batch normalizations."""
+    communicator = Communicator()
+    of_normalization = ranks.Ranks(communicator, "/bn1")
+    of_normalization.statistics(Primitives(), PART)
+    communicator.mpi_comm.duplicates[0].elsewhere = True
+    with pytest.raises(RuntimeError, match=r"process 0 at the gradient of /bn1 \(2,\), process 1 .* of /bn2 \(8,\)"):
+        of_normalization.sum(PART[:2])
+
+
+def test_an_empty_batch_of_one_process_is_an_error_of_all():
+    class Empty(Duplicate):
+        def Allgather(self, sent, received):
+            received[:] = sent
+            if received.ndim == 3:
+                received[1] = cpu.PRIMITIVES.batch_norm_part(np.empty((0, 2), np.float32))
+
+    communicator = Communicator()
+    communicator.mpi_comm.Dup = Empty
+    with pytest.raises(ValueError, match="/bn: an empty batch has no statistics; found one in process 1"):
+        ranks.Ranks(communicator, "/bn").statistics(Primitives(), PART)
 
 
 class DeviceArray(np.ndarray):
@@ -96,10 +137,10 @@ def test_nccl_sends_on_the_current_stream(cupy):
     """The communicator is ChainerMN's, which is made when it is first needed."""
     communicator = types.SimpleNamespace(size=2, nccl_comm=None)
     communicator._init_comms = lambda: setattr(communicator, "nccl_comm", communicator.nccl_comm or Nccl())
-    of_normalization = ranks.NcclRanks(communicator)
+    of_normalization, primitives = ranks.NcclRanks(communicator, "/bn"), Primitives()
     array = np.ones((2, 5), np.float32).view(DeviceArray)
-    found = of_normalization.gather(array)
+    found = of_normalization.statistics(primitives, array)
     assert found.shape == (2, 2, 5)
-    assert of_normalization.gather(array) is found
+    assert of_normalization.statistics(primitives, array) is found
     np.testing.assert_array_equal(of_normalization.sum(array), 2 * array)
     assert communicator.nccl_comm.calls == [(10, "float32", 77), (10, "float32", "sum", 77)]

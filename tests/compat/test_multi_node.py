@@ -200,6 +200,7 @@ def test_an_evaluation_of_large_losses_has_their_mean():
 _TRAINING = """
     import chainer.functions as F
     import chainer.links as L
+    from chainermn.links import MultiNodeBatchNormalization
     from mixprec.training.accumulation import Accumulated
     from mixprec.training.updater import TimedUpdater
 
@@ -208,7 +209,7 @@ _TRAINING = """
 
     def built(compute, wrap=lambda optimizer: optimizer, norm=False, scale=2.0**10):
         np.random.seed(0)
-        middle = (L.BatchNormalization(16),) if norm else ()
+        middle = (L.BatchNormalization(16), MultiNodeBatchNormalization(16, communicator)) if norm else ()
         model = L.Classifier(chainer.Sequential(L.Linear(8, 16), *middle, F.tanh, L.Linear(16, 5)))
         mixprec.convert(model, compute=compute)
         rule = chainer.optimizers.MomentumSGD(0.5)
@@ -262,9 +263,10 @@ def test_an_overflow_in_a_batch_of_one_process_skips_the_step_on_all():
         x, t = images[0][0], images[1][0]
         for _ in range(3):
             optimizer.update(Accumulated(model), [(x[0], t[0]), (x[1], t[1])])
+        keys = "avg_mean", "avg_var"
         def state():
-            norm = model.predictor[1]
-            arrays = {**masters(optimizer, model), "mean": norm.avg_mean, "var": norm.avg_var}
+            norms = {f"{each} {key}": getattr(model.predictor[each], key) for each in (1, 2) for key in keys}
+            arrays = {**masters(optimizer, model), **norms}
             return {name: array.tobytes() for name, array in arrays.items()}
         before = state()
         poisoned = x[1].copy()

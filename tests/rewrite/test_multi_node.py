@@ -131,24 +131,84 @@ def test_one_process_may_look_at_what_it_likes():
                     print(h.shape, bool(h.array.min() < 0))  # a second computation, as it was fused
                 return self.fc(y) + 0 * total
 
-        look = False
-        model = L.Classifier(Printing())
-        if comm.rank == 0:
-            mixprec.convert(model, images)
-        else:
-            mixprec.convert(model)
-        look, gradients = True, []
-        for _ in range(3):
-            model.cleargrads()
-            model(images, labels).backward()
-            gradients.append(model.predictor.bn.gamma.grad.copy())
-        for array in (*gradients, model.predictor.bn.avg_mean, model.predictor.bn.avg_var):
-            for other in comm.mpi_comm.allgather(array):
-                np.testing.assert_array_equal(other, array)
-        np.testing.assert_allclose(gradients[2], gradients[0], rtol=1e-3)
+        for layout in ("nhwc", "nchw"):
+            look = False
+            model = L.Classifier(Printing())
+            mixprec.convert(model, *[images] * (comm.rank == 0), layout=layout)
+            look, gradients = True, []
+            for _ in range(3):
+                model.cleargrads()
+                model(images, labels).backward()
+                gradients.append(model.predictor.bn.gamma.grad.copy())
+            for array in (*gradients, model.predictor.bn.avg_mean, model.predictor.bn.avg_var):
+                for other in comm.mpi_comm.allgather(array):
+                    np.testing.assert_array_equal(other, array)
+            np.testing.assert_allclose(gradients[2], gradients[0], rtol=1e-3)
         """,
     )
-    assert lines == 3 * ["(4, 8, 6, 6) True"]
+    assert lines == 6 * ["(4, 8, 6, 6) True"]
+
+
+@pytest.mark.sweep
+def test_processes_that_do_not_fuse_the_same_meet_in_the_order_of_the_model():
+    """They would put together statistics of two branches; gradients in two orders are an error."""
+    lines = mpi.run(
+        2,
+        _MODEL,
+        """
+        square = np.random.RandomState(0).normal(0, 0.1, (8, 8, 3, 3)).astype("f")
+
+        class Branches(Net):
+            def __init__(self, join):
+                super().__init__()
+                self.join = join
+                with self.init_scope():
+                    self.conv1, self.conv2 = (L.Convolution2D(8, 8, 3, nobias=True, initialW=square) for _ in "12")
+                    self.bn1, self.bn2 = (MultiNodeBatchNormalization(8, comm) for _ in "12")
+
+            def forward(self, x):
+                h = F.relu(self.bn(self.conv(x)))
+                return self.fc(self.join(self.bn1(self.conv1(h)), self.bn2(self.conv2(h * h))))
+
+        class Hook(chainer.FunctionHook):
+            name = "Hook"
+
+        def joined(one, two):
+            return F.relu(one + two)
+
+        def used_twice(one, two):  # the example shows that this cannot be fused
+            return F.relu(one) + F.relu(two) + F.tanh(two)
+
+        def trained(model):
+            for _ in range(3):
+                model.cleargrads()
+                model(images, labels).backward()
+            values = {name: param.grad for name, param in model.namedparams()}
+            return values | {name: link.avg_mean for name, link in model.namedlinks() if "bn" in name}
+
+        for join in (joined, used_twice):
+            expected = trained(L.Classifier(Branches(join)))
+            model = L.Classifier(Branches(join))
+            mixprec.convert(model, *[images] * (comm.rank == 0), compute="float32")
+            for name, value in trained(model).items():
+                bound = 1e-4 * max(1e-2, np.abs(expected[name]).max())
+                np.testing.assert_allclose(value, expected[name], rtol=0, atol=bound, err_msg=name)
+
+        model = L.Classifier(Branches(joined))
+        mixprec.convert(model)
+        with Hook() if comm.rank == 0 else chainer.using_config("debug", False):
+            loss = model(images, labels)
+        for link in (model.predictor.bn1, model.predictor.bn2):
+            for other in comm.mpi_comm.allgather(link.avg_mean):
+                np.testing.assert_array_equal(other, link.avg_mean)
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            print(str(error).split(": ")[1].split(". ")[0])
+        """,
+    )
+    places = (f"process {rank} at the gradient of /predictor/bn{place} (8,)" for rank, place in enumerate((2, 1)))
+    assert lines == 2 * [", ".join(places)]
 
 
 @pytest.mark.sweep

@@ -18,12 +18,22 @@ class BatchNorms:
     def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm`."""
         count = _count(x)
-        mean, variance = _moments(x) if sums is None else _moments_of_sums(sums, count)
         if ranks is not None:
-            mean, variance, count = _moments_of_all(ranks, mean, variance, count)
+            mean, variance, count = _moments_of_all(ranks.statistics(self, x))
+        else:
+            mean, variance = _moments(x) if sums is None else _moments_of_sums(sums, count)
         affine, saved = _finish(mean, variance, count, gamma, beta, running, attributes)
         y, mask = apply_affine(x, affine, attributes.relu, add, keep_mask=True)
         return y, saved._replace(mask=mask, count=None if ranks is None else count)
+
+    @_quiet
+    def batch_norm_part(self, x):
+        """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_part`."""
+        if not x.size:
+            return np.zeros((3, x.shape[-1]))  # for all processes to see
+        count = _count(x)
+        mean, variance = _moments(x)
+        return np.stack([np.full_like(mean, count), mean, variance])
 
     @_quiet
     def batch_norm_affine(self, sums, count, gamma, beta, running, attributes):
@@ -109,13 +119,13 @@ def _moments_of_sums(sums, count):
     return mean, np.maximum(square - mean**2, 0)
 
 
-def _moments_of_all(ranks, mean, variance, count):
+def _moments_of_all(parts):
     """Returns mean and biased variance of each channel, (C,) float64, and the count, over the batches of all processes.
 
     Means and variances are put together as those of blocks in :func:`_moments`, as a difference of sums of squares
     would cancel where the mean is far from 0. Every process does so in the same order: it gets the same bits.
     """
-    counts, means, variances = ranks.gather(np.stack([np.full_like(mean, count), mean, variance])).swapaxes(0, 1)
+    counts, means, variances = parts.swapaxes(0, 1)
     total = counts.sum(axis=0)
     mean = (counts * means).sum(axis=0) / total
     return mean, (counts * (variances + (means - mean) ** 2)).sum(axis=0) / total, total[0]

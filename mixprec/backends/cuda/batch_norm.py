@@ -16,7 +16,7 @@ from mixprec.backends.cuda.batch_norm_kernels import (
     VARIANCE,
     BatchNormKernels,
 )
-from mixprec.backends.geometry import Saved
+from mixprec.backends.geometry import BatchNorm, Saved
 
 # What is not proven of cuDNN. A mask seems to take one bit of each element; running variances seem to be unbiased.
 CUDNN_MASK_DTYPE = np.dtype(np.bool_)  # memory for one element of a mask; a mask of the own kernels is uint8
@@ -25,6 +25,7 @@ CUDNN_VARIANCE_IS_UNBIASED = True
 # Names of candidates by own kernels, and whether the second launch walks through memory from its end.
 _KERNELS = (("kernels", False), ("kernels, backwards", True))
 _BITS = np.dtype(np.uint8)
+_FLOAT = np.dtype(np.float32)
 
 
 class BatchNorms(BatchNormKernels):
@@ -40,6 +41,13 @@ class BatchNorms(BatchNormKernels):
         key = "batch_norm", x.shape, x.dtype, attributes, add is not None
         compute = self._choose(key, self._forward_candidates, (x, gamma, beta, None, add))
         return compute(x, gamma, beta, running, add)
+
+    def batch_norm_part(self, x):
+        rows, channels = rows_of(x)
+        own = self._empty((3, channels), _FLOAT)
+        own[0] = rows
+        self._statistics(x, BatchNorm(eps=0.0), mean=own[1], invstd=own[2])
+        return own
 
     def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None):
         if ranks is not None:

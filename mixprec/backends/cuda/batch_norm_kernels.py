@@ -7,7 +7,7 @@ import numpy as np
 
 from mixprec.backends.cuda.base import ceil_div, rows_of
 from mixprec.backends.cuda.candidates import Candidates
-from mixprec.backends.geometry import Affine, BatchNorm, Saved
+from mixprec.backends.geometry import Affine, Saved
 
 INVSTD, VARIANCE, AFFINE = range(3)  # Spread in batch_norm.cuh
 ALWAYS, RECOMPUTED, IN_BITS, BY_OUTPUT = range(4)  # how to know where a ReLU was open, see batch_norm_backward.cu
@@ -57,12 +57,8 @@ class BatchNormKernels(Candidates):
 
     def _statistics_of_ranks(self, x, attributes, running, ranks):
         """Returns :class:`Saved` of the batches of all processes, without a mask."""
-        rows, channels = rows_of(x)
-        own = self._empty((3, channels), _FLOAT)
-        own[0] = rows
-        self._statistics(x, BatchNorm(eps=0.0), mean=own[1], invstd=own[2])
+        gathered, channels = ranks.statistics(self, x), x.shape[-1]
         mean, invstd, count = (self._empty((channels,), _FLOAT) for _ in range(3))
-        gathered = ranks.gather(own)
         found = [mean, invstd, count, *(running or (None, None))]
         arguments = [self._address(gathered), ranks.size, channels, *map(self._address_or_0, found)]
         self._run_channels("batch_norm_finalize_ranks", arguments, attributes, channels)

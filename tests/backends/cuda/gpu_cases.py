@@ -136,6 +136,7 @@ def every_primitive(p, put, dtype, size, filters):
             kind = f"batch_norm{', addition' * add}{name}"
             yield f"{kind}, with batch_norm_backward", normalized(attributes, add)
     yield "batch_norm, sums", lambda: p.batch_norm(x, gamma, beta, None, plain, sums=sums)[:1]
+    yield "batch_norm_part", lambda: (p.batch_norm_part(x),)
     given = gamma, beta, mean, variance
     yield "batch_norm_inference", lambda: (p.batch_norm_inference(x, *given, relu, add=dx),)
     yield (
