@@ -94,8 +94,8 @@ class Primitives(abc.ABC):
             attributes: eps, decay, and whether there is a ReLU; ``add`` is ``None`` or an array like ``x``.
             sums: ``None`` or those that :meth:`conv_fprop` has returned for ``x``. Exact enough while a channel's
                 standard deviation is not far below its mean: the variance is the difference of two float32 sums.
-            ranks: ``None``, or :class:`~mixprec.backends.ranks.Ranks`: the batches of these processes are normalized as
-                one, by its ``statistics``. They have as many channels; numbers of rows may differ.
+            ranks: ``None``, or :class:`~mixprec.backends.joint_batch.JointBatch`: the batches of these processes are
+                normalized as one, by its ``statistics``. They have as many channels; numbers of rows may differ.
 
         Returns:
             ``(y, saved)``: y like ``x``, and Saved, which the backward pass needs.

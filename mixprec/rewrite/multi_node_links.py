@@ -8,21 +8,27 @@ import sys
 import chainer
 import numpy as np
 
-from mixprec.backends.ranks import NcclRanks, Ranks
+from mixprec.backends.joint_batch import JointBatch, NcclJointBatch
 
 
 def ranks_of(node, x, name):
-    """Returns :class:`~mixprec.backends.ranks.Ranks` for the node of a batch normalization, its input and its name.
+    """Returns the processes whose batches a batch normalization takes as one.
+
+    Args:
+        node: its function node.
+        x: its input.
+        name: its name, for messages.
 
     Returns:
-        ``None`` if it is not one of ChainerMN, or if it sends arrays of CuPy by MPI.
+        :class:`~mixprec.backends.joint_batch.JointBatch`, or ``None`` if it is not one of ChainerMN, or if it sends
+        arrays of CuPy by MPI.
     """
     selector = node._impl_selector
     if not _is_of(selector, "chainermn.functions.batch_normalization", "MultiNodeBNImplSelector"):
         return None
     if chainer.backend.get_array_module(x) is np:
-        return Ranks(selector.comm, name)
-    return NcclRanks(selector.comm, name) if selector.communication_backend_name == "nccl" else None
+        return JointBatch(selector.comm, name)
+    return NcclJointBatch(selector.comm, name) if selector.communication_backend_name == "nccl" else None
 
 
 def is_multi_node(link):

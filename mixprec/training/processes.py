@@ -139,7 +139,7 @@ class Alone:
     def compare(self, facts):
         """Refuses the run if facts, a dict, differ between ranks."""
 
-    def connect(self, on_gpu):
+    def connect(self):
         """Makes ``communicator``, ChainerMN's."""
 
     def gather(self, value):
@@ -256,11 +256,11 @@ class Together:
                     )
                     raise Refused(one_line(line) if self.is_first else None)
 
-    def connect(self, on_gpu):
+    def connect(self):
         """See :class:`Alone`."""
         import chainermn
 
-        self.communicator = chainermn.create_communicator("pure_nccl" if on_gpu else "naive")
+        self.communicator = chainermn.create_communicator("naive")
 
     def gather(self, value):
         """See :class:`Alone`."""

@@ -139,7 +139,7 @@ def carry_out(arguments, networks, ranks):
         if arguments.dry_run:
             ranks.first(dry_run)
             return
-        ranks.connect(on_gpu=device != "@numpy")
+        ranks.connect()
         trainer, resolved = build(ranks)
         first = trainer.updater.iteration
         ranks.first(begin, trainer)
@@ -249,30 +249,18 @@ def _placed(arguments):
 
 
 def _device(path, config, ranks):
-    wanted = _own_device(path, config.training.device, ranks)
     try:
-        device, reason = environment.resolve_device(wanted)
+        device, reason = environment.resolve_device(config.training.device)
     except ValueError as error:
         raise configs.ConfigError(path, f"training.{error}") from error
+    if ranks.size > 1 and device != "@numpy":
+        problem = (
+            f"'training.device' is '{config.training.device}'; {ranks.size} ranks train on CPUs so far: set it to cpu"
+        )
+        raise configs.ConfigError(path, problem)
     if config.capture.mode == "required" and device == "@numpy":
         raise configs.ConfigError(path, f"'capture.mode' is 'required', which needs a GPU; the device is {reason}")
     return device, reason
-
-
-def _own_device(path, wanted, ranks):
-    """Returns the device of this rank: each has a GPU of its own."""
-    if ranks.size == 1 or wanted == "cpu":
-        return wanted
-    if wanted.startswith("gpu:"):
-        raise configs.ConfigError(
-            path, f"'training.device' is '{wanted}', of which {ranks.size} ranks have no use; gpu gives each its own"
-        )
-    count = environment.usable_device_count()
-    if 1 < count <= ranks.local_rank:
-        raise configs.ConfigError(
-            path, f"'training.device' is '{wanted}', for {ranks.local_size} ranks on a machine with {count} GPUs"
-        )
-    return f"gpu:{ranks.local_rank}" if count > 1 else wanted
 
 
 def _captures(device):

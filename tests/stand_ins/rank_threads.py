@@ -1,4 +1,4 @@
-"""Processes of one batch, as threads: :class:`mixprec.backends.ranks.Ranks` without MPI.
+"""Processes of one batch, as threads: :class:`mixprec.backends.joint_batch.JointBatch` without MPI.
 
 One thread runs at a time, until it exchanges something with the others.
 """

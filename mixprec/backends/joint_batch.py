@@ -14,7 +14,7 @@ from chainer.backends import cuda
 _channels = weakref.WeakKeyDictionary()  # of ChainerMN's communicators: a duplicate of MPI's, and a count
 
 
-class Ranks:
+class JointBatch:
     """Exchanges small arrays of NumPy for one batch normalization in one step, between all processes.
 
     Messages go through a duplicate of MPI's communicator, as a thread may be sending gradients through another one at
@@ -91,14 +91,14 @@ class Ranks:
         return found
 
 
-class NcclRanks(Ranks):
+class NcclJointBatch(JointBatch):
     """Exchanges float32 arrays of CuPy, on the current stream, by the NCCL communicator that ChainerMN has.
 
     Processes do not compare where they are, as the host would have to wait for that.
     """
 
     def sum(self, array):
-        """See :meth:`Ranks.sum`."""
+        """See :meth:`JointBatch.sum`."""
         from chainermn.nccl import NCCL_FLOAT32, NCCL_SUM
 
         found = cuda.cupy.empty_like(array)

@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from mixprec.backends import cpu, ranks
+from mixprec.backends import cpu, joint_batch
 
 
 class Mpi:
@@ -55,21 +55,21 @@ PART = np.arange(6.0).reshape(3, 2) + 1
 def test_messages_of_a_communicator_go_through_one_duplicate():
     """Those of another one through another; a communicator that has gone leaves none."""
     communicator, other = Communicator(), Communicator()
-    before = len(ranks._channels)
+    before = len(joint_batch._channels)
     for _ in range(2):
-        of_normalization = ranks.Ranks(communicator, "/bn")
+        of_normalization = joint_batch.JointBatch(communicator, "/bn")
         np.testing.assert_array_equal(of_normalization.statistics(Primitives(), PART), 2 * [PART + 1])
         np.testing.assert_array_equal(of_normalization.sum(PART[:2]), 2 * PART[:2])
-    ranks.Ranks(other, "/bn").sum(PART)
+    joint_batch.JointBatch(other, "/bn").sum(PART)
     assert len(communicator.mpi_comm.duplicates) == len(other.mpi_comm.duplicates) == 1
-    assert len(ranks._channels) == before + 2
+    assert len(joint_batch._channels) == before + 2
     del communicator, other, of_normalization
-    assert len(ranks._channels) == before
+    assert len(joint_batch._channels) == before
 
 
 def test_statistics_are_sent_once():
     """One process alone may compute a normalization a second time; sums of gradients are those of each call."""
-    of_normalization, primitives = ranks.Ranks(Communicator(), "/bn"), Primitives()
+    of_normalization, primitives = joint_batch.JointBatch(Communicator(), "/bn"), Primitives()
     first = of_normalization.statistics(primitives, PART)
     assert of_normalization.statistics(primitives, PART) is first
     assert primitives.taken == 1
@@ -79,7 +79,7 @@ def test_statistics_are_sent_once():
 def test_processes_at_two_places_are_an_error():
     """MPI would put together the gradients of two batch normalizations."""
     communicator = Communicator()
-    of_normalization = ranks.Ranks(communicator, "/bn1")
+    of_normalization = joint_batch.JointBatch(communicator, "/bn1")
     of_normalization.statistics(Primitives(), PART)
     communicator.mpi_comm.duplicates[0].elsewhere = True
     with pytest.raises(RuntimeError, match=r"process 0 at the gradient of /bn1 \(2,\), process 1 .* of /bn2 \(8,\)"):
@@ -96,7 +96,7 @@ def test_an_empty_batch_of_one_process_is_an_error_of_all():
     communicator = Communicator()
     communicator.mpi_comm.Dup = Empty
     with pytest.raises(ValueError, match="/bn: an empty batch has no statistics; found one in process 1"):
-        ranks.Ranks(communicator, "/bn").statistics(Primitives(), PART)
+        joint_batch.JointBatch(communicator, "/bn").statistics(Primitives(), PART)
 
 
 class DeviceArray(np.ndarray):
@@ -127,7 +127,7 @@ def cupy(monkeypatch):
         empty_like=lambda array: empty(array.shape, array.dtype),
         cuda=types.SimpleNamespace(get_current_stream=lambda: stream),
     )
-    monkeypatch.setattr(ranks.cuda, "cupy", stand_in, raising=False)
+    monkeypatch.setattr(joint_batch.cuda, "cupy", stand_in, raising=False)
     constants = types.SimpleNamespace(NCCL_FLOAT32="float32", NCCL_SUM="sum")
     monkeypatch.setitem(sys.modules, "chainermn.nccl", constants)
     return stand_in
@@ -137,7 +137,7 @@ def test_nccl_sends_on_the_current_stream(cupy):
     """The communicator is ChainerMN's, which is made when it is first needed."""
     communicator = types.SimpleNamespace(size=2, nccl_comm=None)
     communicator._init_comms = lambda: setattr(communicator, "nccl_comm", communicator.nccl_comm or Nccl())
-    of_normalization, primitives = ranks.NcclRanks(communicator, "/bn"), Primitives()
+    of_normalization, primitives = joint_batch.NcclJointBatch(communicator, "/bn"), Primitives()
     array = np.ones((2, 5), np.float32).view(DeviceArray)
     found = of_normalization.statistics(primitives, array)
     assert found.shape == (2, 2, 5)
