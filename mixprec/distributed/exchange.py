@@ -26,16 +26,17 @@ class GradientExchange:
     Args:
         transport: :class:`~mixprec.distributed.transport.Transport`.
         dtype_of_sum: in which gradients in float16 and bfloat16 are added; others are added in their own dtype.
+        named: as for :meth:`begin`, of the model as it is now.
 
     Attributes:
         members: :class:`~mixprec.distributed.same_models.Members` of the step.
         started: number of buckets of the step that have started.
     """
 
-    def __init__(self, transport, dtype_of_sum):
+    def __init__(self, transport, dtype_of_sum, named):
         self._transport = transport
         self._dtype_of_sum = np.dtype(dtype_of_sum)
-        self.members = Members([])
+        self.members = Members(named)
         self._layout = None
         self._arenas = {}  # dtype of parameters -> Arena
         self._views = {}  # name -> (part of the sums, part of the gradients)

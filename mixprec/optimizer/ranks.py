@@ -19,7 +19,7 @@ from mixprec.backends.memory import axes
 from mixprec.distributed import readiness
 from mixprec.distributed.exchange import GradientExchange
 from mixprec.distributed.mpi_transport import MpiTransport
-from mixprec.distributed.same_models import Members, check_same, check_settings
+from mixprec.distributed.same_models import check_same, check_settings
 from mixprec.dtypes import is_half
 from mixprec.loss_scale import NoLossScale
 from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, ZERO, UsedScale, factor_of, grad_scale_of
@@ -75,10 +75,10 @@ class Ranks:
         readiness.install()
         self._masters, self._statistics = masters, statistics
         self._scaler = scaler
-        self._exchange = GradientExchange(self._transport, self._dtype_of_sum)
         self._has_tried = False
         self._walked, self._named = None, []
-        members = Members(self._all())
+        self._exchange = GradientExchange(self._transport, self._dtype_of_sum, self._all())
+        members = self._exchange.members
         of_ranks = self._transport.gather((members.description, _settings(scaler, self._dtype_of_sum)))
         check_same([description for description, _ in of_ranks])
         check_settings([settings for _, settings in of_ranks])
