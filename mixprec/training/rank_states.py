@@ -56,7 +56,7 @@ class RankStates(extension.Extension):
         """Saves the states that were gathered; to load is the matter of :func:`own`."""
         if not isinstance(serializer, chainer.Deserializer):
             serializer("number", self._ranks.size)
-            for rank, states in enumerate(self._gathered):
+            for rank, states in enumerate(self._gathered or ()):
                 for name, value in states.items():
                     serializer(f"{rank}/{name}", value)
 

@@ -39,7 +39,7 @@ def make_work(root):
     (root / "small.yaml").write_text(yaml.safe_dump(sections))
 
 
-def run(folder, ranks, out, *settings, fault="none", arguments=()):
+def run(folder, ranks, out, *settings, fault="none", arguments=(), limit=120):
     """Runs the command; skips the test where MPI is missing.
 
     Args:
@@ -49,6 +49,7 @@ def run(folder, ranks, out, *settings, fault="none", arguments=()):
         settings: of the config.
         fault: as for ``faulty_rank.py``.
         arguments: more arguments of the command.
+        limit: seconds.
 
     Returns:
         subprocess.CompletedProcess
@@ -66,6 +67,6 @@ def run(folder, ranks, out, *settings, fault="none", arguments=()):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=limit,
         env={**os.environ, **one_thread, **cache, "PYTHONPATH": path},
     )
