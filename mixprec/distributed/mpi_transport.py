@@ -18,6 +18,7 @@ from mixprec.distributed.transport import Transport, Work
 from mixprec.dtypes import is_half
 
 PAUSE = 1e-4  # seconds
+_abandoned = []  # sums under way that no thread asks for any more: MPI may still write into their arrays
 
 
 class MpiTransport(Transport):
@@ -89,11 +90,13 @@ def _progress(comm, posted):
             while not under_way or not posted.empty():
                 work = posted.get()
                 if work is None:
+                    _abandoned.extend(under_way)
                     return
                 under_way.append(work)
                 work.request = _post(comm, work.array)
             left = [work for work in under_way if not work.request.Test()]
         except Exception as error:  # for the thread that joins; MPI does not say of which sum it is
+            _abandoned.extend(under_way)
             for work in under_way:
                 work.end(error)
             under_way = []
