@@ -281,6 +281,59 @@ def test_an_exception_on_one_rank_ends_all(during):
         mpi.run(2, _SETTING, code)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_hook_that_fails_on_one_rank_is_found_on_all(processes):
+    """The others have updated: without an error they would train on with other parameters."""
+    code = """
+        def hook(optimizer):
+            if planted and rank == 1:
+                raise ArithmeticError("planted")
+
+        planted = False
+        model, optimizer = built(averaged, optimizers.SGD())
+        optimizer.add_hook(hook, "mine")
+        for step in range(4):
+            planted = step == 2
+            try:
+                optimizer.update(model, images[0][step][own], images[1][step][own])
+            except (ArithmeticError, RuntimeError) as error:
+                say(step, error)
+    """
+    error = "3 rank 0 has done 3 updates, rank 1 2, and ranks are out of step: end the program when an update fails"
+    assert mpi.run(processes, _SETTING, code) == ["2 planted", *[error] * processes]
+
+
+@pytest.mark.sweep
+def test_an_optimizer_that_goes_while_gradients_are_on_their_way():
+    """MPI may write into their memory until the end; another optimizer takes its place."""
+    code = """
+        import gc
+        x = np.zeros((4, 300), "f")
+        for number in range(10):
+            model = chainer.Sequential(*[L.Linear(300, 300) for _ in range(6)])
+            optimizer = averaged(optimizers.SGD()).setup(model)
+
+            def losses():
+                yield F.sum(model(x))
+                time.sleep(rank * 0.02)
+                raise ArithmeticError
+
+            for update in ([lambda: F.sum(model(x))] * 2) + [lambda: CountedLosses(losses(), 1)]:
+                try:
+                    optimizer.update(update)
+                except ArithmeticError:
+                    pass
+            del optimizer, model, update
+            gc.collect()
+            others = [np.ones(300 * 300 * 6, "f") for _ in range(3)]
+            communicator.mpi_comm.barrier()
+            assert all((other == 1).all() for other in others)
+        say("right")
+    """
+    assert mpi.run(2, _SETTING, code) == ["right"] * 2
+
+
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.sweep)])
 def test_differences_between_ranks_are_errors_on_all(processes):
     """At setup, and in a later step: no rank waits for another one."""

@@ -39,8 +39,8 @@ def test_sums_are_exact_for_thousands_of_ranks():
 def test_each_difference_has_another_fingerprint(other):
     one, two = Members([("/W", parameter())]), Members([] if other is None else [("/W", other)])
     assert one.description != two.description
-    assert not any(_agree([one.fingerprint, two.fingerprint]))
-    assert all(_agree([one.fingerprint, Members([("/W", parameter())]).fingerprint]))
+    assert not any(_agree([one.fingerprint(), two.fingerprint()]))
+    assert all(_agree([one.fingerprint(), Members([("/W", parameter())]).fingerprint()]))
 
 
 @pytest.mark.parametrize(
