@@ -17,7 +17,9 @@ import numpy as np
 from mixprec.distributed.transport import Transport, Work
 from mixprec.dtypes import is_half
 
-PAUSE = 1e-4  # seconds
+# Seconds between two questions. Each takes processor time from the computation: they get rarer while nothing happens,
+# as when other ranks are late.
+SHORTEST, LONGEST = 5e-5, 1e-3
 _abandoned = []  # sums under way that no thread asks for any more: MPI may still write into their arrays
 
 
@@ -84,7 +86,7 @@ class _Sum(Work):
 
 def _progress(comm, posted):
     """Works on sums in the order in which they come, until there comes a ``None``."""
-    under_way = []
+    under_way, pause = [], SHORTEST
     while True:
         try:
             while not under_way or not posted.empty():
@@ -93,7 +95,7 @@ def _progress(comm, posted):
                     _abandoned.extend(under_way)
                     return
                 under_way.append(work)
-                work.request = _post(comm, work.array)
+                work.request, pause = _post(comm, work.array), SHORTEST
             left = [work for work in under_way if not work.request.Test()]
         except Exception as error:  # for the thread that joins; MPI does not say of which sum it is
             _abandoned.extend(under_way)
@@ -104,8 +106,10 @@ def _progress(comm, posted):
         for work in set(under_way).difference(left):
             work.end()
         if len(left) == len(under_way):
-            time.sleep(PAUSE)
-        under_way = left
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)
+        else:
+            under_way, pause = left, SHORTEST
 
 
 def _post(comm, array):
