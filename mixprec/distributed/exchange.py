@@ -88,6 +88,7 @@ class GradientExchange:
             self._check[0].join()
             if not self._is_agreed():
                 self.leave()
+                self._layout = None  # on all ranks, as on the one that has other parameters
                 of_ranks = self._transport.gather((self.members.description, self.updates))
                 check_same([description for description, _ in of_ranks])
                 check_updates([updates for _, updates in of_ranks])

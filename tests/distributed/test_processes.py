@@ -151,6 +151,11 @@ def test_differences_between_ranks_are_errors_on_all(processes):
         if last:
             model.predictor.add_link("another", L.Linear(2, 2))
         found += [error(lambda: optimizer.update(model, images[0][0][own], images[1][0][own]))]
+        if last:
+            del model.predictor.another
+        for step in range(3):
+            optimizer.update(model, images[0][step][own], images[1][step][own])
+        assert_same_everywhere(model, optimizer)
         if rank == 0:
             for each in found:
                 say(each)
