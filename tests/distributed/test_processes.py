@@ -125,6 +125,24 @@ def test_an_optimizer_that_goes_while_gradients_are_on_their_way():
     assert mpi.run(2, SETTING, code) == ["right"] * 2
 
 
+@pytest.mark.sweep
+def test_an_exit_while_gradients_are_on_their_way():
+    """Nothing is freed that MPI still writes into; mpi.run sees to the exit code."""
+    code = """
+        model, optimizer = built(averaged, optimizers.SGD())
+        for step in range(2):
+            optimizer.update(model, images[0][step][own], images[1][step][own])
+
+        def losses():
+            yield model(images[0][0][own], images[1][0][own])
+            sys.exit(0)
+
+        optimizer.update(lambda: CountedLosses(losses(), 1))
+    """
+    for _ in range(5):
+        assert mpi.run(3, SETTING, code) == []
+
+
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.sweep)])
 def test_differences_between_ranks_are_errors_on_all(processes):
     """At setup, and in a later step: no rank waits for another one."""
