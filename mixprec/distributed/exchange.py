@@ -16,7 +16,7 @@ import numpy as np
 
 from mixprec.distributed import buckets, readiness
 from mixprec.distributed.arena import Arena, pack
-from mixprec.distributed.same_models import Members, check_same
+from mixprec.distributed.same_models import Members, check_same, check_updates
 from mixprec.dtypes import is_half
 
 
@@ -31,12 +31,15 @@ class GradientExchange:
     Attributes:
         members: :class:`~mixprec.distributed.same_models.Members` of the step.
         started: number of buckets of the step that have started.
+        updates: how many updates are over: as many on all ranks, or one has failed after :meth:`finish` on some.
     """
 
     def __init__(self, transport, dtype_of_sum, named):
         self._transport = transport
         self._dtype_of_sum = np.dtype(dtype_of_sum)
         self.members = Members(named)
+        self.updates = 0
+        self._is_open = False  # between begin() and the end of finish() or leave()
         self._layout = None
         self._arenas = {}  # dtype of parameters -> Arena
         self._views = {}  # name -> (part of the sums, part of the gradients)
@@ -57,14 +60,11 @@ class GradientExchange:
             named: ``[(name, parameter)]``, each parameter once, in the same order on all ranks.
 
         Raises:
-            RuntimeError: the step before failed when gradients had been sent.
+            RuntimeError: the step before failed, and other ranks may wait for its gradients.
         """
-        if self._sums:
-            raise RuntimeError(
-                "the step before failed while gradients were on their way, and ranks are out of step: end the program"
-            )
-        if self._check is not None:  # of a step that failed before it sent any
-            self._check[0].join()
+        if self._is_open:
+            self._recover()
+        self._is_open = True
         if not self.members.are(named):
             before, self.members = self.members.description, Members(named, self.members)
             if self.members.description != before:
@@ -73,20 +73,30 @@ class GradientExchange:
                 self._place()
         self._order = []
         self._to_pack = [] if self._layout is None else [set(bucket.names) for bucket in self._layout.buckets]
-        sums = self.members.fingerprint.copy()
-        self._check = self._transport.start(sums), sums
+        own = self.members.fingerprint(self.updates)
+        sums = own.copy()
+        self._check = self._transport.start(sums), sums, own
 
     def agree(self):
         """Waits until it is known that all ranks have the same parameters.
 
         Raises:
             ValueError: they have not; on all ranks, naming the first parameter and rank that differ.
+            RuntimeError: an update has failed on some ranks only; on all ranks.
         """
         if self._check is not None:
             self._check[0].join()
             if not self._is_agreed():
-                self._check = None
-                check_same(self._transport.gather(self.members.description))
+                self.leave()
+                self._layout = None  # on all ranks, as on the one that has other parameters
+                of_ranks = self._transport.gather((self.members.description, self.updates))
+                check_same([description for description, _ in of_ranks])
+                check_updates([updates for _, updates in of_ranks])
+
+    def leave(self):
+        """Ends a step without gradients; all ranks do, at the same time."""
+        self._check = None
+        self._is_open = False
 
     def overlapped(self):
         """Returns a context for the last backward pass of a step: gradients are sent during it."""
@@ -104,16 +114,16 @@ class GradientExchange:
             The sums of the numbers.
 
         Raises:
-            ValueError: see :meth:`agree`.
+            ValueError, RuntimeError: see :meth:`agree`.
         """
         self.agree()
         if self._layout is None:
             self._lay_out()
         left = set().union(*self._to_pack)
         has_gradient = [param.grad is not None for _, param in self.members.initialized]
-        for name, param in self.members.initialized:
-            if name in left:
-                self._pack(name, param.grad)
+        gradients = {name: self._apart(name, param.grad) for name, param in self.members.initialized if name in left}
+        for name, gradient in gradients.items():
+            self._pack(name, gradient)
         self._start_packed()
         numbers = np.vstack([has_gradient, numbers]).astype(np.float64)
         last = self._transport.start(numbers)
@@ -122,17 +132,29 @@ class GradientExchange:
             self._arenas[bucket.dtype].round(bucket.start, bucket.stop)
         last.join()
         self._sums = []
+        self._is_open = False
         for (name, param), ranks in zip(self.members.initialized, numbers[0], strict=True):
             mean = self._views[name][1]
             if ranks and param.grad is not mean:
                 param.grad = mean
         return numbers[1:]
 
+    def _recover(self):
+        """Ends a step that failed, if there are no other ranks."""
+        if self._transport.size > 1:
+            raise RuntimeError(
+                f"the step before failed on rank {self._transport.rank}, for whose gradients others may wait, and "
+                "ranks are out of step: end the program"
+            )
+        for work in (self._check or ())[:1] + tuple(self._sums):
+            work.join()
+        self._check, self._sums = None, []
+
     def _is_agreed(self):
         """Whether all ranks are known by now to have the same parameters; does not wait."""
         if self._check is not None:
-            work, sums = self._check
-            if work.done and (sums == self._transport.size * self.members.fingerprint).all():
+            work, sums, own = self._check
+            if work.done and (sums == self._transport.size * own).all():
                 self._check = None
         return self._check is None
 
@@ -147,6 +169,13 @@ class GradientExchange:
         self._pack(name, gradient)
         self._start_packed()
         return None if self._arenas[self._layout.slots[name].dtype].rounds else self._views[name][1]
+
+    def _apart(self, name, gradient):
+        """Returns a gradient; a copy if it lies where another one may be packed, as after ``one.grad = other.grad``."""
+        if gradient is None or gradient is self._views[name][1]:
+            return gradient
+        is_inside = any(np.may_share_memory(gradient, arena.sums) for arena in self._arenas.values())
+        return gradient.copy() if is_inside else gradient
 
     def _pack(self, name, gradient):
         pack(gradient, 1 / self._transport.size, self._views[name][0])

@@ -6,6 +6,7 @@ processor. ``MixedPrecisionOptimizer.setup`` makes a transport; its thread start
 forked before have no copy of it, and ends with the transport.
 """
 
+import ctypes
 import functools
 import queue
 import threading
@@ -47,8 +48,9 @@ class MpiTransport(Transport):
         """See :meth:`~mixprec.distributed.transport.Transport.start`."""
         if self._posted is None:
             self._posted = queue.SimpleQueue()
-            threading.Thread(target=_progress, args=(self._comm, self._posted), daemon=True).start()
-            weakref.finalize(self, self._posted.put, None)
+            thread = threading.Thread(target=_progress, args=(self._comm, self._posted), daemon=True)
+            thread.start()
+            weakref.finalize(self, _end, thread, self._posted)  # at exit as well, before MPI ends
         work = _Sum(array)
         self._posted.put(work)
         return work
@@ -91,11 +93,13 @@ def _progress(comm, posted):
             while not under_way or not posted.empty():
                 work = posted.get()
                 if work is None:
+                    _leave(under_way)
                     return
                 under_way.append(work)
                 work.request, pause = _post(comm, work.array), SHORTEST
             left = [work for work in under_way if not work.request.Test()]
         except Exception as error:  # for the thread that joins; MPI does not say of which sum it is
+            _leave(under_way)
             for work in under_way:
                 work.end(error)
             under_way = []
@@ -107,6 +111,18 @@ def _progress(comm, posted):
             pause = min(2 * pause, LONGEST)
         else:
             under_way, pause = left, SHORTEST
+
+
+def _end(thread, posted):
+    posted.put(None)
+    if thread is not threading.current_thread():  # in which garbage may be collected
+        thread.join(1)
+
+
+def _leave(sums):
+    """Keeps the arrays of sums that are under way to the end of the process: MPI may still write into them."""
+    for work in sums:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
 
 
 def _post(comm, array):

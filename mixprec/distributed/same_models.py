@@ -27,8 +27,6 @@ class Members:
         keys: for each of them its name, shape, and how often another parameter has taken the place of that name.
         description: what must be the same on all ranks: a tuple of ``(name, shape, dtype, order of axes in memory, how
             often it was replaced)``.
-        fingerprint: of the description, two numbers in float64. If their sums over ranks are the number of ranks times
-            themselves, all ranks have the same: the mean of squares is the square of the mean for equal numbers only.
     """
 
     def __init__(self, named, before=None):
@@ -46,8 +44,16 @@ class Members:
             (name, *(("none yet", "", "") if a is None else (a.shape, a.dtype.name, axes(a))), self._replaced[name][1])
             for (name, _), a in zip(named, self._arrays, strict=True)
         )
-        number = zlib.crc32(repr(self.description).encode()) >> 12  # 20 bits: 8,192 squares of it add up exactly
-        self.fingerprint = np.array([number, number * number], np.float64)
+        self._number = zlib.crc32(repr(self.description).encode())
+
+    def fingerprint(self, updates=0):
+        """Returns two numbers in float64 for the description, and for how many updates are over.
+
+        If their sums over ranks are the number of ranks times themselves, all ranks have the same: the mean of squares
+        is the square of the mean for equal numbers only.
+        """
+        number = (self._number + updates) % 2**20  # 8,192 squares of it add up exactly
+        return np.array([number, number * number], np.float64)
 
     def are(self, named):
         """Whether these are the same names, parameters and arrays."""
@@ -74,6 +80,23 @@ def check_same(descriptions):
                     raise ValueError(
                         f"the {what} of {name} is {value} on rank 0, {its} on rank {rank}: all need the same model"
                     )
+
+
+def check_updates(numbers):
+    """Makes sure that as many updates are over on all ranks.
+
+    Args:
+        numbers: of updates, one for each rank.
+
+    Raises:
+        RuntimeError: naming the first rank that has another number than rank 0.
+    """
+    for rank, number in enumerate(numbers):
+        if number != numbers[0]:
+            raise RuntimeError(
+                f"rank 0 has done {numbers[0]} updates, rank {rank} {number}, and ranks are out of step: end the "
+                "program when an update fails"
+            )
 
 
 def check_settings(settings):

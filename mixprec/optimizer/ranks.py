@@ -101,11 +101,13 @@ class Ranks:
         if forward is not None and not self._has_tried and any(param.array is None for _, param in self._all()):
             self._has_tried = True
             self._initialize(forward)
+            self._exchange.leave()
             self._exchange.begin(self._all())
             self._exchange.agree()
         members = self._exchange.members
         new = [each for each, key in zip(members.initialized, members.keys, strict=True) if key not in self._sent]
         if new and forward is None:
+            self._exchange.leave()
             raise ValueError(
                 f"{new[0][0]} has got its values after setup(), other ones on each rank: call the model once before "
                 "setup(), or let update(lossfun, ...) call it"
@@ -140,6 +142,10 @@ class Ranks:
         own = np.where(is_scaled, [numbers[id(scale)] for scale in scales], 0.0)
         counts, sums = self._exchange.finish(np.array([is_scaled, own]))
         self._set_scales(params, scales, is_scaled, own, counts, sums, passes)
+
+    def complete(self):
+        """Notes that the update is over; the next one finds out whether that is so on all ranks."""
+        self._exchange.updates += 1
 
     def _set_scales(self, params, scales, is_scaled, own, counts, sums, passes):
         """Leaves on each parameter the scale that all ranks have for its gradient, or ``MIXED``."""

@@ -135,9 +135,7 @@ class MixedPrecisionOptimizer(Delegation):
         """Sets the model to optimize, best before :func:`mixprec.convert`; returns the wrapper itself.
 
         Masters start from the parameters as they are: before the conversion from those in FP32, after it from the
-        rounded ones.
-
-        As in Chainer, steps and state begin afresh; the loss scale goes on as it is.
+        rounded ones. As in Chainer, steps and state begin afresh; the loss scale goes on as it is.
 
         Raises:
             TypeError: ``link`` is not a :class:`chainer.Link`.
@@ -184,8 +182,7 @@ class MixedPrecisionOptimizer(Delegation):
     def unscaled_gradients(self) -> Iterator[tuple[str, Any]]:
         """Yields ``(name, gradient)`` of the last backward pass, before hooks.
 
-        The name is that in ``namedparams`` of the model, the gradient a new array on the parameter's device, in the
-        dtype of the master, float32.
+        Names are those in ``namedparams`` of the model, gradients new arrays in float32 on the parameter's device.
         """
         self._check_set_up()
         return gradients.unscaled(self._masters)
@@ -233,6 +230,8 @@ class MixedPrecisionOptimizer(Delegation):
                 self._ranks.finish(self._passes, lossfun is None)
             self._passes.factor = None  # backward is over: gradients have their scale
             self._optimizer_step.run(self._scaler, self._counter, self._statistics)
+            if self._ranks is not None:
+                self._ranks.complete()
         except BaseException:  # as if there had been no step
             self._statistics.undo(True)
             self._statistics.guards.forget()

@@ -133,3 +133,21 @@ def test_a_moving_average():
             model.add_persistent(name.replace("/", "_"), array)
 
     assert_same_runs(run, "float16", lambda: new_optimizer("SGD"))
+
+
+def test_gradients_that_lie_where_others_are_packed():
+    """A parameter gets the gradient of another one, which is part of the memory for all of them."""
+
+    def run(model, optimizer):
+        for step in range(2):
+            optimizer.update(model, *batch(step))
+        square = model.predictor.extra.W
+        square.grad = square.grad.T
+        optimizer.update()
+        one, other = model.predictor.first.b, model.predictor.second.b
+        one.grad, other.grad = other.grad, one.grad
+        optimizer.update()
+        other.grad = one.grad
+        optimizer.update()
+
+    assert_same_runs(run, "float32", lambda: new_optimizer("MomentumSGD"), loss_scale=64.0)

@@ -72,6 +72,77 @@ def test_an_exception_on_one_rank_ends_all(during):
         mpi.run(2, SETTING, code)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_hook_that_fails_on_one_rank_is_found_on_all(processes):
+    """The others have updated: without an error they would train on with other parameters."""
+    code = """
+        def hook(optimizer):
+            if planted and rank == 1:
+                raise ArithmeticError("planted")
+
+        planted = False
+        model, optimizer = built(averaged, optimizers.SGD())
+        optimizer.add_hook(hook, "mine")
+        for step in range(4):
+            planted = step == 2
+            try:
+                optimizer.update(model, images[0][step][own], images[1][step][own])
+            except (ArithmeticError, RuntimeError) as error:
+                say(step, error)
+    """
+    error = "3 rank 0 has done 3 updates, rank 1 2, and ranks are out of step: end the program when an update fails"
+    assert mpi.run(processes, SETTING, code) == ["2 planted", *[error] * processes]
+
+
+@pytest.mark.sweep
+def test_an_optimizer_that_goes_while_gradients_are_on_their_way():
+    """MPI may write into their memory until the end; another optimizer takes its place."""
+    code = """
+        import gc
+        x = np.zeros((4, 300), "f")
+        for number in range(10):
+            model = chainer.Sequential(*[L.Linear(300, 300) for _ in range(6)])
+            optimizer = averaged(optimizers.SGD()).setup(model)
+
+            def losses():
+                yield F.sum(model(x))
+                time.sleep(rank * 0.02)
+                raise ArithmeticError
+
+            for update in ([lambda: F.sum(model(x))] * 2) + [lambda: CountedLosses(losses(), 1)]:
+                try:
+                    optimizer.update(update)
+                except ArithmeticError:
+                    pass
+            del optimizer, model, update
+            gc.collect()
+            others = [np.ones(300 * 300 * 6, "f") for _ in range(3)]
+            communicator.mpi_comm.barrier()
+            assert all((other == 1).all() for other in others)
+        say("right")
+    """
+    assert mpi.run(2, SETTING, code) == ["right"] * 2
+
+
+@pytest.mark.sweep
+def test_an_exit_while_gradients_are_on_their_way():
+    """Nothing is freed that MPI still writes into; mpi.run sees to the exit code."""
+    code = """
+        model, optimizer = built(averaged, optimizers.SGD())
+        for step in range(2):
+            optimizer.update(model, images[0][step][own], images[1][step][own])
+
+        def losses():
+            yield model(images[0][0][own], images[1][0][own])
+            sys.exit(0)
+
+        optimizer.update(lambda: CountedLosses(losses(), 1))
+    """
+    for _ in range(5):
+        assert mpi.run(3, SETTING, code) == []
+
+
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.sweep)])
 def test_differences_between_ranks_are_errors_on_all(processes):
     """At setup, and in a later step: no rank waits for another one."""
@@ -98,6 +169,11 @@ def test_differences_between_ranks_are_errors_on_all(processes):
         if last:
             model.predictor.add_link("another", L.Linear(2, 2))
         found += [error(lambda: optimizer.update(model, images[0][0][own], images[1][0][own]))]
+        if last:
+            del model.predictor.another
+        for step in range(3):
+            optimizer.update(model, images[0][step][own], images[1][step][own])
+        assert_same_everywhere(model, optimizer)
         if rank == 0:
             for each in found:
                 say(each)

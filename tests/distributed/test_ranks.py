@@ -211,25 +211,6 @@ def test_your_own_backward_wants_them_before():
 # Errors
 
 
-def test_more_losses_than_were_said():
-    model, optimizer = built("float32", optimizers.SGD(), wrapped)
-    optimizer.update(model, *batch(0))
-    with pytest.raises(ValueError, match="more of them than its length hint says"):
-        optimizer.update(lambda: CountedLosses((model(*batch(step)) for step in range(2)), 1))
-    with pytest.raises(RuntimeError, match="ranks are out of step"):
-        optimizer.update(model, *batch(0))
-
-
-def test_a_loss_function_that_fails_is_no_harm_before_anything_is_sent():
-    def run(model, optimizer):
-        optimizer.update(model, *batch(0))
-        with pytest.raises(ZeroDivisionError):
-            optimizer.update(lambda: 1 / 0)
-        optimizer.update(model, *batch(1))
-
-    assert_same_runs(run, "float32", lambda: new_optimizer("Adam"))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -132,6 +132,24 @@ def test_gradients_of_gradients_inside_of_a_step_are_not_counted():
     assert found == [np.array([7.0], "f")]
 
 
+@pytest.mark.parametrize("wrong", [lambda g: F.reshape(g, (1,)), lambda g: F.cast(g, "float64")])
+def test_wrong_gradients_are_left_for_chainer_to_refuse(wrong):
+    class Wrong(chainer.FunctionNode):
+        def forward(self, inputs):
+            return (np.asarray(inputs[0].sum()),)
+
+        def backward(self, indexes, gradients):
+            return (wrong(gradients[0] * np.ones((), "f")),)
+
+    param = chainer.Parameter(np.ones(3, "f"))
+    param.cleargrad()
+    with (
+        readiness.watching(lambda param, gradient: np.zeros(3, "f")),
+        pytest.raises((TypeError, ValueError), match="mismatch"),
+    ):
+        Wrong().apply((param,))[0].backward()
+
+
 def test_one_thread_watches_for_itself():
     import threading
 

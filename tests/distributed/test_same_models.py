@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixprec.distributed.same_models import Members, check_same, check_settings
+from mixprec.distributed.same_models import Members, check_same, check_settings, check_updates
 
 
 def parameter(shape=(2, 3), dtype="f", order="C"):
@@ -39,8 +39,17 @@ def test_sums_are_exact_for_thousands_of_ranks():
 def test_each_difference_has_another_fingerprint(other):
     one, two = Members([("/W", parameter())]), Members([] if other is None else [("/W", other)])
     assert one.description != two.description
-    assert not any(_agree([one.fingerprint, two.fingerprint]))
-    assert all(_agree([one.fingerprint, Members([("/W", parameter())]).fingerprint]))
+    assert not any(_agree([one.fingerprint(), two.fingerprint()]))
+    assert all(_agree([one.fingerprint(), Members([("/W", parameter())]).fingerprint()]))
+
+
+def test_another_number_of_updates_has_another_fingerprint():
+    one = Members([("/W", parameter())])
+    assert all(_agree([one.fingerprint(7), one.fingerprint(7)]))
+    assert not any(_agree([one.fingerprint(7), one.fingerprint(8)]))
+    check_updates([7, 7])
+    with pytest.raises(RuntimeError, match="rank 0 has done 7 updates, rank 2 8, and ranks are out of step"):
+        check_updates([7, 7, 8])
 
 
 @pytest.mark.parametrize(
