@@ -25,6 +25,7 @@ _LAUNCHERS = (  # variables with rank and number of ranks: Open MPI; MPICH, Inte
 )
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _MOMENT = 1.0  # seconds in which rank 0 says what all ranks would
+_ARRIVAL = 0.2  # seconds in which the launcher reads what was printed; at an abort it drops the rest
 
 
 class RanksError(OneLineError):
