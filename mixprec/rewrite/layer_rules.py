@@ -30,7 +30,7 @@ from mixprec.functions.node import as_nhwc, dense
 from mixprec.functions.relu import ReLU as OurReLU
 from mixprec.rewrite.between_layers import elementwise
 from mixprec.rewrite.deferred import Deferred, compute
-from mixprec.rewrite.dtype_rules import is_chainers_own, whose
+from mixprec.rewrite.dtype_rules import CHAINERS_OWN, whose
 from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, run, run_in_order_of
 from mixprec.rewrite.multi_node_links import ranks_of
 from mixprec.rewrite.places import ADD_RELU
@@ -122,8 +122,8 @@ def _linear(scope, node, inputs):
 
 
 def _batch_normalization(scope, node, inputs):
-    ranks = None
-    if not is_chainers_own(node):
+    ranks, is_chainers = None, node._impl_selector is CHAINERS_OWN
+    if not is_chainers:
         ranks = ranks_of(node, inputs[0], scope.link_name)
         if ranks is None:
             _leave_to_chainer(scope, whose(node))
@@ -140,7 +140,7 @@ def _batch_normalization(scope, node, inputs):
         with chainer.using_device(x.device):
             ranks.statistics(primitives_of(x.array), dense(as_nhwc(x.array)))
     eps, decay, convolved = node.eps, node.decay, scope.convolved.get(id(x))
-    if not is_chainers_own(node) or (convolved is not None and not convolved.is_of(x)):
+    if not is_chainers or (convolved is not None and not convolved.is_of(x)):
         convolved = None
 
     def build(relu, add, count):
