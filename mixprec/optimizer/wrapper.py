@@ -241,8 +241,10 @@ class MixedPrecisionOptimizer(Delegation):
     def _run_passes(self, lossfun, args, kwds):
         """Runs the forward and backward passes of a step, if it has a loss function."""
         self._check_set_up()
-        if arguments.function("lossfun", lossfun) is None:
+        if lossfun is None:
             return
+        if not callable(lossfun):
+            arguments.function("lossfun", lossfun)
         self._passes.factor = None
         if self._ranks is not None:
             self._ranks.begin(lambda: lossfun(*args, **kwds))

@@ -294,5 +294,6 @@ class Together:
             time.sleep(_MOMENT)
         print(f"rank {self.rank}: {line}", file=sys.stderr, flush=True)
         sys.stdout.flush()
+        time.sleep(_ARRIVAL)
         rank_watch.leave(self._here, self._here)
         self._mpi.COMM_WORLD.Abort(code)

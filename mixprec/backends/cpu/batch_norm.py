@@ -56,8 +56,8 @@ class BatchNorms:
         slope = affine.scale * saved.invstd * (dgamma / -count)
         offset = affine.scale * (dbeta / -count)
         dx = _combine(g, affine.scale, x, saved.mean, slope, offset, reuse=attributes.relu and not add)
-        dgamma, dbeta = ((each / processes).astype(np.float32) for each in (dgamma, dbeta))
-        return dx, dgamma, dbeta, g if add else None
+        dgamma, dbeta = dgamma / processes, dbeta / processes
+        return dx, dgamma.astype(np.float32), dbeta.astype(np.float32), g if add else None
 
     @_quiet
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
