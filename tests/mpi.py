@@ -62,7 +62,7 @@ def start(processes, *options, code):
     program = "".join(map(textwrap.dedent, code))
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    whole_lines = {"PYTHONUNBUFFERED": ""}  # or those of several processes are mixed
     command = [_MPIEXEC, "-n", str(processes), sys.executable, "-W", "error", *options, "-c", program]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=_LIMIT, env={**os.environ, **one_thread, "PYTHONPATH": path}
-    )
+    environment = {**os.environ, **one_thread, **whole_lines, "PYTHONPATH": path}
+    return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, env=environment)

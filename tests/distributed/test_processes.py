@@ -68,7 +68,7 @@ def test_an_exception_on_one_rank_ends_all(during):
         for step in range(4):
             optimizer.update(lambda: CountedLosses(lossfun(step), 1))
     """
-    with pytest.raises(AssertionError, match="planted|Abort|Traceback"):
+    with pytest.raises(AssertionError, match=r"planted|Abort|Traceback"):
         mpi.run(2, SETTING, code)
 
 

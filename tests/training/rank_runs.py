@@ -68,5 +68,5 @@ def run(folder, ranks, out, *settings, fault="none", arguments=(), limit=120):
         capture_output=True,
         text=True,
         timeout=limit,
-        env={**os.environ, **one_thread, **cache, "PYTHONPATH": path},
+        env={**os.environ, **one_thread, **cache, "PYTHONUNBUFFERED": "", "PYTHONPATH": path},
     )
