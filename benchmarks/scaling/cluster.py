@@ -7,7 +7,7 @@ from benchmarks.scaling import overlap
 from benchmarks.scaling.backward_timeline import Timeline
 from benchmarks.scaling.collectives import NETWORK, Level, hierarchical, ring, tree
 from benchmarks.scaling.jitter import expected_maximum
-from mixprec.distributed.buckets import BUCKET
+from mixprec.distributed.buckets import MOST
 
 SHARE = 0.85  # of the rate of a link that an all-reduce reaches
 JITTER = 0.02  # standard deviation of the time of a GPU's step, as a share of it
@@ -15,7 +15,7 @@ JITTER = 0.02  # standard deviation of the time of a GPU's step, as a share of i
 ASSUMPTIONS = {
     "share of a link's rate that an all-reduce reaches": SHARE,
     "standard deviation of a GPU's step, as a share of it": JITTER,
-    "bytes of a bucket": BUCKET,
+    "bytes of a bucket": MOST,
     "seconds of a hop in the network": NETWORK,
 }
 
@@ -101,7 +101,7 @@ class Training:
     cluster: Cluster
     route: Callable
     itemsizes: dict[str, int]
-    bucket: int | None = BUCKET
+    bucket: int | None = MOST
 
     def seconds(self, gpus):
         """Returns the seconds of a step of so many GPUs: that of one, what is not hidden, and the wait for all."""
