@@ -110,7 +110,8 @@ _ONE_PROCESS = """
 """
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_are_one_process_with_all_images(ranks):
     """In FP32, 20 steps of a network with both fusions: parameters and running statistics, to 1e-6."""
     mpi.run(ranks, _MODEL, _ONE_PROCESS)

@@ -48,7 +48,8 @@ def _logged(folder):
     return {entry["iteration"]: entry for entry in finished_run.log(folder)}
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
     """22 images in steps of 4: the last step of an epoch has 2, and of 4 ranks two have none."""
     out = work / f"of{ranks}"
