@@ -2,13 +2,10 @@
 
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests import ROOT
 from tests.training import finished_run, rank_runs
 
 NORM = ("model.arch=small_norm", "training.ema_decay=0.9", "precision.compute=float16", "loss_scale.init_scale=1048576")
@@ -200,14 +197,3 @@ def test_a_dry_run_says_what_each_rank_needs_and_writes_nothing(work):
     assert re.search(r"^  needs about .* MiB, 2 ranks .* MiB, of ", done.stdout, re.M)
     assert done.stdout.count("dry run: all is well") == 1
     assert not (work / "dry").exists()
-
-
-@pytest.mark.sweep
-def test_digits_with_two_ranks(tmp_path):
-    pytest.importorskip("sklearn", reason='needs scikit-learn: pip install -e ".[digits]"')
-    make = [sys.executable, ROOT / "scripts" / "make_digits.py", "--out", "data/digits"]
-    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True)
-    shutil.copy(ROOT / "configs" / "digits.yaml", tmp_path / "small.yaml")
-    done = rank_runs.run(tmp_path, 2, "out", "training.batch_size=8", "training.epochs=5", "data.threads=1", limit=600)
-    assert done.returncode == 0
-    assert float(done.stdout.split()[-1]) >= 0.98
