@@ -7,18 +7,15 @@ import chainer
 import numpy as np
 
 import mixprec
-from mixprec import config as configs
 from mixprec import interruption
 from mixprec.backends.capture_error import CaptureError
 from mixprec.command_line import Parser, one_line
-from mixprec.data.data_error import DataError
 from mixprec.loss_scale import LossScaleExhausted
+from mixprec.messages import OneLineError
 from mixprec.recipes import config_path
-from mixprec.training import needs, output, processes, snapshots
-from mixprec.training.lock import LockError
+from mixprec.training import processes, snapshots
 from mixprec.training.training_run import Failed, carry_out
 
-_BAD_INPUT = (configs.ConfigError, DataError, output.OutputError, LockError, snapshots.SnapshotError, needs.DoesNotFit)
 _FAILED = (LossScaleExhausted, CaptureError, snapshots.WriteError)
 _GO_ON = "--resume auto goes on from the last snapshot"
 
@@ -60,7 +57,7 @@ def _main(argv, networks, ranks):
             carry_out(arguments, networks, ranks)
     except processes.Refused as refused:
         return _refused(refused)
-    except (*_BAD_INPUT, MemoryError) as error:
+    except (OneLineError, MemoryError) as error:
         return ranks.fail(f"error: {processes.refusal(error)}", 2)
     except _FAILED as error:
         return ranks.fail(f"error: {one_line(error)}", 1)
