@@ -6,25 +6,18 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import yaml
-from PIL import Image
 
 from tests import ROOT
+from tests.training import small_images
 
 _MPIEXEC = pathlib.Path(sys.executable).with_name("mpiexec")
 
 
 def make_work(root):
     """Makes a folder with 22 training and 7 validation images, and a config for batches of 2."""
-    random = np.random.RandomState(0)
-    for split, count in (("train", 22), ("val", 7)):
-        for index in range(count):
-            folder = root / "images" / split / "abc"[index % 3]
-            folder.mkdir(parents=True, exist_ok=True)
-            pixels = random.randint(0, 60, (12, 12, 3)) + 90 * (index % 3)
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index:02}.jpg", quality=95)
+    small_images.make(root / "images")
     sections = {
         "model": {"arch": "small", "classes": 3},
         "precision": {"compute": "float32"},

@@ -12,19 +12,17 @@ import time
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from mixprec import files
 from mixprec.training import command, snapshots, surroundings
 from mixprec.training.plots import Plots
 from tests import ROOT
 from tests.circles import tries
-from tests.training import finished_run
+from tests.training import finished_run, small_images
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
 
@@ -60,13 +58,7 @@ class Tiny(chainer.Chain):
 def work(tmp_path_factory):
     """A folder with 22 training and 7 validation images, 6 and 2 batches of 4, and a config."""
     root = tmp_path_factory.mktemp("work")
-    random = np.random.RandomState(0)
-    for split, count in (("train", 22), ("val", 7)):
-        for index in range(count):
-            folder = root / "images" / split / "abc"[index % 3]
-            folder.mkdir(parents=True, exist_ok=True)
-            pixels = random.randint(0, 60, (12, 12, 3)) + 90 * (index % 3)
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index:02}.jpg", quality=95)
+    small_images.make(root / "images")
     sections = {
         "model": {"arch": "tiny", "classes": 3},
         "loss_scale": {"growth_interval": 3, "init_scale": 2.0**20},
