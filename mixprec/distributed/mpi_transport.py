@@ -2,8 +2,9 @@
 
 MPI libraries work on a collective operation only while the program calls them. A thread does that: it posts what
 :meth:`MpiTransport.start` is given, and asks MPI for the state of it, with pauses, so that the computation has the
-processor. ``MixedPrecisionOptimizer.setup`` makes a transport; its thread starts with the first sum, so that processes
-forked before have no copy of it, and ends with the transport.
+processor. ``MixedPrecisionOptimizer.setup`` makes a transport. All transports of one communicator share the thread, so
+that their sums are posted in one order. It starts with the first sum, so that processes forked before have no copy of
+it, and ends with the last transport.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ import weakref
 
 import numpy as np
 
+from mixprec.backends.mpi_duplicates import duplicate
 from mixprec.distributed.transport import Transport, Work
 from mixprec.dtypes import is_half
 
@@ -24,7 +26,7 @@ SHORTEST, LONGEST = 5e-5, 1e-3
 
 
 class MpiTransport(Transport):
-    """MPI on a communicator of its own.
+    """MPI on duplicates of a communicator: one for sums, which a thread posts, and one for the rest.
 
     Args:
         mpi_comm: ``mpi4py.MPI.Intracomm``. All of its ranks make a transport at the same time.
@@ -40,12 +42,32 @@ class MpiTransport(Transport):
             raise RuntimeError(
                 "gradients are sent by a thread, which needs MPI_THREAD_MULTIPLE: leave mpi4py.rc.thread_level as it is"
             )
-        self._comm = mpi_comm.Dup()
+        self._comm = duplicate(mpi_comm, "gradients")
         self.rank, self.size = self._comm.rank, self._comm.size
-        self._posted = None
+        sums = duplicate(mpi_comm, "sums of gradients")
+        self._line = _lines.get(id(sums)) or _lines.setdefault(id(sums), _Line(sums))
 
     def start(self, array):
         """See :meth:`~mixprec.distributed.transport.Transport.start`."""
+        return self._line.start(array)
+
+    def broadcast(self, array):
+        """See :meth:`~mixprec.distributed.transport.Transport.broadcast`."""
+        self._comm.Bcast(array.reshape(-1).view(np.uint8), root=0)
+
+    def gather(self, value):
+        """See :meth:`~mixprec.distributed.transport.Transport.gather`."""
+        return self._comm.allgather(value)
+
+
+class _Line:
+    """The sums on one communicator, and their thread."""
+
+    def __init__(self, comm):
+        self._comm = comm
+        self._posted = None
+
+    def start(self, array):
         if self._posted is None:
             self._posted = queue.SimpleQueue()
             thread = threading.Thread(target=_progress, args=(self._comm, self._posted), daemon=True)
@@ -55,13 +77,8 @@ class MpiTransport(Transport):
         self._posted.put(work)
         return work
 
-    def broadcast(self, array):
-        """See :meth:`~mixprec.distributed.transport.Transport.broadcast`."""
-        self._comm.Bcast(array.reshape(-1).view(np.uint8), root=0)
 
-    def gather(self, value):
-        """See :meth:`~mixprec.distributed.transport.Transport.gather`."""
-        return self._comm.allgather(value)
+_lines = weakref.WeakValueDictionary()  # by the identity of the duplicate, which is kept for ever
 
 
 class _Sum(Work):
