@@ -11,7 +11,9 @@ import zlib
 import numpy as np
 from chainer.backends import cuda
 
-_channels = weakref.WeakKeyDictionary()  # of ChainerMN's communicators: a duplicate of MPI's, and a count
+from mixprec.backends.mpi_duplicates import duplicate
+
+_turns = weakref.WeakKeyDictionary()  # a count for each of ChainerMN's communicators
 
 
 class JointBatch:
@@ -59,7 +61,7 @@ class JointBatch:
         return self._exchange("the gradient", array).sum(axis=0)
 
     def _gather(self, array):
-        self._turn = next(self._channel()[1])
+        self._turn = next(_turns.setdefault(self._communicator, itertools.count()))
         found = self._exchange("the statistics", array)
         empty = [rank for rank, counts in enumerate(found[:, 0]) if not counts.all()]
         if empty:
@@ -67,7 +69,7 @@ class JointBatch:
         return found
 
     def _exchange(self, what, array):
-        mpi, _ = self._channel()
+        mpi = duplicate(self._communicator.mpi_comm, "batch normalization")
         self._compare(mpi, f"{what} of {self._name} {array.shape[1:]}")
         found = np.empty((self.size, *array.shape), array.dtype)
         mpi.Allgather(array, found)
@@ -83,12 +85,6 @@ class JointBatch:
                 f"batch normalizations of several processes are not computed in one order: {places}. If only one "
                 f"process looks at results or has function hooks, let all do so, or use convert(fuse=False)"
             )
-
-    def _channel(self):
-        found = _channels.get(self._communicator)
-        if found is None:
-            found = _channels[self._communicator] = self._communicator.mpi_comm.Dup(), itertools.count()
-        return found
 
 
 class NcclJointBatch(JointBatch):

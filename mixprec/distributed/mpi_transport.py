@@ -13,6 +13,7 @@ import weakref
 
 import numpy as np
 
+from mixprec.backends.mpi_duplicates import duplicate
 from mixprec.distributed.transport import Transport, Work
 from mixprec.dtypes import is_half
 
@@ -21,14 +22,14 @@ SHORTEST, LONGEST = 2e-5, 1e-3
 
 
 class MpiTransport(Transport):
-    """MPI on a communicator of its own.
+    """MPI on a communicator that all transports of ``mpi_comm`` share.
 
     Args:
         mpi_comm: ``mpi4py.MPI.Intracomm``. All of its ranks make a transport at the same time.
     """
 
     def __init__(self, mpi_comm):
-        self._comm = mpi_comm.Dup()
+        self._comm = duplicate(mpi_comm, "gradients")
         self.rank, self.size = self._comm.rank, self._comm.size
         self._under_way = []
         weakref.finalize(self, _leave, self._under_way)

@@ -15,7 +15,7 @@ from mixprec.optimizer.grad_scales import ZERO
 _WORST = 5
 
 
-def describe(masters, statistics, lossfun, args, kwds):
+def describe(masters, statistics, lossfun, args, kwds, rank=None):
     """Says which gradients and which layer are not finite. This reads from the device as much as it likes.
 
     Args:
@@ -25,11 +25,15 @@ def describe(masters, statistics, lossfun, args, kwds):
         lossfun: the loss function of the step, called once more; ``None`` if the loop is the user's own.
         args: its arguments.
         kwds: its keyword arguments.
+        rank: of this process, if gradients are the mean over several: each has another batch. Else ``None``.
 
     Returns:
         str: part of a one-line message.
     """
-    return f"{_gradients(masters)}; {_first_layer(masters.model, statistics, lossfun, args, kwds)}"
+    where, elsewhere = ("", "") if rank is None else (f"on rank {rank}: ", ", or on another rank")
+    found = _first_layer(masters.model, statistics, lossfun, args, kwds)
+    found = found or f"every activation is finite, so that the overflow is in the backward pass{elsewhere}"
+    return f"{_gradients(masters)}; {where}{found}"
 
 
 def _gradients(masters):
@@ -62,7 +66,7 @@ def _first_layer(model, statistics, lossfun, args, kwds):
     except Exception as error:  # a loss function that gives another answer, or none, when it is called again
         return f"a second look at the batch failed ({type(error).__name__}: {' '.join(str(error).split())})"
     if hook.link is None:
-        return "every activation is finite, so that the overflow is in the backward pass"
+        return None
     names = {id(link): name for name, link in model.namedlinks()}
     name = names.get(id(hook.link), hook.link.name or "a link outside of the model")
     bad = [f"{name}{path}" for path, param in hook.link.namedparams(False) if _Count.of(param.array).bad]

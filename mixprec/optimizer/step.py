@@ -252,10 +252,11 @@ class OverflowWatchdog:
 
     Args:
         scaler: the loss scale, which counts overflows in a row; one without a ``patience`` is never looked at.
+        rank: of this process, where several train together; else ``None``.
     """
 
-    def __init__(self, scaler):
-        self._scaler = scaler
+    def __init__(self, scaler, rank=None):
+        self._scaler, self._rank = scaler, rank
         self._steps = scaler.patience  # as long as these last, patience cannot have run out
         self._fetched = None
 
@@ -292,7 +293,7 @@ class OverflowWatchdog:
         # Steps below 0 are those since the counter was fetched.
         self._steps, self._fetched = max(self._scaler.patience - in_row + self._steps, 1), None
         if in_row >= self._scaler.patience:
-            where = diagnosis.describe(masters, statistics, lossfun, *arguments())
+            where = diagnosis.describe(masters, statistics, lossfun, *arguments(), self._rank)
             raise LossScaleExhausted(
                 f"{in_row} steps in a row overflowed, as many as patience allows; the loss scale has come down to "
                 f"2^{round(math.log2(self._scaler.value))}; {where}"

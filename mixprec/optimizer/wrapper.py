@@ -115,7 +115,7 @@ class MixedPrecisionOptimizer(Delegation):
         self._optimizer_step = None
         self._counter = StepCounter()
         self._passes = scaled_loss.ScaledPasses(self._scaler)
-        self._watchdog = OverflowWatchdog(self._scaler)
+        self._watchdog = OverflowWatchdog(self._scaler, getattr(communicator, "rank", None))
 
     def __getstate__(self):
         if self._ranks is not None:

@@ -92,9 +92,10 @@ def _as_it_is(scope, node, inputs):
         selector = node._impl_selector
         if scope.conversion.on_example:  # it would wait for other processes, which may have no example
             node._impl_selector = CHAINERS_OWN
-        outputs = _float32_inside(scope, node, inputs)
-        node._impl_selector = selector
-        return outputs
+        try:
+            return _float32_inside(scope, node, inputs)
+        finally:
+            node._impl_selector = selector
     if all(x.dtype != BFLOAT16 for x in inputs):
         return chainer_apply(node, inputs)
     if hasattr(node, "type"):  # F.cast

@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 
+from mixprec.backends.mpi_duplicates import duplicate
 from mixprec.messages import OneLineError, one_line
 from mixprec.training import rank_watch
 
@@ -51,7 +52,8 @@ class Place:
     Attributes:
         rank: 0 to size - 1.
         size: number of processes.
-        local_rank: 0, 1... among those of this machine; 0 if the launcher does not say.
+        local_rank: 0, 1... among those of this machine; 0 if the launcher does not say. For messages, before MPI is
+            asked.
     """
 
     rank: int
@@ -94,7 +96,7 @@ def find(environment=None):
         )
     else:
         if MPI.COMM_WORLD.size == place.size:
-            return Together(MPI, place)
+            return Together(MPI)
         problem = (
             f"{place.size} processes were started, and mpi4py's MPI knows {MPI.COMM_WORLD.size}: start them by the "
             "mpiexec of that MPI"
@@ -173,7 +175,6 @@ class Together:
 
     Args:
         mpi: the module ``mpi4py.MPI``.
-        place: :class:`Place`.
 
     Attributes:
         rank, size: of this process, and number of all.
@@ -183,15 +184,15 @@ class Together:
         described: text that names all ranks, their hosts and processes.
     """
 
-    def __init__(self, mpi, place):
+    def __init__(self, mpi):
         self._mpi = mpi
-        self._comm = mpi.COMM_WORLD.Dup()  # messages of the command do not meet those of the optimizer
-        self.rank, self.size, self.local_rank = self._comm.rank, self._comm.size, place.local_rank
+        self._comm = duplicate(mpi.COMM_WORLD, "training command")
+        self.rank, self.size = self._comm.rank, self._comm.size
         self.is_first = self.rank == 0
         self.communicator = None
         hosts = self._comm.allgather((platform.node(), os.getpid()))
         self._here = {rank: process for rank, (host, process) in enumerate(hosts) if host == hosts[self.rank][0]}
-        self.local_size = len(self._here)
+        self.local_rank, self.local_size = list(self._here).index(self.rank), len(self._here)
         if self.rank == min(self._here):
             rank_watch.start(self._here)
         self.described = "; ".join(f"{rank} on {host}, process {process}" for rank, (host, process) in enumerate(hosts))

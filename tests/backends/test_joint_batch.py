@@ -53,18 +53,14 @@ PART = np.arange(6.0).reshape(3, 2) + 1
 
 
 def test_messages_of_a_communicator_go_through_one_duplicate():
-    """Those of another one through another; a communicator that has gone leaves none."""
+    """Those of another one through another."""
     communicator, other = Communicator(), Communicator()
-    before = len(joint_batch._channels)
     for _ in range(2):
         of_normalization = joint_batch.JointBatch(communicator, "/bn")
         np.testing.assert_array_equal(of_normalization.statistics(Primitives(), PART), 2 * [PART + 1])
         np.testing.assert_array_equal(of_normalization.sum(PART[:2]), 2 * PART[:2])
     joint_batch.JointBatch(other, "/bn").sum(PART)
     assert len(communicator.mpi_comm.duplicates) == len(other.mpi_comm.duplicates) == 1
-    assert len(joint_batch._channels) == before + 2
-    del communicator, other, of_normalization
-    assert len(joint_batch._channels) == before
 
 
 def test_statistics_are_sent_once():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from chainer import optimizers
 
+import mixprec
 from mixprec.optimizer.counted_losses import CountedLosses
 from tests.distributed.runs import assert_same_runs, batch, built
 from tests.stand_ins.twin_transport import wrapped
@@ -77,3 +78,22 @@ def test_an_update_that_fails_on_one_rank_only_is_found_in_the_next(twins):
     with pytest.raises(RuntimeError, match="rank 0 has done 1 updates, rank 1 2, and ranks are out of step"):
         optimizer.update(model, *batch(0))
     assert optimizer.t == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "end"),
+    [
+        (np.nan, "; on rank 0: the batch itself holds 0 inf, 1 NaN of 648"),
+        (0, "; on rank 0: every activation is finite, so that the overflow is in the backward pass, or on another rank"),
+    ],
+)
+def test_training_that_has_diverged_is_described_as_seen_from_this_rank(bad, end, twins):
+    """Gradients are the mean over ranks, activations those of one."""
+    twins.other = lambda array: np.full_like(array, np.nan) if array.dtype == np.float32 else array
+    model, optimizer = built("float32", optimizers.SGD(), wrapped, loss_scale=mixprec.DynamicLossScale(patience=2))
+    x, t = batch(0)
+    x[0, 0, 0, 0] = bad
+    optimizer.update(model, x, t)
+    with pytest.raises(mixprec.LossScaleExhausted) as error:
+        optimizer.update(model, x, t)
+    assert str(error.value).endswith(end)

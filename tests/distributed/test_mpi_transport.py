@@ -75,6 +75,15 @@ def test_sums_go_on_while_the_process_computes():
     assert mpi.run(2, _SETTING, code) == ["1.0"] * 2
 
 
+def test_any_number_of_transports_share_a_communicator_of_which_mpich_has_2048():
+    code = """
+        others = [MpiTransport(world) for _ in range(2100)]
+        assert all(each.start(np.ones(1)).join() is None for each in others[-3:])
+        say("right")
+    """
+    assert mpi.run(1, _SETTING, code) == ["right"]
+
+
 def test_what_mpi_cannot_add_is_an_error_at_once_and_the_next_sum_is_right():
     code = """
         try:

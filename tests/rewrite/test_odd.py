@@ -359,3 +359,19 @@ def test_a_batch_normalization_with_another_implementation_is_computed_by_it(opt
     np.testing.assert_allclose(converted.bn.avg_var, plain.bn.avg_var, rtol=4 * rounding)
     assert "/ (BatchNormalization): it is computed by halved, in float32" in report.unconverted
     assert report.fused["ReLU"] == 0
+
+
+def test_an_example_that_fails_leaves_the_implementation_of_a_batch_normalization():
+    """While the example is computed it is Chainer's, which waits for no other process."""
+    nodes = []
+
+    def halved(node, inputs):
+        return Halved()
+
+    def forward(net, x):
+        nodes.append(BatchNormalization(net.bn.eps, impl_selector=halved))
+        return nodes[-1].apply((net.conv(x), net.bn.gamma[:1], net.bn.beta))[0]
+
+    with pytest.raises(type_check.InvalidType):
+        mixprec.convert(Net(forward), images())
+    assert nodes[-1]._impl_selector is halved

@@ -59,7 +59,7 @@ class _Sum(Work):
             self._array[...], self._result = self._result, None
 
 
-COMMUNICATOR = types.SimpleNamespace(mpi_comm=None)
+COMMUNICATOR = types.SimpleNamespace(mpi_comm=None, rank=0)
 
 
 def wrapped(optimizer, loss_scale="dynamic", **settings):

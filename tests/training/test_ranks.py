@@ -101,7 +101,7 @@ def each(size, function):
     def run(rank):
         mpi = types.SimpleNamespace(COMM_WORLD=Communicator(rank, size, shared), MAX="max")
         try:
-            results[rank] = function(processes.Together(mpi, processes.Place(rank, size, rank)))
+            results[rank] = function(processes.Together(mpi))
         except BaseException as error:
             results[rank] = error
 
