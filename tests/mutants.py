@@ -139,10 +139,10 @@ MUTANTS = [
     # distributed
     Mutant("uses-of-a-parameter", "distributed/readiness.py", "distributed/test_readiness.py",
            "self._left.get(x, 0) + 1", "1", "gradients of layers that are used twice are sent when half is there"),
-    Mutant("share-of-a-rank", "distributed/exchange.py", "distributed/test_exchange.py",
-           "pack(gradient, 1 / self._transport.size,", "pack(gradient, 1,", "the sum takes the place of the mean"),
+    Mutant("share-of-a-rank", "distributed/arena.py", "distributed/test_exchange.py",
+           "pack(gradient, self.share,", "pack(gradient, 1,", "the sum takes the place of the mean"),
     Mutant("sent-unasked", "distributed/exchange.py", "distributed/test_ranks.py",
-           "if self._is_agreed():", "if True:", "gradients of different models are added up"),
+           "elif not self._is_agreed():", "elif False:", "gradients of different models are added up"),
     Mutant("gradients-of-others", "distributed/exchange.py", "distributed/test_exchange.py",
            "return gradient.copy() if is_inside else gradient", "return gradient",
            "a parameter that was given the gradient of another one trains with a part of it"),
