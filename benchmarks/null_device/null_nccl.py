@@ -10,15 +10,17 @@ class Nccl:
     """In place of :class:`~mixprec.backends.nccl.Nccl`."""
 
     def __init__(self):
-        self.asked = Asked()
+        self.asked, self._held = Asked(), []
 
     @contextlib.contextmanager
     def beside(self, *held):
-        """Does nothing: there is one stream."""
+        """There is one stream, but what is held until :meth:`join` has its memory for itself."""
+        self._held.append(held)
         yield
 
     def join(self):
-        """Does nothing."""
+        """Holds nothing any more."""
+        self._held.clear()
 
     def all_reduce(self, array, found=None):
         """Notes a sum."""
