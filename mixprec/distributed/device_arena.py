@@ -33,6 +33,8 @@ class DeviceArena(Arena):
 
     def place(self, name, slot, model):
         """See :meth:`Arena.place`."""
+        if not self._launcher.holds(model):
+            raise ValueError(f"{name} has moved to another GPU, and NCCL stays on the first: set the optimizer up anew")
         super().place(name, slot, model)
         self._places[name] = slot, model
 

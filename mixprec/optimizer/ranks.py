@@ -25,7 +25,7 @@ from mixprec.distributed.exchange import GradientExchange
 from mixprec.distributed.mpi_transport import MpiTransport
 from mixprec.distributed.nccl_transport import NcclTransport
 from mixprec.distributed.same_models import check_same, check_settings
-from mixprec.dtypes import is_half
+from mixprec.dtypes import STORAGE_DTYPES, is_half
 from mixprec.loss_scale import NoLossScale
 from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, ZERO, UsedScale, factor_of, grad_scale_of
 
@@ -218,6 +218,11 @@ class Ranks:
         if array is None or is_of_numpy(array):
             self._exchange.transport = self._mpi
         else:
+            for name, param in members.initialized:
+                if param.dtype not in STORAGE_DTYPES:
+                    raise ValueError(
+                        f"{name} is {param.dtype}: on a GPU gradients in float16, bfloat16 and float32 are averaged"
+                    )
             self._exchange.transport = NcclTransport(self._mpi, nccl_of(self.communicator, array))
 
     def _send(self, named):

@@ -10,6 +10,7 @@ import mixprec
 from benchmarks import null_device
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.device_log import recording
+from mixprec.backends.joint_batch import NcclJointBatch
 from mixprec.distributed import buckets
 from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.optimizer import ranks
@@ -68,6 +69,38 @@ def test_buckets_start_in_the_pass_and_are_joined_once():
     assert events.index("join") == len(events) - 1
     assert events[:-1] == ["fork", "all_reduce"] * (len(events) // 2)
     assert 0 < started[len(started) // 2] < started[-1] >= len(events) // 2 - 3
+
+
+class Joint(chainer.FunctionNode):
+    """As a batch normalization over several processes: adds up something in the backward pass."""
+
+    def __init__(self, communicator, name):
+        self._of_processes = NcclJointBatch(communicator, name)
+
+    def forward(self, inputs):
+        self.retain_inputs(())
+        return inputs
+
+    def backward(self, indexes, gradients):
+        self._of_processes.sum(gradients[0].array)
+        return gradients
+
+
+@pytest.mark.usefixtures("host")
+def test_batch_normalizations_between_buckets_keep_their_order(twins):
+    """Whenever MPI answers that ranks have the same parameters, which differs from rank to rank."""
+
+    def events(is_slow):
+        communicator, twins.is_slow = Communicator(), is_slow
+        run = Run(None, communicator=communicator)
+        normalization = run.model.predictor.stages[0].bn1
+        own, normalization.forward = normalization.forward, lambda x: Joint(communicator, "/bn").apply((own(x),))[0]
+        run.run(range(3))
+        return communicator.nccl.events, communicator.nccl.done
+
+    one, other = events(False), events(True)
+    assert one == other
+    assert one[0].count("join") > 3
 
 
 # --- two ranks, as threads
@@ -137,7 +170,8 @@ def test_two_ranks_stay_the_same(two_ranks):
     """Half of each batch for each rank; an overflow on one, several losses, unequal graphs. No read of the device."""
 
     def run(rank, communicator):
-        model, optimizer = _built(rank, communicator, graph_array.send)
+        scale = mixprec.DynamicLossScale(init=64, interval=3)
+        model, optimizer = _built(rank, communicator, graph_array.send, loss_scale=scale)
         for step in range(6):
             model.predictor.uses_extra = step != 4 or rank == 0
             x, t = small_batch(step, 8)
@@ -187,6 +221,16 @@ def test_other_places_on_other_ranks_are_an_error_on_all(two_ranks):
 def test_a_model_in_two_places_is_an_error():
     with pytest.raises(ValueError, match=r"/predictor/\S+ is on .*: with a communicator all parameters of a process"):
         _built(0, Communicator(), lambda model: graph_array.send(model.predictor.first))
+
+
+@pytest.mark.usefixtures("host", "twins")
+def test_float64_is_refused():
+    model = L.Classifier(Small())
+    graph_array.send(model)
+    bias = model.predictor.out.b
+    bias.array = graph_array.array(np.zeros(bias.shape))
+    with pytest.raises(ValueError, match="/predictor/out/b is float64: on a GPU gradients in float16, bfloat16 and"):
+        mixprec.MixedPrecisionOptimizer(optimizers.SGD(), communicator=Communicator()).setup(model)
 
 
 @pytest.mark.usefixtures("twins")
