@@ -214,7 +214,7 @@ MUTANTS = [
            "return other if scale is not MIXED and _same(factor_of(scale), factor_of(other)) else MIXED",
            "return other",
            "a sum of gradients of two scales is divided by the last one"),
-    Mutant("patience", "optimizer/step.py", "optimizer/test_diverged.py",
+    Mutant("patience", "optimizer/overflow_watchdog.py", "optimizer/test_diverged.py",
            "if in_row >= self._scaler.patience:", "if in_row > self._scaler.patience:", "a dead run ends a step late"),
     Mutant("old-rate", "graph_capture/graph_step.py", "graph_capture/test_on_host.py",
            "self._table.refresh()", "self._table", "a captured step keeps the learning rate of its capture"),

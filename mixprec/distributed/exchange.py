@@ -15,17 +15,20 @@ On a device no number is read, and the host waits for MPI only. A bucket then st
 at the same place of the backward pass: batch normalizations over several processes ask for sums in between.
 """
 
+import contextlib
 import functools
-import zlib
 
 import chainer
 import numpy as np
 
 from mixprec.backends import launcher_of
+from mixprec.backends.capture_error import CaptureError
 from mixprec.distributed import buckets, readiness
 from mixprec.distributed.arena import Arena
 from mixprec.distributed.device_arena import DeviceArena
-from mixprec.distributed.same_models import Members, check_order, check_same, check_updates, fingerprint
+from mixprec.distributed.same_models import Members
+from mixprec.distributed.step_check import StepCheck
+from mixprec.distributed.step_numbers import StepNumbers
 from mixprec.dtypes import is_half
 
 
@@ -42,6 +45,7 @@ class GradientExchange:
         transport: the same.
         members: :class:`~mixprec.distributed.same_models.Members` of the step.
         started: number of buckets of the step that have started.
+        memory: object that is replaced when gradients get other places.
         updates: how many updates are over: as many on all ranks, or one has failed after :meth:`finish` on some.
     """
 
@@ -51,9 +55,12 @@ class GradientExchange:
         self.members = Members(named)
         self.updates = 0
         self._is_open = False  # between begin() and the end of finish() or leave()
+        self._is_announced = False  # whether the next begin() finds all ranks agreed
+        self._is_captured = False
         self._layout = None
         self._arenas = {}  # dtype of parameters -> Arena
-        self._check = None  # a sum under way, and its array: do all ranks have the same parameters?
+        self._check = StepCheck()
+        self._numbers = StepNumbers()
         self._sums = []  # under way, of the buckets that have started
         self._to_pack = []  # for each bucket the names of what is not packed yet
         self._order = []  # names in the order of readiness
@@ -62,6 +69,11 @@ class GradientExchange:
     def started(self):
         """See :class:`GradientExchange`."""
         return len(self._sums)
+
+    @property
+    def memory(self):
+        """See :class:`GradientExchange`."""
+        return self._arenas
 
     def begin(self, named):
         """Begins a step.
@@ -72,41 +84,79 @@ class GradientExchange:
         Raises:
             RuntimeError: the step before failed, and other ranks may wait for its gradients.
         """
+        if self._is_captured:
+            if self._layout is None or not self.members.are(named):
+                raise CaptureError("a captured step has other parameters than the step before")
+        elif not self._is_announced:
+            self._announce(named, 0, None)
+        self._is_announced, self._is_open = False, True
+        self._order = []
+        self._to_pack = [] if self._layout is None else [set(bucket.names) for bucket in self._layout.buckets]
+
+    def _announce(self, named, number, wish):
         if self._is_open:
             self._recover()
-        self._is_open = True
         if not self.members.are(named):
             before, self.members = self.members.description, Members(named, self.members)
             if self.members.description != before:
                 self._layout = None
             elif self._layout is not None:
                 self._place()
-        self._order = []
-        self._to_pack = [] if self._layout is None else [set(bucket.names) for bucket in self._layout.buckets]
-        own = self.members.fingerprint(self.updates)
-        sums = own.copy()
-        self._check = self.transport.start(sums), sums, own
+        self._check.start(self.transport, self.members, self.updates, number, wish)
 
     def agree(self):
         """Waits until it is known that all ranks have the same parameters.
 
-        Raises:
-            ValueError: they have not; on all ranks, naming the first parameter and rank that differ.
-            RuntimeError: an update has failed on some ranks only; on all ranks.
+        Returns:
+            see :meth:`~mixprec.distributed.step_check.StepCheck.agree`, as for what is raised.
         """
-        if self._check is not None:
-            self._check[0].join()
-            if not self._is_agreed():
-                self.leave()
-                self._layout = None  # on all ranks, as on the one that has other parameters
-                of_ranks = self.transport.gather((self.members.description, self.updates))
-                check_same([description for description, _ in of_ranks])
-                check_updates([updates for _, updates in of_ranks])
+        try:
+            return self._check.agree()
+        except (ValueError, RuntimeError):
+            self.leave()
+            self._layout = None  # on all ranks, as on the one that has other parameters
+            raise
 
     def leave(self):
         """Ends a step without gradients; all ranks do, at the same time."""
-        self._check = None
         self._is_open = False
+
+    @contextlib.contextmanager
+    def called(self, named, number, wish):
+        """A context for a call of a captured step, which counts as one update, however many are run or launched.
+
+        Args:
+            named: as for :meth:`begin`.
+            number, wish: as for :meth:`~mixprec.distributed.step_check.StepCheck.start`.
+
+        Gives:
+            What :meth:`agree` returns.
+        """
+        updates = self.updates
+        self._announce(named, number, wish)
+        wishes = self.agree()
+        self._is_announced = True
+        try:
+            yield wishes
+        finally:
+            self._is_announced = False
+        self.updates = updates + 1
+
+    @contextlib.contextmanager
+    def capturing(self):
+        """A context for a step that a graph captures: no other rank is asked, as one may fail where others do not.
+
+        What all ranks have found out in the step before holds for this one. The stream of sums is joined at the end.
+        """
+        self._is_captured = True
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):  # of a capture that has failed
+                self.transport.join()
+            self.transport.places()  # of a step that was not finished
+            self._is_captured = self._is_open = False
+            self._sums = []
 
     def overlapped(self):
         """Returns a context for the last backward pass of a step: gradients are sent during it."""
@@ -135,11 +185,12 @@ class GradientExchange:
         for name, gradient in gradients.items():
             self._pack(name, gradient)
         self._start_packed()
-        numbers = self._sum_of_numbers(np.vstack([has_gradient, numbers]).astype(np.float64))
+        numbers = np.vstack([has_gradient, numbers]).astype(np.float64)
+        sums = None if self._is_captured else self._numbers.start(self.transport, numbers)
         for work, bucket in zip(self._sums, self._layout.buckets, strict=True):
             work.join()
             self._arenas[bucket.dtype].end(bucket)
-        numbers = numbers()
+        numbers = self._numbers.repeated(self.transport, numbers) if self._is_captured else sums()
         self._sums = []
         self._is_open = False
         for (name, param), ranks in zip(self.members.initialized, numbers[0], strict=True):
@@ -148,27 +199,6 @@ class GradientExchange:
                 param.grad = mean
         return numbers[1:]
 
-    def _sum_of_numbers(self, numbers):
-        """Starts to add up numbers over ranks; returns a function that waits for them and returns them.
-
-        With them goes whether all ranks have asked for the same sums in this step.
-        """
-        last = self.transport.start(numbers)
-        places = self.transport.places()
-        own = fingerprint(zlib.crc32(repr(places).encode()))
-        order = own.copy()
-        work = self.transport.start(order) if self.transport.shares_order else None
-
-        def joined():
-            last.join()
-            if work is not None:
-                work.join()
-                if (order != self.transport.size * own).any():
-                    check_order(self.transport.gather(places))
-            return numbers
-
-        return joined
-
     def _recover(self):
         """Ends a step that failed, if there are no other ranks."""
         if self.transport.size > 1:
@@ -176,17 +206,10 @@ class GradientExchange:
                 f"the step before failed on rank {self.transport.rank}, for whose gradients others may wait, and "
                 "ranks are out of step: end the program"
             )
-        for work in (self._check or ())[:1] + tuple(self._sums):
+        self._check.forget()
+        for work in self._sums:
             work.join()
-        self._check, self._sums = None, []
-
-    def _is_agreed(self):
-        """Whether all ranks are known by now to have the same parameters; does not wait."""
-        if self._check is not None:
-            work, sums, own = self._check
-            if work.done and (sums == self.transport.size * own).all():
-                self._check = None
-        return self._check is None
+        self._sums = []
 
     def _take(self, param, gradient):
         """Called in the backward pass, see :func:`mixprec.distributed.readiness.watching`."""
@@ -196,7 +219,7 @@ class GradientExchange:
         self._order.append(name)
         if self._layout is None:
             return None
-        self._transport.progress()
+        self.transport.progress()
         self._pack(name, gradient)
         self._start_packed()
         return None if self._arena(name).rounds else self._mean(name)
@@ -224,7 +247,7 @@ class GradientExchange:
         while self.started < len(self._to_pack) and not self._to_pack[self.started]:
             if self.transport.shares_order:
                 self.agree()
-            elif not self._is_agreed():
+            elif not self._check.is_agreed():
                 return
             bucket = self._layout.buckets[self.started]
             self._sums.append(self._arenas[bucket.dtype].start(bucket))

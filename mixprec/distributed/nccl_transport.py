@@ -26,6 +26,10 @@ class NcclTransport(Transport):
         """See :meth:`~mixprec.distributed.transport.Transport.places`."""
         return self._nccl.asked.taken()
 
+    def join(self):
+        """See :meth:`~mixprec.distributed.transport.Transport.join`."""
+        self._nccl.join()
+
     def start(self, array, fill=None, held=()):
         """See :meth:`~mixprec.distributed.transport.Transport.start`.
 

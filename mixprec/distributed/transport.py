@@ -27,6 +27,9 @@ class Transport(abc.ABC):
         """Returns what was asked for since the last call, a list of str, where :attr:`shares_order`."""
         return []
 
+    def join(self):  # noqa: B027
+        """What the current stream is asked from now on comes after all sums of arrays of a device."""
+
     @abc.abstractmethod
     def start(self, array):
         """Starts to add up an array over all ranks, in place; returns a :class:`Work` at once.

@@ -66,6 +66,7 @@ class Ranks:
         self.communicator = communicator
         self._dtype_of_sum = dtype_of_sum
         self._mpi = None
+        self._captures = 0
 
     def set_up(self, masters, statistics, scaler):
         """Makes all ranks begin with the parameters of rank 0.
@@ -153,6 +154,43 @@ class Ranks:
         own = np.where(is_scaled, [numbers.get(id(scale), 0.0) for scale in scales], 0.0)
         counts, sums = self._exchange.finish(np.array([is_scaled, own]))
         self._set_scales(params, scales, is_scaled, own, counts, sums, passes)
+
+    # --- for captured steps
+
+    @property
+    def sends_from_device(self):
+        """Whether gradients are sent by the device, and a graph can contain that."""
+        return self._exchange.transport.shares_order
+
+    @property
+    def memory(self):
+        """Object that is replaced when gradients get other places in memory."""
+        return self._exchange.memory
+
+    def called(self, number, wish):
+        """Returns a context for a call of a captured step.
+
+        See :meth:`GradientExchange.called <mixprec.distributed.exchange.GradientExchange.called>`.
+        """
+        return self._exchange.called(self._all(), number, wish)
+
+    def capturing(self):
+        """Returns a context for a step that is captured: no other rank is asked."""
+        return self._exchange.capturing()
+
+    def next_capture(self):
+        """Returns the number of a capture, from 1 on; all ranks capture at the same time."""
+        self._captures += 1
+        return self._captures
+
+    def first(self, reason):
+        """Returns the first of the reasons of all ranks, with the rank; ``None`` if no rank has one.
+
+        Args:
+            reason: str or ``None``.
+        """
+        of_ranks = enumerate(self._exchange.transport.gather(reason))
+        return next((f"on rank {rank}: {each}" for rank, each in of_ranks if each is not None), None)
 
     def complete(self):
         """Notes that the update is over; the next one finds out whether that is so on all ranks."""
