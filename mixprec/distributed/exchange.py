@@ -196,6 +196,7 @@ class GradientExchange:
         self._order.append(name)
         if self._layout is None:
             return None
+        self.transport.progress()
         self._pack(name, gradient)
         self._start_packed()
         return None if self._arena(name).rounds else self._mean(name)
