@@ -1,4 +1,6 @@
-"""Gradients on a device, averaged by NCCL: on a stand-in with three streams, and on one that takes notes."""
+"""Gradients on a device, averaged by NCCL, on a stand-in with three streams."""
+
+import functools
 
 import chainer
 import chainer.links as L
@@ -7,15 +9,11 @@ import pytest
 from chainer import optimizers
 
 import mixprec
-from benchmarks import null_device
 from mixprec.backends.capture_error import CaptureError
-from mixprec.backends.device_log import recording
 from mixprec.backends.joint_batch import NcclJointBatch
 from mixprec.distributed import buckets
-from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.optimizer import ranks
 from mixprec.optimizer.counted_losses import CountedLosses
-from models import MODELS
 from tests.distributed.runs import Network as Small
 from tests.distributed.runs import batch as small_batch
 from tests.graph_capture.captured_runs import Run, assert_same, eager
@@ -23,9 +21,9 @@ from tests.stand_ins import graph_array, rank_threads
 from tests.stand_ins.capture_sides import HOST, device, host  # noqa: F401  (fixtures)
 from tests.stand_ins.nccl_on_host import Communicator
 from tests.stand_ins.rank_threads import ThreadTransport
-from tests.stand_ins.twin_transport import COMMUNICATOR
 
-STEPS = 4
+sweep = functools.partial(pytest.param, marks=pytest.mark.sweep)
+STEPS = 3
 SCALE = 2.0**13  # so that half of a gradient is no subnormal number of float16
 
 
@@ -33,7 +31,7 @@ SCALE = 2.0**13  # so that half of a gradient is no subnormal number of float16
 
 
 @pytest.mark.usefixtures("host", "twins")
-@pytest.mark.parametrize("dtype", [None, "float32", pytest.param("float16", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("dtype", [None, sweep("float32"), sweep("float16")])
 def test_a_run_is_one_without_a_communicator(dtype):
     """The mean of two that are the same is that, bit for bit; what is not waited for, or not held, is NaN."""
     communicator = Communicator()
@@ -52,23 +50,25 @@ def test_a_run_is_one_without_a_communicator(dtype):
     assert len(of_step) > 10
 
 
-@pytest.mark.usefixtures("host", "twins")
-def test_buckets_start_in_the_pass_and_are_joined_once():
+@pytest.mark.usefixtures("twins")
+def test_buckets_start_in_the_pass_and_are_joined_once(host):  # noqa: F811
     communicator = Communicator()
-    run = Run(None, communicator=communicator).run(range(2))
-    communicator.nccl.events.clear()
-    exchange, started = run.optimizer._ranks._exchange, []
+    model, optimizer = _built(0, communicator, graph_array.send)
+    exchange, started = optimizer._ranks._exchange, []
 
-    class Traced(chainer.function_hooks.TimerHook):
+    class Traced(chainer.FunctionHook):
         def backward_postprocess(self, function, in_data, out_grad):
             started.append(exchange.started)
 
-    with Traced():
-        run.run([2])
+    with host.graphs.on_stream():
+        optimizer.update(model, *map(graph_array.array, small_batch(0)))
+        communicator.nccl.events.clear()
+        with Traced():
+            optimizer.update(model, *map(graph_array.array, small_batch(1)))
     events = communicator.nccl.events
-    assert events.index("join") == len(events) - 1
-    assert events[:-1] == ["fork", "all_reduce"] * (len(events) // 2)
-    assert 0 < started[len(started) // 2] < started[-1] >= len(events) // 2 - 3
+    assert events == [*["fork", "all_reduce"] * (len(events) // 2), "join"]
+    assert started[0] < started[len(started) // 2] < started[-1]
+    assert started[-1] >= len(events) // 2 - 3
 
 
 class Joint(chainer.FunctionNode):
@@ -86,21 +86,23 @@ class Joint(chainer.FunctionNode):
         return gradients
 
 
-@pytest.mark.usefixtures("host")
-def test_batch_normalizations_between_buckets_keep_their_order(twins):
+def test_batch_normalizations_between_buckets_keep_their_order(host, twins):  # noqa: F811
     """Whenever MPI answers that ranks have the same parameters, which differs from rank to rank."""
 
     def events(is_slow):
         communicator, twins.is_slow = Communicator(), is_slow
-        run = Run(None, communicator=communicator)
-        normalization = run.model.predictor.stages[0].bn1
-        own, normalization.forward = normalization.forward, lambda x: Joint(communicator, "/bn").apply((own(x),))[0]
-        run.run(range(3))
+        model, optimizer = _built(0, communicator, graph_array.send)
+        pooled, model.predictor.norm.forward = model.predictor.norm.forward, lambda x: joint(pooled(x))
+        joint = lambda x: Joint(communicator, "/bn").apply((x,))[0]  # noqa: E731
+        communicator.nccl.events.clear()
+        with host.graphs.on_stream():
+            for step in range(3):
+                optimizer.update(model, *map(graph_array.array, small_batch(step)))
         return communicator.nccl.events, communicator.nccl.done
 
     one, other = events(False), events(True)
     assert one == other
-    assert one[0].count("join") > 3
+    assert one[0].count("join") == 2 * 3
 
 
 # --- two ranks, as threads
@@ -138,7 +140,7 @@ def _assert_same(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", sweep("float16"), sweep("bfloat16")])
 def test_written_gradients_are_averaged_as_on_numpy(two_ranks, dtype):
     """Other ones on each rank; an overflow on one, and parameters without a gradient on one or both."""
 
@@ -252,57 +254,3 @@ def test_the_scale_of_a_gradient_that_is_used_once_more_is_read(host, monkeypatc
         monkeypatch.setattr(graph_array, "_read", refused)
         with pytest.raises(CaptureError, match=r"a gradient of another step.* call model.cleargrads"):
             optimizer.update()
-
-
-# --- what a step asks the device for
-
-
-def _records(communicator, **settings):
-    """Returns the model and the records of a step."""
-    null_device.install()
-    np.random.seed(0)
-    model = L.Classifier(MODELS["resnet8"]())
-    mixprec.convert(model, np.zeros((2, 3, 32, 32), np.float32))
-    null_device.send(model)
-    rule = optimizers.MomentumSGD()
-    optimizer = mixprec.MixedPrecisionOptimizer(rule, communicator=communicator, **settings).setup(model)
-    x, t = null_device.array(np.zeros((2, 3, 32, 32), np.float32)), null_device.array(np.zeros(2, np.int32))
-    with graphs_of(x).on_stream():
-        for _ in range(3):
-            with recording() as records:
-                optimizer.update(model, x, t)
-    return model, records
-
-
-@pytest.mark.usefixtures("twins")
-@pytest.mark.parametrize("dtype", [None, "float32"])
-def test_two_launches_for_a_bucket_and_one_pass_over_gradients(dtype, monkeypatch):
-    """The kernels of the update read the arena only; rounding is one launch for all buckets. Nothing is read."""
-    monkeypatch.setattr(buckets, "MOST", 2**15)
-    launches = ("kernel", "array", "cudnn", "nccl")
-    model, plain = _records(None)
-    model, records = _records(COMMUNICATOR, allreduce_dtype=dtype)
-    packs = [record for record in records if record.name == "pack"]
-    sums = [record for record in records if record.kind == "nccl"]
-    rounds = int(dtype == "float32")
-    assert len(packs) == len(sums) + rounds > 4
-    others = [record.name for record in records if record.kind in launches and record not in (*packs, *sums)]
-    assert others == [record.name for record in plain if record.kind in launches]
-    assert not [record for record in records if record.kind in ("upload", "read")]  # addresses stay: no table either
-
-    gradients = [row for record in packs[: len(sums)] for row in _rows(record)]
-    assert len(gradients) == len(list(model.params()))
-    assert sum(size for _, size in gradients) == sum(param.size for param in model.params())
-    assert len({address for address, _ in gradients}) == len(gradients)
-    arenas = [(record.arguments[0], record.arguments[0] + record.arguments[2] * 4) for record in sums]
-    own = {param.grad.ctypes.data for param in model.params()}
-    assert not own & {address for address, _ in gradients}
-    if not rounds:
-        assert all(any(start <= address < end for start, end in arenas) for address in own)
-
-
-def _rows(record):
-    """Returns ``[(address, size)]`` of a launch of the kernel that packs; its last four arguments are no rows."""
-    numbers = record.arguments[1:]
-    count = numbers[-4]
-    return list(zip(numbers[: 3 * count : 3], numbers[1 : 3 * count : 3], strict=True))
