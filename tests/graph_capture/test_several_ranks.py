@@ -1,6 +1,7 @@
 """Captured steps of two ranks, which are threads, on the stand-in device: NCCL is in the graph."""
 
 import contextlib
+import copy
 import re
 
 import chainer
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 from chainer.function_hooks import TimerHook
 
+import mixprec
 from mixprec import announcements
-from mixprec.distributed import buckets
 from mixprec.graph_capture import CaptureError
-from mixprec.optimizer import ranks as ranks_of_optimizer
+from mixprec.distributed import buckets
+from mixprec.graph_capture.graph_step import TrainingStep
+from mixprec.optimizer import overflow_watchdog
 from mixprec.optimizer.counted_losses import CountedLosses
+from mixprec.optimizer import ranks as ranks_of_optimizer
 from tests.graph_capture.captured_runs import Run
 from tests.graph_capture.test_odd import Small, batch
 from tests.stand_ins import graph_work, rank_threads
@@ -33,7 +37,7 @@ def ranks(host, monkeypatch):  # noqa: F811
     def both(program, capture, **settings):
         def run(rank, of_threads):
             communicator = Communicator(of_threads)
-            made = Run(capture, network=Small, communicator=communicator, **settings)
+            made = Run(capture, communicator=communicator, **{"network": Small, **copy.deepcopy(settings)})
             made.nccl = communicator.nccl
             made.result = program(made, rank)
             made.found = made.results()
@@ -70,44 +74,79 @@ def beside_eager(ranks, program, capture=None, **settings):
     return captured
 
 
-def test_twenty_steps(ranks):
+def test_twenty_steps(ranks, monkeypatch):
+    """A launch has one message of its own, and a capture none: the other rank might not be there to answer."""
+    messages, start = ([], []), rank_threads.ThreadTransport.start
+
+    def noted(transport, array):
+        messages[transport.rank][-1].append(array.size)
+        assert not graph_work.is_capturing()
+        return start(transport, array)
+
+    monkeypatch.setattr(rank_threads.ThreadTransport, "start", noted)
+
     def program(run, rank):
-        feed(run, rank, range(20))
+        for number in range(20):
+            messages[rank].append([])
+            feed(run, rank, [number])
 
     first, second = beside_eager(ranks, program)
     assert first.step.replays == second.step.replays == 20 - 5
     assert first.optimizer.skipped == len(OVERFLOWS)
     assert_same(masters(first), masters(second))
     assert first.nccl.calls == second.nccl.calls
+    assert messages[0][-15:] == messages[1][-15:] == 15 * [[2]]
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
+class Faulty(chainer.FunctionNode):
+    """Cannot be captured by a rank that is bad."""
+
+    def __init__(self, where):
+        self._where = where
+
+    def check_type_forward(self, in_types):
+        pass
+
+    def _fail_in(self, where):
+        if where == self._where and graph_work.is_capturing():
+            raise ZeroDivisionError("planted")
+
+    def forward(self, inputs):
+        self._fail_in("forward")
+        return inputs
+
+    def backward(self, indexes, grads):
+        self._fail_in("backward")
+        return grads
+
+
+class FaultyNetwork(Small):
+    where = None
+
+    def forward(self, x):
+        h = F.relu(Faulty(self.where).apply((self.bn(self.conv(x)),))[0])
+        return self.fc(F.reshape(F.average_pooling_2d(h, h.shape[2:]), (h.shape[0], -1)))
+
+
+@pytest.mark.parametrize("where", ["backward", pytest.param("forward", marks=pytest.mark.sweep)])
 def test_a_capture_that_fails_on_one_rank(ranks, caplog, where):
     """All go on eagerly. What the other one has captured is dropped, and nothing waits for ever."""
-
-    def fails(model, x, t):
-        loss = model(x, t)
-        if model.is_bad and graph_work.is_capturing():
-            if where == "forward":
-                float(loss.array)
-            else:
-                loss = F.sum(F.forget(lambda x: _read(x), loss))
-        return loss
+    joined = []
 
     def program(run, rank):
-        run.model.is_bad = rank == 1
+        if rank == 1 and run.step is not None:
+            run.model.predictor.where = where
+            join = run.nccl.join
+            run.nccl.join = lambda: joined.append((graph_work.is_capturing(), run.nccl._is_joined)) or join()
         feed(run, rank, range(8))
 
-    captured = beside_eager(ranks, program, {}, lossfun=fails)
+    captured = beside_eager(ranks, program, {}, network=FaultyNetwork)
     for run in captured:
         assert run.step.replays == 0
-        assert re.match(r"on rank 1: \S+test_several_ranks.py:\d+ .*the host reads", run.step.why_not)
+        assert re.match(r"on rank 1: .*Faulty.*: planted", run.step.why_not)
     assert sum("it cannot be captured: on rank 1" in text for text in caplog.messages) == 1
-
-
-def _read(x):
-    float(x.array)
-    return x
+    # A capture ends when all streams are joined, also if it fails.
+    assert [is_joined for is_capturing, is_joined in joined if is_capturing] == [where == "forward"]
 
 
 @pytest.mark.parametrize("kind", ["required", "hook"])
@@ -274,3 +313,86 @@ def test_several_losses(ranks):
     first, _ = beside_eager(ranks, program, lossfun=lambda model, *parts: CountedLosses(losses(model, *parts), 2))
     assert first.step.replays == 7
     assert first.optimizer.skipped == 1
+
+
+def test_a_second_stream(ranks):
+    """Gradients of filters are packed when they are there."""
+
+    def program(run, rank):
+        feed(run, rank, range(12))
+
+    wishes = {"required": True, "second_stream": True}
+    first, _ = beside_eager(ranks, program, wishes)
+    assert first.step.replays == 7
+    assert "wait for the second stream" in first.nccl.events
+
+
+def test_a_state_that_is_new_on_one_rank(ranks, monkeypatch):
+    """It was not there to be compared: all compare once more."""
+    state, news = TrainingStep.state, []
+
+    def changed(self):
+        found = state(self)
+        if self._optimizer.communicator.rank == 1 and len(news) < 2:
+            news.append(found.pop("t") if news else None)
+        return found
+
+    monkeypatch.setattr(TrainingStep, "state", changed)
+
+    def program(run, rank):
+        feed(run, rank, range(12))
+
+    first, second = beside_eager(ranks, program)
+    assert first.step.replays == second.step.replays == 12 - 5 - 1
+
+
+def test_training_that_has_diverged_ends_on_all_ranks_in_the_same_step(ranks, monkeypatch):
+    """A number that was fetched arrives sooner on one rank than on another."""
+    fetch = overflow_watchdog.to_host_async
+
+    def program(run, rank):
+        class Fetched:
+            done = rank == 1
+
+            def __init__(self, value):
+                self.value = fetch(value).value
+
+        monkeypatch.setattr(overflow_watchdog, "to_host_async", Fetched)
+        numbers = []
+        with pytest.raises(mixprec.LossScaleExhausted):
+            for number in range(60):
+                numbers.append(number)
+                run.once(*batch(2 * number + rank, bad=rank == 0 and number > 6))
+        return numbers[-1]
+
+    scale = {"loss_scale": mixprec.DynamicLossScale(init=2.0**7, patience=4)}
+    first, second = ranks(program, {}, **scale)
+    assert first.result == second.result <= 7 + 4 + 16
+    assert first.step.replays > 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_program(ranks, seed):
+    """Each rank does something else between its steps."""
+
+    def program(run, rank):
+        random, common = np.random.RandomState(10 * seed + rank), np.random.RandomState(seed)
+        for number in range(30):
+            together, action = common.rand() < 0.3, (common if common.rand() < 0.3 else random).randint(12)
+            if together:
+                run.optimizer.lr = 0.1 * common.rand()
+            size = 4 if action else 2
+            if action == 1:
+                run.model(*batch(100 + number))
+            elif action == 2:
+                _replace_an_array(run)
+            elif action == 3 and run.step is not None:
+                run.step.reset()
+            elif action == 4 and together:
+                run.model.predictor.conv.disable_update()
+            elif action == 5 and together:
+                run.model.predictor.conv.enable_update()
+            with TimerHook() if action == 6 else contextlib.nullcontext():
+                run.once(*batch(2 * number + rank, size, bad=action == 7))
+
+    beside_eager(ranks, program, {"graphs": 2})
