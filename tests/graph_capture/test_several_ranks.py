@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import re
 
 import chainer
@@ -13,6 +14,8 @@ from chainer.function_hooks import TimerHook
 import mixprec
 from mixprec import announcements
 from mixprec.graph_capture import CaptureError
+from mixprec.backends import is_of_numpy
+from mixprec.backends.joint_batch import NcclJointBatch
 from mixprec.distributed import buckets
 from mixprec.graph_capture.graph_step import TrainingStep
 from mixprec.optimizer import overflow_watchdog
@@ -37,7 +40,10 @@ def ranks(host, monkeypatch):  # noqa: F811
     def both(program, capture, **settings):
         def run(rank, of_threads):
             communicator = Communicator(of_threads)
-            made = Run(capture, communicator=communicator, **{"network": Small, **copy.deepcopy(settings)})
+            own = copy.deepcopy({"network": Small, **settings})
+            if own["network"] is Joint:
+                own["network"] = functools.partial(Joint, communicator)
+            made = Run(capture, communicator=communicator, **own)
             made.nccl = communicator.nccl
             made.result = program(made, rank)
             made.found = made.results()
@@ -313,6 +319,41 @@ def test_several_losses(ranks):
     first, _ = beside_eager(ranks, program, lossfun=lambda model, *parts: CountedLosses(losses(model, *parts), 2))
     assert first.step.replays == 7
     assert first.optimizer.skipped == 1
+
+
+class Centered(chainer.FunctionNode):
+    """Takes the mean over both ranks away, in the midst of a pass, as a batch normalization over processes."""
+
+    def __init__(self, communicator):
+        self._of_ranks = NcclJointBatch(communicator, "/bn")
+
+    def forward(self, inputs):
+        return (inputs[0] - self._of_ranks.sum(inputs[0]) / 2,)
+
+    def backward(self, indexes, grads):
+        return (chainer.Variable(grads[0].array - self._of_ranks.sum(grads[0].array) / 2),)
+
+
+class Joint(Small):
+    def __init__(self, communicator, dropout):
+        super().__init__(dropout)
+        self._communicator = communicator
+
+    def forward(self, x):
+        h = F.relu(self.bn(self.conv(x)))
+        h = F.reshape(F.average_pooling_2d(h, h.shape[2:]), (h.shape[0], -1))
+        return self.fc(h if is_of_numpy(h.array) else Centered(self._communicator).apply((h,))[0])
+
+
+def test_sums_in_the_midst_of_a_pass(ranks):
+    """They keep their order among those of gradients, in a graph as well."""
+
+    def program(run, rank):
+        feed(run, rank, range(12))
+
+    first, second = beside_eager(ranks, program, network=Joint)
+    assert first.step.replays == 7
+    assert first.nccl.calls == second.nccl.calls
 
 
 def test_a_second_stream(ranks):
