@@ -84,7 +84,7 @@ class Nccl:
             "float32": library.NCCL_FLOAT32,
             "float64": library.NCCL_FLOAT64,
         }
-        # While a graph captures, NCCL would exchange handles of memory with the other processes of the node, and wait for
+        # While a graph captures, NCCL would exchange handles of memory with other processes of the node, and wait for
         # one whose capture has failed.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         with self._device:
