@@ -16,6 +16,7 @@ import weakref
 from mixprec.backends import aside, registered
 from mixprec.backends.device_log import record
 
+ANOTHER_COMMUNICATOR = "make another communicator, and an optimizer with it"
 _of_communicators = weakref.WeakKeyDictionary()
 
 
@@ -28,6 +29,9 @@ def nccl_of(communicator, array):
     Args:
         communicator: one of ChainerMN, or any object with its attribute ``mpi_comm``.
         array: on the device of this process.
+
+    Raises:
+        ValueError: it was made for another device.
     """
     stand_in = registered(array)
     if stand_in is not None:
@@ -35,6 +39,8 @@ def nccl_of(communicator, array):
     found = _of_communicators.get(communicator)
     if found is None:
         found = _of_communicators[communicator] = Nccl(communicator.mpi_comm, array.device.id)
+    elif found.device != array.device.id:
+        raise ValueError(f"NCCL is on GPU {found.device}, arrays on GPU {array.device.id}: {ANOTHER_COMMUNICATOR}")
     return found
 
 
@@ -66,6 +72,7 @@ class Nccl:
         device: number of the CUDA device of this process.
 
     Attributes:
+        device: the same.
         asked: :class:`Asked`.
 
     Raises:
@@ -76,6 +83,7 @@ class Nccl:
         import cupy  # not at the top: mixprec runs without it
 
         library = _library(mpi_comm)
+        self.device = device
         self._cuda, self._device = cupy.cuda, cupy.cuda.Device(device)
         self._sum = library.NCCL_SUM
         self._types = {

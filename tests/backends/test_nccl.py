@@ -70,9 +70,9 @@ class Chainermn:
         self.mpi_comm = Mpi()
 
 
-def _array(address, size, dtype="float16"):
+def _array(address, size, dtype="float16", device=0):
     data = types.SimpleNamespace(ptr=address)
-    device = types.SimpleNamespace(id=0)
+    device = types.SimpleNamespace(id=device)
     return types.SimpleNamespace(data=data, size=size, dtype=np.dtype(dtype), device=device)
 
 
@@ -117,6 +117,8 @@ def test_work_is_forked_and_joined_by_events(cupy):
     found = nccl.nccl_of(communicator := Chainermn(), _array(0, 1))
     assert asked == [("communicator", 2, b"unique", 1)]
     assert nccl.nccl_of(communicator, _array(0, 1)) is found
+    with pytest.raises(ValueError, match="NCCL is on GPU 0, arrays on GPU 1: make another communicator"):
+        nccl.nccl_of(communicator, _array(0, 1, device=1))
     asked.clear()
     with recording() as records:
         for address in (2**20, 2**21):
