@@ -9,6 +9,8 @@ asked before, and the current one goes on after :meth:`Nccl.join`.
 """
 
 import contextlib
+import ctypes
+import os
 import weakref
 
 from mixprec.backends import aside, registered
@@ -90,11 +92,16 @@ class Nccl:
             "float32": library.NCCL_FLOAT32,
             "float64": library.NCCL_FLOAT64,
         }
+        # While a graph captures, NCCL would exchange handles of memory with other processes of the node, and wait for
+        # one whose capture has failed.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         with self._device:
             unique = mpi_comm.bcast(library.get_unique_id() if mpi_comm.rank == 0 else None)
             self._comm = library.NcclCommunicator(mpi_comm.size, unique, mpi_comm.rank)
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._forked, self._joined = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+        # CuPy would destroy it at the latest when Python ends, and NCCL then waits until all graphs with it are gone.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
         self.asked = Asked()
         self._held = []  # what the stream reads: memory of other streams, whose next work would get it
         self._is_joined = True

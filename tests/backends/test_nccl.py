@@ -2,8 +2,10 @@
 
 import contextlib
 import gc
+import os
 import sys
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -96,6 +98,18 @@ def cupy(monkeypatch):
         monkeypatch.setitem(sys.modules, each.__name__, each)
     monkeypatch.setattr(Stream, "current", Stream(non_blocking=True, ptr=7))
     return module
+
+
+def test_graphs_let_no_process_wait(cupy, monkeypatch):
+    """Neither in a capture, for one whose capture has failed, nor at the end, for graphs that are still there."""
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "")
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER")
+    found = nccl.nccl_of(communicator := Chainermn(), _array(0, 1))
+    assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
+    of_nccl = weakref.ref(found._comm)
+    del found, communicator
+    gc.collect()
+    assert of_nccl() is not None
 
 
 def test_work_is_forked_and_joined_by_events(cupy):
