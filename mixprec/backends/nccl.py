@@ -9,6 +9,8 @@ asked before, and the current one goes on after :meth:`Nccl.join`.
 """
 
 import contextlib
+import ctypes
+import os
 import weakref
 
 from mixprec.backends import aside, registered
@@ -73,7 +75,7 @@ class Nccl:
     def __init__(self, mpi_comm, device):
         import cupy  # not at the top: mixprec runs without it
 
-        library = _library(mpi_comm)
+        library, unique = _library(mpi_comm)
         self._cuda, self._device = cupy.cuda, cupy.cuda.Device(device)
         self._sum = library.NCCL_SUM
         self._types = {
@@ -83,8 +85,10 @@ class Nccl:
             "float64": library.NCCL_FLOAT64,
         }
         with self._device:
-            unique = mpi_comm.bcast(library.get_unique_id() if mpi_comm.rank == 0 else None)
             self._comm = library.NcclCommunicator(mpi_comm.size, unique, mpi_comm.rank)
+            # Never destroyed: that would wait for ever for a graph with its sums that is still there, as when Python
+            # ends in any order, and for the other processes of this machine.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._forked, self._joined = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
         self.asked = Asked()
@@ -146,12 +150,17 @@ class Nccl:
 
 
 def _library(mpi_comm):
-    """Returns CuPy's module, which all processes have."""
-    library, error = None, None
+    """Returns CuPy's module, which all processes have, and the identity of a new communicator, that of rank 0."""
+    # Memory of a graph would be registered while it is captured: processes wait for each other there, where one may
+    # fail alone, and sums may be in another order than in eager steps.
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    library, unique, error = None, None, None
     try:
         from cupy.cuda import nccl as library
 
         library.get_version()
+        if mpi_comm.rank == 0:
+            unique = library.get_unique_id()
     except Exception as failure:
         error = " ".join(str(failure).split())
     for rank, other in enumerate(mpi_comm.allgather(error)):
@@ -160,4 +169,4 @@ def _library(mpi_comm):
                 f"rank {rank} has no NCCL, by which GPUs exchange gradients: pip install nvidia-nccl-cu13, or -cu12 "
                 f"({other})"
             )
-    return library
+    return library, mpi_comm.bcast(unique)
