@@ -82,7 +82,7 @@ class Nccl:
     def __init__(self, mpi_comm, device):
         import cupy  # not at the top: mixprec runs without it
 
-        library = _library(mpi_comm)
+        library, unique = _library(mpi_comm)
         self.device = device
         self._cuda, self._device = cupy.cuda, cupy.cuda.Device(device)
         self._sum = library.NCCL_SUM
@@ -92,16 +92,13 @@ class Nccl:
             "float32": library.NCCL_FLOAT32,
             "float64": library.NCCL_FLOAT64,
         }
-        # While a graph captures, NCCL would exchange handles of memory with other processes of the node, and wait for
-        # one whose capture has failed.
-        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         with self._device:
-            unique = mpi_comm.bcast(library.get_unique_id() if mpi_comm.rank == 0 else None)
             self._comm = library.NcclCommunicator(mpi_comm.size, unique, mpi_comm.rank)
+            # Never destroyed: that would wait for ever for a graph with its sums that is still there, as when Python
+            # ends in any order, and for the other processes of this machine.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._forked, self._joined = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
-        # CuPy would destroy it at the latest when Python ends, and NCCL then waits until all graphs with it are gone.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
         self.asked = Asked()
         self._held = []  # what the stream reads: memory of other streams, whose next work would get it
         self._is_joined = True
@@ -161,12 +158,17 @@ class Nccl:
 
 
 def _library(mpi_comm):
-    """Returns CuPy's module, which all processes have."""
-    library, error = None, None
+    """Returns CuPy's module, which all processes have, and the identity of a new communicator, that of rank 0."""
+    # Memory of a graph would be registered while it is captured: processes wait for each other there, where one may
+    # fail alone, and sums may be in another order than in eager steps.
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    library, unique, error = None, None, None
     try:
         from cupy.cuda import nccl as library
 
         library.get_version()
+        if mpi_comm.rank == 0:
+            unique = library.get_unique_id()
     except Exception as failure:
         error = " ".join(str(failure).split())
     for rank, other in enumerate(mpi_comm.allgather(error)):
@@ -175,4 +177,4 @@ def _library(mpi_comm):
                 f"rank {rank} has no NCCL, by which GPUs exchange gradients: pip install nvidia-nccl-cu13, or -cu12 "
                 f"({other})"
             )
-    return library
+    return library, mpi_comm.bcast(unique)

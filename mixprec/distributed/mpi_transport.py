@@ -36,6 +36,7 @@ class MpiTransport(Transport):
 
     def start(self, array):
         """See :meth:`~mixprec.distributed.transport.Transport.start`."""
+        self.progress()  # forgets those that are done, also where no backward pass asks
         work = _Sum(self._comm, array)
         self._under_way.append(work)
         return work

@@ -189,6 +189,39 @@ def test_a_process_without_nccl_is_an_error_of_all(cupy, by_whom, monkeypatch):
         nccl.nccl_of(communicator, _array(0, 1))
 
 
+def test_a_communicator_of_nccl_is_never_destroyed(cupy, monkeypatch):
+    """It would wait for graphs that are there when Python ends. These register nothing while they are captured."""
+    destroyed = []
+    monkeypatch.setattr(Communicator, "__del__", destroyed.append, raising=False)
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
+    nccl.nccl_of(communicator := Chainermn(), _array(0, 1))
+    del communicator
+    gc.collect()
+    assert not destroyed
+    assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
+
+
+def test_rank_0_without_a_network_is_an_error_of_all(cupy, monkeypatch):
+    """The others would wait for its identity."""
+    told = []
+
+    def fails():
+        raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR")
+
+    class First(Mpi):
+        rank = 0
+
+        def allgather(self, value):
+            told.append(value)
+            return [value, None]
+
+    monkeypatch.setattr(cupy.cuda.nccl, "get_unique_id", fails, raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "Mpi", First)
+    with pytest.raises(RuntimeError, match=r"rank 0 has no NCCL.*SYSTEM_ERROR"):
+        nccl.nccl_of(Chainermn(), _array(0, 1))
+    assert told == ["NCCL_ERROR_SYSTEM_ERROR"]
+
+
 def test_a_communicator_that_is_gone_leaves_none(cupy):
     before = len(nccl._of_communicators)
     communicator = Chainermn()

@@ -75,6 +75,15 @@ def test_sums_go_on_while_the_process_computes():
     assert mpi.run(2, _SETTING, code) == ["1.0"] * 2
 
 
+def test_sums_that_are_joined_are_forgotten_where_none_asks_for_progress():
+    code = """
+        for _ in range(3):
+            transport.start(np.ones(1)).join()
+        say(len(transport._under_way))
+    """
+    assert mpi.run(1, _SETTING, code) == ["1"]
+
+
 def test_any_number_of_transports_share_a_communicator_of_which_mpich_has_2048():
     code = """
         others = [MpiTransport(world) for _ in range(2100)]
