@@ -12,11 +12,12 @@ from chainer import serializers
 
 import mixprec
 from mixprec import config as configs
-from mixprec import environment, files
+from mixprec import files
 from mixprec.command_line import one_line
 from mixprec.data.data_error import DataError
 from mixprec.messages import OneLineError
 from mixprec.training import (
+    devices,
     images,
     needs,
     output,
@@ -80,9 +81,7 @@ def carry_out(arguments, networks, ranks):
             raise configs.ConfigError(arguments.config, f"'log.tensorboard' {problem}")
     ranks.compare({"--out": arguments.out, "--resume": arguments.resume, "--dry-run": arguments.dry_run})
     ranks.compare(configs.flat(config))
-    with ranks.together():
-        device, reason = _device(arguments.config, config, ranks)
-    ranks.compare({"the device": device.partition(":")[0]})
+    device, reason = devices.choose(arguments.config, config, ranks)
     with contextlib.ExitStack() as lock:
         out, is_new, snapshot, changes = ranks.first(_find_results, arguments, config, ranks, lock)
         with ranks.together(), _placed(arguments):  # before the images are scanned, which may take minutes
@@ -246,21 +245,6 @@ def _placed(arguments):
         keys = [text.partition("=")[0].strip() for text in arguments.set]
         place = "--set" if any(str(error).startswith(f"'{key}' ") for key in keys) else arguments.config
         raise configs.ConfigError(place, str(error)) from error
-
-
-def _device(path, config, ranks):
-    try:
-        device, reason = environment.resolve_device(config.training.device)
-    except ValueError as error:
-        raise configs.ConfigError(path, f"training.{error}") from error
-    if ranks.size > 1 and device != "@numpy":
-        problem = (
-            f"'training.device' is '{config.training.device}'; {ranks.size} ranks train on CPUs so far: set it to cpu"
-        )
-        raise configs.ConfigError(path, problem)
-    if config.capture.mode == "required" and device == "@numpy":
-        raise configs.ConfigError(path, f"'capture.mode' is 'required', which needs a GPU; the device is {reason}")
-    return device, reason
 
 
 def _captures(device):
