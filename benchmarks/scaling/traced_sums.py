@@ -46,15 +46,18 @@ class Trace:
         own, finish = mpi_transport._Sum, exchange.GradientExchange.finish
 
         class TracedSum(own):
-            def __init__(self, array):
-                super().__init__(array)
+            def __init__(self, comm, array):
                 self.start, self.stop = time.perf_counter(), None
+                super().__init__(comm, array)
                 if array.dtype.itemsize < _NUMBERS:
                     notes.append(self)
 
-            def end(self, error=None):
-                self.stop = time.perf_counter()
-                super().end(error)
+            @property
+            def done(self):  # as late as this rank learns of it
+                is_done = super().done
+                if is_done and self.stop is None:
+                    self.stop = time.perf_counter()
+                return is_done
 
         def traced_finish(gradient_exchange, numbers):
             pass_end = time.perf_counter()

@@ -19,9 +19,9 @@ _turns = weakref.WeakKeyDictionary()  # a count for each of ChainerMN's communic
 class JointBatch:
     """Exchanges small arrays of NumPy for one batch normalization in one step, between all processes.
 
-    Messages go through a duplicate of MPI's communicator, as a thread may be sending gradients through another one at
-    the same time. All processes have to make it together: they do so in their first exchange, that is, in the first
-    batch normalization of the first step.
+    Messages go through a duplicate of MPI's communicator: sums of gradients are under way on another one, and processes
+    do not start them at the same places. All processes have to make it together: they do so in their first exchange,
+    that is, in the first batch normalization of the first step.
 
     Args:
         communicator: one of ChainerMN.

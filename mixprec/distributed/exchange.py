@@ -166,6 +166,7 @@ class GradientExchange:
         self._order.append(name)
         if self._layout is None:
             return None
+        self._transport.progress()
         self._pack(name, gradient)
         self._start_packed()
         return None if self._arenas[self._layout.slots[name].dtype].rounds else self._views[name][1]

@@ -29,6 +29,9 @@ class Transport(abc.ABC):
             array: contiguous, of float16, bfloat16, float32 or float64. The sum has the same bits on all ranks.
         """
 
+    def progress(self):  # noqa: B027
+        """Lets sums that are under way go on, if they do so only when they are asked; called in the backward pass."""
+
     @abc.abstractmethod
     def broadcast(self, array):
         """Writes the array of rank 0 into those of all ranks, contiguous ones."""
