@@ -54,6 +54,6 @@ def _check_different(path, wanted, places):
         if first != rank:
             raise ConfigError(
                 path,
-                f"'training.device' is '{wanted}': ranks {first} and {rank} have the same GPU, {place[0]}; start as many "
-                "ranks on a machine as it has GPUs, with 'auto' or 'gpu'",
+                f"'training.device' is '{wanted}': ranks {first} and {rank} have the same GPU, {place[0]}; start as "
+                "many ranks on a machine as it has GPUs, with 'auto' or 'gpu'",
             )
