@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.null_device.arrays import Array
 from benchmarks.null_device.null_launcher import Address, CudnnContext, Launcher
 from benchmarks.null_device.null_memory import Memory
+from benchmarks.null_device.null_nccl import Nccl
 from benchmarks.null_device.primitive_calls import Call, Spec, calls, named
 from benchmarks.null_device.recorded_graphs import Graph, Graphs
 from mixprec import backends
@@ -77,5 +78,7 @@ def install():
         if inspect.isfunction(contract):
             setattr(primitives, name, named(name, getattr(primitives, name)))
     primitives.graphs = Graphs(primitives.launcher)
+    nccl = Nccl()
+    primitives.nccl_of = lambda communicator: nccl
     backends.register(Array, primitives)
     origin.LIBRARIES.add(__name__)

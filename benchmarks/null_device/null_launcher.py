@@ -4,6 +4,7 @@ import numpy as np
 
 from benchmarks.null_device.arrays import Array
 from mixprec.backends.device_log import record
+from mixprec.backends.launch import record_launch
 from mixprec.backends.memory import flat
 
 
@@ -38,7 +39,7 @@ class Launcher:
 
     def launch(self, kernel, blocks, arguments):
         """Notes a launch."""
-        record("kernel", kernel, blocks, *arguments)
+        record_launch(kernel, blocks, arguments)
 
     def holds(self, array):
         """Whether ``array`` is an array on the device.

@@ -46,8 +46,9 @@ def is_of_numpy(array):
 def register(array_type, primitives):
     """Makes :func:`primitives_of` return ``primitives`` for arrays of exactly this type.
 
-    Their attribute ``launcher`` is what :func:`launcher_of` returns, and ``graphs`` what
-    :func:`mixprec.graph_capture.cuda_graphs.graphs_of` does.
+    Their attribute ``launcher`` is what :func:`launcher_of` returns, ``graphs`` what
+    :func:`mixprec.graph_capture.cuda_graphs.graphs_of` does, and ``nccl_of`` is
+    :func:`mixprec.backends.nccl.nccl_of` of a communicator.
     """
     _OTHERS[array_type] = primitives
 

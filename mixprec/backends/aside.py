@@ -67,6 +67,10 @@ class Aside:
         while self._under_way:
             self._wait()
 
+    def last(self):
+        """Returns the event after all that was run here and the first stream has not waited for, or ``None``."""
+        return self._under_way[-1][0] if self._under_way else None
+
     def forget(self):
         """Gives up what was run here, after an error: its results are not read."""
         self._under_way.clear()
@@ -75,6 +79,11 @@ class Aside:
         event, _ = self._under_way[0]
         self._streams.wait(event)
         self._under_way.popleft()
+
+
+def last():
+    """Returns the event that a third stream has to wait for before it reads gradients, or ``None``."""
+    return None if now.aside is None else now.aside.last()
 
 
 @contextlib.contextmanager

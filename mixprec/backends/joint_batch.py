@@ -9,9 +9,10 @@ import weakref
 import zlib
 
 import numpy as np
-from chainer.backends import cuda
 
+from mixprec.backends import launcher_of
 from mixprec.backends.mpi_duplicates import duplicate
+from mixprec.backends.nccl import nccl_of
 
 _turns = weakref.WeakKeyDictionary()  # a count for each of ChainerMN's communicators
 
@@ -49,7 +50,7 @@ class JointBatch:
             ValueError: a process has an empty batch; all of them raise it.
         """
         if self._gathered is None:
-            self._gathered = self._gather(primitives.batch_norm_part(x))
+            self._gathered = self._gather(primitives.batch_norm_part(x), x.size == 0)
         return self._gathered
 
     def sum(self, array):
@@ -60,7 +61,7 @@ class JointBatch:
         """
         return self._exchange("the gradient", array).sum(axis=0)
 
-    def _gather(self, array):
+    def _gather(self, array, is_empty):
         self._turn = next(_turns.setdefault(self._communicator, itertools.count()))
         found = self._exchange("the statistics", array)
         empty = [rank for rank, counts in enumerate(found[:, 0]) if not counts.all()]
@@ -88,28 +89,35 @@ class JointBatch:
 
 
 class NcclJointBatch(JointBatch):
-    """Exchanges float32 arrays of CuPy, on the current stream, by the NCCL communicator that ChainerMN has.
+    """Exchanges float32 arrays of a device, in one order with sums of gradients, by :mod:`~mixprec.backends.nccl`.
 
-    Processes do not compare where they are, as the host would have to wait for that.
+    Processes do not compare where they are, as the host would have to wait for that. An optimizer of mixprec with a
+    communicator compares it at the end of the step, and whether one of them has an empty batch, before it updates.
     """
 
     def sum(self, array):
         """See :meth:`JointBatch.sum`."""
-        from chainermn.nccl import NCCL_FLOAT32, NCCL_SUM
-
-        found = cuda.cupy.empty_like(array)
-        stream = cuda.cupy.cuda.get_current_stream().ptr
-        self._nccl().allReduce(array.data.ptr, found.data.ptr, array.size, NCCL_FLOAT32, NCCL_SUM, stream)
+        found = launcher_of(array).empty(array.shape, array.dtype)
+        nccl = self._nccl(f"the gradient of {self._name} {array.shape[1:]}", array)
+        with nccl.beside(array, found):
+            nccl.all_reduce(array, found)
+        nccl.join()
         return found
 
-    def _gather(self, array):
-        from chainermn.nccl import NCCL_FLOAT32
-
-        found = cuda.cupy.empty((self.size, *array.shape), array.dtype)
-        stream = cuda.cupy.cuda.get_current_stream().ptr
-        self._nccl().allGather(array.data.ptr, found.data.ptr, array.size, NCCL_FLOAT32, stream)
+    def _gather(self, array, is_empty):
+        place = f"the statistics of {self._name} {array.shape[1:]}"
+        if is_empty and self.size == 1:
+            raise ValueError(f"{self._name}: an empty batch has no statistics")
+        if is_empty:
+            place += f", of an empty batch in process {self._communicator.rank}"
+        found = launcher_of(array).empty((self.size, *array.shape), array.dtype)
+        nccl = self._nccl(place, array)
+        with nccl.beside(array, found):
+            nccl.all_gather(array, found)
+        nccl.join()
         return found
 
-    def _nccl(self):
-        self._communicator._init_comms()
-        return self._communicator.nccl_comm
+    def _nccl(self, place, array):
+        nccl = nccl_of(self._communicator, array)
+        nccl.asked.add(place)
+        return nccl

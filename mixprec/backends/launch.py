@@ -17,7 +17,7 @@ import numpy as np
 
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
-from mixprec.backends.device_log import record
+from mixprec.backends.device_log import is_recording, record
 from mixprec.backends.stored import Stored
 
 # Of arrays of CuPy. `flags` would be another object for each of them.
@@ -36,6 +36,20 @@ _PER_THREAD = 2  # cudaStreamPerThread: the address of as many streams as there 
 def text_of(package, name):
     """Returns the text of a file in the folder ``kernels`` of a package."""
     return resources.files(package).joinpath("kernels", name).read_text("utf-8")
+
+
+def record_launch(name, blocks, arguments):
+    """Records a launch with all numbers, also those of structs; arguments as of :meth:`CupyLauncher.launch`."""
+    if is_recording():
+        numbers = ([x] if np.isscalar(x) else x.ravel().view(np.int64).tolist() for x in arguments)
+        record("kernel", name, blocks, *itertools.chain.from_iterable(numbers))
+
+
+def _by_value(argument):
+    """Returns what CuPy takes for an argument of a kernel."""
+    if isinstance(argument, np.ndarray):
+        return argument.reshape(-1).view(np.dtype((np.void, argument.nbytes)))  # an array of one element
+    return np.float64(argument) if isinstance(argument, float) else np.int64(argument)
 
 
 def launcher_of(array):
@@ -92,10 +106,11 @@ class CupyLauncher:
         Args:
             kernel: from :meth:`compile`.
             blocks: number of blocks.
-            arguments: ints (addresses, or ``long long``) and floats (``double``).
+            arguments: ints (addresses, or ``long long``), floats (``double``), and arrays of NumPy, C-contiguous, of
+                which the kernel gets the memory as it is now, as a struct.
         """
-        values = tuple(np.float64(value) if isinstance(value, float) else np.int64(value) for value in arguments)
-        record("kernel", kernel.name, blocks, *arguments)
+        values = tuple(map(_by_value, arguments))
+        record_launch(kernel.name, blocks, arguments)
         with self._device:
             kernel.function((blocks,), (self.threads,), values)
 

@@ -5,8 +5,9 @@
 - :mod:`~mixprec.distributed.readiness`: when no function will add to a gradient any more;
 - :mod:`~mixprec.distributed.buckets`: which gradients travel together;
 - :mod:`~mixprec.distributed.arena`: the memory in which they travel, and which parameters have as gradients;
+  :mod:`~mixprec.distributed.device_arena` is that of a GPU;
 - :mod:`~mixprec.distributed.exchange`: what happens when in a step;
 - :mod:`~mixprec.distributed.same_models`: whether all processes have the same parameters;
 - :mod:`~mixprec.distributed.transport`: what carries them, an interface; :mod:`~mixprec.distributed.mpi_transport`
-  is MPI.
+  is MPI, :mod:`~mixprec.distributed.nccl_transport` NCCL.
 """

@@ -1,6 +1,7 @@
 """The memory of gradients of one dtype: what is summed over ranks, and what parameters then have as gradients.
 
-:mod:`~mixprec.distributed.exchange` makes an :class:`Arena` for each dtype of a model's parameters.
+:mod:`~mixprec.distributed.exchange` makes an arena for each dtype of a model's parameters: :class:`Arena` on NumPy,
+:class:`~mixprec.distributed.device_arena.DeviceArena` on a device.
 """
 
 import numpy as np
@@ -9,42 +10,72 @@ from mixprec.backends.memory import shaped
 
 
 class Arena:
-    """Two flat arrays, or one: gradients in the dtype of the sum, and in that of the parameters.
+    """Two flat arrays, or one: gradients in the dtype of the sum, and in that of the parameters. Those of NumPy.
 
     Args:
         size: number of elements.
         dtype: of the parameters.
         dtype_of_sum: in which gradients are added.
+        transport: :class:`~mixprec.distributed.transport.Transport`.
 
     Attributes:
         sums: flat array in which gradients are packed, and summed.
         gradients: flat array in the dtype of the parameters; the same one if the dtypes are the same.
     """
 
-    def __init__(self, size, dtype, dtype_of_sum):
-        self.sums = np.zeros(size, dtype_of_sum)
-        self.gradients = self.sums if self.sums.dtype == dtype else np.zeros(size, dtype)
+    def __init__(self, size, dtype, dtype_of_sum, transport):
+        self._transport = transport
+        self.share = 1 / transport.size
+        self.sums = self._zeros(size, dtype_of_sum)
+        self.gradients = self.sums if self.sums.dtype == dtype else self._zeros(size, dtype)
+        self._views = {}  # name -> (part of the sums, part of the gradients)
 
     @property
     def rounds(self):
         """Whether sums are rounded into another array."""
         return self.gradients is not self.sums
 
-    def views(self, slot, model):
-        """Returns the parts of :attr:`sums` and :attr:`gradients` of one parameter, in its shape and order of axes.
+    def place(self, name, slot, model):
+        """Gives a parameter its parts of :attr:`sums` and :attr:`gradients`, in its shape and order of axes.
 
         Args:
+            name: of the parameter.
             slot: :class:`~mixprec.distributed.buckets.Slot`.
             model: array of the parameter.
         """
         sums = shaped(self.sums[slot.start : slot.stop], model)
-        return sums, shaped(self.gradients[slot.start : slot.stop], model) if self.rounds else sums
+        gradients = shaped(self.gradients[slot.start : slot.stop], model) if self.rounds else sums
+        self._views[name] = sums, gradients
 
-    def round(self, start, stop):
-        """Rounds a part of the sums into the gradients. A mean of finite gradients stays finite."""
+    def mean(self, name):
+        """Returns the array that a parameter has as its gradient, a view of :attr:`gradients`."""
+        return self._views[name][1]
+
+    def put(self, name, gradient):
+        """Packs a gradient, now or when its bucket starts.
+
+        Args:
+            name: of the parameter.
+            gradient: array of its shape; ``None`` for zeros.
+        """
+        pack(gradient, self.share, self._views[name][0])
+
+    def start(self, bucket):
+        """Starts the sum of a :class:`~mixprec.distributed.buckets.Bucket` whose gradients were all put here.
+
+        Returns:
+            :class:`~mixprec.distributed.transport.Work`.
+        """
+        return self._transport.start(self.sums[bucket.start : bucket.stop])
+
+    def end(self, bucket):
+        """To be called for one bucket after the other when its sum is joined: leaves it in :attr:`gradients`."""
         if self.rounds:
             with np.errstate(over="ignore"):  # that of others may not be finite
-                self.gradients[start:stop] = self.sums[start:stop]
+                self.gradients[bucket.start : bucket.stop] = self.sums[bucket.start : bucket.stop]
+
+    def _zeros(self, size, dtype):
+        return np.zeros(size, dtype)
 
 
 def pack(gradient, share, out):

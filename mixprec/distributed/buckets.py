@@ -12,6 +12,7 @@ from typing import NamedTuple
 MOST = 4 * 2**20
 LEAST = 2**16
 PARTS = 8
+ALIGNED = 8  # on a device each gradient begins at a multiple of so many elements: 16 bytes of 16-bit numbers
 LAST = 4  # by what the last bucket is smaller: nothing of the backward pass is left to hide it behind
 
 
@@ -63,13 +64,14 @@ def limit_of(total):
     return min(MOST, max(LEAST, total // PARTS))
 
 
-def layout(members, itemsizes, limit):
+def layout(members, itemsizes, limit, aligned=1):
     """Returns a :class:`Layout`.
 
     Args:
         members: ``[(name, dtype, size)]`` in the order in which gradients become ready.
         itemsizes: dict of dtypes and the bytes of an element while it travels.
         limit: bytes of a bucket. One with a single gradient may have more, the last one of a dtype has a part of it.
+        aligned: each gradient begins at a multiple of so many elements; a bucket ends at one.
 
     Example:
         >>> plan = layout([("c", "float32", 6), ("b", "float32", 2), ("a", "float32", 1)], {"float32": 4}, limit=32)
@@ -77,6 +79,8 @@ def layout(members, itemsizes, limit):
         [(('c', 'b'), 0, 8), (('a',), 8, 9)]
     """
     places = {name: place for place, (name, _, _) in enumerate(members)}
+    lengths = {name: size for name, _, size in members}
+    members = [(name, dtype, -(-size // aligned) * aligned) for name, dtype, size in members]
     sizes, buckets = {}, []
     for dtype in dict.fromkeys(dtype for _, dtype, _ in members):
         start = 0
@@ -87,13 +91,13 @@ def layout(members, itemsizes, limit):
             start = stop
         sizes[dtype] = start
     buckets.sort(key=lambda bucket: places[bucket.names[-1]])
-    lengths = {name: size for name, _, size in members}
+    rooms = {name: size for name, _, size in members}
     slots = {}
     for number, bucket in enumerate(buckets):
         start = bucket.start
         for name in bucket.names:
             slots[name] = Slot(bucket.dtype, start, start + lengths[name], number)
-            start += lengths[name]
+            start += rooms[name]
     return Layout(slots, buckets, sizes)
 
 

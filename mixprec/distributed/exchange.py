@@ -10,13 +10,25 @@
 
 Gradients lie in memory in the order in which they became ready on rank 0 in the first step; that step packs after its
 pass. When parameters change, the next step is a first one again.
+
+On a device no number is read, and the host waits for MPI only. A bucket then starts where it is complete, on all ranks
+at the same place of the backward pass: batch normalizations over several processes ask for sums in between.
 """
 
+import contextlib
+import functools
+
+import chainer
 import numpy as np
 
+from mixprec.backends import launcher_of
+from mixprec.backends.capture_error import CaptureError
 from mixprec.distributed import buckets, readiness
-from mixprec.distributed.arena import Arena, pack
-from mixprec.distributed.same_models import Members, check_same, check_updates
+from mixprec.distributed.arena import Arena
+from mixprec.distributed.device_arena import DeviceArena
+from mixprec.distributed.same_models import Members
+from mixprec.distributed.step_check import StepCheck
+from mixprec.distributed.step_numbers import StepNumbers
 from mixprec.dtypes import is_half
 
 
@@ -24,26 +36,31 @@ class GradientExchange:
     """Averages gradients over ranks.
 
     Args:
-        transport: :class:`~mixprec.distributed.transport.Transport`.
+        transport: :class:`~mixprec.distributed.transport.Transport` for the arrays of the parameters.
         dtype_of_sum: in which gradients in float16 and bfloat16 are added; others are added in their own dtype.
+            ``None`` for float32 on NumPy, and for their own on a device, where bytes count.
         named: as for :meth:`begin`, of the model as it is now.
 
     Attributes:
+        transport: the same.
         members: :class:`~mixprec.distributed.same_models.Members` of the step.
         started: number of buckets of the step that have started.
+        memory: object that is replaced when gradients get other places.
         updates: how many updates are over: as many on all ranks, or one has failed after :meth:`finish` on some.
     """
 
     def __init__(self, transport, dtype_of_sum, named):
-        self._transport = transport
-        self._dtype_of_sum = np.dtype(dtype_of_sum)
+        self.transport = transport
+        self._dtype_of_sum = None if dtype_of_sum is None else np.dtype(dtype_of_sum)
         self.members = Members(named)
         self.updates = 0
         self._is_open = False  # between begin() and the end of finish() or leave()
+        self._is_announced = False  # whether the next begin() finds all ranks agreed
+        self._is_captured = False
         self._layout = None
         self._arenas = {}  # dtype of parameters -> Arena
-        self._views = {}  # name -> (part of the sums, part of the gradients)
-        self._check = None  # a sum under way, and its array: do all ranks have the same parameters?
+        self._check = StepCheck()
+        self._numbers = StepNumbers()
         self._sums = []  # under way, of the buckets that have started
         self._to_pack = []  # for each bucket the names of what is not packed yet
         self._order = []  # names in the order of readiness
@@ -52,6 +69,11 @@ class GradientExchange:
     def started(self):
         """See :class:`GradientExchange`."""
         return len(self._sums)
+
+    @property
+    def memory(self):
+        """See :class:`GradientExchange`."""
+        return self._arenas
 
     def begin(self, named):
         """Begins a step.
@@ -62,41 +84,79 @@ class GradientExchange:
         Raises:
             RuntimeError: the step before failed, and other ranks may wait for its gradients.
         """
+        if self._is_captured:
+            if self._layout is None or not self.members.are(named):
+                raise CaptureError("a captured step has other parameters than the step before")
+        elif not self._is_announced:
+            self._announce(named, 0, None)
+        self._is_announced, self._is_open = False, True
+        self._order = []
+        self._to_pack = [] if self._layout is None else [set(bucket.names) for bucket in self._layout.buckets]
+
+    def _announce(self, named, number, wish):
         if self._is_open:
             self._recover()
-        self._is_open = True
         if not self.members.are(named):
             before, self.members = self.members.description, Members(named, self.members)
             if self.members.description != before:
                 self._layout = None
             elif self._layout is not None:
                 self._place()
-        self._order = []
-        self._to_pack = [] if self._layout is None else [set(bucket.names) for bucket in self._layout.buckets]
-        own = self.members.fingerprint(self.updates)
-        sums = own.copy()
-        self._check = self._transport.start(sums), sums, own
+        self._check.start(self.transport, self.members, self.updates, number, wish)
 
     def agree(self):
         """Waits until it is known that all ranks have the same parameters.
 
-        Raises:
-            ValueError: they have not; on all ranks, naming the first parameter and rank that differ.
-            RuntimeError: an update has failed on some ranks only; on all ranks.
+        Returns:
+            see :meth:`~mixprec.distributed.step_check.StepCheck.agree`, as for what is raised.
         """
-        if self._check is not None:
-            self._check[0].join()
-            if not self._is_agreed():
-                self.leave()
-                self._layout = None  # on all ranks, as on the one that has other parameters
-                of_ranks = self._transport.gather((self.members.description, self.updates))
-                check_same([description for description, _ in of_ranks])
-                check_updates([updates for _, updates in of_ranks])
+        try:
+            return self._check.agree()
+        except (ValueError, RuntimeError):
+            self.leave()
+            self._layout = None  # on all ranks, as on the one that has other parameters
+            raise
 
     def leave(self):
         """Ends a step without gradients; all ranks do, at the same time."""
-        self._check = None
         self._is_open = False
+
+    @contextlib.contextmanager
+    def called(self, named, number, wish):
+        """A context for a call of a captured step, which counts as one update, however many are run or launched.
+
+        Args:
+            named: as for :meth:`begin`.
+            number, wish: as for :meth:`~mixprec.distributed.step_check.StepCheck.start`.
+
+        Gives:
+            What :meth:`agree` returns.
+        """
+        updates = self.updates
+        self._announce(named, number, wish)
+        wishes = self.agree()
+        self._is_announced = True
+        try:
+            yield wishes
+        finally:
+            self._is_announced = False
+        self.updates = updates + 1
+
+    @contextlib.contextmanager
+    def capturing(self):
+        """A context for a step that a graph captures: no other rank is asked, as one may fail where others do not.
+
+        What all ranks have found out in the step before holds for this one. The stream of sums is joined at the end.
+        """
+        self._is_captured = True
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):  # of a capture that has failed
+                self.transport.join()
+            self.transport.places()  # of a step that was not finished
+            self._is_captured = self._is_open = False
+            self._sums = []
 
     def overlapped(self):
         """Returns a context for the last backward pass of a step: gradients are sent during it."""
@@ -126,37 +186,30 @@ class GradientExchange:
             self._pack(name, gradient)
         self._start_packed()
         numbers = np.vstack([has_gradient, numbers]).astype(np.float64)
-        last = self._transport.start(numbers)
+        sums = None if self._is_captured else self._numbers.start(self.transport, numbers)
         for work, bucket in zip(self._sums, self._layout.buckets, strict=True):
             work.join()
-            self._arenas[bucket.dtype].round(bucket.start, bucket.stop)
-        last.join()
+            self._arenas[bucket.dtype].end(bucket)
+        numbers = self._numbers.repeated(self.transport, numbers) if self._is_captured else sums()
         self._sums = []
         self._is_open = False
         for (name, param), ranks in zip(self.members.initialized, numbers[0], strict=True):
-            mean = self._views[name][1]
+            mean = self._mean(name)
             if ranks and param.grad is not mean:
                 param.grad = mean
         return numbers[1:]
 
     def _recover(self):
         """Ends a step that failed, if there are no other ranks."""
-        if self._transport.size > 1:
+        if self.transport.size > 1:
             raise RuntimeError(
-                f"the step before failed on rank {self._transport.rank}, for whose gradients others may wait, and "
+                f"the step before failed on rank {self.transport.rank}, for whose gradients others may wait, and "
                 "ranks are out of step: end the program"
             )
-        for work in (self._check or ())[:1] + tuple(self._sums):
+        self._check.forget()
+        for work in self._sums:
             work.join()
-        self._check, self._sums = None, []
-
-    def _is_agreed(self):
-        """Whether all ranks are known by now to have the same parameters; does not wait."""
-        if self._check is not None:
-            work, sums, own = self._check
-            if work.done and (sums == self._transport.size * own).all():
-                self._check = None
-        return self._check is None
+        self._sums = []
 
     def _take(self, param, gradient):
         """Called in the backward pass, see :func:`mixprec.distributed.readiness.watching`."""
@@ -166,49 +219,60 @@ class GradientExchange:
         self._order.append(name)
         if self._layout is None:
             return None
-        self._transport.progress()
+        self.transport.progress()
         self._pack(name, gradient)
         self._start_packed()
-        return None if self._arenas[self._layout.slots[name].dtype].rounds else self._views[name][1]
+        return None if self._arena(name).rounds else self._mean(name)
+
+    def _arena(self, name):
+        return self._arenas[self._layout.slots[name].dtype]
+
+    def _mean(self, name):
+        return self._arena(name).mean(name)
 
     def _apart(self, name, gradient):
         """Returns a gradient; a copy if it lies where another one may be packed, as after ``one.grad = other.grad``."""
-        if gradient is None or gradient is self._views[name][1]:
+        if gradient is None or gradient is self._mean(name):
             return gradient
-        is_inside = any(np.may_share_memory(gradient, arena.sums) for arena in self._arenas.values())
+        shares = chainer.backend.get_array_module(gradient).may_share_memory
+        is_inside = any(shares(gradient, arena.sums) for arena in self._arenas.values())
         return gradient.copy() if is_inside else gradient
 
     def _pack(self, name, gradient):
-        pack(gradient, 1 / self._transport.size, self._views[name][0])
+        self._arena(name).put(name, gradient)
         self._to_pack[self._layout.slots[name].bucket].discard(name)
 
     def _start_packed(self):
         """Starts the buckets that may."""
-        if self._is_agreed():
-            while self.started < len(self._to_pack) and not self._to_pack[self.started]:
-                bucket = self._layout.buckets[self.started]
-                part = self._arenas[bucket.dtype].sums[bucket.start : bucket.stop]
-                self._sums.append(self._transport.start(part))
+        while self.started < len(self._to_pack) and not self._to_pack[self.started]:
+            if self.transport.shares_order:
+                self.agree()
+            elif not self._check.is_agreed():
+                return
+            bucket = self._layout.buckets[self.started]
+            self._sums.append(self._arenas[bucket.dtype].start(bucket))
 
     def _lay_out(self):
         """Makes places in memory for the gradients, in the order of rank 0."""
         params = dict(self.members.initialized)
         # What has not become ready while it was watched: first the layers that come last, by their names.
         order = list(dict.fromkeys([*self._order, *reversed(params)]))
-        order = self._transport.gather(order if self._transport.rank == 0 else None)[0]
+        order = self.transport.gather(order if self.transport.rank == 0 else None)[0]
         members = [(name, params[name].dtype.name, params[name].size) for name in order]
         dtypes = {param.dtype.name: param.dtype for param in params.values()}
-        of_sums = {name: self._dtype_of_sum if is_half(dtype) else dtype for name, dtype in dtypes.items()}
+        launcher = next((launcher_of(param.array) for param in params.values()), None)
+        of_half = np.dtype(np.float32) if self._dtype_of_sum is None and launcher is None else self._dtype_of_sum
+        of_sums = {name: dtype if of_half is None or not is_half(dtype) else of_half for name, dtype in dtypes.items()}
         itemsizes = {name: dtype.itemsize for name, dtype in of_sums.items()}
         limit = buckets.limit_of(sum(size * itemsizes[dtype] for _, dtype, size in members))
-        self._layout = buckets.layout(members, itemsizes, limit)
-        self._arenas = {name: Arena(size, dtypes[name], of_sums[name]) for name, size in self._layout.sizes.items()}
+        self._layout = buckets.layout(members, itemsizes, limit, 1 if launcher is None else buckets.ALIGNED)
+        new = Arena if launcher is None else functools.partial(DeviceArena, launcher=launcher)
+        self._arenas = {
+            name: new(size, dtypes[name], of_sums[name], self.transport) for name, size in self._layout.sizes.items()
+        }
         self._to_pack = [set(bucket.names) for bucket in self._layout.buckets]
         self._place()
 
     def _place(self):
-        self._views = {
-            name: self._arenas[slot.dtype].views(slot, param.array)
-            for name, param in self.members.initialized
-            for slot in [self._layout.slots[name]]
-        }
+        for name, param in self.members.initialized:
+            self._arena(name).place(name, self._layout.slots[name], param.array)

@@ -4,14 +4,17 @@
 :mod:`~mixprec.optimizer.ranks` at ``setup``.
 """
 
+import itertools
 import weakref
 import zlib
 
+import chainer
 import numpy as np
 
+from mixprec.backends import is_of_numpy
 from mixprec.backends.memory import axes
 
-_WHAT = "shape", "dtype", "order of axes in memory", "number of replacements"
+_WHAT = "shape", "dtype", "order of axes in memory", "place", "number of replacements"
 
 
 class Members:
@@ -25,8 +28,8 @@ class Members:
         initialized: ``[(name, parameter)]`` of those that are.
         names: dict of their ids and names.
         keys: for each of them its name, shape, and how often another parameter has taken the place of that name.
-        description: what must be the same on all ranks: a tuple of ``(name, shape, dtype, order of axes in memory, how
-            often it was replaced)``.
+        description: what must be the same on all ranks: a tuple of ``(name, shape, dtype, order of axes in memory,
+            NumPy or which of the devices of this rank, how often it was replaced)``.
     """
 
     def __init__(self, named, before=None):
@@ -40,20 +43,34 @@ class Members:
             if known() is not param:
                 self._replaced[name] = weakref.ref(param), number + 1
         self.keys = [(name, param.shape, self._replaced[name][1]) for name, param in self.initialized]
+        place = _Places()
         self.description = tuple(
-            (name, *(("none yet", "", "") if a is None else (a.shape, a.dtype.name, axes(a))), self._replaced[name][1])
+            (
+                name,
+                *(("none yet", "", "", "") if a is None else (a.shape, a.dtype.name, axes(a), place.of(a))),
+                self._replaced[name][1],
+            )
             for (name, _), a in zip(named, self._arrays, strict=True)
         )
         self._number = zlib.crc32(repr(self.description).encode())
 
     def fingerprint(self, updates=0):
-        """Returns two numbers in float64 for the description, and for how many updates are over.
+        """Returns two numbers for the description, and for how many updates are over; see :func:`fingerprint`."""
+        return fingerprint(self._number + updates)
 
-        If their sums over ranks are the number of ranks times themselves, all ranks have the same: the mean of squares
-        is the square of the mean for equal numbers only.
+    def check_place(self):
+        """Makes sure that all parameters are in one place; of ranks with the same description all raise, or none.
+
+        Raises:
+            ValueError: naming two parameters that are not.
         """
-        number = (self._number + updates) % 2**20  # 8,192 squares of it add up exactly
-        return np.array([number, number * number], np.float64)
+        places = {place: name for name, *_, place, _ in reversed(self.description) if place}
+        if len(places) > 1:
+            (one, first), (other, second) = list(places.items())[:2]
+            raise ValueError(
+                f"{first} is on {one} and {second} on {other}: with a communicator all parameters of a process must be "
+                "on one device: call model.to_device(...)"
+            )
 
     def are(self, named):
         """Whether these are the same names, parameters and arrays."""
@@ -61,6 +78,31 @@ class Members:
             name == before and param is known and param.array is array
             for (name, param), (before, known), array in zip(named, self._named, self._arrays, strict=True)
         )
+
+
+class _Places:
+    """Names of places: devices by numbers in the order in which they come, as each rank has another GPU."""
+
+    def __init__(self):
+        self._devices = []
+
+    def of(self, array):
+        if is_of_numpy(array):
+            return "NumPy"
+        device = chainer.backend.get_device_from_array(array)
+        if device not in self._devices:
+            self._devices.append(device)
+        return ("a GPU", "another GPU", "a third GPU")[min(self._devices.index(device), 2)]
+
+
+def fingerprint(number):
+    """Returns two numbers in float64 for an integer, to be added up over ranks.
+
+    If their sums are the number of ranks times themselves, all ranks have the same: the mean of squares is the square
+    of the mean for equal numbers only.
+    """
+    number %= 2**20  # 8,192 squares of it add up exactly
+    return np.array([number, number * number], np.float64)
 
 
 def check_same(descriptions):
@@ -97,6 +139,24 @@ def check_updates(numbers):
                 f"rank 0 has done {numbers[0]} updates, rank {rank} {number}, and ranks are out of step: end the "
                 "program when an update fails"
             )
+
+
+def check_order(of_ranks):
+    """Makes sure that all ranks have asked for the same sums, in the same order.
+
+    Args:
+        of_ranks: lists of str, what each of them has asked for.
+
+    Raises:
+        RuntimeError: naming the first difference from rank 0.
+    """
+    for rank, places in enumerate(of_ranks):
+        for one, other in itertools.zip_longest(of_ranks[0], places, fillvalue="nothing more"):
+            if one != other:
+                raise RuntimeError(
+                    f"ranks do not add up in one order: rank 0 asked for {one}, rank {rank} for {other}. If only one "
+                    "rank looks at results or has function hooks, let all do so, or use convert(fuse=False)"
+                )
 
 
 def check_settings(settings):

@@ -1,6 +1,7 @@
 """What carries arrays between ranks, as :mod:`~mixprec.distributed.exchange` sees it.
 
-:class:`~mixprec.distributed.mpi_transport.MpiTransport` implements it for arrays of NumPy.
+:class:`~mixprec.distributed.mpi_transport.MpiTransport` implements it for arrays of NumPy,
+:class:`~mixprec.distributed.nccl_transport.NcclTransport` for those of a device as well.
 """
 
 import abc
@@ -14,10 +15,20 @@ class Transport(abc.ABC):
     Attributes:
         rank: number of this process.
         size: number of processes.
+        shares_order: whether others ask for sums in the same order, in the middle of a step: all ranks then have to
+            start sums at the same places of the program, and wait until they may.
     """
 
     rank: int
     size: int
+    shares_order = False
+
+    def places(self):
+        """Returns what was asked for since the last call, a list of str, where :attr:`shares_order`."""
+        return []
+
+    def join(self):  # noqa: B027
+        """What the current stream is asked from now on comes after all sums of arrays of a device."""
 
     @abc.abstractmethod
     def start(self, array):

@@ -16,10 +16,11 @@ from mixprec.graph_capture.called_links import hook_left_out
 class Capturable(abc.ABC):
     """Work that is done again and again, each time with the same launches.
 
-    An eager call asks :meth:`is_under_way`, then calls :meth:`run` and :meth:`finish`. The call that captures a graph
-    asks :meth:`why_not`, calls :meth:`run` twice (once eagerly, once while the graph is captured), and compares what
-    the work returns and the arrays of :meth:`state`. A call that launches the graph asks :meth:`is_under_way`, and
-    calls the methods of the :class:`GraphSession` and :meth:`finish`; :meth:`run` is not called any more.
+    A call asks :meth:`is_under_way`, and is then inside of :meth:`agreed`. An eager call calls :meth:`run` and
+    :meth:`finish`. The call that captures a graph asks :meth:`why_not`, calls :meth:`run` twice (once eagerly, once
+    while the graph is captured), and compares what the work returns and the arrays of :meth:`state`. A call that
+    launches the graph calls the methods of the :class:`GraphSession` and :meth:`finish`; :meth:`run` is not called any
+    more.
 
     The methods that are not abstract are those of work that moves nothing.
 
@@ -27,11 +28,13 @@ class Capturable(abc.ABC):
         name: for messages, such as ``"the training step"``.
         model: the :class:`chainer.Link` whose arrays the work reads and moves.
         second_stream: whether the work may use a second stream of the device.
+        is_alone: whether there are no other ranks that do the same work at the same time.
     """
 
     name: str
     model: chainer.Link
     second_stream = False
+    is_alone = True
 
     @abc.abstractmethod
     def run(self, args, kwargs, *, unchains=False):
@@ -53,6 +56,22 @@ class Capturable(abc.ABC):
     def is_under_way(self):
         """Whether a part of the next call was done already, outside of :meth:`run`: a graph would not contain it."""
         return False
+
+    @contextlib.contextmanager
+    def agreed(self, wish):
+        """A context for a call, in which all ranks do the same.
+
+        Args:
+            wish: :class:`~mixprec.graph_capture.wishes.Wish` of this rank.
+
+        Gives:
+            what :func:`~mixprec.graph_capture.wishes.agreed` returns.
+        """
+        yield wish
+
+    def first_of_ranks(self, reason):
+        """Returns the reason of the first rank that has one: a text, or ``None``; all ranks ask at the same time."""
+        return reason
 
     def version(self):  # noqa: B027
         """Returns an object that is replaced when the next call is not expected to do the same as the last one."""
@@ -88,11 +107,16 @@ class GraphSession(abc.ABC):
     """What the host does around one CUDA graph: while it is captured, and before and after each launch.
 
     The methods that are not abstract are those of work that moves nothing.
+
+    Attributes:
+        number: of the capture, as all ranks count.
     """
+
+    number = 0
 
     @contextlib.contextmanager
     def capturing(self):
-        """A context in which the work is run while the graph is captured."""
+        """A context in which the work is run while the graph is captured; all streams are joined at its end."""
         yield
 
     @abc.abstractmethod

@@ -21,6 +21,7 @@ from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.graph_step import TrainingStep
 from mixprec.graph_capture.specialization import Specialization
 from mixprec.graph_capture.step_arguments import Arguments
+from mixprec.graph_capture.wishes import EAGER, FAILED, REFUSED, Wish
 from mixprec.optimizer import MixedPrecisionOptimizer
 
 _OTHER_SHAPES = ("capture", "eager")
@@ -180,27 +181,35 @@ class Captured:
             What the work returns, in new arrays.
 
         Raises:
-            CaptureError: the work cannot be captured, and that is required. The call that finds it out does the work,
-                once and eagerly; the next ones do nothing.
+            CaptureError: the work cannot be captured, on one of all ranks, and that is required. The call that finds it
+                out does the work, once and eagerly; the next ones do nothing.
         """
         graphs = graphs_of(array_of(self._capturable.model))
         if graphs is None:
             if self._required:
                 raise self._error("it needs a CUDA device")
-            return self._eager(args, kwargs)
+            return self._eager(args, kwargs, wait=True)
         if self.why_not is not None and self._required:
             raise self._error(self.why_not)
         given = Arguments(args, kwargs)
         with graphs.on_stream():
-            specialization = self._specialization_for(given, graphs)
-            if specialization is None:
-                return self._eager(*given.on_device(graphs))
-            launches = specialization.launches
-            result = specialization.call(given)
-            self.replays += specialization.launches - launches
-            specialization.finish()
-        if specialization.failure is not None:
-            self._give_up(specialization.failure)
+            specialization, own = self._look(given, graphs)
+            with self._capturable.agreed(own) as wish:
+                if wish.kind == EAGER and wish is not own:
+                    announce("%s runs eagerly in calls in which ranks differ: %s", self._name, wish.reason)
+                if wish.kind == REFUSED:
+                    raise CaptureError(f"{self._name} is required to be captured, and {wish.reason}")
+                if specialization is None:
+                    result = self._eager(*given.on_device(graphs), wait=False)
+                    failure = wish.reason if wish.kind == FAILED else None
+                else:
+                    launches = specialization.launches
+                    result = specialization.call(given, wish)
+                    self.replays += specialization.launches - launches
+                    specialization.finish()
+                    failure = specialization.failure
+        if failure is not None:
+            self._give_up(failure)
         return result
 
     def reset(self) -> None:
@@ -223,32 +232,34 @@ class Captured:
             lines.append(f"{each.shapes}: {state}")
         return "\n".join(lines) or f"{self._name} was not called yet, or is not on a CUDA device"
 
-    def _eager(self, args, kwargs):
+    def _eager(self, args, kwargs, wait):
         result = self._capturable.run(args, kwargs)
-        self._capturable.finish(lambda: (args, kwargs), wait=True)
+        self._capturable.finish(lambda: (args, kwargs), wait=wait)
         return result
 
-    def _specialization_for(self, given, graphs):
-        """Returns the :class:`Specialization` for a call, or ``None`` if the call is eager."""
-        if self.why_not is not None or self._is_hooked():
-            return None
+    def _look(self, given, graphs):
+        """Returns the :class:`Specialization` for a call, ``None`` if the call is eager, and a :class:`Wish`."""
+        if self.why_not is not None:
+            return None, Wish(EAGER, self.why_not)
+        hook = self._hook()
+        if hook is not None:
+            return None, Wish(REFUSED if self._required else EAGER, f"a graph would leave out {hook}")
         everywhere, here = vars(chainer.global_config), vars(chainer.config._local)
         config = tuple([here.get(name, everywhere[name]) for name in _CONFIG])
         try:
             key = graphs, given.key, config, settings.current()
         except TypeError as error:
-            self._give_up(str(error))
-            return None
+            return None, Wish(FAILED, str(error))
         if self._other_shapes == "eager":
             self._first_key = self._first_key or key
             if key != self._first_key:
-                return None
+                return None, Wish(EAGER, "other_shapes is eager, and its arguments are others")
         if key not in self._specializations:
             self._specializations[key] = Specialization(self._capturable, given, graphs, self._warmup)
         self._specializations.move_to_end(key)
         if len(self._specializations) > 1:
             self._make_room()
-        return self._specializations[key]
+        return self._specializations[key], self._specializations[key].wish()
 
     def _make_room(self):
         """Drops the specialization that was called least recently, so that the current one may have a graph."""
@@ -263,15 +274,13 @@ class Captured:
         for key in [*with_graph[: max(0, len(with_graph) - room)], *without[:-_WAITING]]:
             self._specializations.pop(key).drop()
 
-    def _is_hooked(self):
-        """Whether hooks for all functions or links are active: a graph would not run them, and the call is eager."""
-        hooks = [*chainer.get_function_hooks().values(), *chainer._get_link_hooks().values()]
-        if hooks:
-            hook = type(hooks[0]).__name__
-            if self._required:
-                raise CaptureError(f"{self._name} is required to be captured, and a graph would leave out {hook}")
-            announce("%s runs eagerly while the hook %s is active", self._name, hook)
-        return bool(hooks)
+    def _hook(self):
+        """Returns the name of a hook for all functions or links: a graph would not run it, and the call is eager."""
+        for hook in (*chainer.get_function_hooks().values(), *chainer._get_link_hooks().values()):
+            if not self._required:
+                announce("%s runs eagerly while the hook %s is active", self._name, type(hook).__name__)
+            return type(hook).__name__
+        return None
 
     def _give_up(self, reason):
         self.reset()

@@ -16,6 +16,7 @@ from mixprec.backends.dropout_state import dropout_state
 from mixprec.graph_capture.called_links import local_hooks
 from mixprec.graph_capture.capturable import Capturable, GraphSession
 from mixprec.graph_capture.graph_table import GraphTable
+from mixprec.graph_capture.wishes import agreed
 from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batch.scaling import SCALE_CONSTANTS
@@ -43,6 +44,24 @@ class TrainingStep(Capturable):
         if self._optimizer.target is None:
             raise RuntimeError("the optimizer is not set up: call setup(model)")
         return self._optimizer.target
+
+    @property
+    def is_alone(self):
+        """See :class:`Capturable`."""
+        return self._optimizer._ranks is None
+
+    @contextlib.contextmanager
+    def agreed(self, wish):
+        """See :meth:`Capturable.agreed`."""
+        if self.is_alone:
+            yield wish
+        else:
+            with self._optimizer._ranks.called(wish.number, wish) as wishes:
+                yield agreed(wish, wishes)
+
+    def first_of_ranks(self, reason):
+        """See :meth:`Capturable.first_of_ranks`."""
+        return reason if self.is_alone else self._optimizer._ranks.first(reason)
 
     def run(self, args, kwargs, *, unchains=False):
         """Runs the step; returns the loss, or the sum of the losses, a variable without a graph."""
@@ -92,7 +111,7 @@ class TrainingStep(Capturable):
         hook = super().why_not()
         if hook is not None:
             return hook
-        if self._optimizer.communicator is not None:
+        if not self.is_alone and not self._optimizer._ranks.sends_from_device:
             return "gradients are averaged over processes by MPI, which is no work of the device"
         step = _parts(self._optimizer).step
         reasons, others = step.plan.reasons, step.plan.others
@@ -185,11 +204,14 @@ class TrainingSession(GraphSession):
         self._index = masters.index
         self._batch = self._optimizer_step.batch
         self._table = GraphTable(self._batch.table)
+        self._ranks = optimizer._ranks
+        if self._ranks is not None:
+            self.number = self._ranks.next_capture()
 
     @contextlib.contextmanager
     def capturing(self):
         """See :meth:`GraphSession.capturing`; afterwards the session knows what the graph was captured with."""
-        with self._batch.reading(self._table):
+        with self._batch.reading(self._table), self._ranks_capturing():
             yield
         self._changes, self._links = self._optimizer_step.changes, self._index.links
         places = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
@@ -225,11 +247,16 @@ class TrainingSession(GraphSession):
         self._outputs = None
         self._optimizer.target.cleargrads()
 
+    def _ranks_capturing(self):
+        return contextlib.nullcontext() if self._ranks is None else self._ranks.capturing()
+
     def _objects(self):
         """Returns the objects with addresses or values in the graph that ``unchanged()`` does not compare."""
         *_, scaler, counter = _parts(self._optimizer)
         objects = list(map(dict.get, self._owners, self._names))  # persistent values of links
         objects += [dropout_state(self._batch.applied), *counter.arrays]
+        if self._ranks is not None:
+            objects.append(self._ranks.memory)
         if isinstance(scaler, DynamicLossScale):
             objects += scaler.arrays
             objects += [getattr(scaler, name) for name in SCALE_CONSTANTS]

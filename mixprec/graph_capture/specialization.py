@@ -5,7 +5,8 @@
     compared calls     2 calls, each compares a graph with an eager call
     launches           every later call
 
-:class:`~mixprec.graph_capture.captured.Captured` calls :meth:`Specialization.call` in each step.
+:class:`~mixprec.graph_capture.captured.Captured` calls :meth:`Specialization.wish` and :meth:`Specialization.call` in
+each step.
 """
 
 from mixprec.announcements import announce
@@ -16,6 +17,7 @@ from mixprec.graph_capture.origin import cause_of
 from mixprec.graph_capture.reports import Reports, copied
 from mixprec.graph_capture.verification import Verification
 from mixprec.graph_capture.watch import difference, watching
+from mixprec.graph_capture.wishes import CAPTURE, EAGER, FAILED, LAUNCH, Wish
 
 _MORE_CALLS = 3  # are watched if the last two differ: some things happen in the first calls only
 # Two, as by the second one a number or an array of the host that is another in each step is not what it was at the
@@ -41,7 +43,7 @@ class Specialization:
         calls: number of eager calls before the graph was captured.
         launches: number of calls that launched a graph.
         graph: :class:`~mixprec.graph_capture.cuda_graphs.Graph`, or ``None``.
-        failure: why there can be no graph, as text, or ``None``.
+        failure: why there can be no graph, on no rank, as text, or ``None``.
     """
 
     def __init__(self, capturable, arguments, graphs, warmup):
@@ -52,6 +54,7 @@ class Specialization:
         self.graph = self.failure = None
         self._log = None  # what the last watched call asked of the device
         self._difference = None  # between the last two
+        self._own_failure = None  # what other ranks have still to be told
         self._version = self._other_links = None  # at the last watched call
         self._differed, self._to_compare = 0, _COMPARED
 
@@ -60,19 +63,43 @@ class Specialization:
         """Whether there is a graph, or the next call captures one."""
         return self.calls >= self._warmup and self._difference is None
 
-    def call(self, arguments):
-        """Does the work once, inside of ``graphs.on_stream()``; returns its result, without a computational graph."""
-        self._buffers.fill(arguments)
+    def wish(self):
+        """Returns the :class:`~mixprec.graph_capture.wishes.Wish` for a call, inside of ``graphs.on_stream()``."""
+        reason, drops = "there is no graph for its arguments yet", False
         if self.graph is not None and not (self._session.holds() and self._other_links.hold()):
             self.drop()
+            reason, drops = "arrays, rules or hooks are not those of the graph any more", True
+        if self._own_failure is not None:
+            return Wish(FAILED, self._own_failure)
         if self._capturable.is_under_way():
             if self.graph is not None:
                 announce("%s runs eagerly: %s", self._capturable.name, _UNDER_WAY)
-            return self._run()
-        if self.graph is not None and not self._to_compare:
-            return self._launch()
+            return Wish(EAGER, _UNDER_WAY, drops=drops)
         if not self.wants_graph:
-            return self._warm_up()
+            return Wish(EAGER, self._difference or reason, drops=drops)
+        number = 0 if self.graph is None else self._session.number
+        if self.graph is not None and not self._to_compare:
+            return Wish(LAUNCH, "another graph is there", number)
+        failure = self._capturable.why_not()
+        return Wish(CAPTURE, "a graph is captured", number) if failure is None else Wish(FAILED, failure)
+
+    def call(self, arguments, wish):
+        """Does the work once, inside of ``graphs.on_stream()``; returns its result, without a computational graph.
+
+        Args:
+            arguments: :class:`~mixprec.graph_capture.step_arguments.Arguments`.
+            wish: what all ranks do.
+        """
+        self._buffers.fill(arguments)
+        if wish.drops and self.graph is not None:
+            self.drop()
+        if wish.kind == LAUNCH:
+            return self._launch()
+        if wish.kind == FAILED:
+            self.failure = wish.reason
+            return self._run()
+        if wish.kind == EAGER:
+            return self._run() if self.wants_graph or self._capturable.is_under_way() else self._warm_up()
         result = self._capture_and_compare()
         if self.graph is not None and not self._to_compare:
             self._graphs.release()  # what eager steps and comparisons needed
@@ -101,6 +128,7 @@ class Specialization:
     def _warm_up(self):
         result = self._run() if self.calls < self._warmup - 2 else self._run_watched()
         self.calls += 1
+        self.failure = self._own_failure if self._capturable.is_alone else None
         return result
 
     def _run_watched(self):
@@ -111,14 +139,14 @@ class Specialization:
         before, self._version = self._version, self._capturable.version()
         if self._log is not None and self._version is not before:
             self._difference = "parameters, rules or hooks are others each time"  # perhaps not the next time
-            self.failure = self._capturable.why_not()
+            self._own_failure = self._capturable.why_not()
             if self.calls >= self._warmup + _MORE_CALLS:
                 announce("%s runs eagerly: %s", self._capturable.name, self._difference)
         elif self._log is not None:
             self._difference = difference(self._log, log)
             self._differed = 0 if self._difference is None else self._differed + 1
             if self._differed > _MORE_CALLS:
-                self.failure = self._difference
+                self._own_failure = self._difference
         self._log = log
         return result
 
@@ -127,12 +155,9 @@ class Specialization:
 
         There is memory for one of these at a time: the graph of the last call is dropped before the work runs eagerly,
         and the eager call is over when the next graph is captured. Variables that the model keeps are therefore those
-        of the newest graph.
+        of the newest graph. Where ranks could part they do what the first one does that finds something.
         """
         self._log = None
-        self.failure = self._capturable.why_not()
-        if self.failure is not None:
-            return self._run()
         state = self._state()
         verification = Verification(state, bitwise=settings.current().deterministic)
         again = None
@@ -146,19 +171,20 @@ class Specialization:
             result = self._run(unchains=True)  # or a model that keeps its loss keeps memory that the graph needs
         outputs = self._capturable.outputs()
         now = self._state()
-        if now.keys() != state.keys() or any(now[name] is not array for name, array in state.items()):
+        is_new = now.keys() != state.keys() or any(now[name] is not array for name, array in state.items())
+        if self._capturable.first_of_ranks("new" if is_new else None):
             reports.repeat()  # the state, or a part of it, has come to the device in this step: from a file, or drawn
             return result
         expected = verification.outcome([("the result", result), *reports.values])
         if again is not None:
-            self.failure = verification.difference(again, expected)
+            self._fails(verification.difference(again, expected))
             del again  # memory
         if self.failure is None:
-            self._capture(outputs)
+            self._fails(self._capture(outputs))
         if self.failure is None:
             verification.turn_back()
             self._launch_graph()
-            self.failure = verification.difference(verification.now(self._values_of_graph()), expected)
+            self._fails(verification.difference(verification.now(self._values_of_graph()), expected))
             if self.failure is not None:
                 verification.take(expected)
         if self.failure is not None:
@@ -169,6 +195,10 @@ class Specialization:
         self._to_compare -= self._capturable.applied()
         return self._result_of_graph()
 
+    def _fails(self, reason):
+        """Notes why there can be no graph, on this rank or another one, if there is a reason."""
+        self.failure = self._capturable.first_of_ranks(reason)
+
     def _state(self):
         return {**self._other_links.state(), **self._capturable.state()}
 
@@ -176,23 +206,22 @@ class Specialization:
         return [("the result", self._result), *self._reports.values]
 
     def _capture(self, outputs):
-        """Captures the work: afterwards there is a graph, or a failure and the outputs of the eager call."""
+        """Captures the work: afterwards there is a graph, or the outputs of the eager call and a reason, as text."""
         session, reports = self._capturable.session(), Reports()
 
         def body():
-            with reports:
+            with session.capturing(), reports:
                 return self._run(unchains=True)
 
         try:
-            with session.capturing():
-                self.graph, self._result = self._graphs.capture(body)
+            self.graph, self._result = self._graphs.capture(body)
         except BaseException as error:
             self._capturable.restore(outputs)
             if not isinstance(error, Exception):
                 raise
-            self.failure = cause_of(error)
-        else:
-            self._session, self._reports = session, reports
+            return cause_of(error)
+        self._session, self._reports = session, reports
+        return None
 
     def _launch(self):
         self._launch_graph()

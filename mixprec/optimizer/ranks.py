@@ -15,14 +15,21 @@ import chainer
 import numpy as np
 
 from mixprec import arguments
+from mixprec.backends import is_of_numpy
+from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.memory import axes
+from mixprec.backends.nccl import nccl_of
+from mixprec.backends.transfers import on_host, to_host
 from mixprec.distributed import readiness
 from mixprec.distributed.exchange import GradientExchange
 from mixprec.distributed.mpi_transport import MpiTransport
+from mixprec.distributed.nccl_transport import NcclTransport
 from mixprec.distributed.same_models import check_same, check_settings
-from mixprec.dtypes import is_half
+from mixprec.dtypes import STORAGE_DTYPES, is_half
 from mixprec.loss_scale import NoLossScale
 from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, ZERO, UsedScale, factor_of, grad_scale_of
+
+OF_STEP = -1.0  # the factor of the step, on a device; all factors are positive
 
 
 def ranks_of(communicator, allreduce_dtype):
@@ -39,8 +46,9 @@ def ranks_of(communicator, allreduce_dtype):
     if isinstance(communicator, type) or not hasattr(communicator, "mpi_comm"):
         found = arguments.found(communicator)
         raise TypeError(f"communicator must be one of chainermn.create_communicator(...), or None; found {found}")
-    dtype = "float32" if allreduce_dtype is None else allreduce_dtype
-    return Ranks(communicator, arguments.storage_dtype("allreduce_dtype", dtype))
+    if allreduce_dtype is not None:
+        allreduce_dtype = arguments.storage_dtype("allreduce_dtype", allreduce_dtype)
+    return Ranks(communicator, allreduce_dtype)
 
 
 class Ranks:
@@ -48,7 +56,7 @@ class Ranks:
 
     Args:
         communicator: of ChainerMN.
-        dtype_of_sum: in which gradients in float16 and bfloat16 are added.
+        dtype_of_sum: in which gradients in float16 and bfloat16 are added; ``None`` for the default of where they are.
 
     Attributes:
         communicator: the same.
@@ -57,7 +65,8 @@ class Ranks:
     def __init__(self, communicator, dtype_of_sum):
         self.communicator = communicator
         self._dtype_of_sum = dtype_of_sum
-        self._transport = None
+        self._mpi = None
+        self._captures = 0
 
     def set_up(self, masters, statistics, scaler):
         """Makes all ranks begin with the parameters of rank 0.
@@ -70,18 +79,19 @@ class Ranks:
         Raises:
             ValueError: parameters or settings are not the same on all ranks; on all ranks, naming the first difference.
         """
-        if self._transport is None:
-            self._transport = MpiTransport(self.communicator.mpi_comm)
+        if self._mpi is None:
+            self._mpi = MpiTransport(self.communicator.mpi_comm)
         readiness.install()
         self._masters, self._statistics = masters, statistics
         self._scaler = scaler
         self._has_tried = False
         self._walked, self._named = None, []
-        self._exchange = GradientExchange(self._transport, self._dtype_of_sum, self._all())
+        self._exchange = GradientExchange(self._mpi, self._dtype_of_sum, self._all())
         members = self._exchange.members
-        of_ranks = self._transport.gather((members.description, _settings(scaler, self._dtype_of_sum)))
+        of_ranks = self._mpi.gather((members.description, _settings(scaler, self._dtype_of_sum)))
         check_same([description for description, _ in of_ranks])
         check_settings([settings for _, settings in of_ranks])
+        self._choose_transport()
         self._send(members.initialized)
         self._agreed, self._sent = None, set(members.keys)
 
@@ -104,6 +114,7 @@ class Ranks:
             self._exchange.leave()
             self._exchange.begin(self._all())
             self._exchange.agree()
+        self._choose_transport()
         members = self._exchange.members
         new = [each for each, key in zip(members.initialized, members.keys, strict=True) if key not in self._sent]
         if new and forward is None:
@@ -138,10 +149,48 @@ class Ranks:
         is_scaled = np.array(
             [p.grad is not None and scale is not ZERO for p, scale in zip(params, scales, strict=True)]
         )
-        numbers = {id(scale): self._number(scale) for scale in scales}
-        own = np.where(is_scaled, [numbers[id(scale)] for scale in scales], 0.0)
+        used = {id(scale): scale for scale, is_so in zip(scales, is_scaled, strict=True) if is_so}
+        numbers = {key: self._number(scale, passes) for key, scale in used.items()}
+        own = np.where(is_scaled, [numbers.get(id(scale), 0.0) for scale in scales], 0.0)
         counts, sums = self._exchange.finish(np.array([is_scaled, own]))
         self._set_scales(params, scales, is_scaled, own, counts, sums, passes)
+
+    # --- for captured steps
+
+    @property
+    def sends_from_device(self):
+        """Whether gradients are sent by the device, and a graph can contain that."""
+        return self._exchange.transport.shares_order
+
+    @property
+    def memory(self):
+        """Object that is replaced when gradients get other places in memory."""
+        return self._exchange.memory
+
+    def called(self, number, wish):
+        """Returns a context for a call of a captured step.
+
+        See :meth:`GradientExchange.called <mixprec.distributed.exchange.GradientExchange.called>`.
+        """
+        return self._exchange.called(self._all(), number, wish)
+
+    def capturing(self):
+        """Returns a context for a step that is captured: no other rank is asked."""
+        return self._exchange.capturing()
+
+    def next_capture(self):
+        """Returns the number of a capture, from 1 on; all ranks capture at the same time."""
+        self._captures += 1
+        return self._captures
+
+    def first(self, reason):
+        """Returns the first of the reasons of all ranks, with the rank; ``None`` if no rank has one.
+
+        Args:
+            reason: str or ``None``.
+        """
+        of_ranks = enumerate(self._exchange.transport.gather(reason))
+        return next((f"on rank {rank}: {each}" for rank, each in of_ranks if each is not None), None)
 
     def complete(self):
         """Notes that the update is over; the next one finds out whether that is so on all ranks."""
@@ -152,7 +201,7 @@ class Ranks:
         for number in np.flatnonzero(counts):
             param, scale = params[number], scales[number]
             if not is_scaled[number]:
-                param._loss_scale = _scale_of(sums[number] / counts[number], passes.factor_on(param.device))
+                param._loss_scale = _scale_of(sums[number] / counts[number], param, passes)
             elif math.isnan(own[number]):
                 pass  # it is refused as it is, and by all others
             elif sums[number] != counts[number] * own[number]:
@@ -160,11 +209,25 @@ class Ranks:
             else:  # a UsedScale knew the array that was there before
                 param._loss_scale = scale.factor if isinstance(scale, UsedScale) else scale
 
-    def _number(self, scale):
-        """Returns a scale as a number, which is NaN if the gradient cannot be used."""
+    def _number(self, scale, passes):
+        """Returns a scale as a number, which is NaN if the gradient cannot be used.
+
+        A factor on a device is not read if it is that of the step, which is the same on all ranks.
+        """
         if scale is None and not isinstance(self._scaler, NoLossScale):
             return math.nan
-        return float(factor_of(scale))
+        factor = factor_of(scale)
+        if on_host(factor):
+            return float(factor)
+        if factor is passes.factor:
+            return OF_STEP
+        try:
+            return float(to_host(factor))
+        except RuntimeError as error:
+            raise CaptureError(
+                "a gradient of another step, which is still scaled, is used once more, and its scale would be read: "
+                "call model.cleargrads() before backward passes"
+            ) from error
 
     def _all(self):
         """Returns ``[(name, parameter)]`` of the model in the order of names, each parameter once."""
@@ -185,17 +248,28 @@ class Ranks:
             if isinstance(losses, Iterator):
                 next(losses, None)
 
+    def _choose_transport(self):
+        """Chooses by what gradients are sent: by NCCL where parameters are on a device."""
+        members = self._exchange.members
+        members.check_place()
+        array = next((param.array for _, param in members.initialized), None)
+        if array is None or is_of_numpy(array):
+            self._exchange.transport = self._mpi
+        else:
+            for name, param in members.initialized:
+                if param.dtype not in STORAGE_DTYPES:
+                    raise ValueError(
+                        f"{name} is {param.dtype}: on a GPU gradients in float16, bfloat16 and float32 are averaged"
+                    )
+            self._exchange.transport = NcclTransport(self._mpi, nccl_of(self.communicator, array))
+
     def _send(self, named):
         """Writes the values of rank 0 into parameters and masters of all ranks."""
         for name, param in named:
-            if not isinstance(param.array, np.ndarray):
-                raise ValueError(
-                    f"{name} is on {param.device}: a communicator averages gradients of NumPy's arrays only"
-                )
             array = self._masters.current(name, param).array
             turned = array.transpose(axes(array))
             memory = turned.copy(order="C")
-            self._transport.broadcast(memory)
+            self._exchange.transport.broadcast(memory)
             turned[...] = memory
             if is_half(param.dtype):
                 with np.errstate(over="ignore"):
@@ -207,14 +281,19 @@ def _settings(scaler, dtype_of_sum):
     return {
         "loss_scale": type(scaler).__name__,
         **{f"{name} of the loss scale": value for name, value in {**own, "value": scaler.value}.items()},
-        "allreduce_dtype": dtype_of_sum.name,
+        "allreduce_dtype": None if dtype_of_sum is None else dtype_of_sum.name,
     }
 
 
-def _scale_of(number, factor):
-    """Returns the scale that is ``number`` on all ranks that have a gradient: ``factor``, if it is that of the step."""
+def _scale_of(number, param, passes):
+    """Returns the scale that is ``number`` on all ranks that have a gradient: the factor, if it is that of the step."""
     if math.isnan(number):
         return MIXED
-    if number == (1.0 if factor is None else float(factor)):
+    factor = passes.factor_on(param.device)
+    if factor is None:
+        of_step = 1.0
+    else:
+        of_step = float(factor) if on_host(factor) else OF_STEP
+    if number == of_step:
         return factor
     return NOT_REACHED if number == 1 else float(number)

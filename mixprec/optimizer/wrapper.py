@@ -16,10 +16,11 @@ from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, a
 from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.no_decay import NoDecay
+from mixprec.optimizer.overflow_watchdog import OverflowWatchdog
 from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
-from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog, StepCounter
+from mixprec.optimizer.step import OptimizerStep, StepCounter
 from mixprec.optimizer.update_report import UpdateReport
 
 
@@ -69,10 +70,12 @@ class MixedPrecisionOptimizer(Delegation):
             from LARS and LAMB it takes the trust ratio, too.
         zero_gradients: whether a step leaves zeros in the gradients, so that the next backward pass needs no
             ``cleargrads``.
-        communicator: of ChainerMN, ``chainermn.create_communicator("naive")``: gradients are averaged over its
-            processes during the last backward pass of an update. All processes step, or skip, together.
-        allreduce_dtype: in which gradients in FP16 and BF16 are added then, ``"float32"`` (the default),
-            ``"float16"`` or ``"bfloat16"``; those in FP32 always are in FP32.
+        communicator: of ChainerMN, ``chainermn.create_communicator("naive")``, on GPUs ``"pure_nccl"``: gradients are
+            averaged over its processes during the last backward pass of an update. All processes step, or skip,
+            together.
+        allreduce_dtype: in which gradients in FP16 and BF16 are added then, ``"float32"``, ``"float16"`` or
+            ``"bfloat16"``; ``None`` for FP32 on NumPy and for their own dtype on a GPU. Those in FP32 always are in
+            FP32.
 
     Raises:
         TypeError: ``optimizer`` is not a gradient method, or another argument none of those.

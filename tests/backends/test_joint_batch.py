@@ -1,12 +1,14 @@
 """What processes whose batches are normalized as one send, by MPI and by NCCL, with stand-ins for both."""
 
-import sys
+import contextlib
 import types
 
 import numpy as np
 import pytest
 
+from mixprec import backends
 from mixprec.backends import cpu, joint_batch
+from mixprec.backends.nccl import Asked
 
 
 class Mpi:
@@ -95,48 +97,57 @@ def test_an_empty_batch_of_one_process_is_an_error_of_all():
         joint_batch.JointBatch(communicator, "/bn").statistics(Primitives(), PART)
 
 
-class DeviceArray(np.ndarray):
-    @property
-    def data(self):
-        return types.SimpleNamespace(ptr=self)
-
-
 class Nccl:
+    """NCCL of two processes; the other one sends what this one does."""
+
     def __init__(self):
-        self.calls = []
+        self.asked, self.calls = Asked(), []
 
-    def allReduce(self, sent, received, count, dtype, operation, stream):
-        self.calls.append((count, dtype, operation, stream))
-        received[...] = 2 * sent
+    @contextlib.contextmanager
+    def beside(self, *held):
+        self.calls.append(len(held))
+        yield
 
-    def allGather(self, sent, received, count, dtype, stream):
-        self.calls.append((count, dtype, stream))
-        received[:] = sent
+    def join(self):
+        self.calls.append("join")
+
+    def all_reduce(self, array, found):
+        found[...] = 2 * array
+
+    def all_gather(self, array, found):
+        found[...] = array
 
 
 @pytest.fixture
-def cupy(monkeypatch):
-    empty = lambda shape, dtype: np.empty(shape, dtype).view(DeviceArray)  # noqa: E731
-    stream = types.SimpleNamespace(ptr=77)
-    stand_in = types.SimpleNamespace(
-        empty=empty,
-        empty_like=lambda array: empty(array.shape, array.dtype),
-        cuda=types.SimpleNamespace(get_current_stream=lambda: stream),
-    )
-    monkeypatch.setattr(joint_batch.cuda, "cupy", stand_in, raising=False)
-    constants = types.SimpleNamespace(NCCL_FLOAT32="float32", NCCL_SUM="sum")
-    monkeypatch.setitem(sys.modules, "chainermn.nccl", constants)
-    return stand_in
+def device(monkeypatch):
+    launcher = types.SimpleNamespace(empty=lambda shape, dtype: np.empty(shape, dtype).view(DeviceArray))
+    primitives = types.SimpleNamespace(launcher=launcher, nccl_of=lambda communicator: communicator.nccl)
+    monkeypatch.setitem(backends._OTHERS, DeviceArray, primitives)
+    return np.ones((2, 5), np.float32).view(DeviceArray)
 
 
-def test_nccl_sends_on_the_current_stream(cupy):
-    """The communicator is ChainerMN's, which is made when it is first needed."""
-    communicator = types.SimpleNamespace(size=2, nccl_comm=None)
-    communicator._init_comms = lambda: setattr(communicator, "nccl_comm", communicator.nccl_comm or Nccl())
+class DeviceArray(np.ndarray):
+    pass
+
+
+def test_nccl_sends_beside_the_current_stream_which_waits(device):
+    """What is sent is held until then. The sums have their order with all others of the communicator."""
+    communicator = types.SimpleNamespace(size=2, rank=0, nccl=Nccl())
     of_normalization, primitives = joint_batch.NcclJointBatch(communicator, "/bn"), Primitives()
-    array = np.ones((2, 5), np.float32).view(DeviceArray)
-    found = of_normalization.statistics(primitives, array)
+    found = of_normalization.statistics(primitives, device)
     assert found.shape == (2, 2, 5)
-    assert of_normalization.statistics(primitives, array) is found
-    np.testing.assert_array_equal(of_normalization.sum(array), 2 * array)
-    assert communicator.nccl_comm.calls == [(10, "float32", 77), (10, "float32", "sum", 77)]
+    assert of_normalization.statistics(primitives, device) is found
+    np.testing.assert_array_equal(of_normalization.sum(device), 2 * device)
+    assert communicator.nccl.calls == [2, "join"] * 2
+    assert communicator.nccl.asked.taken() == ["the statistics of /bn (5,)", "the gradient of /bn (5,)"]
+    assert not communicator.nccl.asked.taken()
+
+
+def test_an_empty_batch_is_another_place_for_nccl(device):
+    """The optimizer compares places before it updates: an error on all."""
+    communicator = types.SimpleNamespace(size=2, rank=1, nccl=Nccl())
+    joint_batch.NcclJointBatch(communicator, "/bn").statistics(Primitives(), device[:0])
+    assert communicator.nccl.asked.taken() == ["the statistics of /bn (5,), of an empty batch in process 1"]
+    communicator.size = 1
+    with pytest.raises(ValueError, match="/bn: an empty batch has no statistics"):
+        joint_batch.NcclJointBatch(communicator, "/bn").statistics(Primitives(), device[:0])

@@ -127,6 +127,19 @@ def cupy(monkeypatch):
     return stub
 
 
+def test_an_array_of_numpy_is_an_argument_by_value(cupy):
+    """CuPy takes arrays of one element: a struct with all of the memory. Records have its numbers."""
+    launched = []
+    kernel = launch.Kernel("k", lambda *arguments: launched.append(arguments))
+    table = np.arange(6).reshape(2, 3)
+    with device_log.recording() as records:
+        launch.CupyLauncher(0).launch(kernel, 3, [7, table, 0.5])
+    ((grid, threads, (number, struct, real)),) = launched
+    assert (grid, threads, number, real) == ((3,), (256,), 7, 0.5)
+    assert (struct.size, struct.nbytes, struct.tobytes()) == (1, table.nbytes, table.tobytes())
+    assert records[0][:3] == ("kernel", "k", (3, 7, *range(6), 0.5))
+
+
 def _target(size):
     memory = np.zeros(size, np.uint8)
     return memory, types.SimpleNamespace(data=types.SimpleNamespace(ptr=memory.ctypes.data))

@@ -15,8 +15,7 @@ from mixprec.backends.aside import Aside
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cuda import Cuda
 from mixprec.backends.cudnn.context import CudnnContext
-from mixprec.backends.device_log import record
-from mixprec.backends.launch import Kernel
+from mixprec.backends.launch import Kernel, record_launch
 from tests.stand_ins import fake_cudnn, graph_array, graph_work
 from tests.stand_ins.cudnn_host import HostDevice
 from tests.stand_ins.graph_array import GraphArray
@@ -32,7 +31,7 @@ class GraphLauncher(HostLauncher):
         return {name: Kernel(name, function) for name, function in super().compile(source, names).items()}
 
     def launch(self, kernel, blocks, arguments):
-        record("kernel", kernel.name, blocks, *arguments)
+        record_launch(kernel.name, blocks, arguments)
         graph_work.do(super().launch, kernel.function, blocks, tuple(arguments))
 
     def holds(self, array):
@@ -81,6 +80,10 @@ class GraphCuda(Cuda):
         device = _Device()
         super().__init__(GraphLauncher(), CudnnContext(0, frontend=frontend, device=device))
         self.graphs = HostGraphs(device)
+
+    def nccl_of(self, communicator):
+        """Returns the :class:`~tests.stand_ins.nccl_on_host.HostNccl` of a communicator: its attribute ``nccl``."""
+        return communicator.nccl
 
 
 class HostGraphs:

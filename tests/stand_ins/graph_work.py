@@ -5,9 +5,10 @@ and numbers, new arrays get memory from the pool of the capture, and :meth:`Work
 is NaN before it is written, and again when it is free: what a graph reads of the past, or of memory that somebody else
 has by now, is seen.
 
-There are two streams, each with free memory of its own. A graph keeps the order of each of them, and what one waits for
-from the other. Beyond that a launch does the work of the second stream as late as it may, the next one as early: both
-must come to the same.
+There are three streams, each with free memory of its own; the third one is that of NCCL. A graph keeps the order of
+each of them, and what one waits for from another. Beyond that a launch does the work of the second stream as late as it
+may and that of the third one as early, the next one the other way round: both must come to the same. Outside of a graph
+the third stream, see :func:`on_third_stream`, is as late as it may be.
 """
 
 import collections
@@ -20,8 +21,9 @@ import numpy as np
 from benchmarks.null_device.null_memory import Pool
 from mixprec.backends import device_log
 
-FIRST, SECOND = "the first stream", "the second stream"
+FIRST, SECOND, THIRD = STREAMS = "the first stream", "the second stream", "the third stream"
 _stream = FIRST  # the current one
+_later = None  # where the work of the third stream goes outside of a capture, while that is the current one
 
 
 class NanPool:
@@ -31,7 +33,7 @@ class NanPool:
     """
 
     def __init__(self):
-        self._arenas = {stream: _Arena(stream) for stream in (FIRST, SECOND)}
+        self._arenas = {stream: _Arena(stream) for stream in STREAMS}
         self._forgotten = 0
 
     def allocate(self, size):
@@ -77,6 +79,8 @@ class _Arena(Pool):
         return block
 
     def take_back(self, address, size):
+        if self._stream == THIRD and _work is None:  # its work may still be to be done: the memory is lost
+            return
         self._fill(address, 0xFF, size)
         if _work is not None and _work.pool.holds(self):
             self._freed.append((address, size))
@@ -98,9 +102,7 @@ class Work:
 
     def __init__(self, pool):
         self.pool = pool
-        self._queues = {
-            stream: [] for stream in (FIRST, SECOND)
-        }  # of (function, event to wait for, event that is there)
+        self._queues = {stream: [] for stream in STREAMS}  # of (function, event to wait for, event that is there)
         self._events = 0
         self.workspaces = {}  # the stream by the address
 
@@ -110,8 +112,7 @@ class Work:
 
     def add_to(self, stream, function, *arguments):
         """Adds a call to the work of a stream."""
-        if stream == SECOND:
-            assert self._queues[SECOND], "work of the second stream that waits for nothing is no part of the graph"
+        assert stream == FIRST or self._queues[stream], f"{stream} waits for nothing: no part of the graph"
         self._queues[stream].append((functools.partial(function, *arguments), None, None))
 
     def record(self, stream):
@@ -125,23 +126,21 @@ class Work:
         self._queues[stream].append((None, event, None))
 
     def check_joined(self):
-        """Raises what CUDA does if the first stream does not wait for all that the second one was asked."""
-        waited = {event for _, event, _ in self._queues[FIRST]}
-        last = next((event for *_, event in reversed(self._queues[SECOND][-1:])), None)
-        if self._queues[SECOND] and last not in waited:
+        """Raises what CUDA does if the first stream does not wait for all that the others were asked."""
+        waited = {event for _, event, _ in self._queues[FIRST]} - {None}
+        if any(queue[-1][2] not in waited for queue in (self._queues[SECOND], self._queues[THIRD]) if queue):
             raise RuntimeError("cudaErrorStreamCaptureUnjoined")
 
     def run(self, *, late=True):
         """Makes all calls.
 
         Args:
-            late: whether the second stream does nothing before the first one waits for it; otherwise it does all at
-                once that it need not wait for.
+            late: whether the second stream does nothing before another one waits for it; otherwise it does all at
+                once that it need not wait for. The third one is early if the second one is late.
         """
         assert _work is None, "a graph was launched while another one was captured"
-        queues = {
-            stream: collections.deque(self._queues[stream]) for stream in ((FIRST, SECOND) if late else (SECOND, FIRST))
-        }
+        order = (THIRD, FIRST, SECOND) if late else (SECOND, FIRST, THIRD)
+        queues = {stream: collections.deque(self._queues[stream]) for stream in order}
         there = {None}
         with np.errstate(all="ignore"):
             while queue := next((queue for queue in queues.values() if queue and queue[0][1] in there), None):
@@ -177,6 +176,22 @@ def on_second_stream():
         _stream = FIRST
 
 
+@contextlib.contextmanager
+def on_third_stream(later):
+    """Inside of the block the third stream is the current one.
+
+    Args:
+        later: list to which its work is added, functions without arguments, outside of a capture.
+    """
+    global _stream, _later
+    assert _stream == FIRST
+    _stream, _later = THIRD, later
+    try:
+        yield
+    finally:
+        _stream, _later = FIRST, None
+
+
 def record(stream):
     """Returns an event of a stream; ``None`` outside of a capture, where all is done at once."""
     return None if _work is None else _work.record(stream)
@@ -205,8 +220,10 @@ def watching():
 
 
 def do(function, *arguments):
-    """Calls what works on addresses: now, or when the graph that is being captured is launched."""
-    if _work is None:
+    """Calls what works on addresses: now, later, or when the graph that is being captured is launched."""
+    if _work is None and _later is not None:
+        _later.append(functools.partial(function, *arguments))
+    elif _work is None:
         function(*arguments)
     else:
         _work.add(function, *arguments)

@@ -140,13 +140,14 @@ static void run_block(unsigned threads) {
     } while (any);
 }
 
-// One argument of a kernel, as Python gives it.
+// One argument of a kernel, as Python gives it; of a struct its address.
 union Value { long long number; double real; };
 
 template <class T>
 T as(const Value& value) {
     if constexpr (std::is_pointer_v<T>) return reinterpret_cast<T>(value.number);
     else if constexpr (std::is_floating_point_v<T>) return value.real;
+    else if constexpr (std::is_class_v<T>) return *reinterpret_cast<const T*>(value.number);
     else return value.number;
 }
 

@@ -47,7 +47,9 @@ class HostLauncher:
     def launch(self, kernel, blocks, arguments):
         values = np.zeros(len(arguments), np.int64)
         for place, value in enumerate(arguments):
-            if isinstance(value, float):
+            if isinstance(value, np.ndarray):
+                values[place] = value.ctypes.data
+            elif isinstance(value, float):
                 values.view(np.float64)[place] = value
             else:
                 values[place] = value

@@ -1,0 +1,163 @@
+"""NCCL among the processes of a communicator of ChainerMN, on a stream of its own.
+
+Sums of gradients (:mod:`mixprec.distributed`) and statistics of batch normalizations over several processes
+(:mod:`~mixprec.backends.joint_batch`) share one :class:`Nccl`. NCCL pairs what processes ask in the order in which they
+ask it; with two communicators, or two streams, two processes could wait for each other.
+
+The host never waits. The stream of NCCL begins with what it is asked when the current one has done all that it was
+asked before, and the current one goes on after :meth:`Nccl.join`.
+"""
+
+import contextlib
+import weakref
+
+from mixprec.backends import aside, registered
+from mixprec.backends.device_log import record
+
+_of_communicators = weakref.WeakKeyDictionary()
+
+
+def nccl_of(communicator, array):
+    """Returns the :class:`Nccl` of a communicator, always the same one; all processes ask for it at the same time.
+
+    For an array of a stand-in it is what the attribute ``nccl_of`` of the primitives returns that
+    :func:`mixprec.backends.register` was given.
+
+    Args:
+        communicator: one of ChainerMN, or any object with its attribute ``mpi_comm``.
+        array: on the device of this process.
+    """
+    stand_in = registered(array)
+    if stand_in is not None:
+        return stand_in.nccl_of(communicator)
+    found = _of_communicators.get(communicator)
+    if found is None:
+        found = _of_communicators[communicator] = Nccl(communicator.mpi_comm, array.device.id)
+    return found
+
+
+class Asked:
+    """What a process has asked of NCCL, for the message if another one has asked something else."""
+
+    def __init__(self):
+        self._places = []
+
+    def add(self, place):
+        """Notes a place: what is asked by which line of the model, a short str."""
+        if len(self._places) < MOST:
+            self._places.append(place)
+
+    def taken(self):
+        """Returns all places since the last call, a list in their order; at most ``MOST``."""
+        places, self._places = self._places, []
+        return places
+
+
+MOST = 10_000  # places that are noted: without an optimizer of mixprec they are never taken
+
+
+class Nccl:
+    """One communicator of NCCL, and one stream.
+
+    Args:
+        mpi_comm: ``mpi4py.MPI.Intracomm``, by which processes find each other.
+        device: number of the CUDA device of this process.
+
+    Attributes:
+        asked: :class:`Asked`.
+
+    Raises:
+        RuntimeError: CuPy has no NCCL in one of the processes; in all of them, naming the first.
+    """
+
+    def __init__(self, mpi_comm, device):
+        import cupy  # not at the top: mixprec runs without it
+
+        library = _library(mpi_comm)
+        self._cuda, self._device = cupy.cuda, cupy.cuda.Device(device)
+        self._sum = library.NCCL_SUM
+        self._types = {
+            "float16": library.NCCL_FLOAT16,
+            "bfloat16": library.NCCL_BFLOAT16,
+            "float32": library.NCCL_FLOAT32,
+            "float64": library.NCCL_FLOAT64,
+        }
+        with self._device:
+            unique = mpi_comm.bcast(library.get_unique_id() if mpi_comm.rank == 0 else None)
+            self._comm = library.NcclCommunicator(mpi_comm.size, unique, mpi_comm.rank)
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+            self._forked, self._joined = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+        self.asked = Asked()
+        self._held = []  # what the stream reads: memory of other streams, whose next work would get it
+        self._is_joined = True
+
+    @contextlib.contextmanager
+    def beside(self, *held):
+        """Inside of the block the stream of NCCL is the current one.
+
+        It comes after all that the current stream has been asked, and the second one of :mod:`mixprec.backends.aside`.
+
+        Args:
+            held: what is read or written on it, and was not allocated there.
+        """
+        with self._device:
+            current = self._cuda.get_current_stream()
+            self._forked.record(current)
+            self._stream.wait_event(self._forked)
+            last = aside.last()
+            if last is not None:
+                self._stream.wait_event(last)
+            self._held.append(held)
+            self._is_joined = False
+            with self._stream:
+                yield
+
+    def join(self):
+        """What the current stream is asked from now on comes after all that was asked :meth:`beside` it."""
+        if not self._is_joined:
+            with self._device:
+                self._joined.record(self._stream)
+                self._cuda.get_current_stream().wait_event(self._joined)
+            self._held.clear()
+            self._is_joined = True
+
+    def all_reduce(self, array, found=None):
+        """Adds up an array of all processes, the same bits everywhere; inside of :meth:`beside`.
+
+        Args:
+            array: contiguous.
+            found: array for the sum, ``None`` for the same one.
+        """
+        arguments = array.data.ptr, (array if found is None else found).data.ptr, array.size
+        record("nccl", "all_reduce", *arguments, array.dtype.name)
+        self._comm.allReduce(*arguments, self._types[array.dtype.name], self._sum, self._stream.ptr)
+
+    def all_gather(self, array, found):
+        """Writes the arrays of all processes into ``found``, in the order of ranks; inside of :meth:`beside`."""
+        arguments = array.data.ptr, found.data.ptr, array.size
+        record("nccl", "all_gather", *arguments, array.dtype.name)
+        self._comm.allGather(*arguments, self._types[array.dtype.name], self._stream.ptr)
+
+    def broadcast(self, array):
+        """Writes the array of rank 0 into those of all processes; inside of :meth:`beside`."""
+        arguments = array.data.ptr, array.size
+        record("nccl", "broadcast", *arguments, array.dtype.name)
+        self._comm.bcast(*arguments, self._types[array.dtype.name], 0, self._stream.ptr)
+
+
+def _library(mpi_comm):
+    """Returns CuPy's module, which all processes have."""
+    library, error = None, None
+    try:
+        from cupy.cuda import nccl as library
+
+        library.get_version()
+    except Exception as failure:
+        error = " ".join(str(failure).split())
+    for rank, other in enumerate(mpi_comm.allgather(error)):
+        if other is not None:
+            raise RuntimeError(
+                f"rank {rank} has no NCCL, by which GPUs exchange gradients: pip install nvidia-nccl-cu13, or -cu12 "
+                f"({other})"
+            )
+    return library

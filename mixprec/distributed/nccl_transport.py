@@ -1,0 +1,73 @@
+"""Arrays of a GPU over NCCL, those of NumPy and Python objects over MPI.
+
+:class:`~mixprec.optimizer.ranks.Ranks` makes one when parameters are on a device. The host waits for MPI only: what the
+device is asked after :meth:`Work.join <mixprec.distributed.transport.Work.join>` comes after the sum.
+"""
+
+from mixprec.backends import is_of_numpy
+from mixprec.distributed.transport import Transport, Work
+
+
+class NcclTransport(Transport):
+    """NCCL beside another transport.
+
+    Args:
+        of_host: :class:`~mixprec.distributed.mpi_transport.MpiTransport`.
+        nccl: :class:`~mixprec.backends.nccl.Nccl` of the same processes.
+    """
+
+    shares_order = True  # with batch normalizations over several processes
+
+    def __init__(self, of_host, nccl):
+        self._of_host, self._nccl = of_host, nccl
+        self.rank, self.size = of_host.rank, of_host.size
+
+    def places(self):
+        """See :meth:`~mixprec.distributed.transport.Transport.places`."""
+        return self._nccl.asked.taken()
+
+    def join(self):
+        """See :meth:`~mixprec.distributed.transport.Transport.join`."""
+        self._nccl.join()
+
+    def start(self, array, fill=None, held=()):
+        """See :meth:`~mixprec.distributed.transport.Transport.start`.
+
+        Args:
+            array: of NumPy or of the device.
+            fill: of an array of the device: callable without arguments that first writes into it, on NCCL's stream.
+            held: list of arrays that it reads.
+        """
+        if is_of_numpy(array):
+            return self._of_host.start(array)
+        self._nccl.asked.add(f"the sum of {array.size} gradients in {array.dtype.name}")
+        with self._nccl.beside(array, *held):
+            if fill is not None:
+                fill()
+            self._nccl.all_reduce(array)
+        return _Sum(self._nccl)
+
+    def broadcast(self, array):
+        """See :meth:`~mixprec.distributed.transport.Transport.broadcast`."""
+        if is_of_numpy(array):
+            self._of_host.broadcast(array)
+            return
+        with self._nccl.beside(array):
+            self._nccl.broadcast(array)
+        self._nccl.join()
+
+    def gather(self, value):
+        """See :meth:`~mixprec.distributed.transport.Transport.gather`."""
+        return self._of_host.gather(value)
+
+
+class _Sum(Work):
+    """A sum on NCCL's stream. Whether it is there only the device knows."""
+
+    done = True
+
+    def __init__(self, nccl):
+        self._nccl = nccl
+
+    def join(self):
+        self._nccl.join()
