@@ -27,7 +27,8 @@ class Precision:
         aliases=("dtype",),
     )
     allreduce: str | None = key(
-        "Gradients in float16 and bfloat16 are added over processes in it; null is float16 on GPUs, float32 on CPUs.",
+        "Gradients in float16 and bfloat16 are added over processes in it; null is their own dtype on GPUs, float32 on "
+        "CPUs.",
         None,
         choices=COMPUTE_DTYPES,
         aliases=("allreduce_dtype",),

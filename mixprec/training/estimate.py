@@ -148,10 +148,12 @@ def memory(config, trainer, report, images, val_images=0, ranks=None):
 
 def _packed(params, dtype_of_sum, on_gpu):
     """The places where gradients are packed, and sums in another dtype of those in 16 bits."""
-    dtype_of_sum = np.dtype(dtype_of_sum or ("float16" if on_gpu else "float32"))
     size = sum(param.array.nbytes for param in params)
-    summed_apart = [param for param in params if is_half(param.dtype) and param.dtype != dtype_of_sum]
-    return size + dtype_of_sum.itemsize * sum(param.size for param in summed_apart)
+    for param in params:
+        if is_half(param.dtype):
+            summed_in = np.dtype(dtype_of_sum or (param.dtype if on_gpu else np.float32))
+            size += 0 if summed_in == param.dtype else summed_in.itemsize * param.size
+    return size
 
 
 def _evaluation(config, batch, largest, on_gpu):

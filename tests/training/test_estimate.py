@@ -186,7 +186,7 @@ def test_on_a_gpu_there_are_workspace_and_graphs(config_of, gpu, capture, images
         ({}, False, 2 + 4),
         ({"precision__allreduce": "float32"}, True, 2 + 4),
         ({"precision__allreduce": "bfloat16"}, False, 2 + 2),
-        ({"precision__compute": "bfloat16"}, True, 2 + 2),
+        ({"precision__compute": "bfloat16"}, True, 2),
         ({"precision__compute": "float32"}, True, 4),
     ],
 )
