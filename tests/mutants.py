@@ -142,7 +142,7 @@ MUTANTS = [
     Mutant("share-of-a-rank", "distributed/arena.py", "distributed/test_exchange.py",
            "pack(gradient, self.share,", "pack(gradient, 1,", "the sum takes the place of the mean"),
     Mutant("sent-unasked", "distributed/exchange.py", "distributed/test_ranks.py",
-           "elif not self._is_agreed():", "elif False:", "gradients of different models are added up"),
+           "elif not self._check.is_agreed():", "elif False:", "gradients of different models are added up"),
     Mutant("gradients-of-others", "distributed/exchange.py", "distributed/test_exchange.py",
            "return gradient.copy() if is_inside else gradient", "return gradient",
            "a parameter that was given the gradient of another one trains with a part of it"),
