@@ -10,7 +10,7 @@ import zlib
 
 import numpy as np
 
-from mixprec.backends import launcher_of
+from mixprec.backends import primitives_of
 from mixprec.backends.mpi_duplicates import duplicate
 from mixprec.backends.nccl import nccl_of
 
@@ -97,7 +97,7 @@ class NcclJointBatch(JointBatch):
 
     def sum(self, array):
         """See :meth:`JointBatch.sum`."""
-        found = launcher_of(array).empty(array.shape, array.dtype)
+        found = primitives_of(array).launcher.empty(array.shape, array.dtype)
         nccl = self._nccl(f"the gradient of {self._name} {array.shape[1:]}", array)
         with nccl.beside(array, found):
             nccl.all_reduce(array, found)
@@ -110,7 +110,7 @@ class NcclJointBatch(JointBatch):
             raise ValueError(f"{self._name}: an empty batch has no statistics")
         if is_empty:
             place += f", of an empty batch in process {self._communicator.rank}"
-        found = launcher_of(array).empty((self.size, *array.shape), array.dtype)
+        found = primitives_of(array).launcher.empty((self.size, *array.shape), array.dtype)
         nccl = self._nccl(place, array)
         with nccl.beside(array, found):
             nccl.all_gather(array, found)

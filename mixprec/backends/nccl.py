@@ -9,11 +9,14 @@ asked before, and the current one goes on after :meth:`Nccl.join`.
 """
 
 import contextlib
+import ctypes
+import os
 import weakref
 
 from mixprec.backends import aside, registered
 from mixprec.backends.device_log import record
 
+ANOTHER_COMMUNICATOR = "make another communicator, and an optimizer with it"
 _of_communicators = weakref.WeakKeyDictionary()
 
 
@@ -26,6 +29,9 @@ def nccl_of(communicator, array):
     Args:
         communicator: one of ChainerMN, or any object with its attribute ``mpi_comm``.
         array: on the device of this process.
+
+    Raises:
+        ValueError: it was made for another device.
     """
     stand_in = registered(array)
     if stand_in is not None:
@@ -33,6 +39,8 @@ def nccl_of(communicator, array):
     found = _of_communicators.get(communicator)
     if found is None:
         found = _of_communicators[communicator] = Nccl(communicator.mpi_comm, array.device.id)
+    elif found.device != array.device.id:
+        raise ValueError(f"NCCL is on GPU {found.device}, arrays on GPU {array.device.id}: {ANOTHER_COMMUNICATOR}")
     return found
 
 
@@ -64,6 +72,7 @@ class Nccl:
         device: number of the CUDA device of this process.
 
     Attributes:
+        device: the same.
         asked: :class:`Asked`.
 
     Raises:
@@ -74,6 +83,7 @@ class Nccl:
         import cupy  # not at the top: mixprec runs without it
 
         library = _library(mpi_comm)
+        self.device = device
         self._cuda, self._device = cupy.cuda, cupy.cuda.Device(device)
         self._sum = library.NCCL_SUM
         self._types = {
@@ -82,11 +92,16 @@ class Nccl:
             "float32": library.NCCL_FLOAT32,
             "float64": library.NCCL_FLOAT64,
         }
+        # While a graph captures, NCCL would exchange handles of memory with other processes of the node, and wait for
+        # one whose capture has failed.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         with self._device:
             unique = mpi_comm.bcast(library.get_unique_id() if mpi_comm.rank == 0 else None)
             self._comm = library.NcclCommunicator(mpi_comm.size, unique, mpi_comm.rank)
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._forked, self._joined = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+        # CuPy would destroy it at the latest when Python ends, and NCCL then waits until all graphs with it are gone.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
         self.asked = Asked()
         self._held = []  # what the stream reads: memory of other streams, whose next work would get it
         self._is_joined = True

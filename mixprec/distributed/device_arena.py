@@ -8,6 +8,7 @@ import numpy as np
 
 from mixprec.backends.cuda.kernels import Kernels
 from mixprec.backends.memory import axes, is_dense, same_order
+from mixprec.backends.nccl import ANOTHER_COMMUNICATOR
 from mixprec.distributed.arena import Arena
 from mixprec.distributed.buckets import ALIGNED
 
@@ -16,8 +17,7 @@ ROWS, NUMBERS = 160, 3
 
 
 class DeviceArena(Arena):
-    """See :class:`~mixprec.distributed.arena.Arena`. Gradients are held until their bucket starts, and by it until it
-    is joined.
+    """An :class:`~mixprec.distributed.arena.Arena` on a device; gradients are held until their bucket is joined.
 
     Args:
         size, dtype, dtype_of_sum: as for :class:`~mixprec.distributed.arena.Arena`.
@@ -34,7 +34,7 @@ class DeviceArena(Arena):
     def place(self, name, slot, model):
         """See :meth:`Arena.place`."""
         if not self._launcher.holds(model):
-            raise ValueError(f"{name} has moved to another GPU, and NCCL stays on the first: set the optimizer up anew")
+            raise ValueError(f"{name} has moved to another GPU, and NCCL has not: {ANOTHER_COMMUNICATOR}")
         super().place(name, slot, model)
         self._places[name] = slot, model
 

@@ -47,6 +47,10 @@ class NcclTransport(Transport):
             self._nccl.all_reduce(array)
         return _Sum(self._nccl)
 
+    def progress(self):
+        """See :meth:`~mixprec.distributed.transport.Transport.progress`."""
+        self._of_host.progress()
+
     def broadcast(self, array):
         """See :meth:`~mixprec.distributed.transport.Transport.broadcast`."""
         if is_of_numpy(array):

@@ -45,7 +45,8 @@ def capture(
     ``warmup`` calls are eager steps. If the last two of them asked the device for the same, the next step is captured,
     compared with an eager step, and launched from then on. Arguments of other shapes or dtypes get a graph of their
     own. The graph holds forward pass, loss, backward pass, the check for overflows, the update, the loss scale and the
-    running statistics. ``docs/capture.md`` says what it cannot hold.
+    running statistics, and with a communicator the sums over processes by NCCL: all of them then launch, or none.
+    ``docs/capture.md`` says what it cannot hold.
 
     Args:
         optimizer: :class:`~mixprec.MixedPrecisionOptimizer`, set up.

@@ -2,8 +2,10 @@
 
 import contextlib
 import gc
+import os
 import sys
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -68,9 +70,9 @@ class Chainermn:
         self.mpi_comm = Mpi()
 
 
-def _array(address, size, dtype="float16"):
+def _array(address, size, dtype="float16", device=0):
     data = types.SimpleNamespace(ptr=address)
-    device = types.SimpleNamespace(id=0)
+    device = types.SimpleNamespace(id=device)
     return types.SimpleNamespace(data=data, size=size, dtype=np.dtype(dtype), device=device)
 
 
@@ -98,11 +100,25 @@ def cupy(monkeypatch):
     return module
 
 
+def test_graphs_let_no_process_wait(cupy, monkeypatch):
+    """Neither in a capture, for one whose capture has failed, nor at the end, for graphs that are still there."""
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "")
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER")
+    found = nccl.nccl_of(communicator := Chainermn(), _array(0, 1))
+    assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
+    of_nccl = weakref.ref(found._comm)
+    del found, communicator
+    gc.collect()
+    assert of_nccl() is not None
+
+
 def test_work_is_forked_and_joined_by_events(cupy):
     """The current stream waits once for all that was asked; what is read meanwhile is held."""
     found = nccl.nccl_of(communicator := Chainermn(), _array(0, 1))
     assert asked == [("communicator", 2, b"unique", 1)]
     assert nccl.nccl_of(communicator, _array(0, 1)) is found
+    with pytest.raises(ValueError, match="NCCL is on GPU 0, arrays on GPU 1: make another communicator"):
+        nccl.nccl_of(communicator, _array(0, 1, device=1))
     asked.clear()
     with recording() as records:
         for address in (2**20, 2**21):

@@ -3,13 +3,13 @@
 import pytest
 
 from mixprec.optimizer import ranks
-from tests.graph_capture.captured_runs import Run, assert_same
+from tests.graph_capture.captured_runs import FIRST_REPLAY, REQUIRED, Run, assert_same
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
 from tests.stand_ins.cuda_sides import both_sides
 from tests.stand_ins.nccl_on_host import HostNccl
 from tests.stand_ins.twin_transport import Twins
 
-STEPS = 11  # one of them overflows
+STEPS = range(7, 11)  # one of them overflows
 
 
 class Alone:
@@ -37,9 +37,20 @@ def alone(monkeypatch):
 
 
 @both_sides
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_a_process_alone_with_nccl_trains_as_without(side, alone, dtype):  # noqa: F811
     pytest.importorskip("cupy.cuda.nccl") if side.is_gpu else None
-    run = Run(None, side=side, communicator=alone, allreduce_dtype=dtype).run(range(STEPS))
+    run = Run(None, side=side, communicator=alone, allreduce_dtype=dtype).run(STEPS)
     assert run.optimizer.skipped
-    assert_same(run, Run(None, side=side).run(range(STEPS)))
+    assert_same(run, Run(None, side=side).run(STEPS))
+
+
+@both_sides
+@pytest.mark.sweep
+def test_captured_steps_of_a_process_alone_with_nccl(side, alone):  # noqa: F811
+    pytest.importorskip("cupy.cuda.nccl") if side.is_gpu else None
+    run = Run(REQUIRED, side=side, communicator=alone).run(range(12))
+    assert run.step.replays == 12 - FIRST_REPLAY
+    assert run.optimizer.skipped
+    assert_same(run, Run(None, side=side).run(range(12)))

@@ -1,5 +1,7 @@
 """Gradients on a device, averaged by NCCL: on a stand-in with three streams, and on one that takes notes."""
 
+import functools
+
 import chainer
 import chainer.links as L
 import numpy as np
@@ -25,7 +27,8 @@ from tests.stand_ins.nccl_on_host import Communicator
 from tests.stand_ins.rank_threads import ThreadTransport
 from tests.stand_ins.twin_transport import COMMUNICATOR
 
-STEPS = 4
+sweep = functools.partial(pytest.param, marks=pytest.mark.sweep)
+STEPS = 3
 SCALE = 2.0**13  # so that half of a gradient is no subnormal number of float16
 
 
@@ -33,7 +36,7 @@ SCALE = 2.0**13  # so that half of a gradient is no subnormal number of float16
 
 
 @pytest.mark.usefixtures("host", "twins")
-@pytest.mark.parametrize("dtype", [None, "float32", pytest.param("float16", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("dtype", [None, sweep("float32"), sweep("float16")])
 def test_a_run_is_one_without_a_communicator(dtype):
     """The mean of two that are the same is that, bit for bit; what is not waited for, or not held, is NaN."""
     communicator = Communicator()
@@ -52,23 +55,25 @@ def test_a_run_is_one_without_a_communicator(dtype):
     assert len(of_step) > 10
 
 
-@pytest.mark.usefixtures("host", "twins")
-def test_buckets_start_in_the_pass_and_are_joined_once():
+@pytest.mark.usefixtures("twins")
+def test_buckets_start_in_the_pass_and_are_joined_once(host):  # noqa: F811
     communicator = Communicator()
-    run = Run(None, communicator=communicator).run(range(2))
-    communicator.nccl.events.clear()
-    exchange, started = run.optimizer._ranks._exchange, []
+    model, optimizer = _built(0, communicator, graph_array.send)
+    exchange, started = optimizer._ranks._exchange, []
 
-    class Traced(chainer.function_hooks.TimerHook):
+    class Traced(chainer.FunctionHook):
         def backward_postprocess(self, function, in_data, out_grad):
             started.append(exchange.started)
 
-    with Traced():
-        run.run([2])
+    with host.graphs.on_stream():
+        optimizer.update(model, *map(graph_array.array, small_batch(0)))
+        communicator.nccl.events.clear()
+        with Traced():
+            optimizer.update(model, *map(graph_array.array, small_batch(1)))
     events = communicator.nccl.events
-    assert events.index("join") == len(events) - 1
-    assert events[:-1] == ["fork", "all_reduce"] * (len(events) // 2)
-    assert 0 < started[len(started) // 2] < started[-1] >= len(events) // 2 - 3
+    assert events == [*["fork", "all_reduce"] * (len(events) // 2), "join"]
+    assert started[0] < started[len(started) // 2] < started[-1]
+    assert started[-1] >= len(events) // 2 - 3
 
 
 class Joint(chainer.FunctionNode):
@@ -86,21 +91,23 @@ class Joint(chainer.FunctionNode):
         return gradients
 
 
-@pytest.mark.usefixtures("host")
-def test_batch_normalizations_between_buckets_keep_their_order(twins):
+def test_batch_normalizations_between_buckets_keep_their_order(host, twins):  # noqa: F811
     """Whenever MPI answers that ranks have the same parameters, which differs from rank to rank."""
 
     def events(is_slow):
         communicator, twins.is_slow = Communicator(), is_slow
-        run = Run(None, communicator=communicator)
-        normalization = run.model.predictor.stages[0].bn1
-        own, normalization.forward = normalization.forward, lambda x: Joint(communicator, "/bn").apply((own(x),))[0]
-        run.run(range(3))
+        model, optimizer = _built(0, communicator, graph_array.send)
+        pooled, model.predictor.norm.forward = model.predictor.norm.forward, lambda x: joint(pooled(x))
+        joint = lambda x: Joint(communicator, "/bn").apply((x,))[0]  # noqa: E731
+        communicator.nccl.events.clear()
+        with host.graphs.on_stream():
+            for step in range(3):
+                optimizer.update(model, *map(graph_array.array, small_batch(step)))
         return communicator.nccl.events, communicator.nccl.done
 
     one, other = events(False), events(True)
     assert one == other
-    assert one[0].count("join") > 3
+    assert one[0].count("join") == 2 * 3
 
 
 # --- two ranks, as threads
@@ -138,7 +145,7 @@ def _assert_same(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", sweep("float16"), sweep("bfloat16")])
 def test_written_gradients_are_averaged_as_on_numpy(two_ranks, dtype):
     """Other ones on each rank; an overflow on one, and parameters without a gradient on one or both."""
 
@@ -275,7 +282,7 @@ def _records(communicator, **settings):
 
 
 @pytest.mark.usefixtures("twins")
-@pytest.mark.parametrize("dtype", [None, "float32"])
+@pytest.mark.parametrize("dtype", [None, sweep("float32")])
 def test_two_launches_for_a_bucket_and_one_pass_over_gradients(dtype, monkeypatch):
     """The kernels of the update read the arena only; rounding is one launch for all buckets. Nothing is read."""
     monkeypatch.setattr(buckets, "MOST", 2**15)

@@ -13,6 +13,7 @@ from mixprec.graph_capture.reports import Reports, copied
 from mixprec.graph_capture.step_arguments import Arguments
 from mixprec.graph_capture.verification import Verification
 from mixprec.graph_capture.watch import difference
+from mixprec.graph_capture.wishes import CAPTURE, EAGER, FAILED, LAUNCH, REFUSED, Wish, agreed
 
 
 class Host:
@@ -336,3 +337,32 @@ def test_another_value_is_wrong(bitwise, expected, found):
 def test_what_is_rounded_from_a_master_is_not_compared_in_bounds():
     _, verification, expected = _verification(False, np.float16)
     assert verification.difference(verification.outcome(expected.values), expected) is None
+
+
+# --- several ranks
+
+_LAUNCHES = Wish(LAUNCH, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "drops"),
+    [
+        (Wish(EAGER, "why"), EAGER, False),
+        (Wish(EAGER, "why", drops=True), EAGER, True),
+        (Wish(CAPTURE, "why"), EAGER, True),
+        (Wish(CAPTURE, "why", 2), EAGER, False),
+        (Wish(FAILED, "why"), FAILED, False),
+        (Wish(REFUSED, "why"), REFUSED, False),
+    ],
+)
+def test_ranks_that_differ_do_what_the_first_one_says(other, kind, drops):
+    for own in (_LAUNCHES, other):
+        assert agreed(own, [_LAUNCHES, other, _LAUNCHES]) == Wish(kind, "on rank 1: why", drops=drops)
+    assert other.number != _LAUNCHES.number
+
+
+def test_ranks_with_one_wish_have_it():
+    assert agreed(_LAUNCHES, None) is _LAUNCHES
+    assert Wish(LAUNCH, "another reason", 1).number == _LAUNCHES.number != Wish(LAUNCH, "", 2).number
+    wishes = [Wish(FAILED, "one"), Wish(REFUSED, "other")]
+    assert agreed(wishes[0], wishes).kind == REFUSED
