@@ -19,6 +19,7 @@ from pathlib import Path
 _CHAINER_HINT = 'pip install "setuptools<81" wheel && pip install --no-build-isolation chainer==7.8.1'
 _CUDA_HINT = 'pip install -e ".[cuda13]"  (CUDA 12: ".[cuda12]")'
 _DALI_HINT = 'pip install -e ".[dali]"'
+_MPI_HINT = 'pip install -e ".[mpi]"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +44,13 @@ def usable_device_count():
     return _count_devices()[0]
 
 
-def resolve_device(wanted):
+def resolve_device(wanted, local_rank=0):
     """Finds the device to train on.
 
     Args:
-        wanted (str): ``'auto'`` (the first GPU that works, else the CPU), ``'cpu'``, ``'gpu'`` (the first) or
-            ``'gpu:N'``.
+        wanted (str): ``'auto'`` (a GPU if one works, else the CPU), ``'cpu'``, ``'gpu'`` or ``'gpu:N'``.
+        local_rank (int): Of several processes on this machine each takes another GPU, for ``'auto'`` and ``'gpu'``: as
+            many as there are take the first ones in the order of this number, and then it begins anew.
 
     Returns:
         tuple: ``(device, reason)``: a specifier for :func:`chainer.get_device` (``'@numpy'`` or
@@ -66,7 +68,7 @@ def resolve_device(wanted):
     if count:
         reason = _chainer_without_gpu()
         count = 0 if reason else count
-    index = int(match.group(1) or 0)
+    index = local_rank % max(count, 1) if match.group(1) is None else int(match.group(1))
     if index < count:
         return f"@cupy:{index}", f"GPU {index} of {count}: {_device_name(index)}"
     if wanted == "auto":
@@ -74,6 +76,12 @@ def resolve_device(wanted):
     if count:
         reason = f"there are {count} GPUs, gpu:0 to gpu:{count - 1}" if count > 1 else "the only GPU is gpu:0"
     raise ValueError(f"device: found {wanted!r}, but {reason}; 'auto' or 'cpu' would train on the CPU")
+
+
+def address_of(device):
+    """Returns what tells the GPU of a specifier ``'@cupy:N'`` from others of this machine: its address on the bus."""
+    cupy, _ = _import("cupy")
+    return cupy.cuda.runtime.deviceGetPCIBusId(int(device.partition(":")[2]))
 
 
 def cpu():
@@ -102,6 +110,8 @@ def components():
         _cudnn(),
         _package("cuDNN frontend", "cudnn", _CUDA_HINT, ("nvidia-cudnn-frontend",)),
         _chainers_cudnn(),
+        _nccl(),
+        _package("mpi4py", "mpi4py", _MPI_HINT),
         _package("DALI", "nvidia.dali", _DALI_HINT, ("nvidia-dali-cuda130", "nvidia-dali-cuda120")),
         _package("Pillow", "PIL.Image", "pip install Pillow", ("Pillow",)),
         _package("matplotlib", "matplotlib", "pip install matplotlib"),
@@ -265,3 +275,18 @@ def _chainers_cudnn():
         return Component(name, "missing", note="off: CHAINER_CUDNN=0")
     why = placing.why_not() or placing.what_is_missing() or "Chainer was imported before mixprec's start-up hook"
     return Component(name, "missing", note=f"off: {why}")
+
+
+def _nccl():
+    """NCCL, by which several GPUs exchange gradients, as CuPy loads it."""
+    version = _distribution_version(("nvidia-nccl-cu13", "nvidia-nccl-cu12"))
+    cupy, _ = _import("cupy")
+    if cupy is None and version:
+        return Component("NCCL", "ok", version, "installed, and unused without CuPy")
+    try:
+        loaded = int(_import("cupy.cuda.nccl")[0].get_version())
+    except Exception:  # CuPy's module is empty if it finds no library
+        if version:
+            return Component("NCCL", "broken", version, "CuPy cannot load it")
+        return Component("NCCL", "missing", note=f"for several GPUs: {_CUDA_HINT}")
+    return Component("NCCL", "ok", f"{loaded // 10000}.{loaded % 10000 // 100}.{loaded % 100}")

@@ -3,7 +3,7 @@
 python scripts/check_gpu.py [--budget SECONDS] [--resume FILE] [--stage NAME ...] [--out DIR] [--wheels DIR]
     [--scratch DIR]
 
-Stages, each with a limit of its own: environment, smoke (five checks), the file from which cuDNN builds plans for this
+Stages, each with a limit of its own: environment, smoke (six checks), the file from which cuDNN builds plans for this
 GPU where there is none, images/s with everything on at batch 256 and 32, a profile, PyTorch, the tests that need a GPU,
 images/s with autotuning, training. After each one `check.tgz` is rewritten; with `--resume` of that file a later call
 goes on. Needs Python, NumPy, CuPy, cuDNN and pytest; what else is missing is carried as wheels, see

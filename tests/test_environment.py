@@ -27,6 +27,7 @@ def stub_cupy(count, driver=13000):
         runtimeGetVersion=lambda: 13020,
         driverGetVersion=lambda: driver,
         getDeviceProperties=properties,
+        deviceGetPCIBusId=lambda index: f"0000:{index}1:00.0",
     )
     cupy = types.ModuleType("cupy")
     cupy.__version__ = "14.2.0"
@@ -60,6 +61,23 @@ def test_auto_takes_the_first_gpu(machine):
 def test_named_device(machine, wanted, device):
     machine(stub_cupy(2))
     assert environment.resolve_device(wanted)[0] == device
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted", "devices"),
+    [
+        (4, "auto", ["@cupy:0", "@cupy:1", "@cupy:2"]),
+        (4, "gpu", ["@cupy:0", "@cupy:1", "@cupy:2"]),
+        (4, "gpu:3", ["@cupy:3"] * 3),
+        (2, "auto", ["@cupy:0", "@cupy:1", "@cupy:0"]),  # too many: the training command refuses the third
+        (1, "auto", ["@cupy:0"] * 3),  # by CUDA_VISIBLE_DEVICES: each process sees its own GPU as the first
+        (0, "auto", ["@numpy"] * 3),
+    ],
+)
+def test_processes_of_a_machine_take_one_gpu_after_the_other(machine, count, wanted, devices):
+    machine(stub_cupy(count))
+    assert [environment.resolve_device(wanted, rank)[0] for rank in range(3)] == devices
+    assert count < 2 or environment.address_of("@cupy:1") == "0000:11:00.0"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +134,8 @@ def test_report_lists_everything_aligned(machine):
     machine(stub_cupy(1))
     lines = environment.report().splitlines()
     names = ["Python", "NumPy", "Chainer", "start-up hook", "CuPy", "CUDA runtime", "CUDA driver", "GPU 0"]
-    names += ["cuDNN", "cuDNN frontend", "Chainer's cuDNN", "DALI", "Pillow", "matplotlib", "device 'auto'"]
+    names += ["cuDNN", "cuDNN frontend", "Chainer's cuDNN", "NCCL", "mpi4py", "DALI", "Pillow", "matplotlib"]
+    names.append("device 'auto'")
     width = max(map(len, names)) + 2
     assert [line[:width].rstrip() for line in lines] == names
     assert {line[width:].split()[0] for line in lines} <= {"ok", "missing", "broken"}
@@ -164,6 +183,27 @@ def test_cudnn_is_asked_through_its_frontend(monkeypatch, loaded, state):
     row = {row.name: row for row in environment.components()}["cuDNN"]
     assert row.state == state
     assert (row.version == "9.19.0") if state == "ok" else ("ZeroDivisionError" in row.note)
+
+
+@pytest.mark.parametrize(
+    ("cupy", "library", "version", "row"),
+    [
+        (True, {"get_version": lambda: 23203}, "", ("ok", "2.32.3", "")),
+        (True, {"available": False}, "2.32.3", ("broken", "2.32.3", "CuPy cannot load it")),
+        (True, {"available": False}, "", ("missing", "", 'for several GPUs: pip install -e ".[cuda13]"')),
+        (False, {}, "2.32.3", ("ok", "2.32.3", "installed, and unused without CuPy")),
+        (False, {}, "", ("missing", "", 'for several GPUs: pip install -e ".[cuda13]"')),
+    ],
+    ids=["loads", "does not load", "no package", "no CuPy", "nothing"],
+)
+def test_nccl_is_asked_through_cupy(monkeypatch, cupy, library, version, row):
+    monkeypatch.setitem(sys.modules, "cupy", stub_cupy(1) if cupy else None)
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", types.SimpleNamespace(**library) if cupy else None)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", types.ModuleType("cupy.cuda"))
+    monkeypatch.setattr(environment, "_distribution_version", lambda distributions: version)
+    found = environment._nccl()
+    assert (found.state, found.version) == row[:2]
+    assert found.note.startswith(row[2])
 
 
 def test_missing_startup_hook_is_reported(monkeypatch, tmp_path):

@@ -14,6 +14,7 @@ _TRAINING = [f"tests/training/test_{name}.py" for name in ("captured", "accumula
 _NAMED = (  # (name, words, seconds); files, as importing all of a folder takes longer than its tests for a GPU
     ("unknown", (_PRIMITIVES, "-k", _FIRST), 90.0),
     ("captures", ("tests/graph_capture/test_gpu.py", *_TRAINING), 90.0),
+    ("ranks", ("tests/distributed/test_gpu.py",), 60.0),
     (
         "update",
         (

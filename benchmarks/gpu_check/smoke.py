@@ -6,6 +6,7 @@ The last line that is printed is the answer; the exit status is 1 if it is not w
 """
 
 import contextlib
+import functools
 import sys
 import time
 from unittest import mock
@@ -18,7 +19,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from benchmarks.gpu_check import smoke_batch_norm
+from benchmarks.gpu_check import smoke_batch_norm, smoke_nccl
 from mixprec import backends
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cudnn import settings as cudnn
@@ -81,24 +82,11 @@ def batch_norm(xp):
 
 def capture(xp):
     """A step of three layers is captured, and launched; the losses are those of eager steps."""
-    losses = {}
-    for captured in (False, True):
-        model, optimizer = _trained(xp)
-        step = mixprec.capture(optimizer) if captured else None
-        x, t = _batch(xp)
-        found = []
-        for _ in range(_STEPS):
-            if captured:
-                step(x, t)
-            else:
-                optimizer.update(model, x, t)
-            found.append(float(_received(model.loss.array)))
-        losses[captured] = found
-    if step.why_not is not None or not step.replays:
-        raise AssertionError(f"no graph was launched: {step.report()}")
-    if losses[True] != losses[False]:
-        raise AssertionError(f"{step.replays} launches of a graph: losses {losses[True]}, eager {losses[False]}")
-    return f"{step.replays} launches of a captured step, losses as in eager ones: {losses[True][-1]:.4f} at last"
+    eager, _ = _losses(xp)
+    found, replays = _losses(xp, captured=True)
+    if found != eager:
+        raise AssertionError(f"{replays} launches of a graph: losses {found}, eager {eager}")
+    return f"{replays} launches of a captured step, losses as in eager ones: {found[-1]:.4f} at last"
 
 
 def sums(xp):
@@ -117,7 +105,22 @@ def sums(xp):
     return f"{text}, that of the images"
 
 
-CHECKS = {check.__name__: check for check in (kernel, convolution, batch_norm, capture, sums)}
+def nccl(xp):
+    """One process of NCCL: its calls, in a graph as well; steps with a communicator are steps without, bit for bit."""
+    communicator = smoke_nccl.Alone()
+    text = f"calls are right, {smoke_nccl.calls(xp, communicator)} launches of graphs with them, too"
+    print(text, flush=True)
+    without, _ = _losses(xp)
+    with smoke_nccl.without_mpi():
+        for captured in (False, True):
+            found, replays = _losses(xp, captured=captured, communicator=communicator)
+            if found != without:
+                kind = f"{replays} launches of a graph" if captured else "eager steps"
+                raise AssertionError(f"{text}; {kind} with a communicator: losses {found}, without {without}")
+    return f"{text}; steps with a communicator, {replays} of them launches, have the losses of steps without"
+
+
+CHECKS = {check.__name__: check for check in (kernel, convolution, batch_norm, capture, sums, nccl)}
 
 
 def main(name):
@@ -134,13 +137,28 @@ def main(name):
     return 0
 
 
-def _trained(xp):
+def _losses(xp, captured=False, **settings):
+    """Trains for some steps; returns losses, and the number of launches of a graph."""
+    model, optimizer = _trained(xp, **settings)
+    step = mixprec.capture(optimizer) if captured else functools.partial(optimizer.update, model)
+    x, t = _batch(xp)
+    found = []
+    for _ in range(_STEPS):
+        step(x, t)
+        found.append(float(_received(model.loss.array)))
+    if captured and (step.why_not is not None or not step.replays):
+        raise AssertionError(f"no graph was launched: {step.report()}")
+    return found, step.replays if captured else 0
+
+
+def _trained(xp, **settings):
     """A converted network on the device and its optimizer, both always the same."""
     np.random.seed(0)
     model = L.Classifier(Three())
     mixprec.convert(model, np.zeros((2, 3, 16, 16), np.float32))
     model = _sent(model)
-    return model, mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0.01), 128.0).setup(model)
+    inner = chainer.optimizers.MomentumSGD(0.01)
+    return model, mixprec.MixedPrecisionOptimizer(inner, 128.0, **settings).setup(model)
 
 
 def _sent(model):

@@ -12,7 +12,7 @@ EVERYTHING = "static_graph.yaml"  # everything on
 UNTUNED = "static_graph.yaml, no autotuning"
 PYTORCH = "PyTorch AMP, channels_last, graph"  # the best row that need not be compiled, which takes minutes
 BATCHES = (256, 32)
-_SMOKE = ("smoke", 60.0)
+_SMOKE = ("smoke", 75.0)
 _SECONDS_OF_TRAINING = 45.0
 
 
@@ -58,7 +58,7 @@ def stages(root, scratch):
     asked = _module("benchmarks.gpu_check.properties", scratch / "properties" / properties.NAME)
     return [
         Stage("environment", surrounding, 15.0, quotes.environment, needs_device=False),
-        *(_smoke(name) for name in ("kernel", "convolution", "batch_norm", "capture", "sums")),
+        *(_smoke(name) for name in ("kernel", "convolution", "batch_norm", "capture", "sums", "nccl")),
         Stage("properties", asked, 15.0, quotes.properties),
         *(_bar(root, scratch, f"mixprec-{batch}", UNTUNED, batch) for batch in BATCHES),
         _profile(root, scratch),

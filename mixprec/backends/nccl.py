@@ -16,12 +16,14 @@ import weakref
 from mixprec.backends import aside, registered
 from mixprec.backends.device_log import record
 
-ANOTHER_COMMUNICATOR = "make another communicator, and an optimizer with it"
-_of_communicators = weakref.WeakKeyDictionary()
+ANOTHER_COMMUNICATOR = "make another communicator, of a duplicate of MPI's, and an optimizer with it"
+_of_communicators = {}  # by the identity of MPI's communicators, as long as there are these; they have no hash
 
 
 def nccl_of(communicator, array):
     """Returns the :class:`Nccl` of a communicator, always the same one; all processes ask for it at the same time.
+
+    Communicators of ChainerMN over one of MPI share it, as those of an optimizer and of a network that made its own.
 
     For an array of a stand-in it is what the attribute ``nccl_of`` of the primitives returns that
     :func:`mixprec.backends.register` was given.
@@ -36,9 +38,11 @@ def nccl_of(communicator, array):
     stand_in = registered(array)
     if stand_in is not None:
         return stand_in.nccl_of(communicator)
-    found = _of_communicators.get(communicator)
+    of_mpi = communicator.mpi_comm
+    found = _of_communicators.get(id(of_mpi))
     if found is None:
-        found = _of_communicators[communicator] = Nccl(communicator.mpi_comm, array.device.id)
+        found = _of_communicators[id(of_mpi)] = Nccl(of_mpi, array.device.id)
+        weakref.finalize(of_mpi, _of_communicators.pop, id(of_mpi)).atexit = False
     elif found.device != array.device.id:
         raise ValueError(f"NCCL is on GPU {found.device}, arrays on GPU {array.device.id}: {ANOTHER_COMMUNICATOR}")
     return found

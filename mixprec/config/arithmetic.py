@@ -17,7 +17,7 @@ MOMENTUM_OPTIMIZERS = ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMS
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The number format that the network computes in."""
+    """The number formats of the network and of what processes exchange."""
 
     compute: str = key(
         "Activations and weights in the forward and backward pass. Master weights, optimizer state, statistics and "
@@ -25,6 +25,13 @@ class Precision:
         "float16",
         choices=COMPUTE_DTYPES,
         aliases=("dtype",),
+    )
+    allreduce: str | None = key(
+        "Gradients in float16 and bfloat16 are added over processes in it; null is their own dtype on GPUs, float32 on "
+        "CPUs.",
+        None,
+        choices=COMPUTE_DTYPES,
+        aliases=("allreduce_dtype",),
     )
 
 

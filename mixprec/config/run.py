@@ -107,7 +107,8 @@ class Training:
         limit=between(0, 2**32 - 1),
     )
     device: str = key(
-        "auto is the first GPU, or the CPU if there is none; gpu is gpu:0.",
+        "auto is a GPU, or the CPU if there is none; gpu is a GPU; gpu:N is that one. With auto and gpu the processes "
+        "of a machine take one GPU after the other, from gpu:0 on.",
         "auto",
         limit=matching(r"auto|cpu|gpu|gpu:[0-9]{1,3}", "auto, cpu, gpu or gpu:N, with N from 0 to 999"),
     )

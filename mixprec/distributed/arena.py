@@ -84,7 +84,7 @@ def pack(gradient, share, out):
     Args:
         gradient: array of the shape of ``out``, or ``None`` for zeros.
         share: one over the number of ranks. Multiplied before the sum, no sum of float16 overflows unless a gradient
-            does; a power of two changes no bit of a mantissa.
+            does, or is within a rounding of it; a power of two changes no bit of a mantissa.
         out: array.
     """
     if gradient is None:

@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 from chainer import backend
 
+from mixprec.dtypes import is_half
 from mixprec.training.model import EXAMPLE
 
 # So many arrays of the size of the largest activation are there for a time: its gradient and the one that follows from
@@ -124,9 +125,8 @@ def memory(config, trainer, report, images, val_images=0, ranks=None):
         Part("gradients", sum(param.array.nbytes for param in params), arch),
     ]
     size, sharing = (1, 1) if ranks is None else (ranks.size, 1 if on_gpu else ranks.local_size)
-    if size > 1:  # the places where they are packed, and sums in float32 of those in 16 bits
-        packed = sum(param.array.nbytes for param in params) + masters
-        parts.append(Part("gradients between ranks", packed, arch))
+    if size > 1:
+        parts.append(Part("gradients between ranks", _packed(params, config.precision.allreduce, on_gpu), arch))
     if config.training.ema_decay is not None:
         parts.append(Part("moving average of the weights", average(trainer), "training.ema_decay"))
     if on_gpu:
@@ -144,6 +144,16 @@ def memory(config, trainer, report, images, val_images=0, ranks=None):
     if val_images:
         parts += _evaluation(config, min(batch, val_images), wide * report.largest_activation_bytes, on_gpu)
     return Memory(tuple(part for part in parts if part.size), *available(device), size, sharing)
+
+
+def _packed(params, dtype_of_sum, on_gpu):
+    """The places where gradients are packed, and sums in another dtype of those in 16 bits."""
+    size = sum(param.array.nbytes for param in params)
+    for param in params:
+        if is_half(param.dtype):
+            summed_in = np.dtype(dtype_of_sum or (param.dtype if on_gpu else np.float32))
+            size += 0 if summed_in == param.dtype else summed_in.itemsize * param.size
+    return size
 
 
 def _evaluation(config, batch, largest, on_gpu):

@@ -27,6 +27,7 @@ def build_optimizer(config, model, communicator=None):
         batched=config.update.fused,
         no_decay=None if settings.decay_norm_and_bias else "ndim <= 1",
         communicator=communicator,
+        allreduce_dtype=None if communicator is None else config.precision.allreduce,
     ).setup(model)
     if settings.weight_decay > 0 and not own:
         optimizer.add_hook(WeightDecay(settings.weight_decay))

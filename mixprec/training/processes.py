@@ -52,8 +52,7 @@ class Place:
     Attributes:
         rank: 0 to size - 1.
         size: number of processes.
-        local_rank: 0, 1... among those of this machine; 0 if the launcher does not say. For messages, before MPI is
-            asked.
+        local_rank: 0, 1... among those of this machine; 0 if the launcher does not say.
     """
 
     rank: int

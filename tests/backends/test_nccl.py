@@ -116,7 +116,9 @@ def test_work_is_forked_and_joined_by_events(cupy):
     """The current stream waits once for all that was asked; what is read meanwhile is held."""
     found = nccl.nccl_of(communicator := Chainermn(), _array(0, 1))
     assert asked == [("communicator", 2, b"unique", 1)]
-    assert nccl.nccl_of(communicator, _array(0, 1)) is found
+    other = Chainermn()
+    other.mpi_comm = communicator.mpi_comm  # two of ChainerMN, both of MPI.COMM_WORLD
+    assert nccl.nccl_of(other, _array(0, 1)) is nccl.nccl_of(communicator, _array(0, 1)) is found
     with pytest.raises(ValueError, match="NCCL is on GPU 0, arrays on GPU 1: make another communicator"):
         nccl.nccl_of(communicator, _array(0, 1, device=1))
     asked.clear()

@@ -24,6 +24,7 @@ from benchmarks.gpu_check import (
     properties,
     quotes,
     smoke,
+    smoke_nccl,
     stage_summary,
     stages,
     wheels,
@@ -36,6 +37,7 @@ from tests import ROOT
 from tests.benchmarks import bars_record
 from tests.stand_ins import compiled, deviceless_cudnn
 from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
+from tests.stand_ins.nccl_on_host import HostNccl
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1"}
 
@@ -445,6 +447,31 @@ def test_the_smoke_check_of_a_captured_step(host, monkeypatch, fault):  # noqa: 
         assert str(raised.value).startswith(
             {"no graph": "no graph was launched: "}.get(fault, "3 launches of a graph: ")
         )
+
+
+@pytest.mark.parametrize("fault", [None, "a call", "another loss"])
+def test_the_smoke_check_of_nccl(host, monkeypatch, fault):  # noqa: F811
+    """A process alone has what it had."""
+    monkeypatch.setattr(smoke, "_sent", host.send_link)
+    monkeypatch.setattr(smoke, "_received", host.receive)
+    monkeypatch.setattr(smoke_nccl, "_received", host.receive)
+    monkeypatch.setattr(smoke_nccl, "_SIZE", 11)
+    nccl = HostNccl(lambda array: [2 * array if fault == "a call" else array])
+    monkeypatch.setattr(smoke_nccl.Alone, "nccl", nccl, raising=False)
+    if fault == "another loss":
+        numbers = itertools.count()
+        monkeypatch.setattr(smoke, "_received", lambda array: next(numbers))
+    with host.eagerly(), contextlib.nullcontext() if fault is None else pytest.raises(AssertionError) as raised:
+        answer = smoke.nccl(types.SimpleNamespace(asarray=host.send))
+    if fault is None:
+        assert answer == (
+            "calls are right, 6 launches of graphs with them, too; steps with a communicator, 3 of them launches, have "
+            "the losses of steps without"
+        )
+    elif fault == "a call":
+        assert str(raised.value) == "a call: 11 of 11 numbers in float16 are wrong, sum"
+    else:
+        assert "; eager steps with a communicator: losses [8.0, " in str(raised.value)
 
 
 class Properties:

@@ -76,7 +76,7 @@ def test_defaults_are_those_of_the_design(write):
             "conv_statistics": None,
             "zero_init_residual": False,
         },
-        "precision": {"compute": "float16"},
+        "precision": {"compute": "float16", "allreduce": None},
         "loss_scale": {
             "mode": "dynamic",
             "init_scale": 65536.0,

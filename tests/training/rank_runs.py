@@ -32,7 +32,7 @@ def make_work(root):
     (root / "small.yaml").write_text(yaml.safe_dump(sections))
 
 
-def run(folder, ranks, out, *settings, fault="none", arguments=(), limit=120):
+def run(folder, ranks, out, *settings, fault="none", arguments=(), limit=120, program=("faulty_rank",)):
     """Runs the command; skips the test where MPI is missing.
 
     Args:
@@ -43,6 +43,7 @@ def run(folder, ranks, out, *settings, fault="none", arguments=(), limit=120):
         fault: as for ``faulty_rank.py``.
         arguments: more arguments of the command.
         limit: seconds.
+        program: module of this folder, and its first arguments.
 
     Returns:
         subprocess.CompletedProcess
@@ -50,7 +51,8 @@ def run(folder, ranks, out, *settings, fault="none", arguments=(), limit=120):
     if importlib.util.find_spec("mpi4py") is None or not _MPIEXEC.exists():
         pytest.skip("mpi4py or mpiexec is not installed: extra mpi")
     options = [word for setting in settings for word in ("--set", setting)]
-    program = [sys.executable, "-m", "tests.training.faulty_rank", fault, "--config", "small.yaml", "--out", out]
+    module, *first = program
+    program = [sys.executable, "-m", f"tests.training.{module}", *first, fault, "--config", "small.yaml", "--out", out]
     launcher = [] if ranks == 1 else [_MPIEXEC, "-n", str(ranks)]
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

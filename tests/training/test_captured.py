@@ -19,6 +19,7 @@ from mixprec import config as configs
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.transfers import HostCopy
+from mixprec.optimizer import ranks
 from mixprec.training import CapturedUpdater, LogReport, LossScaleLog, command, log_report
 from mixprec.training import model as models
 from mixprec.training import trainer as trainers
@@ -27,6 +28,8 @@ from mixprec.training.updater import TimedUpdater
 from tests.stand_ins import graph_array
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.graph_on_host import GraphCuda
+from tests.stand_ins.nccl_on_host import Communicator
+from tests.stand_ins.twin_transport import Twins
 
 # The log: on NumPy it is Chainer's, byte for byte
 
@@ -528,7 +531,19 @@ def _to_device(batch, device=None):
     return tuple(map(graph_array.array, chainer.dataset.concat_examples(batch)))
 
 
-def _on_device(kind, out, *, send=graph_array.send, converter=_to_device, snapshot=None, **keywords):
+class Sharded(chainer.iterators.SerialIterator):
+    """Of one of two ranks with the same images."""
+
+    @property
+    def images_of_all(self):
+        return 2 * len(self._batch)
+
+    def next(self):
+        self._batch = super().next()
+        return self._batch
+
+
+def _on_device(kind, out, *, send=graph_array.send, converter=_to_device, snapshot=None, communicator=None, **keywords):
     """A run of 24 steps with overflows, logged and evaluated after each 4th, from its beginning or from a snapshot.
 
     Returns:
@@ -539,10 +554,10 @@ def _on_device(kind, out, *, send=graph_array.send, converter=_to_device, snapsh
     mixprec.convert(model, np.stack([image for image, _ in IMAGES[:2]]))
     send(model)
     optimizer = mixprec.MixedPrecisionOptimizer(
-        optimizers.MomentumSGD(lr=0.1), mixprec.DynamicLossScale(init=2.0**20, interval=3)
+        optimizers.MomentumSGD(lr=0.1), mixprec.DynamicLossScale(init=2.0**20, interval=3), communicator=communicator
     ).setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
-    iterator = chainer.iterators.SerialIterator(IMAGES, 4, shuffle=False)
+    iterator = Sharded(IMAGES, 4, shuffle=False)
     updater = kind(iterator, optimizer, converter=converter, **keywords)
     evaluate = graph_capture.capture_evaluation(model) if kind is CapturedUpdater else None
     trainer = training.Trainer(updater, (24, "iteration"), out=str(out))
@@ -606,6 +621,16 @@ def test_a_resumed_run_of_graphs_is_the_uninterrupted_one(eager, tmp_path, itera
     _assert_same_run(trainer, tmp_path, eager)
     assert (min(seen), max(seen)) == (iteration + 1, 24)
     assert trainer.updater.step.replays > 0
+
+
+@pytest.mark.sweep
+def test_a_captured_run_of_two_ranks_with_the_same_images_is_that_of_one(eager, tmp_path, monkeypatch):
+    """Their means are what each has: log, snapshots and evaluations are the same, bit for bit."""
+    monkeypatch.setattr(ranks, "MpiTransport", lambda mpi_comm: Twins())
+    trainer, seen = _on_device(CapturedUpdater, tmp_path, communicator=Communicator(), ranks=2, device="@numpy")
+    assert trainer.updater.step.why_not is None
+    assert seen[24][1] == trainer.updater.step.replays >= 18
+    _assert_same_run(trainer, tmp_path, eager)
 
 
 def _loaded_after(step_of, place, scale):

@@ -20,6 +20,7 @@ from mixprec.training import command, estimate, needs, timing
 from mixprec.training.model import build_model
 from mixprec.training.optimizers import build_optimizer
 from mixprec.training.plots import Plots
+from mixprec.training.processes import Alone
 from models import MODELS
 
 SECTIONS = {
@@ -176,6 +177,27 @@ def test_on_a_gpu_there_are_workspace_and_graphs(config_of, gpu, capture, images
         assert parts["graphs"] == 3 * copied + memory * rest // 32
     assert str(found).splitlines()[-1].startswith("  needs about ")
     assert str(found).endswith(" of 4.0 GiB that are free")
+
+
+@pytest.mark.parametrize(
+    ("settings", "on_gpu", "bytes_of_one"),
+    [
+        ({}, True, 2),  # added in float16, where they lie
+        ({}, False, 2 + 4),
+        ({"precision__allreduce": "float32"}, True, 2 + 4),
+        ({"precision__allreduce": "bfloat16"}, False, 2 + 2),
+        ({"precision__compute": "bfloat16"}, True, 2),
+        ({"precision__compute": "float32"}, True, 4),
+    ],
+)
+def test_of_several_ranks_each_packs_its_gradients(config_of, gpu, settings, on_gpu, bytes_of_one):
+    config = config_of(**settings)
+    model, report = build_model(config, Tiny, "@numpy")
+    trainer = _trainer(build_optimizer(config, model), gpu() if on_gpu else None)
+    found = estimate.memory(config, trainer, report, 70, ranks=Alone(size=4, local_size=2))
+    assert _sizes(found)["gradients between ranks"] == (4 * 3 * 9 + 4 * 10 + 10) * bytes_of_one
+    assert (found.ranks, found.sharing) == (4, 1 if on_gpu else 2)
+    assert ", estimated, for each rank\n" in str(found)
 
 
 # Time

@@ -12,7 +12,7 @@ import pytest
 
 from mixprec import config as configs
 from mixprec.data.data_error import DataError
-from mixprec.training import images, processes, rank_states, snapshots
+from mixprec.training import devices, images, processes, rank_states, snapshots
 from mixprec.training.accumulation import Accumulated
 from mixprec.training.evaluation import Evaluator
 
@@ -231,7 +231,8 @@ def config(tmp_path):
         "model: {arch: resnet8, classes: 3}\ndata: {format: synthetic, synthetic_images: 48, size: 8}\n"
         "optimizer: {lr: 0.1}\ntraining: {batch_size: 4, epochs: 9}\nsnapshot: {best: false}\n"
     )
-    return lambda batch: configs.load(str(tmp_path / "c.yaml"), [f"training.batch_size={batch}"], choices={})
+    path = str(tmp_path / "c.yaml")
+    return lambda batch, *settings: configs.load(path, [f"training.batch_size={batch}", *settings], choices={})
 
 
 def _moved(config, delivered, then, now, batch_then=4, batch_now=4, rank=0):
@@ -288,6 +289,37 @@ def test_each_rank_goes_on_with_its_own_random_numbers(config):
     same = [_moved(config, 13, 2, 2, rank=rank) for rank in range(2)]
     assert [arrays[name] for arrays in same] == [5, 6]
     assert [arrays[f"{PLACE}state"][0] for arrays in same] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "addresses", "line"),
+    [
+        ("auto", ["01", "02", "03", "04"], None),
+        ("gpu", ["01", "02", "03", "03"], "error: c.yaml: 'training.device' is 'gpu': ranks 2 and 3 have the same GPU"),
+        ("gpu:0", ["01", "01"], "the same GPU, 01; start as many ranks on a machine as it has GPUs, with 'auto' or"),
+        ("auto", [None, None], None),
+        ("auto", ["01", None], "error: the device is @cupy on rank 0 and @numpy on rank 1: all ranks must have the"),
+        ("gpu", ["01", "none"], "rank 1: error: c.yaml: training.device: no GPU"),
+    ],
+)
+def test_each_rank_has_a_gpu_for_itself(config, monkeypatch, wanted, addresses, line):
+    """Or none has one; what is wrong ends all of them."""
+
+    def resolve(wanted, local_rank):
+        place = addresses[local_rank]
+        if place == "none":
+            raise ValueError("device: no GPU")
+        return "@numpy" if place is None else f"@cupy:{local_rank}", "why"
+
+    monkeypatch.setattr(devices.environment, "resolve_device", resolve)
+    monkeypatch.setattr(devices.environment, "address_of", lambda device: addresses[int(device[-1])])
+    settings = config(4, f"training.device={wanted}")
+    found = each(len(addresses), lambda ranks: devices.choose("c.yaml", settings, ranks))
+    if line is None:
+        assert [device for device, _ in found] == [f"@cupy:{n}" if a else "@numpy" for n, a in enumerate(addresses)]
+    else:
+        assert line in "".join(refused.line or "" for refused in found)
+        assert sum(refused.line is not None for refused in found) == 1
 
 
 def test_too_few_images_for_all_ranks(config):
