@@ -1,6 +1,7 @@
 """Circles, skips of what needs a device, kernels that g++ has compiled, and settings that tests leave behind."""
 
 import dataclasses
+import gc
 import os
 import signal
 import sys
@@ -40,6 +41,11 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish():
+    """Modules and collected tests stay: without this each ``gc.collect``, as before a capture, walks all of them."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

