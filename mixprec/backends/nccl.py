@@ -11,6 +11,7 @@ asked before, and the current one goes on after :meth:`Nccl.join`.
 import contextlib
 import ctypes
 import os
+import platform
 import weakref
 
 from mixprec.backends import aside, registered
@@ -80,7 +81,7 @@ class Nccl:
         asked: :class:`Asked`.
 
     Raises:
-        RuntimeError: CuPy has no NCCL in one of the processes; in all of them, naming the first.
+        RuntimeError: CuPy has no NCCL in one of the processes, or two have one GPU; in all of them, naming the first.
     """
 
     def __init__(self, mpi_comm, device):
@@ -96,6 +97,7 @@ class Nccl:
             "float32": library.NCCL_FLOAT32,
             "float64": library.NCCL_FLOAT64,
         }
+        _check_gpus(mpi_comm, self._device.pci_bus_id)
         with self._device:
             self._comm = library.NcclCommunicator(mpi_comm.size, unique, mpi_comm.rank)
             # Never destroyed: that would wait for ever for a graph with its sums that is still there, as when Python
@@ -178,7 +180,18 @@ def _library(mpi_comm):
     for rank, other in enumerate(mpi_comm.allgather(error)):
         if other is not None:
             raise RuntimeError(
-                f"rank {rank} has no NCCL, by which GPUs exchange gradients: pip install nvidia-nccl-cu13, or -cu12 "
-                f"({other})"
+                f"rank {rank} has no NCCL that works, by which GPUs exchange gradients: pip install nvidia-nccl-cu13, "
+                f"or -cu12 ({other})"
             )
     return library, mpi_comm.bcast(unique)
+
+
+def _check_gpus(mpi_comm, bus):
+    """Makes sure that each process has another GPU, by its address on the PCI bus; NCCL would not say which ones."""
+    first = {}
+    for rank, gpu in enumerate(mpi_comm.allgather((platform.node(), bus))):
+        if first.setdefault(gpu, rank) != rank:
+            raise RuntimeError(
+                f"ranks {first[gpu]} and {rank} have one GPU: call chainer.cuda.get_device_from_id("
+                "communicator.intra_rank).use() before the model goes there, or start fewer processes"
+            )

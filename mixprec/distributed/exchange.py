@@ -238,8 +238,11 @@ class GradientExchange:
         if gradient is None or gradient is self._mean(name):
             return gradient
         shares = chainer.backend.get_array_module(gradient).may_share_memory
-        is_inside = any(shares(gradient, arena.sums) for arena in self._arenas.values())
-        return gradient.copy() if is_inside else gradient
+        if not any(shares(gradient, arena.sums) for arena in self._arenas.values()):
+            return gradient
+        for work in self._sums:  # one of them may be writing there
+            work.join()
+        return gradient.copy()
 
     def _pack(self, name, gradient):
         self._arena(name).put(name, gradient)
