@@ -7,6 +7,8 @@
 - :mod:`~mixprec.distributed.arena`: the memory in which they travel, and which parameters have as gradients;
   :mod:`~mixprec.distributed.device_arena` is that of a GPU;
 - :mod:`~mixprec.distributed.exchange`: what happens when in a step;
+- :mod:`~mixprec.distributed.step_check`, :mod:`~mixprec.distributed.step_numbers`: what ranks tell each other before a
+  step, and at its end;
 - :mod:`~mixprec.distributed.same_models`: whether all processes have the same parameters;
 - :mod:`~mixprec.distributed.transport`: what carries them, an interface; :mod:`~mixprec.distributed.mpi_transport`
   is MPI, :mod:`~mixprec.distributed.nccl_transport` NCCL.

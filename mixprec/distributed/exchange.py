@@ -13,6 +13,9 @@ pass. When parameters change, the next step is a first one again.
 
 On a device no number is read, and the host waits for MPI only. A bucket then starts where it is complete, on all ranks
 at the same place of the backward pass: batch normalizations over several processes ask for sums in between.
+
+The steps of a call of a captured step are inside of :meth:`~GradientExchange.called`, which has the sum of ``begin``
+already. That which a graph captures is inside of :meth:`~GradientExchange.capturing`, too.
 """
 
 import contextlib

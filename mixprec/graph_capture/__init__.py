@@ -6,6 +6,7 @@ In the order in which to read:
 :mod:`~mixprec.graph_capture.captured`                            :func:`capture`, and the choice of a graph
 :mod:`~mixprec.graph_capture.step_arguments`                      its key; buffers for the arguments
 :mod:`~mixprec.graph_capture.specialization`                      eager, watched, compared and launched calls
+:mod:`~mixprec.graph_capture.wishes`                              which of them all ranks agree on
 :mod:`~mixprec.graph_capture.watch`, ``origin``                   two eager calls ask for the same; the user's line
 :mod:`~mixprec.graph_capture.verification`, ``reports``           the graph computes the same; ``chainer.report``
 :mod:`~mixprec.graph_capture.capturable`                          the interface of work: ``graph_step``, and
