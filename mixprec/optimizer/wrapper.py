@@ -70,12 +70,10 @@ class MixedPrecisionOptimizer(Delegation):
             from LARS and LAMB it takes the trust ratio, too.
         zero_gradients: whether a step leaves zeros in the gradients, so that the next backward pass needs no
             ``cleargrads``.
-        communicator: of ChainerMN, ``chainermn.create_communicator("naive")``, on GPUs ``"pure_nccl"``: gradients are
-            averaged over its processes during the last backward pass of an update. All processes step, or skip,
-            together.
+        communicator: of ChainerMN, ``chainermn.create_communicator("naive")``: gradients are averaged over its
+            processes during the last backward pass of an update. All processes step, or skip, together.
         allreduce_dtype: in which gradients in FP16 and BF16 are added then, ``"float32"``, ``"float16"`` or
-            ``"bfloat16"``; ``None`` for FP32 on NumPy and for their own dtype on a GPU. Those in FP32 always are in
-            FP32.
+            ``"bfloat16"``; ``None`` is FP32 on NumPy, their own dtype on a GPU. Those in FP32 always are in FP32.
 
     Raises:
         TypeError: ``optimizer`` is not a gradient method, or another argument none of those.
