@@ -6,9 +6,9 @@ done.
 
 from mixprec.distributed.same_models import check_same, check_updates
 
-_APART = (
-    7919  # odd, so that two wishes never have the same fingerprint; and above the number of updates that are missed
-)
+# Between the fingerprints of two wishes: more than updates that one rank could have missed, so that these are not taken
+# for a wish; and odd, as fingerprints are taken modulo a power of two.
+_APART = 7919
 
 
 class StepCheck:
