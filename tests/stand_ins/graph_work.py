@@ -90,7 +90,7 @@ class _Arena(Pool):
 
 _eager = NanPool()
 _work = None  # what is being captured
-_watching = False
+_watching = 0  # blocks of all threads, which take turns
 
 
 class Work:
@@ -212,11 +212,11 @@ def is_capturing():
 def watching():
     """Inside of the block reads, uploads and new memory are noted."""
     global _watching
-    outer, _watching = _watching, True
+    _watching += 1
     try:
         yield
     finally:
-        _watching = outer
+        _watching -= 1
 
 
 def do(function, *arguments):
