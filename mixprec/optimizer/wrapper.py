@@ -16,11 +16,10 @@ from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, a
 from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.no_decay import NoDecay
-from mixprec.optimizer.overflow_watchdog import OverflowWatchdog
 from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
-from mixprec.optimizer.step import OptimizerStep, StepCounter
+from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog, StepCounter
 from mixprec.optimizer.update_report import UpdateReport
 
 
