@@ -13,14 +13,13 @@ import pytest
 import yaml
 from chainer import serializers
 from matplotlib.figure import Figure
-from PIL import Image
 
 from mixprec import train
 from mixprec.training.plots import Plots
 from models import MODELS
 from tests import ROOT
 from tests.called import call
-from tests.training import finished_run
+from tests.training import finished_run, small_images
 
 pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
 
@@ -31,13 +30,7 @@ SCRIPT = ROOT / "scripts" / "train_imagenet.py"
 def images(tmp_path_factory):
     """22 training and 7 validation images of three gray levels: 6 and 2 batches of 4, the last of 2 and 3."""
     root = tmp_path_factory.mktemp("images")
-    random = np.random.RandomState(0)
-    for split, count in (("train", 22), ("val", 7)):
-        for index in range(count):
-            folder = root / split / "abc"[index % 3]
-            folder.mkdir(parents=True, exist_ok=True)
-            pixels = random.randint(0, 60, (12, 12, 3)) + 90 * (index % 3)
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index:02}.jpg", quality=95)
+    small_images.make(root)
     return root
 
 
