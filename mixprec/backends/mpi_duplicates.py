@@ -1,16 +1,15 @@
 """Duplicates of MPI's communicators, so that messages of one part of mixprec do not meet those of another one.
 
-Whatever sends by MPI asks for one: sums of gradients, batch normalizations, the training command.
+Whatever sends by MPI asks for one: sums of gradients, batch normalizations, the training command. An MPI library has a
+limited number, MPICH 2,048 for a process, and all processes would have to free one together: none is freed.
 """
 
 _duplicates = {}  # identity of a communicator, use -> communicator, duplicate
+_lent = {}  # identity of a communicator -> communicator, its duplicates, numbers of those that are free on this process
 
 
 def duplicate(comm, use):
     """Returns the duplicate of a communicator for one use, the same one each time.
-
-    It is kept for ever: all processes would have to free it together. An MPI library has a limited number, MPICH 2,048
-    for a process.
 
     Args:
         comm: ``mpi4py.MPI.Intracomm``. All of its processes ask for the first time together.
@@ -20,3 +19,24 @@ def duplicate(comm, use):
     if key not in _duplicates:
         _duplicates[key] = comm, comm.Dup()
     return _duplicates[key][1]
+
+
+def lend(comm):
+    """Returns a duplicate that only the caller uses, and what gives it back.
+
+    A process gives it back when no message of its own is under way there. One that never does, since a step has failed
+    there, keeps it from all.
+
+    Args:
+        comm: ``mpi4py.MPI.Intracomm``. All of its processes ask together.
+
+    Returns:
+        The duplicate, and a callable without arguments.
+    """
+    _, duplicates, free = _lent.setdefault(id(comm), (comm, [], set()))
+    free_everywhere = set.intersection(*comm.allgather(free))
+    number = min(free_everywhere, default=len(duplicates))
+    free.discard(number)
+    if number == len(duplicates):
+        duplicates.append(comm.Dup())
+    return duplicates[number], lambda: free.add(number)

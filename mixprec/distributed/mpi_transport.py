@@ -13,7 +13,7 @@ import weakref
 
 import numpy as np
 
-from mixprec.backends.mpi_duplicates import duplicate
+from mixprec.backends.mpi_duplicates import lend
 from mixprec.distributed.transport import Transport, Work
 from mixprec.dtypes import is_half
 
@@ -22,17 +22,19 @@ SHORTEST, LONGEST = 2e-5, 1e-3
 
 
 class MpiTransport(Transport):
-    """MPI on a communicator that all transports of ``mpi_comm`` share.
+    """MPI on a communicator that no other transport uses at the same time.
+
+    If a step fails, some ranks may have started more sums than others. These sums never meet those of other transports.
 
     Args:
         mpi_comm: ``mpi4py.MPI.Intracomm``. All of its ranks make a transport at the same time.
     """
 
     def __init__(self, mpi_comm):
-        self._comm = duplicate(mpi_comm, "gradients")
+        self._comm, give_back = lend(mpi_comm)
         self.rank, self.size = self._comm.rank, self._comm.size
         self._under_way = []
-        weakref.finalize(self, _leave, self._under_way)
+        weakref.finalize(self, _leave, self._under_way, give_back)
 
     def start(self, array):
         """See :meth:`~mixprec.distributed.transport.Transport.start`."""
@@ -73,11 +75,13 @@ class _Sum(Work):
             pause = min(2 * pause, LONGEST)
 
 
-def _leave(sums):
-    """Keeps the arrays of sums that are under way to the end of the process: MPI may still write into them."""
-    for work in sums:
-        if not work.done:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
+def _leave(sums, give_back):
+    """Gives the communicator back, or keeps what is under way to the end of the process: MPI may write into arrays."""
+    left = [work for work in sums if not work.done]
+    for work in left:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
+    if not left:
+        give_back()
 
 
 def _post(comm, array):
