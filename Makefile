@@ -88,7 +88,7 @@ install: $(STAMP) ## make .venv with Chainer, mixprec and EXTRAS; nothing to do 
 # Chainer has an sdist only, and its setup.py imports pkg_resources, which setuptools 81 and later lack. PyPI's torch for
 # Linux brings gigabytes of CUDA along; the one for the CPU has an index of its own, or lies where pip is configured to
 # look. Only Python 3.11 has it in the extra test.
-$(STAMP): setup.cfg setup.py constraints.txt
+$(STAMP): setup.cfg setup.py constraints.txt $(wildcard mixprec/native/source/*)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 10) <= v <= (3, 13))' || \
 		{ echo "mixprec needs Python 3.10 to 3.13 with venv; '$(PYTHON)' is not: choose one by PYTHON=python3.12 make ..."; exit 2; }
 	@echo "install: a new environment in $(VENV), with $(PYTHON)"
@@ -108,7 +108,8 @@ endif
 	@touch $@
 
 clean: ## remove the environment, generated images, caches and what building leaves; results stay
-	rm -rf $(VENV) data/digits data/textures .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) data/digits data/textures .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info \
+		mixprec/native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list

@@ -3,8 +3,12 @@
 Functions of mixprec, the batched update and the bridge for plain Chainer find by array which device computes.
 """
 
+import functools
+
 import chainer
 import numpy as np
+
+from mixprec.native.library import library
 
 _OTHERS = {}  # primitives by the type of array, for arrays that are neither of NumPy nor of CuPy
 
@@ -18,15 +22,24 @@ def primitives_of(array):
     if type(array) in _OTHERS:
         return _OTHERS[type(array)]
     if isinstance(array, np.ndarray):
-        from mixprec.backends import cpu
-
-        return cpu.PRIMITIVES
+        return _on_numpy()
     device = chainer.backend.get_device_from_array(array)
     if device.xp.__name__ == "cupy":
         from mixprec.backends import cuda
 
         return cuda.primitives_of(device.device.id)
     raise TypeError(f"mixprec computes with arrays of NumPy and CuPy; found {type(array).__module__}")
+
+
+@functools.cache
+def _on_numpy():
+    if library() is None:
+        from mixprec.backends import cpu
+
+        return cpu.PRIMITIVES
+    from mixprec.backends import native
+
+    return native.PRIMITIVES
 
 
 def launcher_of(array):

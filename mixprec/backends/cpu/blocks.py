@@ -15,6 +15,7 @@ import threading
 import numpy as np
 
 from mixprec.dtypes import BFLOAT16
+from mixprec.native.library import library, raw
 
 BLOCK = 1 << 15  # elements: a block of float32, with what is computed from it, fits the second-level cache
 _LONGEST_SUM = 4096  # rows whose sum is taken in float32
@@ -177,6 +178,9 @@ def narrow(x, dtype):
 
 def widen_to(x, out):
     """Writes an array of any storage dtype to a C-contiguous float32 array of the same shape."""
+    if library() is not None:
+        library().convert(raw(x), out)
+        return
     if x.dtype != np.float16:
         np.copyto(out, x)
         return
@@ -190,6 +194,9 @@ def widen_to(x, out):
 
 def narrow_to(x, out):
     """Rounds a float32 array into a C-contiguous array of the same shape and any storage dtype."""
+    if library() is not None and x.dtype != np.float64:
+        library().convert(raw(x), raw(out))
+        return
     with np.errstate(over="ignore", invalid="ignore"):
         if out.dtype != np.float16:
             np.copyto(out, x, casting="unsafe")

@@ -1,0 +1,14 @@
+"""The primitives on NumPy's arrays by :mod:`mixprec.native`: in one pass, on all threads.
+
+What it does not have, :mod:`mixprec.backends.cpu` computes.
+"""
+
+from mixprec.backends.cpu import Cpu
+from mixprec.backends.native.elementwise import NativeElementwise
+
+
+class Native(NativeElementwise, Cpu):
+    """All of :class:`~mixprec.backends.primitives.Primitives`."""
+
+
+PRIMITIVES = Native()

@@ -1,0 +1,150 @@
+// See arguments.h.
+#include "arguments.h"
+
+#include <cstdarg>
+#include <cstring>
+
+namespace native {
+
+Arguments::Arguments(const char *function, PyObject *const *given, Py_ssize_t count)
+    : function_(function), given_(given), count_(count) {}
+
+Arguments::~Arguments() {
+    while (held_) PyBuffer_Release(&buffers_[--held_]);
+}
+
+void Arguments::refuse(const char *format, ...) {
+    if (failed_) return;
+    failed_ = true;
+    va_list values;
+    va_start(values, format);
+    PyObject *text = PyUnicode_FromFormatV(format, values);
+    va_end(values);
+    if (text) PyErr_Format(PyExc_ValueError, "%s: %U", function_, text);
+    Py_XDECREF(text);
+}
+
+PyObject *Arguments::next(const char *name) {
+    if (failed_) return nullptr;
+    if (taken_ == count_) {
+        refuse("%s is missing", name);
+        return nullptr;
+    }
+    return given_[taken_++];
+}
+
+Arguments::Array Arguments::of(PyObject *object, const char *name, bool written, const char *formats) {
+    Array array;
+    if (!object) return array;
+    if (held_ == MOST) {
+        refuse("too many arrays");
+        return array;
+    }
+    Py_buffer *buffer = &buffers_[held_];
+    int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (written ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object, buffer, flags)) {
+        PyErr_Clear();
+        refuse("%s must be a C-contiguous%s array", name, written ? ", writable" : "");
+        return array;
+    }
+    ++held_;
+    const char *format = buffer->format ? buffer->format : "B";
+    if (strlen(format) != 1 || !strchr(formats, *format)) {
+        refuse("%s has format '%s', not one of '%s'", name, format, formats);
+        return array;
+    }
+    if (buffer->itemsize && reinterpret_cast<uintptr_t>(buffer->buf) % buffer->itemsize) {
+        refuse("%s is not aligned", name);
+        return array;
+    }
+    array.data = buffer->buf;
+    array.size = buffer->itemsize ? buffer->len / buffer->itemsize : 0;
+    array.dtype = *format == 'f' ? FLOAT : *format == 'e' ? HALF : BFLOAT;
+    return array;
+}
+
+Arguments::Array Arguments::array(const char *name, bool written) { return of(next(name), name, written, "feH"); }
+
+Arguments::Array Arguments::array(const char *name, Dtype dtype, long size, bool written) {
+    Array array = of(next(name), name, written, dtype == FLOAT ? "f" : dtype == HALF ? "e" : "H");
+    if (ok() && array.size != size) refuse("%s has %zd elements, not %ld", name, Py_ssize_t(array.size), size);
+    return array;
+}
+
+Arguments::Array Arguments::optional(const char *name, Dtype dtype, long size, bool written) {
+    if (!failed_ && taken_ < count_ && given_[taken_] == Py_None) {
+        ++taken_;
+        return Array();
+    }
+    return array(name, dtype, size, written);
+}
+
+unsigned char *Arguments::bytes(const char *name, long size, bool written) {
+    Array array = of(next(name), name, written, "B?");
+    if (ok() && array.size != size) refuse("%s has %zd elements, not %ld", name, Py_ssize_t(array.size), size);
+    return static_cast<unsigned char *>(array.data);
+}
+
+unsigned char *Arguments::optional_bytes(const char *name, long size, bool written) {
+    if (!failed_ && taken_ < count_ && given_[taken_] == Py_None) {
+        ++taken_;
+        return nullptr;
+    }
+    return bytes(name, size, written);
+}
+
+long Arguments::integer(const char *name, long least, long most) {
+    PyObject *object = next(name);
+    if (!object) return 0;
+    long value = PyLong_AsLong(object);
+    if (value == -1 && PyErr_Occurred()) {
+        failed_ = true;
+        return 0;
+    }
+    if (value < least || value > most) refuse("%s is %ld, not between %ld and %ld", name, value, least, most);
+    return ok() ? value : 0;
+}
+
+double Arguments::number(const char *name) {
+    PyObject *object = next(name);
+    if (!object) return 0;
+    double value = PyFloat_AsDouble(object);
+    if (value == -1 && PyErr_Occurred()) failed_ = true;
+    return value;
+}
+
+void Arguments::integers(const char *name, long *values, int count, long least, long most) {
+    for (int i = 0; i < count; ++i) values[i] = 0;
+    PyObject *object = next(name);
+    if (!object) return;
+    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != count) {
+        refuse("%s must be a tuple of %d integers", name, count);
+        return;
+    }
+    for (int i = 0; i < count; ++i) {
+        long value = PyLong_AsLong(PyTuple_GET_ITEM(object, i));
+        if (value == -1 && PyErr_Occurred()) {
+            failed_ = true;
+            return;
+        }
+        if (value < least || value > most) {
+            refuse("%s has %ld, not between %ld and %ld", name, value, least, most);
+            return;
+        }
+        values[i] = value;
+    }
+}
+
+bool Arguments::done() {
+    if (ok() && taken_ < count_) refuse("%zd arguments too many", count_ - taken_);
+    return ok();
+}
+
+long product(const long *sizes, int count) {
+    long result = 1;
+    for (int i = 0; i < count; ++i)
+        if (sizes[i] < 0 || __builtin_mul_overflow(result, sizes[i], &result)) return -1;
+    return result;
+}
+
+}  // namespace native

@@ -1,0 +1,66 @@
+// Arguments of the functions that Python calls. All of them are checked before a kernel runs: a wrong one is a
+// ValueError or TypeError, and no argument can make a kernel read or write beyond an array.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "dtypes.h"
+
+namespace native {
+
+// The arguments of one call, taken one after the other. After the first wrong one all that follow are empty or 0, and
+// ok() is false.
+class Arguments {
+  public:
+    Arguments(const char *function, PyObject *const *given, Py_ssize_t count);
+    ~Arguments();
+    Arguments(const Arguments &) = delete;
+
+    // An array: C-contiguous, aligned; bfloat16 comes as uint16.
+    struct Array {
+        void *data = nullptr;
+        long size = 0;  // elements
+        Dtype dtype = FLOAT;
+    };
+    Array array(const char *name, bool written = false);           // in a storage dtype
+    Array array(const char *name, Dtype dtype, long size, bool written = false);
+    Array optional(const char *name, Dtype dtype, long size, bool written = false);  // without data for None
+    unsigned char *bytes(const char *name, long size, bool written = false);  // uint8 or bool
+    unsigned char *optional_bytes(const char *name, long size, bool written = false);
+
+    long integer(const char *name, long least, long most);
+    double number(const char *name);
+    // Integers of a tuple, into `values`.
+    void integers(const char *name, long *values, int count, long least, long most);
+
+    void refuse(const char *format, ...);  // sets a ValueError, if there is no error yet
+    bool done();                           // whether all arguments were taken and are right; call it last
+    bool ok() const { return !failed_; }
+
+  private:
+    static constexpr int MOST = 24;
+    PyObject *next(const char *name);
+    Array of(PyObject *object, const char *name, bool written, const char *formats);
+
+    const char *function_;
+    PyObject *const *given_;
+    Py_ssize_t count_, taken_ = 0;
+    Py_buffer buffers_[MOST];
+    int held_ = 0;
+    bool failed_ = false;
+};
+
+// The product of sizes, or -1 if it does not fit.
+long product(const long *sizes, int count);
+
+// Runs body without Python's lock, and returns None.
+template <class Body>
+PyObject *run(const Body &body) {
+    Py_BEGIN_ALLOW_THREADS;
+    body();
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+}  // namespace native

@@ -1,0 +1,14 @@
+// The functions that are compiled for each instruction set.
+#pragma once
+
+#include "elementwise.h"
+
+namespace native {
+
+struct Kernels {
+    Elementwise elementwise;
+};
+
+extern const Kernels *kernels;  // those in use; module.cpp chooses
+
+}  // namespace native

@@ -1,0 +1,14 @@
+// Includes everything that is compiled for an instruction set: by avx2.cpp and avx512.cpp, which define INSTRUCTIONS,
+// a namespace, and KERNELS, the table of its functions.
+#include "kernels.h"
+
+#include "elementwise.inl"
+
+namespace native {
+
+extern const Kernels KERNELS;
+const Kernels KERNELS = {
+    {INSTRUCTIONS::convert, INSTRUCTIONS::add_arrays},
+};
+
+}  // namespace native

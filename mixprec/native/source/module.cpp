@@ -1,0 +1,76 @@
+// The Python module mixprec.native._library. Importing it fails where the processor has none of the
+// instruction sets.
+#include "module.h"
+
+#include "arguments.h"
+#include "kernels.h"
+#include "pool.h"
+
+namespace native {
+
+extern const Kernels AVX2, AVX512;
+const Kernels *kernels = nullptr;
+
+namespace {
+
+const char *name = nullptr;
+
+bool choose(bool at_most_avx2) {
+    __builtin_cpu_init();
+    if (!at_most_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        kernels = &AVX512;
+        name = "AVX-512";
+    } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+        kernels = &AVX2;
+        name = "AVX2";
+    }
+    return kernels;
+}
+
+PyObject *use_avx2(PyObject *, PyObject *) {
+    choose(true);
+    Py_RETURN_NONE;
+}
+
+PyObject *instructions(PyObject *, PyObject *) { return PyUnicode_FromString(name); }
+
+PyObject *set_threads(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    Arguments arguments("set_threads", given, count);
+    long number = arguments.integer("count", 1, 256);
+    if (!arguments.done()) return nullptr;
+    native::set_threads(int(number));
+    Py_RETURN_NONE;
+}
+
+PyObject *threads(PyObject *, PyObject *) { return PyLong_FromLong(native::threads()); }
+
+PyMethodDef methods[] = {
+    {"use_avx2", use_avx2, METH_NOARGS, "Lets AVX-512 be, also where the processor has it."},
+    {"instructions", instructions, METH_NOARGS, "Returns the name of the instruction set in use."},
+    {"set_threads", METHOD(set_threads), METH_FASTCALL, "set_threads(count)"},
+    {"threads", threads, METH_NOARGS, "Returns how many threads compute."},
+    {},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_library", nullptr, -1, methods};
+
+}  // namespace
+}  // namespace native
+
+PyMODINIT_FUNC PyInit__library() {
+    using namespace native;
+    if (!choose(false)) {
+        PyErr_SetString(PyExc_ImportError, "this processor has no AVX2, FMA or F16C");
+        return nullptr;
+    }
+    PyObject *module = PyModule_Create(&definition);
+    if (!module) return nullptr;
+    PyMethodDef *all[] = {elementwise_methods};
+    for (PyMethodDef *some : all)
+        if (PyModule_AddFunctions(module, some)) {
+            Py_DECREF(module);
+            return nullptr;
+        }
+    return module;
+}

@@ -1,0 +1,13 @@
+// The functions of the Python module, by the files that have them.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define METHOD(function) reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function))
+
+namespace native {
+
+extern PyMethodDef elementwise_methods[];
+
+}  // namespace native

@@ -1,0 +1,121 @@
+// A pool of threads. Tasks are taken one by one, so that a thread that has to wait for a processor, as another program
+// has it, holds up one task only. A thread without work looks for some for a few microseconds and then sleeps: it takes
+// no processor from others. A forked child starts without threads and makes its own.
+#include "pool.h"
+
+#include <atomic>
+#include <pthread.h>
+#include <signal.h>
+
+namespace native {
+namespace {
+
+constexpr int MOST = 256, LOOKS = 2000;  // threads; pauses of about 20 to 60 us all together
+
+struct Job {
+    void (*task)(void *, long);
+    void *context;
+    long count;
+};
+
+pthread_mutex_t calling = PTHREAD_MUTEX_INITIALIZER;  // held during a call
+pthread_mutex_t state = PTHREAD_MUTEX_INITIALIZER;    // of what follows
+pthread_cond_t work = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
+Job job;
+int wanted = 1, started = 1, active = 0, sleeping = 0;
+std::atomic<long> next_task{0};
+std::atomic<unsigned> calls{0};
+std::atomic<int> running{0};  // the same as active, to be looked at without the lock
+thread_local bool is_inside = false;
+
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+void take(const Job &now) {
+    is_inside = true;
+    for (long number; (number = next_task.fetch_add(1, std::memory_order_relaxed)) < now.count;)
+        now.task(now.context, number);
+    is_inside = false;
+}
+
+void *worker(void *) {
+    unsigned seen = 0;
+    for (;;) {
+        for (int look = 0; look < LOOKS && calls.load(std::memory_order_acquire) == seen; ++look) pause();
+        pthread_mutex_lock(&state);
+        while (calls.load(std::memory_order_relaxed) == seen) {
+            ++sleeping;
+            pthread_cond_wait(&work, &state);
+            --sleeping;
+        }
+        seen = calls.load(std::memory_order_relaxed);
+        Job now = job;  // without tasks, if the call is over
+        if (now.count) running.store(++active, std::memory_order_relaxed);
+        pthread_mutex_unlock(&state);
+        if (!now.count) continue;
+        take(now);
+        pthread_mutex_lock(&state);
+        running.store(--active, std::memory_order_release);
+        if (!active) pthread_cond_signal(&done);
+        pthread_mutex_unlock(&state);
+    }
+    return nullptr;
+}
+
+void after_fork() {  // in the child, which has the calling thread only
+    pthread_mutex_init(&calling, nullptr);
+    pthread_mutex_init(&state, nullptr);
+    pthread_cond_init(&work, nullptr);
+    pthread_cond_init(&done, nullptr);
+    job = {};
+    started = 1;
+    active = sleeping = 0;
+    running = 0;
+}
+
+void start_threads() {  // with `calling` held
+    static bool is_registered = false;
+    if (!is_registered) is_registered = !pthread_atfork(nullptr, nullptr, after_fork);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
+    for (; started < wanted; ++started) {
+        pthread_t thread;
+        if (pthread_create(&thread, nullptr, worker, nullptr)) break;  // those that are there do all
+        pthread_detach(thread);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+}  // namespace
+
+void set_threads(int count) { wanted = count < 1 ? 1 : count > MOST ? MOST : count; }
+
+int threads() { return wanted; }
+
+void run_tasks(long count, void (*task)(void *, long), void *context) {
+    if (count <= 1 || wanted == 1 || is_inside || pthread_mutex_trylock(&calling)) {
+        for (long number = 0; number < count; ++number) task(context, number);
+        return;
+    }
+    start_threads();
+    Job now = {task, context, count};
+    pthread_mutex_lock(&state);
+    job = now;
+    next_task.store(0, std::memory_order_relaxed);
+    calls.fetch_add(1, std::memory_order_release);
+    if (sleeping) pthread_cond_broadcast(&work);
+    pthread_mutex_unlock(&state);
+    take(now);
+    for (int look = 0; look < LOOKS && running.load(std::memory_order_acquire); ++look) pause();
+    pthread_mutex_lock(&state);
+    job.count = 0;
+    while (active) pthread_cond_wait(&done, &state);
+    pthread_mutex_unlock(&state);
+    pthread_mutex_unlock(&calling);
+}
+
+}  // namespace native

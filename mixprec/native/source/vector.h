@@ -1,0 +1,204 @@
+// Vectors of float32, and loads and stores of all storage dtypes. The files that are compiled for an instruction set
+// include this in a namespace of their own, INSTRUCTIONS.
+//
+// Rounding is to nearest, ties to even; a NaN stays the NaN that NumPy and ml_dtypes make of it.
+#pragma once
+
+#include <cstring>
+#include <immintrin.h>
+
+#include "dtypes.h"
+
+namespace native {
+namespace INSTRUCTIONS {
+
+// NumPy's conversion of NaN keeps the highest bits that fit, and does not make a signalling one a quiet one.
+inline uint16_t half_of_nan(uint32_t bits) {
+    uint16_t half = 0x7c00 | ((bits & 0x7fffff) >> 13);
+    return ((bits >> 16) & 0x8000) | (half == 0x7c00 ? 0x7c01 : half);
+}
+
+inline uint32_t nan_of_half(uint16_t half) {
+    return (uint32_t(half & 0x8000) << 16) | 0x7f800000 | (uint32_t(half & 0x3ff) << 13);
+}
+
+#ifdef __AVX512F__
+
+constexpr int LANES = 16;
+typedef __m512 Vector;
+typedef __m512i Integers;
+
+inline Vector load(const float *p) { return _mm512_loadu_ps(p); }
+inline void store(float *p, Vector v) { _mm512_storeu_ps(p, v); }
+inline __mmask16 first(long count) { return __mmask16((1u << count) - 1); }
+inline Vector load_some(const float *p, long count) { return _mm512_maskz_loadu_ps(first(count), p); }
+inline void store_some(float *p, Vector v, long count) { _mm512_mask_storeu_ps(p, first(count), v); }
+
+inline Vector widen(__m256i raw, Half *) {
+    Vector v = _mm512_cvtph_ps(raw);
+    if (__builtin_expect(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), 0)) {
+        uint16_t halves[LANES];
+        uint32_t words[LANES];
+        _mm256_storeu_si256((__m256i *)halves, raw);
+        _mm512_storeu_ps(words, v);
+        for (int i = 0; i < LANES; ++i)
+            if ((halves[i] & 0x7fff) > 0x7c00) words[i] = nan_of_half(halves[i]);
+        v = _mm512_loadu_ps(words);
+    }
+    return v;
+}
+inline Vector widen(__m256i raw, Bfloat *) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+}
+inline __m256i narrow(Vector v, Half *) {
+    __m256i raw = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    if (__builtin_expect(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), 0)) {
+        uint16_t halves[LANES];
+        uint32_t words[LANES];
+        _mm256_storeu_si256((__m256i *)halves, raw);
+        _mm512_storeu_ps(words, v);
+        for (int i = 0; i < LANES; ++i)
+            if ((words[i] & 0x7fffffff) > 0x7f800000) halves[i] = half_of_nan(words[i]);
+        raw = _mm256_loadu_si256((__m256i *)halves);
+    }
+    return raw;
+}
+inline __m256i narrow(Vector v, Bfloat *) {
+    Integers bits = _mm512_castps_si512(v), one = _mm512_set1_epi32(1);
+    Integers odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    Integers rounded = _mm512_srli_epi32(
+        _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+    Integers nan = _mm512_or_si512(
+        _mm512_set1_epi32(0x7fc0), _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x8000)));
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), nan));
+}
+inline __m256i load_raw(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+inline void store_raw(void *p, __m256i raw) { _mm256_storeu_si256((__m256i *)p, raw); }
+
+inline Vector spread(float x) { return _mm512_set1_ps(x); }
+inline Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+inline Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
+inline Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
+// As np.maximum(x, 0): NaN stays NaN, and -0.0 becomes 0.0.
+inline Vector relu(Vector x) { return _mm512_max_ps(_mm512_setzero_ps(), x); }
+inline Vector where_positive(Vector x, Vector value) {  // value where x > 0, 0 elsewhere
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), value);
+}
+
+#else
+
+constexpr int LANES = 8;
+typedef __m256 Vector;
+typedef __m256i Integers;
+
+inline Vector load(const float *p) { return _mm256_loadu_ps(p); }
+inline void store(float *p, Vector v) { _mm256_storeu_ps(p, v); }
+inline Vector load_some(const float *p, long count) {
+    float part[LANES] = {};
+    memcpy(part, p, count * sizeof(float));
+    return load(part);
+}
+inline void store_some(float *p, Vector v, long count) {
+    float part[LANES];
+    store(part, v);
+    memcpy(p, part, count * sizeof(float));
+}
+
+inline Vector widen(__m128i raw, Half *) {
+    Vector v = _mm256_cvtph_ps(raw);
+    if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)), 0)) {
+        uint16_t halves[LANES];
+        uint32_t words[LANES];
+        _mm_storeu_si128((__m128i *)halves, raw);
+        _mm256_storeu_ps((float *)words, v);
+        for (int i = 0; i < LANES; ++i)
+            if ((halves[i] & 0x7fff) > 0x7c00) words[i] = nan_of_half(halves[i]);
+        v = _mm256_loadu_ps((float *)words);
+    }
+    return v;
+}
+inline Vector widen(__m128i raw, Bfloat *) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+}
+inline __m128i narrow(Vector v, Half *) {
+    __m128i raw = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)), 0)) {
+        uint16_t halves[LANES];
+        uint32_t words[LANES];
+        _mm_storeu_si128((__m128i *)halves, raw);
+        _mm256_storeu_ps((float *)words, v);
+        for (int i = 0; i < LANES; ++i)
+            if ((words[i] & 0x7fffffff) > 0x7f800000) halves[i] = half_of_nan(words[i]);
+        raw = _mm_loadu_si128((__m128i *)halves);
+    }
+    return raw;
+}
+inline __m128i narrow(Vector v, Bfloat *) {
+    Integers bits = _mm256_castps_si256(v);
+    Integers odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    Integers rounded = _mm256_srli_epi32(
+        _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+    Integers nan = _mm256_or_si256(
+        _mm256_set1_epi32(0x7fc0), _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x8000)));
+    Integers words = _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+    return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+inline __m128i load_raw(const void *p) { return _mm_loadu_si128((const __m128i *)p); }
+inline void store_raw(void *p, __m128i raw) { _mm_storeu_si128((__m128i *)p, raw); }
+
+inline Vector spread(float x) { return _mm256_set1_ps(x); }
+inline Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
+inline Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
+inline Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+inline Vector fused(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vector relu(Vector x) { return _mm256_max_ps(_mm256_setzero_ps(), x); }
+inline Vector where_positive(Vector x, Vector value) {
+    return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ), value);
+}
+
+#endif
+
+template <class Stored>
+inline Vector load(const Stored *p) {
+    return widen(load_raw(p), static_cast<Stored *>(nullptr));
+}
+template <class Stored>
+inline void store(Stored *p, Vector v) {
+    store_raw(p, narrow(v, static_cast<Stored *>(nullptr)));
+}
+// Of fewer than LANES elements; what is missing is 0.
+template <class Stored>
+inline Vector load_some(const Stored *p, long count) {
+    Stored part[LANES] = {};
+    memcpy(part, p, count * sizeof(Stored));
+    return load(part);
+}
+template <class Stored>
+inline void store_some(Stored *p, Vector v, long count) {
+    Stored part[LANES];
+    store(part, v);
+    memcpy(p, part, count * sizeof(Stored));
+}
+
+// Calls body(index, count) for each vector from start to stop: count is LANES, but for a last one that is shorter. Use
+// load_n and store_n inside.
+template <class Body>
+inline void vectors(long start, long stop, const Body &body) {
+    for (; start + LANES <= stop; start += LANES) body(start, long(LANES));
+    if (start < stop) body(start, stop - start);
+}
+template <class Stored>
+inline Vector load_n(const Stored *p, long count) {
+    return __builtin_expect(count == LANES, 1) ? load(p) : load_some(p, count);
+}
+template <class Stored>
+inline void store_n(Stored *p, Vector v, long count) {
+    if (__builtin_expect(count == LANES, 1))
+        store(p, v);
+    else
+        store_some(p, v, count);
+}
+
+}  // namespace INSTRUCTIONS
+}  // namespace native
