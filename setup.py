@@ -4,8 +4,8 @@ Where there is no compiler, or another processor than x86-64, the native library
 mixprec/native/__init__.py.
 
 The .pth file goes into wheels and editable installs. Every interpreter of the environment, also a worker started by
-forkserver or spawn, can then import Chainer: see mixprec/startup.py. Of the commands of an installation, that of headers
-is the one that editable installs run too.
+forkserver or spawn, can then import Chainer: see mixprec/startup.py. Of the commands of an installation, that of
+headers is the one that editable installs run too.
 """
 
 import glob
