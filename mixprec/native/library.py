@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import pathlib
+import sys
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from mixprec.native import sources
 from mixprec.native.threads import number_of_threads
 
 SWITCH = "MIXPREC_NATIVE"
-_ROOT = pathlib.Path(__file__).parents[2]
+_BUILD = f"cd {pathlib.Path(__file__).parents[2]} && {sys.executable} setup.py -q build_ext --inplace"
 _LOGGER = logging.getLogger("mixprec")
 
 
@@ -41,7 +42,7 @@ def load():
     except ImportError as error:  # the processor lacks AVX2, or it was compiled for other system libraries
         return None, str(error)
     if sources.digest() not in (None, _library.sources()):
-        return None, f"its sources have changed; to compile it: cd {_ROOT} && python setup.py -q build_ext --inplace"
+        return None, f"its sources have changed; to compile it: {_BUILD}"
     if switch == "avx2":
         _library.use_avx2()
     _library.set_threads(number_of_threads())
