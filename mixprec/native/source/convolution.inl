@@ -12,6 +12,10 @@ namespace INSTRUCTIONS {
 
 constexpr long ROOM = 96 << 10;  // floats of packed windows: with a panel of filters they fit the second-level cache
 constexpr long MOST_ROWS = 32 * ROWS;
+constexpr long FILTERS = 16;  // of a task that packs them for the backward pass
+
+// Floats from a panel to the next: one row more, so that equal rows do not all fall on the same lines of the cache.
+inline long panel_step(long depth) { return (depth + 1) * COLUMNS; }
 
 // What becomes of a sum.
 struct Store {
@@ -65,7 +69,7 @@ bool multiply_windows(const Windows &windows, const Stored *source, const float 
             for (long row = 0; row < count; row += ROWS) {
                 alignas(64) float sums[ROWS * COLUMNS];
                 long some = count - row < ROWS ? count - row : ROWS;
-                multiply<false>(some, columns, packed + row * step, step, panels + column * depth, depth, sums);
+                multiply<false>(some, columns, packed + row * step, step, panels + panel * panel_step(depth), depth, sums);
                 store_tile(to, sums, some, columns, pixels + row, column, mask, target);
             }
         }
@@ -74,8 +78,7 @@ bool multiply_windows(const Windows &windows, const Stored *source, const float 
 }
 
 inline float *panels_of(long columns, long depth) {
-    long bytes = ((columns + COLUMNS - 1) / COLUMNS * COLUMNS * depth + 16) * long(sizeof(float));
-    return static_cast<float *>(aligned_alloc(64, (bytes + 63) / 64 * 64));
+    return static_cast<float *>(aligned_alloc(64, (columns + COLUMNS - 1) / COLUMNS * panel_step(depth) * sizeof(float)));
 }
 
 inline Windows windows_of_input(const Convolution &of) {
@@ -99,7 +102,8 @@ bool fprop_of(const Convolution &of, const Stored *x, const Stored *w, const flo
         parallel((columns + COLUMNS - 1) / COLUMNS, [&](long panel) {
             long column = panel * COLUMNS;
             pack_transposed(
-                w + (first + column) * depth, depth, clamp(columns - column, 0, COLUMNS), depth, panels + column * depth);
+                w + (first + column) * depth, depth, clamp(columns - column, 0, COLUMNS), depth,
+                panels + panel * panel_step(depth));
         });
         Store to = {columns, of.filters, bias ? bias + first : nullptr, relu};
         is_done = multiply_windows<Stored>(windows, x + group * of.channels, panels, to, nullptr, y + first);
@@ -143,16 +147,19 @@ bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const St
         windows.finish();
         long depth = windows.depth();
         const Axis &y = windows.axes[0], &x = windows.axes[1];
-        parallel((columns + COLUMNS - 1) / COLUMNS, [&](long panel) {
-            long column = panel * COLUMNS, count = clamp(columns - column, 0, COLUMNS);
-            for (long k = 0; k < filters; ++k)
-                for (long i = 0; i < y.taps; ++i)
-                    for (long j = 0; j < x.taps; ++j) {
+        parallel((filters + FILTERS - 1) / FILTERS, [&](long part) {
+            long start = part * FILTERS, stop = clamp(filters, start, start + FILTERS);
+            for (long i = 0; i < y.taps; ++i)
+                for (long j = 0; j < x.taps; ++j)
+                    for (long k = start; k < stop; ++k) {
                         long r = y.filter + i * y.filter_step, s = x.filter + j * x.filter_step;
-                        long row = ((first + k) * of.filter_size[0] + r) * of.filter_size[1] + s;
-                        float *out = panels + column * depth + ((i * x.taps + j) * filters + k) * COLUMNS;
-                        widen_n(w + row * columns + column, out, count);
-                        if (count < COLUMNS) zero_n(out + count, COLUMNS - count);
+                        const Stored *row = w + (((first + k) * of.filter_size[0] + r) * of.filter_size[1] + s) * columns;
+                        float *out = panels + ((i * x.taps + j) * filters + k) * COLUMNS;
+                        for (long column = 0; column < columns; column += COLUMNS, out += panel_step(depth)) {
+                            long count = clamp(columns - column, 0, COLUMNS);
+                            widen_n(row + column, out, count);
+                            if (count < COLUMNS) zero_n(out + count, COLUMNS - count);
+                        }
                     }
         });
         Store to = {columns, of.input_channels, nullptr, false};

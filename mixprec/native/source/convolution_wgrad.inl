@@ -44,16 +44,18 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
         }
         float *totals = right + PIXELS * width, *left = totals + tiles * ROWS * width;
         zero_n(totals, tiles * ROWS * width);
+        alignas(64) float seen[MOST_PANELS * COLUMNS] = {};
+        long count = clamp(columns - first_column, 0, width);
+        Place place(windows, first_column);
         for (long start = 0; start < positions; start += PIXELS) {
             long pixels = clamp(positions - start, 0, PIXELS);
-            for (long panel = 0; panel < some_panels; ++panel) {
-                long column = first_column + panel * COLUMNS, count = clamp(columns - column, 0, COLUMNS);
-                Place place(windows, column);
-                Position at(windows, start);
-                float *out = right + panel * PIXELS * COLUMNS;
-                for (long p = 0; p < pixels; ++p, at.next(windows), out += COLUMNS) {
-                    write_window(windows, input, at, place, count, out);
-                    if (count < COLUMNS) zero_n(out + count, COLUMNS - count);
+            Position at(windows, start);
+            for (long p = 0; p < pixels; ++p, at.next(windows)) {
+                write_window(windows, input, at, place, count, seen);
+                float *out = right + p * COLUMNS;
+                for (long j = 0; j < some_panels * COLUMNS; j += COLUMNS, out += PIXELS * COLUMNS) {
+                    store(out, load(seen + j));
+                    store(out + LANES, load(seen + j + LANES));
                 }
             }
             for (long row = 0; row < some; row += ROWS) {
@@ -61,18 +63,17 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
                 long rows = clamp(some - row, 0, ROWS);
                 for (long panel = 0; panel < some_panels; ++panel) {
                     alignas(64) float sums[ROWS * COLUMNS];
-                    long count = clamp(columns - first_column - panel * COLUMNS, 0, COLUMNS);
-                    multiply<true>(rows, count, left, 0, right + panel * PIXELS * COLUMNS, pixels, sums);
+                    long across = clamp(count - panel * COLUMNS, 0, COLUMNS);
+                    multiply<true>(rows, across, left, 0, right + panel * PIXELS * COLUMNS, pixels, sums);
                     for (long i = 0; i < rows; ++i) {
                         float *total = totals + (row + i) * width + panel * COLUMNS;
-                        vectors(0, count, [&](long j, long some) {
+                        vectors(0, across, [&](long j, long some) {
                             store_n(total + j, add(load_n(total + j, some), load_n(sums + i * COLUMNS + j, some)), some);
                         });
                     }
                 }
             }
         }
-        long count = clamp(columns - first_column, 0, width);
         for (long row = 0; row < some; ++row) {
             Stored *out = dw + (group * filters + first_filter + row) * columns + first_column;
             vectors(0, count, [&](long j, long some) { store_n(out + j, load_n(totals + row * width + j, some), some); });
