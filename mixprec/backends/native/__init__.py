@@ -5,9 +5,11 @@ What it does not have, :mod:`mixprec.backends.cpu` computes.
 
 from mixprec.backends.cpu import Cpu
 from mixprec.backends.native.elementwise import NativeElementwise
+from mixprec.backends.native.native_convolution import NativeConvolutions
+from mixprec.backends.native.native_linear import NativeLinears
 
 
-class Native(NativeElementwise, Cpu):
+class Native(NativeConvolutions, NativeLinears, NativeElementwise, Cpu):
     """All of :class:`~mixprec.backends.primitives.Primitives`."""
 
 

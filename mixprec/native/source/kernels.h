@@ -1,12 +1,14 @@
 // The functions that are compiled for each instruction set.
 #pragma once
 
+#include "convolution.h"
 #include "elementwise.h"
 
 namespace native {
 
 struct Kernels {
     Elementwise elementwise;
+    Convolutions convolutions;
 };
 
 extern const Kernels *kernels;  // those in use; module.cpp chooses

@@ -2,6 +2,8 @@
 // a namespace, and KERNELS, the table of its functions.
 #include "kernels.h"
 
+#include "convolution.inl"
+#include "convolution_wgrad.inl"
 #include "elementwise.inl"
 
 namespace native {
@@ -9,6 +11,7 @@ namespace native {
 extern const Kernels KERNELS;
 const Kernels KERNELS = {
     {INSTRUCTIONS::convert, INSTRUCTIONS::add_arrays},
+    {INSTRUCTIONS::fprop, INSTRUCTIONS::dgrad, INSTRUCTIONS::wgrad},
 };
 
 }  // namespace native

@@ -8,6 +8,6 @@
 
 namespace native {
 
-extern PyMethodDef elementwise_methods[];
+extern PyMethodDef convolution_methods[], elementwise_methods[];
 
 }  // namespace native

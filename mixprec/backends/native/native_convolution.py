@@ -1,0 +1,75 @@
+"""Convolutions by the native library; see :mod:`mixprec.backends.native`."""
+
+import numpy as np
+
+from mixprec.backends.cpu.batch_norm import apply_affine
+from mixprec.backends.geometry import Following
+from mixprec.dtypes import BFLOAT16
+from mixprec.native.library import library, raw
+
+_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
+
+
+class NativeConvolutions:
+    """Some of :class:`~mixprec.backends.primitives.Primitives`, by the library."""
+
+    def conv_fprop(self, x, w, convolution, b=None, *, relu=False, prologue=None, statistics=False):
+        """See :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`."""
+        following = isinstance(statistics, Following)  # which takes its own, of what is rounded
+        if (statistics and not following) or not computes(x, w) or _is_depthwise(w.shape, convolution):
+            return super().conv_fprop(x, w, convolution, b, relu=relu, prologue=prologue, statistics=statistics)
+        if prologue is not None:
+            x = apply_affine(x, prologue, relu=True)[0]
+        y = fprop(x, w, convolution, b, relu)
+        return (y, None) if following else y
+
+    def conv_dgrad(self, dy, w, convolution, x_shape, *, relu_input=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.conv_dgrad`."""
+        if not computes(dy, w) or 0 in x_shape or _is_depthwise(w.shape, convolution):
+            return super().conv_dgrad(dy, w, convolution, x_shape, relu_input=relu_input)
+        return dgrad(dy, w, convolution, x_shape, relu_input)
+
+    def conv_wgrad(self, x, dy, convolution, w_shape, *, prologue=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.conv_wgrad`."""
+        if not computes(x, dy) or 0 in w_shape or _is_depthwise(w_shape, convolution):
+            return super().conv_wgrad(x, dy, convolution, w_shape, prologue=prologue)
+        if prologue is not None:
+            x = apply_affine(x, prologue, relu=True)[0]
+        return wgrad(x, dy, convolution, w_shape)
+
+
+def _is_depthwise(w_shape, convolution):
+    """Whether each channel has a filter of its own: NumPy has that without a product of matrices."""
+    return w_shape[0] == convolution.groups and w_shape[3] == 1
+
+
+def computes(a, b):
+    """Whether the library multiplies two arrays: both of one storage dtype, and not without elements."""
+    return a.dtype == b.dtype and a.dtype in _DTYPES and a.size > 0 and b.size > 0
+
+
+def fprop(x, w, convolution, b=None, relu=False):
+    """Returns y (N, OH, OW, K) for x (N, H, W, C), w (K, R, S, C / groups) and b ``None`` or (K,)."""
+    y = np.empty((len(x), *convolution.out_size(x.shape[1:3], w.shape[1:3]), len(w)), x.dtype)
+    bias = None if b is None else raw(b.astype(np.float32, copy=False))
+    library().conv_fprop(x.shape, w.shape, _moves(convolution), raw(x), raw(w), bias, int(relu), raw(y))
+    return y
+
+
+def dgrad(dy, w, convolution, x_shape, relu_input=None):
+    """Returns dx (N, H, W, C) = ``x_shape``, masked by ``relu_input``, ``None`` or like dx."""
+    dx = np.empty(x_shape, dy.dtype)
+    mask = None if relu_input is None else raw(relu_input)
+    library().conv_dgrad(dx.shape, w.shape, _moves(convolution), raw(dy), raw(w), mask, raw(dx))
+    return dx
+
+
+def wgrad(x, dy, convolution, w_shape):
+    """Returns dw (K, R, S, C / groups) = ``w_shape``."""
+    dw = np.empty(w_shape, x.dtype)
+    library().conv_wgrad(x.shape, dw.shape, _moves(convolution), raw(x), raw(dy), raw(dw))
+    return dw
+
+
+def _moves(convolution):
+    return (*convolution.stride, *convolution.pad, *convolution.dilation, convolution.groups)

@@ -1,0 +1,28 @@
+// Two-dimensional convolutions: activations (N, H, W, C), filters (K, R, S, C / groups), as in
+// mixprec/backends/primitives.py. A linear layer is one with filters of one pixel.
+#pragma once
+
+#include "dtypes.h"
+
+namespace native {
+
+// The sizes of a convolution. Pairs are (vertical, horizontal).
+struct Convolution {
+    Dtype dtype;           // of all activations and filters
+    long images, size[2];  // of the input
+    long input_channels;   // of its array: at least channels * groups, the others are not used
+    long filters, filter_size[2], channels;  // channels of a filter
+    long stride[2], pad[2], dilation[2], groups;
+    long out_size[2];
+};
+
+// All return whether there was memory for what they need beside their arrays.
+struct Convolutions {
+    // bias is null or (K,).
+    bool (*fprop)(const Convolution &, const void *x, const void *w, const float *bias, bool relu, void *y);
+    // relu_input is null or like dx.
+    bool (*dgrad)(const Convolution &, const void *dy, const void *w, const void *relu_input, void *dx);
+    bool (*wgrad)(const Convolution &, const void *x, const void *dy, void *dw);
+};
+
+}  // namespace native

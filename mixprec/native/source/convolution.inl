@@ -1,0 +1,196 @@
+// Forward and backward convolutions with respect to the input, see convolution.h. Both are products of windows, the
+// rows of the left matrix, and of filters. The filters are packed once; windows are packed where a task needs them.
+#pragma once
+#include <cstdlib>
+
+#include "pool.h"
+#include "scratch.h"
+#include "windows.inl"
+
+namespace native {
+namespace INSTRUCTIONS {
+
+constexpr long ROOM = 96 << 10;  // floats of packed windows: with a panel of filters they fit the second-level cache
+constexpr long MOST_ROWS = 32 * ROWS;
+constexpr long FILTERS = 16;  // of a task that packs them for the backward pass
+
+// Floats from a panel to the next: one row more, so that equal rows do not all fall on the same lines of the cache.
+inline long panel_step(long depth) { return (depth + 1) * COLUMNS; }
+
+// What becomes of a sum.
+struct Store {
+    long columns, target_channels;
+    const float *bias;
+    bool relu;
+};
+
+// Writes rows of a tile to pixels of the target.
+template <class Stored>
+inline void store_tile(const Store &to, const float *tile, long rows, long columns, const long *pixels, long column,
+                       const Stored *mask, Stored *target) {
+    for (long i = 0; i < rows; ++i) {
+        long start = pixels[i] * to.target_channels + column;
+        vectors(0, columns, [&](long j, long count) {
+            Vector v = load(tile + i * COLUMNS + j);
+            if (to.bias) v = add(v, load_n(to.bias + column + j, count));
+            if (to.relu) v = relu(v);
+            if (mask) v = where_positive(load_n(mask + start + j, count), v);
+            store_n(target + start + j, v, count);
+        });
+    }
+}
+
+// target[position] = window(position) @ panels.
+template <class Stored>
+bool multiply_windows(const Windows &windows, const Stored *source, const float *panels, const Store &to,
+                      const Stored *mask, Stored *target) {
+    long depth = windows.depth(), positions = windows.positions(), wide = (to.columns + COLUMNS - 1) / COLUMNS;
+    long step = (depth + 15) / 16 | 1;  // an odd number of cache lines: rows do not fall on the same ones
+    step *= 16;
+    long rows = clamp(ROOM / step / ROWS * ROWS, ROWS, MOST_ROWS), blocks = (positions + rows - 1) / rows;
+    long groups = threads() == 1 ? 1 : clamp((4 * threads() + blocks - 1) / blocks, 1, wide);
+    bool failed = false;
+    parallel(blocks * groups, [&](long number) {
+        long start = number / groups * rows, count = positions - start < rows ? positions - start : rows;
+        long group = number % groups, first = wide * group / groups, last = wide * (group + 1) / groups;
+        float *packed = scratch(rows * step);
+        if (!packed) {
+            __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+            return;
+        }
+        long pixels[MOST_ROWS];
+        Position at(windows, start);
+        for (long i = 0; i < count; ++i, at.next(windows)) {
+            pixels[i] = at.target(windows);
+            if (depth) write_window(windows, source, at, Place(windows, 0), depth, packed + i * step);
+        }
+        for (long panel = first; panel < last; ++panel) {
+            long column = panel * COLUMNS, columns = clamp(to.columns - column, 0, COLUMNS);
+            for (long row = 0; row < count; row += ROWS) {
+                alignas(64) float sums[ROWS * COLUMNS];
+                long some = count - row < ROWS ? count - row : ROWS;
+                multiply<false>(some, columns, packed + row * step, step, panels + panel * panel_step(depth), depth, sums);
+                store_tile(to, sums, some, columns, pixels + row, column, mask, target);
+            }
+        }
+    });
+    return !failed;
+}
+
+inline float *panels_of(long columns, long depth) {
+    return static_cast<float *>(aligned_alloc(64, (columns + COLUMNS - 1) / COLUMNS * panel_step(depth) * sizeof(float)));
+}
+
+inline Windows windows_of_input(const Convolution &of) {
+    Windows windows = {of.images, {}, of.input_channels, of.channels, false, 0, 0};
+    for (int i = 0; i < 2; ++i)
+        windows.axes[i] = {of.out_size[i],    of.size[i],     of.stride[i], -of.pad[i],     of.filter_size[i],
+                           of.dilation[i],    0,              1,            of.out_size[i], 0,
+                           1};
+    windows.finish();
+    return windows;
+}
+
+template <class Stored>
+bool fprop_of(const Convolution &of, const Stored *x, const Stored *w, const float *bias, bool relu, Stored *y) {
+    Windows windows = windows_of_input(of);
+    long depth = windows.depth(), columns = of.filters / of.groups;
+    float *panels = panels_of(columns, depth);
+    bool is_done = panels;
+    for (long group = 0; group < of.groups && is_done; ++group) {
+        long first = group * columns;
+        parallel((columns + COLUMNS - 1) / COLUMNS, [&](long panel) {
+            long column = panel * COLUMNS;
+            pack_transposed(
+                w + (first + column) * depth, depth, clamp(columns - column, 0, COLUMNS), depth,
+                panels + panel * panel_step(depth));
+        });
+        Store to = {columns, of.filters, bias ? bias + first : nullptr, relu};
+        is_done = multiply_windows<Stored>(windows, x + group * of.channels, panels, to, nullptr, y + first);
+    }
+    free(panels);
+    return is_done;
+}
+
+// The positions of one axis of the input which are `phase` modulo the stride. All see the same elements of the filter.
+inline Axis axis_of_phase(const Convolution &of, int i, long phase) {
+    long stride = of.stride[i], dilation = of.dilation[i], size = of.size[i], first = -1, last = -1, between = 1;
+    for (long tap = 0; tap < of.filter_size[i]; ++tap) {
+        if ((phase + of.pad[i] - tap * dilation) % stride) continue;
+        if (first < 0) first = tap;
+        else if (last == first) between = tap - first;
+        last = tap;
+    }
+    long positions = (size - phase + stride - 1) / stride;
+    long taps = first < 0 ? 0 : (last - first) / between + 1;
+    // The last element sees the first output.
+    long offset = taps ? (phase + of.pad[i] - last * dilation) / stride : 0;
+    return {positions, of.out_size[i],         1,    offset, taps,
+            between * dilation / stride, last, -between, size, phase, stride};
+}
+
+template <class Stored>
+bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const Stored *relu_input, Stored *dx) {
+    long filters = of.filters / of.groups, columns = of.channels;
+    float *panels = panels_of(columns, filters * of.filter_size[0] * of.filter_size[1]);
+    bool is_done = panels;
+    if (of.input_channels > of.channels * of.groups) {
+        long pixels[] = {of.images, of.size[0], of.size[1], of.input_channels};
+        memset(dx, 0, pixels[0] * pixels[1] * pixels[2] * pixels[3] * sizeof(Stored));
+    }
+    long phases[2] = {clamp(of.stride[0], 1, of.size[0]), clamp(of.stride[1], 1, of.size[1])};
+    for (long number = 0; number < phases[0] * phases[1] * of.groups && is_done; ++number) {
+        long group = number % of.groups, phase = number / of.groups, first = group * filters;
+        Windows windows = {of.images, {}, of.filters, filters, false, 0, 0};
+        windows.axes[0] = axis_of_phase(of, 0, phase / phases[1]);
+        windows.axes[1] = axis_of_phase(of, 1, phase % phases[1]);
+        windows.finish();
+        long depth = windows.depth();
+        const Axis &y = windows.axes[0], &x = windows.axes[1];
+        parallel((filters + FILTERS - 1) / FILTERS, [&](long part) {
+            long start = part * FILTERS, stop = clamp(filters, start, start + FILTERS);
+            for (long i = 0; i < y.taps; ++i)
+                for (long j = 0; j < x.taps; ++j)
+                    for (long k = start; k < stop; ++k) {
+                        long r = y.filter + i * y.filter_step, s = x.filter + j * x.filter_step;
+                        const Stored *row = w + (((first + k) * of.filter_size[0] + r) * of.filter_size[1] + s) * columns;
+                        float *out = panels + ((i * x.taps + j) * filters + k) * COLUMNS;
+                        for (long column = 0; column < columns; column += COLUMNS, out += panel_step(depth)) {
+                            long count = clamp(columns - column, 0, COLUMNS);
+                            widen_n(row + column, out, count);
+                            if (count < COLUMNS) zero_n(out + count, COLUMNS - count);
+                        }
+                    }
+        });
+        Store to = {columns, of.input_channels, nullptr, false};
+        long channel = group * columns;
+        const Stored *mask = relu_input ? relu_input + channel : nullptr;
+        is_done = multiply_windows<Stored>(windows, dy + first, panels, to, mask, dx + channel);
+    }
+    free(panels);
+    return is_done;
+}
+
+bool fprop(const Convolution &of, const void *x, const void *w, const float *bias, bool relu, void *y) {
+    bool is_done = false;
+    of_dtype(of.dtype, [&](auto tag) {
+        using Stored = typename decltype(tag)::type;
+        is_done = fprop_of(
+            of, static_cast<const Stored *>(x), static_cast<const Stored *>(w), bias, relu, static_cast<Stored *>(y));
+    });
+    return is_done;
+}
+
+bool dgrad(const Convolution &of, const void *dy, const void *w, const void *relu_input, void *dx) {
+    bool is_done = false;
+    of_dtype(of.dtype, [&](auto tag) {
+        using Stored = typename decltype(tag)::type;
+        is_done = dgrad_of(
+            of, static_cast<const Stored *>(dy), static_cast<const Stored *>(w),
+            static_cast<const Stored *>(relu_input), static_cast<Stored *>(dx));
+    });
+    return is_done;
+}
+
+}  // namespace INSTRUCTIONS
+}  // namespace native

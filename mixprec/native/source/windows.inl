@@ -1,0 +1,106 @@
+// What a filter sees at its positions, as rows of float32; the pixels of padding are zeros.
+#pragma once
+#include "convolution.h"
+#include "gemm.inl"
+
+namespace native {
+namespace INSTRUCTIONS {
+
+// One axis of an image. Position i sees source[i * stride + offset + t * step] by element t of the filter, and its
+// result goes to target[first + i * target_step]. Element t is that with index filter + t * filter_step.
+struct Axis {
+    long positions, source, stride, offset;
+    long taps, step, filter, filter_step;
+    long target, first, target_step;
+};
+
+struct Windows {
+    long images;
+    Axis axes[2];
+    long source_channels;  // of the array
+    long channels;         // of the filter
+    bool is_joined;        // whether a row of the filter sees elements that follow each other
+    long runs;             // parts of such elements in a row of the filter
+    long run;              // elements of a part
+
+    void finish() {
+        is_joined = axes[1].step == 1 && channels == source_channels;
+        runs = is_joined ? 1 : axes[1].taps;
+        run = is_joined ? axes[1].taps * channels : channels;
+    }
+    long depth() const { return axes[0].taps * axes[1].taps * channels; }
+    long positions() const { return images * axes[0].positions * axes[1].positions; }
+};
+
+// A position of the filter, of all images one after the other.
+struct Position {
+    long image, i, j;
+    Position(const Windows &windows, long number) {
+        long width = windows.axes[1].positions, height = windows.axes[0].positions;
+        j = number % width;
+        i = number / width % height;
+        image = number / width / height;
+    }
+    void next(const Windows &windows) {
+        if (++j < windows.axes[1].positions) return;
+        j = 0;
+        if (++i < windows.axes[0].positions) return;
+        i = 0;
+        ++image;
+    }
+    long target(const Windows &windows) const {  // pixel
+        const Axis &y = windows.axes[0], &x = windows.axes[1];
+        return (image * y.target + y.first + i * y.target_step) * x.target + x.first + j * x.target_step;
+    }
+};
+
+// Where in the window an element stands.
+struct Place {
+    long tap, run, within;
+    Place(const Windows &windows, long element) {
+        within = element % windows.run;
+        run = element / windows.run % windows.runs;
+        tap = element / windows.run / windows.runs;
+    }
+};
+
+inline long clamp(long value, long least, long most) { return value < least ? least : value > most ? most : value; }
+
+// Writes `count` elements of a window, from a place on. source is that of the first channel.
+template <class Stored>
+inline void write_window(
+    const Windows &windows, const Stored *source, const Position &at, Place place, long count, float *out) {
+    const Axis &y = windows.axes[0], &x = windows.axes[1];
+    while (count) {
+        long some = windows.run - place.within < count ? windows.run - place.within : count;
+        long row = at.i * y.stride + y.offset + place.tap * y.step;
+        long column = at.j * x.stride + x.offset + (windows.is_joined ? 0 : place.run * x.step);
+        long from = place.within, to = place.within + some, least = 0, most = 0;  // least to most is in the image
+        if (row >= 0 && row < y.source) {
+            if (windows.is_joined) {
+                least = clamp(-column, 0, x.taps) * windows.channels;
+                most = clamp(x.source - column, 0, x.taps) * windows.channels;
+            } else if (column >= 0 && column < x.source) {
+                most = windows.run;
+            }
+        }
+        least = clamp(least, from, to);
+        most = clamp(most, least, to);
+        if (least > from) zero_n(out, least - from);
+        if (most > least) {
+            long pixel = (at.image * y.source + row) * x.source + column;
+            widen_n(source + pixel * windows.source_channels + least, out + (least - from), most - least);
+        }
+        if (to > most) zero_n(out + (most - from), to - most);
+        out += some;
+        count -= some;
+        place.within = 0;
+        if (++place.run == windows.runs) {
+            place.run = 0;
+            ++place.tap;
+        }
+    }
+}
+
+}  // namespace INSTRUCTIONS
+}  // namespace native
