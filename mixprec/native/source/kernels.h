@@ -2,11 +2,13 @@
 #pragma once
 
 #include "elementwise.h"
+#include "update.h"
 
 namespace native {
 
 struct Kernels {
     Elementwise elementwise;
+    Update update;
 };
 
 extern const Kernels *kernels;  // those in use; module.cpp chooses

@@ -3,12 +3,14 @@
 #include "kernels.h"
 
 #include "elementwise.inl"
+#include "update.inl"
 
 namespace native {
 
 extern const Kernels KERNELS;
 const Kernels KERNELS = {
     {INSTRUCTIONS::convert, INSTRUCTIONS::add_arrays},
+    {INSTRUCTIONS::check_gradients, INSTRUCTIONS::update_all},
 };
 
 }  // namespace native

@@ -8,6 +8,6 @@
 
 namespace native {
 
-extern PyMethodDef elementwise_methods[];
+extern PyMethodDef elementwise_methods[], update_methods[];
 
 }  // namespace native
