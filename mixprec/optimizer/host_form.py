@@ -135,8 +135,9 @@ class HostForm(UpdateForm):
 
 
 def _group_of(members, count):
-    entry = members[0][1]
-    return NativeGroup(members, count) if is_native(entry) else ChunkGroup(members, count, Scratch(entry.master.dtype))
+    if all(is_native(entry) for _, entry in members):
+        return NativeGroup(members, count)
+    return ChunkGroup(members, count, Scratch(members[0][1].master.dtype))
 
 
 def _inverse_of(factor):

@@ -48,9 +48,9 @@ Arguments::Array Arguments::of(PyObject *object, const char *name, bool written,
         return array;
     }
     ++held_;
-    const char *format = buffer->format ? buffer->format : "B";
-    if (strlen(format) != 1 || !strchr(formats, *format)) {
-        refuse("%s has format '%s', not one of '%s'", name, format, formats);
+    char format = format_of(*buffer);
+    if (!format || !strchr(formats, format)) {
+        refuse("%s has format '%s', not one of '%s'", name, buffer->format, formats);
         return array;
     }
     if (buffer->itemsize && reinterpret_cast<uintptr_t>(buffer->buf) % buffer->itemsize) {
@@ -59,7 +59,7 @@ Arguments::Array Arguments::of(PyObject *object, const char *name, bool written,
     }
     array.data = buffer->buf;
     array.size = buffer->itemsize ? buffer->len / buffer->itemsize : 0;
-    array.dtype = *format == 'f' ? FLOAT : *format == 'e' ? HALF : BFLOAT;
+    array.dtype = format == 'f' ? FLOAT : format == 'e' ? HALF : BFLOAT;
     return array;
 }
 
@@ -138,6 +138,12 @@ void Arguments::integers(const char *name, long *values, int count, long least, 
 bool Arguments::done() {
     if (ok() && taken_ < count_) refuse("%zd arguments too many", count_ - taken_);
     return ok();
+}
+
+char format_of(const Py_buffer &buffer) {
+    const char *format = buffer.format ? buffer.format : "B";
+    if (*format == '<') ++format;
+    return strlen(format) == 1 ? *format : 0;
 }
 
 long product(const long *sizes, int count) {

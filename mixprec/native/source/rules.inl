@@ -398,7 +398,7 @@ void hookLasso(
     for (long i_ = 0; i_ < count_; ++i_) {
         const float param = param_[i_];
         float grad = grad_[i_];
-        grad += rate * (param > 0 ? 1.0f : param < 0 ? -1.0f : param);
+        grad += rate * (param > 0 ? 1.0f : param < 0 ? -1.0f : param == 0 ? 0.0f : param);
         grad_[i_] = grad;
     }
 }

@@ -48,8 +48,8 @@ Table *table_of(PyObject *object) {
 bool hold(PyObject *object, Py_buffer *buffer, long size, bool is_written, const char *formats, const char *what) {
     if (PyObject_GetBuffer(object, buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (is_written ? PyBUF_WRITABLE : 0)))
         return false;
-    const char *format = buffer->format ? buffer->format : "B";
-    bool is_right = strlen(format) == 1 && strchr(formats, *format) && buffer->itemsize > 0 &&
+    char format = format_of(*buffer);
+    bool is_right = format && strchr(formats, format) && buffer->itemsize > 0 &&
                     (size < 0 || buffer->len / buffer->itemsize == size) &&
                     reinterpret_cast<uintptr_t>(buffer->buf) % buffer->itemsize == 0;
     if (!is_right) {
@@ -62,7 +62,8 @@ bool hold(PyObject *object, Py_buffer *buffer, long size, bool is_written, const
 }
 
 Dtype dtype_of(const Py_buffer &buffer) {
-    return *buffer.format == 'f' ? FLOAT : *buffer.format == 'e' ? HALF : BFLOAT;
+    char format = format_of(buffer);
+    return format == 'f' ? FLOAT : format == 'e' ? HALF : BFLOAT;
 }
 
 int place_of(PyObject *name, const FormulaName *names) {

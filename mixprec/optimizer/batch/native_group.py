@@ -20,10 +20,16 @@ _STORED = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 
 def is_native(entry):
     """Whether the library can update a parameter."""
-    if library() is None or entry.master.dtype != np.float32 or len(entry.hooks) > _MOST_HOOKS:
+    if library() is None or len(entry.hooks) > _MOST_HOOKS:
         return False
     formulas = [hook.formula for hook in entry.hooks] + [entry.formula] * (entry.formula is not None)
-    return all(map(name_of, formulas))
+    _, *wide = arrays = _arrays(entry)
+    return (
+        all(map(name_of, formulas))
+        and all(array.dtype == np.float32 for array in wide)
+        and entry.param.dtype in _STORED
+        and all(array.flags.aligned and array.flags.writeable for array in arrays if array is not None)
+    )
 
 
 class NativeGroup(Group):
@@ -34,7 +40,7 @@ class NativeGroup(Group):
         entries = [entry for _, entry in members]
         rule = name_of(self._formula) if self.updates else None
         hooks = tuple(name_of(hook.formula) for hook in self._hooks)
-        self._table = library().update_table(rule, hooks, [_arrays(entry, self._formula) for entry in entries])
+        self._table = library().update_table(rule, hooks, [_arrays(entry) for entry in entries])
         self._brains = [i for i, entry in enumerate(entries) if entry.param.dtype == BFLOAT16]
         self._found = self._hooked_by = None
 
@@ -77,10 +83,12 @@ class NativeGroup(Group):
         library().update_load(self._table, None, None)
 
 
-def _arrays(entry, formula):
-    """Returns what the table takes of an entry, all of it flat."""
-    states = formula.states if formula is not None else ()
-    rounded = raw(flat(entry.param.array)) if entry.is_rounded else None
+def _arrays(entry):
+    """Returns what the table takes of an entry, all of it flat; the parameter as the library takes it."""
+    states = entry.formula.states if entry.formula is not None else ()
+    rounded = flat(entry.param.array) if entry.is_rounded else None
+    if rounded is not None and rounded.dtype == BFLOAT16:
+        rounded = rounded.view(np.uint16)
     return (rounded, flat(entry.master.array), *(flat(entry.rule.state[name]) for name in states))
 
 

@@ -36,7 +36,9 @@ NUMBERS = {
 
 
 def numbers_of(formula):
-    found = (NUMBERS.get(name, 1e-3 if "eps" in name or name.startswith("one_minus") else 0.75) for name in formula.numbers)
+    found = (
+        NUMBERS.get(name, 1e-3 if "eps" in name or name.startswith("one_minus") else 0.75) for name in formula.numbers
+    )
     return tuple(found)
 
 
