@@ -10,7 +10,9 @@ import operator
 import numpy as np
 
 from mixprec.backends.memory import axes
-from mixprec.optimizer.batch.chunks import LARGE, Scratch, chunks_of
+from mixprec.optimizer.batch.chunk_group import ChunkGroup
+from mixprec.optimizer.batch.chunks import Scratch
+from mixprec.optimizer.batch.native_group import NativeGroup, is_native
 from mixprec.optimizer.grad_scales import MIXED, UsedScale, factor_to_unscale
 from mixprec.optimizer.gradients import check_shape, gather, not_finite
 from mixprec.optimizer.update_form import UpdateForm
@@ -38,39 +40,30 @@ class HostForm(UpdateForm):
         number = {id(param): number for number, param in enumerate(params)}
         members = [number[id(param)] for param in self._params]
         self._members = None if members == list(range(len(params))) else members
-        groups = {}
-        for number, entry in enumerate(entries):
-            groups.setdefault(_key(entry), []).append((number, entry))
-        scratch = {dtype: Scratch(dtype) for dtype in {entry.master.dtype for entry in entries}}
         # A gradient with its axes in this order is C-contiguous if it lies as its parameter does.
         self._turned = [
             (number, axes(entry.master.array))
             for number, entry in enumerate(entries)
             if not entry.master.array.flags.c_contiguous
         ]
-        self._in_parts = [number for number, entry in enumerate(entries) if entry.master.array.size >= LARGE]
-        groups = [_Group(members, scratch[members[0][1].master.dtype]) for members in groups.values()]
-        self._updated = [group for group in groups if group.formula is not None]
-        self._chunks = [
-            (chunk, _picker(numbers), group.scratch.gradient[: chunk.master.size])
-            for group in groups
-            for chunk, numbers in group.chunks
-        ]
+        groups = {}
+        for number, entry in enumerate(entries):
+            groups.setdefault(_key(entry), []).append((number, entry))
+        self._groups = [_group_of(members, len(entries)) for members in groups.values()]
+        self._updated = [group for group in self._groups if group.updates]
 
     def check(self, scale, gradients, statistics):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
         if not self._plan.before:
             self._load(self._of_entries(gradients), self._inverses(scale))
-        for chunk, _, _ in self._chunks:
-            chunk.follow()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for group in self._groups:
+                group.follow()
         if self._plan.before:  # hooks run in Chainer's own code, on the gradients of masters
             with self._masters.fixed(of=()):
                 return bool(gather(self._masters.pairs()))
         with np.errstate(over="ignore", invalid="ignore"):
-            for chunk, _, scratch in self._chunks:
-                if not chunk.is_finite(scratch):
-                    return True
-        return False
+            return not all(group.is_finite() for group in self._groups)
 
     def run_hooks(self, skip):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
@@ -97,8 +90,8 @@ class HostForm(UpdateForm):
             self._optimizer.t += 1
             for rule in self._plan.waiting:
                 rule.t += 1
-        for chunk, _, _ in self._chunks:
-            chunk.forget()  # the gradients, whose memory the next backward pass may want
+        for group in self._groups:
+            group.forget()
         return bool(skip)
 
     def settle(self):
@@ -106,15 +99,12 @@ class HostForm(UpdateForm):
         return False
 
     def _load(self, gradients, inverses):
-        """Hands chunks the gradient of each entry, and what to multiply it by: a float for all, or a list of floats."""
-        one = isinstance(inverses, float)
+        """Hands groups the gradient of each entry, and what to multiply it by: a float for all, or a list of floats."""
         gradients = list(gradients)
         for member, order in self._turned:
             gradients[member] = gradients[member].transpose(order)
-        for member in self._in_parts:
-            gradients[member] = gradients[member].reshape(-1)  # a copy, if need be, for all parts
-        for chunk, members, _ in self._chunks:
-            chunk.load(members(gradients), inverses if one else members(inverses))
+        for group in self._groups:
+            group.load(gradients, inverses)
 
     def _of_entries(self, gradients):
         """Returns the gradient of each entry, zeros if it has none."""
@@ -144,75 +134,15 @@ class HostForm(UpdateForm):
         return [inverses[id(factor)] for factor in factors]
 
 
-class _Group:
-    """Entries of one dtype that the same numbers update.
-
-    Args:
-        members: ``[(number of the entry, entry)]``.
-        scratch: :class:`~mixprec.optimizer.batch.chunks.Scratch`.
-
-    Attributes:
-        chunks: ``[(chunk, numbers of its entries)]``.
-    """
-
-    def __init__(self, members, scratch):
-        self.scratch = scratch
-        self._rules = [entry.rule for _, entry in members]
-        self.formula, self._hooks = members[0][1].formula, members[0][1].hooks
-        self._numbers = self._numbers_of_hooks = None
-        numbers = {id(entry): number for number, entry in members}
-        self.chunks = [
-            (chunk, [numbers[id(entry)] for entry in entries])
-            for chunk, entries in chunks_of([entry for _, entry in members])
-        ]
-
-    def look(self):
-        """Takes the hyperparameters of hooks and rule as they are now, for this step.
-
-        Raises:
-            ValueError: a hyperparameter is refused, as in Chainer.
-        """
-        self._numbers_of_hooks = [hook.formula.hyperparameters_of(hook.hook) for hook in self._hooks]
-        self._numbers = self.formula.numbers_of(self._rules[0], self._rules[0].t + 1)
-
-    def is_finite_after_hooks(self):
-        """Whether the gradients are, after hooks, which run in scratch memory."""
-        return not self._hooks or all(np.isfinite(self._hooked(chunk)).all() for chunk, _ in self.chunks)
-
-    def update(self):
-        """Runs hooks and rule, and rounds masters into the parameters."""
-        formula = self.formula
-        a, b = self.scratch.a, self.scratch.b
-        for chunk, _ in self.chunks:
-            gradient = self._hooked(chunk)
-            size = gradient.size
-            formula.host(chunk.master, gradient, chunk.states, self._numbers, a[:size], b[:size])
-            chunk.store(self.scratch.rounding)
-        for rule in self._rules:
-            rule.t += 1
-        for power, base in formula.powers.items():
-            for rule in self._rules:
-                setattr(rule, power, getattr(rule, power) * getattr(rule.hyperparam, base))
-
-    def _hooked(self, chunk):
-        """Returns the gradient of a chunk after hooks, in scratch memory."""
-        gradient = chunk.gradient(self.scratch.gradient[: chunk.master.size])
-        for hook, numbers in zip(self._hooks, self._numbers_of_hooks, strict=True):
-            hook.formula.host(chunk.master, gradient, numbers, self.scratch.a[: gradient.size])
-        return gradient
+def _group_of(members, count):
+    if all(is_native(entry) for _, entry in members):
+        return NativeGroup(members, count)
+    return ChunkGroup(members, count, Scratch(members[0][1].master.dtype))
 
 
 def _inverse_of(factor):
     number = 1.0 if factor is None else float(factor)  # on the host, as the parameters are
     return 1 / number if number else math.inf  # a scale without a floor may have come down to 0
-
-
-def _picker(numbers):
-    """Returns a function that picks the elements with these numbers from a list."""
-    if len(numbers) == 1:
-        (number,) = numbers
-        return operator.itemgetter(slice(number, number + 1))
-    return operator.itemgetter(*numbers)
 
 
 def _key(entry):

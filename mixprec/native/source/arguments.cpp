@@ -49,9 +49,9 @@ Arguments::Array Arguments::of(PyObject *object, const char *name, bool written,
     }
     written_[held_] = written;
     names_[held_++] = name;
-    const char *format = buffer->format ? buffer->format : "B";
-    if (strlen(format) != 1 || !strchr(formats, *format)) {
-        refuse("%s has format '%s', not one of '%s'", name, format, formats);
+    char format = format_of(*buffer);
+    if (!format || !strchr(formats, format)) {
+        refuse("%s has format '%s', not one of '%s'", name, buffer->format, formats);
         return array;
     }
     if (buffer->itemsize && reinterpret_cast<uintptr_t>(buffer->buf) % buffer->itemsize) {
@@ -60,7 +60,7 @@ Arguments::Array Arguments::of(PyObject *object, const char *name, bool written,
     }
     array.data = buffer->buf;
     array.size = buffer->itemsize ? buffer->len / buffer->itemsize : 0;
-    array.dtype = *format == 'f' ? FLOAT : *format == 'e' ? HALF : BFLOAT;
+    array.dtype = format == 'f' ? FLOAT : format == 'e' ? HALF : BFLOAT;
     return array;
 }
 
@@ -147,6 +147,12 @@ bool Arguments::done(bool in_place) {
                 refuse("%s and %s share memory", names_[i], names_[j]);
         }
     return ok();
+}
+
+char format_of(const Py_buffer &buffer) {
+    const char *format = buffer.format ? buffer.format : "B";
+    if (*format == '<') ++format;
+    return strlen(format) == 1 ? *format : 0;
 }
 
 long product(const long *sizes, int count) {

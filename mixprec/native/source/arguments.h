@@ -55,6 +55,10 @@ class Arguments {
     bool failed_ = false;
 };
 
+// The one letter of a buffer's format, without the mark of this machine's byte order that arrays from HDF5 files have;
+// 0 if it is none.
+char format_of(const Py_buffer &buffer);
+
 // The product of sizes, or -1 if it does not fit.
 long product(const long *sizes, int count);
 

@@ -3,12 +3,14 @@
 
 #include "convolution.h"
 #include "elementwise.h"
+#include "update.h"
 
 namespace native {
 
 struct Kernels {
     Elementwise elementwise;
     Convolutions convolutions;
+    Update update;
 };
 
 extern const Kernels *kernels;  // those in use; module.cpp chooses

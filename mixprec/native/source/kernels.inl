@@ -5,6 +5,7 @@
 #include "convolution.inl"
 #include "convolution_wgrad.inl"
 #include "elementwise.inl"
+#include "update.inl"
 
 namespace native {
 
@@ -12,6 +13,7 @@ extern const Kernels KERNELS;
 const Kernels KERNELS = {
     {INSTRUCTIONS::convert, INSTRUCTIONS::add_arrays},
     {INSTRUCTIONS::fprop, INSTRUCTIONS::dgrad, INSTRUCTIONS::wgrad},
+    {INSTRUCTIONS::check_gradients, INSTRUCTIONS::update_all},
 };
 
 }  // namespace native

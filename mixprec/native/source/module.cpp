@@ -70,7 +70,7 @@ PyMODINIT_FUNC PyInit__library() {
     }
     PyObject *module = PyModule_Create(&definition);
     if (!module) return nullptr;
-    PyMethodDef *all[] = {convolution_methods, elementwise_methods};
+    PyMethodDef *all[] = {convolution_methods, elementwise_methods, update_methods};
     for (PyMethodDef *some : all)
         if (PyModule_AddFunctions(module, some)) {
             Py_DECREF(module);

@@ -8,6 +8,6 @@
 
 namespace native {
 
-extern PyMethodDef convolution_methods[], elementwise_methods[];
+extern PyMethodDef convolution_methods[], elementwise_methods[], update_methods[];
 
 }  // namespace native

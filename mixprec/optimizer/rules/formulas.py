@@ -190,7 +190,7 @@ LASSO = HookFormula(
     numbers={"rate": "rate"},
     host=_lasso,
     device="""
-        grad += rate * (param > 0 ? 1.0f : param < 0 ? -1.0f : param);
+        grad += rate * (param > 0 ? 1.0f : param < 0 ? -1.0f : param == 0 ? 0.0f : param);
     """,
 )
 
