@@ -4,10 +4,11 @@ What it does not have, :mod:`mixprec.backends.cpu` computes.
 """
 
 from mixprec.backends.cpu import Cpu
-from mixprec.backends.native.elementwise import NativeElementwise
+from mixprec.backends.native.native_batch_norm import NativeBatchNorms
+from mixprec.backends.native.native_elementwise import NativeElementwise
 
 
-class Native(NativeElementwise, Cpu):
+class Native(NativeBatchNorms, NativeElementwise, Cpu):
     """All of :class:`~mixprec.backends.primitives.Primitives`."""
 
 

@@ -6,8 +6,6 @@
 namespace native {
 namespace INSTRUCTIONS {
 
-constexpr long LEAST = 1 << 15;  // elements of a part: about 10 us
-
 void convert(Dtype of, const void *source, Dtype to, void *target, long size) {
     of_dtype(of, [&](auto source_tag) {
         of_dtype(to, [&](auto target_tag) {

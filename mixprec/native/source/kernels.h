@@ -1,12 +1,14 @@
 // The functions that are compiled for each instruction set.
 #pragma once
 
+#include "batch_norm.h"
 #include "elementwise.h"
 
 namespace native {
 
 struct Kernels {
     Elementwise elementwise;
+    BatchNorm batch_norm;
 };
 
 extern const Kernels *kernels;  // those in use; module.cpp chooses

@@ -2,6 +2,7 @@
 // a namespace, and KERNELS, the table of its functions.
 #include "kernels.h"
 
+#include "batch_norm.inl"
 #include "elementwise.inl"
 
 namespace native {
@@ -9,6 +10,7 @@ namespace native {
 extern const Kernels KERNELS;
 const Kernels KERNELS = {
     {INSTRUCTIONS::convert, INSTRUCTIONS::add_arrays},
+    {INSTRUCTIONS::moments, INSTRUCTIONS::affine, INSTRUCTIONS::gradient_sums, INSTRUCTIONS::combine},
 };
 
 }  // namespace native

@@ -8,6 +8,7 @@
 
 namespace native {
 
+extern PyMethodDef batch_norm_methods[];
 extern PyMethodDef elementwise_methods[];
 
 }  // namespace native
