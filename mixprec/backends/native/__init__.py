@@ -6,9 +6,10 @@ What it does not have, :mod:`mixprec.backends.cpu` computes.
 from mixprec.backends.cpu import Cpu
 from mixprec.backends.native.native_batch_norm import NativeBatchNorms
 from mixprec.backends.native.native_elementwise import NativeElementwise
+from mixprec.backends.native.native_pooling import NativePoolings
 
 
-class Native(NativeBatchNorms, NativeElementwise, Cpu):
+class Native(NativeBatchNorms, NativeElementwise, NativePoolings, Cpu):
     """All of :class:`~mixprec.backends.primitives.Primitives`."""
 
 

@@ -3,12 +3,14 @@
 
 #include "batch_norm.h"
 #include "elementwise.h"
+#include "pooling.h"
 
 namespace native {
 
 struct Kernels {
     Elementwise elementwise;
     BatchNorm batch_norm;
+    Pooling pooling;
 };
 
 extern const Kernels *kernels;  // those in use; module.cpp chooses

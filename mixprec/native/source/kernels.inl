@@ -4,6 +4,7 @@
 
 #include "batch_norm.inl"
 #include "elementwise.inl"
+#include "pooling.inl"
 
 namespace native {
 
@@ -11,6 +12,8 @@ extern const Kernels KERNELS;
 const Kernels KERNELS = {
     {INSTRUCTIONS::convert, INSTRUCTIONS::add_arrays},
     {INSTRUCTIONS::moments, INSTRUCTIONS::affine, INSTRUCTIONS::gradient_sums, INSTRUCTIONS::combine},
+    {INSTRUCTIONS::max_pool, INSTRUCTIONS::max_pool_backward, INSTRUCTIONS::average_pool,
+     INSTRUCTIONS::average_pool_backward, INSTRUCTIONS::global_average_pool},
 };
 
 }  // namespace native

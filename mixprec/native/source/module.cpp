@@ -66,7 +66,7 @@ PyMODINIT_FUNC PyInit__library() {
     }
     PyObject *module = PyModule_Create(&definition);
     if (!module) return nullptr;
-    PyMethodDef *all[] = {batch_norm_methods, elementwise_methods};
+    PyMethodDef *all[] = {batch_norm_methods, elementwise_methods, pooling_methods};
     for (PyMethodDef *some : all)
         if (PyModule_AddFunctions(module, some)) {
             Py_DECREF(module);

@@ -10,5 +10,6 @@ namespace native {
 
 extern PyMethodDef batch_norm_methods[];
 extern PyMethodDef elementwise_methods[];
+extern PyMethodDef pooling_methods[];
 
 }  // namespace native
