@@ -79,9 +79,10 @@ class BatchNorms:
     def _moments(self, x):
         """Returns mean and biased variance of each channel, (C,) float64.
 
-        Deviations from a centre are summed in float32 within a block and in float64 beyond it. The centre of a block is the
-        mean of the block before: blocks that are further from it than their own spread are part of the variance.
-        Differently centred sums are put together as by Chan, Golub and LeVeque (1983, doi:10.1080/00031305.1983.10483115).
+        Deviations from a centre are summed in float32 within a block and in float64 beyond it. The centre of a block is
+        the mean of the block before: blocks that are further from it than their own spread are part of the variance.
+        Differently centred sums are put together as by Chan, Golub and LeVeque (1983,
+        doi:10.1080/00031305.1983.10483115).
         """
         rows = Rows(x.shape)
         flat, scratch, deviations = x.reshape(-1), rows.scratch(), rows.scratch()
@@ -214,8 +215,8 @@ def _moments_of_sums(sums, count):
 def _moments_of_all(parts):
     """Returns mean and biased variance of each channel, (C,) float64, and the count, over the batches of all processes.
 
-    Means and variances are put together as those of blocks in :meth:`BatchNorms._moments`, as a difference of sums of squares
-    would cancel where the mean is far from 0. Every process does so in the same order: it gets the same bits.
+    Means and variances are put together as those of blocks in :meth:`BatchNorms._moments`, as a difference of sums of
+    squares would cancel where the mean is far from 0. Every process does so in the same order: it gets the same bits.
     """
     counts, means, variances = parts.swapaxes(0, 1)
     total = counts.sum(axis=0)

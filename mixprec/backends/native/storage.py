@@ -1,13 +1,19 @@
-"""Which arrays the native library takes; all of :mod:`mixprec.backends.native` asks."""
+"""Which arrays the native library takes: all of :mod:`mixprec.backends.native` asks."""
+
+import numpy as np
 
 from mixprec.dtypes import BFLOAT16
 
-_STORAGE = "f", "e"
+_STORAGE = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 
 
-def are_stored_alike(*arrays):
-    """Whether arrays (``None`` does not count) are of one shape and one storage dtype, with elements in the last axis."""
-    first, *others = [array for array in arrays if array is not None]
-    if not (first.dtype == BFLOAT16 or first.dtype.char in _STORAGE) or not first.ndim or not first.shape[-1]:
+def is_stored(dtype):
+    """Whether a dtype of NumPy is one of the storage dtypes, in the processor's order of bytes."""
+    return dtype in _STORAGE
+
+
+def are_stored_alike(first, *others):
+    """Whether arrays (``None`` does not count) are of one shape, not (..., 0), and of one storage dtype."""
+    if not is_stored(first.dtype) or not first.ndim or not first.shape[-1]:
         return False
-    return all(other.dtype == first.dtype and other.shape == first.shape for other in others)
+    return all(other is None or (other.dtype == first.dtype and other.shape == first.shape) for other in others)

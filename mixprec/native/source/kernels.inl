@@ -10,7 +10,8 @@ namespace native {
 
 extern const Kernels KERNELS;
 const Kernels KERNELS = {
-    {INSTRUCTIONS::convert, INSTRUCTIONS::add_arrays},
+    {INSTRUCTIONS::convert, INSTRUCTIONS::add_arrays, INSTRUCTIONS::relu_of, INSTRUCTIONS::relu_backward,
+     INSTRUCTIONS::transpose},
     {INSTRUCTIONS::moments, INSTRUCTIONS::affine, INSTRUCTIONS::gradient_sums, INSTRUCTIONS::combine},
     {INSTRUCTIONS::max_pool, INSTRUCTIONS::max_pool_backward, INSTRUCTIONS::average_pool,
      INSTRUCTIONS::average_pool_backward, INSTRUCTIONS::global_average_pool},
