@@ -21,9 +21,9 @@ class BatchNorms:
         if ranks is not None:
             mean, variance, count = _moments_of_all(ranks.statistics(self, x))
         else:
-            mean, variance = _moments(x) if sums is None else _moments_of_sums(sums, count)
+            mean, variance = self._moments(x) if sums is None else _moments_of_sums(sums, count)
         affine, saved = _finish(mean, variance, count, gamma, beta, running, attributes)
-        y, mask = apply_affine(x, affine, attributes.relu, add, keep_mask=True)
+        y, mask = self.apply_affine(x, affine, attributes.relu, add, keep_mask=True)
         return y, saved._replace(mask=mask, count=None if ranks is None else count)
 
     @_quiet
@@ -32,7 +32,7 @@ class BatchNorms:
         if not x.size:
             return np.zeros((3, x.shape[-1]))  # for all processes to see
         count = _count(x)
-        mean, variance = _moments(x)
+        mean, variance = self._moments(x)
         return np.stack([np.full_like(mean, count), mean, variance])
 
     @_quiet
@@ -43,10 +43,8 @@ class BatchNorms:
     @_quiet
     def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_backward`."""
-        if plus is not None:
-            dy = self.add(dy, plus)
         affine = _affine(gamma, beta, saved.mean, saved.invstd)
-        g, dgamma, dbeta = _reduce(dy, x, saved.mean, affine, attributes.relu, add, saved.mask)
+        g, dgamma, dbeta = self._reduce(dy, plus, x, saved.mean, affine, attributes.relu, add, saved.mask)
         dgamma *= saved.invstd
         count, processes = _count(x), 1
         if ranks is not None:
@@ -55,7 +53,7 @@ class BatchNorms:
         # With xhat = (x - mean) * invstd: dx = gamma * invstd * (g - dbeta / m - xhat * dgamma / m)
         slope = affine.scale * saved.invstd * (dgamma / -count)
         offset = affine.scale * (dbeta / -count)
-        dx = _combine(g, affine.scale, x, saved.mean, slope, offset, reuse=attributes.relu and not add)
+        dx = self._combine(g, affine.scale, x, saved.mean, slope, offset, reuse=attributes.relu and not add)
         dgamma, dbeta = dgamma / processes, dbeta / processes
         return dx, dgamma.astype(np.float32), dbeta.astype(np.float32), g if add else None
 
@@ -63,7 +61,7 @@ class BatchNorms:
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_inference`."""
         affine = _affine(gamma, beta, mean, _invstd(variance, attributes))
-        return apply_affine(x, affine, attributes.relu, add)[0]
+        return self.apply_affine(x, affine, attributes.relu, add)[0]
 
     @_quiet
     def batch_norm_inference_backward(self, dy, x, gamma, beta, mean, variance, attributes, *, y=None):
@@ -71,10 +69,134 @@ class BatchNorms:
         invstd = _invstd(variance, attributes)
         affine = _affine(gamma, beta, mean, invstd)
         mask = is_positive(y) if y is not None and attributes.relu else None
-        g, dgamma, dbeta = _reduce(dy, x, mean, affine, attributes.relu, y is not None, mask)
+        g, dgamma, dbeta = self._reduce(dy, None, x, mean, affine, attributes.relu, y is not None, mask)
         dgamma *= invstd
-        dx = _scaled(g, affine.scale)
+        dx = self._scaled(g, x, affine.scale)
         return dx, dgamma.astype(np.float32), dbeta.astype(np.float32), None if y is None else g
+
+    # The pieces, which the native library has too: mixprec.backends.native.native_batch_norm
+
+    def _moments(self, x):
+        """Returns mean and biased variance of each channel, (C,) float64.
+
+        Deviations from a centre are summed in float32 within a block and in float64 beyond it. The centre of a block is
+        the mean of the block before: blocks that are further from it than their own spread are part of the variance.
+        Differently centred sums are put together as by Chan, Golub and LeVeque (1983,
+        doi:10.1080/00031305.1983.10483115).
+        """
+        rows = Rows(x.shape)
+        flat, scratch, deviations = x.reshape(-1), rows.scratch(), rows.scratch()
+        count, mean, squares = 0, 0.0, 0.0
+        centre = None
+        for part in rows.blocks():
+            block = read(flat, part, scratch)
+            size = block.size // rows.channels
+            if centre is None:
+                centre = rows.sum(block) / np.float32(size)
+            deviation = deviations[: block.size]
+            np.subtract(rows.matrix(block), centre, out=rows.matrix(deviation))
+            shift = rows.sum(deviation).astype(np.float64) / size
+            np.multiply(deviation, deviation, out=deviation)
+            block_mean = centre + shift
+            distance = block_mean - mean
+            squares = squares + rows.sum(deviation) - size * shift**2 + distance**2 * (count * size / (count + size))
+            count += size
+            mean = mean + distance * (size / count)
+            centre = block_mean.astype(np.float32)
+        return mean, np.maximum(squares / count, 0)
+
+    # A ReLU is open where its input is above 0 before it is rounded. Without an addition that is computed again in the
+    # backward pass, in the same steps: scale * x, then + bias, each rounded to float32.
+
+    def apply_affine(self, x, affine, relu, add=None, keep_mask=False):
+        """Returns ``relu(scale * x + bias + add)``, and, if wanted, where the ReLU after an addition was open."""
+        rows = Rows(x.shape)
+        y = np.empty(x.shape, x.dtype)
+        mask = np.empty(x.shape, bool) if relu and add is not None and keep_mask else None
+        flat_x, flat_y = x.reshape(-1), y.reshape(-1)
+        scale, bias = map(rows.repeat, affine)
+        x_scratch, add_scratch, zeros = rows.scratch(), rows.scratch(), np.zeros_like(scale)
+        for part in rows.blocks():
+            block, out = read(flat_x, part, x_scratch), target(flat_y, part, x_scratch)
+            np.multiply(block, scale[: block.size], out=out)
+            np.add(out, bias[: block.size], out=out)
+            if add is not None:
+                np.add(out, read(add.reshape(-1), part, add_scratch), out=out)
+            if mask is not None:
+                np.greater(out, _ZERO, out=mask.reshape(-1)[part])
+            if relu:
+                np.maximum(out, zeros[: block.size], out=out)  # as an array: NumPy does not vectorize it as a number
+            write(flat_y, part, out)
+        return y, mask
+
+    def _reduce(self, dy, plus, x, mean, affine, relu, add, mask):
+        """Returns ``dy + plus`` behind the ReLU, and its sums: of its products with ``x - mean``, and its own.
+
+        The first is an array with an addition, ``dy`` itself without ReLU and ``plus``; otherwise in a form of the
+        backend's own, for :meth:`_combine` and :meth:`_scaled`. Sums are (C,) float64.
+        """
+        if plus is not None:
+            dy = self.add(dy, plus)
+        rows = Rows(x.shape)
+        g = np.empty(dy.shape, dy.dtype) if relu else dy
+        flat_x, flat_dy, flat_g = x.reshape(-1), dy.reshape(-1), g.reshape(-1)
+        bits = np.dtype(f"i{dy.dtype.itemsize}")
+        scale, bias = map(rows.repeat, affine)
+        means = rows.repeat(mean)
+        x_scratch, g_scratch, products = rows.scratch(), rows.scratch(), rows.scratch()
+        opened, closed = rows.scratch(bool), rows.scratch(bits)
+        products_sum, g_sum = np.zeros((2, rows.channels))
+        for part in rows.blocks():
+            block = read(flat_x, part, x_scratch)
+            product = products[: block.size]
+            if relu:
+                if add:
+                    now = mask.reshape(-1)[part]
+                else:
+                    np.multiply(block, scale[: block.size], out=product)
+                    np.add(product, bias[: block.size], out=product)
+                    now = opened[: block.size]
+                    np.greater(product, _ZERO, out=now)
+                keep = closed[: block.size]
+                np.negative(now.view(np.int8), out=keep)
+                np.bitwise_and(flat_dy[part].view(bits), keep, out=flat_g[part].view(bits))
+            gradient = read(flat_g, part, g_scratch)
+            np.subtract(block, means[: block.size], out=product)
+            np.multiply(product, gradient, out=product)
+            products_sum += rows.sum(product)
+            g_sum += rows.sum(gradient)
+        return g, products_sum, g_sum
+
+    def _combine(self, g, scale, x, mean, slope, offset, reuse):
+        """Returns ``scale * g + slope * (x - mean) + offset``, in the memory of ``g`` if ``reuse``."""
+        rows = Rows(x.shape)
+        dx = g if reuse else np.empty(x.shape, x.dtype)
+        flat_g, flat_x, flat_dx = g.reshape(-1), x.reshape(-1), dx.reshape(-1)
+        scale, mean, slope, offset = map(rows.repeat, (scale, mean, slope, offset))
+        x_scratch, g_scratch = rows.scratch(), rows.scratch()
+        deviations = rows.scratch()
+        for part in rows.blocks():
+            block, gradient = read(flat_x, part, x_scratch), read(flat_g, part, g_scratch)
+            out, deviation = target(flat_dx, part, g_scratch), deviations[: block.size]
+            np.subtract(block, mean[: block.size], out=deviation)
+            np.multiply(deviation, slope[: block.size], out=deviation)
+            np.add(deviation, offset[: block.size], out=deviation)
+            np.multiply(gradient, scale[: block.size], out=out)
+            np.add(out, deviation, out=out)
+            write(flat_dx, part, out)
+        return dx
+
+    def _scaled(self, g, x, scale):
+        """Returns ``scale * g``."""
+        rows = Rows(g.shape)
+        dx = np.empty(g.shape, g.dtype)
+        flat_g, flat_dx = g.reshape(-1), dx.reshape(-1)
+        scale, scratch = rows.repeat(scale), rows.scratch()
+        for part in rows.blocks():
+            block, out = read(flat_g, part, scratch), target(flat_dx, part, scratch)
+            np.multiply(block, scale[: block.size], out=out)
+            write(flat_dx, part, out)
+        return dx
 
 
 def _count(x):
@@ -82,35 +204,6 @@ def _count(x):
     if count == 0:
         raise ValueError(f"an empty batch has no statistics: batch normalization of an array of shape {x.shape}")
     return count
-
-
-def _moments(x):
-    """Returns mean and biased variance of each channel, (C,) float64.
-
-    Deviations from a centre are summed in float32 within a block and in float64 beyond it. The centre of a block is the
-    mean of the block before: blocks that are further from it than their own spread are part of the variance.
-    Differently centred sums are put together as by Chan, Golub and LeVeque (1983, doi:10.1080/00031305.1983.10483115).
-    """
-    rows = Rows(x.shape)
-    flat, scratch, deviations = x.reshape(-1), rows.scratch(), rows.scratch()
-    count, mean, squares = 0, 0.0, 0.0
-    centre = None
-    for part in rows.blocks():
-        block = read(flat, part, scratch)
-        size = block.size // rows.channels
-        if centre is None:
-            centre = rows.sum(block) / np.float32(size)
-        deviation = deviations[: block.size]
-        np.subtract(rows.matrix(block), centre, out=rows.matrix(deviation))
-        shift = rows.sum(deviation).astype(np.float64) / size
-        np.multiply(deviation, deviation, out=deviation)
-        block_mean = centre + shift
-        distance = block_mean - mean
-        squares = squares + rows.sum(deviation) - size * shift**2 + distance**2 * (count * size / (count + size))
-        count += size
-        mean = mean + distance * (size / count)
-        centre = block_mean.astype(np.float32)
-    return mean, np.maximum(squares / count, 0)
 
 
 def _moments_of_sums(sums, count):
@@ -122,8 +215,8 @@ def _moments_of_sums(sums, count):
 def _moments_of_all(parts):
     """Returns mean and biased variance of each channel, (C,) float64, and the count, over the batches of all processes.
 
-    Means and variances are put together as those of blocks in :func:`_moments`, as a difference of sums of squares
-    would cancel where the mean is far from 0. Every process does so in the same order: it gets the same bits.
+    Means and variances are put together as those of blocks in :meth:`BatchNorms._moments`, as a difference of sums of
+    squares would cancel where the mean is far from 0. Every process does so in the same order: it gets the same bits.
     """
     counts, means, variances = parts.swapaxes(0, 1)
     total = counts.sum(axis=0)
@@ -151,97 +244,3 @@ def _invstd(variance, attributes):
 def _affine(gamma, beta, mean, invstd):
     scale = gamma * invstd
     return Affine(scale, beta - mean * scale)
-
-
-# A ReLU is open where its input is above 0 before it is rounded. Without an addition that is computed again in the
-# backward pass, in the same steps: scale * x, then + bias, each rounded to float32.
-
-
-def apply_affine(x, affine, relu, add=None, keep_mask=False):
-    """Returns ``relu(scale * x + bias + add)``, and, if wanted, where the ReLU after an addition was open."""
-    rows = Rows(x.shape)
-    y = np.empty(x.shape, x.dtype)
-    mask = np.empty(x.shape, bool) if relu and add is not None and keep_mask else None
-    flat_x, flat_y = x.reshape(-1), y.reshape(-1)
-    scale, bias = map(rows.repeat, affine)
-    x_scratch, add_scratch, zeros = rows.scratch(), rows.scratch(), np.zeros_like(scale)
-    for part in rows.blocks():
-        block, out = read(flat_x, part, x_scratch), target(flat_y, part, x_scratch)
-        np.multiply(block, scale[: block.size], out=out)
-        np.add(out, bias[: block.size], out=out)
-        if add is not None:
-            np.add(out, read(add.reshape(-1), part, add_scratch), out=out)
-        if mask is not None:
-            np.greater(out, _ZERO, out=mask.reshape(-1)[part])
-        if relu:
-            np.maximum(out, zeros[: block.size], out=out)  # as an array: NumPy does not vectorize it as a number
-        write(flat_y, part, out)
-    return y, mask
-
-
-def _reduce(dy, x, mean, affine, relu, add, mask):
-    """Returns dy behind the ReLU, and its sums: of its products with ``x - mean``, and its own; (C,) float64.
-
-    Without a ReLU the first is ``dy`` itself.
-    """
-    rows = Rows(x.shape)
-    g = np.empty(dy.shape, dy.dtype) if relu else dy
-    flat_x, flat_dy, flat_g = x.reshape(-1), dy.reshape(-1), g.reshape(-1)
-    bits = np.dtype(f"i{dy.dtype.itemsize}")
-    scale, bias = map(rows.repeat, affine)
-    means = rows.repeat(mean)
-    x_scratch, g_scratch, products = rows.scratch(), rows.scratch(), rows.scratch()
-    opened, closed = rows.scratch(bool), rows.scratch(bits)
-    products_sum, g_sum = np.zeros((2, rows.channels))
-    for part in rows.blocks():
-        block = read(flat_x, part, x_scratch)
-        product = products[: block.size]
-        if relu:
-            if add:
-                now = mask.reshape(-1)[part]
-            else:
-                np.multiply(block, scale[: block.size], out=product)
-                np.add(product, bias[: block.size], out=product)
-                now = opened[: block.size]
-                np.greater(product, _ZERO, out=now)
-            keep = closed[: block.size]
-            np.negative(now.view(np.int8), out=keep)
-            np.bitwise_and(flat_dy[part].view(bits), keep, out=flat_g[part].view(bits))
-        gradient = read(flat_g, part, g_scratch)
-        np.subtract(block, means[: block.size], out=product)
-        np.multiply(product, gradient, out=product)
-        products_sum += rows.sum(product)
-        g_sum += rows.sum(gradient)
-    return g, products_sum, g_sum
-
-
-def _combine(g, scale, x, mean, slope, offset, reuse):
-    """Returns ``scale * g + slope * (x - mean) + offset``, in the memory of ``g`` if ``reuse``."""
-    rows = Rows(x.shape)
-    dx = g if reuse else np.empty(x.shape, x.dtype)
-    flat_g, flat_x, flat_dx = g.reshape(-1), x.reshape(-1), dx.reshape(-1)
-    scale, mean, slope, offset = map(rows.repeat, (scale, mean, slope, offset))
-    x_scratch, g_scratch = rows.scratch(), rows.scratch()
-    deviations = rows.scratch()
-    for part in rows.blocks():
-        block, gradient = read(flat_x, part, x_scratch), read(flat_g, part, g_scratch)
-        out, deviation = target(flat_dx, part, g_scratch), deviations[: block.size]
-        np.subtract(block, mean[: block.size], out=deviation)
-        np.multiply(deviation, slope[: block.size], out=deviation)
-        np.add(deviation, offset[: block.size], out=deviation)
-        np.multiply(gradient, scale[: block.size], out=out)
-        np.add(out, deviation, out=out)
-        write(flat_dx, part, out)
-    return dx
-
-
-def _scaled(g, scale):
-    rows = Rows(g.shape)
-    dx = np.empty(g.shape, g.dtype)
-    flat_g, flat_dx = g.reshape(-1), dx.reshape(-1)
-    scale, scratch = rows.repeat(scale), rows.scratch()
-    for part in rows.blocks():
-        block, out = read(flat_g, part, scratch), target(flat_dx, part, scratch)
-        np.multiply(block, scale[: block.size], out=out)
-        write(flat_dx, part, out)
-    return dx

@@ -3,7 +3,6 @@
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from mixprec.backends.cpu.batch_norm import apply_affine
 from mixprec.backends.cpu.blocks import narrow_to, widen
 from mixprec.backends.geometry import Following
 
@@ -22,7 +21,7 @@ class Convolutions:
         if isinstance(statistics, Following):  # which takes its own, of what is rounded
             return self.conv_fprop(x, w, convolution, b, relu=relu, prologue=prologue), None
         if prologue is not None:
-            x = apply_affine(x, prologue, relu=True)[0]
+            x = self.apply_affine(x, prologue, relu=True)[0]
         (k, r, s, c), groups = w.shape, convolution.groups
         y = np.empty((len(x), *convolution.out_size(x.shape[1:3], (r, s)), k), x.dtype)
         sums = np.zeros((2, k))
@@ -72,7 +71,7 @@ class Convolutions:
     def conv_wgrad(self, x, dy, convolution, w_shape, *, prologue=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_wgrad`."""
         if prologue is not None:
-            x = apply_affine(x, prologue, relu=True)[0]
+            x = self.apply_affine(x, prologue, relu=True)[0]
         (_, r, s, c), groups = w_shape, convolution.groups
         total = None
         for part, windows in windows_of(x[..., : c * groups], (r, s), convolution, dy.shape[1:]):

@@ -4,12 +4,14 @@ What it does not have, :mod:`mixprec.backends.cpu` computes.
 """
 
 from mixprec.backends.cpu import Cpu
-from mixprec.backends.native.elementwise import NativeElementwise
+from mixprec.backends.native.native_batch_norm import NativeBatchNorms
 from mixprec.backends.native.native_convolution import NativeConvolutions
+from mixprec.backends.native.native_elementwise import NativeElementwise
 from mixprec.backends.native.native_linear import NativeLinears
+from mixprec.backends.native.native_pooling import NativePoolings
 
 
-class Native(NativeConvolutions, NativeLinears, NativeElementwise, Cpu):
+class Native(NativeConvolutions, NativeLinears, NativeBatchNorms, NativeElementwise, NativePoolings, Cpu):
     """All of :class:`~mixprec.backends.primitives.Primitives`."""
 
 

@@ -86,6 +86,12 @@ unsigned char *Arguments::bytes(const char *name, long size, bool written) {
     return static_cast<unsigned char *>(array.data);
 }
 
+double *Arguments::doubles(const char *name, long size, bool written) {
+    Array array = of(next(name), name, written, "d");
+    if (ok() && array.size != size) refuse("%s has %zd elements, not %ld", name, Py_ssize_t(array.size), size);
+    return static_cast<double *>(array.data);
+}
+
 unsigned char *Arguments::optional_bytes(const char *name, long size, bool written) {
     if (!failed_ && taken_ < count_ && given_[taken_] == Py_None) {
         ++taken_;

@@ -6,6 +6,8 @@
 namespace native {
 namespace {
 
+constexpr long MOST = 1L << 40;
+
 PyObject *convert(PyObject *, PyObject *const *given, Py_ssize_t count) {
     Arguments arguments("convert", given, count);
     auto source = arguments.array("source"), target = arguments.array("target", true);
@@ -25,11 +27,48 @@ PyObject *add(PyObject *, PyObject *const *given, Py_ssize_t count) {
     return run([&] { kernels->elementwise.add(a.dtype, a.data, b.data, sum.data, a.size); });
 }
 
+PyObject *relu(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    Arguments arguments("relu", given, count);
+    auto x = arguments.array("x"), y = arguments.array("y", x.dtype, x.size, true);
+    if (!arguments.done()) return nullptr;
+    return run([&] { kernels->elementwise.relu(x.dtype, x.data, y.data, x.size); });
+}
+
+PyObject *relu_backward(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    Arguments arguments("relu_backward", given, count);
+    auto dy = arguments.array("dy"), y = arguments.array("y", dy.dtype, dy.size);
+    auto dx = arguments.array("dx", dy.dtype, dy.size, true);
+    if (!arguments.done()) return nullptr;
+    return run([&] { kernels->elementwise.relu_backward(dy.dtype, dy.data, y.data, dx.data, dy.size); });
+}
+
+PyObject *transpose(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    Arguments arguments("transpose", given, count);
+    auto source = arguments.array("source"), target = arguments.array("target", true);
+    long n[3], to[2];
+    arguments.integers("shape", n, 3, 0, MOST);
+    arguments.integers("to", to, 2, 0, MOST);
+    long of_target[] = {n[0], to[0], to[1]};
+    if (arguments.ok() && (product(n, 3) != source.size || product(of_target, 3) != target.size))
+        arguments.refuse("the arrays are not of these shapes");
+    if (arguments.ok() && (to[0] > n[2] || to[1] < n[1])) arguments.refuse("the target has too many rows or too few columns");
+    if (!arguments.done()) return nullptr;
+    return run([&] {
+        if (target.size)
+            kernels->elementwise.transpose(source.dtype, source.data, target.dtype, target.data, n[0], n[1], n[2],
+                                           to[0], to[1]);
+    });
+}
+
 }  // namespace
 
 PyMethodDef elementwise_methods[] = {
     {"convert", METHOD(convert), METH_FASTCALL, "convert(source, target): rounds or widens."},
     {"add", METHOD(add), METH_FASTCALL, "add(a, b, sum)"},
+    {"relu", METHOD(relu), METH_FASTCALL, "relu(x, y)"},
+    {"relu_backward", METHOD(relu_backward), METH_FASTCALL, "relu_backward(dy, y, dx)"},
+    {"transpose", METHOD(transpose), METH_FASTCALL,
+     "transpose(source, target, (count, rows, columns), (rows, columns) of the target)"},
     {},
 };
 

@@ -2,8 +2,10 @@
 #pragma once
 
 #include "convolution.h"
-#include "elementwise.h"
 #include "update.h"
+#include "batch_norm.h"
+#include "elementwise.h"
+#include "pooling.h"
 
 namespace native {
 
@@ -11,6 +13,8 @@ struct Kernels {
     Elementwise elementwise;
     Convolutions convolutions;
     Update update;
+    BatchNorm batch_norm;
+    Pooling pooling;
 };
 
 extern const Kernels *kernels;  // those in use; module.cpp chooses

@@ -85,6 +85,20 @@ inline Vector relu(Vector x) { return _mm512_max_ps(_mm512_setzero_ps(), x); }
 inline Vector where_positive(Vector x, Vector value) {  // value where x > 0, 0 elsewhere
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), value);
 }
+inline Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+typedef __mmask16 Mask;
+inline Mask equal(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+inline Mask beats(Vector a, Vector b) {  // a > b, where NaN is larger than everything else, and equal to itself
+    return _mm512_cmp_ps_mask(a, b, _CMP_NLE_UQ) & _mm512_cmp_ps_mask(b, b, _CMP_ORD_Q);
+}
+inline Vector choose(Mask mask, Vector yes, Vector no) { return _mm512_mask_mov_ps(no, mask, yes); }
+// Of LANES bytes, and of vectors of integers from 0 to 255.
+inline Vector load_all_bytes(const unsigned char *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+inline void store_all_bytes(unsigned char *p, Vector v) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(v)));
+}
 
 #else
 
@@ -156,6 +170,21 @@ inline Vector relu(Vector x) { return _mm256_max_ps(_mm256_setzero_ps(), x); }
 inline Vector where_positive(Vector x, Vector value) {
     return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ), value);
 }
+inline Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+typedef __m256 Mask;
+inline Mask equal(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+inline Mask beats(Vector a, Vector b) {
+    return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_NLE_UQ), _mm256_cmp_ps(b, b, _CMP_ORD_Q));
+}
+inline Vector choose(Mask mask, Vector yes, Vector no) { return _mm256_blendv_ps(no, yes, mask); }
+inline Vector load_all_bytes(const unsigned char *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+inline void store_all_bytes(unsigned char *p, Vector v) {
+    Integers words = _mm256_cvttps_epi32(v);
+    __m128i half = _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(half, half));
+}
 
 #endif
 
@@ -198,6 +227,19 @@ inline void store_n(Stored *p, Vector v, long count) {
         store(p, v);
     else
         store_some(p, v, count);
+}
+
+inline Vector load_bytes(const unsigned char *p, long count) {
+    if (__builtin_expect(count == LANES, 1)) return load_all_bytes(p);
+    unsigned char part[LANES] = {};
+    memcpy(part, p, count);
+    return load_all_bytes(part);
+}
+inline void store_bytes(unsigned char *p, Vector v, long count) {
+    if (__builtin_expect(count == LANES, 1)) return store_all_bytes(p, v);
+    unsigned char part[LANES];
+    store_all_bytes(part, v);
+    memcpy(p, part, count);
 }
 
 }  // namespace INSTRUCTIONS

@@ -1,0 +1,81 @@
+"""The pieces of batch normalizations by the native library; :mod:`mixprec.backends.cpu.batch_norm` calls them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mixprec.backends.native.storage import are_stored_alike
+from mixprec.native.library import library, raw
+
+
+class _Again(NamedTuple):
+    """A gradient that is computed again where it is read: ``dy + plus`` behind the ReLU of ``affine``."""
+
+    dy: Any
+    plus: Any
+    affine: Any
+
+
+class NativeBatchNorms:
+    """In place of the pieces of :class:`~mixprec.backends.cpu.batch_norm.BatchNorms`."""
+
+    def _moments(self, x):
+        if not are_stored_alike(x):
+            return super()._moments(x)
+        mean, squares = np.empty((2, x.shape[-1]))
+        library().moments(raw(x), x.shape[-1], mean, squares)
+        return mean, squares / (x.size // x.shape[-1])
+
+    def apply_affine(self, x, affine, relu, add=None, keep_mask=False):
+        """See :meth:`~mixprec.backends.cpu.batch_norm.BatchNorms.apply_affine`."""
+        if not are_stored_alike(x, add):
+            return super().apply_affine(x, affine, relu, add, keep_mask)
+        y = np.empty(x.shape, x.dtype)
+        mask = np.empty(x.shape, bool) if relu and add is not None and keep_mask else None
+        scale, bias = map(_float32, affine)
+        library().affine(raw(x), x.shape[-1], scale, bias, _raw(add), int(relu), mask, raw(y))
+        return y, mask
+
+    def _reduce(self, dy, plus, x, mean, affine, relu, add, mask):
+        if not are_stored_alike(dy, plus, x):
+            return super()._reduce(dy, plus, x, mean, affine, relu, add, mask)
+        is_new = relu or plus is not None
+        g = np.empty(dy.shape, dy.dtype) if add and is_new else None
+        again = _Again(dy, plus, affine if relu and not add else None)
+        products, sums = np.empty((2, x.shape[-1]))
+        mask = raw(mask) if relu and add else None
+        library().gradient_sums(*_arguments(again, mask), raw(x), _float32(mean), _raw(g), products, sums)
+        return (dy if not is_new else again if g is None else g), products, sums
+
+    def _combine(self, g, scale, x, mean, slope, offset, reuse):
+        if not are_stored_alike(_array(g), x):
+            return super()._combine(g, scale, x, mean, slope, offset, reuse)
+        dx = np.empty(x.shape, x.dtype)
+        library().combine(*_arguments(g), raw(x), *map(_float32, (scale, mean, slope, offset)), raw(dx))
+        return dx
+
+    def _scaled(self, g, x, scale):
+        if not are_stored_alike(_array(g), x):
+            return super()._scaled(g, x, scale)
+        dx = np.empty(x.shape, x.dtype)
+        library().combine(*_arguments(g), raw(x), _float32(scale), None, None, None, raw(dx))
+        return dx
+
+
+def _array(g):
+    return g.dy if isinstance(g, _Again) else g
+
+
+def _arguments(g, mask=None):
+    """Returns what the library takes of a gradient: an array, or _Again, with the mask of an addition."""
+    dy, plus, affine = g if isinstance(g, _Again) else (g, None, None)
+    scale, bias = (None, None) if affine is None else map(_float32, affine)
+    return raw(dy), dy.shape[-1], _raw(plus), scale, bias, mask
+
+
+def _raw(array):
+    return None if array is None else raw(array)
+
+
+def _float32(vector):
+    return np.ascontiguousarray(vector, np.float32)

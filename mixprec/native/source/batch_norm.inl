@@ -1,0 +1,166 @@
+// See batch_norm.h.
+#include "batch_norm.h"
+#include "rows.h"
+
+namespace native {
+namespace INSTRUCTIONS {
+
+// Of some rows: means, and sums of squares of the deviations from them.
+struct Moments {
+    double means[CHUNK], squares[CHUNK];
+    long rows;
+
+    // As Chan, Golub and LeVeque (1983) do.
+    void merge(const double *other_means, const double *other_squares, long other_rows, long channels) {
+        double share = double(other_rows) / double(rows + other_rows), weight = double(rows) * share;
+        for (long c = 0; c < channels; ++c) {
+            double distance = other_means[c] - means[c];
+            means[c] += distance * share;
+            squares[c] += other_squares[c] + distance * distance * weight;
+        }
+        rows += other_rows;
+    }
+};
+
+bool moments(Dtype dtype, const void *x, long rows, long channels, double *means, double *squares) {
+    bool done = false;
+    Rows shape(rows, channels);
+    of_dtype(dtype, [&](auto tag) {
+        auto *in = static_cast<const typename decltype(tag)::type *>(x);
+        done = sum_rows<Moments>(
+            shape,
+            [&](long, const Block &block, Moments &result) {
+                // Deviations are those from the first row. Should that be far from all others, then it is most of the
+                // variance: the relative error is at most about SUMMED times that of float32.
+                float centre[CHUNK];
+                vectors(0, block.channels, [&](long i, long count) {
+                    store_n(centre + i, load_n(in + block.offset + i, count), count);
+                });
+                for (long i = block.channels; i < block.width; ++i) centre[i] = centre[i - block.channels];
+                Sums sums;
+                block.sum([&](long offset, long i, long count) {
+                    Vector deviation = subtract(load_n(in + offset, count), load_n(centre + i, count));
+                    return Two{deviation, multiply(deviation, deviation)};
+                }, sums);
+                double one_row = 1 / double(block.rows());
+                for (long c = 0; c < block.channels; ++c) {
+                    double shift = sums.first[c] * one_row;
+                    sums.second[c] -= shift * sums.first[c];
+                    sums.first[c] = centre[c] + shift;
+                }
+                result.merge(sums.first, sums.second, block.rows(), block.channels);
+            },
+            [](Moments &all, const Moments &part) { all.merge(part.means, part.squares, part.rows, CHUNK); },
+            [&](long first, long count, const Moments &all) {
+                memcpy(means + first, all.means, count * sizeof(double));
+                memcpy(squares + first, all.squares, count * sizeof(double));
+            });
+    });
+    return done;
+}
+
+void affine(Dtype dtype, const void *x, long rows, long channels, const float *scale, const float *bias,
+            const void *added, bool relu_follows, unsigned char *mask, void *y) {
+    Rows shape(rows, channels);
+    Tiled scales(scale, shape), biases(bias, shape);
+    of_dtype(dtype, [&](auto tag) {
+        using Stored = typename decltype(tag)::type;
+        auto *in = static_cast<const Stored *>(x), *other = static_cast<const Stored *>(added);
+        auto *out = static_cast<Stored *>(y);
+        each_of(shape, [&](long offset, long i, long count) {
+            Vector value = load_n(in + offset, count);
+            if (scales) value = multiply(value, scales(i, count));
+            value = add(value, biases(i, count));
+            if (other) value = add(value, load_n(other + offset, count));
+            if (mask) store_bytes(mask + offset, where_positive(value, spread(1)), count);
+            if (relu_follows) value = relu(value);
+            store_n(out + offset, value, count);
+        });
+    });
+}
+
+// A gradient in a storage dtype; see batch_norm.h.
+template <class Stored>
+struct Gradients {
+    const Stored *dy, *plus;
+    const unsigned char *mask;
+    Tiled scale, bias;
+
+    Gradients(const Gradient &gradient, const Rows &rows)
+        : dy(static_cast<const Stored *>(gradient.dy)),
+          plus(static_cast<const Stored *>(gradient.plus)),
+          mask(gradient.mask),
+          scale(gradient.scale, rows),
+          bias(gradient.bias, rows) {}
+
+    Vector at(long offset, long i, long count, Vector x) const {
+        Vector value = load_n(dy + offset, count);
+        if (plus) {
+            value = add(value, load_n(plus + offset, count));
+            if constexpr (sizeof(Stored) == 2) value = widen(narrow(value, (Stored *)nullptr), (Stored *)nullptr);
+        }
+        if (mask) return where_positive(load_bytes(mask + offset, count), value);
+        if (scale) return where_positive(add(multiply(x, scale(i, count)), bias(i, count)), value);
+        return value;
+    }
+};
+
+bool gradient_sums(Dtype dtype, const Gradient &given, const void *x, long rows, long channels, const float *mean,
+                   void *g, double *products, double *sums) {
+    bool done = false;
+    Rows shape(rows, channels);
+    Tiled means(mean, shape);
+    of_dtype(dtype, [&](auto tag) {
+        using Stored = typename decltype(tag)::type;
+        Gradients<Stored> gradient(given, shape);
+        auto *in = static_cast<const Stored *>(x);
+        auto *out = static_cast<Stored *>(g);
+        done = sum_rows<Sums>(
+            shape,
+            [&](long first, const Block &block, Sums &result) {
+                Sums of_block;
+                block.sum([&](long offset, long i, long count) {
+                    Vector value = in ? load_n(in + offset, count) : spread(0);
+                    Vector slope = gradient.at(offset, first + i, count, value);
+                    if (out) store_n(out + offset, slope, count);
+                    return Two{in ? multiply(slope, subtract(value, means(first + i, count))) : value, slope};
+                }, of_block);
+                for (long c = 0; c < block.channels; ++c) {
+                    result.first[c] += of_block.first[c];
+                    result.second[c] += of_block.second[c];
+                }
+            },
+            [](Sums &all, const Sums &part) {
+                for (long c = 0; c < CHUNK; ++c) all.first[c] += part.first[c], all.second[c] += part.second[c];
+            },
+            [&](long first, long count, const Sums &all) {
+                memcpy(products + first, all.first, count * sizeof(double));
+                memcpy(sums + first, all.second, count * sizeof(double));
+            });
+    });
+    return done;
+}
+
+void combine(Dtype dtype, const Gradient &given, const void *x, long rows, long channels, const float *scale,
+             const float *mean, const float *slope, const float *offset, void *dx) {
+    Rows shape(rows, channels);
+    Tiled scales(scale, shape), means(mean, shape), slopes(slope, shape), offsets(offset, shape);
+    of_dtype(dtype, [&](auto tag) {
+        using Stored = typename decltype(tag)::type;
+        Gradients<Stored> gradient(given, shape);
+        auto *in = static_cast<const Stored *>(x);
+        auto *out = static_cast<Stored *>(dx);
+        each_of(shape, [&](long at, long i, long count) {
+            Vector value = load_n(in + at, count);
+            Vector result = multiply(gradient.at(at, i, count, value), scales(i, count));
+            if (slopes) {
+                Vector deviation = subtract(value, means(i, count));
+                result = add(result, add(multiply(deviation, slopes(i, count)), offsets(i, count)));
+            }
+            store_n(out + at, result, count);
+        });
+    });
+}
+
+}  // namespace INSTRUCTIONS
+}  // namespace native
