@@ -21,7 +21,7 @@ void each_pixel(long images, long height, long width, long channels, const Body 
 
 // Calls body(place in the window, pixel of the input) for what the window of an output has of the input.
 template <class Body>
-inline void each_input(const Windows &w, long image, long row, long column, const Body &body) {
+inline void each_input(const PoolWindows &w, long image, long row, long column, const Body &body) {
     for (long r = 0, y = row * w.down - w.top; r < w.rows; ++r, ++y) {
         if (y < 0 || y >= w.height) continue;
         for (long s = 0, x = column * w.right - w.left; s < w.columns; ++s, ++x)
@@ -31,7 +31,7 @@ inline void each_input(const Windows &w, long image, long row, long column, cons
 
 // Calls body(place in the window, pixel of the output) for all windows that have a pixel of the input.
 template <class Body>
-inline void each_output(const Windows &w, long image, long row, long column, const Body &body) {
+inline void each_output(const PoolWindows &w, long image, long row, long column, const Body &body) {
     for (long r = 0, y = row + w.top; r < w.rows && y >= 0; ++r, --y) {
         if (y % w.down || y / w.down >= w.out_height) continue;
         for (long s = 0, x = column + w.left; s < w.columns && x >= 0; ++s, --x)
@@ -40,7 +40,7 @@ inline void each_output(const Windows &w, long image, long row, long column, con
     }
 }
 
-void max_pool(Dtype dtype, const void *x, const Windows &w, void *y, unsigned char *where) {
+void max_pool(Dtype dtype, const void *x, const PoolWindows &w, void *y, unsigned char *where) {
     of_dtype(dtype, [&](auto tag) {
         using Stored = typename decltype(tag)::type;
         auto *in = static_cast<const Stored *>(x);
@@ -69,7 +69,7 @@ void max_pool(Dtype dtype, const void *x, const Windows &w, void *y, unsigned ch
     });
 }
 
-void max_pool_backward(Dtype dtype, const void *dy, const unsigned char *where, const Windows &w, void *dx) {
+void max_pool_backward(Dtype dtype, const void *dy, const unsigned char *where, const PoolWindows &w, void *dx) {
     of_dtype(dtype, [&](auto tag) {
         using Stored = typename decltype(tag)::type;
         auto *in = static_cast<const Stored *>(dy);
@@ -89,7 +89,7 @@ void max_pool_backward(Dtype dtype, const void *dy, const unsigned char *where, 
     });
 }
 
-void average_pool(Dtype dtype, const void *x, const Windows &w, void *y) {
+void average_pool(Dtype dtype, const void *x, const PoolWindows &w, void *y) {
     Vector size = spread(float(w.rows * w.columns));
     of_dtype(dtype, [&](auto tag) {
         using Stored = typename decltype(tag)::type;
@@ -108,7 +108,7 @@ void average_pool(Dtype dtype, const void *x, const Windows &w, void *y) {
     });
 }
 
-void average_pool_backward(Dtype dtype, const void *dy, const Windows &w, void *dx) {
+void average_pool_backward(Dtype dtype, const void *dy, const PoolWindows &w, void *dx) {
     Vector size = spread(float(w.rows * w.columns));
     of_dtype(dtype, [&](auto tag) {
         using Stored = typename decltype(tag)::type;

@@ -9,7 +9,7 @@ namespace {
 constexpr long MOST = 1L << 40, MOST_STEPS = 1L << 20;  // sizes; windows, strides and padding
 
 // Takes sizes (N, H, W, C, OH, OW), the window, its stride and its padding; large and small are the numbers of elements.
-Windows windows_of(Arguments &arguments, long &large, long &small) {
+PoolWindows windows_of(Arguments &arguments, long &large, long &small) {
     long n[6], window[2], stride[2], pad[2];
     arguments.integers("sizes", n, 6, 0, MOST);
     arguments.integers("window", window, 2, 1, MOST_STEPS);
@@ -27,7 +27,7 @@ PyObject *max_pool(PyObject *, PyObject *const *given, Py_ssize_t count) {
     Arguments arguments("max_pool", given, count);
     long large, small;
     auto x = arguments.array("x");
-    Windows windows = windows_of(arguments, large, small);
+    PoolWindows windows = windows_of(arguments, large, small);
     auto y = arguments.array("y", x.dtype, small, true);
     unsigned char *where = arguments.bytes("where", small, true);
     if (arguments.ok() && x.size != large) arguments.refuse("x has %zd elements, not %ld", Py_ssize_t(x.size), large);
@@ -42,7 +42,7 @@ PyObject *max_pool_backward(PyObject *, PyObject *const *given, Py_ssize_t count
     Arguments arguments("max_pool_backward", given, count);
     long large, small;
     auto dx = arguments.array("dx", true);
-    Windows windows = windows_of(arguments, large, small);
+    PoolWindows windows = windows_of(arguments, large, small);
     auto dy = arguments.array("dy", dx.dtype, small);
     unsigned char *where = arguments.bytes("where", small);
     if (arguments.ok() && dx.size != large) arguments.refuse("dx has %zd elements, not %ld", Py_ssize_t(dx.size), large);
@@ -56,7 +56,7 @@ PyObject *average_pool(PyObject *, PyObject *const *given, Py_ssize_t count) {
     Arguments arguments("average_pool", given, count);
     long large, small;
     auto x = arguments.array("x");
-    Windows windows = windows_of(arguments, large, small);
+    PoolWindows windows = windows_of(arguments, large, small);
     auto y = arguments.array("y", x.dtype, small, true);
     if (arguments.ok() && x.size != large) arguments.refuse("x has %zd elements, not %ld", Py_ssize_t(x.size), large);
     if (!arguments.done()) return nullptr;
@@ -69,7 +69,7 @@ PyObject *average_pool_backward(PyObject *, PyObject *const *given, Py_ssize_t c
     Arguments arguments("average_pool_backward", given, count);
     long large, small;
     auto dx = arguments.array("dx", true);
-    Windows windows = windows_of(arguments, large, small);
+    PoolWindows windows = windows_of(arguments, large, small);
     auto dy = arguments.array("dy", dx.dtype, small);
     if (arguments.ok() && dx.size != large) arguments.refuse("dx has %zd elements, not %ld", Py_ssize_t(dx.size), large);
     if (!arguments.done()) return nullptr;
