@@ -31,6 +31,7 @@ import hypothesis
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 KERNELS = pathlib.Path(".pytest_cache") / "kernels"  # of tests/stand_ins/compiled.py
+NATIVE = "mixprec/native"  # with the library that is compiled
 LIMIT = 1200  # seconds for a run of tests; a mutant that takes longer counts as one that survives
 SURVIVED = "SURVIVED"
 
@@ -258,6 +259,12 @@ MUTANTS = [
            'prefix = f"{_PREFIX}{ranks.rank}/"', 'prefix = f"{_PREFIX}0/"', "all ranks go on with one dropout"),
     Mutant("one-gpu-for-two", "training/devices.py", "training/test_ranks.py",
            "if first != rank:", "if False:", "two ranks with one GPU hang in NCCL"),
+    Mutant("threads-of-a-container", "native/threads.py", "native/test_threads.py",
+           "min(_cores(root), int(_quota(root)), 256)", "min(_cores(root), 256)",
+           "a container with little processor time gets a thread for each core of the machine"),
+    Mutant("stale-library", "native/library.py", "native/test_library.py",
+           "if sources.digest() not in (None, _library.sources()):", "if False:",
+           "a library of other sources is called with other arguments"),
     Mutant("gpu-of-rank", "environment.py", "test_environment.py",
            "index = local_rank % max(count, 1) if", "index = 0 if", "all ranks of a machine take its first GPU"),
     Mutant("mpi-duplicates", "backends/mpi_duplicates.py", "backends/test_joint_batch.py",
@@ -464,6 +471,8 @@ class Tree:
                 shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
         if (ROOT / KERNELS).is_dir():  # g++ has compiled these; those of mutants go with the copy
             shutil.copytree(ROOT / KERNELS, self.root / KERNELS)
+        for library in (ROOT / NATIVE).glob("*.so"):
+            shutil.copy2(library, self.root / NATIVE)
         self._times = itertools.count(1)
         return self
 

@@ -22,7 +22,8 @@ pthread_mutex_t calling = PTHREAD_MUTEX_INITIALIZER;  // held during a call
 pthread_mutex_t state = PTHREAD_MUTEX_INITIALIZER;    // of what follows
 pthread_cond_t work = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
 Job job;
-int wanted = 1, started = 1, active = 0, sleeping = 0;
+int started = 1, active = 0, sleeping = 0;
+std::atomic<int> wanted{1};
 std::atomic<long> next_task{0};
 std::atomic<unsigned> calls{0};
 std::atomic<int> running{0};  // the same as active, to be looked at without the lock
@@ -107,7 +108,9 @@ void run_tasks(long count, void (*task)(void *, long), void *context) {
     job = now;
     next_task.store(0, std::memory_order_relaxed);
     calls.fetch_add(1, std::memory_order_release);
-    if (sleeping) pthread_cond_broadcast(&work);
+    // No more threads than tasks are woken. One that was woken before and has not run yet may be counted here: then the
+    // others take its tasks.
+    for (long wakes = sleeping < count - 1 ? sleeping : count - 1; wakes > 0; --wakes) pthread_cond_signal(&work);
     pthread_mutex_unlock(&state);
     take(now);
     for (int look = 0; look < LOOKS && running.load(std::memory_order_acquire); ++look) pause();
