@@ -199,15 +199,23 @@ inline void store(Stored *p, Vector v) {
 // Of fewer than LANES elements; what is missing is 0.
 template <class Stored>
 inline Vector load_some(const Stored *p, long count) {
+#ifdef __AVX512F__
+    return widen(_mm256_maskz_loadu_epi16(first(count), p), static_cast<Stored *>(nullptr));
+#else
     Stored part[LANES] = {};
     memcpy(part, p, count * sizeof(Stored));
     return load(part);
+#endif
 }
 template <class Stored>
 inline void store_some(Stored *p, Vector v, long count) {
+#ifdef __AVX512F__
+    _mm256_mask_storeu_epi16(p, first(count), narrow(v, static_cast<Stored *>(nullptr)));
+#else
     Stored part[LANES];
     store(part, v);
     memcpy(p, part, count * sizeof(Stored));
+#endif
 }
 
 // Calls body(index, count) for each vector from start to stop: count is LANES, but for a last one that is shorter. Use

@@ -1,4 +1,4 @@
-"""Convolutions of the NumPy primitives, beside Chainer's in float64."""
+"""Convolutions of the primitives on NumPy's arrays, by NumPy and by the native library, beside Chainer's in float64."""
 
 import tracemalloc
 import warnings
@@ -102,15 +102,15 @@ def activated(x, affine):
 @settings(max_examples=tries(150))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
 @example(case=POINTWISE_WITH_PADDING, dtype=FLOAT16, seed=0, limit=host.LIMIT)
-def test_against_float64(case, dtype, seed, limit):
+def test_against_float64(primitives, case, dtype, seed, limit):
     convolution, shape, w_shape = case
     x, w, dy = drawn(case, dtype, seed)
     expected = chainers(x, w, dy, convolution)
     with mock.patch.object(host, "LIMIT", limit):
         found = [
-            PRIMITIVES.conv_fprop(x, w, convolution),
-            PRIMITIVES.conv_dgrad(dy, w, convolution, shape),
-            PRIMITIVES.conv_wgrad(x, dy, convolution, w_shape),
+            primitives.conv_fprop(x, w, convolution),
+            primitives.conv_dgrad(dy, w, convolution, shape),
+            primitives.conv_wgrad(x, dy, convolution, w_shape),
         ]
     for ours, theirs, bound in zip(found, expected, bounds(x, w, dy, convolution), strict=True):
         assert ours.flags.c_contiguous
@@ -135,7 +135,7 @@ def test_gradients_are_adjoint(case, seed, limit):
 
 @settings(max_examples=tries(60))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, relu=st.booleans(), wide_bias=st.booleans())
-def test_bias_and_relu(case, dtype, seed, relu, wide_bias):
+def test_bias_and_relu(primitives, case, dtype, seed, relu, wide_bias):
     convolution = case[0]
     x, w, _ = drawn(case, dtype, seed)
     b = arrays(np.random.default_rng(seed + 1), len(w), FLOAT32 if wide_bias else dtype, scale=3.0)
@@ -144,12 +144,12 @@ def test_bias_and_relu(case, dtype, seed, relu, wide_bias):
     bound = accumulated(w[0].size + 1, magnitude + abs(exact(b)))
     expected = expected + exact(b)
     expected = np.maximum(expected, 0) if relu else expected
-    assert_close(PRIMITIVES.conv_fprop(x, w, convolution, b, relu=relu), expected, dtype, bound)
+    assert_close(primitives.conv_fprop(x, w, convolution, b, relu=relu), expected, dtype, bound)
 
 
 @settings(max_examples=tries(60))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
-def test_prologue_then_zeros_around(case, dtype, seed, limit):
+def test_prologue_then_zeros_around(primitives, case, dtype, seed, limit):
     """As if the rounded result of scale, bias and ReLU had been the input; padding stays 0 whatever the bias."""
     convolution, shape, w_shape = case
     x, w, dy = drawn(case, dtype, seed)
@@ -159,25 +159,28 @@ def test_prologue_then_zeros_around(case, dtype, seed, limit):
     y, _, dw = chainers(z, w, dy, convolution)
     y_bound, _, dw_bound = bounds(z, w, dy, convolution)
     with mock.patch.object(host, "LIMIT", limit):
-        assert_close(PRIMITIVES.conv_fprop(x, w, convolution, prologue=affine), y, dtype, y_bound)
-        assert_close(PRIMITIVES.conv_wgrad(x, dy, convolution, w_shape, prologue=affine), dw, dtype, dw_bound)
+        assert_close(primitives.conv_fprop(x, w, convolution, prologue=affine), y, dtype, y_bound)
+        assert_close(primitives.conv_wgrad(x, dy, convolution, w_shape, prologue=affine), dw, dtype, dw_bound)
 
 
 @settings(max_examples=tries(60))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits, biased=st.booleans())
-def test_statistics(case, dtype, seed, limit, biased):
-    """Sums and sums of squares of what is not yet rounded; y is the same with them and without."""
+def test_statistics(primitives, case, dtype, seed, limit, biased):
+    """Sums and sums of squares of what is not yet rounded; y is the same with them and without, by NumPy."""
     convolution = case[0]
     x, w, _ = drawn(case, dtype, seed)
     b = arrays(np.random.default_rng(seed + 1), len(w), FLOAT32) if biased else None
     with mock.patch.object(host, "LIMIT", limit):
-        y, sums = PRIMITIVES.conv_fprop(x, w, convolution, b, statistics=True)
-        np.testing.assert_array_equal(y, PRIMITIVES.conv_fprop(x, w, convolution, b))
+        y, sums = primitives.conv_fprop(x, w, convolution, b, statistics=True)
+        alone = primitives.conv_fprop(x, w, convolution, b)
     (expected,) = chainers(x, w, None, convolution)
     (magnitude,) = chainers(abs(exact(x)), abs(exact(w)), None, convolution)
     offset = exact(b) if biased else 0.0
     expected = expected + offset
     error = accumulated(w[0].size + 1, magnitude + abs(offset))
+    assert_close(y, expected, dtype, error)
+    if primitives is PRIMITIVES:
+        np.testing.assert_array_equal(y, alone)
     axes, rows = (0, 1, 2), y.size // len(w)
     squares = 2 * abs(expected) * error + error**2
     bound = [
@@ -189,7 +192,7 @@ def test_statistics(case, dtype, seed, limit, biased):
 
 @settings(max_examples=tries(60))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
-def test_gradient_through_a_relu_before(case, dtype, seed, limit):
+def test_gradient_through_a_relu_before(primitives, case, dtype, seed, limit):
     """Closed where its input was 0, negative or -0.0; wide where it is the smallest number above."""
     convolution, shape, _ = case
     x, w, dy = drawn(case, dtype, seed)
@@ -200,30 +203,30 @@ def test_gradient_through_a_relu_before(case, dtype, seed, limit):
     _, bound, _ = bounds(x, w, dy, convolution)
     opened = exact(x) > 0
     with mock.patch.object(host, "LIMIT", limit):
-        found = PRIMITIVES.conv_dgrad(dy, w, convolution, shape, relu_input=x)
+        found = primitives.conv_dgrad(dy, w, convolution, shape, relu_input=x)
     assert_close(found, dx * opened, dtype, bound * opened)
 
 
 @settings(max_examples=tries(40))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits, surplus=st.integers(1, 5))
-def test_channels_of_zeros_beyond_the_filter(case, dtype, seed, limit, surplus):
+def test_channels_of_zeros_beyond_the_filter(primitives, case, dtype, seed, limit, surplus):
     convolution, shape, w_shape = case
     x, w, dy = drawn(case, dtype, seed)
     wider = np.concatenate([x, np.zeros((*shape[:3], surplus), dtype)], 3)
     affine = Affine(*np.ones((2, shape[3] + surplus), np.float32))
     narrow = Affine(*(array[: shape[3]] for array in affine))
     with mock.patch.object(host, "LIMIT", limit):
-        dx = PRIMITIVES.conv_dgrad(dy, w, convolution, wider.shape, relu_input=wider)
+        dx = primitives.conv_dgrad(dy, w, convolution, wider.shape, relu_input=wider)
         same = [
             (
-                PRIMITIVES.conv_fprop(wider, w, convolution, prologue=affine),
-                PRIMITIVES.conv_fprop(x, w, convolution, prologue=narrow),
+                primitives.conv_fprop(wider, w, convolution, prologue=affine),
+                primitives.conv_fprop(x, w, convolution, prologue=narrow),
             ),
             (
-                PRIMITIVES.conv_wgrad(wider, dy, convolution, w_shape),
-                PRIMITIVES.conv_wgrad(x, dy, convolution, w_shape),
+                primitives.conv_wgrad(wider, dy, convolution, w_shape),
+                primitives.conv_wgrad(x, dy, convolution, w_shape),
             ),
-            (dx[..., : shape[3]], PRIMITIVES.conv_dgrad(dy, w, convolution, shape, relu_input=x)),
+            (dx[..., : shape[3]], primitives.conv_dgrad(dy, w, convolution, shape, relu_input=x)),
         ]
     for found, expected in same:
         np.testing.assert_array_equal(found, expected)
@@ -234,12 +237,12 @@ def test_channels_of_zeros_beyond_the_filter(case, dtype, seed, limit, surplus):
 
 @settings(max_examples=tries(40))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, biased=st.booleans())
-def test_deconvolution(case, dtype, seed, biased):
+def test_deconvolution(primitives, case, dtype, seed, biased):
     """Beside Chainer's; a bias is added to what has been rounded."""
     convolution, shape, _ = case
     _, w, x = drawn(case, dtype, seed)
     b = arrays(np.random.default_rng(seed + 1), shape[3], FLOAT32) if biased else None
-    y = PRIMITIVES.deconv_fprop(x, w, convolution, shape, b)
+    y = primitives.deconv_fprop(x, w, convolution, shape, b)
     attributes = {name: getattr(convolution, name) for name in ("stride", "pad", "groups")}
 
     def deconvolution(x, w):
@@ -260,10 +263,10 @@ def test_deconvolution(case, dtype, seed, biased):
 
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
-def test_pixels_between_the_positions_get_no_gradient(dtype):
+def test_pixels_between_the_positions_get_no_gradient(primitives, dtype):
     convolution = Convolution((3, 2))
     x, w, dy = drawn((convolution, (2, 9, 7, 3), (4, 2, 1, 3)), dtype, 0)
-    dx = PRIMITIVES.conv_dgrad(dy, w, convolution, x.shape)
+    dx = primitives.conv_dgrad(dy, w, convolution, x.shape)
     assert not dx[:, 2::3].any()
     assert not dx[:, :, 1::2].any()
     assert dx[:, ::3, ::2].all()
@@ -271,36 +274,36 @@ def test_pixels_between_the_positions_get_no_gradient(dtype):
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize("groups", [1, 8])
-def test_images_of_one_pixel(dtype, groups):
+def test_images_of_one_pixel(primitives, dtype, groups):
     """Of a 3x3 filter only its centre is ever used."""
     convolution = Convolution(pad=(1, 1), groups=groups)
     x, w, dy = drawn((convolution, (1, 1, 1, 8), (8, 3, 3, 8 // groups)), dtype, 0)
     y, dx, dw = chainers(x, w, dy, convolution)
     y_bound, dx_bound, dw_bound = bounds(x, w, dy, convolution)
-    assert_close(PRIMITIVES.conv_fprop(x, w, convolution), y, dtype, y_bound)
-    assert_close(PRIMITIVES.conv_dgrad(dy, w, convolution, x.shape), dx, dtype, dx_bound)
-    found = PRIMITIVES.conv_wgrad(x, dy, convolution, w.shape)
+    assert_close(primitives.conv_fprop(x, w, convolution), y, dtype, y_bound)
+    assert_close(primitives.conv_dgrad(dy, w, convolution, x.shape), dx, dtype, dx_bound)
+    found = primitives.conv_wgrad(x, dy, convolution, w.shape)
     assert_close(found, dw, dtype, dw_bound)
     found[:, 1, 1] = 0
     assert not found.any()
 
 
 @pytest.mark.parametrize("groups", [1, 6])
-def test_nothing_comes_of_no_images(groups):
+def test_nothing_comes_of_no_images(primitives, groups):
     convolution = Convolution(pad=(1, 1), groups=groups)
     x, w, dy = drawn((convolution, (0, 5, 5, 6), (6, 3, 3, 6 // groups)), FLOAT16, 0)
-    y, sums = PRIMITIVES.conv_fprop(x, w, convolution, statistics=True)
+    y, sums = primitives.conv_fprop(x, w, convolution, statistics=True)
     assert y.shape == (0, 5, 5, 6)
     assert not sums.any()
-    assert PRIMITIVES.conv_dgrad(dy, w, convolution, x.shape).shape == x.shape
-    dw = PRIMITIVES.conv_wgrad(x, dy, convolution, w.shape)
+    assert primitives.conv_dgrad(dy, w, convolution, x.shape).shape == x.shape
+    dw = primitives.conv_wgrad(x, dy, convolution, w.shape)
     assert dw.shape == w.shape
     assert not dw.any()
 
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_overflow_is_inf_without_a_warning(dtype, groups):
+def test_overflow_is_inf_without_a_warning(primitives, dtype, groups):
     """Of the result in float32, and of its rounding; every element has the same sign."""
     convolution = Convolution(pad=(1, 1), groups=groups)
     largest = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38}[dtype.name]
@@ -309,9 +312,9 @@ def test_overflow_is_inf_without_a_warning(dtype, groups):
     w[0] = -60
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        y, sums = PRIMITIVES.conv_fprop(x, w, convolution, statistics=True)
-        dw = PRIMITIVES.conv_wgrad(x, dy, convolution, w.shape)
-        dx = PRIMITIVES.conv_dgrad(dy, abs(w), convolution, x.shape)
+        y, sums = primitives.conv_fprop(x, w, convolution, statistics=True)
+        dw = primitives.conv_wgrad(x, dy, convolution, w.shape)
+        dx = primitives.conv_dgrad(dy, abs(w), convolution, x.shape)
     assert (y[..., 0] == -np.inf).all()
     assert (y[..., 1:] == np.inf).all()
     assert (dx == np.inf).all()
@@ -323,7 +326,7 @@ def test_overflow_is_inf_without_a_warning(dtype, groups):
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite_goes_where_it_is_seen_and_nowhere_else(dtype, groups, bad):
+def test_what_is_not_finite_goes_where_it_is_seen_and_nowhere_else(primitives, dtype, groups, bad):
     convolution = Convolution((2, 1), (1, 2), (1, 2), groups)
     x, w, dy = drawn((convolution, (2, 8, 9, 4), (4, 3, 3, 4 // groups)), dtype, 0)
     finite = x.copy(), dy.copy()
@@ -337,10 +340,10 @@ def test_what_is_not_finite_goes_where_it_is_seen_and_nowhere_else(dtype, groups
         assert np.isfinite(array).any()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert_close(PRIMITIVES.conv_fprop(x, w, convolution), y, dtype, y_bound)
-        assert_close(PRIMITIVES.conv_dgrad(dy, w, convolution, x.shape), dx, dtype, dx_bound)
-        assert_close(PRIMITIVES.conv_wgrad(x, finite[1], convolution, w.shape), dw, dtype, dw_bound)
-        kept = PRIMITIVES.conv_fprop(x, w, convolution, relu=True)
+        assert_close(primitives.conv_fprop(x, w, convolution), y, dtype, y_bound)
+        assert_close(primitives.conv_dgrad(dy, w, convolution, x.shape), dx, dtype, dx_bound)
+        assert_close(primitives.conv_wgrad(x, finite[1], convolution, w.shape), dw, dtype, dw_bound)
+        kept = primitives.conv_fprop(x, w, convolution, relu=True)
     np.testing.assert_array_equal(np.isnan(kept), np.isnan(y))
 
 
@@ -349,14 +352,14 @@ def test_what_is_not_finite_goes_where_it_is_seen_and_nowhere_else(dtype, groups
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize(("w_shape", "groups"), [((3, 1, 1, 2), 1), ((2, 1, 3, 1), 2)], ids=["dense", "depthwise"])
-def test_a_gradient_of_millions_of_products(dtype, w_shape, groups):
+def test_a_gradient_of_millions_of_products(primitives, dtype, w_shape, groups):
     """3.2 million of mean 100: far beyond float16, whose own sums would stop at 2**11 times the first product."""
     convolution = Convolution(pad=(0, w_shape[2] // 2), groups=groups)
     shape = (5, 800, 800, 2)
     rng = np.random.default_rng(0)
     x = arrays(rng, shape, dtype, mean=10.0)
     dy = arrays(rng, (*shape[:3], w_shape[0]), dtype, mean=10.0) / dtype.type(512)
-    dw = PRIMITIVES.conv_wgrad(x, dy, convolution, w_shape)
+    dw = primitives.conv_wgrad(x, dy, convolution, w_shape)
     wide, gradient = exact(x), exact(dy)
     padded = np.pad(wide, [(0, 0), (0, 0), (convolution.pad[1],) * 2, (0, 0)])
     taps = [padded[:, :, s : s + shape[2]].reshape(-1, 2) for s in range(w_shape[2])]
@@ -370,12 +373,12 @@ def test_a_gradient_of_millions_of_products(dtype, w_shape, groups):
     assert_close(dw, expected, dtype, 1e-4 * expected)  # partial sums err much less than that bound
 
 
-def test_sums_of_millions_for_a_batch_normalization():
+def test_sums_of_millions_for_a_batch_normalization(primitives):
     """Mean and variance come out as those of the float32 output of the convolution."""
     rng = np.random.default_rng(0)
     x = arrays(rng, (5, 800, 800, 2), FLOAT16, mean=10.0)
     w = np.eye(2, dtype=np.float16).reshape(2, 1, 1, 2)
-    _, sums = PRIMITIVES.conv_fprop(x, w, Convolution(), statistics=True)
+    _, sums = primitives.conv_fprop(x, w, Convolution(), statistics=True)
     wide = exact(x).reshape(-1, 2)
     np.testing.assert_allclose(sums, [wide.sum(0), (wide**2).sum(0)], rtol=1e-6)
 
@@ -404,7 +407,7 @@ def test_no_loop_over_images():
 
 @pytest.mark.parametrize("groups", [1, 16])
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
-def test_memory_does_not_grow_with_the_filter(dtype, groups):
+def test_memory_does_not_grow_with_the_filter(primitives, dtype, groups):
     """All columns would be 49 times the input."""
     convolution = Convolution(pad=(3, 3), groups=groups)
     x, w, dy = drawn((convolution, (4, 64, 64, 16), (16, 7, 7, 16 // groups)), dtype, 0)
@@ -412,9 +415,9 @@ def test_memory_does_not_grow_with_the_filter(dtype, groups):
     try:
         with mock.patch.object(host, "LIMIT", 1 << 18):
             for primitive, *arguments in (
-                (PRIMITIVES.conv_fprop, x, w, convolution),
-                (PRIMITIVES.conv_dgrad, dy, w, convolution, x.shape),
-                (PRIMITIVES.conv_wgrad, x, dy, convolution, w.shape),
+                (primitives.conv_fprop, x, w, convolution),
+                (primitives.conv_dgrad, dy, w, convolution, x.shape),
+                (primitives.conv_wgrad, x, dy, convolution, w.shape),
             ):
                 tracemalloc.reset_peak()
                 before, _ = tracemalloc.get_traced_memory()
@@ -443,7 +446,7 @@ def test_memory_does_not_grow_with_the_filter(dtype, groups):
     ],
     ids=["stem", "1x1", "3x3", "3x3/2", "1x1/2", "last", "resnext", "depthwise"],
 )
-def test_layers_against_torch(convolution, shape, w_shape, dtype):
+def test_layers_against_torch(primitives, convolution, shape, w_shape, dtype):
     torch = pytest.importorskip("torch")
     x, w, dy = drawn((convolution, shape, w_shape), dtype, 0)
 
@@ -457,9 +460,9 @@ def test_layers_against_torch(convolution, shape, w_shape, dtype):
         return [result.detach().numpy().transpose(0, 2, 3, 1) for result in results]
 
     found = [
-        PRIMITIVES.conv_fprop(x, w, convolution),
-        PRIMITIVES.conv_dgrad(dy, w, convolution, shape),
-        PRIMITIVES.conv_wgrad(x, dy, convolution, w_shape),
+        primitives.conv_fprop(x, w, convolution),
+        primitives.conv_dgrad(dy, w, convolution, shape),
+        primitives.conv_wgrad(x, dy, convolution, w_shape),
     ]
     magnitudes = torches(*(abs(exact(array)) for array in (x, w, dy)))
     for ours, theirs, count, magnitude in zip(

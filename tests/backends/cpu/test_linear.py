@@ -29,7 +29,7 @@ sizes = st.sampled_from([1, 2, 3, 5, 8, 17, 64, 129])
 
 @given(batch=sizes, inputs=sizes, outputs=sizes, dtype=storage_dtypes, bias=st.booleans(), seed=seeds)
 @settings(max_examples=tries(100))
-def test_linear(batch, inputs, outputs, dtype, bias, seed):
+def test_linear(primitives, batch, inputs, outputs, dtype, bias, seed):
     rng = np.random.default_rng(seed)
     x, w, dy = (arrays(rng, shape, dtype) for shape in ((batch, inputs), (outputs, inputs), (batch, outputs)))
     b = arrays(rng, outputs, rng.choice([dtype, FLOAT32])) if bias else None
@@ -39,21 +39,21 @@ def test_linear(batch, inputs, outputs, dtype, bias, seed):
     expected.grad = exact(dy)
     expected.backward()
     terms = np.abs(exact(x)) @ np.abs(exact(w)).T + (np.abs(exact(b)) if bias else 0)
-    assert_close(PRIMITIVES.linear(x, w, b), expected.array, dtype, accumulated(inputs + 1, terms))
+    assert_close(primitives.linear(x, w, b), expected.array, dtype, accumulated(inputs + 1, terms))
     assert_close(
-        PRIMITIVES.linear_dgrad(dy, w),
+        primitives.linear_dgrad(dy, w),
         variables[0].grad,
         dtype,
         accumulated(outputs, np.abs(exact(dy)) @ np.abs(exact(w))),
     )
     assert_close(
-        PRIMITIVES.linear_wgrad(x, dy),
+        primitives.linear_wgrad(x, dy),
         variables[1].grad,
         dtype,
         accumulated(batch, np.abs(exact(dy)).T @ np.abs(exact(x))),
     )
     if bias:
-        found = PRIMITIVES.bias_grad(dy, b.dtype)
+        found = primitives.bias_grad(dy, b.dtype)
         assert_close(found, variables[2].grad, b.dtype, accumulated(batch, np.abs(exact(dy)).sum(0)))
 
 

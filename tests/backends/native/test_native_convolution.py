@@ -1,0 +1,171 @@
+"""What the native library promises of convolutions beside their values, which tests/backends/cpu compares."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixprec.backends import cpu, native
+from mixprec.backends.geometry import Convolution, Following
+from mixprec.native.library import library
+from tests.backends.primitive_cases import FLOAT16, FLOAT32, STORAGE, arrays
+from tests.circles import tries
+
+pytestmark = pytest.mark.skipif(library() is None, reason="there is no native library")
+PRIMITIVES = native.PRIMITIVES
+
+
+def results(convolution, shape, w_shape, dtype):
+    rng = np.random.default_rng(0)
+    x, w = arrays(rng, shape, dtype), arrays(rng, w_shape, dtype)
+    y = PRIMITIVES.conv_fprop(x, w, convolution, relu=True)
+    dx = PRIMITIVES.conv_dgrad(y, w, convolution, shape, relu_input=x)
+    return y, dx, PRIMITIVES.conv_wgrad(x, y, convolution, w_shape)
+
+
+LAYERS = [
+    (Convolution((2, 2), (3, 3)), (2, 32, 32, 3), (64, 7, 7, 3)),
+    (Convolution(pad=(1, 1)), (2, 9, 9, 40), (300, 3, 3, 40)),
+    (Convolution((2, 1), (1, 2), (1, 2), 2), (3, 17, 15, 12), (10, 3, 3, 6)),
+    (Convolution(), (1, 1, 8, 64), (100, 1, 1, 64)),
+]
+
+
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+@pytest.mark.parametrize("layer", LAYERS, ids=["stem", "3x3", "groups", "linear"])
+def test_any_number_of_threads_gives_the_same_bits(layer, dtype):
+    before = library().threads()
+    try:
+        library().set_threads(1)
+        expected = results(*layer, dtype)
+        for count in (2, 5):
+            library().set_threads(count)
+            for found, one in zip(results(*layer, dtype), expected, strict=True):
+                np.testing.assert_array_equal(found, one)
+    finally:
+        library().set_threads(before)
+
+
+@pytest.mark.parametrize("layer", LAYERS[:3], ids=["stem", "3x3", "groups"])
+def test_an_image_does_not_depend_on_its_batch(layer):
+    convolution, shape, w_shape = layer
+    rng = np.random.default_rng(0)
+    x, w = arrays(rng, shape, FLOAT16), arrays(rng, w_shape, FLOAT16)
+    y = PRIMITIVES.conv_fprop(x, w, convolution)
+    dx = PRIMITIVES.conv_dgrad(y, w, convolution, shape)
+    alone = PRIMITIVES.conv_fprop(x[1:2], w, convolution)
+    np.testing.assert_array_equal(alone, y[1:2])
+    np.testing.assert_array_equal(PRIMITIVES.conv_dgrad(alone, w, convolution, (1, *shape[1:])), dx[1:2])
+
+
+@pytest.mark.core(0)
+def test_avx2_computes_what_avx512_does_but_for_rounding():
+    """In a process of its own, as there is no way back: the tests of values."""
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "native and (layers or float64 or linear)"]
+    tests = ["tests/backends/cpu/test_convolution.py", "tests/backends/cpu/test_linear.py"]
+    done = subprocess.run(
+        [sys.executable, *command, *tests],
+        env={**os.environ, "MIXPREC_NATIVE": "avx2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout.splitlines()[-1]
+
+
+def test_a_following_normalization_takes_its_own_sums():
+    x, w = (arrays(np.random.default_rng(0), shape, FLOAT32) for shape in ((2, 4, 4, 3), (5, 1, 1, 3)))
+    y, sums = PRIMITIVES.conv_fprop(x, w, Convolution(), statistics=Following())
+    assert sums is None
+    np.testing.assert_array_equal(y, PRIMITIVES.conv_fprop(x, w, Convolution()))
+
+
+def test_arrays_of_any_layout():
+    x, w = (arrays(np.random.default_rng(0), shape, FLOAT16) for shape in ((4, 6, 6, 8), (5, 3, 3, 8)))
+    dy = cpu.PRIMITIVES.conv_fprop(x[::2], w, Convolution())
+    for primitive, *both in (
+        (PRIMITIVES.conv_fprop, x[::2], w),
+        (PRIMITIVES.conv_wgrad, x[::2], dy),
+        (PRIMITIVES.conv_dgrad, dy[:, ::-1], w),
+    ):
+        rest = {"conv_wgrad": [w.shape], "conv_dgrad": [(2, 6, 6, 8)]}.get(primitive.__name__, [])
+        expected = primitive(*map(np.ascontiguousarray, both), Convolution(), *rest)
+        np.testing.assert_array_equal(primitive(*both, Convolution(), *rest), expected)
+
+
+# --- no argument from Python crashes it
+
+integers = st.one_of(st.integers(-1, 5), st.sampled_from([1 << 20, (1 << 31) - 1, 1 << 31, 1 << 62, 1 << 70]))
+
+
+@settings(max_examples=tries(300))
+@given(
+    shapes=st.tuples(st.tuples(*4 * [integers]), st.tuples(*4 * [integers])),
+    moves=st.tuples(*7 * [integers]),
+    sizes=st.tuples(*3 * [st.integers(0, 200)]),
+    primitive=st.sampled_from(["conv_fprop", "conv_dgrad", "conv_wgrad"]),
+    right=st.booleans(),
+)
+def test_wrong_sizes_are_errors(shapes, moves, sizes, primitive, right):
+    (n, h, w, c), (k, r, s, d) = shapes
+    if right:  # the first two arrays are as large as the shapes say, where that is not much
+        sizes = [n * h * w * c, k * r * s * d, sizes[2]]
+        if not all(0 <= size < 1000 for size in sizes):
+            return
+    one, other, out = (np.zeros(size, np.float32) for size in sizes)
+    optional = {"conv_fprop": [None, 0], "conv_dgrad": [None], "conv_wgrad": []}[primitive]
+    try:
+        getattr(library(), primitive)(*shapes, moves, one, other, *optional, out)
+    except (ValueError, OverflowError):
+        return
+    assert c >= d * moves[6]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w_shape": (5, 3, 3, 9)}, "5 filters and 9 channels of 1 groups do not fit"),
+        ({"w_shape": (5, 7, 3, 8)}, "the filter is larger than the input"),
+        ({"moves": (0, 1, 0, 0, 1, 1, 1)}, "stride, dilation and groups are above 0"),
+        ({"x": np.zeros(10, np.float32)}, "x has 10 elements, not 576"),
+        ({"y": np.zeros(10, np.float32)}, "y has 10 elements, not 160"),
+        ({"y": np.zeros(160, np.float16)}, "y has format 'e', not one of 'f'"),
+        ({"x_shape": (2, 6, 6)}, "x_shape must be a tuple of 4 integers"),
+    ],
+)
+def test_messages(change, message):
+    given = {
+        "x_shape": (2, 6, 6, 8),
+        "w_shape": (5, 3, 3, 8),
+        "moves": (1, 1, 0, 0, 1, 1, 1),
+        "x": np.zeros(576, np.float32),
+        "w": np.zeros(360, np.float32),
+        "b": None,
+        "relu": 0,
+        "y": np.zeros(160, np.float32),
+    }
+    with pytest.raises(ValueError, match=f"^conv_fprop: {message}$"):
+        library().conv_fprop(*(given | change).values())
+
+
+def test_no_memory_is_an_error():
+    """A filter of one output and so many channels is padded to a panel, which a limit on memory does not allow."""
+    program = """
+import resource, numpy as np
+from mixprec.backends.geometry import Convolution
+from mixprec.backends.native import PRIMITIVES
+x, w = np.zeros((1, 1, 1, 1 << 22), np.float32), np.zeros((1, 1, 1, 1 << 22), np.float32)
+now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (64 << 20), now + (64 << 20)))
+try:
+    PRIMITIVES.conv_fprop(x, w, Convolution())
+except MemoryError:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"
