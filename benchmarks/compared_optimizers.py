@@ -10,18 +10,18 @@ WEIGHT_DECAY = 1e-4
 LR = 1e-3
 
 
-def values(shape, scale=0.05):
-    """Returns random numbers in the dtype of a parameter of that shape: weights are float16, all else float32."""
+def values(shape, scale=0.05, dtype=None):
+    """Returns random numbers in a dtype, or in that of a parameter: weights are float16, all else float32."""
     numbers = np.random.RandomState(len(shape)).normal(0, scale, shape)
-    return numbers.astype(np.float16 if len(shape) > 1 else np.float32)
+    return numbers.astype(dtype or (np.float16 if len(shape) > 1 else np.float32))
 
 
-def chain(shapes):
-    """Returns one link with parameters of these shapes and their gradients."""
+def chain(shapes, dtype=None):
+    """Returns one link with parameters of these shapes and their gradients, as :func:`values` makes them."""
     model = chainer.Chain()
     with model.init_scope():
         for number, shape in enumerate(shapes):
-            setattr(model, f"p{number}", chainer.Parameter(values(shape)))
+            setattr(model, f"p{number}", chainer.Parameter(values(shape, dtype=dtype)))
     return with_gradients(model)
 
 
@@ -29,7 +29,7 @@ def with_gradients(model):
     """Gives every parameter a random gradient, as a user would write it, without a loss scale; returns the model."""
     model.cleargrads()
     for param in model.params():
-        param.grad = values(param.shape, 0.01)
+        param.grad = values(param.shape, 0.01, param.dtype)
     return model
 
 

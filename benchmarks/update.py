@@ -1,14 +1,17 @@
 """The cost of the optimizer's step alone, beside plain Chainer's and torch's in the same run."""
 
+import contextlib
 import dataclasses
+import functools
 import statistics
 import time
 
 from chainer import optimizers
 
 from benchmarks import compared_optimizers, machine
+from mixprec.native.library import library
 
-_THREADS = 1  # NumPy has one for arithmetic on elements; torch gets as many
+MIX = ((512, 512, 3, 3),) * 4 + ((1024, 256),) * 8 + ((256,),) * 100  # large and small parameters
 _MOMENTUM = 0.9
 _PLAIN, _BATCHED, _LOOP, _TORCH = "plain Chainer", "mixprec", "mixprec, batched=False", "torch.optim.SGD, foreach"
 
@@ -36,11 +39,11 @@ class Row:
     note: str = ""
 
 
-def measure(network, *, classes=1000, repeats=7):
+def measure(network, *, classes=1000, repeats=7, threads=1):
     """Times ``optimizer.update()`` of MomentumSGD on NumPy, with and without a WeightDecay hook.
 
     Nothing is run forward or backward: weights are in float16, all else in float32, and the gradients are random
-    numbers that were written into the parameters.
+    numbers that were written into the parameters. In the parts of :data:`MIX` all parameters have one dtype.
 
     In the first parts the parameters have the network's shapes. In the others every one has one element, so that only
     what the host does for each parameter is left; once all of them in one link, once in the links of the network. There
@@ -50,6 +53,7 @@ def measure(network, *, classes=1000, repeats=7):
         network: callable from the number of classes to a Chainer link.
         classes: number of classes.
         repeats: number of timed turns; one more is run before.
+        threads: of the native library and of torch.
 
     Returns:
         list of Row
@@ -64,9 +68,27 @@ def measure(network, *, classes=1000, repeats=7):
         return compared_optimizers.with_gradients(model)
 
     rows = []
+    for name, wanted in (("float16", 10), ("float32", None)):
+        rows += _compare(
+            f"mix of shapes, {name}, weight decay",
+            functools.partial(compared_optimizers.chain, MIX, name),
+            True,
+            wanted,
+            1,
+            repeats,
+            MIX,
+            threads,
+        )
     for hook, suffix, wanted in ((True, ", weight decay", 10), (False, "", 1.3)):
         rows += _compare(
-            "all elements" + suffix, lambda: compared_optimizers.chain(shapes), hook, wanted, 1, repeats, shapes
+            "all elements" + suffix,
+            lambda: compared_optimizers.chain(shapes),
+            hook,
+            wanted,
+            1,
+            repeats,
+            shapes,
+            threads,
         )
     for hook, suffix in ((True, ", weight decay"), (False, "")):
         rows += _compare("one element each" + suffix, lambda: compared_optimizers.chain(single), hook, 10, 20, repeats)
@@ -83,24 +105,39 @@ def table(rows):
     return "\n".join(lines)
 
 
-def as_json(rows, gpu, **settings):
+def as_json(rows, gpu, threads=1, **settings):
     """Returns rows and settings as a dict for JSON, with what they were measured on.
 
     Args:
         rows: what :func:`measure` returned.
         gpu: what the GPU module has for JSON.
+        threads: of the native library and of torch.
         settings: whatever else was set.
     """
     return {
         "settings": settings,
         **machine.record(),
-        "threads": _THREADS,
+        "threads": threads,
         "rows": [dataclasses.asdict(row) for row in rows],
         "gpu": gpu,
     }
 
 
-def _compare(part, make, hook, wanted, steps, repeats, torch_shapes=None):
+@contextlib.contextmanager
+def _threads(count):
+    """Gives the native library so many threads."""
+    if library() is None:
+        yield
+        return
+    before = library().threads()
+    library().set_threads(count)
+    try:
+        yield
+    finally:
+        library().set_threads(before)
+
+
+def _compare(part, make, hook, wanted, steps, repeats, torch_shapes=None, threads=1):
     """Measures a part: plain Chainer, mixprec twice and, if it gets shapes for it, torch."""
     compared = {
         _PLAIN: compared_optimizers.plain(_rule(), make(), hook),
@@ -113,7 +150,7 @@ def _compare(part, make, hook, wanted, steps, repeats, torch_shapes=None):
         if torch is None:
             missing.append(Row(part, _TORCH, note=why))
         else:
-            torch.set_num_threads(_THREADS)
+            torch.set_num_threads(threads)
             compared[_TORCH] = compared_optimizers.with_torch(
                 torch, "SGD", torch_shapes, hook, momentum=_MOMENTUM, foreach=True
             )
@@ -121,7 +158,8 @@ def _compare(part, make, hook, wanted, steps, repeats, torch_shapes=None):
     def time_step(step):
         return statistics.median(_seconds(step) for _ in range(steps))
 
-    times = compared_optimizers.take_turns(compared, repeats, time_step)
+    with _threads(threads):
+        times = compared_optimizers.take_turns(compared, repeats, time_step)
     base = statistics.median(times[_PLAIN])
     return [_row(part, name, seconds, base, wanted) for name, seconds in times.items()] + missing
 

@@ -8,7 +8,7 @@ python scripts/benchmark.py roofline [--arch resnet50] [--batch 32,256] [--size 
     [--bandwidth GB/s --tflops TFLOP/s] [--no-step] [--json FILE]
 python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch resnet50] [--batch 256] [--size 224]
     [--set KEY=VALUE ...] [--steps 5] [--top 20] [--json FILE]
-python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--json FILE]
+python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--threads 1] [--json FILE]
 python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--gpu-batch 32] [--json FILE]
 python scripts/benchmark.py step [--arch resnet50] [--size 224] [--repeats 15] [--json FILE]
 python scripts/benchmark.py walks [-v] [--json FILE]
@@ -61,13 +61,13 @@ _COUNTED = 2  # images in a batch: launches do not depend on it
 BAD_INPUT = (ArgumentsError, ConfigError, DataError, RecordError)
 
 
-def _update(save, arch, repeats):
-    rows = update.measure(MODELS[arch], repeats=repeats)
-    print(f"optimizer.update() of MomentumSGD, parameters of {arch}, NumPy")
+def _update(save, arch, repeats, threads):
+    rows = update.measure(MODELS[arch], repeats=repeats, threads=threads)
+    print(f"optimizer.update() of MomentumSGD, parameters of {arch}, NumPy, threads: {threads}")
     print(update.table(rows))
     gpu = update_gpu.measure(MODELS[arch], repeats=repeats)
     print(update_gpu.table(*gpu))
-    save(update.as_json(rows, update_gpu.as_json(*gpu), arch=arch, repeats=repeats))
+    save(update.as_json(rows, update_gpu.as_json(*gpu), arch=arch, repeats=repeats, threads=threads))
 
 
 def _primitives(save, batch, size, repeats, gpu_batch):
@@ -133,6 +133,7 @@ def main(argv=None):
     own = add_command(commands, _update, "update", text)
     add_arch(own, "resnet50", MODELS)
     own.add_argument("--repeats", type=positive, default=7, help="timed turns")
+    own.add_argument("--threads", type=positive, default=1, help="threads of the native library and of torch")
     text = "forward and backward pass of ResNet-50: NCHW and NHWC on the CPU, each primitive on a GPU"
     own = add_command(commands, _primitives, "primitives", text)
     own.add_argument("--batch", type=positive, default=8, help="images in a batch on the CPU")

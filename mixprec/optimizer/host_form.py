@@ -1,9 +1,10 @@
-"""A step on NumPy: parameters go through check, hooks and update in chunks that fit into the processor's cache.
+"""A step on NumPy: parameters go through check, hooks and update in blocks that fit into the processor's cache.
 
 :class:`~mixprec.optimizer.step.OptimizerStep` makes a :class:`HostForm` for each plan whose parameters are NumPy's, and
 calls it in every step.
 """
 
+import functools
 import math
 import operator
 
@@ -21,7 +22,7 @@ _SIZE = operator.attrgetter("size")
 
 
 class HostForm(UpdateForm):
-    """Updates many parameters chunk by chunk, without a temporary array for any of them.
+    """Updates many parameters group by group, without a temporary array for any of them.
 
     Args:
         optimizer: Chainer's optimizer, set up on ``masters``.
@@ -49,7 +50,8 @@ class HostForm(UpdateForm):
         groups = {}
         for number, entry in enumerate(entries):
             groups.setdefault(_key(entry), []).append((number, entry))
-        self._groups = [_group_of(members, len(entries)) for members in groups.values()]
+        scratch = functools.cache(Scratch)  # one for all groups of a dtype
+        self._groups = [_group_of(members, len(entries), scratch) for members in groups.values()]
         self._updated = [group for group in self._groups if group.updates]
 
     def check(self, scale, gradients, statistics):
@@ -134,10 +136,10 @@ class HostForm(UpdateForm):
         return [inverses[id(factor)] for factor in factors]
 
 
-def _group_of(members, count):
+def _group_of(members, count, scratch):
     if all(is_native(entry) for _, entry in members):
         return NativeGroup(members, count)
-    return ChunkGroup(members, count, Scratch(members[0][1].master.dtype))
+    return ChunkGroup(members, count, scratch(members[0][1].master.dtype))
 
 
 def _inverse_of(factor):

@@ -12,7 +12,7 @@ class UpdateForm(abc.ABC):
     ============  ===================================  ==========================  ===================================
     \\             :meth:`check`                        :meth:`run_hooks`           :meth:`update`
     ============  ===================================  ==========================  ===================================
-    HostForm      FP32 gradients in chunks: finite?    hooks on chunks: finite?    chunk by chunk, unless skipped
+    HostForm      FP32 gradients in blocks: finite?    hooks on blocks: finite?    group by group, unless skipped
     DeviceForm    launches of the kernel ``check``,    (they have run in           a launch of the kernel ``update``,
                   with hooks                           ``check``)                  which looks at the flag
     FallbackForm  FP32 gradients of masters: finite?   (Chainer's loop runs them)  Chainer's loop; taken back if a hook

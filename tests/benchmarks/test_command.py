@@ -22,7 +22,12 @@ from tests import ROOT
 SCRIPT = ROOT / "scripts" / "benchmark.py"
 
 
-def test_update_prints_tables_and_writes_the_same_numbers(tmp_path, capsys):
+@pytest.fixture
+def small_mix(monkeypatch):
+    monkeypatch.setattr(update, "MIX", ((3, 5), (7,)))
+
+
+def test_update_prints_tables_and_writes_the_same_numbers(tmp_path, capsys, small_mix):
     benchmark.main(["update", "--arch", "resnet8", "--repeats", "1", "--json", str(tmp_path / "update.json")])
     printed = capsys.readouterr().out
     record = json.loads((tmp_path / "update.json").read_text())
@@ -33,10 +38,10 @@ def test_update_prints_tables_and_writes_the_same_numbers(tmp_path, capsys):
     found = {}
     for row in record["rows"]:
         found.setdefault(row["part"], []).append(row["name"])
-    assert found == {
-        part + hook: names + ["torch.optim.SGD, foreach"] * (part == "all elements")
-        for part in parts
-        for hook in (", weight decay", "")
+    torch = ["torch.optim.SGD, foreach"]
+    mix = {f"mix of shapes, {dtype}, weight decay": names + torch for dtype in ("float16", "float32")}
+    assert found == mix | {
+        part + hook: names + torch * (part == "all elements") for part in parts for hook in (", weight decay", "")
     }
     for row in record["rows"]:
         assert row["part"] in printed
@@ -51,11 +56,11 @@ def test_update_prints_tables_and_writes_the_same_numbers(tmp_path, capsys):
         assert f"not measured on a GPU: {record['gpu']['missing']}\n" in printed
 
 
-def test_without_torch_the_row_says_so(monkeypatch):
+def test_without_torch_the_row_says_so(monkeypatch, small_mix):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(compared_optimizers, "take_turns", lambda names, *_: {name: [1.0] for name in names})
     rows = update.measure(MODELS["resnet8"], repeats=1)
-    (row, _) = [row for row in rows if row.name.startswith("torch")]
+    (row, *_) = [row for row in rows if row.name.startswith("torch")]
     assert row.microseconds is None
     assert f"{row.name:42}torch cannot be imported: " in update.table(rows)
 

@@ -7,6 +7,7 @@ from mixprec.optimizer.batch.kernel_program import uses
 from mixprec.optimizer.batch.native_names import HOOKS, RULES
 
 PATH = pathlib.Path(mixprec.__file__).parent / "native" / "source" / "rules.inl"
+NAMES_PATH = PATH.with_name("rule_names.cpp")
 _HEAD = """\
 // Update rules and hooks: generated from mixprec/optimizer/rules by `python -m tests.optimizer.native_rules`. Included
 // by update.inl. Each goes over `count` elements.
@@ -50,17 +51,25 @@ def _function(kind, name, formula, states=()):
     if not is_rule:
         arguments = "const float *__restrict param_, float *__restrict grad_"
     lines = [f"void {kind}{name}(", f"    const float *numbers_, {arguments}, long count_) {{"]
-    lines += [f"    const float {number} = numbers_[{i}];" for i, number in enumerate(formula.numbers)]
-    lines += [f"    float *__restrict {state}_s = states_[{i}];" for i, state in enumerate(states)]
-    lines += ["    for (long i_ = 0; i_ < count_; ++i_) {"]
-    lines += [f"        float {state} = {state}_s[i_];" for state in states]
-    if is_rule or uses(formula.device, "param"):
-        lines += [f"        {'' if is_rule else 'const '}float param = param_[i_];"]
-    lines += [f"        {'const ' * is_rule}float grad = grad_[i_];"]
+    lines.append(_declared("const float ", (f"{number} = numbers_[{i}]" for i, number in enumerate(formula.numbers))))
+    if states:
+        lines.append(_declared("float ", (f"*__restrict {state}_s = states_[{i}]" for i, state in enumerate(states))))
+    lines.append("    for (long i_ = 0; i_ < count_; ++i_) {")
+    if is_rule:
+        lines.append(
+            _declared("    float ", ["&param = param_[i_]", *(f"&{state} = {state}_s[i_]" for state in states)])
+        )
+        lines.append("        const float grad = grad_[i_];")
+    else:
+        lines.append("        float &grad = grad_[i_];")
+        if uses(formula.device, "param"):
+            lines.append("        const float param = param_[i_];")
     lines += [f"        {line.strip()}" for line in formula.device.strip().splitlines() if line.strip()]
-    lines += [f"        {state}_s[i_] = {state};" for state in states]
-    lines += ["        param_[i_] = param;" if is_rule else "        grad_[i_] = grad;", "    }", "}", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "    }", "}", ""])
+
+
+def _declared(kind, variables):
+    return f"    {kind}{', '.join(variables)};"
 
 
 def _table(table, kind, formulas, arguments):
@@ -78,4 +87,4 @@ def _names(table, formulas):
 
 if __name__ == "__main__":
     PATH.write_text(source())
-    PATH.with_name("rule_names.cpp").write_text(names())
+    NAMES_PATH.write_text(names())

@@ -11,177 +11,119 @@ void ruleSgd(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
     const float lr = numbers_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float param = param_[i_];
+        float &param = param_[i_];
         const float grad = grad_[i_];
         param -= lr * grad;
-        param_[i_] = param;
     }
 }
 
 void ruleMomentumSgd(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0];
-    const float momentum = numbers_[1];
+    const float lr = numbers_[0], momentum = numbers_[1];
     float *__restrict v_s = states_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float v = v_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &v = v_s[i_];
         const float grad = grad_[i_];
         v = momentum * v - lr * grad;
         param += v;
-        v_s[i_] = v;
-        param_[i_] = param;
     }
 }
 
 void ruleCorrectedMomentumSgd(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0];
-    const float momentum = numbers_[1];
+    const float lr = numbers_[0], momentum = numbers_[1];
     float *__restrict v_s = states_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float v = v_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &v = v_s[i_];
         const float grad = grad_[i_];
         v = momentum * v - grad;
         param += lr * v;
-        v_s[i_] = v;
-        param_[i_] = param;
     }
 }
 
 void ruleNesterovAg(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0];
-    const float momentum = numbers_[1];
-    const float momentum_squared = numbers_[2];
-    const float lr_now = numbers_[3];
+    const float lr = numbers_[0], momentum = numbers_[1], momentum_squared = numbers_[2], lr_now = numbers_[3];
     float *__restrict v_s = states_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float v = v_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &v = v_s[i_];
         const float grad = grad_[i_];
         v = momentum * v - lr * grad;
         param += momentum_squared * v;
         param -= lr_now * grad;
-        v_s[i_] = v;
-        param_[i_] = param;
     }
 }
 
 void ruleAdaGrad(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0];
-    const float eps = numbers_[1];
+    const float lr = numbers_[0], eps = numbers_[1];
     float *__restrict h_s = states_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float h = h_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &h = h_s[i_];
         const float grad = grad_[i_];
         h += grad * grad;
         param -= lr * grad / (sqrtf(h) + eps);
-        h_s[i_] = h;
-        param_[i_] = param;
     }
 }
 
 void ruleAdaDelta(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float rho = numbers_[0];
-    const float one_minus_rho = numbers_[1];
-    const float eps = numbers_[2];
-    float *__restrict msg_s = states_[0];
-    float *__restrict msdx_s = states_[1];
+    const float rho = numbers_[0], one_minus_rho = numbers_[1], eps = numbers_[2];
+    float *__restrict msg_s = states_[0], *__restrict msdx_s = states_[1];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float msg = msg_s[i_];
-        float msdx = msdx_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &msg = msg_s[i_], &msdx = msdx_s[i_];
         const float grad = grad_[i_];
         msg = rho * msg + one_minus_rho * grad * grad;
         const float dx = sqrtf((msdx + eps) / (msg + eps)) * grad;
         msdx = rho * msdx + one_minus_rho * dx * dx;
         param -= dx;
-        msg_s[i_] = msg;
-        msdx_s[i_] = msdx;
-        param_[i_] = param;
     }
 }
 
 void ruleRmsProp(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0];
-    const float alpha = numbers_[1];
-    const float one_minus_alpha = numbers_[2];
-    const float eps = numbers_[3];
+    const float lr = numbers_[0], alpha = numbers_[1], one_minus_alpha = numbers_[2], eps = numbers_[3];
     float *__restrict ms_s = states_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float ms = ms_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &ms = ms_s[i_];
         const float grad = grad_[i_];
         ms = alpha * ms + one_minus_alpha * grad * grad;
         param -= lr * grad / (sqrtf(ms) + eps);
-        ms_s[i_] = ms;
-        param_[i_] = param;
     }
 }
 
 void ruleRmsPropEpsInsideSqrt(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0];
-    const float alpha = numbers_[1];
-    const float one_minus_alpha = numbers_[2];
-    const float eps = numbers_[3];
+    const float lr = numbers_[0], alpha = numbers_[1], one_minus_alpha = numbers_[2], eps = numbers_[3];
     float *__restrict ms_s = states_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float ms = ms_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &ms = ms_s[i_];
         const float grad = grad_[i_];
         ms = alpha * ms + one_minus_alpha * grad * grad;
         param -= lr * grad / sqrtf(ms + eps);
-        ms_s[i_] = ms;
-        param_[i_] = param;
     }
 }
 
 void ruleRmsPropGraves(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0];
-    const float alpha = numbers_[1];
-    const float one_minus_alpha = numbers_[2];
-    const float momentum = numbers_[3];
-    const float eps = numbers_[4];
-    float *__restrict n_s = states_[0];
-    float *__restrict g_s = states_[1];
-    float *__restrict delta_s = states_[2];
+    const float lr = numbers_[0], alpha = numbers_[1], one_minus_alpha = numbers_[2], momentum = numbers_[3], eps = numbers_[4];
+    float *__restrict n_s = states_[0], *__restrict g_s = states_[1], *__restrict delta_s = states_[2];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float n = n_s[i_];
-        float g = g_s[i_];
-        float delta = delta_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &n = n_s[i_], &g = g_s[i_], &delta = delta_s[i_];
         const float grad = grad_[i_];
         n = alpha * n + one_minus_alpha * grad * grad;
         g = alpha * g + one_minus_alpha * grad;
         delta = momentum * delta - lr * grad / sqrtf(n - g * g + eps);
         param += delta;
-        n_s[i_] = n;
-        g_s[i_] = g;
-        delta_s[i_] = delta;
-        param_[i_] = param;
     }
 }
 
 void ruleSmorms3(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0];
-    const float eps = numbers_[1];
-    float *__restrict mem_s = states_[0];
-    float *__restrict g_s = states_[1];
-    float *__restrict g2_s = states_[2];
+    const float lr = numbers_[0], eps = numbers_[1];
+    float *__restrict mem_s = states_[0], *__restrict g_s = states_[1], *__restrict g2_s = states_[2];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float mem = mem_s[i_];
-        float g = g_s[i_];
-        float g2 = g2_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &mem = mem_s[i_], &g = g_s[i_], &g2 = g2_s[i_];
         const float grad = grad_[i_];
         const float r = 1 / (mem + 1);
         g = (1 - r) * g + r * grad;
@@ -189,28 +131,15 @@ void ruleSmorms3(
         const float x = g * g / (g2 + eps);
         param -= grad * (x > lr ? lr : x) / (sqrtf(g2) + eps);
         mem = 1 + mem * (1 - x);
-        mem_s[i_] = mem;
-        g_s[i_] = g;
-        g2_s[i_] = g2;
-        param_[i_] = param;
     }
 }
 
 void ruleMsvag(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0];
-    const float one_minus_beta = numbers_[1];
-    const float one_minus_beta_power = numbers_[2];
-    const float rho = numbers_[3];
-    const float one_minus_rho = numbers_[4];
-    const float eta = numbers_[5];
-    const float weight_decay_rate = numbers_[6];
-    float *__restrict m_s = states_[0];
-    float *__restrict v_s = states_[1];
+    const float lr = numbers_[0], one_minus_beta = numbers_[1], one_minus_beta_power = numbers_[2], rho = numbers_[3], one_minus_rho = numbers_[4], eta = numbers_[5], weight_decay_rate = numbers_[6];
+    float *__restrict m_s = states_[0], *__restrict v_s = states_[1];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float m = m_s[i_];
-        float v = v_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_];
         const float grad = grad_[i_];
         m += one_minus_beta * (grad - m);
         v += one_minus_beta * (grad * grad - v);
@@ -220,110 +149,57 @@ void ruleMsvag(
         float factor = square / (square + rho * variance);
         factor = factor != factor ? 0.0f : factor < 0 ? 0.0f : factor > 1 ? 1.0f : factor;
         param -= eta * (lr * mean * factor + weight_decay_rate * param);
-        m_s[i_] = m;
-        v_s[i_] = v;
-        param_[i_] = param;
     }
 }
 
 void ruleAdam(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float one_minus_beta1 = numbers_[0];
-    const float one_minus_beta2 = numbers_[1];
-    const float alpha_t = numbers_[2];
-    const float eps = numbers_[3];
-    const float keep = numbers_[4];
-    const float minus_eta = numbers_[5];
-    float *__restrict m_s = states_[0];
-    float *__restrict v_s = states_[1];
+    const float one_minus_beta1 = numbers_[0], one_minus_beta2 = numbers_[1], alpha_t = numbers_[2], eps = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5];
+    float *__restrict m_s = states_[0], *__restrict v_s = states_[1];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float m = m_s[i_];
-        float v = v_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_];
         const float grad = grad_[i_];
         m += one_minus_beta1 * (grad - m);
         v += one_minus_beta2 * (grad * grad - v);
         param = keep * param + minus_eta * (alpha_t / (sqrtf(v) + eps) * m);
-        m_s[i_] = m;
-        v_s[i_] = v;
-        param_[i_] = param;
     }
 }
 
 void ruleAmsGrad(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float one_minus_beta1 = numbers_[0];
-    const float one_minus_beta2 = numbers_[1];
-    const float alpha_t = numbers_[2];
-    const float eps = numbers_[3];
-    const float keep = numbers_[4];
-    const float minus_eta = numbers_[5];
-    float *__restrict m_s = states_[0];
-    float *__restrict v_s = states_[1];
-    float *__restrict vhat_s = states_[2];
+    const float one_minus_beta1 = numbers_[0], one_minus_beta2 = numbers_[1], alpha_t = numbers_[2], eps = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5];
+    float *__restrict m_s = states_[0], *__restrict v_s = states_[1], *__restrict vhat_s = states_[2];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float m = m_s[i_];
-        float v = v_s[i_];
-        float vhat = vhat_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_], &vhat = vhat_s[i_];
         const float grad = grad_[i_];
         m += one_minus_beta1 * (grad - m);
         v += one_minus_beta2 * (grad * grad - v);
         vhat = v > vhat || v != v ? v : vhat;
         param = keep * param + minus_eta * (alpha_t / (sqrtf(vhat) + eps) * m);
-        m_s[i_] = m;
-        v_s[i_] = v;
-        vhat_s[i_] = vhat;
-        param_[i_] = param;
     }
 }
 
 void ruleAdaBound(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float one_minus_beta1 = numbers_[0];
-    const float one_minus_beta2 = numbers_[1];
-    const float alpha_t = numbers_[2];
-    const float eps = numbers_[3];
-    const float keep = numbers_[4];
-    const float minus_eta = numbers_[5];
-    const float lower = numbers_[6];
-    const float upper = numbers_[7];
-    float *__restrict m_s = states_[0];
-    float *__restrict v_s = states_[1];
+    const float one_minus_beta1 = numbers_[0], one_minus_beta2 = numbers_[1], alpha_t = numbers_[2], eps = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5], lower = numbers_[6], upper = numbers_[7];
+    float *__restrict m_s = states_[0], *__restrict v_s = states_[1];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float m = m_s[i_];
-        float v = v_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_];
         const float grad = grad_[i_];
         m += one_minus_beta1 * (grad - m);
         v += one_minus_beta2 * (grad * grad - v);
         float rate = alpha_t / (sqrtf(v) + eps);
         rate = rate < lower ? lower : rate > upper ? upper : rate;
         param = keep * param + minus_eta * (rate * m);
-        m_s[i_] = m;
-        v_s[i_] = v;
-        param_[i_] = param;
     }
 }
 
 void ruleAmsBound(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float one_minus_beta1 = numbers_[0];
-    const float one_minus_beta2 = numbers_[1];
-    const float alpha_t = numbers_[2];
-    const float eps = numbers_[3];
-    const float keep = numbers_[4];
-    const float minus_eta = numbers_[5];
-    const float lower = numbers_[6];
-    const float upper = numbers_[7];
-    float *__restrict m_s = states_[0];
-    float *__restrict v_s = states_[1];
-    float *__restrict vhat_s = states_[2];
+    const float one_minus_beta1 = numbers_[0], one_minus_beta2 = numbers_[1], alpha_t = numbers_[2], eps = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5], lower = numbers_[6], upper = numbers_[7];
+    float *__restrict m_s = states_[0], *__restrict v_s = states_[1], *__restrict vhat_s = states_[2];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float m = m_s[i_];
-        float v = v_s[i_];
-        float vhat = vhat_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_], &vhat = vhat_s[i_];
         const float grad = grad_[i_];
         m += one_minus_beta1 * (grad - m);
         v += one_minus_beta2 * (grad * grad - v);
@@ -331,53 +207,32 @@ void ruleAmsBound(
         float rate = alpha_t / (sqrtf(vhat) + eps);
         rate = rate < lower ? lower : rate > upper ? upper : rate;
         param = keep * param + minus_eta * (rate * m);
-        m_s[i_] = m;
-        v_s[i_] = v;
-        vhat_s[i_] = vhat;
-        param_[i_] = param;
     }
 }
 
 void ruleLarsUnadapted(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0];
-    const float momentum = numbers_[1];
-    const float weight_decay = numbers_[2];
+    const float lr = numbers_[0], momentum = numbers_[1], weight_decay = numbers_[2];
     float *__restrict v_s = states_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float v = v_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &v = v_s[i_];
         const float grad = grad_[i_];
         v = momentum * v + lr * (grad + weight_decay * param);
         param -= v;
-        v_s[i_] = v;
-        param_[i_] = param;
     }
 }
 
 void ruleLambUnadapted(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0];
-    const float one_minus_beta1 = numbers_[1];
-    const float one_minus_beta2 = numbers_[2];
-    const float fix1 = numbers_[3];
-    const float fix2 = numbers_[4];
-    const float eps = numbers_[5];
-    const float weight_decay = numbers_[6];
-    float *__restrict m_s = states_[0];
-    float *__restrict v_s = states_[1];
+    const float lr = numbers_[0], one_minus_beta1 = numbers_[1], one_minus_beta2 = numbers_[2], fix1 = numbers_[3], fix2 = numbers_[4], eps = numbers_[5], weight_decay = numbers_[6];
+    float *__restrict m_s = states_[0], *__restrict v_s = states_[1];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float m = m_s[i_];
-        float v = v_s[i_];
-        float param = param_[i_];
+        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_];
         const float grad = grad_[i_];
         m += one_minus_beta1 * (grad - m);
         v += one_minus_beta2 * (grad * grad - v);
         const float step = m / fix1 / (sqrtf(v / fix2) + eps) + weight_decay * param;
         param -= lr * step;
-        m_s[i_] = m;
-        v_s[i_] = v;
-        param_[i_] = param;
     }
 }
 
@@ -385,10 +240,9 @@ void hookWeightDecay(
     const float *numbers_, const float *__restrict param_, float *__restrict grad_, long count_) {
     const float rate = numbers_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
+        float &grad = grad_[i_];
         const float param = param_[i_];
-        float grad = grad_[i_];
         grad += rate * param;
-        grad_[i_] = grad;
     }
 }
 
@@ -396,22 +250,19 @@ void hookLasso(
     const float *numbers_, const float *__restrict param_, float *__restrict grad_, long count_) {
     const float rate = numbers_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
+        float &grad = grad_[i_];
         const float param = param_[i_];
-        float grad = grad_[i_];
         grad += rate * (param > 0 ? 1.0f : param < 0 ? -1.0f : param == 0 ? 0.0f : param);
-        grad_[i_] = grad;
     }
 }
 
 void hookGradientHardClipping(
     const float *numbers_, const float *__restrict param_, float *__restrict grad_, long count_) {
-    const float lower_bound = numbers_[0];
-    const float upper_bound = numbers_[1];
+    const float lower_bound = numbers_[0], upper_bound = numbers_[1];
     for (long i_ = 0; i_ < count_; ++i_) {
-        float grad = grad_[i_];
+        float &grad = grad_[i_];
         grad = grad < lower_bound ? lower_bound : grad;
         grad = grad > upper_bound ? upper_bound : grad;
-        grad_[i_] = grad;
     }
 }
 

@@ -1,6 +1,6 @@
 """Parameters on NumPy in chunks, small enough for a processor's second-level cache with all that is computed from them.
 
-:class:`~mixprec.optimizer.host_form.HostForm` makes them once for a plan, and goes through them in each step. A chunk
+:class:`~mixprec.optimizer.batch.chunk_group.ChunkGroup` makes them, and goes through them in each step. A chunk
 is a part of one large parameter, worked on where it is, or many small ones, copied side by side and back.
 """
 

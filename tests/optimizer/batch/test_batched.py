@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.dtypes import BFLOAT16 as BF16
+from mixprec.optimizer.batch import native_group
 from tests.circles import tries
 from tests.stand_ins.update_pair import RULES, Pair, new_optimizer, rate_of
 
@@ -78,9 +79,16 @@ def _scale(random, names, step):
 # --- every rule
 
 
+@pytest.fixture(params=["library", "NumPy"])
+def by(request, monkeypatch):
+    """By what the batch is computed."""
+    if request.param == "NumPy":
+        monkeypatch.setattr(native_group, "library", lambda: None)
+
+
 @pytest.mark.core(6)
 @pytest.mark.parametrize("name", RULES)
-def test_every_rule_is_chainers(name):
+def test_every_rule_is_chainers(name, by):
     """50 steps: all kinds of parameters, schedules, scales that differ, missing gradients, skips wherever they hurt."""
     pair = Pair(lambda: new_optimizer(name), MANY)
     pair.do(_with_odd_ones)
@@ -143,7 +151,7 @@ HOOKS = {
 
 @pytest.mark.core(5)
 @pytest.mark.parametrize("hooks", HOOKS)
-def test_every_rule_with_hooks_is_chainers(hooks):
+def test_every_rule_with_hooks_is_chainers(hooks, by):
     """50 steps of all rules in one model. Half of the rules have the hooks for rules."""
     params, rules = _zoo()
     pair = Pair(optimizers.SGD, params, rules=rules)

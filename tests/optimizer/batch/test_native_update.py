@@ -1,99 +1,292 @@
 """The batched update of the native library: each formula bit for bit as on NumPy, and arguments of all kinds."""
 
-import gc
 import itertools
-import weakref
+import os
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
 
 from mixprec.native.library import library
 from mixprec.optimizer.batch.native_names import HOOKS, RULES
-from mixprec.optimizer.batch.native_group import NativeGroup
-from mixprec.optimizer.rules import RULE_FORMULAS
+from tests import ROOT
 from tests.optimizer import native_rules
 
 F16, F32 = np.float16, np.float32
-needs_library = pytest.mark.skipif(library() is None, reason="without the native library")
-HALF = 3001  # elements: not a multiple of a vector or a block
+SIZE = 3001  # not a multiple of a vector or a block
+SIZES = (1, 0, 17, 1024, 2**15 - 1, 2**15, 2**15 + 1, 5, 70001, *[3] * 600)
 SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 1e-38, 6e4, 1e20, -3e38, 1e-20, 0.5, -2.0], F32)
-NUMBERS = {
-    "lr": 0.1,
-    "momentum": 0.9,
-    "momentum_squared": 0.81,
-    "lr_now": 0.19,
-    "keep": 0.999,
-    "minus_eta": -1.0,
-    "alpha_t": 0.003,
-    "lower": 0.001,
-    "upper": 0.2,
-    "rate": 0.01,
-    "lower_bound": -0.5,
-    "upper_bound": 0.25,
-    "fix1": 0.19,
-    "fix2": 0.002,
-}
+SQUARES = {"h", "msg", "msdx", "ms", "n", "v", "vhat", "g2", "mem"}  # sums of them are not negative
+NUMBERS = {"lr": 0.1, "momentum": 0.9, "keep": 0.999, "minus_eta": -1.0, "alpha_t": 0.003, "lower": 0.001, "upper": 0.2}
+NUMBERS |= {"rate": 0.01, "lower_bound": -0.5, "upper_bound": 0.25, "fix2": 0.002}
+pytestmark = pytest.mark.skipif(library() is None, reason="without the native library")
 
 
-def numbers_of(formula):
-    found = (
-        NUMBERS.get(name, 1e-3 if "eps" in name or name.startswith("one_minus") else 0.75) for name in formula.numbers
-    )
-    return tuple(found)
+@pytest.fixture
+def threads():
+    """Sets how many threads there are, for the time of a test."""
+    before = library().threads()
+    yield library().set_threads
+    library().set_threads(before)
 
 
-def arrays(seed, count):
+def _numbers(formula):
+    small = ("eps", "one_minus")
+    return tuple(NUMBERS.get(name, 1e-3 if name.startswith(small) else 0.75) for name in formula.numbers)
+
+
+def _arrays(seed, count):
     """Arrays with all combinations of special values at their beginning, and random numbers of all magnitudes."""
-    pairs = np.array(list(itertools.product(SPECIAL, SPECIAL, SPECIAL)), F32)
+    triples = np.array(list(itertools.product(SPECIAL, repeat=3)), F32)
     random = np.random.RandomState(seed)
     for column in range(count):
-        x = random.normal(0, 1, HALF) * 10.0 ** random.randint(-12, 6, HALF)
-        x = x.astype(F32)
-        x[: len(pairs)] = pairs[:, column % 3] if column < 3 else random.permutation(pairs[:, 0])
+        x = (random.normal(0, 1, SIZE) * 10.0 ** random.randint(-12, 6, SIZE)).astype(F32)
+        x[: len(triples)] = triples[:, column] if column < 3 else random.permutation(triples[:, 0])
         yield x
 
 
-def table_of(rule, hooks, p, states, dtype=F32):
-    rounded = None if dtype is F32 else p.astype(dtype)
-    return library().update_table(rule, hooks, [(rounded, p, *states)]), rounded
-
-
-def same(a, b):
+def _same(a, b):
     """Whether two float32 arrays are the same bit for bit, but for which NaN it is."""
     return bool(((a.view(np.int32) == b.view(np.int32)) | (np.isnan(a) & np.isnan(b))).all())
 
 
-@needs_library
+def _step(table, gradients, hook_numbers, numbers, inverses=1.0):
+    library().update_load(table, gradients, inverses)
+    found = library().update_check(table, hook_numbers)
+    library().update_run(table, hook_numbers, numbers)
+    library().update_load(table, None, None)
+    return found
+
+
+@pytest.mark.core(len(RULES))
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_gives_the_bits_of_its_formula_on_numpy(name):
     formula = RULES[name]
-    p, g, *states = arrays(1, 2 + len(formula.states))
-    for i, state in enumerate(formula.states):  # sums of squares are not negative
-        if state in ("h", "msg", "msdx", "ms", "n", "v", "vhat", "g2", "mem"):
-            states[i] = np.abs(states[i])
+    p, g, *states = _arrays(1, 2 + len(formula.states))
+    states = [abs(x) if of in SQUARES else x for of, x in zip(formula.states, states, strict=True)]
     expected, expected_states = p.copy(), [state.copy() for state in states]
-    table, _ = table_of(name, (), p, states)
-    scratch = np.empty_like(p), np.empty_like(p)
+    table = library().update_table(name, (), [(None, p, *states)])
     for step in range(3):
-        library().update_load(table, [g], 1.0)
-        library().update_run(table, (), numbers_of(formula))
+        assert _step(table, [g], (), _numbers(formula)) == 3
         with np.errstate(all="ignore"):
-            formula.host(expected, g.copy(), tuple(expected_states), numbers_of(formula), *scratch)
-        assert same(p, expected), step
-        assert all(map(same, states, expected_states)), step
+            formula.host(expected, g.copy(), expected_states, _numbers(formula), np.empty_like(p), np.empty_like(p))
+        assert _same(p, expected), step
+        assert all(map(_same, states, expected_states)), step
 
 
-@needs_library
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hook_gives_the_bits_of_its_formula_on_numpy(name):
     formula = HOOKS[name]
-    for numbers in (numbers_of(formula), (0.0,) * len(formula.numbers), (-0.0,) * len(formula.numbers)):
-        p, g, v = arrays(2, 3)
+    for numbers in (_numbers(formula), (0.0,) * len(formula.numbers), (-0.0,) * len(formula.numbers)):
+        p, g, v = _arrays(2, 3)
         v[...] = -0.0
-        table, _ = table_of("MomentumSgd", (name,), p, (v,))
+        table = library().update_table("MomentumSgd", (name,), [(None, p, v)])
         expected = g.copy()
         with np.errstate(all="ignore"):
             formula.host(p, expected, numbers, np.empty_like(p))
-        library().update_load(table, [g], 1.0)
-        library().update_run(table, (numbers,), (-1.0, 1.0))  # v = v - -g
-        assert same(v, expected), numbers
+        _step(table, [g], (numbers,), (-1.0, 1.0))  # v = v - -g
+        assert _same(v, expected), numbers
+
+
+@pytest.mark.sweep
+def test_avx2_gives_these_bits_too():
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        "bits_of_its_formula",
+        "-m",
+        "",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "MIXPREC_NATIVE": "avx2"}, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert f"{len(RULES) + len(HOOKS)} passed" in done.stdout
+
+
+def test_the_code_is_that_of_the_formulas():
+    written = [native_rules.PATH.read_text(), native_rules.NAMES_PATH.read_text()]
+    assert written == [native_rules.source(), native_rules.names()], "run python -m tests.optimizer.native_rules"
+
+
+def _many(seed):
+    random = np.random.RandomState(seed)
+    masters = [random.normal(0, 1, size).astype(F32) for size in SIZES]
+    params = [None if i % 3 == 0 else master.astype(F16) for i, master in enumerate(masters)]
+    return masters, params, [np.zeros_like(master) for master in masters]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_sizes_dtypes_and_threads(threads, count):
+    threads(count)
+    masters, params, velocities = _many(3)
+    gradients = [master.astype((F32, F16)[i % 2]) for i, master in enumerate(_many(4)[0])]
+    inverses = [2.0 ** -(i % 7) for i in range(len(SIZES))]
+    expected = [master.copy() for master in masters]
+    table = library().update_table("MomentumSgd", ("WeightDecay",), list(zip(params, masters, velocities, strict=True)))
+    for i in range(1, len(SIZES), 3):
+        params[i][SIZES[i] // 2 :] = F16(100)  # by the program
+        expected[i][SIZES[i] // 2 :] = F32(100)
+    assert _step(table, gradients, ((0.01,),), (0.1, 0.9), inverses) == 3
+    for i, (gradient, inverse) in enumerate(zip(gradients, inverses, strict=True)):
+        g = gradient.astype(F32) * F32(inverse)
+        v = -F32(0.1) * (g + F32(0.01) * expected[i])
+        assert np.array_equal(velocities[i], v)
+        assert np.array_equal(masters[i], expected[i] + v)
+        assert params[i] is None or np.array_equal(params[i], masters[i].astype(F16))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("where", [0, 6, 8, len(SIZES) - 1])
+def test_one_overflow_is_found_wherever_it_is(threads, count, where):
+    threads(count)
+    masters, params, velocities = _many(5)
+    table = library().update_table("MomentumSgd", ("WeightDecay",), list(zip(params, masters, velocities, strict=True)))
+    gradients = [master.copy() for master in masters]
+    gradients[where][-1] = -np.inf
+    library().update_load(table, gradients, 1.0)
+    assert library().update_check(table, ((0.01,),)) == 0
+    gradients[where][-1] = 0
+    assert library().update_check(table, ((0.01,),)) == 3
+    masters[where][-1] = np.inf
+    if params[where] is not None:
+        params[where][-1] = np.inf
+    assert library().update_check(table, ((0.01,),)) == 1  # after the hook
+
+
+def test_the_table_holds_what_it_works_on_and_lets_gradients_go():
+    master, velocity, gradient = np.ones(5, F32), np.zeros(5, F32), np.ones(5, F32)
+    table = library().update_table("MomentumSgd", (), [(None, master, velocity)])
+    free = sys.getrefcount(gradient)
+    library().update_load(table, [gradient], 1.0)
+    assert sys.getrefcount(gradient) > free
+    view = memoryview(master)
+    del master, velocity
+    library().update_run(table, (), (1.0, 0.0))
+    assert list(view) == [0.0] * 5
+    library().update_load(table, None, None)
+    assert sys.getrefcount(gradient) == free
+    with pytest.raises(ValueError, match="there are no gradients"):
+        library().update_run(table, (), (1.0, 0.0))
+    held = sys.getrefcount(view.obj)
+    del table
+    left = sys.getrefcount(view.obj)
+    assert left == held - 1
+
+
+ONE, READ_ONLY = np.ones(4, F32), np.ones(4, F32)
+READ_ONLY.flags.writeable = False
+UNALIGNED = np.zeros(17, np.uint8)[1:].view(F32)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("Sgd", (), 3),
+        ("Sgd", [], []),
+        ("Sgd", ("WeightDecay",) * 9, []),
+        ("Sgd", ("Sgd",), []),
+        ("sgd", (), []),
+        ("\ud800", (), []),
+        (7, (), []),
+        ("Sgd", (), [ONE]),
+        ("Sgd", (), [(None, ONE, ONE)]),
+        ("MomentumSgd", (), [(None, ONE)]),
+        ("MomentumSgd", (), [(None, ONE, ONE[1:])]),
+        ("Sgd", (), [(None, ONE), (None, ONE[::2])]),
+        ("Sgd", (), [(None, READ_ONLY)]),
+        ("Sgd", (), [(None, UNALIGNED)]),
+        ("Sgd", (), [(None, ONE.astype(float))]),
+        ("Sgd", (), [(None, ONE.astype(">f4"))]),
+        ("Sgd", (), [(ONE, ONE)]),
+        ("Sgd", (), [(ONE[1:].astype(F16), ONE)]),
+        ("Sgd", (), [(None, None)]),
+        (None, (), [(None, ONE, ONE)]),
+    ],
+)
+def test_wrong_tables_are_refused(arguments):
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        library().update_table(*arguments)
+
+
+def test_wrong_steps_are_refused():
+    master = np.ones(4, F32)
+    native, table = library(), library().update_table("Sgd", ("WeightDecay",), [(None, master), (None, ONE.copy())])
+    good = [ONE, ONE]
+    for gradients, inverses in (
+        ([ONE], 1.0),
+        ((ONE, ONE), 1.0),
+        (good, None),
+        (good, [1.0]),
+        (good, [1.0, "a"]),
+        ([ONE, ONE[1:]], 1.0),
+        ([ONE, UNALIGNED], 1.0),
+        ([ONE, ONE.astype(float)], 1.0),
+        ([ONE, None], 1.0),
+        ([ONE, np.zeros((4, 2), F32)[:, 0]], 1.0),
+    ):
+        with pytest.raises((ValueError, TypeError, BufferError)):
+            native.update_load(table, gradients, inverses)
+        with pytest.raises(ValueError, match="no gradients"):
+            native.update_run(table, ((0.1,),), (0.1,))
+    native.update_load(table, good, [1, 1])
+    for hook_numbers, numbers in ((((0.1,),), ()), (((0.1,),), (0.1, 0.1)), ((), (0.1,)), (((),), (0.1,)), (0, (0.1,))):
+        with pytest.raises((ValueError, TypeError)):
+            native.update_run(table, hook_numbers, numbers)
+    for call in (native.update_load, native.update_check, native.update_run):
+        for arguments in ((), (table,), (3, good, 1.0), (None, ()), (object(), (), ())):
+            with pytest.raises((ValueError, TypeError)):
+                call(*arguments)
+    only_checked = native.update_table(None, (), [(None, master)])
+    native.update_load(only_checked, [ONE], 1.0)
+    with pytest.raises(ValueError, match="no rule"):
+        native.update_run(only_checked, (), ())
+    assert np.array_equal(master, ONE)
+
+
+class _Meddles:
+    """A number that lets gradients go while it is read."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def __float__(self):
+        library().update_load(self.table, None, None)
+        return 0.1
+
+
+def test_a_number_with_code_of_its_own_takes_no_gradient_away_unseen():
+    table = library().update_table("Sgd", (), [(None, np.ones(4, F32))])
+    library().update_load(table, [ONE], 1.0)
+    with pytest.raises(ValueError, match="no gradients"):
+        library().update_run(table, (), (_Meddles(table),))
+
+
+def test_two_threads_do_not_update_the_same_at_once():
+    master, gradient = np.ones(1 << 22, F32), np.ones(1 << 22, F32)
+    table = library().update_table("Sgd", (), [(None, master)])
+    library().update_load(table, [gradient], 1.0)
+    errors = []
+
+    def work():
+        for _ in range(20):
+            try:
+                library().update_run(table, (), (1.0,))
+            except RuntimeError as error:
+                errors.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert (master == 1 - (40 - len(errors))).all()
