@@ -79,8 +79,9 @@ void affine(Dtype dtype, const void *x, long rows, long channels, const float *s
     });
 }
 
-// A gradient in a storage dtype; see batch_norm.h.
-template <class Stored>
+// A gradient in a storage dtype, see batch_norm.h; what it has of PLUS, AGAIN (scale and bias) and MASK.
+enum { PLUS = 1, AGAIN = 2, MASK = 4 };
+template <class Stored, int HAS>
 struct Gradients {
     const Stored *dy, *plus;
     const unsigned char *mask;
@@ -93,33 +94,57 @@ struct Gradients {
           scale(gradient.scale, rows),
           bias(gradient.bias, rows) {}
 
-    Vector at(long offset, long i, long count, Vector x) const {
+    INLINE Vector at(long offset, long i, long count, Vector x) const {
         Vector value = load_n(dy + offset, count);
-        if (plus) {
+        if constexpr (HAS & PLUS) {
             value = add(value, load_n(plus + offset, count));
             if constexpr (sizeof(Stored) == 2) value = widen(narrow(value, (Stored *)nullptr), (Stored *)nullptr);
         }
-        if (mask) return where_positive(load_bytes(mask + offset, count), value);
-        if (scale) return where_positive(add(multiply(x, scale(i, count)), bias(i, count)), value);
+        if constexpr (HAS & MASK) return where_positive(load_bytes(mask + offset, count), value);
+        if constexpr (HAS & AGAIN) return where_positive(add(multiply(x, scale(i, count)), bias(i, count)), value);
         return value;
     }
 };
+
+template <int HAS>
+struct Has {
+    static constexpr int value = HAS;
+};
+
+// Calls body with the Tag of the dtype and with what a gradient has.
+template <class Body>
+void of_gradient(Dtype dtype, const Gradient &gradient, const Body &body) {
+    of_dtype(dtype, [&](auto tag) {
+        if (gradient.plus && gradient.mask)
+            body(tag, Has<PLUS + MASK>());
+        else if (gradient.plus && gradient.scale)
+            body(tag, Has<PLUS + AGAIN>());
+        else if (gradient.plus)
+            body(tag, Has<PLUS>());
+        else if (gradient.mask)
+            body(tag, Has<MASK>());
+        else if (gradient.scale)
+            body(tag, Has<AGAIN>());
+        else
+            body(tag, Has<0>());
+    });
+}
 
 bool gradient_sums(Dtype dtype, const Gradient &given, const void *x, long rows, long channels, const float *mean,
                    void *g, double *products, double *sums) {
     bool done = false;
     Rows shape(rows, channels);
     Tiled means(mean, shape);
-    of_dtype(dtype, [&](auto tag) {
+    of_gradient(dtype, given, [&](auto tag, auto has) {
         using Stored = typename decltype(tag)::type;
-        Gradients<Stored> gradient(given, shape);
+        Gradients<Stored, decltype(has)::value> gradient(given, shape);
         auto *in = static_cast<const Stored *>(x);
         auto *out = static_cast<Stored *>(g);
         done = sum_rows<Sums>(
             shape,
             [&](long first, const Block &block, Sums &result) {
                 Sums of_block;
-                block.sum([&](long offset, long i, long count) {
+                block.sum([&](long offset, long i, long count) __attribute__((always_inline)) {
                     Vector value = in ? load_n(in + offset, count) : spread(0);
                     Vector slope = gradient.at(offset, first + i, count, value);
                     if (out) store_n(out + offset, slope, count);
@@ -145,9 +170,9 @@ void combine(Dtype dtype, const Gradient &given, const void *x, long rows, long 
              const float *mean, const float *slope, const float *offset, void *dx) {
     Rows shape(rows, channels);
     Tiled scales(scale, shape), means(mean, shape), slopes(slope, shape), offsets(offset, shape);
-    of_dtype(dtype, [&](auto tag) {
+    of_gradient(dtype, given, [&](auto tag, auto has) {
         using Stored = typename decltype(tag)::type;
-        Gradients<Stored> gradient(given, shape);
+        Gradients<Stored, decltype(has)::value> gradient(given, shape);
         auto *in = static_cast<const Stored *>(x);
         auto *out = static_cast<Stored *>(dx);
         each_of(shape, [&](long at, long i, long count) {

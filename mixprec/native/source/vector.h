@@ -9,6 +9,8 @@
 
 #include "dtypes.h"
 
+#define INLINE __attribute__((always_inline)) inline  // of what is called for each vector
+
 namespace native {
 namespace INSTRUCTIONS {
 
@@ -213,7 +215,7 @@ inline void store_some(Stored *p, Vector v, long count) {
 // Calls body(index, count) for each vector from start to stop: count is LANES, but for a last one that is shorter. Use
 // load_n and store_n inside.
 template <class Body>
-inline void vectors(long start, long stop, const Body &body) {
+INLINE void vectors(long start, long stop, const Body &body) {
     for (; start + LANES <= stop; start += LANES) body(start, long(LANES));
     if (start < stop) body(start, stop - start);
 }
