@@ -34,12 +34,12 @@ bool moments(Dtype dtype, const void *x, long rows, long channels, double *means
                 // variance: the relative error is at most about SUMMED times that of float32.
                 float centre[CHUNK];
                 vectors(0, block.channels, [&](long i, long count) {
-                    store_n(centre + i, load_n(in + block.offset + i, count), count);
+                    store_n(centre + i, operand(in + block.offset + i, count), count);
                 });
                 for (long i = block.channels; i < block.width; ++i) centre[i] = centre[i - block.channels];
                 Sums sums;
                 block.sum([&](long offset, long i, long count) {
-                    Vector deviation = subtract(load_n(in + offset, count), load_n(centre + i, count));
+                    Vector deviation = subtract(operand(in + offset, count), operand(centre + i, count));
                     return Two{deviation, multiply(deviation, deviation)};
                 }, sums);
                 double one_row = 1 / double(block.rows());
@@ -68,13 +68,13 @@ void affine(Dtype dtype, const void *x, long rows, long channels, const float *s
         auto *in = static_cast<const Stored *>(x), *other = static_cast<const Stored *>(added);
         auto *out = static_cast<Stored *>(y);
         each_of(shape, [&](long offset, long i, long count) {
-            Vector value = load_n(in + offset, count);
+            Vector value = operand(in + offset, count);
             if (scales) value = multiply(value, scales(i, count));
             value = add(value, biases(i, count));
-            if (other) value = add(value, load_n(other + offset, count));
+            if (other) value = add(value, operand(other + offset, count));
             if (mask) store_bytes(mask + offset, where_positive(value, spread(1)), count);
             if (relu_follows) value = relu(value);
-            store_n(out + offset, value, count);
+            store_result(out + offset, value, count);
         });
     });
 }
@@ -95,9 +95,9 @@ struct Gradients {
           bias(gradient.bias, rows) {}
 
     INLINE Vector at(long offset, long i, long count, Vector x) const {
-        Vector value = load_n(dy + offset, count);
+        Vector value = operand(dy + offset, count);
         if constexpr (HAS & PLUS) {
-            value = add(value, load_n(plus + offset, count));
+            value = add(value, operand(plus + offset, count));
             if constexpr (sizeof(Stored) == 2) value = widen(narrow(value, (Stored *)nullptr), (Stored *)nullptr);
         }
         if constexpr (HAS & MASK) return where_positive(load_bytes(mask + offset, count), value);
@@ -145,9 +145,9 @@ bool gradient_sums(Dtype dtype, const Gradient &given, const void *x, long rows,
             [&](long first, const Block &block, Sums &result) {
                 Sums of_block;
                 block.sum([&](long offset, long i, long count) __attribute__((always_inline)) {
-                    Vector value = in ? load_n(in + offset, count) : spread(0);
+                    Vector value = in ? operand(in + offset, count) : spread(0);
                     Vector slope = gradient.at(offset, first + i, count, value);
-                    if (out) store_n(out + offset, slope, count);
+                    if (out) store_result(out + offset, slope, count);
                     return Two{in ? multiply(slope, subtract(value, means(first + i, count))) : value, slope};
                 }, of_block);
                 for (long c = 0; c < block.channels; ++c) {
@@ -176,13 +176,13 @@ void combine(Dtype dtype, const Gradient &given, const void *x, long rows, long 
         auto *in = static_cast<const Stored *>(x);
         auto *out = static_cast<Stored *>(dx);
         each_of(shape, [&](long at, long i, long count) {
-            Vector value = load_n(in + at, count);
+            Vector value = operand(in + at, count);
             Vector result = multiply(gradient.at(at, i, count, value), scales(i, count));
             if (slopes) {
                 Vector deviation = subtract(value, means(i, count));
                 result = add(result, add(multiply(deviation, slopes(i, count)), offsets(i, count)));
             }
-            store_n(out + at, result, count);
+            store_result(out + at, result, count);
         });
     });
 }

@@ -79,12 +79,12 @@ void max_pool(Dtype dtype, const void *x, const Windows &w, void *y, unsigned ch
             vectors(0, w.channels, [&](long i, long count) {
                 Vector best = spread(-__builtin_inff()), place = spread(float(inputs.first()));
                 inputs.each([&](long number, long pixel) {
-                    Vector candidate = load_n(in + pixel * w.channels + i, count);
+                    Vector candidate = operand(in + pixel * w.channels + i, count);
                     Mask ahead = beats(candidate, best);
                     best = choose(ahead, candidate, best);
                     place = choose(ahead, spread(float(number)), place);
                 });
-                store_n(out + to + i, add(best, spread(0)), count);  // a zero without sign, as in NumPy's code
+                store_result(out + to + i, add(best, spread(0)), count);  // a zero without sign, as in NumPy's code
                 store_bytes(where + to + i, place, count);
             });
         });
@@ -104,9 +104,9 @@ void max_pool_backward(Dtype dtype, const void *dy, const unsigned char *where, 
                 outputs.each([&](long number, long pixel) {
                     long from = pixel * w.channels + i;
                     Mask chosen = equal(load_bytes(where + from, count), spread(float(number)));
-                    sum = add(sum, choose(chosen, load_n(in + from, count), spread(0)));
+                    sum = add(sum, choose(chosen, operand(in + from, count), spread(0)));
                 });
-                store_n(out + to + i, sum, count);
+                store_result(out + to + i, sum, count);
             });
         });
     });
@@ -124,9 +124,9 @@ void average_pool(Dtype dtype, const void *x, const Windows &w, void *y) {
             vectors(0, w.channels, [&](long i, long count) {
                 Vector sum = spread(0);
                 inputs.each([&](long, long pixel) {
-                    sum = add(sum, load_n(in + pixel * w.channels + i, count));
+                    sum = add(sum, operand(in + pixel * w.channels + i, count));
                 });
-                store_n(out + to + i, divide(sum, size), count);
+                store_result(out + to + i, divide(sum, size), count);
             });
         });
     });
@@ -144,9 +144,9 @@ void average_pool_backward(Dtype dtype, const void *dy, const Windows &w, void *
             vectors(0, w.channels, [&](long i, long count) {
                 Vector sum = spread(0);
                 outputs.each([&](long, long pixel) {
-                    sum = add(sum, divide(load_n(in + pixel * w.channels + i, count), size));
+                    sum = add(sum, divide(operand(in + pixel * w.channels + i, count), size));
                 });
-                store_n(out + to + i, sum, count);
+                store_result(out + to + i, sum, count);
             });
         });
     });
@@ -166,10 +166,10 @@ void global_average_pool(Dtype dtype, const void *x, long images, long pixels, l
             float sums[SOME] = {};
             for (long pixel = 0; pixel < pixels; ++pixel) {
                 const Stored *from = in + (image * pixels + pixel) * channels + start;
-                vectors(0, count, [&](long i, long n) { store(sums + i, add(load(sums + i), load_n(from + i, n))); });
+                vectors(0, count, [&](long i, long n) { store(sums + i, add(load(sums + i), operand(from + i, n))); });
             }
             vectors(0, count, [&](long i, long n) {
-                store_n(out + image * channels + start + i, divide(load(sums + i), size), n);
+                store_result(out + image * channels + start + i, divide(load(sums + i), size), n);
             });
         });
     });
