@@ -20,6 +20,8 @@ ARGS ?=
 
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)+$(EXTRAS)
 
+LIBRARY := $(VENV)/.compiled
+
 # pip would compile every module to bytecode, which takes longer than all the rest. It is done once, at the end, on all
 # cores, and without tests of packages and torch with its symbolic algebra: Python compiles those if it comes to them.
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
@@ -83,12 +85,12 @@ lint: install ## ruff: rules and format; mypy: types of the public names
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-install: $(STAMP) ## make .venv with Chainer, mixprec and EXTRAS; nothing to do if it is up to date
+install: $(STAMP) $(LIBRARY) ## make .venv with Chainer, mixprec and EXTRAS; nothing to do if it is up to date
 
 # Chainer has an sdist only, and its setup.py imports pkg_resources, which setuptools 81 and later lack. PyPI's torch for
 # Linux brings gigabytes of CUDA along; the one for the CPU has an index of its own, or lies where pip is configured to
 # look. Only Python 3.11 has it in the extra test.
-$(STAMP): setup.cfg setup.py constraints.txt $(wildcard mixprec/native/source/*)
+$(STAMP): setup.cfg setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 10) <= v <= (3, 13))' || \
 		{ echo "mixprec needs Python 3.10 to 3.13 with venv; '$(PYTHON)' is not: choose one by PYTHON=python3.12 make ..."; exit 2; }
 	@echo "install: a new environment in $(VENV), with $(PYTHON)"
@@ -105,6 +107,12 @@ endif
 	@$(INSTALL) --no-build-isolation --editable ".[$(EXTRAS)]"
 	@echo "install: bytecode of most packages"
 	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests?|torch|sympy|networkx|pip)/' $(VENV)/lib || :
+	@touch $@ $(LIBRARY)
+
+# After a change of the sources, as by git pull; where there is no compiler, NumPy goes on.
+$(LIBRARY): $(wildcard mixprec/native/source/*) | $(STAMP)
+	@echo "install: the native library"
+	@$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
 clean: ## remove the environment, generated images, caches and what building leaves; results stay

@@ -8,22 +8,50 @@ forkserver or spawn, can then import Chainer: see mixprec/startup.py. Of the com
 headers is the one that editable installs run too.
 """
 
+import concurrent.futures
 import glob
+import itertools
 import platform
+import runpy
 
 from setuptools import Extension, setup  # isort: skip (it brings distutils)
 from distutils.command.install_headers import install_headers
 
-SOURCE = "mixprec/native/source"
+from setuptools.command.build_ext import build_ext
+
+FOLDER = "mixprec/native"
+SOURCE = f"{FOLDER}/source"
 FLAGS = "-std=c++17 -O3 -g0 -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-exceptions -fno-rtti -pthread"
+# Of the files that are compiled for an instruction set. g++ 12 warns of its own header for AVX-512.
+AVX2 = "-mavx2 -mfma -mf16c"
+AVX512 = f"{AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -Wno-uninitialized -Wno-maybe-uninitialized"
+SETS = {f"{SOURCE}/avx2.cpp": AVX2.split(), f"{SOURCE}/avx512.cpp": AVX512.split()}
 LIBRARY = Extension(
-    "mixprec.native._library",
+    f"{FOLDER}/_library".replace("/", "."),
     sources=sorted(glob.glob(f"{SOURCE}/*.cpp")),
-    depends=sorted(glob.glob(f"{SOURCE}/*.h") + glob.glob(f"{SOURCE}/*.inl")),
+    depends=["setup.py", *sorted(glob.glob(f"{SOURCE}/*.h") + glob.glob(f"{SOURCE}/*.inl"))],
+    define_macros=[("SOURCES", '"' + runpy.run_path(f"{FOLDER}/sources.py")["digest"]() + '"')],
     extra_compile_args=FLAGS.split(),
     extra_link_args=["-pthread"],
     optional=True,
 )
+
+
+class BuildLibrary(build_ext):
+    """Compiles the sources side by side, each with the flags of its instruction set."""
+
+    def build_extension(self, extension):
+        compile_in_turn = self.compiler.compile
+
+        def compile_all(sources, extra_postargs=(), **options):
+            def of_one(source):
+                return compile_in_turn([source], extra_postargs=[*extra_postargs, *SETS.get(source, [])], **options)
+
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                return list(itertools.chain.from_iterable(pool.map(of_one, sources)))
+
+        self.compiler.compile = compile_all
+        super().build_extension(extension)
 
 
 class InstallStartup(install_headers):
@@ -35,5 +63,5 @@ class InstallStartup(install_headers):
 setup(
     ext_modules=[LIBRARY] if platform.machine() in ("x86_64", "AMD64") else [],
     headers=["mixprec/startup.pth"],
-    cmdclass={"install_headers": InstallStartup},
+    cmdclass={"build_ext": BuildLibrary, "install_headers": InstallStartup},
 )

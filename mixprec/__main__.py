@@ -3,7 +3,7 @@
 from mixprec import environment
 
 if __name__ == "__main__":
-    environment.main()
+    print(environment.report())
     try:
         from mixprec import patches
     except Exception as error:  # of Chainer, which the report above has named

@@ -105,6 +105,7 @@ def components():
         _package("NumPy", "numpy"),
         _package("Chainer", "chainer", _CHAINER_HINT),
         _startup_hook(),
+        _native_library(),
         _package("CuPy", "cupy", _CUDA_HINT),
         *_cuda(),
         _cudnn(),
@@ -129,11 +130,6 @@ def report():
         for row in cells
     )
     return "\n".join(lines)
-
-
-def main():
-    """Prints the report, the first part of ``python -m mixprec``."""
-    print(report())
 
 
 def _import(module):
@@ -180,6 +176,17 @@ def _startup_hook():
         return Component("start-up hook", "ok", note="worker processes can import Chainer")
     note = "workers started by spawn or forkserver may fail: pip install -e ."
     return Component("start-up hook", "missing", note=note)
+
+
+def _native_library():
+    """The library that computes on the CPU: its instruction set and threads, or why NumPy computes in its place."""
+    try:
+        module, reason = importlib.import_module("mixprec.native.library").load()
+    except Exception as error:
+        return Component("native library", "broken", note=_one_line(error))
+    if module is None:
+        return Component("native library", "missing", note=reason)
+    return Component("native library", "ok", module.instructions(), f"threads: {module.threads()}")
 
 
 def _count_devices():

@@ -133,15 +133,26 @@ def test_device_is_one_that_chainer_takes():
 def test_report_lists_everything_aligned(machine):
     machine(stub_cupy(1))
     lines = environment.report().splitlines()
-    names = ["Python", "NumPy", "Chainer", "start-up hook", "CuPy", "CUDA runtime", "CUDA driver", "GPU 0"]
-    names += ["cuDNN", "cuDNN frontend", "Chainer's cuDNN", "NCCL", "mpi4py", "DALI", "Pillow", "matplotlib"]
+    names = ["Python", "NumPy", "Chainer", "start-up hook", "native library", "CuPy", "CUDA runtime"]
+    names += [
+        "CUDA driver",
+        "GPU 0",
+        "cuDNN",
+        "cuDNN frontend",
+        "Chainer's cuDNN",
+        "NCCL",
+        "mpi4py",
+        "DALI",
+        "Pillow",
+        "matplotlib",
+    ]
     names.append("device 'auto'")
     width = max(map(len, names)) + 2
     assert [line[:width].rstrip() for line in lines] == names
     assert {line[width:].split()[0] for line in lines} <= {"ok", "missing", "broken"}
     assert all(line[width - 1] == " " and line[width] != " " for line in lines)
-    assert "13.2" in lines[5]
-    assert "Stub H200" in lines[7]
+    assert "13.2" in lines[6]
+    assert "Stub H200" in lines[8]
 
 
 def test_missing_package_says_how_to_get_it(machine, monkeypatch):

@@ -4,39 +4,58 @@
 """
 
 import functools
+import importlib
 import logging
 import os
+import pathlib
+import sys
 
 import numpy as np
 
 from mixprec.dtypes import BFLOAT16
+from mixprec.native import sources
 from mixprec.native.threads import number_of_threads
 
-_SWITCH = "MIXPREC_NATIVE"
+SWITCH = "MIXPREC_NATIVE"
+_BUILD = f"cd {pathlib.Path(__file__).parents[2]} && {sys.executable} setup.py -q build_ext --inplace"
 _LOGGER = logging.getLogger("mixprec")
+
+
+def load():
+    """Loads the library.
+
+    Returns:
+        tuple: ``(module, reason)``: the module ``_library``, or ``None`` and in one line why it is not used.
+
+    Raises:
+        ValueError: ``MIXPREC_NATIVE`` has another value.
+    """
+    switch = os.environ.get(SWITCH, "1")
+    if switch not in ("0", "1", "avx2"):
+        raise ValueError(f"{SWITCH}={switch}: 0, 1 or avx2 are possible")
+    if switch == "0":
+        return None, f"off: {SWITCH}=0"
+    try:
+        _library = importlib.import_module("mixprec.native._library")
+    except ModuleNotFoundError:
+        return None, "it was not compiled; to have it, install mixprec again where there is a compiler"
+    except ImportError as error:  # the processor lacks AVX2, or it was compiled for other system libraries
+        return None, str(error)
+    if sources.digest() not in (None, _library.sources()):
+        return None, f"its sources have changed; to compile it: {_BUILD}"
+    if switch == "avx2":
+        _library.use_avx2()
+    _library.set_threads(number_of_threads())
+    return _library, ""
 
 
 @functools.cache
 def library():
     """Returns the module ``_library``, or ``None`` after one warning that NumPy computes instead."""
-    switch = os.environ.get(_SWITCH, "1")
-    if switch not in ("0", "1", "avx2"):
-        raise ValueError(f"{_SWITCH}={switch}: 0, 1 or avx2 are possible")
-    if switch == "0":
-        return None
-    try:
-        from mixprec.native import _library
-    except ImportError as error:
-        _LOGGER.warning(
-            "NumPy computes what the native library would, float16 at half its speed (%s); to have it, install mixprec "
-            "where there is g++",
-            error,
-        )
-        return None
-    if switch == "avx2":
-        _library.use_avx2()
-    _library.set_threads(number_of_threads())
-    return _library
+    module, reason = load()
+    if module is None and os.environ.get(SWITCH) != "0":
+        _LOGGER.warning("NumPy computes in place of mixprec's native library, float16 at half the speed: %s", reason)
+    return module
 
 
 def raw(array):

@@ -1,11 +1,55 @@
-"""How many threads compute."""
+"""How many threads compute, by default."""
 
 import os
+import pathlib
 
 
-def number_of_threads():
-    """Returns ``OMP_NUM_THREADS``, or else the number of processors that the process may use."""
+def number_of_threads(root="/"):
+    """Returns ``OMP_NUM_THREADS``, or else as many as there are cores for this process.
+
+    These are the cores of the processors that it may run on, and no more than the processor time that its control group
+    (a container's) may take.
+
+    Args:
+        root: the folder with ``proc`` and ``sys``.
+    """
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if wanted.isdecimal() and int(wanted) > 0:
         return min(int(wanted), 256)
-    return len(os.sched_getaffinity(0))
+    root = pathlib.Path(root)
+    return max(1, min(_cores(root), int(_quota(root)), 256))
+
+
+def _cores(root):
+    """The processors of the affinity mask; those that are threads of one core count once."""
+    cores = {
+        _read(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list") or processor
+        for processor in os.sched_getaffinity(0)
+    }
+    return len(cores)
+
+
+def _quota(root):
+    """How many processors' time the control group and those above it may take."""
+    quota = 256.0
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        folder = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        # In a container the path may be that of the host, which is not there.
+        for group in (pathlib.PurePath(path.lstrip("/")), *pathlib.PurePath(path.lstrip("/")).parents):
+            if controllers:
+                limits = [_read(folder / group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+            else:
+                limits = _read(folder / group / "cpu.max").split()
+            if len(limits) == 2 and all(limit.isdecimal() for limit in limits):
+                quota = min(quota, int(limits[0]) / max(int(limits[1]), 1))
+    return quota
+
+
+def _read(path):
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

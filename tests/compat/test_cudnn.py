@@ -343,7 +343,7 @@ def test_functions_stay_what_they_were(tmp_path):
     ids=["on", "off", "off in Chainer", "no GPU", "no frontend", "CuPy's", "no CuPy"],
 )
 def test_the_report_says_whether_chainer_has_cudnn(tmp_path, settings, variables, row):
-    code = "from mixprec import environment; environment.main()"
+    code = "from mixprec import environment; print(environment.report())"
     lines, _ = python(code, machine(tmp_path, **settings, **variables))
     found = [" ".join(line.split()[2:]) for line in lines if line.startswith("Chainer's cuDNN")]
     assert len(found) == 1

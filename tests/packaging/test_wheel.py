@@ -1,9 +1,12 @@
 """A wheel, and what a user has who installed it, in a folder of their own and without the checkout."""
 
 import json
+import os
+import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import zipfile
 from email.parser import Parser
@@ -20,12 +23,16 @@ pytestmark = pytest.mark.sweep
 FOLDERS = ("benchmarks", "configs", "mixprec", "models", "scripts", "tests")
 FILES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
 INFO = "mixprec-0.1.0.dist-info/"
+# Where there is a compiler, for this processor.
+HAS_NATIVE = shutil.which("g++") is not None and platform.machine() == "x86_64"
+NATIVE = [f"mixprec/native/_library{sysconfig.get_config_var('EXT_SUFFIX')}"] if HAS_NATIVE else []
 
 
-def build(source, out):
-    """Builds a wheel of the folder ``source`` and returns its path."""
+def build(source, out, **variables):
+    """Builds a wheel of the folder ``source``, with environment variables, and returns its path."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "--disable-pip-version-check", "--wheel-dir", out, source], check=True)
+    command = [*pip, "--disable-pip-version-check", "--wheel-dir", out, source]
+    subprocess.run(command, env={**os.environ, **variables}, check=True)
     (wheel,) = out.glob("*.whl")
     return wheel
 
@@ -41,7 +48,7 @@ def checkout(tmp_path_factory):
     """A copy of the checkout, as building leaves folders behind."""
     copy = tmp_path_factory.mktemp("checkout")
     for name in FOLDERS:
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in FILES:
         shutil.copy(ROOT / name, copy)
     return copy
@@ -79,9 +86,11 @@ def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_els
         ("models", "mixprec/recipes/models"),
         ("configs", "mixprec/recipes/configs"),
     ):
-        files = [path for path in (checkout / folder).rglob("*.*") if path.is_file() and path.suffix != ".pth"]
+        left_out = (".pth", ".cpp", ".h", ".inl", ".so")
+        files = [path for path in (checkout / folder).rglob("*.*") if path.is_file() and path.suffix not in left_out]
         expected |= {f"{prefix}/{path.relative_to(checkout / folder)}" for path in files}
-    assert {name for name in names if not name.startswith(INFO)} == expected | {"mixprec_startup.pth"}
+    expected |= {"mixprec_startup.pth", *NATIVE}
+    assert {name for name in names if not name.startswith(INFO)} == expected
     for name in (
         "py.typed",
         "backends/kernels/batch_norm.cu",
@@ -116,6 +125,35 @@ def test_a_wheel_made_from_an_sdist_is_the_same(checkout, wheel, tmp_path):
     unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
     assert not (unpacked / "tests").exists()
     assert contents(build(unpacked, tmp_path)) == contents(wheel)
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="needs g++ on x86-64")
+def test_the_native_library_of_a_wheel_computes(environment, wheel, tmp_path):
+    assert not wheel.name.endswith("-any.whl")
+    script = "from mixprec.native.library import library; print(library().instructions())"
+    printed, errors = environment.run("-c", script, cwd=tmp_path)
+    assert (printed[:3], errors) == ("AVX", "")
+
+
+def test_without_a_compiler_numpy_computes_and_one_warning_says_so(checkout, tmp_path):
+    copy = tmp_path / "checkout"
+    shutil.copytree(checkout, copy, symlinks=True, ignore=shutil.ignore_patterns("build"))
+    wheel = build(copy, tmp_path / "wheel", CC="/bin/false", CXX="/bin/false")
+    assert not [name for name in contents(wheel) if name.endswith(".so")]
+    environment = Environment(tmp_path / "venv", wheel)
+    script = """
+        import mixprec, numpy as np
+        from mixprec.backends import primitives_of
+        x = np.full(3, 0.1, np.float32)
+        print(primitives_of(x).cast(x, np.float16).tolist() == x.astype(np.float16).tolist())
+        primitives_of(x).add(x, x)
+    """
+    printed, errors = environment.run("-c", textwrap.dedent(script), cwd=tmp_path)
+    assert printed == "True\n"
+    assert errors == (
+        "NumPy computes in place of mixprec's native library, float16 at half the speed: it was not compiled; to have "
+        "it, install mixprec again where there is a compiler\n"
+    )
 
 
 def test_chainer_imports_without_mixprec_and_in_a_worker(environment, tmp_path):

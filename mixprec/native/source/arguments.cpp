@@ -47,7 +47,8 @@ Arguments::Array Arguments::of(PyObject *object, const char *name, bool written,
         refuse("%s must be a C-contiguous%s array", name, written ? ", writable" : "");
         return array;
     }
-    ++held_;
+    written_[held_] = written;
+    names_[held_++] = name;
     const char *format = buffer->format ? buffer->format : "B";
     if (strlen(format) != 1 || !strchr(formats, *format)) {
         refuse("%s has format '%s', not one of '%s'", name, format, formats);
@@ -141,8 +142,16 @@ void Arguments::integers(const char *name, long *values, int count, long least, 
     }
 }
 
-bool Arguments::done() {
+bool Arguments::done(bool in_place) {
     if (ok() && taken_ < count_) refuse("%zd arguments too many", count_ - taken_);
+    for (int i = 0; ok() && i < held_; ++i)
+        for (int j = 0; ok() && j < held_; ++j) {
+            const Py_buffer &one = buffers_[i], &other = buffers_[j];
+            auto start = static_cast<const char *>(one.buf), of_other = static_cast<const char *>(other.buf);
+            if (i == j || !written_[i] || start >= of_other + other.len || of_other >= start + one.len) continue;
+            if (!(in_place && start == of_other && one.len == other.len))
+                refuse("%s and %s share memory", names_[i], names_[j]);
+        }
     return ok();
 }
 

@@ -36,7 +36,9 @@ class Arguments {
     void integers(const char *name, long *values, int count, long least, long most);
 
     void refuse(const char *format, ...);  // sets a ValueError, if there is no error yet
-    bool done();                           // whether all arguments were taken and are right; call it last
+    // Whether all arguments were taken and are right; call it last. No array that is written shares memory with another
+    // one, but in_place lets it be all of the same memory.
+    bool done(bool in_place = false);
     bool ok() const { return !failed_; }
 
   private:
@@ -48,6 +50,8 @@ class Arguments {
     PyObject *const *given_;
     Py_ssize_t count_, taken_ = 0;
     Py_buffer buffers_[MOST];
+    const char *names_[MOST];
+    bool written_[MOST];
     int held_ = 0;
     bool failed_ = false;
 };

@@ -35,6 +35,9 @@ PyObject *use_avx2(PyObject *, PyObject *) {
 
 PyObject *instructions(PyObject *, PyObject *) { return PyUnicode_FromString(name); }
 
+// Of which sources this is, see mixprec/native/sources.py.
+PyObject *sources(PyObject *, PyObject *) { return PyUnicode_FromString(SOURCES); }
+
 PyObject *set_threads(PyObject *, PyObject *const *given, Py_ssize_t count) {
     Arguments arguments("set_threads", given, count);
     long number = arguments.integer("count", 1, 256);
@@ -48,6 +51,7 @@ PyObject *threads(PyObject *, PyObject *) { return PyLong_FromLong(native::threa
 PyMethodDef methods[] = {
     {"use_avx2", use_avx2, METH_NOARGS, "Lets AVX-512 be, also where the processor has it."},
     {"instructions", instructions, METH_NOARGS, "Returns the name of the instruction set in use."},
+    {"sources", sources, METH_NOARGS, "Returns the digest of the sources."},
     {"set_threads", METHOD(set_threads), METH_FASTCALL, "set_threads(count)"},
     {"threads", threads, METH_NOARGS, "Returns how many threads compute."},
     {},

@@ -1,0 +1,111 @@
+"""Loading of the library, and what is said where it is not used."""
+
+import logging
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from mixprec.dtypes import BFLOAT16
+from mixprec.native import library, sources
+from tests import ROOT
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """A stand-in for the compiled module, of the sources that are here."""
+    module = types.SimpleNamespace(
+        called=[],
+        sources=sources.digest,
+        use_avx2=lambda: module.called.append("use_avx2"),
+        set_threads=lambda count: module.called.append(count),
+    )
+    monkeypatch.setenv(library.SWITCH, "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setitem(sys.modules, "mixprec.native._library", module)
+    monkeypatch.setattr("mixprec.native._library", module, raising=False)
+    return module
+
+
+@pytest.mark.parametrize(("switch", "called"), [("1", [3]), ("avx2", ["use_avx2", 3])])
+def test_it_is_loaded(compiled, monkeypatch, switch, called):
+    monkeypatch.setenv(library.SWITCH, switch)
+    assert library.load() == (compiled, "")
+    assert compiled.called == called
+
+
+def test_a_library_of_other_sources_is_not_used(compiled):
+    compiled.sources = lambda: "0123456789abcdef"
+    module, reason = library.load()
+    assert module is None
+    build = f"cd {ROOT} && {sys.executable} setup.py -q build_ext --inplace"
+    assert reason == f"its sources have changed; to compile it: {build}"
+
+
+def test_a_wheel_has_no_sources_to_compare(compiled, monkeypatch, tmp_path):
+    compiled.sources = lambda: "0123456789abcdef"
+    monkeypatch.setattr(sources, "_FOLDER", tmp_path)
+    assert library.load() == (compiled, "")
+
+
+@pytest.mark.parametrize("name", ["added.inl", "pool.cpp", "pool.h"])
+def test_the_digest_is_that_of_all_sources(monkeypatch, tmp_path, name):
+    folder = sources._FOLDER
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    before = sources.digest()
+    monkeypatch.setattr(sources, "_FOLDER", tmp_path)
+    assert sources.digest() == before
+    with (tmp_path / name).open("a") as file:
+        file.write("\n")
+    assert sources.digest() != before
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ImportError("this processor has no AVX2, FMA or F16C"), "this processor has no AVX2, FMA or F16C"),
+        (
+            ModuleNotFoundError("x"),
+            "it was not compiled; to have it, install mixprec again where there is a compiler",
+        ),
+    ],
+)
+def test_one_warning_says_that_numpy_computes(monkeypatch, caplog, error, said):
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "mixprec.native._library":
+                raise error
+
+    monkeypatch.setenv(library.SWITCH, "1")
+    monkeypatch.delitem(sys.modules, "mixprec.native._library", raising=False)
+    monkeypatch.delattr("mixprec.native._library", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    library.library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, "mixprec"):
+            assert library.library() is library.library() is None
+    finally:
+        library.library.cache_clear()
+    text = "NumPy computes in place of mixprec's native library, float16 at half the speed: "
+    assert [record.getMessage() for record in caplog.records] == [text + said]
+
+
+def test_the_switch(monkeypatch):
+    monkeypatch.setenv(library.SWITCH, "0")
+    assert library.load() == (None, "off: MIXPREC_NATIVE=0")
+    monkeypatch.setenv(library.SWITCH, "yes")
+    with pytest.raises(ValueError, match=r"^MIXPREC_NATIVE=yes: 0, 1 or avx2 are possible$"):
+        library.load()
+
+
+def test_raw():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert library.raw(x) is x
+    assert library.raw(x.T).flags.c_contiguous
+    assert library.raw(x.astype(BFLOAT16)).dtype == np.uint16
+    odd = np.zeros(9, np.uint8)[1:].view(np.float32)
+    assert not odd.flags.aligned
+    assert library.raw(odd).flags.aligned
