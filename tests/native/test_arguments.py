@@ -31,11 +31,46 @@ def _elementwise():
     yield "convert", (f4, f2)
     yield "convert", (u2, f4)
     yield "add", (f2, array(100, "f2"), array(100, "f2"))
+    yield "relu", (f4, array(100))
+    yield "relu_backward", (f2, array(100, "f2"), array(100, "f2"))
+    yield "transpose", (array((2, 3, 35)), array((2, 35, 4), "f2"), (2, 3, 35), (35, 4))
+
+
+def _batch_norms():
+    for shape, dtype in (((70, 5), "f4"), ((3, 300), "f2"), ((9, 40), "u2")):
+
+        def rows(shape=shape, dtype=dtype):
+            return array(shape, dtype)
+
+        def vector(dtype="f4", channels=shape[1]):
+            return array(channels, dtype)
+
+        channels = shape[1]
+        yield "moments", (rows(), channels, vector("f8"), vector("f8"))
+        yield "affine", (rows(), channels, vector(), vector(), rows(), 1, array(shape, "u1"), rows())
+        yield "affine", (rows(), channels, None, vector(), None, 0, None, rows())
+        for relu in ((vector(), vector(), None), (None, None, array(shape, "u1"))):
+            gradient = (rows(), channels, rows(), *relu)
+            yield "gradient_sums", (*gradient, rows(), vector(), rows(), vector("f8"), vector("f8"))
+            yield "combine", (*gradient, rows(), vector(), vector(), vector(), vector(), rows())
+
+
+def _poolings():
+    for dtype, channels in (("f4", 3), ("f2", 16), ("u2", 33)):
+        x, y = (2, 5, 6, channels), (2, 3, 3, channels)
+        windows = (*x, 3, 3), (3, 2), (2, 2), (1, 0)
+        yield "max_pool", (array(x, dtype), *windows, array(y, dtype), array(y, "u1"))
+        yield "max_pool_backward", (array(x, dtype), *windows, array(y, dtype), array(y, "u1"))
+        yield "average_pool", (array(x, dtype), *windows, array(y, dtype))
+        yield "average_pool_backward", (array(x, dtype), *windows, array(y, dtype))
+        yield "global_average_pool", (array(x, dtype), (2, 30, channels), array((2, channels), dtype))
 
 
 def calls():
     """Yields a right call of each function, its name and arguments: new functions get theirs here."""
     yield from _elementwise()
+    yield from _batch_norms()
+    yield from _poolings()
     yield "set_threads", (library().threads(),)
 
 
