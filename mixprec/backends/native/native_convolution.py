@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from mixprec.backends.cpu.batch_norm import apply_affine
 from mixprec.backends.geometry import Following
 from mixprec.dtypes import BFLOAT16
 from mixprec.native.library import library, raw
@@ -19,7 +18,7 @@ class NativeConvolutions:
         if (statistics and not following) or not computes(x, w) or _is_depthwise(w.shape, convolution):
             return super().conv_fprop(x, w, convolution, b, relu=relu, prologue=prologue, statistics=statistics)
         if prologue is not None:
-            x = apply_affine(x, prologue, relu=True)[0]
+            x = self.apply_affine(x, prologue, relu=True)[0]
         y = fprop(x, w, convolution, b, relu)
         return (y, None) if following else y
 
@@ -34,7 +33,7 @@ class NativeConvolutions:
         if not computes(x, dy) or 0 in w_shape or _is_depthwise(w_shape, convolution):
             return super().conv_wgrad(x, dy, convolution, w_shape, prologue=prologue)
         if prologue is not None:
-            x = apply_affine(x, prologue, relu=True)[0]
+            x = self.apply_affine(x, prologue, relu=True)[0]
         return wgrad(x, dy, convolution, w_shape)
 
 

@@ -34,12 +34,12 @@ bool moments(Dtype dtype, const void *x, long rows, long channels, double *means
                 // variance: the relative error is at most about SUMMED times that of float32.
                 float centre[CHUNK];
                 vectors(0, block.channels, [&](long i, long count) {
-                    store_n(centre + i, load_n(in + block.offset + i, count), count);
+                    store_n(centre + i, operand(in + block.offset + i, count), count);
                 });
                 for (long i = block.channels; i < block.width; ++i) centre[i] = centre[i - block.channels];
                 Sums sums;
                 block.sum([&](long offset, long i, long count) {
-                    Vector deviation = subtract(load_n(in + offset, count), load_n(centre + i, count));
+                    Vector deviation = subtract(operand(in + offset, count), operand(centre + i, count));
                     return Two{deviation, multiply(deviation, deviation)};
                 }, sums);
                 double one_row = 1 / double(block.rows());
@@ -68,19 +68,20 @@ void affine(Dtype dtype, const void *x, long rows, long channels, const float *s
         auto *in = static_cast<const Stored *>(x), *other = static_cast<const Stored *>(added);
         auto *out = static_cast<Stored *>(y);
         each_of(shape, [&](long offset, long i, long count) {
-            Vector value = load_n(in + offset, count);
+            Vector value = operand(in + offset, count);
             if (scales) value = multiply(value, scales(i, count));
             value = add(value, biases(i, count));
-            if (other) value = add(value, load_n(other + offset, count));
+            if (other) value = add(value, operand(other + offset, count));
             if (mask) store_bytes(mask + offset, where_positive(value, spread(1)), count);
             if (relu_follows) value = relu(value);
-            store_n(out + offset, value, count);
+            store_result(out + offset, value, count);
         });
     });
 }
 
-// A gradient in a storage dtype; see batch_norm.h.
-template <class Stored>
+// A gradient in a storage dtype, see batch_norm.h; what it has of PLUS, AGAIN (scale and bias) and MASK.
+enum { PLUS = 1, AGAIN = 2, MASK = 4 };
+template <class Stored, int HAS>
 struct Gradients {
     const Stored *dy, *plus;
     const unsigned char *mask;
@@ -93,36 +94,60 @@ struct Gradients {
           scale(gradient.scale, rows),
           bias(gradient.bias, rows) {}
 
-    Vector at(long offset, long i, long count, Vector x) const {
-        Vector value = load_n(dy + offset, count);
-        if (plus) {
-            value = add(value, load_n(plus + offset, count));
+    INLINE Vector at(long offset, long i, long count, Vector x) const {
+        Vector value = operand(dy + offset, count);
+        if constexpr (HAS & PLUS) {
+            value = add(value, operand(plus + offset, count));
             if constexpr (sizeof(Stored) == 2) value = widen(narrow(value, (Stored *)nullptr), (Stored *)nullptr);
         }
-        if (mask) return where_positive(load_bytes(mask + offset, count), value);
-        if (scale) return where_positive(add(multiply(x, scale(i, count)), bias(i, count)), value);
+        if constexpr (HAS & MASK) return where_positive(load_bytes(mask + offset, count), value);
+        if constexpr (HAS & AGAIN) return where_positive(add(multiply(x, scale(i, count)), bias(i, count)), value);
         return value;
     }
 };
+
+template <int HAS>
+struct Has {
+    static constexpr int value = HAS;
+};
+
+// Calls body with the Tag of the dtype and with what a gradient has.
+template <class Body>
+void of_gradient(Dtype dtype, const Gradient &gradient, const Body &body) {
+    of_dtype(dtype, [&](auto tag) {
+        if (gradient.plus && gradient.mask)
+            body(tag, Has<PLUS + MASK>());
+        else if (gradient.plus && gradient.scale)
+            body(tag, Has<PLUS + AGAIN>());
+        else if (gradient.plus)
+            body(tag, Has<PLUS>());
+        else if (gradient.mask)
+            body(tag, Has<MASK>());
+        else if (gradient.scale)
+            body(tag, Has<AGAIN>());
+        else
+            body(tag, Has<0>());
+    });
+}
 
 bool gradient_sums(Dtype dtype, const Gradient &given, const void *x, long rows, long channels, const float *mean,
                    void *g, double *products, double *sums) {
     bool done = false;
     Rows shape(rows, channels);
     Tiled means(mean, shape);
-    of_dtype(dtype, [&](auto tag) {
+    of_gradient(dtype, given, [&](auto tag, auto has) {
         using Stored = typename decltype(tag)::type;
-        Gradients<Stored> gradient(given, shape);
+        Gradients<Stored, decltype(has)::value> gradient(given, shape);
         auto *in = static_cast<const Stored *>(x);
         auto *out = static_cast<Stored *>(g);
         done = sum_rows<Sums>(
             shape,
             [&](long first, const Block &block, Sums &result) {
                 Sums of_block;
-                block.sum([&](long offset, long i, long count) {
-                    Vector value = in ? load_n(in + offset, count) : spread(0);
+                block.sum([&](long offset, long i, long count) __attribute__((always_inline)) {
+                    Vector value = in ? operand(in + offset, count) : spread(0);
                     Vector slope = gradient.at(offset, first + i, count, value);
-                    if (out) store_n(out + offset, slope, count);
+                    if (out) store_result(out + offset, slope, count);
                     return Two{in ? multiply(slope, subtract(value, means(first + i, count))) : value, slope};
                 }, of_block);
                 for (long c = 0; c < block.channels; ++c) {
@@ -145,19 +170,19 @@ void combine(Dtype dtype, const Gradient &given, const void *x, long rows, long 
              const float *mean, const float *slope, const float *offset, void *dx) {
     Rows shape(rows, channels);
     Tiled scales(scale, shape), means(mean, shape), slopes(slope, shape), offsets(offset, shape);
-    of_dtype(dtype, [&](auto tag) {
+    of_gradient(dtype, given, [&](auto tag, auto has) {
         using Stored = typename decltype(tag)::type;
-        Gradients<Stored> gradient(given, shape);
+        Gradients<Stored, decltype(has)::value> gradient(given, shape);
         auto *in = static_cast<const Stored *>(x);
         auto *out = static_cast<Stored *>(dx);
         each_of(shape, [&](long at, long i, long count) {
-            Vector value = load_n(in + at, count);
+            Vector value = operand(in + at, count);
             Vector result = multiply(gradient.at(at, i, count, value), scales(i, count));
             if (slopes) {
                 Vector deviation = subtract(value, means(i, count));
                 result = add(result, add(multiply(deviation, slopes(i, count)), offsets(i, count)));
             }
-            store_n(out + at, result, count);
+            store_result(out + at, result, count);
         });
     });
 }

@@ -62,8 +62,9 @@ void relu_backward(Dtype dtype, const void *dy, const void *y, void *dx, long si
         auto *out = static_cast<Bits *>(dx);
         parallel_parts(size, LEAST, [&](long start, long stop) {
             for (long i = start; i < stop; ++i) {
+                Bits value = in[i];
                 bool is_open = (of[i] > 0) & (of[i] <= infinity);
-                out[i] = is_open ? in[i] : Bits(0);
+                out[i] = Bits(value & -Bits(is_open));
             }
         });
     });
@@ -71,31 +72,34 @@ void relu_backward(Dtype dtype, const void *dy, const void *y, void *dx, long si
 
 void transpose(Dtype of, const void *source, Dtype to, void *target, long count, long rows, long columns, long to_rows,
                long to_columns) {
-    constexpr long TILE = 32;  // rows and columns: 4 KB of float32
-    long across = (to_columns + TILE - 1) / TILE, down = (to_rows + TILE - 1) / TILE;
+    constexpr long WIDE = 32, HIGH = 64;  // columns and rows of a tile of the target
+    long across = (to_columns + WIDE - 1) / WIDE, down = (to_rows + HIGH - 1) / HIGH;
     of_dtype(of, [&](auto source_tag) {
         of_dtype(to, [&](auto target_tag) {
             auto *in = static_cast<const typename decltype(source_tag)::type *>(source);
             auto *out = static_cast<typename decltype(target_tag)::type *>(target);
-            parallel_parts(count * down * across, LEAST / (TILE * TILE), [&](long start, long stop) {
-                alignas(64) float tile[TILE][TILE + LANES], row[TILE];
+            parallel_parts(count * down * across, LEAST / (WIDE * HIGH), [&](long start, long stop) {
+                float tile[WIDE][HIGH + LANES], turned[HIGH * WIDE];
                 for (long number = start; number < stop; ++number) {
                     long matrix = number / (down * across);
-                    long j = number / across % down * TILE, i = number % across * TILE;  // of the target
-                    long height = to_rows - j < TILE ? to_rows - j : TILE;
-                    long width = to_columns - i < TILE ? to_columns - i : TILE;
+                    long j = number / across % down * HIGH, i = number % across * WIDE;
+                    long height = to_rows - j < HIGH ? to_rows - j : HIGH;
+                    long width = to_columns - i < WIDE ? to_columns - i : WIDE;
                     long filled = rows - i < 0 ? 0 : rows - i < width ? rows - i : width;
                     for (long k = 0; k < filled; ++k)
                         vectors(0, height, [&](long l, long n) {
                             store(tile[k] + l, load_n(in + (matrix * rows + i + k) * columns + j + l, n));
                         });
                     for (long k = filled; k < width; ++k) memset(tile[k], 0, sizeof(tile[k]));
-                    for (long l = 0; l < height; ++l) {
-                        for (long k = 0; k < width; ++k) row[k] = tile[k][l];
-                        vectors(0, width, [&](long k, long n) {
-                            store_n(out + (matrix * to_rows + j + l) * to_columns + i + k, load(row + k), n);
+                    for (long l = 0; l < height; ++l)
+                        for (long k = 0; k < width; ++k) turned[l * width + k] = tile[k][l];
+                    bool is_whole = width == to_columns;  // rows of the target follow each other
+                    long length = is_whole ? height * width : width;
+                    for (long l = 0; l < (is_whole ? 1 : height); ++l)
+                        vectors(0, length, [&](long k, long n) {
+                            store_n(out + (matrix * to_rows + j + l) * to_columns + i + k,
+                                    load_n(turned + l * width + k, n), n);
                         });
-                    }
                 }
             });
         });

@@ -19,26 +19,54 @@ void each_pixel(long images, long height, long width, long channels, const Body 
     });
 }
 
-// Calls body(place in the window, pixel of the input) for what the window of an output has of the input.
-template <class Body>
-inline void each_input(const PoolWindows &w, long image, long row, long column, const Body &body) {
-    for (long r = 0, y = row * w.down - w.top; r < w.rows; ++r, ++y) {
-        if (y < 0 || y >= w.height) continue;
-        for (long s = 0, x = column * w.right - w.left; s < w.columns; ++s, ++x)
-            if (x >= 0 && x < w.width) body(r * w.columns + s, (image * w.height + y) * w.width + x);
+// What the window of an output has of the input. Calls body(place in the window, pixel).
+class Inputs {
+  public:
+    Inputs(const PoolWindows &w, long image, long row, long column)
+        : w_(w), y_(row * w.down - w.top), x_(column * w.right - w.left), image_(image * w.height) {
+        first_row_ = y_ < 0 ? -y_ : 0;
+        first_column_ = x_ < 0 ? -x_ : 0;
+        rows_ = w.height - y_ < w.rows ? w.height - y_ : w.rows;
+        columns_ = w.width - x_ < w.columns ? w.width - x_ : w.columns;
     }
-}
+    long first() const {  // place, or 0
+        return first_row_ < rows_ && first_column_ < columns_ ? first_row_ * w_.columns + first_column_ : 0;
+    }
+    template <class Body>
+    INLINE void each(const Body &body) const {
+        for (long r = first_row_; r < rows_; ++r)
+            for (long s = first_column_; s < columns_; ++s)
+                body(r * w_.columns + s, (image_ + y_ + r) * w_.width + x_ + s);
+    }
 
-// Calls body(place in the window, pixel of the output) for all windows that have a pixel of the input.
-template <class Body>
-inline void each_output(const PoolWindows &w, long image, long row, long column, const Body &body) {
-    for (long r = 0, y = row + w.top; r < w.rows && y >= 0; ++r, --y) {
-        if (y % w.down || y / w.down >= w.out_height) continue;
-        for (long s = 0, x = column + w.left; s < w.columns && x >= 0; ++s, --x)
-            if (x % w.right == 0 && x / w.right < w.out_width)
-                body(r * w.columns + s, (image * w.out_height + y / w.down) * w.out_width + x / w.right);
+  private:
+    const PoolWindows &w_;
+    long y_, x_, image_, first_row_, first_column_, rows_, columns_;
+};
+
+// The windows, by their outputs, that have a pixel of the input. Calls body(place in the window, pixel of the output).
+class Outputs {
+  public:
+    Outputs(const PoolWindows &w, long image, long row, long column)
+        : w_(w),
+          y_((row + w.top) / w.down),
+          x_((column + w.left) / w.right),
+          first_row_((row + w.top) % w.down),
+          first_column_((column + w.left) % w.right),
+          image_(image * w.out_height) {}
+    template <class Body>
+    INLINE void each(const Body &body) const {
+        for (long r = first_row_, y = y_; r < w_.rows && y >= 0; r += w_.down, --y) {
+            if (y >= w_.out_height) continue;
+            for (long s = first_column_, x = x_; s < w_.columns && x >= 0; s += w_.right, --x)
+                if (x < w_.out_width) body(r * w_.columns + s, (image_ + y) * w_.out_width + x);
+        }
     }
-}
+
+  private:
+    const PoolWindows &w_;
+    long y_, x_, first_row_, first_column_, image_;
+};
 
 void max_pool(Dtype dtype, const void *x, const PoolWindows &w, void *y, unsigned char *where) {
     of_dtype(dtype, [&](auto tag) {
@@ -47,22 +75,16 @@ void max_pool(Dtype dtype, const void *x, const PoolWindows &w, void *y, unsigne
         auto *out = static_cast<Stored *>(y);
         each_pixel(w.images, w.out_height, w.out_width, w.channels, [&](long image, long row, long column) {
             long to = ((image * w.out_height + row) * w.out_width + column) * w.channels;
+            Inputs inputs(w, image, row, column);
             vectors(0, w.channels, [&](long i, long count) {
-                Vector best = spread(-__builtin_inff()), place = spread(0);
-                bool is_first = true;
-                each_input(w, image, row, column, [&](long number, long pixel) {
-                    Vector candidate = load_n(in + pixel * w.channels + i, count);
-                    if (is_first) {
-                        best = candidate;
-                        place = spread(float(number));
-                        is_first = false;
-                        return;
-                    }
+                Vector best = spread(-__builtin_inff()), place = spread(float(inputs.first()));
+                inputs.each([&](long number, long pixel) {
+                    Vector candidate = operand(in + pixel * w.channels + i, count);
                     Mask ahead = beats(candidate, best);
                     best = choose(ahead, candidate, best);
                     place = choose(ahead, spread(float(number)), place);
                 });
-                store_n(out + to + i, add(best, spread(0)), count);  // a zero without sign, as in NumPy's code
+                store_result(out + to + i, add(best, spread(0)), count);  // a zero without sign, as in NumPy's code
                 store_bytes(where + to + i, place, count);
             });
         });
@@ -76,14 +98,15 @@ void max_pool_backward(Dtype dtype, const void *dy, const unsigned char *where, 
         auto *out = static_cast<Stored *>(dx);
         each_pixel(w.images, w.height, w.width, w.channels, [&](long image, long row, long column) {
             long to = ((image * w.height + row) * w.width + column) * w.channels;
+            Outputs outputs(w, image, row, column);
             vectors(0, w.channels, [&](long i, long count) {
                 Vector sum = spread(0);
-                each_output(w, image, row, column, [&](long number, long pixel) {
+                outputs.each([&](long number, long pixel) {
                     long from = pixel * w.channels + i;
                     Mask chosen = equal(load_bytes(where + from, count), spread(float(number)));
-                    sum = add(sum, choose(chosen, load_n(in + from, count), spread(0)));
+                    sum = add(sum, choose(chosen, operand(in + from, count), spread(0)));
                 });
-                store_n(out + to + i, sum, count);
+                store_result(out + to + i, sum, count);
             });
         });
     });
@@ -97,12 +120,13 @@ void average_pool(Dtype dtype, const void *x, const PoolWindows &w, void *y) {
         auto *out = static_cast<Stored *>(y);
         each_pixel(w.images, w.out_height, w.out_width, w.channels, [&](long image, long row, long column) {
             long to = ((image * w.out_height + row) * w.out_width + column) * w.channels;
+            Inputs inputs(w, image, row, column);
             vectors(0, w.channels, [&](long i, long count) {
                 Vector sum = spread(0);
-                each_input(w, image, row, column, [&](long, long pixel) {
-                    sum = add(sum, load_n(in + pixel * w.channels + i, count));
+                inputs.each([&](long, long pixel) {
+                    sum = add(sum, operand(in + pixel * w.channels + i, count));
                 });
-                store_n(out + to + i, divide(sum, size), count);
+                store_result(out + to + i, divide(sum, size), count);
             });
         });
     });
@@ -116,12 +140,13 @@ void average_pool_backward(Dtype dtype, const void *dy, const PoolWindows &w, vo
         auto *out = static_cast<Stored *>(dx);
         each_pixel(w.images, w.height, w.width, w.channels, [&](long image, long row, long column) {
             long to = ((image * w.height + row) * w.width + column) * w.channels;
+            Outputs outputs(w, image, row, column);
             vectors(0, w.channels, [&](long i, long count) {
                 Vector sum = spread(0);
-                each_output(w, image, row, column, [&](long, long pixel) {
-                    sum = add(sum, divide(load_n(in + pixel * w.channels + i, count), size));
+                outputs.each([&](long, long pixel) {
+                    sum = add(sum, divide(operand(in + pixel * w.channels + i, count), size));
                 });
-                store_n(out + to + i, sum, count);
+                store_result(out + to + i, sum, count);
             });
         });
     });
@@ -141,10 +166,10 @@ void global_average_pool(Dtype dtype, const void *x, long images, long pixels, l
             float sums[SOME] = {};
             for (long pixel = 0; pixel < pixels; ++pixel) {
                 const Stored *from = in + (image * pixels + pixel) * channels + start;
-                vectors(0, count, [&](long i, long n) { store(sums + i, add(load(sums + i), load_n(from + i, n))); });
+                vectors(0, count, [&](long i, long n) { store(sums + i, add(load(sums + i), operand(from + i, n))); });
             }
             vectors(0, count, [&](long i, long n) {
-                store_n(out + image * channels + start + i, divide(load(sums + i), size), n);
+                store_result(out + image * channels + start + i, divide(load(sums + i), size), n);
             });
         });
     });

@@ -70,7 +70,7 @@ struct Block {
 
     // The sums of term(offset, i, count), a Two, over the rows; of all repeats of a channel.
     template <class Term>
-    void sum(const Term &term, Sums &sums) const {
+    INLINE void sum(const Term &term, Sums &sums) const {
         float first[CHUNK] = {}, second[CHUNK] = {};
         long full = size / width, row = 0;
         auto add_to = [&](long i, Vector a, Vector b) {

@@ -9,6 +9,8 @@
 
 #include "dtypes.h"
 
+#define INLINE __attribute__((always_inline)) inline  // of what is called for each vector
+
 namespace native {
 namespace INSTRUCTIONS {
 
@@ -84,6 +86,10 @@ inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b,
 inline Vector relu(Vector x) { return _mm512_max_ps(_mm512_setzero_ps(), x); }
 inline Vector where_positive(Vector x, Vector value) {  // value where x > 0, 0 elsewhere
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), value);
+}
+inline Vector widen_quietly(const Half *p) { return _mm512_cvtph_ps(load_raw(p)); }
+inline void narrow_quiet(Half *p, Vector v) {
+    store_raw(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 inline Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
 typedef __mmask16 Mask;
@@ -170,6 +176,10 @@ inline Vector relu(Vector x) { return _mm256_max_ps(_mm256_setzero_ps(), x); }
 inline Vector where_positive(Vector x, Vector value) {
     return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ), value);
 }
+inline Vector widen_quietly(const Half *p) { return _mm256_cvtph_ps(load_raw(p)); }
+inline void narrow_quiet(Half *p, Vector v) {
+    store_raw(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 inline Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
 typedef __m256 Mask;
 inline Mask equal(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
@@ -221,7 +231,7 @@ inline void store_some(Stored *p, Vector v, long count) {
 // Calls body(index, count) for each vector from start to stop: count is LANES, but for a last one that is shorter. Use
 // load_n and store_n inside.
 template <class Body>
-inline void vectors(long start, long stop, const Body &body) {
+INLINE void vectors(long start, long stop, const Body &body) {
     for (; start + LANES <= stop; start += LANES) body(start, long(LANES));
     if (start < stop) body(start, stop - start);
 }
@@ -233,6 +243,27 @@ template <class Stored>
 inline void store_n(Stored *p, Vector v, long count) {
     if (__builtin_expect(count == LANES, 1))
         store(p, v);
+    else
+        store_some(p, v, count);
+}
+
+
+// The same where arithmetic follows, or has come before: it makes a signalling NaN a quiet one, so that those of
+// float16 need no care, which costs as much as all the rest.
+template <class Stored>
+inline Vector operand(const Stored *p, long count) {
+    return load_n(p, count);
+}
+inline Vector operand(const Half *p, long count) {
+    return __builtin_expect(count == LANES, 1) ? widen_quietly(p) : load_some(p, count);
+}
+template <class Stored>
+inline void store_result(Stored *p, Vector v, long count) {
+    store_n(p, v, count);
+}
+inline void store_result(Half *p, Vector v, long count) {
+    if (__builtin_expect(count == LANES, 1))
+        narrow_quiet(p, v);
     else
         store_some(p, v, count);
 }

@@ -3,41 +3,40 @@
 import numpy as np
 import pytest
 
-from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.geometry import BatchNorm
 from tests.backends.primitive_cases import STORAGE, arrays
 
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
-def test_a_sum_is_rounded_once(dtype):
+def test_a_sum_is_rounded_once(primitives, dtype):
     rng = np.random.default_rng(0)
     a, b = arrays(rng, (3, 4, 5), dtype), arrays(rng, (3, 4, 5), dtype, 100.0)
-    found = PRIMITIVES.add(a, b)
+    found = primitives.add(a, b)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, (a.astype(np.float32) + b.astype(np.float32)).astype(dtype))
 
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
-def test_what_does_not_fit_is_inf_without_a_warning(dtype):
+def test_what_does_not_fit_is_inf_without_a_warning(primitives, dtype):
     largest = {"float16": 65504.0}.get(np.dtype(dtype).name, 3.38e38)
     a = np.array([largest, np.inf, np.inf, -np.inf, np.nan, 0.0], dtype)
     b = np.array([largest, 1, -np.inf, -np.inf, 1, -0.0], dtype)
-    found = PRIMITIVES.add(a, b).astype(np.float64)
+    found = primitives.add(a, b).astype(np.float64)
     np.testing.assert_array_equal(found, [np.inf, np.inf, np.nan, -np.inf, np.nan, 0.0])
 
 
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
-def test_a_batch_normalization_of_two_terms_computes_the_bits_of_that_of_their_sum(dtype, relu, add):
+def test_a_batch_normalization_of_two_terms_computes_the_bits_of_that_of_their_sum(primitives, dtype, relu, add):
     rng = np.random.default_rng(1)
     x, other, dy, plus = (arrays(rng, (4, 3, 3, 8), dtype) for _ in range(4))
     gamma, beta = (arrays(rng, (8,), np.float32) for _ in range(2))
     attributes = BatchNorm(relu=relu)
-    _, saved = PRIMITIVES.batch_norm(x, gamma, beta, None, attributes, add=other if add else None)
+    _, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=other if add else None)
     rest = x, gamma, beta, saved, attributes
-    found = PRIMITIVES.batch_norm_backward(dy, *rest, add=add, plus=plus)
-    expected = PRIMITIVES.batch_norm_backward(PRIMITIVES.add(dy, plus), *rest, add=add)
+    found = primitives.batch_norm_backward(dy, *rest, add=add, plus=plus)
+    expected = primitives.batch_norm_backward(primitives.add(dy, plus), *rest, add=add)
     for one, other in zip(found, expected, strict=True):
         if other is None:
             assert one is None

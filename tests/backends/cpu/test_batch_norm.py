@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cpu.blocks import BLOCK
 from mixprec.backends.geometry import BatchNorm
 from tests.backends.primitive_cases import (
@@ -104,7 +103,7 @@ def test_the_reference_is_chainers_in_inference(shape, seed):
     seed=seeds,
 )
 @settings(max_examples=tries(200))
-def test_forward_and_backward(shape, dtype, attributes, with_add, spread, mean, seed):
+def test_forward_and_backward(primitives, shape, dtype, attributes, with_add, spread, mean, seed):
     rng = np.random.default_rng(seed)
     x = arrays(rng, shape, dtype, spread, mean)
     add = arrays(rng, shape, dtype) if with_add else None
@@ -112,7 +111,7 @@ def test_forward_and_backward(shape, dtype, attributes, with_add, spread, mean, 
     running = arrays(rng, shape[-1], np.float32), np.exp(arrays(rng, shape[-1], np.float32))
     running_before = [array.copy() for array in running]
 
-    y, saved = PRIMITIVES.batch_norm(x, gamma, beta, running, attributes, add=add)
+    y, saved = primitives.batch_norm(x, gamma, beta, running, attributes, add=add)
 
     moments = batch_norm_moments(x, attributes.eps)
     assert_close(saved.mean, moments.mean, FLOAT32, moments.mean_bound)
@@ -133,7 +132,7 @@ def test_forward_and_backward(shape, dtype, attributes, with_add, spread, mean, 
 
     before, bound = batch_norm_output(x, gamma, beta, given_moments(saved.mean, saved.invstd), add)
     dy = gradient_without_doubt(rng, before, bound, dtype)
-    dx, dgamma, dbeta, dadd = PRIMITIVES.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=with_add)
+    dx, dgamma, dbeta, dadd = primitives.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=with_add)
     expected = batch_norm_gradients(masked(dy, before, attributes), x, gamma, saved.mean, saved.invstd)
     assert_close(dx, expected["dx"][0], dtype, expected["dx"][1])
     assert_close(dgamma, expected["dgamma"][0], FLOAT32, expected["dgamma"][1])
@@ -149,7 +148,7 @@ def test_forward_and_backward(shape, dtype, attributes, with_add, spread, mean, 
 
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, with_add=st.booleans(), seed=seeds)
 @settings(max_examples=tries(80))
-def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(shape, dtype, with_add, seed):
+def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(primitives, shape, dtype, with_add, seed):
     """Also at 0, where many of these sums are: all numbers are small integers."""
     rng = np.random.default_rng(seed)
     x, add = rng.integers(-1, 2, (2, *shape)).astype(dtype)
@@ -160,56 +159,56 @@ def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(shap
     count = x.size // shape[-1]
     sums = np.stack([mean * count, (variance + mean**2) * count])
 
-    y, saved = PRIMITIVES.batch_norm(x, gamma, beta, None, attributes, add=add if with_add else None, sums=sums)
-    _, _, dbeta, dadd = PRIMITIVES.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=with_add)
+    y, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=add if with_add else None, sums=sums)
+    _, _, dbeta, dadd = primitives.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=with_add)
     np.testing.assert_array_equal(dbeta, (y > 0).sum(tuple(range(x.ndim - 1))))
     if with_add:
         np.testing.assert_array_equal(dadd, (y > 0).astype(dtype))
 
 
-def test_relu_is_open_where_its_output_is_too_small_for_the_storage_dtype():
+def test_relu_is_open_where_its_output_is_too_small_for_the_storage_dtype(primitives):
     x = np.array([[0], [2]], np.float16)
     gamma, beta = np.array([2.0**-30], np.float32), np.zeros(1, np.float32)
     attributes = BatchNorm(eps=0.0, relu=True)
     for add in (None, np.zeros_like(x)):
-        y, saved = PRIMITIVES.batch_norm(x, gamma, beta, None, attributes, add=add)
+        y, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=add)
         assert not y.any()
-        _, _, dbeta, _ = PRIMITIVES.batch_norm_backward(
+        _, _, dbeta, _ = primitives.batch_norm_backward(
             np.array([[1], [2]], np.float16), x, gamma, beta, saved, attributes, add=add is not None
         )
         assert dbeta == 2
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_many_blocks_and_a_part_of_one(dtype):
+def test_many_blocks_and_a_part_of_one(primitives, dtype):
     """As the blocks do not begin where channels do, if somebody forgets that."""
     rng = np.random.default_rng(0)
     shape = (3 * BLOCK // 7 + 5, 7)
     x, add, dy = arrays(rng, shape, dtype, 2, 1), arrays(rng, shape, dtype), arrays(rng, shape, dtype)
     gamma, beta = channel_parameters(rng, 7)
     attributes = BatchNorm(relu=True)
-    y, saved = PRIMITIVES.batch_norm(x, gamma, beta, None, attributes, add=add)
+    y, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=add)
     before, bound = batch_norm_output(x, gamma, beta, given_moments(saved.mean, saved.invstd), add)
     assert_close(y, relu(before), dtype, bound)
     dy[np.abs(before) <= bound] = 0
-    found = PRIMITIVES.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=True)
+    found = primitives.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=True)
     expected = batch_norm_gradients(masked(dy, before, attributes), x, gamma, saved.mean, saved.invstd)
     for array, (value, bound), of in zip(found, expected.values(), (dtype, FLOAT32, FLOAT32), strict=False):
         assert_close(array, value, of, bound)
 
 
-def test_more_channels_than_a_block_has_elements():
+def test_more_channels_than_a_block_has_elements(primitives):
     rng = np.random.default_rng(0)
     x = arrays(rng, (3, BLOCK + 3), np.float16)
     gamma, beta = channel_parameters(rng, BLOCK + 3)
-    y, _ = PRIMITIVES.batch_norm(x, gamma, beta, None, BatchNorm())
+    y, _ = primitives.batch_norm(x, gamma, beta, None, BatchNorm())
     before, bound = batch_norm_output(x, gamma, beta, batch_norm_moments(x, 2e-5))
     assert_close(y, before, FLOAT16, bound)
 
 
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, attributes=batch_norms, seed=seeds)
 @EXAMPLES
-def test_statistics_of_a_convolution(shape, dtype, attributes, seed):
+def test_statistics_of_a_convolution(primitives, shape, dtype, attributes, seed):
     rng = np.random.default_rng(seed)
     x = arrays(rng, shape, dtype)
     gamma, beta = channel_parameters(rng, shape[-1])
@@ -218,8 +217,8 @@ def test_statistics_of_a_convolution(shape, dtype, attributes, seed):
     count = len(flat)
     running = np.zeros((2, 2, shape[-1]), np.float32)
 
-    y, saved = PRIMITIVES.batch_norm(x, gamma, beta, tuple(running[0]), attributes, sums=sums)
-    affine, same = PRIMITIVES.batch_norm_affine(sums, count, gamma, beta, tuple(running[1]), attributes)
+    y, saved = primitives.batch_norm(x, gamma, beta, tuple(running[0]), attributes, sums=sums)
+    affine, same = primitives.batch_norm_affine(sums, count, gamma, beta, tuple(running[1]), attributes)
 
     moments = batch_norm_moments(x, attributes.eps)
     assert_close(saved.mean, moments.mean, FLOAT32, moments.mean_bound)
@@ -239,7 +238,7 @@ def test_statistics_of_a_convolution(shape, dtype, attributes, seed):
 
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, attributes=batch_norms, with_add=st.booleans(), seed=seeds)
 @settings(max_examples=tries(120))
-def test_inference(shape, dtype, attributes, with_add, seed):
+def test_inference(primitives, shape, dtype, attributes, with_add, seed):
     rng = np.random.default_rng(seed)
     x = arrays(rng, shape, dtype)
     add = arrays(rng, shape, dtype) if with_add else None
@@ -248,12 +247,12 @@ def test_inference(shape, dtype, attributes, with_add, seed):
     invstd = 1 / np.sqrt(exact(variance) + attributes.eps)
     before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
 
-    y = PRIMITIVES.batch_norm_inference(x, gamma, beta, mean, variance, attributes, add=add)
+    y = primitives.batch_norm_inference(x, gamma, beta, mean, variance, attributes, add=add)
     assert_close(y, relu(before) if attributes.relu else before, dtype, bound)
 
     dy = gradient_without_doubt(rng, before, bound, dtype)
     dy[(before > 0) & (exact(y) == 0)] = 0  # open, but too small for y
-    dx, dgamma, dbeta, dadd = PRIMITIVES.batch_norm_inference_backward(
+    dx, dgamma, dbeta, dadd = primitives.batch_norm_inference_backward(
         dy, x, gamma, beta, mean, variance, attributes, y=y if with_add else None
     )
     expected = batch_norm_gradients(masked(dy, before, attributes), x, gamma, mean, invstd, constant=True)
@@ -268,7 +267,7 @@ def test_inference(shape, dtype, attributes, with_add, seed):
         assert dadd is dy
 
 
-def test_inputs_are_left_as_they_are():
+def test_inputs_are_left_as_they_are(primitives):
     rng = np.random.default_rng(0)
     for dtype in STORAGE:
         inputs = [arrays(rng, (50, 3), dtype) for _ in range(3)]
@@ -277,8 +276,8 @@ def test_inputs_are_left_as_they_are():
         gamma, beta = channel_parameters(rng, 3)
         for attributes in (BatchNorm(), BatchNorm(relu=True)):
             for addend in (None, add):
-                y, saved = PRIMITIVES.batch_norm(x, gamma, beta, None, attributes, add=addend)
-                found = PRIMITIVES.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=addend is not None)
+                y, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=addend)
+                found = primitives.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=addend is not None)
                 assert not any(
                     np.shares_memory(found[0], array) for array in (x, add, dy, y, found[3]) if array is not None
                 )

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cpu.blocks import BLOCK
 from mixprec.backends.geometry import BatchNorm, Saved
 from tests.backends.primitive_cases import BFLOAT16, FLOAT16, FLOAT32, STORAGE, arrays, assert_close, exact
@@ -15,13 +14,13 @@ from tests.backends.primitive_cases import BFLOAT16, FLOAT16, FLOAT32, STORAGE, 
     ("channels", "mean", "dtype"),
     [(3, 100, FLOAT16), (1, 100, FLOAT16), (1, 0, FLOAT16), (1, -1000, FLOAT32), (1, 100, BFLOAT16)],
 )
-def test_statistics_of_millions_of_elements(channels, mean, dtype):
+def test_statistics_of_millions_of_elements(primitives, channels, mean, dtype):
     """3.2 million: as many as each channel of ResNet-50's first convolution has at batch 256."""
     rng = np.random.default_rng(0)
     x = arrays(rng, (256 * 112 * 112, channels), dtype, 1, mean)
     expected_mean, expected_variance = x.mean(0, dtype=np.float64), exact(x).var(0)
     running = np.zeros((2, channels), np.float32)
-    _, saved = PRIMITIVES.batch_norm(
+    _, saved = primitives.batch_norm(
         x, np.ones(channels, np.float32), np.zeros(channels, np.float32), tuple(running), BatchNorm(eps=0.0, decay=0.0)
     )
     np.testing.assert_allclose(saved.mean, expected_mean, rtol=1e-7, atol=1e-6)
@@ -30,21 +29,21 @@ def test_statistics_of_millions_of_elements(channels, mean, dtype):
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32])
-def test_gradients_of_millions_of_elements(dtype):
+def test_gradients_of_millions_of_elements(primitives, dtype):
     """Sums of numbers that do not cancel."""
     rng = np.random.default_rng(0)
     x, dy = arrays(rng, (256 * 112 * 112, 1), dtype, 1, 3), arrays(rng, (256 * 112 * 112, 1), dtype, 0.1, 1)
     gamma, beta, mean, invstd = np.ones((4, 1), np.float32)
-    *_, dgamma, dbeta, _ = PRIMITIVES.batch_norm_backward(dy, x, gamma, beta, Saved(mean, invstd), BatchNorm())
+    *_, dgamma, dbeta, _ = primitives.batch_norm_backward(dy, x, gamma, beta, Saved(mean, invstd), BatchNorm())
     np.testing.assert_allclose(dbeta, exact(dy).sum(0), rtol=1e-5)
     np.testing.assert_allclose(dgamma, (exact(dy) * (exact(x) - 1)).sum(0), rtol=1e-5)
 
 
-def test_statistics_of_blocks_that_differ():
+def test_statistics_of_blocks_that_differ(primitives):
     """The first block says nothing about the second."""
     x = np.concatenate([np.full(BLOCK, 3e4), np.full(BLOCK, -3e4), np.full(BLOCK, 1e-3)]).astype(np.float16)[:, None]
     x[1::2] += np.float16(0.25)
-    _, saved = PRIMITIVES.batch_norm(x, np.ones(1, np.float32), np.zeros(1, np.float32), None, BatchNorm())
+    _, saved = primitives.batch_norm(x, np.ones(1, np.float32), np.zeros(1, np.float32), None, BatchNorm())
     np.testing.assert_allclose(saved.mean, exact(x).mean(), atol=3e4 * 1e-5)
     np.testing.assert_allclose(saved.invstd, 1 / np.sqrt(exact(x).var() + 2e-5), rtol=1e-5)
 
@@ -55,30 +54,30 @@ def test_statistics_of_blocks_that_differ():
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("value", [0.0, 1.0, 100.0, 65504.0, -65504.0])
 @pytest.mark.parametrize("rows", [1, 2, 1000, 40_000])
-def test_a_channel_of_constants(value, rows, dtype):
+def test_a_channel_of_constants(primitives, value, rows, dtype):
     """It has a variance of 0, and its output is beta, as far as float32 knows ``gamma * mean / sqrt(eps)``."""
     x = np.full((rows, 2), value, dtype)
     gamma, beta = np.array([1, -1], np.float32), np.array([0.5, 0.25], np.float32)
     attributes = BatchNorm(relu=True)
     running = np.zeros(2, np.float32), np.ones(2, np.float32)
-    y, saved = PRIMITIVES.batch_norm(x, gamma, beta, running, attributes)
+    y, saved = primitives.batch_norm(x, gamma, beta, running, attributes)
     np.testing.assert_array_equal(saved.mean, exact(x)[0])
     np.testing.assert_allclose(saved.invstd, 1 / np.sqrt(2e-5), rtol=1e-7)
     np.testing.assert_allclose(running[1], 0.9, rtol=1e-7)
     assert_close(y, np.broadcast_to(beta, x.shape), dtype, 4 * 2.0**-24 * np.abs(exact(x)) / np.sqrt(2e-5))
-    dx, dgamma, dbeta, _ = PRIMITIVES.batch_norm_backward(np.ones_like(x), x, gamma, beta, saved, attributes)
+    dx, dgamma, dbeta, _ = primitives.batch_norm_backward(np.ones_like(x), x, gamma, beta, saved, attributes)
     np.testing.assert_array_equal(dgamma, 0)
     assert np.isfinite(dbeta).all()
     assert np.isfinite(exact(dx)).all()
 
 
-def test_the_largest_numbers_of_float16():
+def test_the_largest_numbers_of_float16(primitives):
     rng = np.random.default_rng(0)
     x = np.where(rng.random((5000, 3)) < 0.5, 65504, -65504).astype(np.float16)
     gamma, beta = np.ones(3, np.float32), np.zeros(3, np.float32)
-    y, saved = PRIMITIVES.batch_norm(x, gamma, beta, None, BatchNorm())
+    y, saved = primitives.batch_norm(x, gamma, beta, None, BatchNorm())
     np.testing.assert_allclose(exact(y), np.sign(exact(x)), atol=0.05)
-    dx, dgamma, _, _ = PRIMITIVES.batch_norm_backward(y, x, gamma, beta, saved, BatchNorm())
+    dx, dgamma, _, _ = primitives.batch_norm_backward(y, x, gamma, beta, saved, BatchNorm())
     assert np.isfinite(exact(dx)).all()
     np.testing.assert_allclose(dgamma, 5000, rtol=0.01)
 
@@ -86,41 +85,41 @@ def test_the_largest_numbers_of_float16():
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.filterwarnings("error")
-def test_what_is_not_finite_stays_in_its_channel(dtype, value):
+def test_what_is_not_finite_stays_in_its_channel(primitives, dtype, value):
     x = np.ones((3000, 2), dtype)
     x[17, 1] = value
     gamma, beta = np.ones((2, 2), np.float32)
-    y, saved = PRIMITIVES.batch_norm(x, gamma, beta, None, BatchNorm(relu=True))
+    y, saved = primitives.batch_norm(x, gamma, beta, None, BatchNorm(relu=True))
     assert (y[:, 0] == 1).all()
     assert np.isnan(saved.invstd[1])
     assert np.isnan(exact(y[:, 1])).all()
-    dx, dgamma, _, _ = PRIMITIVES.batch_norm_backward(np.ones_like(x), x, gamma, beta, saved, BatchNorm(relu=True))
+    dx, dgamma, _, _ = primitives.batch_norm_backward(np.ones_like(x), x, gamma, beta, saved, BatchNorm(relu=True))
     assert np.isfinite(exact(dx[:, 0])).all()
     assert np.isfinite(dgamma[0])
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_an_infinite_gradient_ends_at_a_closed_relu(dtype):
+def test_an_infinite_gradient_ends_at_a_closed_relu(primitives, dtype):
     x = np.array([[-1], [1]], dtype)
     gamma, beta = np.ones(1, np.float32), np.zeros(1, np.float32)
     attributes = BatchNorm(relu=True)
     for add in (None, np.zeros_like(x)):
-        _, saved = PRIMITIVES.batch_norm(x, gamma, beta, None, attributes, add=add)
+        _, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=add)
         dy = np.array([[np.inf], [2]], dtype)
-        *_, dbeta, dadd = PRIMITIVES.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=add is not None)
+        *_, dbeta, dadd = primitives.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=add is not None)
         assert dbeta == 2
         assert add is None or dadd.tolist() == [[0], [2]]
 
 
-def test_overflow_is_infinite():
+def test_overflow_is_infinite(primitives):
     x = np.array([[0], [1]], np.float16)
-    y, _ = PRIMITIVES.batch_norm(x, np.full(1, 1e6, np.float32), np.zeros(1, np.float32), None, BatchNorm())
+    y, _ = primitives.batch_norm(x, np.full(1, 1e6, np.float32), np.zeros(1, np.float32), None, BatchNorm())
     assert y.tolist() == [[-np.inf], [np.inf]]
 
 
-def test_an_empty_batch_is_an_error():
+def test_an_empty_batch_is_an_error(primitives):
     parameters = np.ones((2, 3), np.float32)
     with pytest.raises(ValueError, match=r"empty batch.*\(0, 4, 4, 3\)"):
-        PRIMITIVES.batch_norm(np.zeros((0, 4, 4, 3), np.float16), *parameters, None, BatchNorm())
+        primitives.batch_norm(np.zeros((0, 4, 4, 3), np.float16), *parameters, None, BatchNorm())
     x = np.zeros((0, 4, 4, 3), BFLOAT16)
-    assert PRIMITIVES.batch_norm_inference(x, *parameters, *parameters, BatchNorm()).shape == x.shape
+    assert primitives.batch_norm_inference(x, *parameters, *parameters, BatchNorm()).shape == x.shape

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.geometry import Pooling
 from tests.backends.primitive_cases import (
     EPS32,
@@ -58,12 +57,12 @@ def windows(x, pooling):
 
 @given(case=poolings(), dtype=storage_dtypes, ties=st.booleans(), seed=seeds)
 @settings(max_examples=tries(120))
-def test_max_pool(case, dtype, ties, seed):
+def test_max_pool(primitives, case, dtype, ties, seed):
     """The outputs are elements of the input: nothing is rounded."""
     pooling, shape = case
     rng = np.random.default_rng(seed)
     x = rng.integers(-2, 3, shape).astype(dtype) if ties else arrays(rng, shape, dtype)
-    y, where = PRIMITIVES.max_pool(x, pooling)
+    y, where = primitives.max_pool(x, pooling)
 
     def of_chainer(variable):
         return F.max_pooling_2d(variable, pooling.window, pooling.stride, pooling.pad, pooling.cover_all)
@@ -77,7 +76,7 @@ def test_max_pool(case, dtype, ties, seed):
         np.testing.assert_array_equal(where[place], window.argmax(1))
 
     dy = arrays(rng, y.shape, dtype)
-    dx = PRIMITIVES.max_pool_backward(dy, where, pooling, shape)
+    dx = primitives.max_pool_backward(dy, where, pooling, shape)
     gradient(expected, dy)
     magnitude = nchw(x)
     gradient(of_chainer(magnitude), np.abs(exact(dy)))
@@ -85,7 +84,7 @@ def test_max_pool(case, dtype, ties, seed):
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_maxima_of_what_is_extreme(dtype):
+def test_maxima_of_what_is_extreme(primitives, dtype):
     """Infinities, both zeros, NaN of both signs, the largest and the smallest numbers, each against each."""
     info = np.array([np.inf, -np.inf, 0.0, -0.0, np.nan, -np.nan, 1, -1], np.float32)
     bits = np.dtype(f"u{dtype.itemsize}")
@@ -95,7 +94,7 @@ def test_maxima_of_what_is_extreme(dtype):
     values = np.concatenate([info, smallest, -smallest, largest, -largest]).astype(dtype)
     pairs = np.stack(np.meshgrid(values.astype(np.float32), values.astype(np.float32)), -1).astype(dtype)
     x = np.ascontiguousarray(pairs.reshape(1, 1, -1, 1))
-    y, where = PRIMITIVES.max_pool(x, Pooling((1, 2), (1, 2)))
+    y, where = primitives.max_pool(x, Pooling((1, 2), (1, 2)))
     expected = pairs.reshape(-1, 2).astype(np.float32)
     index = expected.argmax(1)  # NaN is the largest, the first of equals wins
     np.testing.assert_array_equal(where.reshape(-1), index)
@@ -104,35 +103,35 @@ def test_maxima_of_what_is_extreme(dtype):
     )
 
 
-def test_every_number_of_float16_is_its_own_maximum():
+def test_every_number_of_float16_is_its_own_maximum(primitives):
     x = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(1, 256, 256, 1)
-    y, _ = PRIMITIVES.max_pool(x, Pooling((1, 1), (1, 1)))
+    y, _ = primitives.max_pool(x, Pooling((1, 1), (1, 1)))
     np.testing.assert_array_equal(y, x)
 
 
-def test_windows_outside_the_input_are_minus_infinity_and_pass_nothing_back():
+def test_windows_outside_the_input_are_minus_infinity_and_pass_nothing_back(primitives):
     x = np.array([-3.0], np.float16).reshape(1, 1, 1, 1)
     pooling = Pooling((1, 1), (1, 1), (1, 1))
-    y, where = PRIMITIVES.max_pool(x, pooling)
+    y, where = primitives.max_pool(x, pooling)
     assert y[0, :, :, 0].tolist() == [[-np.inf] * 3, [-np.inf, -3, -np.inf], [-np.inf] * 3]
-    assert PRIMITIVES.max_pool_backward(np.ones_like(y), where, pooling, x.shape).item() == 1
+    assert primitives.max_pool_backward(np.ones_like(y), where, pooling, x.shape).item() == 1
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_sums_of_overlapping_windows_are_rounded_once(dtype):
+def test_sums_of_overlapping_windows_are_rounded_once(primitives, dtype):
     """1 + eps/2 + eps/2 is 1 + eps, not 1."""
     x = np.array([0, 1, 0], dtype).reshape(1, 1, 3, 1)
     pooling = Pooling((1, 3), (1, 1), (0, 1))
-    y, where = PRIMITIVES.max_pool(x, pooling)
+    y, where = primitives.max_pool(x, pooling)
     half = {2: 2.0**-11 if dtype == FLOAT16 else 2.0**-8, 4: 2.0**-20}[dtype.itemsize]
     dy = np.array([1, half, half], dtype).reshape(y.shape)
-    assert PRIMITIVES.max_pool_backward(dy, where, pooling, x.shape)[0, 0, 1, 0] == 1 + 2 * half
+    assert primitives.max_pool_backward(dy, where, pooling, x.shape)[0, 0, 1, 0] == 1 + 2 * half
 
 
-def test_what_is_infinite_goes_only_to_the_maximum():
+def test_what_is_infinite_goes_only_to_the_maximum(primitives):
     x = np.array([1, 2], np.float16).reshape(1, 1, 2, 1)
-    y, where = PRIMITIVES.max_pool(x, Pooling((1, 2), (1, 1)))
-    dx = PRIMITIVES.max_pool_backward(np.full_like(y, np.inf), where, Pooling((1, 2), (1, 1)), x.shape)
+    y, where = primitives.max_pool(x, Pooling((1, 2), (1, 1)))
+    dx = primitives.max_pool_backward(np.full_like(y, np.inf), where, Pooling((1, 2), (1, 1)), x.shape)
     assert dx.reshape(-1).tolist() == [0, np.inf]
 
 
@@ -141,7 +140,7 @@ def test_what_is_infinite_goes_only_to_the_maximum():
 
 @given(case=poolings(average=True), dtype=storage_dtypes, seed=seeds)
 @settings(max_examples=tries(100))
-def test_average_pool(case, dtype, seed):
+def test_average_pool(primitives, case, dtype, seed):
     pooling, shape = case
     rng = np.random.default_rng(seed)
     x = arrays(rng, shape, dtype)
@@ -150,11 +149,11 @@ def test_average_pool(case, dtype, seed):
         F.average_pooling_2d(v, pooling.window, pooling.stride, pooling.pad) for v in (variable, magnitude)
     )
     size = math.prod(pooling.window)
-    y = PRIMITIVES.average_pool(x, pooling)
+    y = primitives.average_pool(x, pooling)
     assert_close(y, nhwc(expected.array), dtype, accumulated(size, nhwc(terms.array)))
 
     dy = arrays(rng, y.shape, dtype)
-    dx = PRIMITIVES.average_pool_backward(dy, pooling, shape)
+    dx = primitives.average_pool_backward(dy, pooling, shape)
     gradient(expected, dy)
     gradient(terms, np.abs(exact(dy)))
     assert_close(dx, nhwc(variable.grad), dtype, accumulated(size, nhwc(magnitude.grad)))
@@ -162,54 +161,54 @@ def test_average_pool(case, dtype, seed):
 
 @given(position=positions, channels=channel_counts, dtype=storage_dtypes, seed=seeds)
 @settings(max_examples=tries(60))
-def test_global_average_pool(position, channels, dtype, seed):
+def test_global_average_pool(primitives, position, channels, dtype, seed):
     rng = np.random.default_rng(seed)
     shape = (*position, channels)
     x = arrays(rng, shape, dtype, 1, 1)
-    y = PRIMITIVES.global_average_pool(x)
+    y = primitives.global_average_pool(x)
     size = position[1] * position[2]
     assert_close(y, exact(x).mean((1, 2)), dtype, accumulated(size, np.abs(exact(x)).mean((1, 2))))
 
     dy = arrays(rng, y.shape, dtype)
-    dx = PRIMITIVES.global_average_pool_backward(dy, shape)
+    dx = primitives.global_average_pool_backward(dy, shape)
     expected = np.broadcast_to(exact(dy)[:, None, None] / size, shape)
     assert_close(dx, expected, dtype, EPS32 * np.abs(expected))
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_means_of_large_numbers_do_not_overflow(dtype):
+def test_means_of_large_numbers_do_not_overflow(primitives, dtype):
     x = np.full((2, 20, 20, 3), 60000, dtype)
     value = x.flat[0]
-    assert (PRIMITIVES.global_average_pool(x) == value).all()
-    assert (PRIMITIVES.average_pool(x, Pooling((20, 20), (1, 1))) == value).all()
+    assert (primitives.global_average_pool(x) == value).all()
+    assert (primitives.average_pool(x, Pooling((20, 20), (1, 1))) == value).all()
 
 
 @pytest.mark.parametrize("shape", [(40, 20, 20, 8), (2, 200, 200, 3), (3, 1, 1, 40_000)])
 @pytest.mark.parametrize("dtype", [FLOAT16])
-def test_images_in_parts(shape, dtype):
+def test_images_in_parts(primitives, shape, dtype):
     """Some images to a block, or one that is larger than a block."""
     rng = np.random.default_rng(0)
     x = arrays(rng, shape, dtype)
     pooling = Pooling((1, 1), (1, 1))
-    y, where = PRIMITIVES.max_pool(x, pooling)
+    y, where = primitives.max_pool(x, pooling)
     for found in (
         y,
-        PRIMITIVES.max_pool_backward(x, where, pooling, shape),
-        PRIMITIVES.average_pool(x, pooling),
-        PRIMITIVES.average_pool_backward(x, pooling, shape),
+        primitives.max_pool_backward(x, where, pooling, shape),
+        primitives.average_pool(x, pooling),
+        primitives.average_pool_backward(x, pooling, shape),
     ):
         np.testing.assert_array_equal(found, x)
     terms = np.abs(exact(x)).mean((1, 2))
     bound = accumulated(shape[1] * shape[2], terms)
-    assert_close(PRIMITIVES.global_average_pool(x), exact(x).mean((1, 2)), dtype, bound)
+    assert_close(primitives.global_average_pool(x), exact(x).mean((1, 2)), dtype, bound)
 
 
-def test_an_empty_batch():
+def test_an_empty_batch(primitives):
     pooling = Pooling((2, 2), (2, 2))
     x = np.zeros((0, 4, 4, 3), np.float16)
-    y, where = PRIMITIVES.max_pool(x, pooling)
-    assert y.shape == where.shape == PRIMITIVES.average_pool(x, pooling).shape == (0, 2, 2, 3)
-    assert PRIMITIVES.max_pool_backward(y, where, pooling, x.shape).shape == x.shape
-    assert PRIMITIVES.average_pool_backward(y, pooling, x.shape).shape == x.shape
-    assert PRIMITIVES.global_average_pool(x).shape == (0, 3)
-    assert PRIMITIVES.global_average_pool_backward(np.zeros((0, 3), np.float16), x.shape).shape == x.shape
+    y, where = primitives.max_pool(x, pooling)
+    assert y.shape == where.shape == primitives.average_pool(x, pooling).shape == (0, 2, 2, 3)
+    assert primitives.max_pool_backward(y, where, pooling, x.shape).shape == x.shape
+    assert primitives.average_pool_backward(y, pooling, x.shape).shape == x.shape
+    assert primitives.global_average_pool(x).shape == (0, 3)
+    assert primitives.global_average_pool_backward(np.zeros((0, 3), np.float16), x.shape).shape == x.shape

@@ -1,0 +1,142 @@
+"""The native library computes bit for bit what NumPy does, with AVX2 and AVX-512, on some threads."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mixprec.backends import cpu, native
+from mixprec.backends.geometry import Affine, BatchNorm, Pooling
+from mixprec.native.library import library
+from tests.backends.primitive_cases import BFLOAT16, FLOAT32, STORAGE, arrays, exact
+
+pytestmark = pytest.mark.skipif(library() is None, reason="needs the native library")
+
+# (N, H, W, C): channels narrower than a vector, of some vectors and a part, and of some chunks of a sum.
+SHAPES = [(3, 7, 5, 1), (2, 9, 6, 3), (2, 3, 5, 16), (1, 13, 11, 33), (2, 5, 7, 64), (5, 17, 9, 70), (2, 4, 3, 520)]
+POOLINGS = [
+    Pooling((3, 3), (2, 2), (1, 1), cover_all=True),
+    Pooling((2, 3), (1, 2)),
+    Pooling((3, 3), (1, 1), (2, 2)),
+    Pooling((1, 2), (3, 3)),
+]
+ODD = (np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, 3e-6)
+
+
+def _arrays(shape, dtype, count):
+    """Returns arrays with numbers that are equal, and odd ones."""
+    rng = np.random.default_rng(0)
+    with np.errstate(over="ignore"):
+        found = (arrays(rng, (count, *shape), np.float64) * 4).round(1).astype(dtype)
+        found.reshape(-1)[rng.integers(0, found.size, found.size // 9)] = np.array(rng.choice(ODD), dtype)
+        found.reshape(-1)[: len(ODD)] = np.array(ODD, dtype)
+    return found
+
+
+def _bits(array):
+    """Returns an array with one NaN for all, as integers."""
+    if array is None or array.dtype.kind in "bu":
+        return array
+    array = array.copy()
+    array[np.isnan(exact(array))] = np.nan
+    return array.view(f"i{array.itemsize}")
+
+
+def _assert_same(compute):
+    """Asserts that both primitives return the same bits."""
+    with np.errstate(all="ignore"):
+        expected, found = ([*map(_bits, compute(primitives))] for primitives in (cpu.PRIMITIVES, native.PRIMITIVES))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_outputs_of_normalizations(shape, dtype):
+    x, add = _arrays(shape, dtype, 2)
+    affine = Affine(*arrays(np.random.default_rng(1), (2, shape[-1]), np.float32))
+    _assert_same(lambda p: p.apply_affine(x, affine, True)[:1])
+    _assert_same(lambda p: p.apply_affine(x, affine, True, add, keep_mask=True))
+    _assert_same(lambda p: [p.add_bias(x, affine.bias.astype(dtype))])
+
+
+@pytest.mark.parametrize("plus", [False, True])
+@pytest.mark.parametrize(("relu", "add"), [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_of_normalizations(shape, dtype, relu, add, plus):
+    """The sums are not the same bits: dx is, of the same sums."""
+    x, dy, other = _arrays(shape, dtype, 3)
+    rng = np.random.default_rng(1)
+    mean, scale, bias, slope, offset = arrays(rng, (5, shape[-1]), np.float32)
+    mask = rng.random(shape) < 0.5 if relu and add else None
+
+    def gradients(p):
+        g, *_ = p._reduce(dy, other if plus else None, x, mean, Affine(scale, bias), relu, add, mask)
+        scaled = p._scaled(g, x, scale)
+        kept = g.copy() if add else None
+        return p._combine(g, scale, x, mean, slope, offset, reuse=relu and not add), scaled, kept
+
+    _assert_same(gradients)
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_poolings(pooling, shape, dtype):
+    (x,) = _arrays(shape, dtype, 1)
+    _assert_same(lambda p: p.max_pool(x, pooling))
+    y, where = cpu.PRIMITIVES.max_pool(x, pooling)
+    _assert_same(lambda p: [p.max_pool_backward(y, where, pooling, shape)])
+    if not pooling.cover_all:
+        _assert_same(lambda p: [p.average_pool(x, pooling), p.average_pool_backward(y, pooling, shape)])
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_elements_and_layouts(shape, dtype):
+    x, dy = _arrays(shape, dtype, 2)
+    _assert_same(lambda p: [p.relu(x), p.relu_backward(dy, x), p.add(x, dy)])
+    for to in STORAGE:
+        _assert_same(lambda p, to=to: [p.to_nhwc(x, to), p.to_nhwc(x, to, shape[1] + 5), p.to_nchw(x, to, 2)])
+
+
+def _digests():
+    """Returns digests of results that are sums, and so depend on their order."""
+    found = {}
+    for dtype in (FLOAT32, BFLOAT16):
+        for channels in (3, 64, 600):
+            x, dy = arrays(np.random.default_rng(0), (2, 4, 15_000 // channels, 7, channels), dtype)
+            gamma, beta = np.ones((2, channels), np.float32)
+            attributes = BatchNorm(relu=True)
+            y, saved = native.PRIMITIVES.batch_norm(x, gamma, beta, None, attributes)
+            results = (
+                *(y, saved.mean, saved.invstd, native.PRIMITIVES.bias_grad(dy, FLOAT32)),
+                *native.PRIMITIVES.batch_norm_backward(dy, x, gamma, beta, saved, attributes)[:3],
+                *native.PRIMITIVES.max_pool(x, POOLINGS[0]),
+                native.PRIMITIVES.global_average_pool(x),
+                native.PRIMITIVES.to_nchw(x, FLOAT32),
+            )
+            found[f"{dtype} {channels}"] = [hashlib.sha256(each.tobytes()).hexdigest() for each in results]
+    return found
+
+
+def test_the_same_bits_on_all_threads_and_instructions():
+    before = library().threads()
+    try:
+        library().set_threads(1)
+        expected = _digests()
+        library().set_threads(3)
+        assert _digests() == expected
+    finally:
+        library().set_threads(before)
+    program = (
+        "import json; from tests.backends.native.test_native_passes import _digests; print(json.dumps(_digests()))"
+    )
+    environment = {**os.environ, "MIXPREC_NATIVE": "avx2"}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout) == expected
