@@ -10,6 +10,7 @@ python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch r
     [--set KEY=VALUE ...] [--steps 5] [--top 20] [--json FILE]
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--threads 1] [--json FILE]
 python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--gpu-batch 32] [--json FILE]
+python scripts/benchmark.py convolutions [--arch resnet18] [--batch 8] [--size 64] [--repeats 7] [--json FILE]
 python scripts/benchmark.py step [--arch resnet50] [--size 224] [--repeats 15] [--json FILE]
 python scripts/benchmark.py walks [-v] [--json FILE]
 python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--threads 2] [--repeats 7] [--seconds 10]
@@ -34,6 +35,7 @@ if __name__ == "__main__":
 
 from benchmarks import (
     compared_loaders,
+    convolution_speed,
     loader_gpu,
     loader_speed,
     machine,
@@ -79,6 +81,13 @@ def _primitives(save, batch, size, repeats, gpu_batch):
     print(primitives_gpu.table(*gpu))
     record = primitives_speed.as_json(rows, batch=batch, size=size, repeats=repeats, gpu_batch=gpu_batch)
     save({**record, "gpu": primitives_gpu.as_json(*gpu)})
+
+
+def _convolutions(save, arch, batch, size, repeats):
+    rows = convolution_speed.measure(arch, batch=batch, size=size, repeats=repeats)
+    print(f"convolutions of {arch}, batch {batch}, {size}x{size} pixels, on the CPU")
+    print(convolution_speed.table(rows))
+    save(convolution_speed.as_json(rows, arch=arch, batch=batch, size=size, repeats=repeats))
 
 
 def _step(save, arch, size, repeats):
@@ -140,6 +149,12 @@ def main(argv=None):
     own.add_argument("--size", type=positive, default=64, help="height and width of an image on the CPU in pixels")
     own.add_argument("--repeats", type=positive, default=5, help="timed turns")
     own.add_argument("--gpu-batch", type=positive, default=32, help="images in a batch on the GPU")
+    text = "each convolution of a ResNet on the CPU: the native library, NumPy, torch; OMP_NUM_THREADS says the threads"
+    own = add_command(commands, _convolutions, "convolutions", text)
+    own.add_argument("--arch", choices=["resnet18", "resnet50"], default="resnet18", help="the network")
+    own.add_argument("--batch", type=positive, default=8, help="images in a batch")
+    own.add_argument("--size", type=positive, default=64, help="height and width of an image in pixels")
+    own.add_argument("--repeats", type=positive, default=7, help="timed turns")
     text = "what a training step asks of a device, counted without one, and the CPU time of its Python"
     own = add_command(commands, _step, "step", text)
     add_arch(own, "resnet50", WITHOUT_GROUPS)

@@ -69,7 +69,8 @@ bool multiply_windows(const Windows &windows, const Stored *source, const float 
             for (long row = 0; row < count; row += ROWS) {
                 alignas(64) float sums[ROWS * COLUMNS];
                 long some = count - row < ROWS ? count - row : ROWS;
-                multiply<false>(some, columns, packed + row * step, step, panels + panel * panel_step(depth), depth, sums);
+                const float *filters = panels + panel * panel_step(depth);
+                multiply<false>(some, columns, packed + row * step, step, filters, depth, sums);
                 store_tile(to, sums, some, columns, pixels + row, column, mask, target);
             }
         }
@@ -78,7 +79,8 @@ bool multiply_windows(const Windows &windows, const Stored *source, const float 
 }
 
 inline float *panels_of(long columns, long depth) {
-    return static_cast<float *>(aligned_alloc(64, (columns + COLUMNS - 1) / COLUMNS * panel_step(depth) * sizeof(float)));
+    long panels = (columns + COLUMNS - 1) / COLUMNS;
+    return static_cast<float *>(aligned_alloc(64, panels * panel_step(depth) * sizeof(float)));
 }
 
 inline Windows windows_of_input(const Convolution &of) {
@@ -153,7 +155,8 @@ bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const St
                 for (long j = 0; j < x.taps; ++j)
                     for (long k = start; k < stop; ++k) {
                         long r = y.filter + i * y.filter_step, s = x.filter + j * x.filter_step;
-                        const Stored *row = w + (((first + k) * of.filter_size[0] + r) * of.filter_size[1] + s) * columns;
+                        long place = ((first + k) * of.filter_size[0] + r) * of.filter_size[1] + s;
+                        const Stored *row = w + place * columns;
                         float *out = panels + ((i * x.taps + j) * filters + k) * COLUMNS;
                         for (long column = 0; column < columns; column += COLUMNS, out += panel_step(depth)) {
                             long count = clamp(columns - column, 0, COLUMNS);

@@ -22,7 +22,7 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
     Windows windows = windows_of_input(of);
     long columns = windows.depth(), positions = windows.positions(), filters = of.filters / of.groups;
     long wide = (columns + COLUMNS - 1) / COLUMNS, high = (filters + ROWS - 1) / ROWS;
-    long panels = wide < MOST_PANELS ? wide : MOST_PANELS, tiles = high < MOST_FILTERS / ROWS ? high : MOST_FILTERS / ROWS;
+    long panels = clamp(wide, 1, MOST_PANELS), tiles = clamp(high, 1, MOST_FILTERS / ROWS);
     auto parts = [](long all, long some) { return (all + some - 1) / some; };
     if (threads() > 1) {
         long wanted = parts(4 * threads(), of.groups);
@@ -68,7 +68,8 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
                     for (long i = 0; i < rows; ++i) {
                         float *total = totals + (row + i) * width + panel * COLUMNS;
                         vectors(0, across, [&](long j, long some) {
-                            store_n(total + j, add(load_n(total + j, some), load_n(sums + i * COLUMNS + j, some)), some);
+                            Vector sum = load(sums + i * COLUMNS + j);
+                            store_n(total + j, add(load_n(total + j, some), sum), some);
                         });
                     }
                 }
@@ -76,7 +77,9 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
         }
         for (long row = 0; row < some; ++row) {
             Stored *out = dw + (group * filters + first_filter + row) * columns + first_column;
-            vectors(0, count, [&](long j, long some) { store_n(out + j, load_n(totals + row * width + j, some), some); });
+            vectors(0, count, [&](long j, long some) {
+                store_n(out + j, load_n(totals + row * width + j, some), some);
+            });
         }
     });
     return !failed;

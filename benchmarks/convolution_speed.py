@@ -1,0 +1,145 @@
+"""The convolutions of a ResNet on the CPU, one by one: the native library, NumPy, and torch (oneDNN).
+
+All of them take the threads that ``OMP_NUM_THREADS`` says, or those of the machine.
+"""
+
+import collections
+import dataclasses
+import time
+
+import numpy as np
+
+from benchmarks import machine
+from benchmarks.step import by_hand
+from mixprec.backends import cpu, native
+from mixprec.dtypes import BFLOAT16
+from mixprec.native.library import library
+from mixprec.native.threads import number_of_threads
+
+PASSES = ("forward", "dgrad", "wgrad")
+_NATIVE = {"native float32": np.float32, "native float16": np.float16, "native bfloat16": BFLOAT16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One shape.
+
+    Attributes:
+        x: shape of the input, (N, H, W, C).
+        w: shape of the filters, (K, R, S, C).
+        stride: vertical and horizontal.
+        pad: vertical and horizontal.
+        count: how many convolutions of the network have it.
+        times: {name: [milliseconds of forward, dgrad, wgrad]}, the quickest of all turns.
+    """
+
+    x: tuple
+    w: tuple
+    stride: tuple
+    pad: tuple
+    count: int
+    times: dict
+
+
+def measure(arch, *, batch, size, repeats):
+    """Times each distinct convolution of a network; all ways take turns.
+
+    Args:
+        arch: name of a ResNet.
+        batch: images in a batch.
+        size: height and width of an image in pixels.
+        repeats: timed turns, after one to warm up.
+
+    Returns:
+        list of Row
+    """
+    calls = [call.arguments[:3] for call in by_hand.calls(arch, batch=batch, size=size) if call.name == "conv_fprop"]
+    shapes = collections.Counter((tuple(x.shape), tuple(w.shape), convolution) for x, w, convolution in calls)
+    return [_row(*shape, count, repeats) for shape, count in shapes.items()]
+
+
+def table(rows):
+    """Returns the times as text: those of each shape, and those of all, each as often as the network has it."""
+    names = list(rows[0].times)
+    lines = [f"{'ms: forward, dgrad, wgrad':40}" + "".join(f"{name:>24}" for name in names)]
+    for row in rows:
+        what = f"{row.count} x {'x'.join(map(str, row.x))} {'x'.join(map(str, row.w))} /{row.stride[0]}"
+        lines.append(f"{what:40}" + "".join(_cells(row.times[name]) for name in names))
+    lines.append(f"{'all':40}" + "".join(_cells(part) for part in totals(rows).values()))
+    sums = {name: sum(part) for name, part in totals(rows).items()}
+    best = sums.get("torch float32", sums["NumPy float32"])
+    lines.append(f"{'time over that of the last':40}" + "".join(f"{value / best:24.2f}" for value in sums.values()))
+    return "\n".join(lines)
+
+
+def totals(rows):
+    """Returns {name: [milliseconds of forward, dgrad, wgrad]} of all convolutions of the network."""
+    return {
+        name: [sum(row.count * row.times[name][i] for row in rows) for i in range(len(PASSES))]
+        for name in rows[0].times
+    }
+
+
+def as_json(rows, **settings):
+    """Returns rows and settings as a dict for JSON, with what they were measured on."""
+    settings |= {"threads": number_of_threads(), "instructions": library() and library().instructions()}
+    return {
+        "settings": settings,
+        **machine.record(),
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "totals": totals(rows),
+    }
+
+
+def _cells(times):
+    return "".join(f"{value:8.2f}" for value in times)
+
+
+def _row(x_shape, w_shape, convolution, count, repeats):
+    rng = np.random.default_rng(0)
+    y_shape = (x_shape[0], *convolution.out_size(x_shape[1:3], w_shape[1:3]), w_shape[0])
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in (x_shape, w_shape, y_shape)]
+    ways = {}
+    if library() is not None:
+        for name, dtype in _NATIVE.items():
+            ways[name] = _by_primitives(native.PRIMITIVES, *(array.astype(dtype) for array in arrays), convolution)
+    ways["NumPy float32"] = _by_primitives(cpu.PRIMITIVES, *arrays, convolution)
+    ways |= _by_torch(*arrays, convolution)
+    times = {name: [np.inf] * len(PASSES) for name in ways}
+    for turn in range(repeats + 1):
+        for name, functions in ways.items():
+            for i, function in enumerate(functions):
+                start = time.perf_counter()
+                function()
+                if turn:
+                    times[name][i] = min(times[name][i], (time.perf_counter() - start) * 1e3)
+    return Row(x_shape, w_shape, convolution.stride, convolution.pad, count, times)
+
+
+def _by_primitives(primitives, x, w, dy, convolution):
+    return (
+        lambda: primitives.conv_fprop(x, w, convolution),
+        lambda: primitives.conv_dgrad(dy, w, convolution, x.shape),
+        lambda: primitives.conv_wgrad(x, dy, convolution, w.shape),
+    )
+
+
+def _by_torch(x, w, dy, convolution):
+    """The same by torch in channels_last, if it is there."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    torch.set_num_threads(number_of_threads())
+    x, w, dy = (torch.from_numpy(array).permute(0, 3, 1, 2) for array in (x[..., : w.shape[3]].copy(), w, dy))
+    moves = (convolution.stride, convolution.pad, convolution.dilation)
+
+    def backward(*wanted):
+        return torch.ops.aten.convolution_backward(dy, x, w, None, *moves, False, (0, 0), 1, (*wanted, False))
+
+    functions = (
+        lambda: torch.nn.functional.conv2d(x, w, None, *moves),
+        lambda: backward(True, False),
+        lambda: backward(False, True),
+    )
+    return {"torch float32": functions}
