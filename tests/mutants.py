@@ -84,9 +84,9 @@ MUTANTS = [
     Mutant("biased-variance", "backends/cpu/batch_norm.py", "backends/cpu/test_batch_norm.py",
            "count / max(count - 1, 1)", "count / max(count, 1)", "running variances are biased on NumPy"),
     Mutant("native-mean-of-squares", "backends/native/native_batch_norm.py", "backends/cpu/test_batch_norm.py",
-           "squares / (x.size // x.shape[-1])", "squares / x.size", "variances too small by the number of channels"),
+           "squares / (x.size // x.shape[-1])", "squares / x.size", "variances are too small"),
     Mutant("native-plus", "backends/native/native_batch_norm.py", "backends/native/test_native_passes.py",
-           "again = _Again(dy, plus, ", "again = _Again(dy, None, ", "gradients of one branch of a residual network only"),
+           "again = _Again(dy, plus, ", "again = _Again(dy, None, ", "gradients of one branch only"),
     Mutant("variance-between-ranks", "backends/cpu/batch_norm.py", "backends/cpu/test_batch_norm_of_ranks.py",
            "variances + (means - mean) ** 2", "variances", "means of other processes are no part of the variance"),
     Mutant("count-of-one-rank", "backends/cpu/batch_norm.py", "backends/cpu/test_batch_norm_of_ranks.py",
@@ -477,6 +477,8 @@ class Tree:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             if (ROOT / name).exists():
                 shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
+        for name in (ROOT / "mixprec" / "native").glob("_library*.so"):  # which git does not have
+            shutil.copy2(name, self.root / name.relative_to(ROOT))
         if (ROOT / KERNELS).is_dir():  # g++ has compiled these; those of mutants go with the copy
             shutil.copytree(ROOT / KERNELS, self.root / KERNELS)
         for library in (ROOT / NATIVE).glob("*.so"):
