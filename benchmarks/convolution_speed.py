@@ -13,7 +13,7 @@ from benchmarks import machine
 from benchmarks.step import by_hand
 from mixprec.backends import cpu, native
 from mixprec.dtypes import BFLOAT16
-from mixprec.native.library import library
+from mixprec.native.native_library import library
 from mixprec.native.threads import number_of_threads
 
 PASSES = ("forward", "dgrad", "wgrad")

@@ -9,7 +9,7 @@ import time
 from chainer import optimizers
 
 from benchmarks import compared_optimizers, machine
-from mixprec.native.library import library
+from mixprec.native.native_library import library
 
 MIX = ((512, 512, 3, 3),) * 4 + ((1024, 256),) * 8 + ((256,),) * 100  # large and small parameters
 _MOMENTUM = 0.9

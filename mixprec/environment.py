@@ -181,7 +181,7 @@ def _startup_hook():
 def _native_library():
     """The library that computes on the CPU: its instruction set and threads, or why NumPy computes in its place."""
     try:
-        module, reason = importlib.import_module("mixprec.native.library").load()
+        module, reason = importlib.import_module("mixprec.native.native_library").load()
     except Exception as error:
         return Component("native library", "broken", note=_one_line(error))
     if module is None:

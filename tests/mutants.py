@@ -270,7 +270,9 @@ MUTANTS = [
     Mutant("threads-of-a-container", "native/threads.py", "native/test_threads.py",
            "min(_cores(root), int(_quota(root)), 256)", "min(_cores(root), 256)",
            "a container with little processor time gets a thread for each core of the machine"),
-    Mutant("stale-library", "native/library.py", "native/test_library.py",
+    Mutant("threads-of-the-user", "native/threads.py", "native/test_threads.py",
+           "if wanted.isdecimal() and int(wanted) > 0:", "if False:", "OMP_NUM_THREADS is not respected"),
+    Mutant("stale-library", "native/native_library.py", "native/test_library.py",
            "if sources.digest() not in (None, _library.sources()):", "if False:",
            "a library of other sources is called with other arguments"),
     Mutant("gpu-of-rank", "environment.py", "test_environment.py",
@@ -477,11 +479,9 @@ class Tree:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             if (ROOT / name).exists():
                 shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
-        for name in (ROOT / "mixprec" / "native").glob("_library*.so"):  # which git does not have
-            shutil.copy2(name, self.root / name.relative_to(ROOT))
         if (ROOT / KERNELS).is_dir():  # g++ has compiled these; those of mutants go with the copy
             shutil.copytree(ROOT / KERNELS, self.root / KERNELS)
-        for library in (ROOT / NATIVE).glob("*.so"):
+        for library in (ROOT / NATIVE).glob("*.so"):  # which git does not have
             shutil.copy2(library, self.root / NATIVE)
         self._times = itertools.count(1)
         return self

@@ -8,7 +8,7 @@ import functools
 import chainer
 import numpy as np
 
-from mixprec.native.library import library
+from mixprec.native.native_library import library
 
 _OTHERS = {}  # primitives by the type of array, for arrays that are neither of NumPy nor of CuPy
 

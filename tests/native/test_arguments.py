@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec.native.library import library
+from mixprec.native.native_library import library
 from tests.circles import tries
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native library")

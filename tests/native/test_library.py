@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mixprec.dtypes import BFLOAT16
-from mixprec.native import library, sources
+from mixprec.native import native_library as library
+from mixprec.native import sources
 from tests import ROOT
 
 

@@ -6,14 +6,14 @@ import textwrap
 
 import pytest
 
-from mixprec.native.library import library
+from mixprec.native.native_library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native library")
 
 _BEGINNING = """
     import multiprocessing, os, signal, sys, threading, time
     import numpy as np
-    from mixprec.native.library import library
+    from mixprec.native.native_library import library
     native = library()
     native.set_threads(4)
     x = (np.arange(1 << 19) % 2000).astype(np.float32)

@@ -130,7 +130,7 @@ def test_a_wheel_made_from_an_sdist_is_the_same(checkout, wheel, tmp_path):
 @pytest.mark.skipif(not HAS_NATIVE, reason="needs g++ on x86-64")
 def test_the_native_library_of_a_wheel_computes(environment, wheel, tmp_path):
     assert not wheel.name.endswith("-any.whl")
-    script = "from mixprec.native.library import library; print(library().instructions())"
+    script = "from mixprec.native.native_library import library; print(library().instructions())"
     printed, errors = environment.run("-c", script, cwd=tmp_path)
     assert (printed[:3], errors) == ("AVX", "")
 

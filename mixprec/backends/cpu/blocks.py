@@ -15,7 +15,7 @@ import threading
 import numpy as np
 
 from mixprec.dtypes import BFLOAT16
-from mixprec.native.library import library, raw
+from mixprec.native.native_library import library, raw
 
 BLOCK = 1 << 15  # elements: a block of float32, with what is computed from it, fits the second-level cache
 _LONGEST_SUM = 4096  # rows whose sum is taken in float32

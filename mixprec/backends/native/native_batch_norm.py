@@ -4,8 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mixprec.backends.native.storage import are_stored_alike
-from mixprec.native.library import library, raw
+from mixprec.native.native_library import are_stored_alike, library, raw
 
 
 class _Again(NamedTuple):

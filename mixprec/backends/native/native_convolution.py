@@ -4,7 +4,7 @@ import numpy as np
 
 from mixprec.backends.geometry import Following
 from mixprec.dtypes import BFLOAT16
-from mixprec.native.library import library, raw
+from mixprec.native.native_library import library, raw
 
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 

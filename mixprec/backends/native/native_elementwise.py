@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from mixprec.backends.native.storage import are_stored_alike, is_stored
-from mixprec.native.library import library, raw
+from mixprec.native.native_library import are_stored_alike, is_stored, library, raw
 
 
 class NativeElementwise:

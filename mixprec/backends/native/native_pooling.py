@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from mixprec.backends.native.storage import are_stored_alike
-from mixprec.native.library import library, raw
+from mixprec.native.native_library import are_stored_alike, library, raw
 
 _MOST = 1 << 20  # the longest window, stride and padding of the library
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mixprec.backends.memory import flat
 from mixprec.dtypes import BFLOAT16
-from mixprec.native.library import library, raw
+from mixprec.native.native_library import library, raw
 from mixprec.optimizer.batch.group import Group
 from mixprec.optimizer.batch.native_names import name_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mixprec.backends import cpu, native
-from mixprec.native.library import library
+from mixprec.native.native_library import library
 
 
 @pytest.fixture(scope="session", params=["numpy", "native"])

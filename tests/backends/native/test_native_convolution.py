@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends import cpu, native
 from mixprec.backends.geometry import Convolution, Following
-from mixprec.native.library import library
+from mixprec.native.native_library import library
 from tests.backends.primitive_cases import FLOAT16, FLOAT32, STORAGE, arrays
 from tests.circles import tries
 

@@ -11,7 +11,7 @@ import pytest
 
 from mixprec.backends import cpu, native
 from mixprec.backends.geometry import Affine, BatchNorm, Pooling
-from mixprec.native.library import library
+from mixprec.native.native_library import library
 from tests.backends.primitive_cases import BFLOAT16, FLOAT32, STORAGE, arrays, exact
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native library")

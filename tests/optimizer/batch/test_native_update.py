@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from mixprec.native.library import library
+from mixprec.native.native_library import library
 from mixprec.optimizer.batch.native_names import HOOKS, RULES
 from tests import ROOT
 from tests.optimizer import native_rules

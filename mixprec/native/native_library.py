@@ -19,6 +19,7 @@ from mixprec.native.threads import number_of_threads
 SWITCH = "MIXPREC_NATIVE"
 _BUILD = f"cd {pathlib.Path(__file__).parents[2]} && {sys.executable} setup.py -q build_ext --inplace"
 _LOGGER = logging.getLogger("mixprec")
+_STORAGE = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)  # in the processor's order of bytes
 
 
 def load():
@@ -66,3 +67,15 @@ def raw(array):
     if not (array.flags.c_contiguous and array.flags.aligned):
         array = np.array(array, order="C")
     return array.view(np.uint16) if array.dtype == BFLOAT16 else array
+
+
+def is_stored(dtype):
+    """Whether a dtype of NumPy is one of the storage dtypes, in the processor's order of bytes."""
+    return dtype in _STORAGE
+
+
+def are_stored_alike(first, *others):
+    """Whether arrays (``None`` does not count) are of one shape, not (..., 0), and of one storage dtype."""
+    if not is_stored(first.dtype) or not first.ndim or not first.shape[-1]:
+        return False
+    return all(other is None or (other.dtype == first.dtype and other.shape == first.shape) for other in others)
