@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec import announcements
+from mixprec import announcements, backends
 from mixprec import functions as F
-from mixprec.backends import cpu
 from tests.circles import tries
 from tests.functions.nhwc import BFLOAT16, DTYPES, EPS, EPS32, assert_rounded, channels_last, normal, run, to_nchw, wide
 
@@ -249,8 +248,8 @@ class _Recorder:
     ],
 )
 def test_only_what_is_asked_for_is_computed(monkeypatch, wanted, calls):
-    recorder = _Recorder(cpu.PRIMITIVES)
-    monkeypatch.setattr(cpu, "PRIMITIVES", recorder)
+    recorder = _Recorder(backends.primitives_of(normal(0, 1)))
+    monkeypatch.setattr(backends, "_on_numpy", lambda: recorder)
     arrays = {"x": normal(0, 1, 4, 4, 2), "W": channels_last(normal(1, 3, 2, 3, 3)), "b": normal(2, 3)}
     inputs = [chainer.Variable(array, requires_grad=name in wanted) for name, array in arrays.items()]
     y = F.convolution_2d(*inputs)

@@ -9,7 +9,7 @@ import mixprec
 from mixprec import backends
 from mixprec import functions as F
 from mixprec import links as L
-from mixprec.backends import cpu, dropout_state
+from mixprec.backends import dropout_state
 from mixprec.training import snapshots
 from tests.stand_ins.device_stand_in import DeviceArray
 
@@ -134,7 +134,7 @@ def test_files_without_a_state(form, tmp_path):
     plain = optimizers.MomentumSGD().setup(Net("float32"))
     plain.update(plain.target, np.ones((2, 6), np.float32), np.zeros(2, np.int32))
     save(paths[1], plain)
-    state = dropout_state._states[cpu.PRIMITIVES]
+    state = dropout_state._states[backends.primitives_of(X)]
     before = state.copy()
     load(paths[0], _optimizer())
     with pytest.warns(UserWarning, match="no loss scale"):
@@ -175,7 +175,7 @@ def test_a_saved_state_does_not_move_on(start_process):
 def test_a_reset_state_draws_a_new_seed_into_the_same_array():
     np.random.seed(0)
     first = F.dropout(X).array
-    state = dropout_state._states[cpu.PRIMITIVES]
+    state = dropout_state._states[backends.primitives_of(X)]
     F.reset_dropout()
     assert (F.dropout(X).array != first).any()
     np.random.seed(0)
@@ -183,7 +183,7 @@ def test_a_reset_state_draws_a_new_seed_into_the_same_array():
     np.testing.assert_array_equal(F.dropout(X).array, first)
     F.dropout(X)
     assert state[1] == 2  # a seed is drawn once
-    assert dropout_state._states[cpu.PRIMITIVES] is state
+    assert dropout_state._states[backends.primitives_of(X)] is state
 
 
 class OtherArray(DeviceArray):
@@ -198,7 +198,7 @@ class Other:
 
 
 def test_states_of_several_devices_are_known_by_their_order(start_process, monkeypatch):
-    monkeypatch.setitem(backends._OTHERS, OtherArray, type(cpu.PRIMITIVES)())
+    monkeypatch.setitem(backends._OTHERS, OtherArray, type(backends.primitives_of(X))())
     there = Other().send(X.copy())
     F.dropout(X)
     F.dropout(there), F.dropout(there)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from chainer import computational_graph, function_hooks, gradient_check
 
+from mixprec import backends
 from mixprec import functions as F
-from mixprec.backends import cpu
-from mixprec.backends.cpu import PRIMITIVES
+from mixprec.backends import primitives_of
 from mixprec.backends.primitives import Primitives
 from mixprec.functions import node
 from mixprec.functions.addition import Addition
@@ -217,7 +217,7 @@ def test_arguments_are_checked_once_for_shapes_dtypes_and_options(monkeypatch):
     assert checked[5:] == [(1, *IMAGES[1:]), IMAGES]
 
 
-class _Dense(type(PRIMITIVES)):
+class _Dense(type(primitives_of(ONES))):
     """Those of NumPy, on arrays that a device could take."""
 
     def __getattribute__(self, name):
@@ -239,7 +239,7 @@ class _Dense(type(PRIMITIVES)):
 def test_primitives_get_contiguous_arrays_only(name, monkeypatch):
     function, arrays = _case(name)
     expected, expected_gradients, dy = run(function, arrays)
-    monkeypatch.setattr(cpu, "PRIMITIVES", _Dense())
+    monkeypatch.setattr(backends, "_on_numpy", _Dense)
     strided = [np.repeat(array, 2, axis=0)[::2] for array in arrays]
     if name != "dropout":
         found, gradients, _ = run(function, strided, dy)

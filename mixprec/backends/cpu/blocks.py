@@ -15,7 +15,7 @@ import threading
 import numpy as np
 
 from mixprec.dtypes import BFLOAT16
-from mixprec.native.native_library import library, raw
+from mixprec.native.native_library import is_stored, library, raw
 
 BLOCK = 1 << 15  # elements: a block of float32, with what is computed from it, fits the second-level cache
 _LONGEST_SUM = 4096  # rows whose sum is taken in float32
@@ -178,8 +178,8 @@ def narrow(x, dtype):
 
 def widen_to(x, out):
     """Writes an array of any storage dtype to a C-contiguous float32 array of the same shape."""
-    if library() is not None:
-        library().convert(raw(x), out)
+    if _library_converts(x, out):
+        library().convert(raw(x), raw(out))
         return
     if x.dtype != np.float16:
         np.copyto(out, x)
@@ -194,7 +194,7 @@ def widen_to(x, out):
 
 def narrow_to(x, out):
     """Rounds a float32 array into a C-contiguous array of the same shape and any storage dtype."""
-    if library() is not None and x.dtype != np.float64:
+    if _library_converts(x, out):
         library().convert(raw(x), raw(out))
         return
     with np.errstate(over="ignore", invalid="ignore"):
@@ -203,6 +203,12 @@ def narrow_to(x, out):
             return
         for source, target in _blocks(x, out):
             _SCRATCH.rounding(source, target)
+
+
+def _library_converts(x, out):
+    if library() is None or not (is_stored(x.dtype) and is_stored(out.dtype)):
+        return False
+    return out.flags.c_contiguous and out.flags.aligned  # raw() would be a copy
 
 
 def _blocks(source, target):
