@@ -5,7 +5,8 @@
 
 namespace native {
 
-// A gradient behind a ReLU: dy + plus, rounded to the storage dtype, where the ReLU was open. What is not there is null.
+// A gradient behind a ReLU: dy + plus, rounded to the storage dtype, where the ReLU was open. Null is what is not
+// there.
 struct Gradient {
     const void *dy, *plus;
     const float *scale, *bias;  // the ReLU is open where scale * x + bias is above 0

@@ -51,7 +51,8 @@ PyObject *transpose(PyObject *, PyObject *const *given, Py_ssize_t count) {
     long of_target[] = {n[0], to[0], to[1]};
     if (arguments.ok() && (product(n, 3) != source.size || product(of_target, 3) != target.size))
         arguments.refuse("the arrays are not of these shapes");
-    if (arguments.ok() && (to[0] > n[2] || to[1] < n[1])) arguments.refuse("the target has too many rows or too few columns");
+    if (arguments.ok() && (to[0] > n[2] || to[1] < n[1]))
+        arguments.refuse("the target has too many rows or too few columns");
     if (!arguments.done()) return nullptr;
     return run([&] {
         if (target.size)

@@ -13,7 +13,8 @@ struct PoolWindows {
 
 struct Pooling {
     void (*max_pool)(Dtype dtype, const void *x, const PoolWindows &windows, void *y, unsigned char *where);
-    void (*max_pool_backward)(Dtype dtype, const void *dy, const unsigned char *where, const PoolWindows &windows, void *dx);
+    void (*max_pool_backward)(
+        Dtype dtype, const void *dy, const unsigned char *where, const PoolWindows &windows, void *dx);
     void (*average_pool)(Dtype dtype, const void *x, const PoolWindows &windows, void *y);
     void (*average_pool_backward)(Dtype dtype, const void *dy, const PoolWindows &windows, void *dx);
     // The mean of `pixels` rows of each image.

@@ -31,7 +31,8 @@ PyObject *max_pool(PyObject *, PyObject *const *given, Py_ssize_t count) {
     auto y = arguments.array("y", x.dtype, small, true);
     unsigned char *where = arguments.bytes("where", small, true);
     if (arguments.ok() && x.size != large) arguments.refuse("x has %zd elements, not %ld", Py_ssize_t(x.size), large);
-    if (arguments.ok() && windows.rows * windows.columns > 255) arguments.refuse("the window has more than 255 elements");
+    if (arguments.ok() && windows.rows * windows.columns > 255)
+        arguments.refuse("the window has more than 255 elements");
     if (!arguments.done()) return nullptr;
     return run([&] {
         if (small) kernels->pooling.max_pool(x.dtype, x.data, windows, y.data, where);
@@ -45,7 +46,8 @@ PyObject *max_pool_backward(PyObject *, PyObject *const *given, Py_ssize_t count
     PoolWindows windows = windows_of(arguments, large, small);
     auto dy = arguments.array("dy", dx.dtype, small);
     unsigned char *where = arguments.bytes("where", small);
-    if (arguments.ok() && dx.size != large) arguments.refuse("dx has %zd elements, not %ld", Py_ssize_t(dx.size), large);
+    if (arguments.ok() && dx.size != large)
+        arguments.refuse("dx has %zd elements, not %ld", Py_ssize_t(dx.size), large);
     if (!arguments.done()) return nullptr;
     return run([&] {
         if (large) kernels->pooling.max_pool_backward(dx.dtype, dy.data, where, windows, dx.data);
@@ -71,7 +73,8 @@ PyObject *average_pool_backward(PyObject *, PyObject *const *given, Py_ssize_t c
     auto dx = arguments.array("dx", true);
     PoolWindows windows = windows_of(arguments, large, small);
     auto dy = arguments.array("dy", dx.dtype, small);
-    if (arguments.ok() && dx.size != large) arguments.refuse("dx has %zd elements, not %ld", Py_ssize_t(dx.size), large);
+    if (arguments.ok() && dx.size != large)
+        arguments.refuse("dx has %zd elements, not %ld", Py_ssize_t(dx.size), large);
     if (!arguments.done()) return nullptr;
     return run([&] {
         if (large) kernels->pooling.average_pool_backward(dx.dtype, dy.data, windows, dx.data);

@@ -41,7 +41,7 @@ class NativeGroup(Group):
         rule = name_of(self._formula) if self.updates else None
         hooks = tuple(name_of(hook.formula) for hook in self._hooks)
         self._table = library().update_table(rule, hooks, [_arrays(entry) for entry in entries])
-        self._brains = [i for i, entry in enumerate(entries) if entry.param.dtype == BFLOAT16]
+        self._bfloats = [i for i, entry in enumerate(entries) if entry.param.dtype == BFLOAT16]
         self._found = self._hooked_by = None
 
     def load(self, gradients, inverses):
@@ -52,7 +52,7 @@ class NativeGroup(Group):
         self._found = None
         try:
             gradients = list(given)
-            for i in self._brains:
+            for i in self._bfloats:
                 gradients[i] = raw(gradients[i])
             library().update_load(self._table, gradients, inverses)
         except ValueError:  # one is not contiguous, or in another dtype
