@@ -11,6 +11,7 @@ import numpy as np
 from chainer import backend
 
 from mixprec.dtypes import is_half
+from mixprec.native.native_library import library
 from mixprec.training.model import EXAMPLE
 
 # So many arrays of the size of the largest activation are there for a time: its gradient and the one that follows from
@@ -136,7 +137,10 @@ def memory(config, trainer, report, images, val_images=0, ranks=None):
             parts.append(Part("graphs", graphs, "capture.mode"))
     else:
         parts.append(Part("copies of weights", sum(param.array.nbytes for param in rounded), arch))
-        parts.append(Part("unfolded images", _COLUMNS, None))
+        if library() is None:
+            parts.append(Part("unfolded images", _COLUMNS, None))
+        else:
+            parts.append(Part("packed filters", 4 * max(param.size for param in params), arch))
     parts += _batches(config, config.data.size, batch)
     per_batch = {"key": "training.batch_size", "when": "training", "images": batch}
     parts.append(Part("activations kept for the backward pass", kept, **per_batch))

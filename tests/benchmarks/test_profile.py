@@ -23,14 +23,16 @@ from benchmarks.profile.spans import Key, Spans, Step
 from benchmarks.profile.timed_calls import watching
 from benchmarks.step import by_hand
 from mixprec import functions
-from mixprec.backends import cpu, primitives_of
+from mixprec.backends import primitives_of
 from mixprec.backends.launch import CupyLauncher
+from mixprec.backends.primitives import Primitives
 from mixprec.optimizer.step import OptimizerStep
 from mixprec.rewrite.deferred import Normalization
 from models import MODELS
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 from tests.stand_ins.host_launch import HostLauncher
 
+PRIMITIVES = primitives_of(np.empty(0))
 RATES = types.SimpleNamespace(bandwidth=1e9, flops=dict.fromkeys(("float16", "bfloat16", "float32"), 1e9))
 IMAGES = np.random.RandomState(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
 LABELS = np.arange(4, dtype=np.int32)
@@ -77,7 +79,7 @@ def _ticking():
 
 def _watched(optimizer, step, clock=None):
     spans = Spans(clock or _ticking())
-    with watching(spans, optimizer, cpu.PRIMITIVES, RATES), spans.step():
+    with watching(spans, optimizer, PRIMITIVES, RATES), spans.step():
         step()
     return spans.steps[0]
 
@@ -241,16 +243,16 @@ def test_resnet18(name):
 
 def test_every_call_of_a_primitive_is_in_one_row(monkeypatch):
     _, optimizer, step = _trained(MODELS["resnet8"](10))
-    for name in vars(cpu.Primitives):
+    for name in vars(Primitives):
         if not name.startswith("_"):
-            monkeypatch.setitem(vars(cpu.PRIMITIVES), name, named(name, getattr(cpu.PRIMITIVES, name)))
-    mine = dict(vars(cpu.PRIMITIVES))
+            monkeypatch.setitem(vars(PRIMITIVES), name, named(name, getattr(PRIMITIVES, name)))
+    mine = dict(vars(PRIMITIVES))
     with null_device.calls() as calls:
         found = _watched(optimizer, step)
-    assert vars(cpu.PRIMITIVES) == mine
+    assert vars(PRIMITIVES) == mine
     rows = collections.Counter()
     for key, seconds in found.calls.items():
-        if hasattr(cpu.PRIMITIVES, key.name):
+        if hasattr(PRIMITIVES, key.name):
             rows[key.name] += len(seconds)
     assert rows == collections.Counter(call.name for call in calls)
     assert rows["conv_fprop"] == rows["conv_wgrad"] == 9
@@ -272,7 +274,7 @@ def _wrapped():
         classes += cls.__subclasses__()
     forwards = {cls: vars(cls).get("forward") for cls in classes}
     functions = _backprop_utils.backprop_step, _backprop_utils._reduce, Normalization.compute, OptimizerStep.run
-    return forwards, functions, dict(vars(cpu.PRIMITIVES)), dict(chainer._get_link_hooks())
+    return forwards, functions, dict(vars(PRIMITIVES)), dict(chainer._get_link_hooks())
 
 
 def test_nothing_stays_wrapped():
@@ -283,7 +285,7 @@ def test_nothing_stays_wrapped():
     spans = Spans(_ticking())
     with contextlib.ExitStack() as stack:
         stack.enter_context(pytest.raises(ValueError, match="labels"))
-        stack.enter_context(watching(spans, optimizer, cpu.PRIMITIVES, RATES))
+        stack.enter_context(watching(spans, optimizer, PRIMITIVES, RATES))
         stack.enter_context(spans.step())
         assert _wrapped() != before
         optimizer.update(optimizer.target, IMAGES, LABELS + 100)
@@ -294,9 +296,9 @@ def test_nothing_stays_wrapped():
 def test_a_call_that_fails_is_in_no_row():
     _, optimizer, step = _trained(Small())
     spans = Spans(_ticking())
-    with watching(spans, optimizer, cpu.PRIMITIVES, RATES), spans.step():
+    with watching(spans, optimizer, PRIMITIVES, RATES), spans.step():
         with contextlib.suppress(Exception):
-            cpu.PRIMITIVES.linear(np.ones(3), "nothing to multiply by")
+            PRIMITIVES.linear(np.ones(3), "nothing to multiply by")
         step()
     (found,) = spans.steps
     assert _calls(found)["fc", "linear"] == 1
@@ -318,7 +320,7 @@ def test_watching_changes_no_bit(conversion):
 def test_outside_of_steps_nothing_is_measured():
     _, optimizer, step = _trained(Small())
     spans = Spans(_ticking())
-    with watching(spans, optimizer, cpu.PRIMITIVES, RATES):
+    with watching(spans, optimizer, PRIMITIVES, RATES):
         step()
     assert not spans.steps
 
@@ -545,7 +547,7 @@ def test_json():
 
 
 def test_kinds_are_of_primitives_that_there_are():
-    assert kinds._PRIMITIVES.keys() <= vars(cpu.Primitives).keys()
+    assert kinds._PRIMITIVES.keys() <= vars(Primitives).keys()
     assert set(kinds._PRIMITIVES.values()) | set(kinds._FUNCTIONS.values()) <= set(kinds.KINDS)
 
 

@@ -8,8 +8,7 @@ import pytest
 from chainer import function_node
 
 import mixprec
-from benchmarks.step.tape import Tape
-from mixprec.backends.cpu import PRIMITIVES
+from benchmarks.step.tape import PRIMITIVES, Tape
 
 
 class Net(chainer.Chain):

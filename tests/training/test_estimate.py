@@ -360,14 +360,14 @@ def test_the_memory_of_an_evaluation_is_counted(config_of):
 
 def test_what_does_not_fit_into_memory(config_of, tmp_path, capsys, monkeypatch):
     config_of()
-    monkeypatch.setattr(estimate, "available", lambda device: (26 << 20, "this machine (1 GiB in all)"))
+    monkeypatch.setattr(estimate, "available", lambda device: (2 << 20, "this machine (1 GiB in all)"))
     monkeypatch.setattr(timing, "measure", pytest.fail)
     assert _main() == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: training.batch_size 32: needs about ")
     assert ", most of it for gradients of activations, temporary arrays, and " in line
     assert line.endswith(
-        ", and this machine (1 GiB in all) has 26.0 MiB free; lower it, and raise training.accumulation_steps by as "
+        ", and this machine (1 GiB in all) has 2.0 MiB free; lower it, and raise training.accumulation_steps by as "
         "much to keep the step"
     )
     assert os.listdir(tmp_path) == ["c.yaml"]
