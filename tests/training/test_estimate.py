@@ -361,6 +361,7 @@ def test_the_memory_of_an_evaluation_is_counted(config_of):
 def test_what_does_not_fit_into_memory(config_of, tmp_path, capsys, monkeypatch):
     config_of()
     monkeypatch.setattr(estimate, "available", lambda device: (2 << 20, "this machine (1 GiB in all)"))
+    monkeypatch.setattr(estimate, "_COLUMNS", 0)  # of NumPy, without the native library
     monkeypatch.setattr(timing, "measure", pytest.fail)
     assert _main() == 2
     (line,) = capsys.readouterr().err.splitlines()
