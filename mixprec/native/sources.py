@@ -1,4 +1,4 @@
-"""Which sources the library was compiled from: setup.py compiles their digest in, and :mod:`.library` compares."""
+"""Which sources the library was compiled from: setup.py compiles their digest in, and :mod:`.native_library` compares."""
 
 import hashlib
 import pathlib
