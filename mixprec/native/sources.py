@@ -1,4 +1,4 @@
-"""Which sources the library was compiled from: setup.py compiles their digest in, and :mod:`.native_library` compares."""
+"""The sources of the library: setup.py compiles their digest in, and :mod:`.native_library` compares it."""
 
 import hashlib
 import pathlib
