@@ -18,6 +18,7 @@ from mixprec.native.threads import number_of_threads
 
 SWITCH = "MIXPREC_NATIVE"
 _BUILD = f"cd {pathlib.Path(__file__).parents[2]} && {sys.executable} setup.py -q build_ext --inplace"
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}  # of the C library: see man mallopt
 _LOGGER = logging.getLogger("mixprec")
 _STORAGE = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)  # in the processor's order of bytes
 
@@ -47,6 +48,8 @@ def load():
     if switch == "avx2":
         _library.use_avx2()
     _library.set_threads(number_of_threads())
+    if not _MALLOC & os.environ.keys():
+        _library.keep_freed_memory()
     return _library, ""
 
 

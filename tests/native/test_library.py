@@ -1,6 +1,8 @@
 """Loading of the library, and what is said where it is not used."""
 
 import logging
+import os
+import subprocess
 import sys
 import types
 
@@ -12,6 +14,8 @@ from mixprec.native import native_library as library
 from mixprec.native import sources
 from tests import ROOT
 
+KEPT = "keep_freed_memory"
+
 
 @pytest.fixture
 def compiled(monkeypatch):
@@ -21,7 +25,10 @@ def compiled(monkeypatch):
         sources=sources.digest,
         use_avx2=lambda: module.called.append("use_avx2"),
         set_threads=lambda count: module.called.append(count),
+        keep_freed_memory=lambda: module.called.append(KEPT),
     )
+    for name in library._MALLOC:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(library.SWITCH, "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setitem(sys.modules, "mixprec.native._library", module)
@@ -29,7 +36,7 @@ def compiled(monkeypatch):
     return module
 
 
-@pytest.mark.parametrize(("switch", "called"), [("1", [3]), ("avx2", ["use_avx2", 3])])
+@pytest.mark.parametrize(("switch", "called"), [("1", [3, KEPT]), ("avx2", ["use_avx2", 3, KEPT])])
 def test_it_is_loaded(compiled, monkeypatch, switch, called):
     monkeypatch.setenv(library.SWITCH, switch)
     assert library.load() == (compiled, "")
@@ -110,3 +117,26 @@ def test_raw():
     odd = np.zeros(9, np.uint8)[1:].view(np.float32)
     assert not odd.flags.aligned
     assert library.raw(odd).flags.aligned
+
+
+@pytest.mark.parametrize(("setting", "kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False)])
+@pytest.mark.skipif(library.library() is None, reason="needs the native library")
+def test_freed_memory_stays_for_the_next_step(setting, kept):
+    program = """
+import resource, numpy as np
+from mixprec.native.native_library import library
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    arrays = [np.ones(3 << 18, np.float32) for _ in range(30)]  # 3 MB each: smaller than what NumPy asks huge pages for
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+library()
+print([faults() for _ in range(3)][-1])
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, library.SWITCH: "1", **setting},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (int(run.stdout) < 1000) == kept, run.stderr

@@ -6,6 +6,11 @@
 #include "kernels.h"
 #include "pool.h"
 
+#include <climits>
+#if __has_include(<malloc.h>)
+#include <malloc.h>
+#endif
+
 namespace native {
 
 extern const Kernels AVX2, AVX512;
@@ -46,6 +51,14 @@ PyObject *set_threads(PyObject *, PyObject *const *given, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
+PyObject *keep_freed_memory(PyObject *, PyObject *) {
+#ifdef M_TRIM_THRESHOLD
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that is possible; larger blocks go back to the system
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
+#endif
+    Py_RETURN_NONE;
+}
+
 PyObject *threads(PyObject *, PyObject *) { return PyLong_FromLong(native::threads()); }
 
 PyMethodDef methods[] = {
@@ -53,6 +66,8 @@ PyMethodDef methods[] = {
     {"instructions", instructions, METH_NOARGS, "Returns the name of the instruction set in use."},
     {"sources", sources, METH_NOARGS, "Returns the digest of the sources."},
     {"set_threads", METHOD(set_threads), METH_FASTCALL, "set_threads(count)"},
+    {"keep_freed_memory", keep_freed_memory, METH_NOARGS,
+     "Lets malloc keep up to 2 GB that the program has freed: the system would hand it out again zeroed, page by page."},
     {"threads", threads, METH_NOARGS, "Returns how many threads compute."},
     {},
 };
