@@ -149,7 +149,8 @@ class Log:
     every: str = key("Time between two entries.", "1 epoch", limit=INTERVAL)
     gradient_histogram: str | None = key(
         "Time between two pictures of how the gradients lie in the range of float16, with and without loss scaling; "
-        "each replaces the last gradients.png. null makes none.",
+        "each replaces the last gradients.png. Those that would take more than 5 % of the time are left out, but for "
+        "the last one. null makes none.",
         None,
         limit=INTERVAL,
     )
