@@ -25,7 +25,11 @@ FLAGS = "-std=c++17 -O3 -g0 -fvisibility=hidden -ffp-contract=off -fno-math-errn
 # Of the files that are compiled for an instruction set. g++ 12 warns of its own header for AVX-512.
 AVX2 = "-mavx2 -mfma -mf16c"
 AVX512 = f"{AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -Wno-uninitialized -Wno-maybe-uninitialized"
-SETS = {f"{SOURCE}/avx2.cpp": AVX2.split(), f"{SOURCE}/avx512.cpp": AVX512.split()}
+SETS = {
+    f"{SOURCE}/avx2.cpp": AVX2.split(),
+    f"{SOURCE}/avx512.cpp": AVX512.split(),
+    f"{SOURCE}/avx512bf16.cpp": [*AVX512.split(), "-mavx512bf16"],
+}
 LIBRARY = Extension(
     f"{FOLDER}/_library".replace("/", "."),
     sources=sorted(glob.glob(f"{SOURCE}/*.cpp")),

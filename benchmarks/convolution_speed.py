@@ -131,15 +131,19 @@ def _by_torch(x, w, dy, convolution):
     except ImportError:
         return {}
     torch.set_num_threads(number_of_threads())
-    x, w, dy = (torch.from_numpy(array).permute(0, 3, 1, 2) for array in (x[..., : w.shape[3]].copy(), w, dy))
+    arrays = [torch.from_numpy(array).permute(0, 3, 1, 2) for array in (x[..., : w.shape[3]].copy(), w, dy)]
     moves = (convolution.stride, convolution.pad, convolution.dilation)
 
-    def backward(*wanted):
-        return torch.ops.aten.convolution_backward(dy, x, w, None, *moves, False, (0, 0), 1, (*wanted, False))
+    def functions(dtype):
+        x, w, dy = (array.to(dtype) for array in arrays)
 
-    functions = (
-        lambda: torch.nn.functional.conv2d(x, w, None, *moves),
-        lambda: backward(True, False),
-        lambda: backward(False, True),
-    )
-    return {"torch float32": functions}
+        def backward(*wanted):
+            return torch.ops.aten.convolution_backward(dy, x, w, None, *moves, False, (0, 0), 1, (*wanted, False))
+
+        return (
+            lambda: torch.nn.functional.conv2d(x, w, None, *moves),
+            lambda: backward(True, False),
+            lambda: backward(False, True),
+        )
+
+    return {"torch bfloat16": functions(torch.bfloat16), "torch float32": functions(torch.float32)}

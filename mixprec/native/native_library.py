@@ -1,6 +1,7 @@
 """The compiled library, or why it is not there.
 
-``MIXPREC_NATIVE=0`` leaves it out, ``MIXPREC_NATIVE=avx2`` does without AVX-512.
+``MIXPREC_NATIVE=0`` leaves it out, ``MIXPREC_NATIVE=avx512`` does without instructions for BF16, and
+``MIXPREC_NATIVE=avx2`` without AVX-512.
 """
 
 import functools
@@ -33,8 +34,8 @@ def load():
         ValueError: ``MIXPREC_NATIVE`` has another value.
     """
     switch = os.environ.get(SWITCH, "1")
-    if switch not in ("0", "1", "avx2"):
-        raise ValueError(f"{SWITCH}={switch}: 0, 1 or avx2 are possible")
+    if switch not in ("0", "1", "avx2", "avx512"):
+        raise ValueError(f"{SWITCH}={switch}: 0, 1, avx2 or avx512 are possible")
     if switch == "0":
         return None, f"off: {SWITCH}=0"
     try:
@@ -47,6 +48,8 @@ def load():
         return None, f"its sources have changed; to compile it: {_BUILD}"
     if switch == "avx2":
         _library.use_avx2()
+    elif switch == "avx512":
+        _library.use_avx512()
     _library.set_threads(number_of_threads())
     if not _MALLOC & os.environ.keys():
         _library.keep_freed_memory()

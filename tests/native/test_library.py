@@ -24,6 +24,7 @@ def compiled(monkeypatch):
         called=[],
         sources=sources.digest,
         use_avx2=lambda: module.called.append("use_avx2"),
+        use_avx512=lambda: module.called.append("use_avx512"),
         set_threads=lambda count: module.called.append(count),
         keep_freed_memory=lambda: module.called.append(KEPT),
     )
@@ -36,7 +37,10 @@ def compiled(monkeypatch):
     return module
 
 
-@pytest.mark.parametrize(("switch", "called"), [("1", [3, KEPT]), ("avx2", ["use_avx2", 3, KEPT])])
+@pytest.mark.parametrize(
+    ("switch", "called"),
+    [("1", [3, KEPT]), ("avx2", ["use_avx2", 3, KEPT]), ("avx512", ["use_avx512", 3, KEPT])],
+)
 def test_it_is_loaded(compiled, monkeypatch, switch, called):
     monkeypatch.setenv(library.SWITCH, switch)
     assert library.load() == (compiled, "")
@@ -105,7 +109,7 @@ def test_the_switch(monkeypatch):
     monkeypatch.setenv(library.SWITCH, "0")
     assert library.load() == (None, "off: MIXPREC_NATIVE=0")
     monkeypatch.setenv(library.SWITCH, "yes")
-    with pytest.raises(ValueError, match=r"^MIXPREC_NATIVE=yes: 0, 1 or avx2 are possible$"):
+    with pytest.raises(ValueError, match=r"^MIXPREC_NATIVE=yes: 0, 1, avx2 or avx512 are possible$"):
         library.load()
 
 

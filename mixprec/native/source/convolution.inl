@@ -10,11 +10,17 @@
 namespace native {
 namespace INSTRUCTIONS {
 
-constexpr long ROOM = 96 << 10;  // floats of packed windows: with a panel of filters they fit the second-level cache
+constexpr long ROOM = 96 << 10;  // operands of packed windows: with a panel of filters they fit the second-level cache
 constexpr long MOST_ROWS = 32 * ROWS;
 constexpr long FILTERS = 16;  // of a task that packs them for the backward pass
 
-// Floats from a panel to the next: one row more, so that equal rows do not all fall on the same lines of the cache.
+// How many operands have so many numbers.
+template <class Operand>
+inline long operands(long numbers) {
+    return (numbers + Numbers<Operand>::COUNT - 1) / Numbers<Operand>::COUNT;
+}
+
+// Operands from a panel to the next: one row more, so that equal rows do not all fall on the same lines of the cache.
 inline long panel_step(long depth) { return (depth + 1) * COLUMNS; }
 
 // What becomes of a sum.
@@ -41,10 +47,11 @@ inline void store_tile(const Store &to, const float *tile, long rows, long colum
 }
 
 // target[position] = window(position) @ panels.
-template <class Stored>
-bool multiply_windows(const Windows &windows, const Stored *source, const float *panels, const Store &to,
+template <class Stored, class Operand>
+bool multiply_windows(const Windows &windows, const Stored *source, const Operand *panels, const Store &to,
                       const Stored *mask, Stored *target) {
-    long depth = windows.depth(), positions = windows.positions(), wide = (to.columns + COLUMNS - 1) / COLUMNS;
+    typedef typename Numbers<Operand>::Number Number;
+    long numbers = windows.depth(), depth = operands<Operand>(numbers), positions = windows.positions(), wide = (to.columns + COLUMNS - 1) / COLUMNS;
     long step = (depth + 15) / 16 | 1;  // an odd number of cache lines: rows do not fall on the same ones
     step *= 16;
     long rows = clamp(ROOM / step / ROWS * ROWS, ROWS, MOST_ROWS), blocks = (positions + rows - 1) / rows;
@@ -53,7 +60,7 @@ bool multiply_windows(const Windows &windows, const Stored *source, const float 
     parallel(blocks * groups, [&](long number) {
         long start = number / groups * rows, count = positions - start < rows ? positions - start : rows;
         long group = number % groups, first = wide * group / groups, last = wide * (group + 1) / groups;
-        float *packed = scratch(rows * step);
+        auto *packed = reinterpret_cast<Operand *>(scratch(rows * step));
         if (!packed) {
             __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
             return;
@@ -62,14 +69,17 @@ bool multiply_windows(const Windows &windows, const Stored *source, const float 
         Position at(windows, start);
         for (long i = 0; i < count; ++i, at.next(windows)) {
             pixels[i] = at.target(windows);
-            if (depth) write_window(windows, source, at, Place(windows, 0), depth, packed + i * step);
+            if (!numbers) continue;
+            auto *row = reinterpret_cast<Number *>(packed + i * step);
+            write_window(windows, source, at, Place(windows, 0), numbers, row);
+            zero_n(row + numbers, depth * Numbers<Operand>::COUNT - numbers);
         }
         for (long panel = first; panel < last; ++panel) {
             long column = panel * COLUMNS, columns = clamp(to.columns - column, 0, COLUMNS);
             for (long row = 0; row < count; row += ROWS) {
                 alignas(64) float sums[ROWS * COLUMNS];
                 long some = count - row < ROWS ? count - row : ROWS;
-                const float *filters = panels + panel * panel_step(depth);
+                const Operand *filters = panels + panel * panel_step(depth);
                 multiply<false>(some, columns, packed + row * step, step, filters, depth, sums);
                 store_tile(to, sums, some, columns, pixels + row, column, mask, target);
             }
@@ -78,9 +88,10 @@ bool multiply_windows(const Windows &windows, const Stored *source, const float 
     return !failed;
 }
 
-inline float *panels_of(long columns, long depth) {
+template <class Operand>
+Operand *panels_of(long columns, long depth) {
     long panels = (columns + COLUMNS - 1) / COLUMNS;
-    return static_cast<float *>(aligned_alloc(64, panels * panel_step(depth) * sizeof(float)));
+    return static_cast<Operand *>(aligned_alloc(64, panels * panel_step(depth) * sizeof(Operand)));
 }
 
 inline Windows windows_of_input(const Convolution &of) {
@@ -95,20 +106,21 @@ inline Windows windows_of_input(const Convolution &of) {
 
 template <class Stored>
 bool fprop_of(const Convolution &of, const Stored *x, const Stored *w, const float *bias, bool relu, Stored *y) {
+    typedef typename OperandOf<Stored>::Operand Operand;
     Windows windows = windows_of_input(of);
-    long depth = windows.depth(), columns = of.filters / of.groups;
-    float *panels = panels_of(columns, depth);
+    long numbers = windows.depth(), depth = operands<Operand>(numbers), columns = of.filters / of.groups;
+    auto *panels = panels_of<Operand>(columns, depth);
     bool is_done = panels;
     for (long group = 0; group < of.groups && is_done; ++group) {
         long first = group * columns;
         parallel((columns + COLUMNS - 1) / COLUMNS, [&](long panel) {
             long column = panel * COLUMNS;
             pack_transposed(
-                w + (first + column) * depth, depth, clamp(columns - column, 0, COLUMNS), depth,
+                w + (first + column) * numbers, numbers, clamp(columns - column, 0, COLUMNS), numbers,
                 panels + panel * panel_step(depth));
         });
         Store to = {columns, of.filters, bias ? bias + first : nullptr, relu};
-        is_done = multiply_windows<Stored>(windows, x + group * of.channels, panels, to, nullptr, y + first);
+        is_done = multiply_windows(windows, x + group * of.channels, panels, to, static_cast<const Stored *>(nullptr), y + first);
     }
     free(panels);
     return is_done;
@@ -131,10 +143,12 @@ inline Axis axis_of_phase(const Convolution &of, int i, long phase) {
             between * dilation / stride, last, -between, size, phase, stride};
 }
 
-template <class Stored>
+// The number of filters of a group is one of operands: a pair has no filters of two pixels.
+template <class Operand, class Stored>
 bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const Stored *relu_input, Stored *dx) {
+    constexpr int EACH = Numbers<Operand>::COUNT;
     long filters = of.filters / of.groups, columns = of.channels;
-    float *panels = panels_of(columns, filters * of.filter_size[0] * of.filter_size[1]);
+    auto *panels = panels_of<Operand>(columns, operands<Operand>(filters) * of.filter_size[0] * of.filter_size[1]);
     bool is_done = panels;
     if (of.input_channels > of.channels * of.groups) {
         long pixels[] = {of.images, of.size[0], of.size[1], of.input_channels};
@@ -147,20 +161,21 @@ bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const St
         windows.axes[0] = axis_of_phase(of, 0, phase / phases[1]);
         windows.axes[1] = axis_of_phase(of, 1, phase % phases[1]);
         windows.finish();
-        long depth = windows.depth();
+        long depth = operands<Operand>(windows.depth());
         const Axis &y = windows.axes[0], &x = windows.axes[1];
         parallel((filters + FILTERS - 1) / FILTERS, [&](long part) {
             long start = part * FILTERS, stop = clamp(filters, start, start + FILTERS);
             for (long i = 0; i < y.taps; ++i)
                 for (long j = 0; j < x.taps; ++j)
-                    for (long k = start; k < stop; ++k) {
+                    for (long k = start; k < stop; k += EACH) {
                         long r = y.filter + i * y.filter_step, s = x.filter + j * x.filter_step;
                         long place = ((first + k) * of.filter_size[0] + r) * of.filter_size[1] + s;
                         const Stored *row = w + place * columns;
-                        float *out = panels + ((i * x.taps + j) * filters + k) * COLUMNS;
+                        const Stored *next = row + of.filter_size[0] * of.filter_size[1] * columns;  // of filter k + 1
+                        Operand *out = panels + ((i * x.taps + j) * filters + k) / EACH * COLUMNS;
                         for (long column = 0; column < columns; column += COLUMNS, out += panel_step(depth)) {
                             long count = clamp(columns - column, 0, COLUMNS);
-                            widen_n(row + column, out, count);
+                            pack_rows(row + column, next + column, out, count);
                             if (count < COLUMNS) zero_n(out + count, COLUMNS - count);
                         }
                     }
@@ -168,7 +183,7 @@ bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const St
         Store to = {columns, of.input_channels, nullptr, false};
         long channel = group * columns;
         const Stored *mask = relu_input ? relu_input + channel : nullptr;
-        is_done = multiply_windows<Stored>(windows, dy + first, panels, to, mask, dx + channel);
+        is_done = multiply_windows(windows, dy + first, panels, to, mask, dx + channel);
     }
     free(panels);
     return is_done;
@@ -188,7 +203,10 @@ bool dgrad(const Convolution &of, const void *dy, const void *w, const void *rel
     bool is_done = false;
     of_dtype(of.dtype, [&](auto tag) {
         using Stored = typename decltype(tag)::type;
-        is_done = dgrad_of(
+        typedef typename OperandOf<Stored>::Operand Operand;
+        bool is_even = of.filters / of.groups % Numbers<Operand>::COUNT == 0;
+        auto dgrad_by = is_even ? dgrad_of<Operand, Stored> : dgrad_of<float, Stored>;
+        is_done = dgrad_by(
             of, static_cast<const Stored *>(dy), static_cast<const Stored *>(w),
             static_cast<const Stored *>(relu_input), static_cast<Stored *>(dx));
     });

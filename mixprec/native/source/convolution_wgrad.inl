@@ -7,18 +7,25 @@
 namespace native {
 namespace INSTRUCTIONS {
 
-constexpr long PIXELS = 256;                                // of a block
+constexpr long DEPTH = 256;                                // operands of a block of pixels
 constexpr long MOST_FILTERS = 18 * ROWS, MOST_PANELS = 8;  // of a task
 
-// Writes (pixels, filters) from `gradient` on as (pixels, ROWS). Beyond the end there is room for a vector.
-template <class Stored>
-inline void pack_gradient(const Stored *gradient, long step, long pixels, long filters, float *out) {
+// Writes (pixels, filters) from `gradient` on as (operands, ROWS). Beyond the end there is room for a vector.
+template <class Stored, class Operand>
+inline void pack_gradient(const Stored *gradient, long step, long pixels, long filters, Operand *out) {
     long count = filters < LANES ? filters : LANES;
-    for (long p = 0; p < pixels; ++p) store(out + p * ROWS, load_n(gradient + p * step, count));
+    for (long p = 0; p < pixels; p += Numbers<Operand>::COUNT, out += ROWS) {
+        const Stored *row = gradient + p * step, *next = p + 1 < pixels ? row + step : nullptr;
+        store(reinterpret_cast<float *>(out), operands_of(row, next, count, Operand()));
+    }
 }
 
 template <class Stored>
 bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *dw) {
+    typedef typename OperandOf<Stored>::Operand Operand;
+    typedef typename Numbers<Operand>::Number Number;
+    constexpr int EACH = Numbers<Operand>::COUNT;
+    constexpr long PIXELS = DEPTH * EACH;
     Windows windows = windows_of_input(of);
     long columns = windows.depth(), positions = windows.positions(), filters = of.filters / of.groups;
     long wide = (columns + COLUMNS - 1) / COLUMNS, high = (filters + ROWS - 1) / ROWS;
@@ -37,26 +44,29 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
         long some_panels = clamp(wide - first_panel, 0, panels), some = clamp(filters - first_filter, 0, tiles * ROWS);
         long first_column = first_panel * COLUMNS, width = panels * COLUMNS;
         const Stored *input = x + group * of.channels, *gradient = dy + group * filters + first_filter;
-        float *right = scratch(PIXELS * width + tiles * ROWS * width + PIXELS * ROWS + LANES);
-        if (!right) {
+        float *totals = scratch(DEPTH * width + tiles * ROWS * width + DEPTH * ROWS + LANES);
+        if (!totals) {
             __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
             return;
         }
-        float *totals = right + PIXELS * width, *left = totals + tiles * ROWS * width;
+        auto *right = reinterpret_cast<Operand *>(totals + tiles * ROWS * width), *left = right + DEPTH * width;
         zero_n(totals, tiles * ROWS * width);
-        alignas(64) float seen[MOST_PANELS * COLUMNS] = {};
+        alignas(64) Number seen[EACH][MOST_PANELS * COLUMNS] = {};
         long count = clamp(columns - first_column, 0, width);
         Place place(windows, first_column);
         for (long start = 0; start < positions; start += PIXELS) {
             long pixels = clamp(positions - start, 0, PIXELS);
             Position at(windows, start);
-            for (long p = 0; p < pixels; ++p, at.next(windows)) {
-                write_window(windows, input, at, place, count, seen);
-                float *out = right + p * COLUMNS;
-                for (long j = 0; j < some_panels * COLUMNS; j += COLUMNS, out += PIXELS * COLUMNS) {
-                    store(out, load(seen + j));
-                    store(out + LANES, load(seen + j + LANES));
+            for (long p = 0; p < pixels; p += EACH) {
+                for (Number *row : seen) {
+                    bool is_there = row == seen[0] || p + 1 < pixels;
+                    if (is_there) write_window(windows, input, at, place, count, row);
+                    else zero_n(row, count);
+                    at.next(windows);
                 }
+                Operand *out = right + p / EACH * COLUMNS;
+                for (long j = 0; j < some_panels * COLUMNS; j += COLUMNS, out += DEPTH * COLUMNS)
+                    pack_rows(seen[0] + j, seen[EACH - 1] + j, out, COLUMNS);
             }
             for (long row = 0; row < some; row += ROWS) {
                 pack_gradient(gradient + start * of.filters + row, of.filters, pixels, some - row, left);
@@ -64,7 +74,8 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
                 for (long panel = 0; panel < some_panels; ++panel) {
                     alignas(64) float sums[ROWS * COLUMNS];
                     long across = clamp(count - panel * COLUMNS, 0, COLUMNS);
-                    multiply<true>(rows, across, left, 0, right + panel * PIXELS * COLUMNS, pixels, sums);
+                    multiply<true>(
+                        rows, across, left, 0, right + panel * DEPTH * COLUMNS, operands<Operand>(pixels), sums);
                     for (long i = 0; i < rows; ++i) {
                         float *total = totals + (row + i) * width + panel * COLUMNS;
                         vectors(0, across, [&](long j, long some) {

@@ -1,6 +1,6 @@
-// Products of small matrices in float32: a tile of the result stays in registers while the sum runs.
+// Products of small matrices: a tile of the result, in float32, stays in registers while the sum runs.
 #pragma once
-#include "vector.h"
+#include "operands.h"
 
 namespace native {
 namespace INSTRUCTIONS {
@@ -8,18 +8,18 @@ namespace INSTRUCTIONS {
 // The largest tile: as many registers as there are, but for a row of the right matrix and an element of the left one.
 constexpr int ROWS = LANES == 16 ? 14 : 6, COLUMNS = 2 * LANES;
 
-// out (rows, COLUMNS) = a (rows, depth) @ b (depth, COLUMNS). Of b only WIDTH vectors are used.
-// PACKED: element (i, d) of a is a[d * ROWS + i], otherwise a[i * step + d].
-template <bool PACKED, int COUNT, int WIDTH>
-void tile(const float *a, long step, const float *b, long depth, float *out) {
+// out (rows, COLUMNS) = a (rows, depth) @ b (depth, COLUMNS); depth and step are in operands. Of b only WIDTH vectors are
+// used. PACKED: element (i, d) of a is a[d * ROWS + i], otherwise a[i * step + d].
+template <bool PACKED, int COUNT, int WIDTH, class Operand>
+void tile(const Operand *a, long step, const Operand *b, long depth, float *out) {
     constexpr int THIRDS = (COUNT + 2) / 3;
-    const float *rows[THIRDS];  // of each third row: the two below are reached with the steps an address can have
+    const Operand *rows[THIRDS];  // of each third row: the two below are reached with the steps an address can have
     for (int i = 0; i < THIRDS; ++i) rows[i] = a + 3 * i * (PACKED ? 1 : step);
     Vector sums[COUNT][WIDTH];
 #pragma GCC unroll 16
     for (int i = 0; i < COUNT; ++i)
 #pragma GCC unroll 2
-        for (int j = 0; j < WIDTH; ++j) sums[i][j] = spread(0);
+        for (int j = 0; j < WIDTH; ++j) sums[i][j] = spread(0.0f);
     for (long d = 0; d < depth; ++d) {
         Vector right[WIDTH];
 #pragma GCC unroll 2
@@ -28,7 +28,7 @@ void tile(const float *a, long step, const float *b, long depth, float *out) {
         for (int i = 0; i < COUNT; ++i) {
             Vector left = spread(PACKED ? a[i] : rows[i / 3][d + i % 3 * step]);
 #pragma GCC unroll 2
-            for (int j = 0; j < WIDTH; ++j) sums[i][j] = fused(left, right[j], sums[i][j]);
+            for (int j = 0; j < WIDTH; ++j) sums[i][j] = sum_of_products(left, right[j], sums[i][j], Operand());
         }
         b += COLUMNS;
         if (PACKED) a += ROWS;
@@ -40,8 +40,8 @@ void tile(const float *a, long step, const float *b, long depth, float *out) {
 }
 
 // The same for any number of rows up to ROWS, and of columns up to COLUMNS; b has zeros beyond those.
-template <bool PACKED, int COUNT = ROWS>
-void multiply(long rows, long columns, const float *a, long step, const float *b, long depth, float *out) {
+template <bool PACKED, int COUNT = ROWS, class Operand>
+void multiply(long rows, long columns, const Operand *a, long step, const Operand *b, long depth, float *out) {
     if (rows == COUNT) {
         if (columns > LANES)
             tile<PACKED, COUNT, 2>(a, step, b, depth, out);
@@ -50,15 +50,6 @@ void multiply(long rows, long columns, const float *a, long step, const float *b
     } else if constexpr (COUNT > 1) {
         multiply<PACKED, COUNT - 1>(rows, columns, a, step, b, depth, out);
     }
-}
-
-template <class Stored>
-inline void widen_n(const Stored *in, float *out, long count) {
-    vectors(0, count, [&](long i, long some) { store_n(out + i, load_n(in + i, some), some); });
-}
-
-inline void zero_n(float *out, long count) {
-    vectors(0, count, [&](long i, long some) { store_n(out + i, spread(0), some); });
 }
 
 // Writes the transposed of (8, 8) floats with a distance of in_step from row to row.
@@ -80,18 +71,25 @@ inline void transpose_8(const float *in, long in_step, float *out, long out_step
     }
 }
 
-// Writes rows (columns, depth) with a distance of step as a panel (depth, COLUMNS), with zeros beyond the columns.
-template <class Stored>
-void pack_transposed(const Stored *in, long step, long columns, long depth, float *panel) {
-    constexpr int PART = 64;
-    alignas(64) float part[COLUMNS * PART] = {};
-    for (long start = 0; start < depth; start += PART) {
-        long count = depth - start < PART ? depth - start : PART;
-        for (long i = 0; i < columns; ++i) widen_n(in + i * step + start, part + i * PART, count);
-        float *out = panel + start * COLUMNS;
+// Writes rows (columns, numbers) with a distance of step as a panel (operands, COLUMNS), with zeros beyond the columns.
+template <class Stored, class Operand>
+void pack_transposed(const Stored *in, long step, long columns, long numbers, Operand *panel) {
+    typedef typename Numbers<Operand>::Number Number;
+    constexpr int PART = 64, EACH = Numbers<Operand>::COUNT;
+    alignas(64) Operand part[COLUMNS * PART] = {};
+    for (long start = 0; start < numbers; start += PART * EACH) {
+        long some = numbers - start < PART * EACH ? numbers - start : PART * EACH, count = (some + EACH - 1) / EACH;
+        for (long i = 0; i < columns; ++i) {
+            auto *row = reinterpret_cast<Number *>(part + i * PART);
+            pack_n(in + i * step + start, row, some);
+            if (some < count * EACH) zero_n(row + some, count * EACH - some);
+        }
+        Operand *out = panel + start / EACH * COLUMNS;
         long d = 0;
         for (; d + 8 <= count; d += 8)
-            for (int i = 0; i < COLUMNS; i += 8) transpose_8(part + i * PART + d, PART, out + d * COLUMNS + i, COLUMNS);
+            for (int i = 0; i < COLUMNS; i += 8)
+                transpose_8(reinterpret_cast<const float *>(part + i * PART + d), PART,
+                            reinterpret_cast<float *>(out + d * COLUMNS + i), COLUMNS);
         for (; d < count; ++d)
             for (int i = 0; i < COLUMNS; ++i) out[d * COLUMNS + i] = part[i * PART + d];
     }

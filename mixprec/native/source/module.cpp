@@ -14,18 +14,28 @@
 namespace native {
 
 extern const Kernels AVX2, AVX512;
+extern const Convolutions AVX512_BF16;
 const Kernels *kernels = nullptr;
 
 namespace {
 
+Kernels with_bf16;  // AVX512 with other convolutions
 const char *name = nullptr;
 
-bool choose(bool at_most_avx2) {
+enum Set { WITH_AVX2, WITH_AVX512, WITH_BF16 };
+
+bool choose(Set most) {
     __builtin_cpu_init();
-    if (!at_most_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    if (most >= WITH_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
         kernels = &AVX512;
         name = "AVX-512";
+        if (most >= WITH_BF16 && __builtin_cpu_supports("avx512bf16")) {
+            with_bf16 = AVX512;
+            with_bf16.convolutions = AVX512_BF16;
+            kernels = &with_bf16;
+            name = "AVX-512 with BF16";
+        }
     } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
         kernels = &AVX2;
         name = "AVX2";
@@ -34,7 +44,12 @@ bool choose(bool at_most_avx2) {
 }
 
 PyObject *use_avx2(PyObject *, PyObject *) {
-    choose(true);
+    choose(WITH_AVX2);
+    Py_RETURN_NONE;
+}
+
+PyObject *use_avx512(PyObject *, PyObject *) {
+    choose(WITH_AVX512);
     Py_RETURN_NONE;
 }
 
@@ -63,6 +78,7 @@ PyObject *threads(PyObject *, PyObject *) { return PyLong_FromLong(native::threa
 
 PyMethodDef methods[] = {
     {"use_avx2", use_avx2, METH_NOARGS, "Lets AVX-512 be, also where the processor has it."},
+    {"use_avx512", use_avx512, METH_NOARGS, "Lets AVX512_BF16 be, also where the processor has it."},
     {"instructions", instructions, METH_NOARGS, "Returns the name of the instruction set in use."},
     {"sources", sources, METH_NOARGS, "Returns the digest of the sources."},
     {"set_threads", METHOD(set_threads), METH_FASTCALL, "set_threads(count)"},
@@ -79,7 +95,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_library", nullptr, -1, method
 
 PyMODINIT_FUNC PyInit__library() {
     using namespace native;
-    if (!choose(false)) {
+    if (!choose(WITH_BF16)) {
         PyErr_SetString(PyExc_ImportError, "this processor has no AVX2, FMA or F16C");
         return nullptr;
     }

@@ -1,4 +1,4 @@
-// What a filter sees at its positions, as rows of float32; the pixels of padding are zeros.
+// What a filter sees at its positions, as rows of numbers; the pixels of padding are zeros.
 #pragma once
 #include "convolution.h"
 #include "gemm.inl"
@@ -67,9 +67,9 @@ struct Place {
 inline long clamp(long value, long least, long most) { return value < least ? least : value > most ? most : value; }
 
 // Writes `count` elements of a window, from a place on. source is that of the first channel.
-template <class Stored>
+template <class Stored, class Number>
 inline void write_window(
-    const Windows &windows, const Stored *source, const Position &at, Place place, long count, float *out) {
+    const Windows &windows, const Stored *source, const Position &at, Place place, long count, Number *out) {
     const Axis &y = windows.axes[0], &x = windows.axes[1];
     while (count) {
         long some = windows.run - place.within < count ? windows.run - place.within : count;
@@ -89,7 +89,7 @@ inline void write_window(
         if (least > from) zero_n(out, least - from);
         if (most > least) {
             long pixel = (at.image * y.source + row) * x.source + column;
-            widen_n(source + pixel * windows.source_channels + least, out + (least - from), most - least);
+            pack_n(source + pixel * windows.source_channels + least, out + (least - from), most - least);
         }
         if (to > most) zero_n(out + (most - from), to - most);
         out += some;

@@ -63,13 +63,14 @@ def test_an_image_does_not_depend_on_its_batch(layer):
 
 
 @pytest.mark.core(0)
-def test_avx2_computes_what_avx512_does_but_for_rounding():
+@pytest.mark.parametrize("instructions", ["avx2", "avx512"])
+def test_other_instructions_compute_the_same_but_for_rounding(instructions):
     """In a process of its own, as there is no way back: the tests of values."""
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "native and (layers or float64 or linear)"]
     tests = ["tests/backends/cpu/test_convolution.py", "tests/backends/cpu/test_linear.py"]
     done = subprocess.run(
         [sys.executable, *command, *tests],
-        env={**os.environ, "MIXPREC_NATIVE": "avx2"},
+        env={**os.environ, "MIXPREC_NATIVE": instructions},
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,12 @@
+// Convolutions for AVX-512 with AVX512_BF16, Intel's servers since 2020 and AMD since 2022: those of BF16 arrays multiply
+// pairs, see operands.h.
+#define INSTRUCTIONS avx512bf16
+#include "convolution.inl"
+#include "convolution_wgrad.inl"
+
+namespace native {
+
+extern const Convolutions AVX512_BF16;
+const Convolutions AVX512_BF16 = {INSTRUCTIONS::fprop, INSTRUCTIONS::dgrad, INSTRUCTIONS::wgrad};
+
+}  // namespace native
