@@ -72,4 +72,15 @@ PyObject *run(const Body &body) {
     Py_RETURN_NONE;
 }
 
+// Runs a body that returns whether there was memory.
+template <class Body>
+PyObject *run_with_memory(const Body &body) {
+    bool done;
+    Py_BEGIN_ALLOW_THREADS;
+    done = body();
+    Py_END_ALLOW_THREADS;
+    if (!done) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 }  // namespace native

@@ -1,4 +1,4 @@
-// Convolutions for AVX-512 with AVX512_BF16, Intel's servers since 2020 and AMD since 2022: those of BF16 arrays multiply
+// Convolutions for AVX-512 with AVX512_BF16: Intel's servers since 2020, AMD since 2022. Those of BF16 arrays multiply
 // pairs, see operands.h.
 #define INSTRUCTIONS avx512bf16
 #include "convolution.inl"

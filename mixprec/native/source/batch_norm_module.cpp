@@ -15,17 +15,6 @@ long rows_of(Arguments &arguments, const Arguments::Array &array, long &channels
     return arguments.ok() ? array.size / channels : 0;
 }
 
-// Runs a body that returns whether there was memory.
-template <class Body>
-PyObject *run_with_memory(const Body &body) {
-    bool done;
-    Py_BEGIN_ALLOW_THREADS;
-    done = body();
-    Py_END_ALLOW_THREADS;
-    if (!done) return PyErr_NoMemory();
-    Py_RETURN_NONE;
-}
-
 PyObject *moments(PyObject *, PyObject *const *given, Py_ssize_t count) {
     Arguments arguments("moments", given, count);
     long channels;

@@ -51,7 +51,8 @@ template <class Stored, class Operand>
 bool multiply_windows(const Windows &windows, const Stored *source, const Operand *panels, const Store &to,
                       const Stored *mask, Stored *target) {
     typedef typename Numbers<Operand>::Number Number;
-    long numbers = windows.depth(), depth = operands<Operand>(numbers), positions = windows.positions(), wide = (to.columns + COLUMNS - 1) / COLUMNS;
+    long numbers = windows.depth(), depth = operands<Operand>(numbers);
+    long positions = windows.positions(), wide = (to.columns + COLUMNS - 1) / COLUMNS;
     long step = (depth + 15) / 16 | 1;  // an odd number of cache lines: rows do not fall on the same ones
     step *= 16;
     long rows = clamp(ROOM / step / ROWS * ROWS, ROWS, MOST_ROWS), blocks = (positions + rows - 1) / rows;
@@ -120,7 +121,8 @@ bool fprop_of(const Convolution &of, const Stored *x, const Stored *w, const flo
                 panels + panel * panel_step(depth));
         });
         Store to = {columns, of.filters, bias ? bias + first : nullptr, relu};
-        is_done = multiply_windows(windows, x + group * of.channels, panels, to, static_cast<const Stored *>(nullptr), y + first);
+        const Stored *mask = nullptr;
+        is_done = multiply_windows(windows, x + group * of.channels, panels, to, mask, y + first);
     }
     free(panels);
     return is_done;

@@ -43,16 +43,6 @@ struct Sizes : Convolution {
     }
 };
 
-template <class Body>
-PyObject *run_or_refuse(const Body &body) {
-    bool is_done;
-    Py_BEGIN_ALLOW_THREADS;
-    is_done = body();
-    Py_END_ALLOW_THREADS;
-    if (!is_done) return PyErr_NoMemory();
-    Py_RETURN_NONE;
-}
-
 PyObject *conv_fprop(PyObject *, PyObject *const *given, Py_ssize_t count) {
     Arguments arguments("conv_fprop", given, count);
     Sizes sizes(arguments);
@@ -63,7 +53,7 @@ PyObject *conv_fprop(PyObject *, PyObject *const *given, Py_ssize_t count) {
     if (arguments.ok() && x.size != sizes.x) arguments.refuse("x has %ld elements, not %ld", x.size, sizes.x);
     if (!arguments.done()) return nullptr;
     sizes.dtype = x.dtype;
-    return run_or_refuse([&] {
+    return run_with_memory([&] {
         return kernels->convolutions.fprop(sizes, x.data, w.data, static_cast<float *>(b.data), relu, y.data);
     });
 }
@@ -77,7 +67,7 @@ PyObject *conv_dgrad(PyObject *, PyObject *const *given, Py_ssize_t count) {
     if (arguments.ok() && dy.size != sizes.y) arguments.refuse("dy has %ld elements, not %ld", dy.size, sizes.y);
     if (!arguments.done()) return nullptr;
     sizes.dtype = dy.dtype;
-    return run_or_refuse(
+    return run_with_memory(
         [&] { return kernels->convolutions.dgrad(sizes, dy.data, w.data, relu_input.data, dx.data); });
 }
 
@@ -89,7 +79,7 @@ PyObject *conv_wgrad(PyObject *, PyObject *const *given, Py_ssize_t count) {
     if (arguments.ok() && x.size != sizes.x) arguments.refuse("x has %ld elements, not %ld", x.size, sizes.x);
     if (!arguments.done()) return nullptr;
     sizes.dtype = x.dtype;
-    return run_or_refuse([&] { return kernels->convolutions.wgrad(sizes, x.data, dy.data, dw.data); });
+    return run_with_memory([&] { return kernels->convolutions.wgrad(sizes, x.data, dy.data, dw.data); });
 }
 
 }  // namespace

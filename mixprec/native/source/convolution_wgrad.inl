@@ -7,7 +7,7 @@
 namespace native {
 namespace INSTRUCTIONS {
 
-constexpr long DEPTH = 256;                                // operands of a block of pixels
+constexpr long DEPTH = 256;                                // operands of a block
 constexpr long MOST_FILTERS = 18 * ROWS, MOST_PANELS = 8;  // of a task
 
 // Writes (pixels, filters) from `gradient` on as (operands, ROWS). Beyond the end there is room for a vector.

@@ -12,8 +12,8 @@ struct Elementwise {
     void (*relu)(Dtype dtype, const void *x, void *y, long size);
     // dx = dy where y, of a ReLU, is above 0.
     void (*relu_backward)(Dtype dtype, const void *dy, const void *y, void *dx, long size);
-    // Transposes `count` matrices (rows, columns) into (to_rows, to_columns), with a change of the dtype: only the first
-    // to_rows <= columns columns, and zeros from `rows` to to_columns.
+    // Transposes `count` matrices (rows, columns) into (to_rows, to_columns), with a change of the dtype: only the
+    // first to_rows <= columns columns, and zeros from `rows` to to_columns.
     void (*transpose)(Dtype of, const void *source, Dtype to, void *target, long count, long rows, long columns,
                       long to_rows, long to_columns);
 };

@@ -8,8 +8,8 @@ namespace INSTRUCTIONS {
 // The largest tile: as many registers as there are, but for a row of the right matrix and an element of the left one.
 constexpr int ROWS = LANES == 16 ? 14 : 6, COLUMNS = 2 * LANES;
 
-// out (rows, COLUMNS) = a (rows, depth) @ b (depth, COLUMNS); depth and step are in operands. Of b only WIDTH vectors are
-// used. PACKED: element (i, d) of a is a[d * ROWS + i], otherwise a[i * step + d].
+// out (rows, COLUMNS) = a (rows, depth) @ b (depth, COLUMNS); depth and step count operands. Of b only WIDTH vectors
+// are used. PACKED: element (i, d) of a is a[d * ROWS + i], otherwise a[i * step + d].
 template <bool PACKED, int COUNT, int WIDTH, class Operand>
 void tile(const Operand *a, long step, const Operand *b, long depth, float *out) {
     constexpr int THIRDS = (COUNT + 2) / 3;

@@ -83,7 +83,7 @@ PyMethodDef methods[] = {
     {"sources", sources, METH_NOARGS, "Returns the digest of the sources."},
     {"set_threads", METHOD(set_threads), METH_FASTCALL, "set_threads(count)"},
     {"keep_freed_memory", keep_freed_memory, METH_NOARGS,
-     "Lets malloc keep up to 2 GB that the program has freed: the system would hand it out again zeroed, page by page."},
+     "Lets malloc keep up to 2 GB of freed memory: the system would hand it out again zeroed, page by page."},
     {"threads", threads, METH_NOARGS, "Returns how many threads compute."},
     {},
 };

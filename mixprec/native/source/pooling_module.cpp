@@ -8,7 +8,7 @@ namespace {
 
 constexpr long MOST = 1L << 40, MOST_STEPS = 1L << 20;  // sizes; windows, strides and padding
 
-// Takes sizes (N, H, W, C, OH, OW), the window, its stride and its padding; large and small are the numbers of elements.
+// Takes sizes (N, H, W, C, OH, OW), window, stride and padding; large and small are the numbers of elements.
 PoolWindows windows_of(Arguments &arguments, long &large, long &small) {
     long n[6], window[2], stride[2], pad[2];
     arguments.integers("sizes", n, 6, 0, MOST);

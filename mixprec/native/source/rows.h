@@ -99,7 +99,7 @@ struct Block {
 };
 
 // Sums over all rows: tasks are parts of the rows, and chunks of the channels. Calls body(first channel, block, result)
-// for the blocks of a task, one after the other, with a Result of zeros at the beginning; merge(all, result) for those of
+// for the blocks of a task, one after the other, with a Result of zeros at first; merge(all, result) for those of
 // the parts in their order, and then finish(first channel, channels, all). Returns false where there is no memory.
 template <class Result, class Body, class Merge, class Finish>
 bool sum_rows(const Rows &rows, const Body &body, const Merge &merge, const Finish &finish) {

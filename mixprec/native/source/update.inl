@@ -70,10 +70,8 @@ void take_over(const Updated &updated, long first, long count) {
 int check_gradients(const Work &work, const float (*hook_numbers)[MOST_NUMBERS]) {
     std::atomic<int> found{GRADIENTS_ARE_FINITE | FINITE_AFTER_HOOKS};
     each_block(work, [&](const Updated &updated, long first, long count) {
-        if (updated.param &&
-            memcmp(static_cast<const char *>(updated.param) + first * 2, static_cast<char *>(updated.shadow) + first * 2,
-                   count * 2))
-            take_over(updated, first, count);
+        const auto *param = static_cast<const char *>(updated.param), *shadow = static_cast<char *>(updated.shadow);
+        if (param && memcmp(param + first * 2, shadow + first * 2, count * 2)) take_over(updated, first, count);
         if (!updated.gradient) return;
         alignas(64) float g[UPDATE_BLOCK];
         unscale(updated, first, count, g);

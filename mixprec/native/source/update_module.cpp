@@ -1,5 +1,5 @@
-// What Python calls of update.h: a table of parameters, whose arrays it holds until it is freed. Gradients are held from
-// load() on until they are let go.
+// What Python calls of update.h: a table of parameters, whose arrays it holds until it is freed. It holds gradients
+// from load() on until they are let go.
 #include "arguments.h"
 #include "kernels.h"
 #include "module.h"
