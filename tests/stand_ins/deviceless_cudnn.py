@@ -54,7 +54,11 @@ def load(driver):
     """
     if driver is not None:
         ctypes.CDLL(driver, ctypes.RTLD_GLOBAL)
-    return library.load()
+    cudnn = library.load()
+    from cuda import pathfinder
+
+    pathfinder.load_nvidia_dynamic_lib("cublasLt")  # cuDNN 9.19 does not find it; CuPy loads it where it is installed
+    return cudnn
 
 
 @functools.cache
