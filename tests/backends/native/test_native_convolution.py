@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends import cpu, native
 from mixprec.backends.geometry import Convolution, Following
+from mixprec.dtypes import BFLOAT16
 from mixprec.native.native_library import library
 from tests.backends.primitive_cases import FLOAT16, FLOAT32, STORAGE, arrays
 from tests.circles import tries
@@ -60,6 +61,44 @@ def test_an_image_does_not_depend_on_its_batch(layer):
     alone = PRIMITIVES.conv_fprop(x[1:2], w, convolution)
     np.testing.assert_array_equal(alone, y[1:2])
     np.testing.assert_array_equal(PRIMITIVES.conv_dgrad(alone, w, convolution, (1, *shape[1:])), dx[1:2])
+
+
+ODD = [  # depths 1, 3, 27 and 35, and odd numbers of pixels: the last number of a sum has no partner
+    (Convolution(), (1, 1, 1, 1), (3, 1, 1, 1)),
+    (Convolution(), (3, 1, 1, 3), (5, 1, 1, 3)),
+    (Convolution(pad=(1, 1)), (1, 5, 3, 3), (4, 3, 3, 3)),
+    (Convolution((2, 1), (1, 2), (1, 2)), (1, 7, 9, 7), (33, 1, 5, 7)),
+    (Convolution((1, 2), (1, 0), (2, 1), 3), (3, 5, 5, 9), (21, 3, 3, 3)),
+]
+
+
+@pytest.mark.parametrize("layer", ODD, ids=lambda layer: "x".join(map(str, layer[2])))
+def test_sums_of_an_odd_number_of_bf16_products_are_exact(layer):
+    """Whole numbers: float32 holds each sum, so that BF16 results are those of NumPy's float64, rounded once."""
+    convolution, shape, w_shape = layer
+    rng = np.random.default_rng(0)
+    dy_shape = (shape[0], *convolution.out_size(shape[1:3], w_shape[1:3]), w_shape[0])
+    x, w, dy = (rng.integers(-9, 10, some).astype(np.float64) for some in (shape, w_shape, dy_shape))
+    narrow_x, narrow_w, narrow_dy = (some.astype(BFLOAT16) for some in (x, w, dy))
+    pairs = [
+        (PRIMITIVES.conv_fprop(narrow_x, narrow_w, convolution), cpu.PRIMITIVES.conv_fprop(x, w, convolution)),
+        (
+            PRIMITIVES.conv_dgrad(narrow_dy, narrow_w, convolution, shape),
+            cpu.PRIMITIVES.conv_dgrad(dy, w, convolution, shape),
+        ),
+        (
+            PRIMITIVES.conv_wgrad(narrow_x, narrow_dy, convolution, w_shape),
+            cpu.PRIMITIVES.conv_wgrad(x, dy, convolution, w_shape),
+        ),
+    ]
+    for found, expected in pairs:
+        np.testing.assert_array_equal(found.astype(np.float64), expected.astype(BFLOAT16).astype(np.float64))
+
+
+def test_subnormal_bf16_numbers_are_zero_where_the_processor_multiplies_bf16():
+    x, w = np.full((1, 1, 1, 3), 2.0**-130, BFLOAT16), np.full((2, 1, 1, 3), 2.0**100, BFLOAT16)
+    expected = 0 if library().instructions() == "AVX-512 with BF16" else 3 * 2.0**-30
+    np.testing.assert_array_equal(PRIMITIVES.conv_fprop(x, w, Convolution()).astype(np.float64), expected)
 
 
 @pytest.mark.core(0)
