@@ -112,7 +112,7 @@ endif
 # After a change of the sources, as by git pull; where there is no compiler, NumPy goes on.
 $(LIBRARY): $(wildcard mixprec/native/source/*) | $(STAMP)
 	@echo "install: the native library"
-	@$(BIN)/python setup.py -q build_ext --inplace
+	@$(BIN)/python setup.py -q build_ext --inplace --force
 	@touch $@
 
 clean: ## remove the environment, generated images, caches and what building leaves; results stay

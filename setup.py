@@ -33,7 +33,7 @@ SETS = {
 LIBRARY = Extension(
     f"{FOLDER}/_library".replace("/", "."),
     sources=sorted(glob.glob(f"{SOURCE}/*.cpp")),
-    depends=["setup.py", *sorted(glob.glob(f"{SOURCE}/*.h") + glob.glob(f"{SOURCE}/*.inl"))],
+    depends=["setup.py", f"{FOLDER}/sources.py", *sorted(glob.glob(f"{SOURCE}/*.h") + glob.glob(f"{SOURCE}/*.inl"))],
     define_macros=[("SOURCES", '"' + runpy.run_path(f"{FOLDER}/sources.py")["digest"]() + '"')],
     extra_compile_args=FLAGS.split(),
     extra_link_args=["-pthread"],

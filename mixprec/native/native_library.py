@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import pathlib
+import platform
 import sys
 
 import numpy as np
@@ -18,7 +19,7 @@ from mixprec.native import sources
 from mixprec.native.threads import number_of_threads
 
 SWITCH = "MIXPREC_NATIVE"
-_BUILD = f"cd {pathlib.Path(__file__).parents[2]} && {sys.executable} setup.py -q build_ext --inplace"
+_BUILD = f"cd {pathlib.Path(__file__).parents[2]} && {sys.executable} setup.py -q build_ext --inplace --force"
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}  # of the C library: see man mallopt
 _LOGGER = logging.getLogger("mixprec")
 _STORAGE = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)  # in the processor's order of bytes
@@ -41,6 +42,8 @@ def load():
     try:
         _library = importlib.import_module("mixprec.native._library")
     except ModuleNotFoundError:
+        if platform.machine() not in ("x86_64", "AMD64"):
+            return None, f"it is for x86-64, not for {platform.machine()}"
         return None, "it was not compiled; to have it, install mixprec again where there is a compiler"
     except ImportError as error:  # the processor lacks AVX2, or it was compiled for other system libraries
         return None, str(error)

@@ -24,9 +24,13 @@ def _cores(root):
     """The processors of the affinity mask; those that are threads of one core count once."""
     cores = {
         _read(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list") or processor
-        for processor in os.sched_getaffinity(0)
+        for processor in _processors()
     }
     return len(cores)
+
+
+def _processors():
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)  # macOS has none
 
 
 def _quota(root):

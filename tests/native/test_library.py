@@ -51,7 +51,7 @@ def test_a_library_of_other_sources_is_not_used(compiled):
     compiled.sources = lambda: "0123456789abcdef"
     module, reason = library.load()
     assert module is None
-    build = f"cd {ROOT} && {sys.executable} setup.py -q build_ext --inplace"
+    build = f"cd {ROOT} && {sys.executable} setup.py -q build_ext --inplace --force"
     assert reason == f"its sources have changed; to compile it: {build}"
 
 
@@ -75,16 +75,18 @@ def test_the_digest_is_that_of_all_sources(monkeypatch, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "machine", "said"),
     [
-        (ImportError("this processor has no AVX2, FMA or F16C"), "this processor has no AVX2, FMA or F16C"),
+        (ImportError("this processor has no AVX2, FMA or F16C"), "x86_64", "this processor has no AVX2, FMA or F16C"),
+        (ModuleNotFoundError("x"), "aarch64", "it is for x86-64, not for aarch64"),
         (
             ModuleNotFoundError("x"),
+            "x86_64",
             "it was not compiled; to have it, install mixprec again where there is a compiler",
         ),
     ],
 )
-def test_one_warning_says_that_numpy_computes(monkeypatch, caplog, error, said):
+def test_one_warning_says_that_numpy_computes(monkeypatch, caplog, error, machine, said):
     class Finder:
         @staticmethod
         def find_spec(name, path=None, target=None):
@@ -92,6 +94,7 @@ def test_one_warning_says_that_numpy_computes(monkeypatch, caplog, error, said):
                 raise error
 
     monkeypatch.setenv(library.SWITCH, "1")
+    monkeypatch.setattr(library.platform, "machine", lambda: machine)
     monkeypatch.delitem(sys.modules, "mixprec.native._library", raising=False)
     monkeypatch.delattr("mixprec.native._library", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])

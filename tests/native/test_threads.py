@@ -35,6 +35,13 @@ def test_omp_num_threads(machine, monkeypatch, value, expected):
     assert machine({}) == expected
 
 
+def test_without_affinity_masks_all_processors_count(machine, monkeypatch):
+    machine({})
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert number_of_threads("/nowhere") == 6
+
+
 def test_processors_of_the_affinity_mask(machine):
     assert machine({}, {1, 5, 6}) == 3
     assert machine({}, range(1000)) == 256
