@@ -16,6 +16,7 @@ from mixprec.dtypes import BFLOAT16
 from mixprec.native.native_library import library
 from mixprec.native.threads import number_of_threads
 
+_PAUSE = 0.05  # seconds before each way: threads of OpenBLAS and of OpenMP spin for a while after their work
 PASSES = ("forward", "dgrad", "wgrad")
 _NATIVE = {"native float32": np.float32, "native float16": np.float16, "native bfloat16": BFLOAT16}
 
@@ -108,6 +109,7 @@ def _row(x_shape, w_shape, convolution, count, repeats):
     times = {name: [np.inf] * len(PASSES) for name in ways}
     for turn in range(repeats + 1):
         for name, functions in ways.items():
+            time.sleep(_PAUSE)
             for i, function in enumerate(functions):
                 start = time.perf_counter()
                 function()

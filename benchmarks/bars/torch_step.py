@@ -7,7 +7,6 @@ script are float32. All of that is in PyTorch's favour.
 """
 
 import gc
-import os
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 
 from benchmarks.bars import torch_resnet
 from benchmarks.bars.timed_step import LR, Step, memory_of_process
+from mixprec.native.threads import number_of_threads
 
 CLASSES = 1000
 MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.875, 1 / 32768, 0.1
@@ -40,7 +40,7 @@ def make(way, arch, specifier, batch, size):
         :class:`CpuStep` or :class:`GpuStep`
     """
     if specifier == "@numpy":
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        torch.set_num_threads(number_of_threads())
         device, kind = torch.device("cpu"), CpuStep
     else:
         device, kind = torch.device("cuda", int(specifier.rpartition(":")[2])), GpuStep

@@ -251,6 +251,13 @@ def test_layout_is_that_of_the_row(torch, torch_step):
         assert step.optimizer.state[weight]["momentum_buffer"].is_contiguous(memory_format=layout)
 
 
+def test_it_has_the_threads_of_the_other_rows(torch, torch_step, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(2)
+    torch_step.make(pytorch_rows.PyTorchSettings("float32"), "resnet18", "@numpy", 2, 32)
+    assert torch.get_num_threads() == 1
+
+
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # of torch itself, while it imports its compiler
 def test_compiled_steps_are_the_eager_ones(torch, torch_step, tmp_path, monkeypatch):
     """On a network of three layers: a compiler takes a minute for one of eighteen. Both beside a step in float64.
