@@ -111,6 +111,7 @@ def _row(x_shape, w_shape, convolution, count, repeats):
         for name, functions in ways.items():
             time.sleep(_PAUSE)
             for i, function in enumerate(functions):
+                function()  # its threads are awake, and each on a core
                 start = time.perf_counter()
                 function()
                 if turn:
