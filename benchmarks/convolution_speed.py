@@ -17,6 +17,7 @@ from mixprec.native.native_library import library
 from mixprec.native.threads import number_of_threads
 
 _PAUSE = 0.05  # seconds before each way: threads of OpenBLAS and of OpenMP spin for a while after their work
+_WARM_UP = 0.03  # seconds before each timed call
 PASSES = ("forward", "dgrad", "wgrad")
 _NATIVE = {"native float32": np.float32, "native float16": np.float16, "native bfloat16": BFLOAT16}
 
@@ -111,12 +112,19 @@ def _row(x_shape, w_shape, convolution, count, repeats):
         for name, functions in ways.items():
             time.sleep(_PAUSE)
             for i, function in enumerate(functions):
-                function()  # its threads are awake, and each on a core
+                _warm_up(function)
                 start = time.perf_counter()
                 function()
                 if turn:
                     times[name][i] = min(times[name][i], (time.perf_counter() - start) * 1e3)
     return Row(x_shape, w_shape, convolution.stride, convolution.pad, count, times)
+
+
+def _warm_up(function):
+    """Calls a function until its threads are awake, and the kernel has put each on a core of its own."""
+    end = time.perf_counter() + _WARM_UP
+    while time.perf_counter() < end:
+        function()
 
 
 def _by_primitives(primitives, x, w, dy, convolution):
