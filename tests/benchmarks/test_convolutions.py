@@ -6,7 +6,9 @@ from benchmarks import convolution_speed
 from scripts import benchmark
 
 
-def test_each_convolution_is_counted(tmp_path, capsys):
+def test_each_convolution_is_counted(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(convolution_speed, "_PAUSE", 0)
+    monkeypatch.setattr(convolution_speed, "_WARM_UP", 0)
     small = ("--batch", "2", "--size", "32", "--repeats", "1")
     benchmark.main(["convolutions", *small, "--json", str(tmp_path / "convolutions.json")])
     printed = capsys.readouterr().out
