@@ -137,7 +137,9 @@ def _newest(records):
 
 def _machine(record):
     """The name of what was measured, and not why it is no GPU."""
-    return bars_record.gpu_name(record["device"]) if record["kind"] == "gpu" else record["cpu"]
+    if record["kind"] == "gpu":
+        return bars_record.gpu_name(record["device"])
+    return f"{record['cpu']}, {record['threads']} thread{'s' * (record['threads'] > 1)}"
 
 
 def _is_measured(record):
@@ -176,11 +178,15 @@ def _facts(path, record):
         "versions": _escaped(", ".join(f"{name} {version}" for name, version in versions.items() if version)),
         "commit": _escaped(record["commit"] or "unknown"),
         "date": bars_record.when(record).strftime("%Y-%m-%d %H:%M %Z"),
-        "command": f"`{_command(record['settings'])}`",
+        "command": f"`{_threads(record)}{_command(record['settings'])}`",
         "rates": record["rates"] and _rates(record["rates"]),
         "record": _link(path),
     }
     return "".join(f"- {name}: {fact}\n" for name, fact in facts.items() if fact)
+
+
+def _threads(record):
+    return f"OMP_NUM_THREADS={record['threads']} " if record["kind"] == "cpu" else ""
 
 
 def _command(settings):

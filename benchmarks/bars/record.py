@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from mixprec import environment, files
 from mixprec.messages import OneLineError
+from mixprec.native.threads import number_of_threads
 
 FORMAT = "mixprec bars 1"
 GROUPS = ("plain", "config", "precision", "ablation", "peer")  # in the order of tables and charts
@@ -44,6 +45,7 @@ def as_json(rows, counts, rates, made, device, kind, /, *, complete, **settings)
         "kind": kind,
         "driver": versions.get("CUDA driver"),
         "versions": versions,
+        "threads": number_of_threads(),
         "rates": None if rates is None else dataclasses.asdict(rates),
         "rows": [dataclasses.asdict(row) for row in rows],
         "counts": list(counts),
@@ -195,6 +197,7 @@ _RECORD = {
     "kind": _one_of("gpu", "cpu"),
     "driver": _OrNull(_NAME),
     "versions": _Each(_NAME),
+    "threads": _SIZE,  # of the CPU
     "rates": _OrNull({"bandwidth": _RATE, "flops": _Each(_RATE)}),
     "rows": [_ROW],
     "counts": [_COUNT_ROW],

@@ -156,6 +156,7 @@ def _record(kind, rows, *, arch, size, batch, device):
         "kind": kind,
         "driver": versions.get("CUDA driver"),
         "versions": versions,
+        "threads": 2,
         "rates": rates,
         "rows": rows,
         "counts": copy.deepcopy(COUNTS),

@@ -205,7 +205,7 @@ def test_page_of_a_gpu_and_a_cpu():
     assert _lines_of(text, "## ") == [
         "## Goals: ResNet-50 on an H200",
         "## NVIDIA H200: resnet50, 224x224 pixels, batches of 32, 64, 128, 256",
-        "## a CPU of the tests: resnet18, 64x64 pixels, batches of 8",
+        "## a CPU of the tests, 2 threads: resnet18, 64x64 pixels, batches of 8",
         "## Launches, counted without a GPU",
         "## How to read it",
         "## How to make it again",
@@ -276,7 +276,7 @@ def test_tables_are_rectangular_and_lines_are_not_broken(records):
     text = _page(*records, record)
     tables = _tables(text)
     assert len(_lines_of(text, "# ")) == 1
-    assert len(_lines_of(text, r"## a # \<CPU\>: resnet18, ")) == 1
+    assert len(_lines_of(text, r"## a # \<CPU\>, 2 threads: resnet18, ")) == 1
     assert len(tables) == (11 if records else 4)
     for table in tables:
         assert {len(line) for line in table} == {len(table[0])}
