@@ -55,13 +55,15 @@ bool multiply_windows(const Windows &windows, const Stored *source, const Operan
     long positions = windows.positions(), wide = (to.columns + COLUMNS - 1) / COLUMNS;
     long step = (depth + 15) / 16 | 1;  // an odd number of cache lines: rows do not fall on the same ones
     step *= 16;
-    long rows = clamp(ROOM / step / ROWS * ROWS, ROWS, MOST_ROWS), blocks = (positions + rows - 1) / rows;
+    long most = clamp(ROOM / step / ROWS * ROWS, ROWS, MOST_ROWS), blocks = (positions + most - 1) / most;
+    blocks = (blocks + threads() - 1) / threads() * threads();  // equal ones, as many for each thread
+    long rows = (positions + blocks - 1) / blocks;
     long groups = threads() == 1 ? 1 : clamp((4 * threads() + blocks - 1) / blocks, 1, wide);
     bool failed = false;
     parallel(blocks * groups, [&](long number) {
-        long start = number / groups * rows, count = positions - start < rows ? positions - start : rows;
+        long start = number / groups * rows, count = clamp(positions - start, 0, rows);
         long group = number % groups, first = wide * group / groups, last = wide * (group + 1) / groups;
-        auto *packed = reinterpret_cast<Operand *>(scratch(rows * step));
+        auto *packed = reinterpret_cast<Operand *>(scratch(rows * step + LANES));
         if (!packed) {
             __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
             return;
@@ -72,7 +74,8 @@ bool multiply_windows(const Windows &windows, const Stored *source, const Operan
             pixels[i] = at.target(windows);
             if (!numbers) continue;
             auto *row = reinterpret_cast<Number *>(packed + i * step);
-            write_window(windows, source, at, Place(windows, 0), numbers, row);
+            if (windows.is_image) write_window_of_image(windows, source, at, row);
+            else write_window(windows, source, at, Place(windows, 0), numbers, row);
             zero_n(row + numbers, depth * Numbers<Operand>::COUNT - numbers);
         }
         for (long panel = first; panel < last; ++panel) {
@@ -96,12 +99,13 @@ Operand *panels_of(long columns, long depth) {
 }
 
 inline Windows windows_of_input(const Convolution &of) {
-    Windows windows = {of.images, {}, of.input_channels, of.channels, false, 0, 0};
+    Windows windows = {of.images, {}, of.input_channels, of.channels};
     for (int i = 0; i < 2; ++i)
         windows.axes[i] = {of.out_size[i],    of.size[i],     of.stride[i], -of.pad[i],     of.filter_size[i],
                            of.dilation[i],    0,              1,            of.out_size[i], 0,
                            1};
     windows.finish();
+    windows.is_image = of.groups == 1 && of.channels == 3 && of.input_channels > 3;
     return windows;
 }
 
@@ -149,8 +153,8 @@ inline Axis axis_of_phase(const Convolution &of, int i, long phase) {
 template <class Operand, class Stored>
 bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const Stored *relu_input, Stored *dx) {
     constexpr int EACH = Numbers<Operand>::COUNT;
-    long filters = of.filters / of.groups, columns = of.channels;
-    auto *panels = panels_of<Operand>(columns, operands<Operand>(filters) * of.filter_size[0] * of.filter_size[1]);
+    long filters = of.filters / of.groups, columns = of.channels, taps = of.filter_size[0] * of.filter_size[1];
+    auto *panels = panels_of<Operand>(columns, operands<Operand>(filters) * taps);
     bool is_done = panels;
     if (of.input_channels > of.channels * of.groups) {
         long pixels[] = {of.images, of.size[0], of.size[1], of.input_channels};
@@ -159,7 +163,7 @@ bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const St
     long phases[2] = {clamp(of.stride[0], 1, of.size[0]), clamp(of.stride[1], 1, of.size[1])};
     for (long number = 0; number < phases[0] * phases[1] * of.groups && is_done; ++number) {
         long group = number % of.groups, phase = number / of.groups, first = group * filters;
-        Windows windows = {of.images, {}, of.filters, filters, false, 0, 0};
+        Windows windows = {of.images, {}, of.filters, filters};
         windows.axes[0] = axis_of_phase(of, 0, phase / phases[1]);
         windows.axes[1] = axis_of_phase(of, 1, phase % phases[1]);
         windows.finish();
@@ -173,11 +177,11 @@ bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const St
                         long r = y.filter + i * y.filter_step, s = x.filter + j * x.filter_step;
                         long place = ((first + k) * of.filter_size[0] + r) * of.filter_size[1] + s;
                         const Stored *row = w + place * columns;
-                        const Stored *next = row + of.filter_size[0] * of.filter_size[1] * columns;  // of filter k + 1
+                        const Stored *next = EACH == 1 ? nullptr : row + taps * columns;
                         Operand *out = panels + ((i * x.taps + j) * filters + k) / EACH * COLUMNS;
                         for (long column = 0; column < columns; column += COLUMNS, out += panel_step(depth)) {
                             long count = clamp(columns - column, 0, COLUMNS);
-                            pack_rows(row + column, next + column, out, count);
+                            pack_rows(row + column, next ? next + column : nullptr, out, count);
                             if (count < COLUMNS) zero_n(out + count, COLUMNS - count);
                         }
                     }

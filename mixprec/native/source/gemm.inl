@@ -9,7 +9,7 @@ namespace INSTRUCTIONS {
 constexpr int ROWS = LANES == 16 ? 14 : 6, COLUMNS = 2 * LANES;
 
 // out (rows, COLUMNS) = a (rows, depth) @ b (depth, COLUMNS); depth and step count operands. Of b only WIDTH vectors
-// are used. PACKED: element (i, d) of a is a[d * ROWS + i], otherwise a[i * step + d].
+// are used. PACKED: element (i, d) of a is a[d * ROWS + i], otherwise a[i * step + d]; and out += the product.
 template <bool PACKED, int COUNT, int WIDTH, class Operand>
 void tile(const Operand *a, long step, const Operand *b, long depth, float *out) {
     constexpr int THIRDS = (COUNT + 2) / 3;
@@ -36,7 +36,10 @@ void tile(const Operand *a, long step, const Operand *b, long depth, float *out)
 #pragma GCC unroll 16
     for (int i = 0; i < COUNT; ++i)
 #pragma GCC unroll 2
-        for (int j = 0; j < WIDTH; ++j) store(out + i * COLUMNS + j * LANES, sums[i][j]);
+        for (int j = 0; j < WIDTH; ++j) {
+            float *to = out + i * COLUMNS + j * LANES;
+            store(to, PACKED ? add(load(to), sums[i][j]) : sums[i][j]);
+        }
 }
 
 // The same for any number of rows up to ROWS, and of columns up to COLUMNS; b has zeros beyond those.

@@ -61,6 +61,7 @@ inline Vector operands_of(const Bfloat *first, const Bfloat *second, long count,
 // Numbers as they are.
 inline void pack_n(const Bfloat *in, Bfloat *out, long count) { memcpy(out, in, count * sizeof(Bfloat)); }
 inline void zero_n(Bfloat *out, long count) { memset(out, 0, count * sizeof(Bfloat)); }
+inline void pack_4(const Bfloat *in, Bfloat *out) { memcpy(out, in, 4 * sizeof(Bfloat)); }
 inline void zero_n(Pair *out, long count) { memset(out, 0, count * sizeof(Pair)); }
 
 #endif
@@ -70,6 +71,16 @@ inline Vector sum_of_products(Vector a, Vector b, Vector sum, float) { return fu
 template <class Stored>
 inline void pack_n(const Stored *in, float *out, long count) {
     vectors(0, count, [&](long i, long some) { store_n(out + i, load_n(in + i, some), some); });
+}
+
+inline __m128 four(const float *in) { return _mm_loadu_ps(in); }
+inline __m128 four(const Half *in) { return _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)in)); }
+inline __m128 four(const Bfloat *in) {
+    return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)in)), 16));
+}
+template <class Stored>
+inline void pack_4(const Stored *in, float *out) {
+    _mm_storeu_ps(out, four(in));
 }
 
 template <class Stored>

@@ -22,8 +22,12 @@ struct Windows {
     bool is_joined;        // whether a row of the filter sees elements that follow each other
     long runs;             // parts of such elements in a row of the filter
     long run;              // elements of a part
+    bool is_pixel;         // whether a window is one pixel
+    bool is_image;         // whether it has the first three channels of more, as images have them
 
     void finish() {
+        bool is_padded = axes[0].offset || axes[1].offset;
+        is_pixel = axes[0].taps == 1 && axes[1].taps == 1 && !is_padded;
         is_joined = axes[1].step == 1 && channels == source_channels;
         runs = is_joined ? 1 : axes[1].taps;
         run = is_joined ? axes[1].taps * channels : channels;
@@ -47,6 +51,10 @@ struct Position {
         if (++i < windows.axes[0].positions) return;
         i = 0;
         ++image;
+    }
+    long source(const Windows &windows) const {  // pixel where the window begins
+        const Axis &y = windows.axes[0], &x = windows.axes[1];
+        return (image * y.source + i * y.stride + y.offset) * x.source + j * x.stride + x.offset;
     }
     long target(const Windows &windows) const {  // pixel
         const Axis &y = windows.axes[0], &x = windows.axes[1];
@@ -98,6 +106,25 @@ inline void write_window(
         if (++place.run == windows.runs) {
             place.run = 0;
             ++place.tap;
+        }
+    }
+}
+
+// Writes a whole window of three channels, and may write one number more: four are copied at a time, and the next three
+// overwrite the last of them.
+template <class Stored, class Number>
+inline void write_window_of_image(const Windows &windows, const Stored *source, const Position &at, Number *out) {
+    const Axis &y = windows.axes[0], &x = windows.axes[1];
+    for (long i = 0; i < y.taps; ++i) {
+        long row = at.i * y.stride + y.offset + i * y.step, column = at.j * x.stride + x.offset;
+        bool is_inside = row >= 0 && row < y.source;
+        long first = (at.image * y.source + (is_inside ? row : 0)) * x.source;
+        const Stored *pixels = source + first * windows.source_channels;
+        for (long j = 0; j < x.taps; ++j, column += x.step, out += 3) {
+            if (is_inside && column >= 0 && column < x.source)
+                pack_4(pixels + column * windows.source_channels, out);
+            else
+                out[0] = out[1] = out[2] = Number();
         }
     }
 }
