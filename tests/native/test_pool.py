@@ -85,6 +85,16 @@ _PROGRAMS = {
             pass
         convert()
     """,
+    "threads round as their caller does": """
+        import ctypes
+        convert()
+        one, y = np.ones(1 << 20, np.float32), np.empty(1 << 20, np.float32)
+        small = np.full_like(one, 2**-30)
+        for rounding, expected in ((0x800, np.nextafter(one, 2 * one)), (0, one)):  # FE_UPWARD, FE_TONEAREST
+            ctypes.CDLL(None).fesetround(rounding)
+            native.add(one, small, y)
+            assert (y == expected).all()
+    """,
     "no thread can be created": """
         import resource
         y = np.zeros(x.shape, np.float16)

@@ -56,9 +56,10 @@ bool multiply_windows(const Windows &windows, const Stored *source, const Operan
     long step = (depth + 15) / 16 | 1;  // an odd number of cache lines: rows do not fall on the same ones
     step *= 16;
     long most = clamp(ROOM / step / ROWS * ROWS, ROWS, MOST_ROWS), blocks = (positions + most - 1) / most;
-    blocks = (blocks + threads() - 1) / threads() * threads();  // equal ones, as many for each thread
+    const long count_of_threads = threads();  // asked once: another thread may set another number
+    blocks = (blocks + count_of_threads - 1) / count_of_threads * count_of_threads;  // equal ones, as many for each
     long rows = (positions + blocks - 1) / blocks;
-    long groups = threads() == 1 ? 1 : clamp((4 * threads() + blocks - 1) / blocks, 1, wide);
+    long groups = count_of_threads == 1 ? 1 : clamp((4 * count_of_threads + blocks - 1) / blocks, 1, wide);
     bool failed = false;
     parallel(blocks * groups, [&](long number) {
         long start = number / groups * rows, count = clamp(positions - start, 0, rows);

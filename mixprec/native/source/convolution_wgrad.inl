@@ -28,6 +28,7 @@ struct Shares {
         slices = clamp(parts(TASKS, share()), 1, clamp(positions / (2 * pixels), 1, TASKS));
         while (some_panels > 2 && share() * slices < TASKS) some_panels = parts(some_panels, 2);
         while (some_tiles > 3 && share() * slices < TASKS) some_tiles = parts(some_tiles, 2);
+        share();
     }
     static long parts(long all, long some) { return (all + some - 1) / some; }
 };

@@ -16,6 +16,7 @@ struct Job {
     void (*task)(void *, long);
     void *context;
     long count;
+    unsigned rounding;  // how the caller rounds and treats subnormal numbers, MXCSR
 };
 
 pthread_mutex_t calling = PTHREAD_MUTEX_INITIALIZER;  // held during a call
@@ -29,14 +30,13 @@ std::atomic<unsigned> calls{0};
 std::atomic<int> running{0};  // the same as active, to be looked at without the lock
 thread_local bool is_inside = false;
 
-inline void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
+inline void pause() { __builtin_ia32_pause(); }
+inline unsigned rounding() { return __builtin_ia32_stmxcsr(); }
+inline void set_rounding(unsigned rounding) { __builtin_ia32_ldmxcsr(rounding); }
 
 void take(const Job &now) {
     is_inside = true;
+    set_rounding(now.rounding);
     for (long number; (number = next_task.fetch_add(1, std::memory_order_relaxed)) < now.count;)
         now.task(now.context, number);
     is_inside = false;
@@ -103,7 +103,7 @@ void run_tasks(long count, void (*task)(void *, long), void *context) {
         return;
     }
     start_threads();
-    Job now = {task, context, count};
+    Job now = {task, context, count, rounding()};
     pthread_mutex_lock(&state);
     job = now;
     next_task.store(0, std::memory_order_relaxed);

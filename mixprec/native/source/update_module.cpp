@@ -112,6 +112,30 @@ bool take_formulas(Work *work, PyObject *rule, PyObject *hooks) {
     return true;
 }
 
+int by_address(const void *one, const void *other) {
+    auto a = static_cast<const Py_buffer *>(one)->buf, b = static_cast<const Py_buffer *>(other)->buf;
+    return a < b ? -1 : a > b;
+}
+
+// Whether no two arrays that an update writes share memory; tasks may write them at the same time.
+bool are_apart(const Table *table) {
+    long count = 0;
+    auto *arrays = static_cast<Py_buffer *>(malloc((table->count * HELD + 1) * sizeof(Py_buffer)));
+    if (!arrays) {
+        PyErr_NoMemory();
+        return false;
+    }
+    for (long i = 0; i < table->count * HELD; ++i)
+        if (table->held[i].len) arrays[count++] = table->held[i];
+    qsort(arrays, count, sizeof *arrays, by_address);
+    bool apart = true;
+    for (long i = 0; apart && i + 1 < count; ++i)
+        apart = static_cast<char *>(arrays[i].buf) + arrays[i].len <= arrays[i + 1].buf;
+    free(arrays);
+    if (!apart) PyErr_SetString(PyExc_ValueError, "two arrays of the table share memory");
+    return apart;
+}
+
 // Copies the rounded parameters, and cuts the work into pieces and tasks; false if there is no memory.
 bool prepare(Table *table) {
     Work &work = table->work;
@@ -160,7 +184,7 @@ PyObject *update_table(PyObject *, PyObject *const *given, Py_ssize_t count) {
         int states = is_right && table->work.rule >= 0 ? RULE_NAMES[table->work.rule].states : 0;
         for (long i = 0; is_right && i < table->count; ++i)
             is_right = take_entry(table, i, PyTuple_GET_ITEM(entries, i), states);
-        is_right = is_right && prepare(table);
+        is_right = is_right && are_apart(table) && prepare(table);
     }
     Py_DECREF(entries);
     PyObject *capsule = is_right ? PyCapsule_New(table, NAME, free_capsule) : nullptr;
@@ -186,18 +210,20 @@ bool load(Table *table, PyObject *gradients, PyObject *inverses) {
         PyErr_SetString(PyExc_TypeError, "gradients and inverses must be lists; inverses may be a float");
         return false;
     }
-    for (long i = 0; i < table->count; ++i) {  // getting a buffer may run code that makes the lists others
+    for (long i = 0; i < table->count; ++i) {  // a number or an array may run code that makes the lists others
         if (PyList_GET_SIZE(gradients) != table->count || !(is_one || PyList_GET_SIZE(inverses) == table->count)) {
             PyErr_Format(PyExc_ValueError, "%ld gradients and inverses are needed", table->count);
             return false;
         }
         Updated &updated = table->work.updated[i];
-        double inverse = PyFloat_AsDouble(is_one ? inverses : PyList_GET_ITEM(inverses, i));
-        if (inverse == -1 && PyErr_Occurred()) return false;
-        PyObject *gradient = PyList_GET_ITEM(gradients, i);
-        Py_buffer *held = &table->held[i * HELD];
+        PyObject *number = is_one ? inverses : PyList_GET_ITEM(inverses, i), *gradient = PyList_GET_ITEM(gradients, i);
+        Py_INCREF(number);
         Py_INCREF(gradient);
-        bool is_held = hold(gradient, held, updated.size, false, "feH", "gradient");
+        double inverse = PyFloat_AsDouble(number);
+        Py_buffer *held = &table->held[i * HELD];
+        bool is_held = !(inverse == -1 && PyErr_Occurred()) &&
+                       hold(gradient, held, updated.size, false, "feH", "gradient");
+        Py_DECREF(number);
         Py_DECREF(gradient);
         if (!is_held) return false;
         updated.gradient = held->buf;

@@ -82,7 +82,7 @@ inline Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
 inline Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
 inline Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
 inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
-// As np.maximum(x, 0): NaN stays NaN, and -0.0 becomes 0.0.
+// As np.maximum(x, 0): NaN stays NaN, and -0.0 stays.
 inline Vector relu(Vector x) { return _mm512_max_ps(_mm512_setzero_ps(), x); }
 inline Vector where_positive(Vector x, Vector value) {  // value where x > 0, 0 elsewhere
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), value);

@@ -87,17 +87,17 @@ def _plan(optimizer, params):
     hooks = _pre_hooks(optimizer)
     before = is_host and any(hook_formula_of(hook).host is None for hook in hooks)
     occurs = collections.Counter(id(param) for _, param, _ in params)
-    arrays = collections.Counter(_address(param.array) for _, param, _ in params)
+    sharing = _sharing_memory(params)
     rules = collections.Counter(id(master.update_rule) for _, _, master in params)
     entries, others, reasons = [], [], {}
     for name, param, master in params:
         rule = master.update_rule
         if occurs[id(param)] > 1:
             reason = f"it occurs {occurs[id(param)]} times, and Chainer updates it as often"
-        elif param.size and arrays[_address(param.array)] > 1:
-            reason = "another parameter has the same array"
         elif not is_dense(param.array):
             reason = "its array is not dense in memory"
+        elif name in sharing:
+            reason = "it shares memory with another parameter"
         elif rule is None or not rule.enabled:
             reasons[name] = f"not updated: {'no update rule' if rule is None else 'its rule is disabled'}"
             # Clipping by the norm of all gradients takes in those that are not updated.
@@ -178,6 +178,18 @@ def _against(rule, master, is_host):
 def _all_one_by_one(params, reason):
     names = [name for name, _, _ in params]
     return UpdatePlan((), frozenset(names), dict.fromkeys(names, f"{ONE_BY_ONE}{reason}"))
+
+
+def _sharing_memory(params):
+    """Returns the names of those whose arrays, if they are dense, share memory with another one's."""
+    spans = sorted((_address(param.array), param.array.nbytes, name) for name, param, _ in params if param.size)
+    sharing, end, last = set(), 0, None
+    for start, size, name in spans:
+        if start < end:
+            sharing |= {last, name}
+        if start + size > end:
+            end, last = start + size, name
+    return sharing
 
 
 def _address(array):

@@ -218,6 +218,12 @@ def test_wrong_tables_are_refused(arguments):
         library().update_table(*arguments)
 
 
+@pytest.mark.parametrize("entries", [[(None, ONE, ONE)], [(None, ONE[:2], ONE[2:]), (None, ONE[1:2].copy(), ONE[3:])]])
+def test_a_table_whose_arrays_share_memory_is_refused(entries):
+    with pytest.raises(ValueError, match="two arrays of the table share memory"):
+        library().update_table("MomentumSgd", (), entries)
+
+
 def test_wrong_steps_are_refused():
     master = np.ones(4, F32)
     native, table = library(), library().update_table("Sgd", ("WeightDecay",), [(None, master), (None, ONE.copy())])
@@ -269,6 +275,19 @@ def test_a_number_with_code_of_its_own_takes_no_gradient_away_unseen():
     library().update_load(table, [ONE], 1.0)
     with pytest.raises(ValueError, match="no gradients"):
         library().update_run(table, (), (_Meddles(table),))
+
+
+def test_a_number_may_empty_the_list_of_gradients():
+    class Empties:
+        def __float__(self):
+            gradients.clear()
+            return 1.0
+
+    masters = [np.ones(4, F32) for _ in range(2)]
+    table = library().update_table("Sgd", (), [(None, master) for master in masters])
+    gradients = [np.ones(4, F32) for _ in masters]
+    with pytest.raises(ValueError, match="2 gradients and inverses are needed"):
+        library().update_load(table, gradients, [Empties(), 1.0])
 
 
 def test_two_threads_do_not_update_the_same_at_once():
