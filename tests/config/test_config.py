@@ -648,7 +648,7 @@ def test_a_file_that_cannot_be_read_is_named(write, tmp_path):
     assert refusal("two\nlines.yaml").startswith(r"two\nlines.yaml: no such file; ")
     assert refusal("resnet50/fp-16.yml").endswith("; did you mean 'resnet50/fp16.yaml'?")
     assert refusal(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
-    assert refusal("a\0b").endswith("cannot be read: embedded null byte")
+    assert ": cannot be read: " in refusal("a\0b")  # the rest is Python's, of each version another
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")

@@ -433,7 +433,11 @@ def test_processes_end_with_the_script(noise, tmp_path, end):
         first, second = process.stdout.readline(), process.stdout.readline()
         if end == "interrupted":
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        rest, errors = process.communicate(timeout=60)
+        try:
+            rest, errors = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
     pids = list(map(int, first.split()))
     assert len(pids) == 2
     assert (second, rest) == ("still there\n", "")

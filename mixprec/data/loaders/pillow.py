@@ -97,7 +97,7 @@ class _Workers:
         self._work = work
         self._making = collections.deque()  # (slot, images, processes) of each batch
         self._slots = []  # mmaps
-        self._free = []  # those that are not in use
+        self._lent = []  # (reference, slot): those that were handed out, each free again when its array is gone
         processes = []
         memory, pickled = _unnamed_file("batches"), _unnamed_file("work")
         # Called once: by stop(), when this object is no longer used, or at the end of the interpreter.
@@ -127,7 +127,7 @@ class _Workers:
 
     def begin(self, epoch, indices):
         """Gives each process its share of a batch to do."""
-        slot = self._free.pop() if self._free else self._new_slot()
+        slot = self._free_slot()
         shares = [share for share in np.array_split(np.arange(len(indices)), len(self._processes)) if len(share)]
         for process, share in zip(self._processes, shares, strict=False):
             try:
@@ -149,11 +149,16 @@ class _Workers:
                 raise DataError(problem)
         shape = self._work.shape(images)
         array = np.frombuffer(self._slots[slot], self._work.dtype, math.prod(shape))
-        # All views of it hold it: its memory can be written again when the last one is gone.
-        weakref.finalize(array, self._free.append, slot).atexit = False
+        # All views of it hold it: its memory can be written again when the last one is gone. That is looked up, as a
+        # Ctrl-C that came during a callback would be lost.
+        self._lent.append((weakref.ref(array), slot))
         return array.reshape(shape)
 
-    def _new_slot(self):
+    def _free_slot(self):
+        for place, (array, slot) in enumerate(self._lent):
+            if array() is None:
+                del self._lent[place]
+                return slot
         slot, stride = len(self._slots), self._work.stride
         try:
             # Now, and with an error: memory that is not there when it is written ends a process by SIGBUS.
