@@ -89,9 +89,10 @@ def _overlapping():
     return model
 
 
-@pytest.mark.parametrize(
-    "new", [_copied_link, lambda: _one_array((3,)), lambda: _one_array((9000,)), _transposed, _overlapping], ids=range(5)
-)
+NEW = [_copied_link, lambda: _one_array((3,)), lambda: _one_array((9000,)), _transposed, _overlapping]
+
+
+@pytest.mark.parametrize("new", NEW, ids=range(len(NEW)))
 def test_parameters_with_one_array(new):
     """Chainer updates the array once for each of them, and so does the wrapper."""
     plain = optimizers.MomentumSGD(lr=0.1).setup(new())
