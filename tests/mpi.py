@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
@@ -54,15 +55,44 @@ def run(processes, *code):
 
 
 def start(processes, *options, code):
-    """Runs code as :func:`run` does, by Python with ``options``; returns the ``subprocess.CompletedProcess``."""
+    """Runs code as :func:`run` does, by Python with ``options``; returns what :func:`launch` returns."""
+    program = "".join(map(textwrap.dedent, code))
+    return launch(processes, [sys.executable, "-W", "error", *options, "-c", program])
+
+
+def launch(processes, command, folder=None, limit=_LIMIT, **environment):
+    """Runs a command in processes with one thread of BLAS each; the test is skipped where MPI is missing.
+
+    The launcher may end without what a process wrote to standard error before it aborted. So the processes write that
+    to a file.
+
+    Args:
+        processes: how many; 1 runs without the launcher.
+        command: program and arguments.
+        folder: working directory; None: that of the tests.
+        limit: seconds.
+        environment: more variables.
+
+    Returns:
+        subprocess.CompletedProcess: ``stderr`` is what the processes wrote, and then what the launcher wrote.
+    """
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed: extra mpi")
     if not _MPIEXEC.exists():
         pytest.skip(f"no {_MPIEXEC}: extra mpi")
-    program = "".join(map(textwrap.dedent, code))
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     whole_lines = {"PYTHONUNBUFFERED": ""}  # or those of several processes are mixed
-    command = [_MPIEXEC, "-n", str(processes), sys.executable, "-W", "error", *options, "-c", program]
-    environment = {**os.environ, **one_thread, **whole_lines, "PYTHONPATH": path}
-    return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, env=environment)
+    launcher = [_MPIEXEC, "-n", str(processes)] if processes > 1 else []
+    with tempfile.NamedTemporaryFile("r") as errors:
+        own = {"PYTHONPATH": path, "RANKS_STDERR": errors.name, **environment}
+        done = subprocess.run(
+            [*launcher, "sh", "-c", 'exec "$0" "$@" 2>> "$RANKS_STDERR"', *command],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            env={**os.environ, **one_thread, **whole_lines, **own},
+        )
+        done.stderr = errors.read() + done.stderr
+    return done

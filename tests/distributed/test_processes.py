@@ -54,7 +54,7 @@ def test_all_rules_dtypes_and_several_losses(processes):
 @pytest.mark.sweep
 @pytest.mark.parametrize("during", ["forward", "backward"])
 def test_an_exception_on_one_rank_ends_all(during):
-    """While the others wait for its gradients; mpiexec returns, and may lose what was printed last."""
+    """While the others wait for its gradients."""
     code = f"""
         chainermn.global_except_hook.add_hook()
         model, optimizer = built(averaged, optimizers.SGD())
@@ -68,7 +68,7 @@ def test_an_exception_on_one_rank_ends_all(during):
         for step in range(4):
             optimizer.update(lambda: CountedLosses(lossfun(step), 1))
     """
-    with pytest.raises(AssertionError, match=r"planted|Abort|Traceback"):
+    with pytest.raises(AssertionError, match="ArithmeticError: planted"):
         mpi.run(2, SETTING, code)
 
 

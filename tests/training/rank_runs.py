@@ -1,18 +1,11 @@
 """Runs of the training command under ``mpiexec``, for tests."""
 
-import importlib.util
-import os
-import pathlib
-import subprocess
 import sys
 
-import pytest
 import yaml
 
-from tests import ROOT
+from tests import mpi
 from tests.training import small_images
-
-_MPIEXEC = pathlib.Path(sys.executable).with_name("mpiexec")
 
 
 def make_work(root):
@@ -48,20 +41,8 @@ def run(folder, ranks, out, *settings, fault="none", arguments=(), limit=120, pr
     Returns:
         subprocess.CompletedProcess
     """
-    if importlib.util.find_spec("mpi4py") is None or not _MPIEXEC.exists():
-        pytest.skip("mpi4py or mpiexec is not installed: extra mpi")
     options = [word for setting in settings for word in ("--set", setting)]
     module, *first = program
     program = [sys.executable, "-m", f"tests.training.{module}", *first, fault, "--config", "small.yaml", "--out", out]
-    launcher = [] if ranks == 1 else [_MPIEXEC, "-n", str(ranks)]
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     cache = {"XDG_CACHE_HOME": str(folder / "cache")}
-    return subprocess.run(
-        [*launcher, *program, *options, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        env={**os.environ, **one_thread, **cache, "PYTHONUNBUFFERED": "", "PYTHONPATH": path},
-    )
+    return mpi.launch(ranks, [*program, *options, *arguments], folder, limit, **cache)
