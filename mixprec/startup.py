@@ -8,7 +8,7 @@ loaded until the program imports Chainer.
 
 import sys
 
-_PACKAGES = ("chainer", "chainermn")
+_PACKAGES = ("chainer", "chainermn", "onnx_chainer")
 
 
 class _ChainerFinder:

@@ -15,6 +15,7 @@ from mixprec.compat import (  # noqa: F401
     losses,
     multi_node,
     numpy2,
+    onnx_mapping,
     parallel_updaters,
     scalars,
     summary,

@@ -1,0 +1,212 @@
+"""The graph of a Chainer model in ONNX, as ``onnx_chainer`` writes it, and where each of its parts comes from.
+
+:func:`mixprec.export.onnx` calls :func:`trace` for two batch sizes, and compares what it gets.
+"""
+
+import copy
+import gc
+import warnings
+
+import chainer
+import chainer.functions as F
+import numpy as np
+
+from mixprec import rewrite
+from mixprec.export import converters
+from mixprec.messages import OneLineError
+
+OPSET = 11  # the newest that onnx_chainer writes
+
+
+class ExportError(OneLineError):
+    """A model cannot become an ONNX graph; the message names the function and its link."""
+
+
+def plain_copy(model):
+    """Returns a copy of a model on the CPU that computes as plain Chainer does, in float32.
+
+    Args:
+        model: any :class:`chainer.Link`; of :class:`chainer.links.Classifier` its predictor. It may be converted, and
+            stays as it is. Weights are the float32 masters, if an optimizer has them.
+
+    Raises:
+        ExportError: a parameter has no array yet.
+    """
+    if isinstance(model, chainer.links.Classifier):
+        model = model.predictor
+    for name, param in model.namedparams():
+        if param.array is None:
+            raise ExportError(f"{name} has no shape yet: call the model on an example, or load its weights")
+    saved = chainer.serializers.DictionarySerializer()
+    saved.save(model)
+    plain = model.copy(mode="share")  # and not "copy", which fails if there is a lambda in a Sequential
+    for link in plain.links():
+        for name in (*link._params, *link._persistent):
+            link.__dict__[name] = copy.deepcopy(getattr(link, name))
+    rewrite.revert(plain)
+    for link in plain.links():
+        if hasattr(link, "reset_state"):  # of a recurrent link: that of another batch
+            link.reset_state()
+    for param in plain.params():
+        param.array = np.array(chainer.get_device("@numpy").send(param.array))
+    chainer.serializers.NpzDeserializer(saved.target).load(plain)
+    return plain
+
+
+def trace(model, inputs, batch):
+    """Calls a model on ``batch`` rows of its inputs, and returns what ``onnx_chainer`` makes of it.
+
+    Args:
+        model: from :func:`plain_copy`; it is not changed.
+        inputs: list of arrays, whose first axis is the batch. Rows are repeated as needed.
+        batch: number of rows.
+
+    Returns:
+        ``(graph, places)``: an :class:`onnx.ModelProto` with outputs ``output_0``, ``output_1`` and so on, and a dict
+        from the beginning of the name of each node to ``"function of link"``.
+
+    Raises:
+        ExportError: see there.
+    """
+    import onnx_chainer
+
+    model = _Flat(model.copy(mode="share"))  # a recurrent link keeps the state of this batch
+    rows = [np.resize(array, (batch, *array.shape[1:])) for array in inputs]
+    origins = _Origins(model)
+    with (
+        warnings.catch_warnings(),
+        chainer.using_config("dtype", np.dtype(np.float32)),
+        chainer.using_config("show_experimental", False),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            with origins:
+                graph = onnx_chainer.export(
+                    model,
+                    tuple(rows),
+                    opset_version=OPSET,
+                    output_names=model.names,
+                    external_converters=origins.follow(converters.all_of_them()),
+                )
+        except Exception as error:
+            raise origins.explained(error) from error
+        finally:
+            origins.forget()
+    return graph, origins.places
+
+
+class _Flat(chainer.Chain):
+    """Calls a model and returns its variables as one list, whatever they are nested in."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._model = model
+        self.namedparams, self.namedlinks = model.namedparams, model.namedlinks
+        self.names = []  # of the outputs, when it has been called; onnx_chainer changes their order, if it names them
+
+    def forward(self, *inputs):
+        found = variables(self._model(*inputs))
+        if not found:
+            raise TypeError("it returns no chainer.Variable")
+        self.names += [f"output_{index}" for index in range(len(found))]
+        # A variable has one name: one that is returned twice, or that no function has made, becomes another one.
+        seen = {id(variable): index for index, variable in reversed(list(enumerate(found)))}
+        return [
+            variable if seen[id(variable)] == index and variable.creator_node is not None else F.identity(variable)
+            for index, variable in enumerate(found)
+        ]
+
+
+def variables(result):
+    """Returns all variables of what a model returns: tuples, lists and dicts, nested in any way."""
+    if isinstance(result, chainer.Variable):
+        return [result]
+    if isinstance(result, dict):
+        result = list(result.values())
+    if isinstance(result, (tuple, list)):
+        return [variable for part in result for variable in variables(part)]
+    return []
+
+
+class _Origins(chainer.LinkHook):
+    """Knows the link that called each function, and the function that is converted."""
+
+    name = "mixprec.export"
+
+    def __init__(self, model):
+        self.places = {}
+        self._names = {id(link): name for name, link in model.namedlinks()}
+        self._stack, self._functions, self._now = [], {}, None
+        self._hook = _Calls(self._note)
+
+    def __enter__(self):
+        self._hook.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *problem):
+        super().__exit__(*problem)
+        self._hook.__exit__(*problem)
+
+    def forward_preprocess(self, args):
+        self._stack.append(self._names.get(id(args.link), type(args.link).__name__))
+
+    def forward_postprocess(self, args):
+        self._stack.pop()
+
+    def _note(self, function):
+        link = self._stack[-1] if self._stack else "/"
+        self._functions[id(function)] = (function, link)  # the function, or its id could be that of a later one
+        if not chainer.config.enable_backprop:
+            raise ExportError(f"{_name(function)} of {link} runs without backprop, where it leaves no trace")
+
+    def forget(self):
+        """Lets the arrays of the call go, which are in cycles of references."""
+        self._functions.clear()
+        gc.collect()
+
+    def follow(self, table):
+        """Returns the converters of a table, each of which notes what it converts."""
+
+        def following(convert):
+            def run(parameters):
+                self._now = self._place(parameters.func)
+                self.places[converters.name_of_function()] = self._now
+                return convert(parameters)
+
+            return run
+
+        return {name: following(convert) for name, convert in table.items()}
+
+    def _place(self, function):
+        for known, link in self._functions.values():
+            if function in (known, getattr(known, "function", None)):
+                return f"{_name(known)} of {link}"
+        return type(function).__name__
+
+    def explained(self, error):
+        """Returns the :class:`ExportError` for an error of ``onnx_chainer``, or of the model itself."""
+        if isinstance(error, ExportError):
+            return error
+        for function, link in self._functions.values():
+            if str(error) == f"{_name(function)} is not supported":
+                return ExportError(f"{_name(function)} of {link} cannot be exported: nothing in ONNX is known for it")
+        if self._now is None:  # the model failed
+            return ExportError(f"the model cannot be called on the example: {type(error).__name__}: {error}")
+        return ExportError(f"{self._now} cannot be exported: {error}")
+
+
+class _Calls(chainer.FunctionHook):
+    """Calls ``note`` with each function that is called."""
+
+    name = "mixprec.export"
+
+    def __init__(self, note):
+        self._note = note
+
+    def forward_preprocess(self, function, in_data):
+        self._note(function)
+
+
+def _name(function):
+    """The name of a function's class; one in the old style has a node around it."""
+    return type(getattr(function, "function", function)).__name__

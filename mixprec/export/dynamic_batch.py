@@ -1,0 +1,177 @@
+"""Makes the batch of a graph dynamic, by what differs between its traces at two batch sizes.
+
+``onnx_chainer`` writes the shapes that it sees, also that of the batch: ``Reshape`` to (2, 64). A number that is k * 2
+in one trace and k * 3 in the other is k times the batch.
+"""
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from mixprec.export.chainer_graph import ExportError
+
+NAME = "N"  # of the dynamic dimension
+
+
+def make_dynamic(graphs, batches, places):
+    """Makes the first axis of the inputs, and what follows from it, dynamic; in place.
+
+    Args:
+        graphs: two :class:`onnx.GraphProto`, which become one: the first is changed. All constants are initializers.
+        batches: their batch sizes.
+        places: as from :func:`mixprec.export.chainer_graph.trace`.
+
+    Raises:
+        ExportError: a part of the graph depends on the batch in another way.
+    """
+    names = _compare_nodes(graphs, places)
+    graph = graphs[0]
+    shape = _Shape(graph)
+    others = {tensor.name: tensor for tensor in graphs[1].initializer}
+    for tensor in list(graph.initializer):
+        arrays = [numpy_helper.to_array(each) for each in (tensor, others[names[tensor.name]])]
+        if arrays[0].shape == arrays[1].shape and np.array_equal(*arrays, equal_nan=arrays[0].dtype.kind == "f"):
+            continue
+        place = _place(graph, tensor.name, places)
+        if arrays[0].dtype == np.int64 and arrays[0].ndim <= 1 and arrays[0].shape == arrays[1].shape:
+            _replace_shape(graph, tensor, _multiples(arrays, batches, place), shape)
+        else:
+            _replace_rows(graph, tensor, arrays, batches, place, shape)
+    shape.finish()
+    for values in ("input", "output"):
+        for value, other in zip(getattr(graph, values), getattr(graphs[1], values), strict=True):
+            dims = value.type.tensor_type.shape.dim
+            for dim, at_other in zip(dims, other.type.tensor_type.shape.dim, strict=True):
+                if dim.dim_value != at_other.dim_value:
+                    times, rest = divmod(dim.dim_value, batches[0])
+                    dim.dim_param = NAME if (times, rest) == (1, 0) else f"{NAME}*{times}" if not rest else "?"
+
+
+def _compare_nodes(graphs, places):
+    """Returns the name that each value of the first graph has in the second."""
+    first, second = (graph.node for graph in graphs)
+    if [node.op_type for node in first] != [node.op_type for node in second]:
+        raise ExportError("the model calls other functions when the batch has another size")
+    names = {}
+    for node, other in zip(first, second, strict=True):
+        mine, of_other = ([*each.input, *each.output] for each in (node, other))
+        if len(mine) != len(of_other) or any(
+            names.setdefault(name, its) != its for name, its in zip(mine, of_other, strict=True)
+        ):
+            raise ExportError(f"{origin(node, places)} has other inputs when the batch has another size")
+        if node.attribute != other.attribute:
+            raise ExportError(f"{origin(node, places)} depends on the batch size in its attributes")
+    return names
+
+
+class _Shape:
+    """The nodes that compute shapes from the batch size, which come first in a graph."""
+
+    def __init__(self, graph):
+        self._graph, self._nodes, self._batch = graph, [], None
+
+    def of(self, multiples, name):
+        """Writes the shape whose element i is ``multiples[i]`` = (k, constant) into the value called ``name``."""
+        parts = []
+        for index, (times, constant) in enumerate(multiples):
+            part = f"{name}_{index}"
+            if times:
+                factor = self._constant(f"{part}_times", [times])
+                parts.append(self._node("Mul", [self._rows(), factor], part))
+            else:
+                parts.append(self._constant(part, [constant]))
+        self._node("Concat", parts, name, axis=0)
+
+    def _rows(self):
+        if self._batch is None:
+            whole = self._node("Shape", [self._graph.input[0].name], "batch_of_shape")
+            self._batch = self._node("Gather", [whole, self._constant("batch_axis", [0])], "batch", axis=0)
+        return self._batch
+
+    def node(self, *arguments, **attributes):
+        """Adds a node behind those of its shape."""
+        return self._node(*arguments, **attributes)
+
+    def _node(self, operator, inputs, output, **attributes):
+        self._nodes.append(helper.make_node(operator, inputs, [output], name=output, **attributes))
+        return output
+
+    def _constant(self, name, values):
+        self._graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def finish(self):
+        """Puts the nodes in front of the others."""
+        nodes = [*self._nodes, *self._graph.node]
+        del self._graph.node[:]
+        self._graph.node.extend(nodes)
+
+
+def _multiples(arrays, batches, place):
+    """Returns for each element ``(k, constant)``: k times the batch, or 0 and what it is."""
+    result = []
+    for first, second in zip(*(array.reshape(-1).tolist() for array in arrays), strict=True):
+        times, rest = divmod(first, batches[0])
+        if first == second:
+            result.append((0, first))
+        elif rest == 0 and times * batches[1] == second:
+            result.append((times, None))
+        else:
+            raise ExportError(
+                f"{place} depends on the batch size: {first} at {batches[0]} rows, {second} at {batches[1]}"
+            )
+    return result
+
+
+def _replace_shape(graph, tensor, multiples, shape):
+    values = [constant for _, constant in multiples]
+    uses = [(node.op_type, list(node.input).index(tensor.name)) for node in graph.node if tensor.name in node.input]
+    is_vector = len(tensor.dims) == 1
+    if is_vector and set(uses) == {("Reshape", 1)} and values.count(None) == 1 and -1 not in values and 0 not in values:
+        inferred = [-1 if value is None else value for value in values]
+        tensor.CopyFrom(numpy_helper.from_array(np.array(inferred, np.int64), tensor.name))
+        return
+    name = tensor.name
+    graph.initializer.remove(tensor)
+    if is_vector:
+        shape.of(multiples, name)
+    else:
+        shape.of(multiples, f"{name}_vector")
+        shape.node("Squeeze", [f"{name}_vector"], name, axes=[0])
+
+
+def _replace_rows(graph, tensor, arrays, batches, place, shape):
+    """A constant with equal rows for each image, such as the first state of an LSTM, is expanded from one of them."""
+    first, second = arrays
+    sizes = list(zip(first.shape, second.shape, strict=True)) if first.ndim == second.ndim else []
+    axes = [axis for axis, (one, other) in enumerate(sizes) if one != other]
+    if len(axes) != 1 or any(np.ptp(array, axis=axes[0]).any() for array in arrays):
+        raise ExportError(f"{place} has a constant that depends on the batch: {first.shape} and {second.shape}")
+    (axis,) = axes
+    row = first.take([0], axis)
+    multiples = _multiples([np.array(array.shape) for array in arrays], batches, place)
+    if not np.array_equal(row, second.take([0], axis)):
+        raise ExportError(f"{place} has a constant that depends on the batch: {first.shape} and {second.shape}")
+    name = tensor.name
+    tensor.CopyFrom(numpy_helper.from_array(row, f"{name}_row"))
+    shape.of(multiples, f"{name}_shape")
+    shape.node("Expand", [f"{name}_row", f"{name}_shape"], name)
+
+
+def _place(graph, name, places):
+    user = next((node for node in graph.node if name in node.input), None)
+    return "a constant" if user is None else origin(user, places)
+
+
+def origin(node, places):
+    """The function of Chainer that a node comes from: its name is that of the function, or begins with it."""
+    return places.get(node.name.partition("_tmp_")[0], node.op_type)
+
+
+def constants_to_initializers(graph):
+    """Turns nodes of the kind ``Constant`` into initializers, in place."""
+    for node in [node for node in graph.node if node.op_type == "Constant"]:
+        tensor = TensorProto()
+        tensor.CopyFrom(next(attribute.t for attribute in node.attribute if attribute.name == "value"))
+        tensor.name = node.output[0]
+        graph.initializer.append(tensor)
+        graph.node.remove(node)

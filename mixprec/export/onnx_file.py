@@ -1,0 +1,207 @@
+"""A Chainer model as an ONNX file in float32."""
+
+import chainer
+import numpy as np
+import onnx
+from google.protobuf.message import EncodeError
+from onnx import helper, shape_inference, version_converter
+
+import mixprec
+from mixprec import files
+from mixprec.export.chainer_graph import ExportError, plain_copy, trace, variables
+from mixprec.export.dynamic_batch import constants_to_initializers, make_dynamic, origin
+from mixprec.export.folding import drop_unused, fold_batch_normalizations
+
+OPSET = 21
+IR_VERSION = 10  # the one that came with opset 21: onnxruntime from 1.18, TensorRT from 10.2
+_BATCHES = (2, 3)  # that are traced
+_COMPARED = (1, 2, 5)
+_TOLERANCE = 1e-3  # of the largest output: a fault, and no rounding
+
+
+def export_onnx(model, example, path=None, *, inputs=("input",), outputs=("output",)):
+    """Writes a model as an ONNX graph in float32, for inference: :func:`mixprec.export.onnx`.
+
+    The graph is that of plain Chainer with ``chainer.config.train`` off, also where the model is converted: images are
+    (N, C, H, W) in float32. Weights are the float32 masters, where an optimizer has them. The first axis of all inputs
+    is the batch, and can have any length; the others have those of the example. Batch normalizations are folded into
+    the convolutions before them.
+
+    Args:
+        model: any :class:`chainer.Link` that is called with ``example`` and returns variables, in tuples, lists or
+            dicts; of :class:`chainer.links.Classifier` its predictor. It stays as it is.
+        example: an array, or a tuple of arrays, whose first axis is the batch; on any device.
+        path: the file to write, ``None`` for none. It is written as a whole, or not at all.
+        inputs: names of the inputs; with more than one array ``name_0``, ``name_1`` and so on, if it is one name.
+        outputs: names of the outputs, likewise.
+
+    Returns:
+        onnx.ModelProto: opset 21, IR version 10, checked by ``onnx.checker`` with ``full_check``.
+
+    Raises:
+        ExportError: a function cannot be exported, the message names it and its link; the model does other things for
+            other batch sizes; a parameter has no array yet; the file would be larger than 2 GB.
+        OSError: ``path`` cannot be written.
+
+    Example:
+        >>> import chainer.links as L
+        >>> import numpy as np
+        >>> import mixprec.export
+        >>> model = mixprec.export.onnx(L.Linear(4, 2), np.zeros((1, 4), "float32"))
+        >>> [node.op_type for node in model.graph.node]
+        ['Gemm']
+        >>> [dim.dim_param or dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+        ['N', 4]
+    """
+    arrays = _arrays(example)
+    plain = plain_copy(model)
+    traces = [trace(plain, arrays, batch) for batch in _BATCHES]
+    (first, places), (second, _) = traces
+    for each in (first, second):
+        constants_to_initializers(each.graph)
+        _initializers_only(each.graph)
+        _check_inputs(each.graph, places)
+    make_dynamic((first.graph, second.graph), _BATCHES, places)
+    del second, traces
+    _rename(first.graph, inputs, outputs)
+    try:
+        result = _of_opset(first)
+        fold_batch_normalizations(result.graph)
+        result = finished(result)
+    except (version_converter.ConvertError, shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+        raise ExportError(f"the graph of onnx_chainer is not valid: {error}") from error
+    _compare(result, plain, arrays)
+    if path is not None:
+        write(result, path)
+    return result
+
+
+def _arrays(example):
+    found = []
+    for index, array in enumerate(example if isinstance(example, tuple) else (example,)):
+        if not isinstance(array, (chainer.Variable, *chainer.get_array_types())) or not array.ndim or not len(array):
+            raise ExportError(
+                f"input {index} of the example is {array!r:.60}; wanted: an array with a row for each image"
+            )
+        array = chainer.get_device("@numpy").send(chainer.as_array(array))
+        found.append(array if array.dtype.kind in "iub" else array.astype(np.float32))
+    return found
+
+
+def finished(model):
+    """Returns a checked model whose inner shapes are inferred anew.
+
+    Raises:
+        ExportError: it is larger than 2 GB.
+    """
+    del model.graph.value_info[:]
+    try:
+        model = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        onnx.checker.check_model(model, full_check=True)
+    except (EncodeError, ValueError) as error:
+        raise ExportError(f"the graph cannot be written: {error}; an ONNX file has 2 GB at most") from error
+    return model
+
+
+def write(model, path):
+    """Writes a model to ``path``, as a whole or not at all."""
+    with files.replacing(path) as temporary:
+        onnx.save_model(model, temporary)
+
+
+def _initializers_only(graph):
+    """``onnx_chainer`` lists parameters among the inputs, too, which keeps runtimes from folding them."""
+    constant = {tensor.name for tensor in graph.initializer}
+    for value in [value for value in graph.input if value.name in constant]:
+        graph.input.remove(value)
+    drop_unused(graph)
+
+
+def _check_inputs(graph, places):
+    known = {value.name for value in (*graph.input, *graph.initializer)}
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in known:
+                raise ExportError(f"{origin(node, places)} takes an array that no function has made, such as x.array")
+        known.update(node.output)
+
+
+def _compare(result, plain, arrays):
+    """Runs a graph and the model, on other numbers than the example's and other batches than it was traced with.
+
+    What a model computes by ``x.array`` is a constant of the example in the graph.
+    """
+    session = onnx_session(result)
+    random = np.random.RandomState(0)
+    for batch in _COMPARED:
+        rows = []
+        for array in arrays:
+            chosen = array[random.randint(0, len(array), batch)]
+            if array.dtype.kind == "f":
+                noise = random.normal(size=chosen.shape) * (array.std() or 1)
+                chosen = (chosen + noise).astype(array.dtype)
+            rows.append(chosen)
+        model = plain.copy(mode="share")  # a recurrent link gets a state
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            expected = variables(model(*rows))
+        names = [value.name for value in result.graph.output]
+        found = session.run(names, dict(zip([value.name for value in result.graph.input], rows, strict=True)))
+        for name, array, variable in zip(names, found, expected, strict=True):
+            wanted = variable.array
+            error = np.abs(array - wanted).max(initial=0) if array.shape == wanted.shape else np.inf
+            if not error <= _TOLERANCE * max(np.abs(wanted).max(initial=0), 1e-6):
+                raise ExportError(
+                    f"{name} of the graph differs from Chainer's by {error:.2g} on a batch of {batch}: a part of the "
+                    "model is not made of functions of Chainer, or depends on the batch"
+                )
+
+
+def onnx_session(model):
+    """Returns an :class:`onnxruntime.InferenceSession` of a model on the CPU, without its warnings."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _rename(graph, inputs, outputs):
+    names = {}
+    for values, wanted in ((graph.input, inputs), (graph.output, outputs)):
+        if len(wanted) == 1 < len(values):
+            wanted = [f"{wanted[0]}_{index}" for index in range(len(values))]
+        if len(wanted) != len(values):
+            raise ExportError(f"{len(wanted)} names for {len(values)} inputs or outputs: {', '.join(wanted)}")
+        names.update({value.name: name for value, name in zip(values, wanted, strict=True)})
+        for value in values:
+            value.name = names[value.name]
+    for node in graph.node:
+        for values in (node.input, node.output):
+            values[:] = [names.get(name, name) for name in values]
+
+
+def _of_opset(model):
+    """Returns a model of a newer opset, with the shapes of all values."""
+    model.producer_name, model.producer_version = "mixprec", mixprec.__version__
+    model.graph.name = "mixprec"
+    weights = _take_weights(model.graph)  # ONNX's functions copy the whole model several times
+    model = version_converter.convert_version(model, OPSET)
+    model.ir_version = IR_VERSION
+    model = shape_inference.infer_shapes(model, data_prop=True)
+    for tensor in weights:
+        model.graph.input.remove(next(value for value in model.graph.input if value.name == tensor.name))
+        model.graph.initializer.append(tensor)
+    return model
+
+
+def _take_weights(graph):
+    """Makes inputs of all initializers with numbers in floating point, and returns these."""
+    weights = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims]
+    for tensor in weights:
+        graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    taken = []
+    for tensor in weights:
+        taken.append(onnx.TensorProto())
+        taken[-1].CopyFrom(tensor)
+        graph.initializer.remove(tensor)
+    return taken

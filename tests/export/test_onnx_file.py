@@ -1,0 +1,343 @@
+"""FP32 graphs in ONNX: the numbers of Chainer, whatever was done to the model, and their structure."""
+
+import contextlib
+import re
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="ONNX is not installed: extra export")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: extra export")
+
+from onnx.reference import ReferenceEvaluator
+
+import mixprec
+import mixprec.export
+from mixprec.export.chainer_graph import ExportError, variables
+from mixprec.export.onnx_file import IR_VERSION, OPSET, onnx_session
+from models import MODELS
+from tests.export.networks import Everything, trained
+from tests.zoo.models import CASES
+
+BATCHES = (1, 2, 7)
+
+
+def expected(model, *inputs):
+    """The outputs of a model by plain Chainer: a list of arrays."""
+    model = model.copy(mode="share")
+    for link in model.links():
+        if hasattr(link, "reset_state"):
+            link.reset_state()
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        return [variable.array for variable in variables(model(*inputs))]
+
+
+def found(graph, *inputs, reference=False):
+    """The same by onnxruntime, or by the evaluator of ONNX itself."""
+    session = ReferenceEvaluator(graph) if reference else onnx_session(graph)
+    return session.run(None, dict(zip([value.name for value in graph.graph.input], inputs, strict=True)))
+
+
+def assert_close(first, second, bound=1e-5):
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        assert np.abs(one - other).max(initial=0) <= bound * max(np.abs(other).max(initial=0), 1e-6)
+
+
+def batch_of(array, size, seed=0):
+    """Other rows of the same kind."""
+    random = np.random.RandomState(seed)
+    rows = array[random.randint(0, len(array), size)]
+    return rows + random.normal(size=rows.shape).astype(array.dtype) if array.dtype.kind == "f" else rows
+
+
+def operators(graph):
+    return [node.op_type for node in graph.graph.node]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("reference", [False, True])
+def test_most_of_what_networks_are_made_of(batch, reference):
+    model, images = trained(lambda: Everything(for_reference=reference), 3, 16, 16)
+    graph = mixprec.export.onnx(model, images[:1])
+    rows = batch_of(images, batch)
+    assert_close(found(graph, rows, reference=reference), expected(model, rows))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("resnet110", "resnet152")])
+def test_our_models(name):
+    model, images = trained(lambda: MODELS[name](10), 3, 64, 64, batch=4)
+    graph = mixprec.export.onnx(model, images)
+    for batch in BATCHES:
+        rows = batch_of(images, batch)
+        assert_close(found(graph, rows), expected(model, rows))
+    assert set(operators(graph)) == {"Conv", "Relu", "Add", "MaxPool", "AveragePool", "Reshape", "Gemm"} - (
+        {"MaxPool"} if "MaxPool" not in operators(graph) else set()
+    )
+
+
+# What a graph cannot hold: a function of Python, a number that is read on the way, rows that mean something.
+REFUSED = {
+    "adversarial": "BroadcastTo of / runs without backprop",
+    "called_without_backprop": "Convolution2DFunction of /conv1 runs without backprop",
+    "convolutional_lstm": "the model calls other functions when the batch has another size",
+    "detached": r"Add of / has a constant that depends on the batch: \(2, 6, 8, 8\) and \(3, 6, 8, 8\)",
+    "forgotten": "Convolution2DFunction of /conv1 runs without backprop",
+    "functions_of_normalization": "BatchNormalization of / cannot be exported: it normalizes by the statistics of",
+    "layer_normalization": "the model cannot be called on the example: ValueError",
+    "odd_convolutions": "LocalConvolution2DFunction of /local cannot be exported: nothing in ONNX is known for it",
+    "only_the_normalization_without_backprop": "Convolution2DFunction of /conv1 runs without backprop",
+    "read_after_relu": "MulConstant of / has a constant that depends on the batch",
+    "read_by_array": "MulConstant of / has a constant that depends on the batch",
+    "segnet": "Upsampling2D of / cannot be exported: nothing in ONNX is known for it",
+    "slices_of_pixels": "MulConstant of / has a constant that depends on the batch",
+    "slices_of_the_batch": "the model cannot be called on the example: InvalidType",
+    "spectral_normalization": "output of the graph differs from Chainer's by .* on a batch of 1",
+    "stateless_lstm": "EmbedIDFunction of /embed cannot be exported: .*ignore_label",
+    "sum_with_an_array": "Add of / has a constant that depends on the batch",
+    "sum_without_backprop": "Add of / runs without backprop",
+    "target_without_backprop": "ReLU of / runs without backprop",
+    "triplets": "Triplet of / cannot be exported",
+    "unchained": "Convolution2DFunction of /conv2 takes an array that no function has made",
+    "user_function_of_a_normalization": "ChannelShift of / cannot be exported",
+    "user_function_of_channels": "ChannelShift of / cannot be exported",
+    "user_functions_elementwise": "OldSquare of / cannot be exported",
+    "user_functions_in_the_old_style": "OldChannelMean of / cannot be exported",
+    "vae": "Gaussian of / cannot be exported",
+    "where_and_minimum": "Where of / takes an array that no function has made",
+    "word_vectors": "BilinearFunction of /bilinear cannot be exported",
+}
+
+
+def _called_with_arrays(case):
+    inputs = case.inputs(np.random.RandomState(0))
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    # An ``if`` on numbers is decided once, and nothing tells.
+    return (
+        case.method == "__call__"
+        and case is not CASES["data_dependent"]
+        and all(isinstance(each, np.ndarray) for each in inputs)
+    )
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", sorted(name for name, case in CASES.items() if _called_with_arrays(case)))
+def test_the_zoo_is_exported_or_refused(name):
+    case = CASES[name]
+    np.random.seed(0)
+    model, inputs = case.build(), case.inputs(np.random.RandomState(0))
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    if isinstance(model, L.Classifier):
+        model, inputs = model.predictor, inputs[:1]
+    with chainer.using_config("train", True):
+        model(*inputs)
+    if name in REFUSED:
+        with pytest.raises(ExportError, match=f"^{REFUSED[name]}"):
+            mixprec.export.onnx(model, inputs)
+        return
+    graph = mixprec.export.onnx(model, inputs)
+    for batch in BATCHES:
+        rows = [batch_of(array, batch) for array in inputs]
+        assert_close(found(graph, *rows), expected(model, *rows))
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("has_optimizer", [True, False])
+def test_a_converted_model_has_the_graph_of_the_plain_one(compute, has_optimizer):
+    """Bit for bit that of the float32 masters; without an optimizer that of the rounded weights."""
+    model, images = trained(lambda: L.Classifier(MODELS["resnet8"](10)).predictor, 3, 16, 16)
+    classifier = L.Classifier(model)
+    if has_optimizer:
+        optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0.01)).setup(classifier)
+    mixprec.convert(classifier, images, compute=compute)
+    if has_optimizer:
+        optimizer.update(classifier, images, np.zeros(len(images), "i"))
+    before = {name: param.array.copy() for name, param in classifier.namedparams()}
+    graph = mixprec.export.onnx(classifier, images)
+    for name, param in classifier.namedparams():
+        assert param.dtype == before[name].dtype
+        np.testing.assert_array_equal(param.array, before[name])
+    plain = MODELS["resnet8"](10)
+    arrays = chainer.serializers.DictionarySerializer()
+    arrays.save(classifier.predictor)
+    chainer.serializers.NpzDeserializer(arrays.target).load(plain)
+    assert mixprec.export.onnx(plain, images).graph == graph.graph
+    if has_optimizer:
+        optimizer.update(classifier, images, np.zeros(len(images), "i"))  # goes on
+
+
+def test_the_structure():
+    model, images = trained(Everything, 3, 16, 16)
+    graph = mixprec.export.onnx(model, images, inputs=("images",), outputs=("classes", "pixels"))
+    onnx.checker.check_model(graph, full_check=True)
+    assert (graph.ir_version, graph.opset_import[0].version, len(graph.opset_import)) == (IR_VERSION, OPSET, 1)
+    constants = {tensor.name for tensor in graph.graph.initializer}
+    assert [value.name for value in graph.graph.input] == ["images"]
+    assert [value.name for value in graph.graph.output] == ["classes", "pixels"]
+    assert "BatchNormalization" not in operators(graph)
+    assert "Dropout" not in operators(graph)
+    taken = {name for node in graph.graph.node for name in node.input}
+    assert constants <= taken
+    for value, shape in zip((*graph.graph.input, *graph.graph.output), ((3, 16, 16), (4,), (6, 16, 16)), strict=True):
+        dims = value.type.tensor_type.shape.dim
+        assert dims[0].dim_param == "N"
+        assert tuple(dim.dim_value for dim in dims[1:]) == shape
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "left"),
+    [
+        (lambda: L.Convolution2D(4, 6, 3, groups=2), (4, 8, 8), ["Conv"]),
+        (lambda: L.Convolution2D(4, 6, 3, nobias=True), (4, 8, 8), ["Conv"]),
+        (lambda: L.Deconvolution2D(4, 6, 3, stride=2, groups=2), (4, 8, 8), ["ConvTranspose"]),
+        (lambda: L.Linear(5, 6), (5,), ["Gemm"]),
+        (lambda: F.relu, (6, 8, 8), ["Relu", "Mul", "Add"]),
+    ],
+)
+def test_normalizations_are_folded(build, shape, left):
+    model, images = trained(lambda: chainer.Sequential(build(), L.BatchNormalization(6)), *shape)
+    graph = mixprec.export.onnx(model, images)
+    assert operators(graph) == left
+    assert_close(found(graph, images), expected(model, images))
+
+
+class ReadTwice(chainer.Chain):
+    """What is normalized is also an output."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 4, 3)
+            self.bn = L.BatchNormalization(4)
+
+    def forward(self, x):
+        h = self.conv(x)
+        return h, self.bn(h), h
+
+
+def test_outputs_are_those_of_the_model_in_its_order():
+    model, images = trained(ReadTwice, 3, 8, 8)
+    graph = mixprec.export.onnx(model, images)
+    assert [value.name for value in graph.graph.output] == ["output_0", "output_1", "output_2"]
+    assert_close(found(graph, images), expected(model, images))
+
+
+@pytest.mark.parametrize("outsize", [(7, 7), (8, 7), (8, 8)])
+@pytest.mark.parametrize("pad", [0, 1])
+@pytest.mark.parametrize("dilate", [1, 2])
+def test_transposed_convolutions(outsize, pad, dilate):
+    """Where the output is larger than the smallest possible one, Chainer adds at the ends."""
+    outsize = [size + 2 * (dilate - 1) - 2 * pad for size in outsize]
+    model, images = trained(
+        lambda: L.Deconvolution2D(2, 3, 3, stride=2, pad=pad, outsize=outsize, dilate=dilate), 2, 3, 3
+    )
+    graph = mixprec.export.onnx(model, images)
+    assert_close(found(graph, images), expected(model, images))
+
+
+@pytest.mark.parametrize("kind", ["max", "average"])
+@pytest.mark.parametrize("cover_all", [True, False])
+@pytest.mark.parametrize(
+    ("ksize", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 2, 0), ((3, 2), (2, 3), (1, 0)), (2, 3, 0)]
+)
+@pytest.mark.parametrize("size", [7, 8])
+def test_poolings(kind, cover_all, ksize, stride, pad, size):
+    if kind == "max":
+        pool = lambda x: F.max_pooling_2d(x, ksize, stride, pad, cover_all=cover_all)  # noqa: E731
+    else:  # the switch is of other borders
+        pool = lambda x: F.average_pooling_nd(x, ksize, stride, pad, pad_value=0 if cover_all else None)  # noqa: E731
+    model, images = trained(lambda: chainer.Sequential(L.Convolution2D(3, 4, 1), pool), 3, size, size)
+    graph = mixprec.export.onnx(model, images)
+    assert_close(found(graph, images), expected(model, images))
+
+
+def _sent(h):
+    return F.relu(h) * float(np.abs(h.array).max())  # equal for rows that are equal
+
+
+BAD = {
+    "a number that was read": (
+        lambda: chainer.Sequential(L.Linear(4, 3), _sent),
+        "output of the graph differs from Chainer's by .* on a batch of",
+    ),
+    "a layer without a shape": (lambda: L.Linear(None, 3), "/W has no shape yet: call the model on an example"),
+    "no variable": (
+        lambda: chainer.Sequential(L.Linear(4, 3), lambda h: h.array),
+        "the model cannot be called on the example: TypeError: it returns no chainer.Variable",
+    ),
+    "a function without a converter": (
+        lambda: chainer.Sequential(L.Linear(4, 3), F.cumprod),
+        "Cumprod of / cannot be exported: nothing in ONNX is known for it",
+    ),
+    "another shape": (lambda: L.Linear(5, 3), "the model cannot be called on the example: InvalidType"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_cannot_be_exported_is_one_line(what, tmp_path):
+    build, message = BAD[what]
+    np.random.seed(0)
+    with pytest.raises(ExportError, match=f"^{message}") as caught:
+        mixprec.export.onnx(build(), np.ones((1, 4), np.float32), tmp_path / "model.onnx")
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("example", [np.float32(1), np.ones((0, 4), "f"), [[1.0, 2.0, 3.0, 4.0]], "images"])
+def test_an_example_that_is_none(example):
+    with pytest.raises(ExportError, match=r"^input 0 of the example is .*; wanted: an array with a row"):
+        mixprec.export.onnx(L.Linear(4, 2), example)
+
+
+def test_names_that_do_not_fit():
+    with pytest.raises(ExportError, match=r"^2 names for 1 inputs or outputs: a, b"):
+        mixprec.export.onnx(L.Linear(4, 2), np.ones((1, 4), "f"), inputs=("a", "b"))
+
+
+def test_the_file_is_whole_or_not_there(tmp_path, monkeypatch):
+    path = tmp_path / "model.onnx"
+    graph = mixprec.export.onnx(L.Linear(4, 2), np.ones((1, 4), "f"), path)
+    assert onnx.load(path) == graph
+    before = path.read_bytes()
+    monkeypatch.setattr(onnx, "save_model", _fail)
+    with pytest.raises(OSError, match="full"):
+        mixprec.export.onnx(L.Linear(4, 2), np.ones((1, 4), "f"), path)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def _fail(model, path):
+    with contextlib.suppress(FileNotFoundError), open(path, "wb") as file:
+        file.write(b"half")
+    raise OSError("full")
+
+
+def test_recurrent_state_is_left_alone():
+    model = L.LSTM(4, 3)
+    model(np.ones((5, 4), "f"))
+    state = model.h
+    graph = mixprec.export.onnx(model, np.ones((2, 4), "f"))
+    assert model.h is state
+    rows = np.random.RandomState(0).normal(size=(3, 4)).astype("f")
+    assert_close(found(graph, rows), expected(model, rows))
+
+
+def test_messages_name_the_link():
+    class Net(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.block = chainer.Sequential(L.Linear(4, 3), F.cumprod)
+
+        def forward(self, x):
+            return self.block(x)
+
+    with pytest.raises(ExportError) as caught:
+        mixprec.export.onnx(Net(), np.ones((1, 4), "f"))
+    assert re.match("Cumprod of /block cannot", str(caught.value))
