@@ -76,8 +76,14 @@ def is_torchs(path):
     """Whether the suffix of a file says that its names are PyTorch's.
 
     Raises:
-        WeightsError: the suffix is that of another kind of file.
+        WeightsError: it is another suffix, or no name of a file.
     """
+    try:
+        is_name = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        raise WeightsError(f"{path}: cannot be the name of a file")
     if _suffix(path) not in SUFFIXES:
         raise WeightsError(f"{path}: the suffix says what a file of weights is; allowed: {', '.join(SUFFIXES)}")
     return _suffix(path) != ".npz"
