@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mixprec
+from benchmarks import resnet_by_hand
 from mixprec.export import WeightsError, load_torchvision, state_dicts, torch_names, torchvision
 from mixprec.export.matching import contents
 from models import MODELS
@@ -147,6 +148,14 @@ def test_a_converted_model_gives_and_takes_the_names_of_the_plain_one(layout, ma
     assert_equal(torchvision(other), rounded)
     with chainer.using_config("train", False):
         np.testing.assert_array_equal(other.predictor(x).array, model.predictor(x).array)
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnext50"])
+def test_a_network_written_for_nhwc_has_the_weights_of_the_plain_one(arch):
+    plain = MODELS["resnext50_32x4d" if arch == "resnext50" else arch](3)
+    by_hand = getattr(resnet_by_hand, arch)(3, dtype=np.float32)
+    load_torchvision(by_hand, torchvision(plain))
+    assert_equal(contents(by_hand), contents(plain))
 
 
 @pytest.mark.parametrize("wrap", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "optimizer": {}}])

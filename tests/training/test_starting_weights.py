@@ -1,5 +1,7 @@
 """``model.weights``: training starts from a file, of another number of classes, too; bad files are one line."""
 
+import re
+
 import chainer
 import chainer.links as L
 import numpy as np
@@ -16,6 +18,7 @@ from mixprec.training.optimizers import build_optimizer
 from mixprec.training.plots import Plots
 from mixprec.training.starting_weights import StartingWeights
 from models import MODELS
+from tests import ROOT
 from tests.called import call
 from tests.training.odd_commands import ODD_PATHS
 
@@ -152,6 +155,15 @@ def test_a_bad_file_is_one_line_before_the_images_are_looked_at(train, tmp_path,
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({**SECTIONS, "model": {**SECTIONS["model"], "weights": value}}))
     assert train("--out", "out").stderr.startswith("error: c.yaml: 'model.weights' cannot be loaded into resnet8: ")
+
+
+def test_the_config_of_the_page_loads(tmp_path):
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    (tmp_path / "c.yaml").write_text(text)
+    config = configs.load(tmp_path / "c.yaml")
+    assert (config.model.arch, config.model.weights) == ("resnet50", "resnet50-0676ba61.pth")
+    assert config.data.mean == tuple(round(255 * value, 3) for value in (0.485, 0.456, 0.406))
+    assert config.data.std == tuple(round(255 * value, 3) for value in (0.229, 0.224, 0.225))
 
 
 @pytest.mark.core(8)
