@@ -26,7 +26,7 @@ _HOMES = {
 }
 
 # Packages and modules that are attributes after a plain ``import mixprec``.
-_MODULES = ("functions", "graph_capture", "links", "patches", "recipes", "training")
+_MODULES = ("export", "functions", "graph_capture", "links", "patches", "recipes", "training")
 
 __all__ = [
     "LAMB",
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from mixprec import export as export
     from mixprec import functions as functions
     from mixprec import graph_capture as graph_capture
     from mixprec import links as links

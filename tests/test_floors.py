@@ -27,6 +27,7 @@ FLOORS = """
     mixprec patches
     config data
     importing
+    export
     training convert_command
     train __main__
 """

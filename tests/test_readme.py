@@ -14,7 +14,14 @@ PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 }
-RUN = ("README.md", "docs/capture.md", "docs/getting-started.md", "docs/convert.md", "docs/primitives.md")
+RUN = (
+    "README.md",
+    "docs/capture.md",
+    "docs/getting-started.md",
+    "docs/convert.md",
+    "docs/export.md",
+    "docs/primitives.md",
+)
 BLOCKS = {page: re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL) for page in RUN}
 FOLDERS = "benchmarks|configs|docs|mixprec|models|scripts|tests"
 PLACEHOLDER = re.compile(r"[A-Z]{4,}")  # benchmarks/results/DATE-bars-MACHINE.json

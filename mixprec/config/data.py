@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 from mixprec.bounds import HALF, INT32, SEVERAL, SIDE
-from mixprec.config.declaration import Limit, between, key
+from mixprec.config.declaration import PATH, Limit, between, key
 
 FORMATS = ("auto", "folders", "list", "tfrecord", "webdataset", "synthetic")
-
-_PATH = Limit("that is not empty", lambda value: value != "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +22,14 @@ class Data:
     train: str | None = key(
         "The training images, relative to the working directory; null with format synthetic.",
         None,
-        limit=_PATH,
+        limit=PATH,
         aliases=("train_dir",),
     )
-    val: str | None = key("The validation images, likewise.", None, limit=_PATH, aliases=("validation", "test"))
+    val: str | None = key("The validation images, likewise.", None, limit=PATH, aliases=("validation", "test"))
     root: str | None = key(
         "Only for format list: the folder that the paths in the lists are relative to; null means that of the list.",
         None,
-        limit=_PATH,
+        limit=PATH,
     )
     synthetic_images: int | None = key(
         "Only for format synthetic: number of training images in an epoch; there is no validation.",

@@ -58,6 +58,7 @@ def _numbers(value):
     return value if isinstance(value, tuple) else (value,)
 
 
+PATH = Limit("that is not empty", lambda value: value != "")
 IMPORT_PATH = Limit("an import path, package.module:function", lambda value: ":" in value)
 RATE = between(SMALLEST_RATE, LARGEST_RATE)
 INTERVAL = matching(

@@ -4,7 +4,7 @@ import operator
 from dataclasses import dataclass
 
 from mixprec.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
-from mixprec.config.declaration import IMPORT_PATH, INTERVAL, Limit, above, below, between, key, matching
+from mixprec.config.declaration import IMPORT_PATH, INTERVAL, PATH, Limit, above, below, between, key, matching
 from mixprec.policy import LAYOUTS
 
 
@@ -24,6 +24,14 @@ class Model:
         aliases=("architecture", "network"),
     )
     classes: int = key("Number of classes; it must be the number of class folders.", limit=between(2, MANY))
+    weights: str | None = key(
+        "File of weights that training starts from, relative to the working directory: model.npz of a run, or "
+        ".safetensors or .pt of PyTorch, see docs/export.md. If it has another number of classes, the last layer "
+        "starts afresh. null takes the weights that the network makes.",
+        None,
+        limit=PATH,
+        aliases=("pretrained", "checkpoint"),
+    )
     memory_format: str = key(
         "How images lie in memory in the network: nhwc, also called channels_last, which Tensor cores want, with "
         "functions of mixprec; nchw, also called contiguous, with Chainer's own.",

@@ -1,5 +1,29 @@
-"""What comes after training: ONNX files, and weights in PyTorch's format."""
+"""What comes after training: networks as ONNX files, and weights for other programs.
 
-from mixprec.export.onnx_file import export_onnx as onnx
+``onnx`` is loaded on first use: it needs the extra ``export``.
+"""
 
-__all__ = ["onnx"]
+from typing import TYPE_CHECKING
+
+from mixprec.export.export_error import ExportError
+from mixprec.export.state_dicts import load_torchvision, torchvision
+from mixprec.export.weights_error import WeightsError
+
+__all__ = ["ExportError", "WeightsError", "load_torchvision", "onnx", "torchvision"]
+
+if TYPE_CHECKING:
+    from mixprec.export.onnx_file import export_onnx as onnx
+else:
+
+    def __getattr__(name):
+        if name != "onnx":
+            raise AttributeError(f"module 'mixprec.export' has no attribute {name!r}")
+        try:
+            import onnxruntime  # noqa: F401
+
+            from mixprec.export.onnx_file import export_onnx
+        except ModuleNotFoundError as error:
+            missing = f"mixprec.export.onnx needs {error.name}, which is not installed: pip install -e '.[export]'"
+            raise ModuleNotFoundError(missing, name=error.name) from error
+        globals()[name] = export_onnx
+        return export_onnx

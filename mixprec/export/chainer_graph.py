@@ -13,13 +13,9 @@ import numpy as np
 
 from mixprec import rewrite
 from mixprec.export import converters
-from mixprec.messages import OneLineError
+from mixprec.export.export_error import ExportError
 
 OPSET = 11  # the newest that onnx_chainer writes
-
-
-class ExportError(OneLineError):
-    """A model cannot become an ONNX graph; the message names the function and its link."""
 
 
 def plain_copy(model):

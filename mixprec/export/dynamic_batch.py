@@ -7,7 +7,7 @@ in one trace and k * 3 in the other is k times the batch.
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from mixprec.export.chainer_graph import ExportError
+from mixprec.export.export_error import ExportError
 
 NAME = "N"  # of the dynamic dimension
 

@@ -8,8 +8,9 @@ from onnx import helper, shape_inference, version_converter
 
 import mixprec
 from mixprec import files
-from mixprec.export.chainer_graph import ExportError, plain_copy, trace, variables
+from mixprec.export.chainer_graph import plain_copy, trace, variables
 from mixprec.export.dynamic_batch import constants_to_initializers, make_dynamic, origin
+from mixprec.export.export_error import ExportError
 from mixprec.export.folding import drop_unused, fold_batch_normalizations
 
 OPSET = 21

@@ -19,7 +19,7 @@ from mixprec.training.networks import make as make_network
 from mixprec.training.optimizers import build_optimizer
 
 
-def build_model(config, network, device, rank=0):
+def build_model(config, network, device, rank=0, weights=None):
     """Seeds the random generators, tells cuDNN what the config says, builds the classifier, and converts it.
 
     Args:
@@ -28,14 +28,16 @@ def build_model(config, network, device, rank=0):
             called with ``zero_init_residual=True`` if the config says so.
         device: device specifier of Chainer (``"@numpy"``, ``"@cupy:0"``).
         rank: of this process, where several train together.
+        weights: :class:`mixprec.training.starting_weights.StartingWeights`, or ``None`` for those of the
+            network.
 
     Returns:
         ``(model, report)``: an :class:`ImageClassifier` on the device, and the report of the conversion. Masters start
-        from the weights as the network has made them, in float32.
+        from the weights as the network or the file has them, in float32.
 
     Raises:
         ConfigError: ``model.zero_init_residual`` is on, and the network does not take it; or a network of the user's
-            raised, or is none.
+            raised, or is none; or ``weights`` are not for it.
     """
     keywords = _keywords(config.model, network)
     device = chainer.get_device(device)
@@ -50,7 +52,10 @@ def build_model(config, network, device, rank=0):
         deterministic=cudnn.deterministic,
         tf32=cudnn.allow_tf32,
     )
-    model = ImageClassifier(make_network(config, network, keywords), config.training.label_smoothing)
+    made = make_network(config, network, keywords)
+    if weights is not None:
+        weights.load(made)
+    model = ImageClassifier(made, config.training.label_smoothing)
     build_optimizer(config, model)  # the next one goes on with its masters, which are not rounded as the model will be
     report = mixprec.convert(
         model,

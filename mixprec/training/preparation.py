@@ -18,6 +18,7 @@ from mixprec.training.lock import locked
 from mixprec.training.model import build_model
 from mixprec.training.networks import find as find_network
 from mixprec.training.schedule import described_rate
+from mixprec.training.starting_weights import StartingWeights
 from mixprec.training.trainer import build_trainer
 
 
@@ -42,11 +43,15 @@ def prepare(arguments, networks, ranks, lock):
     out, is_new, snapshot, changes = ranks.first(_find_results, arguments, config, ranks, lock)
     with ranks.together(), _placed(arguments):  # before the images are scanned, which may take minutes
         needs.check_size(config, network, device)
-        model, report = build_model(config, network, device, ranks.rank)
+        # A snapshot has weights of its own.
+        weights = StartingWeights(config.model) if config.model.weights is not None and snapshot is None else None
+        model, report = build_model(config, network, device, ranks.rank, weights)
     train, val = _open_sources(config, ranks)
     if arguments.resume is not None:
         ranks.first(images.check_records, out, train)
-    return Run(arguments, config, ranks, device, reason, out, is_new, snapshot, changes, model, report, train, val)
+    return Run(
+        arguments, config, ranks, device, reason, out, is_new, snapshot, changes, weights, model, report, train, val
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Run:
         is_new: whether it was not there.
         snapshot: to go on from, or ``None``.
         changes: of the config since that, in words.
+        weights: that it starts from, :class:`mixprec.training.starting_weights.StartingWeights`, or ``None``.
         model: from :func:`mixprec.training.model.build_model`.
         report: of its conversion.
         train: images, from :func:`mixprec.training.images.open_sources`.
@@ -78,6 +84,7 @@ class Run:
     is_new: bool
     snapshot: str | None
     changes: list
+    weights: StartingWeights | None
     model: Any
     report: Any
     train: Any
@@ -111,6 +118,8 @@ class Run:
         lines += images.describe(self.config, self.train, self.val, trainer.updater.device)
         rate = described_rate(self.config, self.ranks.size)
         lines.append(f"optimizer: {self.config.optimizer.name}, learning rate {rate}")
+        if self.weights is not None:
+            lines.append(one_line(f"weights: {self.weights}"))
         if self.config.capture.mode != "off":
             lines.append(f"capture: {_captures(self.device)}")
         if self.snapshot is not None:

@@ -31,7 +31,7 @@ _WITH_RANKS = ("training.batch_size", "training.accumulation_steps")  # which ma
 _AVERAGE = "training.ema_decay"
 _CONFIG, _CHANGES = "extensions/settings/config", "extensions/settings/changes"
 _RANKS = "extensions/settings/ranks"
-_FIRST = ("loss_scale.init_scale", "model.zero_init_residual")
+_FIRST = ("loss_scale.init_scale", "model.weights", "model.zero_init_residual")
 
 
 class Settings(extension.Extension):

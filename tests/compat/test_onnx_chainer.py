@@ -16,7 +16,7 @@ import onnx_chainer
 from onnx import numpy_helper
 
 x = np.array([[1.5, -2]], "float32")
-net = chainer.Sequential(L.Linear(2, 3, initial_bias=1), lambda h: F.cast(h, "float16"), lambda h: F.reshape(h, (1, 3, 1)))
+net = chainer.Sequential(L.Linear(2, 3), lambda h: F.cast(h, "float16"), lambda h: F.reshape(h, (1, 3, 1)))
 graph = onnx_chainer.export(net, x, opset_version=11)
 print([node.op_type for node in graph.graph.node])
 shape = next(node.attribute[0].t for node in graph.graph.node if node.op_type == "Constant")

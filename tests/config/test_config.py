@@ -71,6 +71,7 @@ def test_defaults_are_those_of_the_design(write):
         "model": {
             "arch": "resnet50",
             "classes": 10,
+            "weights": None,
             "memory_format": "nhwc",
             "fuse": None,
             "conv_statistics": None,

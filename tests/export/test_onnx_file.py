@@ -16,7 +16,8 @@ from onnx.reference import ReferenceEvaluator
 
 import mixprec
 import mixprec.export
-from mixprec.export.chainer_graph import ExportError, variables
+from mixprec.export.chainer_graph import variables
+from mixprec.export.export_error import ExportError
 from mixprec.export.onnx_file import IR_VERSION, OPSET, onnx_session
 from models import MODELS
 from tests.export.networks import Everything, trained

@@ -46,6 +46,20 @@ def _logged(folder):
 
 
 @pytest.mark.sweep
+def test_ranks_start_from_weights_as_one_process_does(work, one):
+    start = "model.weights=one/model.npz"
+    for ranks, out in ((1, "from_one"), (2, "from_two")):
+        done = rank_runs.run(work, ranks, out, start, f"training.batch_size={4 // ranks}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(re.findall(r"^weights: \d+ tensors of one/model\.npz$", done.stdout, re.MULTILINE)) == 1
+    _assert_close(work / "from_two", work / "from_one")
+    done = rank_runs.run(work, 2, "out", "model.weights=none.npz")
+    assert done.returncode == 2
+    words = "error: --set: 'model.weights' cannot be loaded into .*: none\\.npz: no such file\n"
+    assert re.fullmatch(words, done.stderr)
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
     """22 images in steps of 4: the last step of an epoch has 2, and of 4 ranks two have none."""

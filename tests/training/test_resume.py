@@ -111,6 +111,7 @@ def _another(key, value):
     """Another value of a key, written for ``--set``; whatever the key is."""
     special = {
         "model.arch": "other",
+        "model.weights": "none.npz",
         "model.fuse": "false",
         "model.conv_statistics": "false",
         "optimizer.name": "MomentumSGD",
@@ -232,6 +233,23 @@ def test_what_is_only_for_the_start_of_a_run_is_said_to_have_no_effect(train, tm
     )
     assert capped.returncode == 0
     assert finished_run.log(tmp_path / "out")[-1]["loss_scale"] <= 1024
+
+
+def test_weights_are_not_loaded_again(train, tmp_path):
+    """The snapshot has newer ones; the file may be gone."""
+    np.savez(tmp_path / "w.npz", **snapshots.contents(Tiny(10)))
+    first = train("--out", "out", *_set("model.weights=w.npz"))
+    assert (first.returncode, first.stderr) == (0, "")
+    assert "weights: 8 tensors of w.npz\n" in first.stdout
+    (tmp_path / "w.npz").unlink()
+    before = finished_run.members(tmp_path / "out" / "model.npz")
+    for weights in ("w.npz", "null"):
+        resumed = train("--out", "out", "--resume", "auto", *_set(f"model.weights={weights}"))
+        assert (resumed.returncode, resumed.stderr) == (0, "")
+        assert "weights: " not in resumed.stdout
+        assert finished_run.members(tmp_path / "out" / "model.npz") == before
+    words = "changed: model.weights 'w.npz' -> null, which has no effect: it is for the start of a run\n"
+    assert words in resumed.stdout
 
 
 def test_another_mode_of_the_loss_scale_is_one_line(train):

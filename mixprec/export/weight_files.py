@@ -1,0 +1,192 @@
+"""Files of weights: .npz of Chainer, .safetensors and .pt of PyTorch. Nothing in them is ever executed.
+
+The training command and ``scripts/convert_weights.py`` read and write them.
+"""
+
+import importlib
+import io
+import os
+import pickle
+import warnings
+import zipfile
+import zlib
+
+import numpy as np
+
+from mixprec import files
+from mixprec.dtypes import BFLOAT16
+from mixprec.export.matching import contents, file_names, load
+from mixprec.export.state_dicts import network_of, torchvision, unwrapped
+from mixprec.export.weights_error import WeightsError
+
+SUFFIXES = (".npz", ".safetensors", ".pt", ".pth")
+_SNAPSHOT = "updater/model:main/predictor/"  # of a training run, where the network is in it
+_SAFETENSORS = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": BFLOAT16,
+    "I64": np.int64,
+    "I32": np.int32,
+}
+
+
+class WeightFile:
+    """The weights of a file.
+
+    Args:
+        path: path of the file; its suffix says of which kind it is.
+
+    Attributes:
+        path: likewise.
+        torch (bool): whether names are PyTorch's.
+        state: dict of arrays or tensors by name.
+
+    Raises:
+        WeightsError: there is no such file, it is damaged, it holds something else, or a package is missing that reads
+            it.
+    """
+
+    def __init__(self, path):
+        self.path, self.torch = path, is_torchs(path)
+        read = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(_suffix(path), _read_pt)
+        try:
+            with files.open_regular(path) as file:
+                self.state = unwrapped(read(file))
+        except FileNotFoundError as error:
+            raise WeightsError(f"{path}: no such file") from error
+        except OSError as error:
+            raise WeightsError(f"{path}: {error.strerror or error}") from error
+        except WeightsError as error:
+            raise WeightsError(f"{path}: {error}") from error
+
+    def load_into(self, network, classes=None):
+        """Loads the weights into a network; see :func:`mixprec.export.matching.load`.
+
+        Raises:
+            WeightsError: they are those of another network.
+        """
+        try:
+            return load(network, self.state, file_names(network, torch=self.torch), classes)
+        except WeightsError as error:
+            raise WeightsError(f"{self.path}: {error}") from error
+
+
+def is_torchs(path):
+    """Whether the suffix of a file says that its names are PyTorch's.
+
+    Raises:
+        WeightsError: it is another suffix, or no name of a file.
+    """
+    try:
+        is_name = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        raise WeightsError(f"{path}: cannot be the name of a file")
+    if _suffix(path) not in SUFFIXES:
+        raise WeightsError(f"{path}: the suffix says what a file of weights is; allowed: {', '.join(SUFFIXES)}")
+    return _suffix(path) != ".npz"
+
+
+def write(path, network):
+    """Writes the weights of a network; the file is whole, or not there.
+
+    Args:
+        path: path of the file; its suffix says of which kind it is.
+        network: as for :func:`mixprec.export.torchvision`.
+
+    Raises:
+        WeightsError: the file cannot be written, or a package is missing that writes it.
+    """
+    is_torchs(path)
+    write_kind = {".npz": _write_npz, ".safetensors": _write_safetensors}.get(_suffix(path), _write_pt)
+    try:
+        with files.replacing(path) as temporary, open(temporary, "wb") as file:
+            write_kind(file, network_of(network))
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be written ({error.strerror or error})") from error
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from error
+
+
+def _suffix(path):
+    return os.path.splitext(path)[1].lower()
+
+
+def _read_npz(file):
+    try:
+        with zipfile.ZipFile(file):  # np.load takes a .npy file, too
+            file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            of_run = [name for name in archive.files if name.startswith(_SNAPSHOT)]
+            return {name.removeprefix(_SNAPSHOT): _member(archive, name) for name in of_run or archive.files}
+    except WeightsError:
+        raise
+    except (EOFError, ValueError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise WeightsError(f"damaged, or no .npz file ({_first_line(error)})") from error
+
+
+def _member(archive, name):
+    try:
+        return archive[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise WeightsError(f"{name} holds Python objects, which are not read; wanted: arrays of numbers") from error
+
+
+def _write_npz(file, network):
+    np.savez(file, **contents(network))
+
+
+def _read_safetensors(file):
+    safetensors = _package("safetensors", "export")
+    try:
+        tensors = safetensors.deserialize(file.read())
+    except safetensors.SafetensorError as error:
+        raise WeightsError(f"damaged, or no .safetensors file ({_first_line(error)})") from error
+    state = {}
+    for name, tensor in tensors:
+        if tensor["dtype"] not in _SAFETENSORS:
+            raise WeightsError(f"{name} is {tensor['dtype']}; wanted: one of {', '.join(_SAFETENSORS)}")
+        state[name] = np.frombuffer(tensor["data"], _SAFETENSORS[tensor["dtype"]]).reshape(tensor["shape"])
+    return state
+
+
+def _write_safetensors(file, network):
+    _package("safetensors", "export")
+    from safetensors.numpy import save
+
+    file.write(save(torchvision(network), {"format": "pt"}))  # which other programs ask for
+
+
+def _read_pt(file):
+    torch = _package("torch", "torch")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a TorchScript archive, which is refused
+            return torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        wanted = "wanted: what torch.save(module.state_dict(), FILE) writes"
+        raise WeightsError(f"damaged, or holds more than tensors, which is not read; {wanted}") from error
+    except Exception as error:  # of many kinds, from C++
+        raise WeightsError(f"damaged, or no file of torch.save ({_first_line(error)})") from error
+
+
+def _write_pt(file, network):
+    torch = _package("torch", "torch")
+    content = io.BytesIO()  # an error of the disk is Python's then
+    torch.save({name: torch.from_numpy(array) for name, array in torchvision(network).items()}, content)
+    file.write(content.getbuffer())
+
+
+def _package(name, extra):
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise WeightsError(f"needs the package {name}: pip install -e '.[{extra}]'") from error
+
+
+def _first_line(error):
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ")

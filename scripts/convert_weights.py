@@ -1,0 +1,28 @@
+"""Converts weights from Chainer to PyTorch, or back: those of a ResNet of models/ have torchvision's names there.
+
+python scripts/convert_weights.py IN OUT [--arch resnet50]
+
+One of the files is .npz, Chainer's; the other one is .safetensors, .pt or .pth, PyTorch's.
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from mixprec import interruption
+
+if __name__ == "__main__":
+    interruption.end_quietly()  # before the seconds that the imports below take
+
+from mixprec.export import weights_command
+from models import MODELS
+
+
+def main(argv=None):
+    """Runs the command with arguments, ``None`` for those of the process; returns its exit code."""
+    return weights_command.main(sys.argv[1:] if argv is None else argv, MODELS)
+
+
+if __name__ == "__main__":
+    sys.exit(interruption.run(main))

@@ -1,0 +1,297 @@
+"""Files of weights: each kind holds the same bits, and bad ones are one line that names the file."""
+
+import contextlib
+import pickle
+import random
+import sys
+import zipfile
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import serializers
+
+from mixprec.export import WeightsError, torchvision
+from mixprec.export.matching import contents
+from mixprec.export.weight_files import SUFFIXES, WeightFile, write
+from tests.guard import guarded
+
+REASON = "torch is not installed: it comes with Python 3.11 only"
+TORCHS = [suffix for suffix in SUFFIXES if suffix != ".npz"]
+
+
+def net(classes=3):
+    """Linear layers with a normalization, whose numbers are other ones in each call."""
+    network = chainer.Sequential(L.Linear(4, 2), L.BatchNormalization(2), F.relu, L.Linear(2, classes))
+    for name, array in contents(network).items():
+        if not name.endswith("N"):
+            array[...] = np.random.standard_normal(array.shape)
+    network[1].N = np.random.randint(100)
+    return network
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def needs(suffix):
+    if suffix in (".pt", ".pth"):
+        pytest.importorskip("torch", reason=REASON)
+
+
+def assert_equal(network, expected):
+    for name, array in contents(expected).items():
+        assert contents(network)[name].tobytes() == array.tobytes(), name
+
+
+def refusal(path, network=None):
+    with pytest.raises(WeightsError) as caught:
+        WeightFile(path).load_into(network or net())
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+    return str(caught.value).removeprefix(f"{path}: ")
+
+
+# What a file holds
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".NPZ"])
+def test_a_round_trip_is_exact_and_the_same_weights_are_the_same_bytes(work, suffix):
+    needs(suffix)
+    network, other = net(), net()
+    write(f"a{suffix}", network)
+    loaded = WeightFile(f"a{suffix}").load_into(other)
+    assert loaded == (9, [], None)
+    assert_equal(other, network)
+    write(f"b{suffix}", other)
+    assert (work / f"a{suffix}").read_bytes() == (work / f"b{suffix}").read_bytes()
+    assert sorted(path.name for path in work.iterdir()) == [f"a{suffix}", f"b{suffix}"]
+
+
+def test_npz_is_chainers_own_file(work):
+    network, other = net(), net()
+    write("a.npz", L.Classifier(network))
+    serializers.load_npz("a.npz", other)
+    assert_equal(other, network)
+    serializers.save_npz("b.npz", L.Classifier(network))  # names begin with predictor/, and it is compressed
+    third = net()
+    WeightFile("b.npz").load_into(third)
+    assert_equal(third, network)
+
+
+@pytest.mark.parametrize("suffix", TORCHS)
+def test_pytorch_reads_what_is_written(work, suffix):
+    torch = pytest.importorskip("torch", reason=REASON)
+    network = net()
+    write(f"a{suffix}", network)
+    if suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        state = load_file(f"a{suffix}")
+    else:
+        state = torch.load(f"a{suffix}", weights_only=True)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2), torch.nn.ReLU(), torch.nn.Linear(2, 3))
+    module.load_state_dict(state)
+    for name, array in torchvision(network).items():
+        np.testing.assert_array_equal(module.state_dict()[name].numpy(), array)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_files_in_other_dtypes_become_float32(work, suffix, dtype):
+    torch = pytest.importorskip("torch", reason=REASON)
+    from safetensors.torch import save_file
+
+    network = net()
+    state = {k: torch.from_numpy(array) for k, array in torchvision(net()).items()}
+    state = {k: v.to(getattr(torch, dtype)) if v.is_floating_point() else v for k, v in state.items()}
+    save = save_file if suffix == ".safetensors" else torch.save
+    save(state, f"a{suffix}")
+    WeightFile(f"a{suffix}").load_into(network)
+    for name, array in torchvision(network).items():
+        np.testing.assert_array_equal(array, state[name].float().numpy())
+        assert array.dtype == np.float32 or name.endswith("tracked")
+
+
+def test_a_checkpoint_of_a_training_script(work):
+    torch = pytest.importorskip("torch", reason=REASON)
+    network, other = net(), net()
+    state = {f"module.{name}": torch.from_numpy(array) for name, array in torchvision(network).items()}
+    torch.save({"epoch": 3, "arch": "net", "state_dict": state, "optimizer": {"lr": 0.1}}, "a.pt")
+    WeightFile("a.pt").load_into(other)
+    assert_equal(other, network)
+
+
+def test_a_snapshot_of_a_run_holds_weights(work):
+    network, other = net(), net()
+    arrays = {f"updater/model:main/predictor/{name}": array for name, array in contents(network).items()}
+    np.savez("snapshot_best.npz", **arrays, **{"updater/iteration": np.array(3), "none": np.array(None)})
+    WeightFile("snapshot_best.npz").load_into(other)
+    assert_equal(other, network)
+
+
+# The head
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_head_stays_where_the_number_of_classes_is_another_one(work, suffix):
+    needs(suffix)
+    network, other = net(classes=5), net(classes=3)
+    write(f"a{suffix}", network)
+    before = other[3].W.array.copy(), other[3].b.array.copy()
+    assert "(5" in refusal(f"a{suffix}", other)
+    assert WeightFile(f"a{suffix}").load_into(other, classes=3) == (7, ["/1"], 5)
+    np.testing.assert_array_equal(other[3].W.array, before[0])
+    np.testing.assert_array_equal(other[3].b.array, before[1])
+    np.testing.assert_array_equal(other[0].W.array, network[0].W.array)
+    assert other[1].N == network[1].N
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays: arrays.update({"1/W": np.zeros((5, 2), np.float32)}),  # and not its bias
+        lambda arrays: arrays.update({"1/W": np.zeros((5, 3), np.float32), "1/b": np.zeros(5, np.float32)}),
+        lambda arrays: arrays.update({"1/W": np.zeros((5, 2), np.float32), "1/b": np.zeros(6, np.float32)}),
+        lambda arrays: arrays.update({"1/W": np.zeros((), np.float32), "1/b": np.zeros((), np.float32)}),
+        lambda arrays: arrays.update({"0/W": np.zeros((3, 4), np.float32), "0/b": np.zeros(3, np.float32)}),
+    ],
+)
+def test_other_shapes_are_no_head(work, change):
+    arrays = contents(net())
+    change(arrays)
+    np.savez("a.npz", **arrays)
+    network = net()
+    before = {name: np.array(array) for name, array in contents(network).items()}
+    with pytest.raises(WeightsError, match=r"^a\.npz: [01]/[Wb] has shape \(.*\); Sequential here has \(.*\)$"):
+        WeightFile("a.npz").load_into(network, classes=3)
+    assert all(np.array_equal(before[name], array) for name, array in contents(network).items())
+
+
+# Bad files
+
+
+@pytest.mark.parametrize("path", ["a.onnx", "a", "a.npz.txt", "", "a\nb.pth.tar"])
+def test_another_suffix(work, path):
+    words = "the suffix says what a file of weights is; allowed: .npz, .safetensors, .pt, .pth"
+    for action in (WeightFile, lambda path: write(path, net())):
+        with pytest.raises(WeightsError) as caught:
+            action(path)
+        assert str(caught.value).endswith(f": {words}")
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_that_is_none(work, suffix):
+    path = f"a{suffix}"
+    assert refusal(path) == "no such file"
+    (work / path).mkdir()
+    assert refusal(path) == "Is a directory"
+    with pytest.raises(WeightsError, match=r"cannot be written \(Is a directory\)$"):
+        write(path, net())
+    (work / path).rmdir()
+    (work / path).symlink_to("/dev/zero")
+    assert refusal(path) == "a device, pipe or socket, not a file"
+
+
+def test_a_name_that_no_file_can_have():
+    for path in ("a\0.npz", "\ud800.npz"):
+        for action in (WeightFile, lambda path: write(path, net())):
+            with pytest.raises(WeightsError, match=r"^\S+\.npz: cannot be the name of a file$"):
+                action(path)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("content", [b"", b"\0", b"no weights\n" * 9, b"PK\x03\x04", pickle.dumps({"a": 1})])
+def test_a_file_of_something_else(work, suffix, content):
+    needs(suffix)
+    (work / f"a{suffix}").write_bytes(content)
+    assert refusal(f"a{suffix}").startswith(("damaged, or ", "has no tensors by name"))
+
+
+@pytest.mark.core(4)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt"])
+def test_a_damaged_file_is_refused_or_holds_other_numbers(work, suffix, seed):
+    """Bytes are lost at the end, or some are others: only .npz has checksums."""
+    needs(suffix)
+    source = random.Random(f"{suffix}{seed}")
+    write(f"a{suffix}", net())
+    whole = (work / f"a{suffix}").read_bytes()
+    for _ in range(10):
+        damaged = bytearray(whole[: source.randrange(len(whole))] if source.random() < 0.3 else whole)
+        for _ in range(source.randrange(1, 6)):
+            if damaged:
+                damaged[source.randrange(len(damaged))] = source.randrange(256)
+        (work / f"a{suffix}").write_bytes(damaged)
+        with guarded(seconds=60, mib=None), contextlib.suppress(WeightsError):
+            WeightFile(f"a{suffix}").load_into(net())
+
+
+def test_nothing_is_unpickled(work):
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(work / "gone off"), "w"))
+
+    np.savez("a.npz", **contents(net()) | {"0/W": np.array(Bomb(), object)})
+    assert refusal("a.npz") == "0/W holds Python objects, which are not read; wanted: arrays of numbers"
+    (work / "b.npz").write_bytes(pickle.dumps(Bomb()))
+    assert refusal("b.npz").startswith("damaged, or no .npz file")
+    torch = pytest.importorskip("torch", reason=REASON)
+    torch.save({"weight": torch.ones(2), "bomb": Bomb()}, "a.pt")
+    wanted = "wanted: what torch.save(module.state_dict(), FILE) writes"
+    assert refusal("a.pt") == f"damaged, or holds more than tensors, which is not read; {wanted}"
+    torch.save(torch.nn.Linear(2, 3), "b.pt")
+    assert refusal("b.pt").startswith("damaged, or holds more than tensors")
+    assert not (work / "gone off").exists()
+
+
+def test_members_of_an_npz_file_that_are_no_arrays(work):
+    np.savez("a.npz", **contents(net()))
+    with zipfile.ZipFile("a.npz", "a") as archive:
+        archive.writestr("readme.txt", "hello")
+    assert refusal("a.npz") == "has readme.txt, which Sequential here lacks: weights of another network"
+    np.save("b.npy", np.ones(3))
+    (work / "b.npy").rename("b.npz")
+    assert refusal("b.npz").startswith("damaged, or no .npz file")
+
+
+def test_tensors_of_safetensors_in_eight_bits(work):
+    torch = pytest.importorskip("torch", reason=REASON)
+    from safetensors.torch import save_file
+
+    state = {name: torch.from_numpy(array) for name, array in torchvision(net()).items()}
+    save_file(state | {"3.bias": state["3.bias"].to(torch.float8_e4m3fn)}, "a.safetensors")
+    assert refusal("a.safetensors") == "3.bias is F8_E4M3; wanted: one of F64, F32, F16, BF16, I64, I32"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "package", "extra"), [(".safetensors", "safetensors", "export"), (".pt", "torch", "torch")]
+)
+def test_a_package_that_is_missing(work, monkeypatch, suffix, package, extra):
+    (work / f"a{suffix}").write_bytes(b"content")
+    monkeypatch.setitem(sys.modules, package, None)
+    words = f"needs the package {package}: pip install -e '.[{extra}]'"
+    assert refusal(f"a{suffix}") == words
+    with pytest.raises(WeightsError) as caught:
+        write(f"b{suffix}", net())
+    assert str(caught.value) == f"b{suffix}: {words}"
+    assert [path.name for path in work.iterdir()] == [f"a{suffix}"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_full_disk_leaves_the_file_that_was_there(work, monkeypatch, suffix):
+    needs(suffix)
+    (work / f"a{suffix}").write_bytes(b"before")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(WeightsError, match=r"cannot be written \(No space left on device\)$"):
+        write(f"a{suffix}", net())
+    assert [(path.name, path.read_bytes()) for path in work.iterdir()] == [(f"a{suffix}", b"before")]
