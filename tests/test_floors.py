@@ -29,6 +29,7 @@ FLOORS = """
     importing
     export
     training convert_command
+    export_run
     train __main__
 """
 

@@ -1,4 +1,4 @@
-"""Config sections about the network, the schedule, the length of training, snapshots and the log."""
+"""Config sections about the network, the schedule, the length of training, snapshots, the log, and the export."""
 
 import operator
 from dataclasses import dataclass
@@ -175,3 +175,19 @@ class Log:
     def gradient_histogram_trigger(self):
         """:attr:`gradient_histogram` in Chainer's form, or ``None``."""
         return None if self.gradient_histogram is None else _trigger(self.gradient_histogram)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Limits of scripts/export.py, which compares ONNX files on the validation images; training does not read them."""
+
+    max_drop_float16: float = key(
+        "Percentage points of accuracy that the float16 file may be below the float32 file.",
+        0.1,
+        limit=between(0, 100),
+    )
+    max_drop_int8: float = key(
+        "Percentage points of accuracy that the INT8 file may be below the float32 file.",
+        1.0,
+        limit=between(0, 100),
+    )

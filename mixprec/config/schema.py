@@ -11,7 +11,7 @@ from mixprec.bounds import HALF
 from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Capture, Cudnn, LossScale, Optimizer, Precision, Update
 from mixprec.config.data import Data
 from mixprec.config.declaration import Rule
-from mixprec.config.run import Log, Model, Schedule, Snapshot, Training
+from mixprec.config.run import Export, Log, Model, Schedule, Snapshot, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class Config:
     capture: Capture
     snapshot: Snapshot
     log: Log
+    export: Export
 
     # Keys of earlier versions that are constants now, and their values.
     CONSTANTS: ClassVar = {

@@ -148,6 +148,7 @@ def test_defaults_are_those_of_the_design(write):
         },
         "snapshot": {"every": "1 epoch", "keep": 3, "best": True},
         "log": {"every": "1 epoch", "gradient_histogram": None, "tensorboard": False},
+        "export": {"max_drop_float16": 0.1, "max_drop_int8": 1.0},
     }
 
 
@@ -256,19 +257,19 @@ def test_the_script_names_the_architectures(write):
         (
             "model:\n  arch: a\noptimiser: {lr: 1}\n",
             "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, optimizer, update, "
-            "cudnn, schedule, training, capture, snapshot, log, base; did you mean 'optimizer'?",
+            "cudnn, schedule, training, capture, snapshot, log, export, base; did you mean 'optimizer'?",
         ),
         ("training:\n  epochs: 1\n  epochs: 2\n", "c.yaml:3: duplicate key 'epochs'; it is already on line 2"),
         ("log: {}\nmodel: {}\nlog: {}\n", "c.yaml:3: duplicate key 'log'; it is already on line 1"),
         (
             "mode: static\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
-            "update, cudnn, schedule, training, capture, snapshot, log, base; did you mean 'loss_scale.mode'?",
+            "update, cudnn, schedule, training, capture, snapshot, log, export, base; did you mean 'loss_scale.mode'?",
         ),
         (
             "mode: {arch: a}\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
-            "update, cudnn, schedule, training, capture, snapshot, log, base; did you mean 'model'?",
+            "update, cudnn, schedule, training, capture, snapshot, log, export, base; did you mean 'model'?",
         ),
         ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
         ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every, gradient_histogram"),
@@ -838,6 +839,7 @@ def _configs(draw):
             "gradient_histogram": draw(st.none() | _every),
             "tensorboard": draw(st.booleans()),
         },
+        "export": {name: draw(st.floats(0, 100)) for name in ("max_drop_float16", "max_drop_int8")},
     }
 
 

@@ -1,0 +1,37 @@
+"""An ONNX graph in float16, whose inputs and outputs stay float32."""
+
+from mixprec.export.onnx_file import finished
+
+
+def to_half(model):
+    """Returns a model with float16 weights and activations, for TensorRT and other GPUs.
+
+    On a CPU onnxruntime computes it in float32, between casts: it saves the size of the file, not time. Weights beyond
+    65,504 become 65,504.
+
+    Args:
+        model: :class:`onnx.ModelProto` in float32, from :func:`mixprec.export.onnx`; it stays as it is.
+
+    Returns:
+        onnx.ModelProto: of the same inputs, outputs and metadata.
+    """
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    copy = type(model)()
+    copy.CopyFrom(model)
+    half = convert_float_to_float16(copy, keep_io_types=True, max_finite_val=65504.0)
+    _sort(half.graph)
+    return finished(half)
+
+
+def _sort(graph):
+    """Puts nodes behind those whose outputs they take; the converter puts the casts of inputs last."""
+    known = {value.name for value in (*graph.input, *graph.initializer)} | {""}
+    waiting, ordered = list(graph.node), []
+    while waiting:
+        ready = [node for node in waiting if known.issuperset(node.input)]
+        ordered += ready
+        known.update(name for node in ready for name in node.output)
+        waiting = [node for node in waiting if node not in ready]
+    del graph.node[:]
+    graph.node.extend(ordered)

@@ -1,0 +1,108 @@
+"""What is done to an image before a network sees it: as metadata of an ONNX file, and as nodes in front of it."""
+
+import dataclasses
+import json
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from mixprec.export.onnx_file import finished
+from mixprec.messages import OneLineError
+
+FLOAT, PIXELS = "float32 NCHW", "uint8 NHWC"
+
+
+class NotAnImageNetwork(OneLineError):
+    """A file that does not say what is done to images; the message is one line and names it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """From an image file to the input of a network.
+
+    Attributes:
+        resize (int): the shorter side, in pixels, before the centre is cropped.
+        size (int): height and width of the crop.
+        mean (tuple of float): subtracted from red, green and blue, which are 0 to 255.
+        std (tuple of float): divides them after that.
+        classes (tuple of str): names, in the order of the outputs.
+        input (str): ``"float32 NCHW"``: normalized; or ``"uint8 NHWC"``: pixels, which the graph normalizes.
+    """
+
+    resize: int
+    size: int
+    mean: tuple
+    std: tuple
+    classes: tuple
+    input: str = FLOAT
+
+    def write(self, model):
+        """Writes the attributes into the metadata of a model: each is JSON, with its name as the key."""
+        helper.set_model_props(model, {name: json.dumps(value) for name, value in dataclasses.asdict(self).items()})
+
+    @classmethod
+    def read(cls, metadata, path):
+        """Returns that of a file.
+
+        Args:
+            metadata: dict of str.
+            path: of the file, for messages.
+
+        Raises:
+            NotAnImageNetwork: it has none, or another kind.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        missing = [name for name in names if name not in metadata]
+        if missing:
+            wanted = "wanted: a file of scripts/export.py"
+            raise NotAnImageNetwork(f"{path}: no '{missing[0]}' in its metadata; {wanted}")
+        try:
+            values = {name: json.loads(metadata[name]) for name in names}
+            found = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+            assert all(isinstance(number, int) and number > 0 for number in (found.resize, found.size))
+            assert all(len(numbers) == 3 and np.isfinite(numbers).all() for numbers in (found.mean, found.std))
+            assert found.input in (FLOAT, PIXELS)
+        except (ValueError, TypeError, AssertionError) as error:
+            raise NotAnImageNetwork(f"{path}: its metadata are not those of scripts/export.py") from error
+        return found
+
+
+def take_pixels(model, preprocessing):
+    """Returns a model that takes pixels: uint8 (N, size, size, 3), red, green and blue.
+
+    (pixel - mean) / std is computed in float32 and rounded twice, so that inputs differ from those of training in their
+    last bits.
+
+    Args:
+        model: :class:`onnx.ModelProto` with one input, normalized images (N, 3, size, size); it stays as it is.
+        preprocessing: :class:`Preprocessing`.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    (images,) = graph.input
+    name, dims = images.name, images.type.tensor_type.shape.dim
+    inner = f"{name}_normalized"
+    for node in graph.node:
+        node.input[:] = [inner if each == name else each for each in node.input]
+    pixels = helper.make_tensor_value_info(
+        name, TensorProto.UINT8, [dims[0].dim_param, dims[2].dim_value, dims[3].dim_value, dims[1].dim_value]
+    )
+    constants = {"mean": preprocessing.mean, "std": preprocessing.std}
+    for each, values in constants.items():
+        graph.initializer.append(numpy_helper.from_array(np.array(values, np.float32), f"{name}_{each}"))
+    nodes = [
+        helper.make_node("Cast", [name], [f"{name}_float"], to=TensorProto.FLOAT),
+        helper.make_node("Sub", [f"{name}_float", f"{name}_mean"], [f"{name}_centred"]),
+        helper.make_node("Div", [f"{name}_centred", f"{name}_std"], [f"{name}_scaled"]),
+        helper.make_node("Transpose", [f"{name}_scaled"], [inner], perm=[0, 3, 1, 2]),
+    ]
+    for node in nodes:
+        node.name = node.output[0]
+    nodes += graph.node
+    del graph.input[:], graph.node[:]
+    graph.input.append(pixels)
+    graph.node.extend(nodes)
+    dataclasses.replace(preprocessing, input=PIXELS).write(result)
+    return finished(result)

@@ -1,0 +1,223 @@
+"""The command behind ``scripts/export.py``: the network of a run as ONNX files, checked before they are handed over."""
+
+import argparse
+import contextlib
+import os
+import sys
+
+import numpy as np
+from tqdm import tqdm
+
+import mixprec
+from mixprec import environment, files
+from mixprec.command_line import Parser, one_line, path
+from mixprec.export import ExportError
+from mixprec.export_run.finished_run import RunError, open_run, some
+from mixprec.messages import OneLineError
+from mixprec.native.threads import number_of_threads
+
+_JSON, _PICTURE, _FAILED = "export.json", "export.png", ".failed"
+_NAMES = {"float32": "model.onnx", "float16": "model_fp16.onnx", "int8": "model_int8.onnx"}
+
+
+def main(argv, networks):
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+        networks: as for :func:`mixprec.training.command.main`.
+
+    Returns:
+        int: exit code. 0: all files are good. 1: one is not as accurate as the limits demand, and has another name. 2:
+        bad input, one line on standard error, nothing written. 130: Ctrl-C.
+    """
+    arguments = _parse(argv)
+    try:
+        return _run(arguments, networks)
+    except (OneLineError, MemoryError) as error:
+        print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        print(f"error: {error.name} is not installed: pip install -e '.[export]'", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {one_line(error.filename or arguments.out)}: {error.strerror or error}", file=sys.stderr)
+    return 2
+
+
+def _parse(argv):
+    parser = Parser(description="Writes the network of a run as ONNX files.", allow_abbrev=False)
+    parser.add_argument("--run", required=True, metavar="DIR", type=path("a folder"), help="results folder of a run")
+    parser.add_argument("--out", required=True, metavar="DIR", type=path("a folder"), help="where the files go")
+    parser.add_argument(
+        "--weights", metavar="FILE", type=path("a file"), help="of weights; default: model.npz of the run"
+    )
+    parser.add_argument("--fp16", action="store_true", help="write model_fp16.onnx, too: float16, in and out float32")
+    parser.add_argument("--int8", action="store_true", help="write model_int8.onnx, too: Q/DQ nodes, weights in int8")
+    parser.add_argument(
+        "--for",
+        dest="target",
+        choices=("tensorrt", "cpu"),
+        default="cpu",
+        help="what INT8 is for: symmetric for TensorRT, or for onnxruntime on a CPU (default)",
+    )
+    parser.add_argument(
+        "--images", type=_count(16), default=512, metavar="N", help="training images that INT8 is calibrated with"
+    )
+    parser.add_argument(
+        "--half-ends", action="store_true", help="INT8: leave the first and the last layer in float16, on CPUs float32"
+    )
+    parser.add_argument(
+        "--preprocess", action="store_true", help="the files take pixels, uint8 (N, H, W, 3), and normalize them"
+    )
+    parser.add_argument(
+        "--val-images", type=_count(1), metavar="N", help="check on so many images; default: all validation images"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="overrides a key of the run's config: data.val=/images/val, export.max_drop_int8=2; may be repeated",
+    )
+    arguments = parser.parse_args(argv)
+    if not arguments.int8:
+        for option, is_given in (
+            ("--for tensorrt", arguments.target == "tensorrt"),
+            ("--half-ends", arguments.half_ends),
+        ):
+            if is_given:
+                parser.error(f"{option} is about INT8: give --int8, too")
+    return arguments
+
+
+def _count(least):
+    def given(text):
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"found {text!r}; wanted: a whole number from {least} on")
+        return int(text)
+
+    return given
+
+
+def _run(arguments, networks):
+    import onnx
+    import onnxruntime
+
+    if os.path.exists(arguments.out) and not os.path.isdir(arguments.out):
+        raise RunError(f"--out {arguments.out}: it is no folder")
+    run = open_run(arguments.run, arguments.weights, arguments.set, networks)
+    models, about = _models(run, arguments)
+    candidates = [_candidate(kind, model, arguments, run.config.export) for kind, model in models.items()]
+    del models
+    images = _images(run, run.val, arguments.val_images)
+    from mixprec.export_run import check, report
+
+    with _bar("checking", len(images)) as bar:
+        rows = check.compare(run.network, candidates, images, bar.update)
+    os.makedirs(arguments.out, exist_ok=True)
+    failed = [row.name for row in rows if not row.is_good]
+    for each, row in zip(candidates, rows[1:], strict=True):
+        row.name = _write(arguments.out, each, row.is_good)
+    print("\n".join(report.table(rows, len(images))))
+    report.write_json(
+        os.path.join(arguments.out, _JSON),
+        rows,
+        run=arguments.run,
+        weights=run.weights,
+        images=len(images),
+        threads=number_of_threads(),
+        cpu=environment.cpu(),
+        versions={"mixprec": mixprec.__version__, "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
+        **about,
+    )
+    report.write_picture(os.path.join(arguments.out, _PICTURE), rows)
+    print(f"files, {_JSON} and {_PICTURE}: {arguments.out}")
+    if failed:
+        print(one_line(f"error: {', '.join(failed)}: less accurate than the limits allow"), file=sys.stderr)
+        return 1
+    return 0
+
+
+def _models(run, arguments):
+    """Returns ``{kind: ModelProto}`` and what is to be said of the quantization."""
+    from mixprec.export import onnx as export_onnx
+    from mixprec.export.preprocessing import take_pixels
+
+    size = run.preprocessing.size
+    example = np.zeros((2, 3, size, size), np.float32)
+    example += np.random.RandomState(0).normal(size=example.shape)
+    exported = export_onnx(run.network, example, inputs=("images",), outputs=("logits",))
+    if len(exported.graph.output) != 1:
+        raise ExportError(f"the network has {len(exported.graph.output)} outputs; wanted: logits")
+    run.preprocessing.write(exported)
+    models, about = {"float32": exported}, {}
+    if arguments.fp16:
+        from mixprec.export.float16_graph import to_half
+
+        models["float16"] = to_half(exported)
+    if arguments.int8:
+        models["int8"], about["int8"] = _quantized(exported, run, arguments)
+    if arguments.preprocess:
+        models = {kind: take_pixels(model, run.preprocessing) for kind, model in models.items()}
+    return models, about
+
+
+def _quantized(exported, run, arguments):
+    from mixprec.export.int8 import quantize
+
+    images = _images(run, run.train, arguments.images)
+
+    def batches():
+        for pixels, _ in images.batches(8):
+            yield images.normalize(pixels)
+
+    with _bar("calibrating", 3 * len(images)) as bar:
+
+        def progress(step, done):
+            bar.set_postfix_str(step)
+            bar.update(1)
+
+        model, about = quantize(
+            exported, batches, target=arguments.target, half_ends=arguments.half_ends, progress=progress
+        )
+    return model, {"target": arguments.target, **about}
+
+
+def _images(run, source, count):
+    from mixprec.export_run.validation_images import ValidationImages
+
+    return ValidationImages(source, run.preprocessing, some(source, count), run.config.data.threads)
+
+
+def _candidate(kind, model, arguments, limits):
+    from mixprec.export.sessions import session
+    from mixprec.export_run.check import Candidate
+
+    name = model.graph.input[0].name
+    fast = session(model)
+    judge = fast
+    is_tensorrts = kind == "int8" and arguments.target == "tensorrt"
+    if is_tensorrts:  # the integer kernels of a CPU are not TensorRT's
+        judge, fast = session(model, qdq_in_float=True), None
+
+    def of(session):
+        return session and (lambda array: session.run(None, {name: array})[0])
+
+    limit = {"float32": None, "float16": limits.max_drop_float16, "int8": limits.max_drop_int8}[kind]
+    return Candidate(_NAMES[kind], model.SerializeToString(), of(judge), of(fast), arguments.preprocess, limit)
+
+
+def _write(out, candidate, is_good):
+    """Writes a file, under another name if it is not good, and removes that of an earlier export; returns its name."""
+    stem, suffix = os.path.splitext(candidate.name)
+    names = [candidate.name, f"{stem}{_FAILED}{suffix}"]
+    if not is_good:
+        names.reverse()
+    with files.replacing(os.path.join(out, names[0])) as temporary, open(temporary, "wb") as file:
+        file.write(candidate.data)
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(os.path.join(out, names[1]))
+    return names[0]
+
+
+def _bar(what, total):
+    return tqdm(total=total, desc=what, unit="img", delay=2, leave=False, disable=None)

@@ -1,0 +1,104 @@
+"""A results folder of the training command, opened for its network and its images."""
+
+import dataclasses
+import os
+
+import numpy as np
+
+from mixprec import config as configs
+from mixprec.data.sources.classes import check_classes, check_labels
+from mixprec.data.sources.opening import open_images
+from mixprec.export.preprocessing import Preprocessing
+from mixprec.export.weight_files import WeightFile
+from mixprec.messages import OneLineError
+from mixprec.training.networks import find, make
+
+WEIGHTS = "model.npz"
+_CONFIG, _CLASSES = "config.yaml", "classes.txt"
+
+
+class RunError(OneLineError):
+    """A results folder that cannot be exported; the message is one line and names what is wrong."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+    """A run, with its weights.
+
+    Attributes:
+        config: :class:`mixprec.config.Config`.
+        network: plain Chainer link on the CPU, from images (N, 3, H, W) to logits, in float32.
+        weights: path of their file.
+        train: training images, a source.
+        val: validation images, a source.
+        preprocessing: :class:`mixprec.export.preprocessing.Preprocessing`.
+    """
+
+    config: configs.Config
+    network: object
+    weights: str
+    train: object
+    val: object
+    preprocessing: Preprocessing
+
+
+def open_run(folder, weights, overrides, networks):
+    """Opens a results folder.
+
+    Args:
+        folder: its path.
+        weights: file of weights, ``None`` for ``model.npz`` of the folder.
+        overrides: list of ``"section.key=value"``, as for :func:`mixprec.config.load`: where the images are now.
+        networks: those that ``model.arch`` may name, beside import paths: a dict to callables that take the number of
+            classes.
+
+    Raises:
+        OneLineError: the folder holds no run, or one without weights; the images are not there, or of other classes.
+    """
+    path = os.path.join(folder, _CONFIG)
+    if not os.path.isfile(path):
+        what = "no such folder" if not os.path.isdir(folder) else f"no {_CONFIG} in it"
+        raise RunError(f"{folder}: {what}; wanted: a results folder of scripts/train_imagenet.py")
+    config = configs.load(path, overrides, choices={"model.arch": sorted(networks)})
+    if config.data.format == "synthetic":
+        raise RunError(f"{path}: data.format is synthetic: there are no images to check the exported network on")
+    if weights is None:
+        weights = os.path.join(folder, WEIGHTS)
+        if not os.path.exists(weights):
+            others = sorted(name for name in os.listdir(folder) if name.startswith("snapshot_"))
+            hint = f"; --weights {os.path.join(folder, others[-1])} takes a snapshot" if others else ""
+            raise RunError(f"{folder}: no {WEIGHTS} in it, as the run has not come to its end{hint}")
+    network = make(config, find(config.model, networks), {})
+    WeightFile(weights).load_into(network)
+    train, val = (_open(config, name) for name in ("train", "val"))
+    classes = os.path.join(folder, _CLASSES)
+    if os.path.exists(classes):
+        check_classes(classes, val)
+    return FinishedRun(config, network, weights, train, val, _preprocessing(config.data, val))
+
+
+def _open(config, name):
+    data = config.data
+    path = getattr(data, name)
+    if not os.path.exists(path):
+        raise RunError(f"{path}: no such file or folder; --set data.{name}=... says where the images are")
+    source = open_images(path, data.format, data.root, data.on_error)
+    check_labels(source, config.model.classes)
+    return source
+
+
+def _preprocessing(data, source):
+    return Preprocessing(
+        resize=data.resize,
+        size=data.val_size or data.size,
+        mean=tuple(data.mean),
+        std=tuple(data.std),
+        classes=tuple(source.classes),
+    )
+
+
+def some(source, count, seed=0):
+    """Returns the indices of ``count`` images of a source, drawn at random, or of all: sorted."""
+    if count is None or count >= len(source):
+        return np.arange(len(source))
+    return np.sort(np.random.RandomState(seed).permutation(len(source))[:count])

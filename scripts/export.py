@@ -1,0 +1,29 @@
+"""Writes the network of a run as ONNX files, in FP32, FP16 and INT8, and checks them on its validation images.
+
+python scripts/export.py --run results/RUN --out DIR [--weights FILE] [--fp16] [--int8] [--for cpu|tensorrt]
+                         [--images 512] [--half-ends] [--preprocess] [--val-images N] [--set KEY=VALUE ...]
+"""
+
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from mixprec import interruption
+
+if __name__ == "__main__":
+    interruption.end_quietly()  # before the seconds that the imports below take
+
+from mixprec.export_run import export_command
+from models import MODELS
+
+
+def main(argv=None):
+    """Runs the command with arguments, ``None`` for those of the process; returns its exit code."""
+    sys.path.insert(0, os.getcwd())  # a network of the user's
+    return export_command.main(sys.argv[1:] if argv is None else argv, MODELS)
+
+
+if __name__ == "__main__":
+    sys.exit(interruption.run(main))

@@ -1,0 +1,339 @@
+"""scripts/export.py: the files, the check, what is written when something is wrong, and the digits end to end."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="ONNX is not installed: extra export")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: extra export")
+
+import chainer
+
+from mixprec.export.preprocessing import Preprocessing
+from mixprec.export.sessions import session
+from mixprec.export_run import export_command, predict
+from mixprec.export_run.validation_images import ValidationImages
+from models import MODELS
+from tests import ROOT
+from tests.export_run import runs
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    root = tmp_path_factory.mktemp("export")
+    runs.make(root)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _no_time(monkeypatch):
+    """Speeds are measured, but not for long."""
+    monkeypatch.setattr("mixprec.export_run.check._SPEED_SECONDS", 0.01)
+
+
+def export(work, out, *options, capsys=None):
+    """Runs the command on the run of ``work``; returns its exit code and what is in the JSON file."""
+    code = export_command.main(["--run", str(work / "run"), "--out", str(out), *options], MODELS)
+    path = out / "export.json"
+    return code, json.loads(path.read_text()) if path.exists() else None
+
+
+ALL = ("--fp16", "--int8", "--images", "16")
+
+
+def test_the_files(work, tmp_path, capsys):
+    code, found = export(work, tmp_path, *ALL)
+    assert code == 0
+    names = ["model.onnx", "model_fp16.onnx", "model_int8.onnx"]
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "export.json", "export.png"}
+    assert [row["name"] for row in found["rows"]] == ["Chainer", *names]
+    assert all(row["is_good"] for row in found["rows"])
+    assert [set(row["speeds"]) for row in found["rows"]] == [{"1", "32"}] * 4
+    assert (found["images"], found["int8"]["target"]) == (7, "cpu")
+    assert found["int8"]["calibration_images"] + found["int8"]["held_out_images"] == 16
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed[1:5]] == ["Chainer", *names]
+    assert printed[-1] == f"files, export.json and export.png: {tmp_path}"
+    for name in names:
+        model = onnx.load(tmp_path / name)
+        onnx.checker.check_model(model, full_check=True)
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        assert Preprocessing.read(metadata, name) == Preprocessing(
+            resize=16,
+            size=16,
+            mean=(123.675, 116.28, 103.53),
+            std=(58.395, 57.12, 57.375),
+            classes=("a", "b", "c"),
+        )
+        assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+        assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+def test_the_numbers_are_those_of_the_network(work, tmp_path):
+    """Accuracy and logits by hand: plain Chainer, and images by another path."""
+    network = MODELS["resnet8"](3)
+    chainer.serializers.load_npz(work / "run" / "model.npz", network)
+    code, found = export(work, tmp_path)
+    assert code == 0
+    images, labels = _validation(work)
+    with chainer.using_config("train", False):
+        logits = network(images).array
+    (given,) = session(onnx.load(tmp_path / "model.onnx")).run(None, {"images": images})
+    np.testing.assert_allclose(given, logits, rtol=0, atol=1e-5 * np.abs(logits).max())
+    assert [row["accuracy"] for row in found["rows"]] == [np.mean(logits.argmax(1) == labels)] * 2
+    assert found["rows"][1]["equal"] == 1
+
+
+def _validation(work):
+    from PIL import Image
+
+    images, labels = [], []
+    for label, name in enumerate("abc"):
+        for path in sorted((work / "images" / "val" / name).iterdir()):
+            pixels = np.asarray(Image.open(path).resize((16, 16), Image.Resampling.BILINEAR), np.float64)
+            images.append(((pixels - [123.675, 116.28, 103.53]) / [58.395, 57.12, 57.375]).transpose(2, 0, 1))
+            labels.append(label)
+    return np.array(images, np.float32), np.array(labels)
+
+
+def test_files_that_take_pixels(work, tmp_path):
+    plain, pixels = tmp_path / "plain", tmp_path / "pixels"
+    assert export(work, plain, *ALL)[0] == 0
+    assert export(work, pixels, *ALL, "--preprocess")[0] == 0
+    images, _ = _validation(work)
+    numbers = images * np.reshape([58.395, 57.12, 57.375], (3, 1, 1)) + np.reshape([123.675, 116.28, 103.53], (3, 1, 1))
+    for name in ("model.onnx", "model_fp16.onnx", "model_int8.onnx"):
+        model = onnx.load(pixels / name)
+        assert [dim.dim_param or dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim] == [
+            *("N", 16, 16, 3)
+        ]
+        (expected,) = session(onnx.load(plain / name)).run(None, {"images": images})
+        given = np.rint(numbers).astype(np.uint8).transpose(0, 2, 3, 1)
+        (found,) = session(model).run(None, {"images": np.ascontiguousarray(given)})
+        # A pixel that lies between two steps of INT8 may be rounded the other way.
+        bound = {"model.onnx": 1e-5, "model_fp16.onnx": 1e-2}.get(name, 0.1)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=bound * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "cpu"])
+@pytest.mark.parametrize("half_ends", [True, False])
+def test_int8_for(target, half_ends, work, tmp_path):
+    options = ("--int8", "--images", "16", "--for", target, *(["--half-ends"] if half_ends else []))
+    code, found = export(work, tmp_path, *options)
+    assert code == 0
+    assert found["int8"]["target"] == target
+    assert len(found["int8"]["left_out"]) == (2 if half_ends else 0)
+    assert bool(found["rows"][2]["speeds"]) == (target == "cpu")
+
+
+def test_a_file_above_its_limit_has_another_name(work, tmp_path, capsys, monkeypatch):
+    assert export(work, tmp_path, "--fp16")[0] == 0
+
+    def worse(model):
+        worse = onnx.ModelProto()
+        worse.CopyFrom(model)
+        tensor = next(each for each in worse.graph.initializer if each.dims == [3])
+        tensor.CopyFrom(onnx.numpy_helper.from_array(np.array([1e3, 0, 0], np.float32), tensor.name))
+        return worse
+
+    monkeypatch.setattr("mixprec.export.float16_graph.to_half", worse)
+    capsys.readouterr()
+    code, found = export(work, tmp_path, "--fp16")
+    assert code == 1
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("model.onnx", "model_fp16.failed.onnx", "export.json", "export.png")
+    }
+    assert [row["is_good"] for row in found["rows"]] == [True, True, False]
+    printed = capsys.readouterr()
+    assert "ABOVE the limit of 0.1 points" in printed.out
+    assert printed.err == "error: model_fp16.onnx: less accurate than the limits allow\n"
+    assert export(work, tmp_path, "--fp16", "--set", "export.max_drop_float16=100")[0] == 0
+    assert not (tmp_path / "model_fp16.failed.onnx").exists()
+
+
+BAD = {
+    "no folder": (
+        ["--run", "nowhere"],
+        r"nowhere: no such folder; wanted: a results folder of scripts/train_imagenet.py",
+    ),
+    "no run": (["--run", "."], r"\.: no config.yaml in it; wanted: a results folder"),
+    "no weights": (None, r"run: no model.npz in it, .*; --weights run/snapshot_best.npz takes a snapshot"),
+    "other images": (["--set", "data.val=elsewhere"], r"elsewhere: no such file or folder; --set data.val=\.\.\. says"),
+    "few images": (["--int8", "--set", "data.train=few"], r"3 images .*"),
+    "other classes": (["--set", "data.val=other"], r"classes.txt: class 0 is 'a' there, 'b' in .*/other"),
+    "more classes": (["--set", "data.val=more"], r".*/more: 4 classes, but model.classes is 3"),
+    "broken weights": (["--weights", "broken.npz"], r"broken.npz: .*"),
+    "other weights": (["--weights", "other.npz"], r"other.npz: .*another network"),
+    "an unknown key": (["--set", "export.drop=1"], r"--set: .*'export.drop'.*"),
+    "no number": (["--images", "x"], r"argument --images: found 'x'; wanted: a whole number from 16 on \(see --help\)"),
+    "int8 of nothing": (["--for", "tensorrt"], r"--for tensorrt is about INT8: give --int8, too \(see --help\)"),
+    "no folder for files": (["--out", "small.yaml"], r"--out small.yaml: it is no folder"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_line(what, work, tmp_path, monkeypatch, capsys):
+    shutil.copytree(work, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    options, message = BAD[what]
+    if what == "no weights":
+        pathlib.Path("run/model.npz").rename("run/snapshot_best.npz")
+    shutil.copytree("images/val", "other")
+    os.rename("other/a", "other/x")
+    shutil.copytree("images/val", "more")
+    shutil.copytree("images/val/a", "more/d")
+    for name in "abc":
+        pathlib.Path("few", name).mkdir(parents=True)
+        shutil.copy(next(pathlib.Path("images/val", name).iterdir()), pathlib.Path("few", name))
+    pathlib.Path("broken.npz").write_bytes(
+        pathlib.Path("run/snapshot_best.npz" if what == "no weights" else "run/model.npz").read_bytes()[:5000]
+    )
+    chainer.serializers.save_npz("other.npz", MODELS["resnet14"](3))
+    before = set(pathlib.Path().rglob("*"))
+    try:
+        code = export_command.main(["--run", "run", "--out", "out", *(options or [])], MODELS)
+    except SystemExit as stopped:
+        code = stopped.code
+    error = capsys.readouterr().err
+    assert code == 2, error
+    assert error.count("\n") == 1
+    assert re.match(f"error: {message}", error), error
+    assert set(pathlib.Path().rglob("*")) == before
+
+
+def test_an_image_that_is_broken_is_named(work, tmp_path, monkeypatch, capsys):
+    """As in training: before anything is computed."""
+    shutil.copytree(work, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    pathlib.Path("images/val/a/00.jpg").write_bytes(b"no image" * 50)
+    assert export_command.main(["--run", "run", "--out", "out", "--set", "data.val=images/val"], MODELS) == 2
+    assert "images/val/a/00.jpg: not an image" in capsys.readouterr().err
+
+
+def test_a_part_of_the_images(work, tmp_path):
+    code, found = export(work, tmp_path, "--val-images", "5")
+    assert (code, found["images"]) == (0, 5)
+
+
+def test_the_scripts_run(work, tmp_path):
+    """As a user calls them, from another folder; the second on files that the first has written."""
+    script = ROOT / "scripts"
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script / "export.py", "--run", work / "run", "--out", out, "--preprocess"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    images = sorted((work / "images" / "val" / "b").iterdir())[:2]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script / "predict.py", out / "model.onnx", *images],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines[::4]] == [str(image) for image in images]
+    assert {line.split()[-1] for line in lines[1:4]} == {"a", "b", "c"}
+    shares = [float(line.split()[0]) for line in lines[1:4]]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(100, abs=0.2)
+
+
+def test_predictions_are_those_of_the_network(work, tmp_path, capsys):
+    export(work, tmp_path)
+    images, _ = _validation(work)
+    paths = [str(path) for name in "abc" for path in sorted((work / "images" / "val" / name).iterdir())]
+    capsys.readouterr()
+    assert predict.main([str(tmp_path / "model.onnx"), *paths]) == 0
+    network = MODELS["resnet8"](3)
+    chainer.serializers.load_npz(work / "run" / "model.npz", network)
+    with chainer.using_config("train", False):
+        shares = chainer.functions.softmax(network(images)).array
+    lines = capsys.readouterr().out.splitlines()
+    for row, share in enumerate(shares):
+        for rank, index in enumerate(np.argsort(-share)):
+            percent, _, name = lines[4 * row + 1 + rank].split()
+            assert (float(percent), name) == (pytest.approx(100 * share[index], abs=0.06), "abc"[index])
+
+
+def _model_without_metadata(path):
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 3])
+    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 3])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [value], [out])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
+
+
+@pytest.mark.parametrize(
+    ("model", "image", "message"),
+    [
+        ("nothing.onnx", "good.jpg", "nothing.onnx: No such file or directory"),
+        ("broken.onnx", "good.jpg", "broken.onnx: onnxruntime cannot open it: "),
+        ("foreign.onnx", "good.jpg", "foreign.onnx: no 'resize' in its metadata; wanted: a file of scripts/export.py"),
+        ("model.onnx", "nothing.jpg", "nothing.jpg: No such file or directory"),
+        ("model.onnx", "broken.jpg", "broken.jpg: not an image"),
+    ],
+)
+def test_bad_files_to_predict_are_one_line(model, image, message, work, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    export(work, tmp_path)
+    pathlib.Path("broken.onnx").write_bytes(pathlib.Path("model.onnx").read_bytes()[:1000])
+    _model_without_metadata("foreign.onnx")
+    shutil.copy(work / "images" / "val" / "a" / "00.jpg", "good.jpg")
+    pathlib.Path("broken.jpg").write_bytes(b"no image" * 50)
+    capsys.readouterr()
+    assert predict.main([model, image]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.sweep
+def test_the_digits_end_to_end(tmp_path, monkeypatch):
+    """Trained in FP16; FP16 is equal on all images, INT8 is within a point, for both targets."""
+    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[digits]'")
+    monkeypatch.chdir(tmp_path)
+    script = ROOT / "scripts"
+    subprocess.run([sys.executable, script / "make_digits.py", "--out", "data/digits"], check=True, capture_output=True)
+    config = ROOT / "configs" / "digits.yaml"
+    train = [sys.executable, script / "train_imagenet.py", "--config", config, "--out", "run"]
+    subprocess.run([*train, "--set", "training.epochs=5"], check=True, capture_output=True)
+    for target in ("cpu", "tensorrt"):
+        out = pathlib.Path(target)
+        code = export_command.main(["--run", "run", "--out", target, "--fp16", "--int8", "--for", target], MODELS)
+        rows = json.loads((out / "export.json").read_text())["rows"]
+        assert code == 0, rows
+        assert rows[0]["accuracy"] > 0.95
+        assert [row["equal"] for row in rows[:3]] == [1, 1, 1]
+        assert abs(rows[3]["drop"]) <= 1
+
+
+def test_images_are_those_of_the_pillow_loader(work):
+    from mixprec.data.loaders.pillow import PillowIterator
+    from mixprec.data.sources.opening import open_images
+
+    source = open_images(str(work / "images" / "val"), "folders", None, "stop")
+    what = Preprocessing(resize=18, size=10, mean=(1, 2, 3), std=(4, 5, 6), classes=("a", "b", "c"))
+    images = ValidationImages(source, what, range(7), threads=2)
+    loader = PillowIterator(
+        source, 7, train=False, size=10, resize=18, mean=(1, 2, 3), std=(4, 5, 6), dtype="float32", seed=0, threads=1
+    )
+    try:
+        x, t = next(loader)
+    finally:
+        loader.finalize()
+    batches = list(images.batches(3))
+    assert [len(labels) for _, labels in batches] == [3, 3, 1]
+    np.testing.assert_array_equal(
+        np.concatenate([images.normalize(pixels) for pixels, _ in batches]).transpose(0, 2, 3, 1), x
+    )
+    np.testing.assert_array_equal(np.concatenate([labels for _, labels in batches]), t)
