@@ -11,6 +11,8 @@ python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch r
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--threads 1] [--json FILE]
 python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--gpu-batch 32] [--json FILE]
 python scripts/benchmark.py convolutions [--arch resnet18] [--batch 8] [--size 64] [--repeats 7] [--json FILE]
+python scripts/benchmark.py inference [--arch resnet50] [--batch 1,8] [--size 224] [--repeats 5] [--seconds 2]
+    [--json FILE]
 python scripts/benchmark.py step [--arch resnet50] [--size 224] [--repeats 15] [--json FILE]
 python scripts/benchmark.py walks [-v] [--json FILE]
 python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--threads 2] [--repeats 7] [--seconds 10]
@@ -47,7 +49,7 @@ from benchmarks import (
     walks,
 )
 from benchmarks.bars.record import RecordError
-from benchmarks.command_arguments import ArgumentsError, add_arch, positive
+from benchmarks.command_arguments import ArgumentsError, add_arch, positive, positives
 from benchmarks.record_files import Record, WriteError, add_command
 from benchmarks.scaling import scaling_command
 from benchmarks.scaling.rank_processes import RankError
@@ -88,6 +90,18 @@ def _convolutions(save, arch, batch, size, repeats):
     print(f"convolutions of {arch}, batch {batch}, {size}x{size} pixels, on the CPU")
     print(convolution_speed.table(rows))
     save(convolution_speed.as_json(rows, arch=arch, batch=batch, size=size, repeats=repeats))
+
+
+def _inference(save, arch, batch, size, repeats, seconds):
+    try:
+        from benchmarks import inference
+    except ModuleNotFoundError as error:
+        raise ArgumentsError(f"{error.name} is not installed: pip install -e '.[export]'") from error
+    rows, peak = inference.measure(arch, batches=batch, size=size, repeats=repeats, seconds=seconds)
+    print(f"{arch}, {size}x{size} pixels, inference on the CPU, median of {repeats} turns (slowest-fastest)")
+    print(inference.table(rows, peak))
+    settings = {"arch": arch, "batch": batch, "size": size, "repeats": repeats, "seconds": seconds}
+    save(inference.as_json(rows, peak, **settings))
 
 
 def _step(save, arch, size, repeats):
@@ -155,6 +169,13 @@ def main(argv=None):
     own.add_argument("--batch", type=positive, default=8, help="images in a batch")
     own.add_argument("--size", type=positive, default=64, help="height and width of an image in pixels")
     own.add_argument("--repeats", type=positive, default=7, help="timed turns")
+    text = "images/s of inference on the CPU: Chainer, mixprec, and exported files in onnxruntime"
+    own = add_command(commands, _inference, "inference", text)
+    add_arch(own, "resnet50", MODELS)
+    own.add_argument("--batch", type=positives, default=[1, 8], help="images in a batch, with commas")
+    own.add_argument("--size", type=positive, default=224, help="height and width of an image in pixels")
+    own.add_argument("--repeats", type=positive, default=5, help="timed turns")
+    own.add_argument("--seconds", type=positive, default=2, help="of each way in a turn")
     text = "what a training step asks of a device, counted without one, and the CPU time of its Python"
     own = add_command(commands, _step, "step", text)
     add_arch(own, "resnet50", WITHOUT_GROUPS)

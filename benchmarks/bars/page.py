@@ -1,12 +1,13 @@
 """Writes the page of results from the records of runs; nothing on it is written by hand."""
 
+import json
 import os
 import pathlib
 import re
 import shlex
 import urllib.parse
 
-from benchmarks.bars import chart, goals
+from benchmarks.bars import chart, goals, inference_text
 from benchmarks.bars import record as bars_record
 from benchmarks.bars.result_columns import COUNT_COLUMNS, ROW_COLUMNS, SUMMARY_TITLES, summary
 from mixprec import files
@@ -87,19 +88,21 @@ def write(folder, path):
 
     records = {file: bars_record.read(file) for file in sorted(folder.glob("*bars*.json"))}
     others = sorted({*folder.glob("*profile*.json"), *folder.glob("*roofline*.json")} - records.keys())
-    text = page({link(file): record for file, record in records.items()}, [link(file) for file in others])
+    inferences = {link(file): json.loads(file.read_text()) for file in sorted(folder.glob("*inference*.json"))}
+    text = page({link(file): record for file, record in records.items()}, [link(file) for file in others], inferences)
     for file, record in _newest(records).items():
         chart.save(file.with_suffix(".png"), record)
     files.write_text(path, text)
 
 
-def page(records, others=()):
+def page(records, others=(), inferences=None):
     """Returns the page as Markdown.
 
     Args:
         records: dict from the paths of records, as the page is to link them, to what
             :func:`~benchmarks.bars.record.read` has read there. Charts have the same names, but for the suffix.
         others: likewise paths of what else was measured.
+        inferences: dict from paths to records of :mod:`benchmarks.inference`.
     """
     shown = _newest(records)
     parts = [_HEAD]
@@ -114,6 +117,8 @@ def page(records, others=()):
             parts.append(f"From {_link(path)}, commit {_escaped(record['commit'] or 'unknown')}.\n\n")
             parts.append(_count_table(record["counts"]))
             break
+    for path, record in (inferences or {}).items():
+        parts += _inference_section(path, record)
     if others:
         links = "".join(f"- {_link(path)}\n" for path in others)
         parts += ["\n## What takes the time\n\nProfiles and rooflines, layer by layer:\n\n", links]
@@ -168,6 +173,24 @@ def _section(path, record):
     for batch in rows:
         lines = [[text(row) for _, text in ROW_COLUMNS] for row in rows[batch]]
         yield f"\n### {name}, batch {batch}\n\n" + _markdown(titles, lines)
+
+
+def _inference_section(path, record):
+    settings, threads = record["settings"], record["threads"]
+    machine = f"{record['cpu']}, {threads} thread{'s' * (threads > 1)}"
+    name = _escaped(f"Inference, {machine}: {settings['arch']}, {settings['size']}x{settings['size']} pixels, images/s")
+    yield f"\n## {name}\n\n"
+    names = ("python", "numpy", "chainer", "mixprec", "onnx", "onnxruntime")
+    words = [f"--{key} {','.join(map(str, value)) if key == 'batch' else value}" for key, value in settings.items()]
+    facts = {
+        "versions": _escaped(", ".join(f"{name} {record[name]}" for name in names)),
+        "commit": _escaped(record["commit"] or "unknown"),
+        "date": record["date"],
+        "command": f"`OMP_NUM_THREADS={threads} python scripts/benchmark.py inference {' '.join(words)}`",
+        "record": _link(path),
+    }
+    yield "".join(f"- {name}: {fact}\n" for name, fact in facts.items()) + "\n"
+    yield from inference_text.section(record)
 
 
 def _facts(path, record):
