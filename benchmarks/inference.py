@@ -11,13 +11,13 @@ from importlib import metadata
 
 import chainer
 import numpy as np
-from mixprec.export.int8 import quantize
 
 import mixprec
 import mixprec.export
 from benchmarks import machine
 from benchmarks.processes import Worker
 from mixprec.export.float16_graph import to_half
+from mixprec.export.int8 import quantize
 from mixprec.export.sessions import session
 from mixprec.native.threads import number_of_threads
 from models import MODELS

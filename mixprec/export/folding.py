@@ -1,9 +1,28 @@
-"""Folds batch normalizations into the layers before them; float64 is rounded once."""
+"""Folds what a graph need not compute: batch normalizations into the layers before them, and moved weights."""
 
 import numpy as np
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
-_CHANNELS = {"Conv": 0, "ConvTranspose": 1}  # axis of the filters that has the output channels, of a group
+_MOVES = {"Concat", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}  # which compute no numbers
+
+
+def fold_moves(graph):
+    """Replaces constants that are only moved by the result, such as the filters of a depthwise convolution; in place.
+
+    Args:
+        graph: :class:`onnx.GraphProto`, whose nodes are in order.
+    """
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in list(graph.node):
+        if node.op_type in _MOVES and all(name in tensors for name in node.input):
+            arrays = {name: numpy_helper.to_array(tensors[name]) for name in node.input}
+            (moved,) = ReferenceEvaluator(node).run(None, arrays)
+            tensor = numpy_helper.from_array(np.ascontiguousarray(moved), node.output[0])
+            tensors[tensor.name] = tensor
+            graph.initializer.append(tensor)
+            graph.node.remove(node)
+    drop_unused(graph)
 
 
 def fold_batch_normalizations(graph):
@@ -14,7 +33,7 @@ def fold_batch_normalizations(graph):
     becomes a multiplication and an addition.
 
     Args:
-        graph: :class:`onnx.GraphProto` whose statistics are initializers.
+        graph: :class:`onnx.GraphProto` whose statistics are initializers. Float64 is rounded once.
     """
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     makers = {name: node for node in graph.node for name in node.output}

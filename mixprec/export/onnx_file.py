@@ -11,7 +11,8 @@ from mixprec import files
 from mixprec.export.chainer_graph import plain_copy, trace, variables
 from mixprec.export.dynamic_batch import constants_to_initializers, make_dynamic, origin
 from mixprec.export.export_error import ExportError
-from mixprec.export.folding import drop_unused, fold_batch_normalizations
+from mixprec.export.folding import drop_unused, fold_batch_normalizations, fold_moves
+from mixprec.export.sessions import session as session_of
 
 OPSET = 21
 IR_VERSION = 10  # the one that came with opset 21: onnxruntime from 1.18, TensorRT from 10.2
@@ -67,6 +68,7 @@ def export_onnx(model, example, path=None, *, inputs=("input",), outputs=("outpu
     _rename(first.graph, inputs, outputs)
     try:
         result = _of_opset(first)
+        fold_moves(result.graph)
         fold_batch_normalizations(result.graph)
         result = finished(result)
     except (version_converter.ConvertError, shape_inference.InferenceError, onnx.checker.ValidationError) as error:
@@ -132,7 +134,7 @@ def _compare(result, plain, arrays):
 
     What a model computes by ``x.array`` is a constant of the example in the graph.
     """
-    session = onnx_session(result)
+    session = session_of(result)
     random = np.random.RandomState(0)
     for batch in _COMPARED:
         rows = []
@@ -155,15 +157,6 @@ def _compare(result, plain, arrays):
                     f"{name} of the graph differs from Chainer's by {error:.2g} on a batch of {batch}: a part of the "
                     "model is not made of functions of Chainer, or depends on the batch"
                 )
-
-
-def onnx_session(model):
-    """Returns an :class:`onnxruntime.InferenceSession` of a model on the CPU, without its warnings."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _rename(graph, inputs, outputs):

@@ -17,6 +17,7 @@ from mixprec.messages import OneLineError
 from mixprec.native.threads import number_of_threads
 
 _JSON, _PICTURE, _FAILED = "export.json", "export.png", ".failed"
+_FEWEST = 16  # images to calibrate with, a quarter of which is held out
 _NAMES = {"float32": "model.onnx", "float16": "model_fp16.onnx", "int8": "model_int8.onnx"}
 
 
@@ -60,7 +61,7 @@ def _parse(argv):
         help="what INT8 is for: symmetric for TensorRT, or for onnxruntime on a CPU (default)",
     )
     parser.add_argument(
-        "--images", type=_count(16), default=512, metavar="N", help="training images that INT8 is calibrated with"
+        "--images", type=_count(_FEWEST), default=512, metavar="N", help="training images that INT8 is calibrated with"
     )
     parser.add_argument(
         "--half-ends", action="store_true", help="INT8: leave the first and the last layer in float16, on CPUs float32"
@@ -165,6 +166,8 @@ def _quantized(exported, run, arguments):
     from mixprec.export.int8 import quantize
 
     images = _images(run, run.train, arguments.images)
+    if len(images) < _FEWEST:
+        raise RunError(f"{run.config.data.train}: {len(images)} images; INT8 needs at least {_FEWEST} to be calibrated")
 
     def batches():
         for pixels, _ in images.batches(8):

@@ -18,7 +18,8 @@ import mixprec
 import mixprec.export
 from mixprec.export.chainer_graph import variables
 from mixprec.export.export_error import ExportError
-from mixprec.export.onnx_file import IR_VERSION, OPSET, onnx_session
+from mixprec.export.onnx_file import IR_VERSION, OPSET
+from mixprec.export.sessions import session as session_of
 from models import MODELS
 from tests.export.networks import Everything, trained
 from tests.zoo.models import CASES
@@ -38,7 +39,7 @@ def expected(model, *inputs):
 
 def found(graph, *inputs, reference=False):
     """The same by onnxruntime, or by the evaluator of ONNX itself."""
-    session = ReferenceEvaluator(graph) if reference else onnx_session(graph)
+    session = ReferenceEvaluator(graph) if reference else session_of(graph)
     return session.run(None, dict(zip([value.name for value in graph.graph.input], inputs, strict=True)))
 
 
@@ -205,6 +206,15 @@ def test_normalizations_are_folded(build, shape, left):
     model, images = trained(lambda: chainer.Sequential(build(), L.BatchNormalization(6)), *shape)
     graph = mixprec.export.onnx(model, images)
     assert operators(graph) == left
+    assert_close(found(graph, images), expected(model, images))
+
+
+def test_moved_weights_are_folded():
+    """Chainer turns the filters of a depthwise convolution round in each call, and slopes get the axes of an image."""
+    model, images = trained(lambda: chainer.Sequential(L.DepthwiseConvolution2D(4, 2, 3), L.PReLU((8,))), 4, 8, 8)
+    model[1].W.array[...] = np.linspace(0.1, 0.8, 8)
+    graph = mixprec.export.onnx(model, images)
+    assert operators(graph) == ["Conv", "PRelu"]
     assert_close(found(graph, images), expected(model, images))
 
 
