@@ -249,6 +249,22 @@ def test_the_scripts_run(work, tmp_path):
     assert sum(shares) == pytest.approx(100, abs=0.2)
 
 
+def test_the_program_of_the_page_needs_no_mixprec(work, tmp_path):
+    export(work, tmp_path, "--preprocess")
+    (program,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    assert program.count("\n") <= 20
+    assert "mixprec" not in program
+    image = next((work / "images" / "val" / "b").iterdir())
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, tmp_path / "model.onnx", image],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() in ("a", "b", "c")
+
+
 def test_predictions_are_those_of_the_network(work, tmp_path, capsys):
     export(work, tmp_path)
     images, _ = _validation(work)
