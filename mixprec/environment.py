@@ -20,6 +20,7 @@ _CHAINER_HINT = 'pip install "setuptools<81" wheel && pip install --no-build-iso
 _CUDA_HINT = 'pip install -e ".[cuda13]"  (CUDA 12: ".[cuda12]")'
 _DALI_HINT = 'pip install -e ".[dali]"'
 _MPI_HINT = 'pip install -e ".[mpi]"'
+_EXPORT_HINT = 'pip install -e ".[export]"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +117,8 @@ def components():
         _package("DALI", "nvidia.dali", _DALI_HINT, ("nvidia-dali-cuda130", "nvidia-dali-cuda120")),
         _package("Pillow", "PIL.Image", "pip install Pillow", ("Pillow",)),
         _package("matplotlib", "matplotlib", "pip install matplotlib"),
+        _package("ONNX", "onnx", _EXPORT_HINT),
+        _package("onnxruntime", "onnxruntime", _EXPORT_HINT),
     ]
 
 

@@ -145,6 +145,8 @@ def test_report_lists_everything_aligned(machine):
         "DALI",
         "Pillow",
         "matplotlib",
+        "ONNX",
+        "onnxruntime",
     ]
     names.append("device 'auto'")
     width = max(map(len, names)) + 2
