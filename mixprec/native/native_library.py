@@ -60,7 +60,7 @@ def load():
         _library.use_avx2()
     elif switch == "avx512":
         _library.use_avx512()
-    _library.set_threads(number_of_threads())
+    _library.set_threads(min(number_of_threads(), _library.MOST_THREADS))
     if not _MALLOC & os.environ.keys():
         _library.keep_freed_memory()
     return _library, ""

@@ -31,6 +31,7 @@ def compiled(monkeypatch):
         use_avx512=lambda: module.called.append("use_avx512"),
         set_threads=lambda count: module.called.append(count),
         keep_freed_memory=lambda: module.called.append(KEPT),
+        MOST_THREADS=256,
     )
     for name in library._MALLOC:
         monkeypatch.delenv(name, raising=False)
@@ -49,6 +50,12 @@ def test_it_is_loaded(compiled, monkeypatch, switch, called):
     monkeypatch.setenv(library.SWITCH, switch)
     assert library.load() == (compiled, "")
     assert compiled.called == called
+
+
+def test_the_library_has_a_limit_of_threads(compiled, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", str(10**30))
+    library.load()
+    assert compiled.called == [256, KEPT]
 
 
 def test_a_library_of_other_sources_is_not_used(compiled):

@@ -62,7 +62,7 @@ PyObject *sources(PyObject *, PyObject *) { return PyUnicode_FromString(SOURCES)
 
 PyObject *set_threads(PyObject *, PyObject *const *given, Py_ssize_t count) {
     Arguments arguments("set_threads", given, count);
-    long number = arguments.integer("count", 1, 256);
+    long number = arguments.integer("count", 1, MOST_THREADS);
     if (!arguments.done()) return nullptr;
     native::set_threads(int(number));
     Py_RETURN_NONE;
@@ -110,5 +110,9 @@ PyMODINIT_FUNC PyInit__library() {
             Py_DECREF(module);
             return nullptr;
         }
+    if (PyModule_AddIntMacro(module, MOST_THREADS)) {
+        Py_DECREF(module);
+        return nullptr;
+    }
     return module;
 }
