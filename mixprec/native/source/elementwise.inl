@@ -74,6 +74,8 @@ void transpose(Dtype of, const void *source, Dtype to, void *target, long count,
                long to_columns) {
     constexpr long WIDE = 32, HIGH = 64;  // columns and rows of a tile of the target
     long across = (to_columns + WIDE - 1) / WIDE, down = (to_rows + HIGH - 1) / HIGH;
+    // Without a change of the dtype bits stay. Those of float16 come back from float32, also where they are NaN.
+    if (of == BFLOAT && to == BFLOAT) of = to = HALF;
     of_dtype(of, [&](auto source_tag) {
         of_dtype(to, [&](auto target_tag) {
             auto *in = static_cast<const typename decltype(source_tag)::type *>(source);

@@ -1,7 +1,8 @@
 // Vectors of float32, and loads and stores of all storage dtypes. The files that are compiled for an instruction set
 // include this in a namespace of their own, INSTRUCTIONS.
 //
-// Rounding is to nearest, ties to even; a NaN stays the NaN that NumPy and ml_dtypes make of it.
+// Rounding is to nearest, ties to even. From and to float32 a NaN stays the NaN that NumPy (float16) and ml_dtypes
+// (bfloat16) make of it; between float16 and bfloat16 it goes by float32, where ml_dtypes drops its payload.
 #pragma once
 
 #include <cstring>
@@ -82,8 +83,10 @@ inline Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
 inline Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
 inline Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
 inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
-// As np.maximum(x, 0): NaN stays NaN, and -0.0 stays.
-inline Vector relu(Vector x) { return _mm512_max_ps(_mm512_setzero_ps(), x); }
+// As np.maximum(x, 0): NaN stays NaN, and -0.0 becomes 0.0.
+inline Vector relu(Vector x) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NLE_UQ), x);
+}
 inline Vector where_positive(Vector x, Vector value) {  // value where x > 0, 0 elsewhere
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), value);
 }
@@ -172,7 +175,7 @@ inline Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
 inline Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
 inline Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
 inline Vector fused(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-inline Vector relu(Vector x) { return _mm256_max_ps(_mm256_setzero_ps(), x); }
+inline Vector relu(Vector x) { return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NLE_UQ), x); }
 inline Vector where_positive(Vector x, Vector value) {
     return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ), value);
 }
@@ -247,9 +250,8 @@ inline void store_n(Stored *p, Vector v, long count) {
         store_some(p, v, count);
 }
 
-
-// The same where arithmetic follows, or has come before: it makes a signalling NaN a quiet one, so that those of
-// float16 need no care, which costs as much as all the rest.
+// Loads as load_n, and stores as store_n, where arithmetic follows or has come before: that makes a signalling NaN a
+// quiet one, so that those of float16 need no care, which costs as much as all the rest.
 template <class Stored>
 inline Vector operand(const Stored *p, long count) {
     return load_n(p, count);
