@@ -28,7 +28,8 @@ def siblings(cores, form):
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("3", 3), ("4,2", 4), (" 2 ", 2), ("100000", 100000), ("", 8), ("0", 8), ("-1", 8), ("x", 8)]
+    ("value", "expected"),
+    [("3", 3), ("4,2", 4), (" 2 ", 2), ("100000", 100000), ("", 8), ("0", 8), ("-1", 8), ("x", 8)],
 )
 def test_omp_num_threads(machine, monkeypatch, value, expected):
     monkeypatch.setenv("OMP_NUM_THREADS", value)

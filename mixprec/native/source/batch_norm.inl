@@ -24,8 +24,8 @@ struct Moments {
     }
 };
 
-// Writes a number near the middle of each channel of a block: the mean of some wide rows. Their distance is odd, so that
-// they are not all at the border of an image.
+// Writes a number near the middle of each channel of a block: the mean of some wide rows. Their distance is odd, so
+// that they are not all at the border of an image.
 template <class Stored>
 void find_centre(const Stored *in, const Block &block, float *centre) {
     long full = block.size / block.width, width = full ? block.width : block.size, step = full / PROBES | 1;
@@ -50,10 +50,10 @@ bool moments(Dtype dtype, const void *x, long rows, long channels, double *means
         done = sum_rows<Moments>(
             shape,
             [&](long, const Block &block, Moments &result) {
-                // Deviations are those from a centre near the mean: that of the blocks before. What its distance from the
-                // mean adds to the squares is subtracted below, which costs digits where it is most of them. An outlier
-                // among the probes moves the centre by an eighth of its own distance. In SUMMED rows the square of that
-                // is twice the square of the outlier: the error is at most about thrice that of float32.
+                // Deviations are those from a centre near the mean: the mean of the blocks before. What its distance
+                // from the mean adds to the squares is subtracted below, which costs digits where it is most of them.
+                // An outlier among the probes moves the centre by an eighth of its own distance: in SUMMED rows the
+                // squares of that are twice the square of the outlier, and the error about thrice that of float32.
                 float centre[CHUNK];
                 if (result.rows)
                     for (long c = 0; c < block.channels; ++c) centre[c] = float(result.means[c]);
