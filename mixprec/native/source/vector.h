@@ -15,6 +15,11 @@
 namespace native {
 namespace INSTRUCTIONS {
 
+// 16 bits that are moved and no number: a vector has them in its lower halves.
+struct Word {
+    uint16_t bits;
+};
+
 // NumPy's conversion of NaN keeps the highest bits that fit, and does not make a signalling one a quiet one.
 inline uint16_t half_of_nan(uint32_t bits) {
     uint16_t half = 0x7c00 | ((bits & 0x7fffff) >> 13);
@@ -75,6 +80,8 @@ inline __m256i narrow(Vector v, Bfloat *) {
         _mm512_set1_epi32(0x7fc0), _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x8000)));
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), nan));
 }
+inline Vector widen(__m256i raw, Word *) { return _mm512_castsi512_ps(_mm512_cvtepu16_epi32(raw)); }
+inline __m256i narrow(Vector v, Word *) { return _mm512_cvtepi32_epi16(_mm512_castps_si512(v)); }
 inline __m256i load_raw(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 inline void store_raw(void *p, __m256i raw) { _mm256_storeu_si256((__m256i *)p, raw); }
 
@@ -165,6 +172,11 @@ inline __m128i narrow(Vector v, Bfloat *) {
     Integers nan = _mm256_or_si256(
         _mm256_set1_epi32(0x7fc0), _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x8000)));
     Integers words = _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+    return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+inline Vector widen(__m128i raw, Word *) { return _mm256_castsi256_ps(_mm256_cvtepu16_epi32(raw)); }
+inline __m128i narrow(Vector v, Word *) {
+    Integers words = _mm256_castps_si256(v);
     return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 inline __m128i load_raw(const void *p) { return _mm_loadu_si128((const __m128i *)p); }
