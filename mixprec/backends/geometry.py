@@ -25,6 +25,17 @@ class Convolution:
         axes = zip(size, filter_size, self.pad, self.dilation, self.stride, strict=True)
         return tuple([(n + 2 * pad - (r - 1) * dilation - 1) // stride + 1 for n, r, pad, dilation, stride in axes])
 
+    def y_shape(self, x_shape, w_shape):
+        """Returns (N, OH, OW, K) for x (N, H, W, C) and w (K, R, S, C / groups).
+
+        Raises:
+            ValueError: the filter is larger than the padded input.
+        """
+        out_size = self.out_size(x_shape[1:3], w_shape[1:3])
+        if min(out_size) <= 0:
+            raise ValueError("conv_fprop: the filter is larger than the input")
+        return (x_shape[0], *out_size, w_shape[0])
+
 
 @dataclass(frozen=True)
 class Pooling:

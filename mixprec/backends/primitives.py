@@ -43,6 +43,9 @@ class Primitives(abc.ABC):
             y (N, OH, OW, K); with ``statistics`` ``(y, sums)``, where sums is (2, K) float32: the sum of each channel
             of y, and the sum of its squares, or ``None`` if the device has chosen not to take them. They may be taken
             before y is rounded.
+
+        Raises:
+            ValueError: the filter is larger than the padded input.
         """
 
     @abc.abstractmethod

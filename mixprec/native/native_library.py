@@ -10,6 +10,7 @@ import logging
 import os
 import pathlib
 import platform
+import shlex
 import sys
 
 import numpy as np
@@ -19,7 +20,11 @@ from mixprec.native import sources
 from mixprec.native.threads import number_of_threads
 
 SWITCH = "MIXPREC_NATIVE"
-_BUILD = f"cd {pathlib.Path(__file__).parents[2]} && {sys.executable} setup.py -q build_ext --inplace --force"
+_BUILD = (
+    f"cd {shlex.quote(str(pathlib.Path(__file__).parents[2]))} && "
+    f"{shlex.quote(sys.executable)} setup.py -q build_ext --inplace --force"
+)
+_INSTALL = "to have it, install mixprec again where there is a C++ compiler; pip's -v shows what that says"
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}  # of the C library: see man mallopt
 _LOGGER = logging.getLogger("mixprec")
 _STORAGE = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)  # in the processor's order of bytes
@@ -44,7 +49,9 @@ def load():
     except ModuleNotFoundError:
         if platform.machine() not in ("x86_64", "AMD64"):
             return None, f"it is for x86-64, not for {platform.machine()}"
-        return None, "it was not compiled; to have it, install mixprec again where there is a compiler"
+        if sources.digest() is None:
+            return None, f"it was not compiled; {_INSTALL}"
+        return None, f"it was not compiled; to compile it, or to see why that fails: {_BUILD}"
     except ImportError as error:  # the processor lacks AVX2, or it was compiled for other system libraries
         return None, str(error)
     if sources.digest() not in (None, _library.sources()):
@@ -53,7 +60,7 @@ def load():
         _library.use_avx2()
     elif switch == "avx512":
         _library.use_avx512()
-    _library.set_threads(number_of_threads())
+    _library.set_threads(min(number_of_threads(), _library.MOST_THREADS))
     if not _MALLOC & os.environ.keys():
         _library.keep_freed_memory()
     return _library, ""

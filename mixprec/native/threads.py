@@ -1,5 +1,6 @@
 """How many threads compute, by default."""
 
+import math
 import os
 import pathlib
 
@@ -15,9 +16,9 @@ def number_of_threads(root="/"):
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if wanted.isdecimal() and int(wanted) > 0:
-        return min(int(wanted), 256)
+        return int(wanted)
     root = pathlib.Path(root)
-    return max(1, min(_cores(root), int(_quota(root)), 256))
+    return max(1, int(min(_cores(root), _quota(root))))
 
 
 def _cores(root):
@@ -35,7 +36,7 @@ def _processors():
 
 def _quota(root):
     """How many processors' time the control group and those above it may take."""
-    quota = 256.0
+    quota = math.inf
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):

@@ -2,6 +2,9 @@
 
 import logging
 import os
+import pathlib
+import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -15,6 +18,7 @@ from mixprec.native import sources
 from tests import ROOT
 
 KEPT = "keep_freed_memory"
+BUILD = f"cd {shlex.quote(str(ROOT))} && {shlex.quote(sys.executable)} setup.py -q build_ext --inplace --force"
 
 
 @pytest.fixture
@@ -27,6 +31,7 @@ def compiled(monkeypatch):
         use_avx512=lambda: module.called.append("use_avx512"),
         set_threads=lambda count: module.called.append(count),
         keep_freed_memory=lambda: module.called.append(KEPT),
+        MOST_THREADS=256,
     )
     for name in library._MALLOC:
         monkeypatch.delenv(name, raising=False)
@@ -47,12 +52,17 @@ def test_it_is_loaded(compiled, monkeypatch, switch, called):
     assert compiled.called == called
 
 
+def test_the_library_has_a_limit_of_threads(compiled, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", str(10**30))
+    library.load()
+    assert compiled.called == [256, KEPT]
+
+
 def test_a_library_of_other_sources_is_not_used(compiled):
     compiled.sources = lambda: "0123456789abcdef"
     module, reason = library.load()
     assert module is None
-    build = f"cd {ROOT} && {sys.executable} setup.py -q build_ext --inplace --force"
-    assert reason == f"its sources have changed; to compile it: {build}"
+    assert reason == f"its sources have changed; to compile it: {BUILD}"
 
 
 def test_a_wheel_has_no_sources_to_compare(compiled, monkeypatch, tmp_path):
@@ -77,12 +87,12 @@ def test_the_digest_is_that_of_all_sources(monkeypatch, tmp_path, name):
 @pytest.mark.parametrize(
     ("error", "machine", "said"),
     [
-        (ImportError("this processor has no AVX2, FMA or F16C"), "x86_64", "this processor has no AVX2, FMA or F16C"),
+        (ImportError("this processor has no AVX2 or FMA"), "x86_64", "this processor has no AVX2 or FMA"),
         (ModuleNotFoundError("x"), "aarch64", "it is for x86-64, not for aarch64"),
         (
             ModuleNotFoundError("x"),
             "x86_64",
-            "it was not compiled; to have it, install mixprec again where there is a compiler",
+            f"it was not compiled; to compile it, or to see why that fails: {BUILD}",
         ),
     ],
 )
@@ -106,6 +116,30 @@ def test_one_warning_says_that_numpy_computes(monkeypatch, caplog, error, machin
         library.library.cache_clear()
     text = "NumPy computes in place of mixprec's native library, float16 at half the speed: "
     assert [record.getMessage() for record in caplog.records] == [text + said]
+
+
+def test_the_command_that_compiles_it_works_in_a_folder_with_a_space(tmp_path):
+    """What load() says where there is no library, given to a shell as it is."""
+    folder = tmp_path / "a folder"
+    left_out = shutil.ignore_patterns("_library*", "__pycache__")
+    shutil.copytree(pathlib.Path(sources.__file__).parents[1], folder / "mixprec", ignore=left_out)
+    (folder / "setup.py").write_text("print('compiles')")
+    program = "from mixprec.native.native_library import load; print(load()[1])"
+    environment = {**os.environ, library.SWITCH: "1", "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+    assert said.startswith("it was not compiled; to compile it, or to see why that fails: cd '")
+    done = subprocess.run(said.partition(": ")[2], shell=True, check=True, capture_output=True, text=True)
+    assert done.stdout == "compiles\n"
+
+
+def test_a_wheel_says_how_to_see_the_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(sources, "_FOLDER", tmp_path)
+    monkeypatch.setitem(sys.modules, "mixprec.native._library", None)
+    monkeypatch.setenv(library.SWITCH, "1")
+    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
+    said = "to have it, install mixprec again where there is a C++ compiler; pip's -v shows what that says"
+    assert library.load() == (None, f"it was not compiled; {said}")
 
 
 def test_the_switch(monkeypatch):

@@ -1,5 +1,6 @@
 """The pool of threads: in forked children, under two threads of Python, at the end of a program, with Ctrl-C."""
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -7,6 +8,7 @@ import textwrap
 import pytest
 
 from mixprec.native.native_library import library
+from tests import ROOT
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native library")
 
@@ -122,3 +124,12 @@ def test_programs(program):
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_callers_at_once_and_as_many_threads_as_were_set(tmp_path):
+    source = ROOT / "mixprec" / "native" / "source"
+    command = ["g++", "-std=c++17", "-O1", "-pthread", "-I", source, ROOT / "tests" / "native" / "pool_race.cpp"]
+    subprocess.run([*command, source / "pool.cpp", "-o", tmp_path / "pool_race"], check=True)
+    done = subprocess.run([tmp_path / "pool_race"], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "ok\n")

@@ -152,7 +152,7 @@ def test_without_a_compiler_numpy_computes_and_one_warning_says_so(checkout, tmp
     assert printed == "True\n"
     assert errors == (
         "NumPy computes in place of mixprec's native library, float16 at half the speed: it was not compiled; to have "
-        "it, install mixprec again where there is a compiler\n"
+        "it, install mixprec again where there is a C++ compiler; pip's -v shows what that says\n"
     )
 
 

@@ -23,7 +23,7 @@ class Convolutions:
         if prologue is not None:
             x = self.apply_affine(x, prologue, relu=True)[0]
         (k, r, s, c), groups = w.shape, convolution.groups
-        y = np.empty((len(x), *convolution.out_size(x.shape[1:3], (r, s)), k), x.dtype)
+        y = np.empty(convolution.y_shape(x.shape, w.shape), x.dtype)
         sums = np.zeros((2, k))
         filters, bias = widen(w), None if b is None else widen(b)
         for part, windows in windows_of(x[..., : c * groups], (r, s), convolution, y.shape[1:]):

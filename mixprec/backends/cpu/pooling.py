@@ -8,6 +8,7 @@ from mixprec.backends.cpu.blocks import BLOCK, narrow, narrow_to, widen
 from mixprec.backends.cpu.convolution import taps_of
 from mixprec.backends.geometry import Convolution
 
+_SUMMED = 128  # pixels whose sum is taken in float32
 _quiet = np.errstate(over="ignore", invalid="ignore")
 
 
@@ -75,8 +76,7 @@ class Poolings:
         count, height, width, channels = x.shape
         mean = np.empty((count, channels), np.float32)
         for images in _parts(x.shape):
-            pixels = widen(x[images]).reshape(-1, height * width, channels)
-            np.add.reduce(pixels, axis=1, out=mean[images])
+            mean[images] = _sum(widen(x[images]).reshape(-1, height * width, channels))
         mean /= np.float32(height * width)
         return narrow(mean, x.dtype)
 
@@ -86,6 +86,17 @@ class Poolings:
         size = x_shape[1] * x_shape[2]
         dx = narrow(widen(dy) / np.float32(size), dy.dtype)
         return np.repeat(dx, size, axis=0).reshape(x_shape)
+
+
+def _sum(pixels):
+    """Returns the sum of (n, pixels, C) over the pixels, in float32 over some of them and in float64 beyond."""
+    count, size, channels = pixels.shape
+    if size <= _SUMMED:
+        return np.add.reduce(pixels, axis=1)
+    whole = size // _SUMMED * _SUMMED
+    blocks = pixels[:, :whole].reshape(count, -1, _SUMMED, channels)
+    sums = np.add.reduce(np.add.reduce(blocks, axis=2), axis=1, dtype=np.float64)
+    return sums + np.add.reduce(pixels[:, whole:], axis=1)
 
 
 def _parts(shape):

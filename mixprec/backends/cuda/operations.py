@@ -20,8 +20,7 @@ def conv_fprop(x_shape, w_shape, dtype, convolution, *, b=None, relu=False, prol
         prologue: whether scale, bias and ReLU come first.
         statistics: whether the sums of channels and their squares are wanted.
     """
-    (n, height, width, c), (k, r, s, _) = x_shape, w_shape
-    y_shape = n, *convolution.out_size((height, width), (r, s)), k
+    c, k, y_shape = x_shape[3], w_shape[0], convolution.y_shape(x_shape, w_shape)
     inputs = [Tensor("x", x_shape, dtype.name), Tensor("w", w_shape, dtype.name), *_prologue(c, prologue)]
     if b is not None:
         inputs.append(Tensor("b", (k,), b.name))

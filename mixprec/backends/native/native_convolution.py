@@ -3,10 +3,7 @@
 import numpy as np
 
 from mixprec.backends.geometry import Following
-from mixprec.dtypes import BFLOAT16
-from mixprec.native.native_library import library, raw
-
-_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
+from mixprec.native.native_library import is_stored, library, raw
 
 
 class NativeConvolutions:
@@ -44,12 +41,12 @@ def _is_depthwise(w_shape, convolution):
 
 def computes(a, b):
     """Whether the library multiplies two arrays: both of one storage dtype, and not without elements."""
-    return a.dtype == b.dtype and a.dtype in _DTYPES and a.size > 0 and b.size > 0
+    return a.dtype == b.dtype and is_stored(a.dtype) and a.size > 0 and b.size > 0
 
 
 def fprop(x, w, convolution, b=None, relu=False):
     """Returns y (N, OH, OW, K) for x (N, H, W, C), w (K, R, S, C / groups) and b ``None`` or (K,)."""
-    y = np.empty((len(x), *convolution.out_size(x.shape[1:3], w.shape[1:3]), len(w)), x.dtype)
+    y = np.empty(convolution.y_shape(x.shape, w.shape), x.dtype)
     bias = None if b is None else raw(b.astype(np.float32, copy=False))
     library().conv_fprop(x.shape, w.shape, _moves(convolution), raw(x), raw(w), bias, int(relu), raw(y))
     return y

@@ -5,6 +5,12 @@
 #include <cstring>
 
 namespace native {
+namespace {
+
+// The whole format of a buffer, which may be left out for bytes.
+const char *text_of(const Py_buffer &buffer) { return buffer.format ? buffer.format : "B"; }
+
+}  // namespace
 
 Arguments::Arguments(const char *function, PyObject *const *given, Py_ssize_t count)
     : function_(function), given_(given), count_(count) {}
@@ -22,6 +28,23 @@ void Arguments::refuse(const char *format, ...) {
     va_end(values);
     if (text) PyErr_Format(PyExc_ValueError, "%s: %U", function_, text);
     Py_XDECREF(text);
+}
+
+void Arguments::refuse_buffer(const char *name) {
+    if (!PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_BufferError) &&
+        !PyErr_ExceptionMatches(PyExc_TypeError)) {
+        failed_ = true;
+        return;
+    }
+    PyObject *type, *reason, *trace;
+    PyErr_Fetch(&type, &reason, &trace);
+    if (reason)
+        refuse("%s must be a C-contiguous array: %S", name, reason);
+    else
+        refuse("%s must be a C-contiguous array", name);
+    Py_XDECREF(type);
+    Py_XDECREF(reason);
+    Py_XDECREF(trace);
 }
 
 PyObject *Arguments::next(const char *name) {
@@ -43,15 +66,14 @@ Arguments::Array Arguments::of(PyObject *object, const char *name, bool written,
     Py_buffer *buffer = &buffers_[held_];
     int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (written ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(object, buffer, flags)) {
-        PyErr_Clear();
-        refuse("%s must be a C-contiguous%s array", name, written ? ", writable" : "");
+        refuse_buffer(name);
         return array;
     }
     written_[held_] = written;
     names_[held_++] = name;
     char format = format_of(*buffer);
     if (!format || !strchr(formats, format)) {
-        refuse("%s has format '%s', not one of '%s'", name, buffer->format, formats);
+        refuse("%s has format '%s', not one of '%s'", name, text_of(*buffer), formats);
         return array;
     }
     if (buffer->itemsize && reinterpret_cast<uintptr_t>(buffer->buf) % buffer->itemsize) {
@@ -112,14 +134,6 @@ long Arguments::integer(const char *name, long least, long most) {
     return ok() ? value : 0;
 }
 
-double Arguments::number(const char *name) {
-    PyObject *object = next(name);
-    if (!object) return 0;
-    double value = PyFloat_AsDouble(object);
-    if (value == -1 && PyErr_Occurred()) failed_ = true;
-    return value;
-}
-
 void Arguments::integers(const char *name, long *values, int count, long least, long most) {
     for (int i = 0; i < count; ++i) values[i] = 0;
     PyObject *object = next(name);
@@ -156,7 +170,7 @@ bool Arguments::done(bool in_place) {
 }
 
 char format_of(const Py_buffer &buffer) {
-    const char *format = buffer.format ? buffer.format : "B";
+    const char *format = text_of(buffer);
     if (*format == '<') ++format;
     return strlen(format) == 1 ? *format : 0;
 }

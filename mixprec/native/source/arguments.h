@@ -1,5 +1,6 @@
 // Arguments of the functions that Python calls. All of them are checked before a kernel runs: a wrong one is a
-// ValueError or TypeError, and no argument can make a kernel read or write beyond an array.
+// ValueError or TypeError, and no argument can make a kernel read or write beyond an array. What NumPy documents as
+// unsafe can: array.resize(refcheck=False) frees memory that a table holds.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -31,7 +32,6 @@ class Arguments {
     unsigned char *optional_bytes(const char *name, long size, bool written = false);
 
     long integer(const char *name, long least, long most);
-    double number(const char *name);
     // Integers of a tuple, into `values`.
     void integers(const char *name, long *values, int count, long least, long most);
 
@@ -45,6 +45,7 @@ class Arguments {
     static constexpr int MOST = 24;
     PyObject *next(const char *name);
     Array of(PyObject *object, const char *name, bool written, const char *formats);
+    void refuse_buffer(const char *name);  // with the error that Python has for it
 
     const char *function_;
     PyObject *const *given_;

@@ -7,6 +7,7 @@
 namespace native {
 
 extern const Convolutions AVX512_BF16;
-const Convolutions AVX512_BF16 = {INSTRUCTIONS::fprop, INSTRUCTIONS::dgrad, INSTRUCTIONS::wgrad};
+const Convolutions AVX512_BF16 = {
+    .fprop = INSTRUCTIONS::fprop, .dgrad = INSTRUCTIONS::dgrad, .wgrad = INSTRUCTIONS::wgrad};
 
 }  // namespace native

@@ -158,8 +158,8 @@ bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const St
     auto *panels = panels_of<Operand>(columns, operands<Operand>(filters) * taps);
     bool is_done = panels;
     if (of.input_channels > of.channels * of.groups) {
-        long pixels[] = {of.images, of.size[0], of.size[1], of.input_channels};
-        memset(dx, 0, pixels[0] * pixels[1] * pixels[2] * pixels[3] * sizeof(Stored));
+        long pixels = of.images * of.size[0] * of.size[1];
+        memset(dx, 0, pixels * of.input_channels * sizeof(Stored));
     }
     long phases[2] = {clamp(of.stride[0], 1, of.size[0]), clamp(of.stride[1], 1, of.size[1])};
     for (long number = 0; number < phases[0] * phases[1] * of.groups && is_done; ++number) {

@@ -74,36 +74,38 @@ void transpose(Dtype of, const void *source, Dtype to, void *target, long count,
                long to_columns) {
     constexpr long WIDE = 32, HIGH = 64;  // columns and rows of a tile of the target
     long across = (to_columns + WIDE - 1) / WIDE, down = (to_rows + HIGH - 1) / HIGH;
-    of_dtype(of, [&](auto source_tag) {
-        of_dtype(to, [&](auto target_tag) {
-            auto *in = static_cast<const typename decltype(source_tag)::type *>(source);
-            auto *out = static_cast<typename decltype(target_tag)::type *>(target);
-            parallel_parts(count * down * across, LEAST / (WIDE * HIGH), [&](long start, long stop) {
-                float tile[WIDE][HIGH + LANES], turned[HIGH * WIDE];
-                for (long number = start; number < stop; ++number) {
-                    long matrix = number / (down * across);
-                    long j = number / across % down * HIGH, i = number % across * WIDE;
-                    long height = to_rows - j < HIGH ? to_rows - j : HIGH;
-                    long width = to_columns - i < WIDE ? to_columns - i : WIDE;
-                    long filled = rows - i < 0 ? 0 : rows - i < width ? rows - i : width;
-                    for (long k = 0; k < filled; ++k)
-                        vectors(0, height, [&](long l, long n) {
-                            store(tile[k] + l, load_n(in + (matrix * rows + i + k) * columns + j + l, n));
-                        });
-                    for (long k = filled; k < width; ++k) memset(tile[k], 0, sizeof(tile[k]));
-                    for (long l = 0; l < height; ++l)
-                        for (long k = 0; k < width; ++k) turned[l * width + k] = tile[k][l];
-                    bool is_whole = width == to_columns;  // rows of the target follow each other
-                    long length = is_whole ? height * width : width;
-                    for (long l = 0; l < (is_whole ? 1 : height); ++l)
-                        vectors(0, length, [&](long k, long n) {
-                            store_n(out + (matrix * to_rows + j + l) * to_columns + i + k,
-                                    load_n(turned + l * width + k, n), n);
-                        });
-                }
-            });
+    auto turn = [&](auto source_tag, auto target_tag) {
+        auto *in = static_cast<const typename decltype(source_tag)::type *>(source);
+        auto *out = static_cast<typename decltype(target_tag)::type *>(target);
+        parallel_parts(count * down * across, LEAST / (WIDE * HIGH), [&](long start, long stop) {
+            float tile[WIDE][HIGH + LANES], turned[HIGH * WIDE];
+            for (long number = start; number < stop; ++number) {
+                long matrix = number / (down * across);
+                long j = number / across % down * HIGH, i = number % across * WIDE;
+                long height = to_rows - j < HIGH ? to_rows - j : HIGH;
+                long width = to_columns - i < WIDE ? to_columns - i : WIDE;
+                long filled = rows - i < 0 ? 0 : rows - i < width ? rows - i : width;
+                for (long k = 0; k < filled; ++k)
+                    vectors(0, height, [&](long l, long n) {
+                        store(tile[k] + l, load_n(in + (matrix * rows + i + k) * columns + j + l, n));
+                    });
+                for (long k = filled; k < width; ++k) memset(tile[k], 0, sizeof(tile[k]));
+                for (long l = 0; l < height; ++l)
+                    for (long k = 0; k < width; ++k) turned[l * width + k] = tile[k][l];
+                bool is_whole = width == to_columns;  // rows of the target follow each other
+                long length = is_whole ? height * width : width;
+                for (long l = 0; l < (is_whole ? 1 : height); ++l)
+                    vectors(0, length, [&](long k, long n) {
+                        store_n(out + (matrix * to_rows + j + l) * to_columns + i + k,
+                                load_n(turned + l * width + k, n), n);
+                    });
+            }
         });
-    });
+    };
+    if (of == to && of != FLOAT)
+        turn(Tag<Word>(), Tag<Word>());
+    else
+        of_dtype(of, [&](auto source_tag) { of_dtype(to, [&](auto target_tag) { turn(source_tag, target_tag); }); });
 }
 
 }  // namespace INSTRUCTIONS

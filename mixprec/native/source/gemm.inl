@@ -13,7 +13,9 @@ constexpr int ROWS = LANES == 16 ? 14 : 6, COLUMNS = 2 * LANES;
 template <bool PACKED, int COUNT, int WIDTH, class Operand>
 void tile(const Operand *a, long step, const Operand *b, long depth, float *out) {
     constexpr int THIRDS = (COUNT + 2) / 3;
-    const Operand *rows[THIRDS];  // of each third row: the two below are reached with the steps an address can have
+    // Of each third row. An address of x86 is a base, and an index times 1, 2, 4 or 8: from one base the next two rows
+    // are reached with `step` as the index. More bases would take registers, and other multiples an addition.
+    const Operand *rows[THIRDS];
     for (int i = 0; i < THIRDS; ++i) rows[i] = a + 3 * i * (PACKED ? 1 : step);
     Vector sums[COUNT][WIDTH];
 #pragma GCC unroll 16

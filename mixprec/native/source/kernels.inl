@@ -13,13 +13,22 @@ namespace native {
 
 extern const Kernels KERNELS;
 const Kernels KERNELS = {
-    {INSTRUCTIONS::convert, INSTRUCTIONS::add_arrays, INSTRUCTIONS::relu_of, INSTRUCTIONS::relu_backward,
-     INSTRUCTIONS::transpose},
-    {INSTRUCTIONS::fprop, INSTRUCTIONS::dgrad, INSTRUCTIONS::wgrad},
-    {INSTRUCTIONS::check_gradients, INSTRUCTIONS::update_all},
-    {INSTRUCTIONS::moments, INSTRUCTIONS::affine, INSTRUCTIONS::gradient_sums, INSTRUCTIONS::combine},
-    {INSTRUCTIONS::max_pool, INSTRUCTIONS::max_pool_backward, INSTRUCTIONS::average_pool,
-     INSTRUCTIONS::average_pool_backward, INSTRUCTIONS::global_average_pool},
+    .elementwise = {.convert = INSTRUCTIONS::convert,
+                    .add = INSTRUCTIONS::add_arrays,
+                    .relu = INSTRUCTIONS::relu_of,
+                    .relu_backward = INSTRUCTIONS::relu_backward,
+                    .transpose = INSTRUCTIONS::transpose},
+    .convolutions = {.fprop = INSTRUCTIONS::fprop, .dgrad = INSTRUCTIONS::dgrad, .wgrad = INSTRUCTIONS::wgrad},
+    .update = {.check = INSTRUCTIONS::check_gradients, .update = INSTRUCTIONS::update_all},
+    .batch_norm = {.moments = INSTRUCTIONS::moments,
+                   .affine = INSTRUCTIONS::affine,
+                   .gradient_sums = INSTRUCTIONS::gradient_sums,
+                   .combine = INSTRUCTIONS::combine},
+    .pooling = {.max_pool = INSTRUCTIONS::max_pool,
+                .max_pool_backward = INSTRUCTIONS::max_pool_backward,
+                .average_pool = INSTRUCTIONS::average_pool,
+                .average_pool_backward = INSTRUCTIONS::average_pool_backward,
+                .global_average_pool = INSTRUCTIONS::global_average_pool},
 };
 
 }  // namespace native

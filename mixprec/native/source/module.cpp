@@ -24,6 +24,8 @@ const char *name = nullptr;
 
 enum Set { WITH_AVX2, WITH_AVX512, WITH_BF16 };
 
+// Returns whether the processor has one of the sets. F16C is not asked for, as clang 14 and g++ 10 have no name for it:
+// every processor with AVX2 has it.
 bool choose(Set most) {
     __builtin_cpu_init();
     if (most >= WITH_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -36,11 +38,11 @@ bool choose(Set most) {
             kernels = &with_bf16;
             name = "AVX-512 with BF16";
         }
-    } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         kernels = &AVX2;
         name = "AVX2";
     }
-    return kernels;
+    return kernels != nullptr;
 }
 
 PyObject *use_avx2(PyObject *, PyObject *) {
@@ -60,7 +62,7 @@ PyObject *sources(PyObject *, PyObject *) { return PyUnicode_FromString(SOURCES)
 
 PyObject *set_threads(PyObject *, PyObject *const *given, Py_ssize_t count) {
     Arguments arguments("set_threads", given, count);
-    long number = arguments.integer("count", 1, 256);
+    long number = arguments.integer("count", 1, MOST_THREADS);
     if (!arguments.done()) return nullptr;
     native::set_threads(int(number));
     Py_RETURN_NONE;
@@ -96,7 +98,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_library", nullptr, -1, method
 PyMODINIT_FUNC PyInit__library() {
     using namespace native;
     if (!choose(WITH_BF16)) {
-        PyErr_SetString(PyExc_ImportError, "this processor has no AVX2, FMA or F16C");
+        PyErr_SetString(PyExc_ImportError, "this processor has no AVX2 or FMA");
         return nullptr;
     }
     PyObject *module = PyModule_Create(&definition);
@@ -108,5 +110,9 @@ PyMODINIT_FUNC PyInit__library() {
             Py_DECREF(module);
             return nullptr;
         }
+    if (PyModule_AddIntMacro(module, MOST_THREADS)) {
+        Py_DECREF(module);
+        return nullptr;
+    }
     return module;
 }

@@ -10,12 +10,13 @@
 namespace native {
 namespace {
 
-constexpr int MOST = 256, LOOKS = 2000;  // threads; pauses of about 20 to 60 us all together
+constexpr int LOOKS = 2000;  // pauses of about 20 to 60 us all together
 
 struct Job {
     void (*task)(void *, long);
     void *context;
     long count;
+    int workers;        // the most that take part
     unsigned rounding;  // how the caller rounds and treats subnormal numbers, MXCSR
 };
 
@@ -23,7 +24,7 @@ pthread_mutex_t calling = PTHREAD_MUTEX_INITIALIZER;  // held during a call
 pthread_mutex_t state = PTHREAD_MUTEX_INITIALIZER;    // of what follows
 pthread_cond_t work = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
 Job job;
-int started = 1, active = 0, sleeping = 0;
+int started = 0, active = 0, sleeping = 0;  // workers
 std::atomic<int> wanted{1};
 std::atomic<long> next_task{0};
 std::atomic<unsigned> calls{0};
@@ -44,8 +45,9 @@ void take(const Job &now) {
 
 void *worker(void *) {
     unsigned seen = 0;
+    int looks = LOOKS;
     for (;;) {
-        for (int look = 0; look < LOOKS && calls.load(std::memory_order_acquire) == seen; ++look) pause();
+        for (int look = 0; look < looks && calls.load(std::memory_order_acquire) == seen; ++look) pause();
         pthread_mutex_lock(&state);
         while (calls.load(std::memory_order_relaxed) == seen) {
             ++sleeping;
@@ -54,9 +56,11 @@ void *worker(void *) {
         }
         seen = calls.load(std::memory_order_relaxed);
         Job now = job;  // without tasks, if the call is over
-        if (now.count) running.store(++active, std::memory_order_relaxed);
+        bool is_needed = now.count && active < now.workers;
+        if (is_needed) running.store(++active, std::memory_order_relaxed);
         pthread_mutex_unlock(&state);
-        if (!now.count) continue;
+        looks = now.count && !is_needed ? 0 : LOOKS;  // one too many sleeps at once
+        if (!is_needed) continue;
         take(now);
         pthread_mutex_lock(&state);
         running.store(--active, std::memory_order_release);
@@ -72,18 +76,17 @@ void after_fork() {  // in the child, which has the calling thread only
     pthread_cond_init(&work, nullptr);
     pthread_cond_init(&done, nullptr);
     job = {};
-    started = 1;
-    active = sleeping = 0;
+    started = active = sleeping = 0;
     running = 0;
 }
 
-void start_threads() {  // with `calling` held
+void start_workers(int count) {  // with `calling` held
     static bool is_registered = false;
     if (!is_registered) is_registered = !pthread_atfork(nullptr, nullptr, after_fork);
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
-    for (; started < wanted; ++started) {
+    for (; started < count; ++started) {
         pthread_t thread;
         if (pthread_create(&thread, nullptr, worker, nullptr)) break;  // those that are there do all
         pthread_detach(thread);
@@ -93,24 +96,27 @@ void start_threads() {  // with `calling` held
 
 }  // namespace
 
-void set_threads(int count) { wanted = count < 1 ? 1 : count > MOST ? MOST : count; }
+void set_threads(int count) { wanted = count < 1 ? 1 : count > MOST_THREADS ? MOST_THREADS : count; }
 
 int threads() { return wanted; }
 
 void run_tasks(long count, void (*task)(void *, long), void *context) {
-    if (count <= 1 || wanted == 1 || is_inside || pthread_mutex_trylock(&calling)) {
+    const int workers = wanted - 1;
+    if (count <= 1 || !workers || is_inside || pthread_mutex_trylock(&calling)) {
         for (long number = 0; number < count; ++number) task(context, number);
         return;
     }
-    start_threads();
-    Job now = {task, context, count, rounding()};
+    start_workers(workers);
+    Job now = {task, context, count, workers, rounding()};
     pthread_mutex_lock(&state);
     job = now;
     next_task.store(0, std::memory_order_relaxed);
     calls.fetch_add(1, std::memory_order_release);
-    // No more threads than tasks are woken. One that was woken before and has not run yet may be counted here: then the
-    // others take its tasks.
-    for (long wakes = sleeping < count - 1 ? sleeping : count - 1; wakes > 0; --wakes) pthread_cond_signal(&work);
+    // No more threads than tasks are woken, and none beyond the number of workers: there are more than that after a
+    // smaller number was set. One that was woken before and has not run yet may be counted here: then the others take
+    // its tasks.
+    long awake = started - sleeping, wakes = workers - awake < count - 1 ? workers - awake : count - 1;
+    for (; wakes > 0; --wakes) pthread_cond_signal(&work);
     pthread_mutex_unlock(&state);
     take(now);
     for (int look = 0; look < LOOKS && running.load(std::memory_order_acquire); ++look) pause();

@@ -4,12 +4,13 @@
 namespace native {
 
 constexpr long LEAST = 1 << 15;  // elements of a part: about 10 us
+constexpr int MOST_THREADS = 256;
 
 // Runs task(context, 0) to task(context, count - 1) on the threads, in any order, and returns when all are done. A call
 // from inside of a task, or while another thread of the program is in a call, runs them one by one.
 void run_tasks(long count, void (*task)(void *context, long number), void *context);
 
-// How many threads take part, the caller among them; at least 1.
+// How many threads take part, the caller among them; from 1 to MOST_THREADS.
 void set_threads(int count);
 int threads();
 

@@ -153,7 +153,7 @@ void average_pool_backward(Dtype dtype, const void *dy, const PoolWindows &w, vo
 }
 
 void global_average_pool(Dtype dtype, const void *x, long images, long pixels, long channels, void *y) {
-    constexpr long SOME = 128;  // channels of a task
+    constexpr long SOME = 128, SUMMED = 128;  // channels of a task; pixels that are summed in float32
     long chunks = (channels + SOME - 1) / SOME;
     Vector size = spread(float(pixels));
     of_dtype(dtype, [&](auto tag) {
@@ -163,11 +163,16 @@ void global_average_pool(Dtype dtype, const void *x, long images, long pixels, l
         parallel(images * chunks, [&](long number) {
             long image = number / chunks, start = number % chunks * SOME;
             long count = channels - start < SOME ? channels - start : SOME;
+            double totals[SOME] = {};
             float sums[SOME] = {};
             for (long pixel = 0; pixel < pixels; ++pixel) {
+                if (pixel && pixel % SUMMED == 0)
+                    for (long i = 0; i < count; ++i) totals[i] += sums[i], sums[i] = 0;
                 const Stored *from = in + (image * pixels + pixel) * channels + start;
                 vectors(0, count, [&](long i, long n) { store(sums + i, add(load(sums + i), operand(from + i, n))); });
             }
+            if (pixels > SUMMED)
+                for (long i = 0; i < count; ++i) sums[i] = float(totals[i] + sums[i]);
             vectors(0, count, [&](long i, long n) {
                 store_result(out + image * channels + start + i, divide(load(sums + i), size), n);
             });

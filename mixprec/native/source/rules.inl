@@ -189,7 +189,8 @@ void ruleAdaBound(
         m += one_minus_beta1 * (grad - m);
         v += one_minus_beta2 * (grad * grad - v);
         float rate = alpha_t / (sqrtf(v) + eps);
-        rate = rate < lower ? lower : rate > upper ? upper : rate;
+        rate = rate < lower || lower != lower ? lower : rate;
+        rate = rate > upper || upper != upper ? upper : rate;
         param = keep * param + minus_eta * (rate * m);
     }
 }
@@ -205,7 +206,8 @@ void ruleAmsBound(
         v += one_minus_beta2 * (grad * grad - v);
         vhat = v > vhat || v != v ? v : vhat;
         float rate = alpha_t / (sqrtf(vhat) + eps);
-        rate = rate < lower ? lower : rate > upper ? upper : rate;
+        rate = rate < lower || lower != lower ? lower : rate;
+        rate = rate > upper || upper != upper ? upper : rate;
         param = keep * param + minus_eta * (rate * m);
     }
 }

@@ -53,8 +53,11 @@ bool hold(PyObject *object, Py_buffer *buffer, long size, bool is_written, const
                     (size < 0 || buffer->len / buffer->itemsize == size) &&
                     reinterpret_cast<uintptr_t>(buffer->buf) % buffer->itemsize == 0;
     if (!is_right) {
-        PyErr_Format(PyExc_ValueError, "the %s must be an aligned array of %ld elements in one of '%s'", what, size,
-                     formats);
+        if (size < 0)
+            PyErr_Format(PyExc_ValueError, "the %s must be an aligned array in one of '%s'", what, formats);
+        else
+            PyErr_Format(PyExc_ValueError, "the %s must be an aligned array of %ld elements in one of '%s'", what, size,
+                         formats);
         PyBuffer_Release(buffer);
         memset(buffer, 0, sizeof *buffer);
     }

@@ -1,7 +1,8 @@
 // Vectors of float32, and loads and stores of all storage dtypes. The files that are compiled for an instruction set
 // include this in a namespace of their own, INSTRUCTIONS.
 //
-// Rounding is to nearest, ties to even; a NaN stays the NaN that NumPy and ml_dtypes make of it.
+// Rounding is to nearest, ties to even. From and to float32 a NaN stays the NaN that NumPy (float16) and ml_dtypes
+// (bfloat16) make of it; between float16 and bfloat16 it goes by float32, where ml_dtypes drops its payload.
 #pragma once
 
 #include <cstring>
@@ -13,6 +14,11 @@
 
 namespace native {
 namespace INSTRUCTIONS {
+
+// 16 bits that are moved and no number: a vector has them in its lower halves.
+struct Word {
+    uint16_t bits;
+};
 
 // NumPy's conversion of NaN keeps the highest bits that fit, and does not make a signalling one a quiet one.
 inline uint16_t half_of_nan(uint32_t bits) {
@@ -74,6 +80,8 @@ inline __m256i narrow(Vector v, Bfloat *) {
         _mm512_set1_epi32(0x7fc0), _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x8000)));
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), nan));
 }
+inline Vector widen(__m256i raw, Word *) { return _mm512_castsi512_ps(_mm512_cvtepu16_epi32(raw)); }
+inline __m256i narrow(Vector v, Word *) { return _mm512_cvtepi32_epi16(_mm512_castps_si512(v)); }
 inline __m256i load_raw(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 inline void store_raw(void *p, __m256i raw) { _mm256_storeu_si256((__m256i *)p, raw); }
 
@@ -82,8 +90,10 @@ inline Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
 inline Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
 inline Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
 inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
-// As np.maximum(x, 0): NaN stays NaN, and -0.0 stays.
-inline Vector relu(Vector x) { return _mm512_max_ps(_mm512_setzero_ps(), x); }
+// As np.maximum(x, 0): NaN stays NaN, and -0.0 becomes 0.0.
+inline Vector relu(Vector x) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NLE_UQ), x);
+}
 inline Vector where_positive(Vector x, Vector value) {  // value where x > 0, 0 elsewhere
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), value);
 }
@@ -164,6 +174,11 @@ inline __m128i narrow(Vector v, Bfloat *) {
     Integers words = _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
     return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
+inline Vector widen(__m128i raw, Word *) { return _mm256_castsi256_ps(_mm256_cvtepu16_epi32(raw)); }
+inline __m128i narrow(Vector v, Word *) {
+    Integers words = _mm256_castps_si256(v);
+    return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
 inline __m128i load_raw(const void *p) { return _mm_loadu_si128((const __m128i *)p); }
 inline void store_raw(void *p, __m128i raw) { _mm_storeu_si128((__m128i *)p, raw); }
 
@@ -172,7 +187,7 @@ inline Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
 inline Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
 inline Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
 inline Vector fused(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-inline Vector relu(Vector x) { return _mm256_max_ps(_mm256_setzero_ps(), x); }
+inline Vector relu(Vector x) { return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NLE_UQ), x); }
 inline Vector where_positive(Vector x, Vector value) {
     return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ), value);
 }
@@ -247,9 +262,8 @@ inline void store_n(Stored *p, Vector v, long count) {
         store_some(p, v, count);
 }
 
-
-// The same where arithmetic follows, or has come before: it makes a signalling NaN a quiet one, so that those of
-// float16 need no care, which costs as much as all the rest.
+// Loads as load_n, and stores as store_n, where arithmetic follows or has come before: that makes a signalling NaN a
+// quiet one, so that those of float16 need no care, which costs as much as all the rest.
 template <class Stored>
 inline Vector operand(const Stored *p, long count) {
     return load_n(p, count);

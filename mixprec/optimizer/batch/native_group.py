@@ -9,13 +9,12 @@ import numpy as np
 
 from mixprec.backends.memory import flat
 from mixprec.dtypes import BFLOAT16
-from mixprec.native.native_library import library, raw
+from mixprec.native.native_library import is_stored, library, raw
 from mixprec.optimizer.batch.group import Group
 from mixprec.optimizer.batch.native_names import name_of
 
 _FINITE, _FINITE_AFTER_HOOKS = 1, 2
 _MOST_HOOKS = 8
-_STORED = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 
 
 def is_native(entry):
@@ -27,7 +26,7 @@ def is_native(entry):
     return (
         all(map(name_of, formulas))
         and all(array.dtype == np.float32 for array in wide)
-        and entry.param.dtype in _STORED
+        and is_stored(entry.param.dtype)
         and all(array.flags.aligned and array.flags.writeable for array in arrays if array is not None)
     )
 
@@ -95,4 +94,4 @@ def _arrays(entry):
 def _stored(gradient):
     """Returns a gradient as the library takes it."""
     with np.errstate(over="ignore"):
-        return raw(gradient if gradient.dtype in _STORED else gradient.astype(np.float32))
+        return raw(gradient if is_stored(gradient.dtype) else gradient.astype(np.float32))

@@ -50,7 +50,8 @@ AMSGRAD = RuleFormula(states=("m", "v", "vhat"), device=MOMENTS + _LARGEST + _ST
 
 _BOUND_STEP = """
         float rate = alpha_t / (sqrtf({second}) + eps);
-        rate = rate < lower ? lower : rate > upper ? upper : rate;
+        rate = rate < lower || lower != lower ? lower : rate;
+        rate = rate > upper || upper != upper ? upper : rate;
         param = keep * param + minus_eta * (rate * m);
 """
 _BOUND = {

@@ -5,7 +5,16 @@ import pytest
 
 from mixprec.backends.cpu.blocks import BLOCK
 from mixprec.backends.geometry import BatchNorm, Saved
-from tests.backends.primitive_cases import BFLOAT16, FLOAT16, FLOAT32, STORAGE, arrays, assert_close, exact
+from tests.backends.primitive_cases import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    STORAGE,
+    arrays,
+    assert_close,
+    batch_norm_moments,
+    exact,
+)
 
 # --- statistics
 
@@ -46,6 +55,18 @@ def test_statistics_of_blocks_that_differ(primitives):
     _, saved = primitives.batch_norm(x, np.ones(1, np.float32), np.zeros(1, np.float32), None, BatchNorm())
     np.testing.assert_allclose(saved.mean, exact(x).mean(), atol=3e4 * 1e-5)
     np.testing.assert_allclose(saved.invstd, 1 / np.sqrt(exact(x).var() + 2e-5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("outlier", [5, 20, 45, 100, 1e4])
+@pytest.mark.parametrize("width", [8, 16, 32, 10**6])
+@pytest.mark.parametrize("shape", [(2048, 16), (128, 256), (32, 512), (300, 40), (8192, 64)])
+def test_variances_of_rows_that_begin_with_outliers(primitives, shape, width, outlier):
+    """A first row that is far from all others, and all rows at the border of images of some width."""
+    x = arrays(np.random.default_rng(0), shape, np.float32)
+    x[::width] = outlier
+    expected = batch_norm_moments(x, 0, merged=True)
+    variance = primitives._moments(x)[1]
+    assert (np.abs(variance - expected.variance) <= expected.variance_bound).all()
 
 
 # --- what is extreme

@@ -288,6 +288,15 @@ def test_images_of_one_pixel(primitives, dtype, groups):
     assert not found.any()
 
 
+@pytest.mark.parametrize("x_shape", [(1, 2, 2, 3), (1, 1, 8, 3), (0, 2, 2, 3)])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_a_filter_larger_than_the_image_is_an_error(primitives, x_shape, groups):
+    x, w = np.zeros(x_shape, np.float32), np.zeros((6, 3, 3, 3 // groups), np.float32)
+    with pytest.raises(ValueError, match=r"^conv_fprop: the filter is larger than the input$"):
+        primitives.conv_fprop(x, w, Convolution(groups=groups))
+    assert primitives.conv_fprop(x, w, Convolution(pad=(1, 1), groups=groups)).shape == (*x_shape[:3], 6)
+
+
 @pytest.mark.parametrize("groups", [1, 6])
 def test_nothing_comes_of_no_images(primitives, groups):
     convolution = Convolution(pad=(1, 1), groups=groups)

@@ -13,6 +13,7 @@ from mixprec.backends.geometry import Pooling
 from tests.backends.primitive_cases import (
     EPS32,
     FLOAT16,
+    FLOAT32,
     STORAGE,
     accumulated,
     arrays,
@@ -173,6 +174,14 @@ def test_global_average_pool(primitives, position, channels, dtype, seed):
     dx = primitives.global_average_pool_backward(dy, shape)
     expected = np.broadcast_to(exact(dy)[:, None, None] / size, shape)
     assert_close(dx, expected, dtype, EPS32 * np.abs(expected))
+
+
+@pytest.mark.parametrize("size", [128, 129, 1 << 16, 1 << 20])
+def test_means_of_large_images_are_those_of_small_ones(primitives, size):
+    """Errors do not grow with the number of pixels."""
+    x = arrays(np.random.default_rng(0), (1, size, 1, 3), FLOAT32, 1, 1)
+    bound = accumulated(16, np.abs(exact(x)).mean((1, 2)))
+    assert_close(primitives.global_average_pool(x), exact(x).mean((1, 2)), FLOAT32, bound)
 
 
 @pytest.mark.parametrize("dtype", STORAGE)

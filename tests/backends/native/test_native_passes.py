@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mixprec.backends import cpu, native
-from mixprec.backends.geometry import Affine, BatchNorm, Pooling
+from mixprec.backends.geometry import Affine, BatchNorm, Convolution, Pooling
 from mixprec.native.native_library import library
 from tests.backends.primitive_cases import BFLOAT16, FLOAT32, STORAGE, arrays, exact
 
@@ -103,6 +103,45 @@ def test_elements_and_layouts(shape, dtype):
     _assert_same(lambda p: [p.relu(x), p.relu_backward(dy, x), p.add(x, dy)])
     for to in STORAGE:
         _assert_same(lambda p, to=to: [p.to_nhwc(x, to), p.to_nhwc(x, to, shape[1] + 5), p.to_nchw(x, to, 2)])
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_a_change_of_layout_keeps_all_bits(dtype):
+    x = np.random.default_rng(0).integers(0, 256, (2, 9, 6, 35 * dtype.itemsize), np.uint8).view(dtype)
+    x.view(f"u{dtype.itemsize}")[:, ::2] |= np.array(np.inf, dtype).view(f"u{dtype.itemsize}")  # NaN of all kinds
+    for p in (cpu.PRIMITIVES, native.PRIMITIVES):
+        assert p.to_nhwc(x, dtype).tobytes() == x.transpose(0, 2, 3, 1).tobytes()
+        assert p.to_nchw(x, dtype).tobytes() == x.transpose(0, 3, 1, 2).tobytes()
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("channels", [5, 64])
+def test_a_relu_makes_0_of_negative_zeros(dtype, channels):
+    """In all functions that have one: -0.0 and NaN in, 0.0 and NaN out."""
+    x = np.full((2, 3, 5, channels), -0.0, dtype)
+    x[0, 0, 0] = np.nan
+    w = np.eye(channels, dtype=dtype)[:, None, None]
+    scale, bias = np.ones(channels, np.float32), np.full(channels, -0.0, np.float32)
+    affine, convolution = Affine(scale, bias), Convolution()
+
+    def outputs(p):
+        attributes = BatchNorm(relu=True)
+        mean, variance = np.zeros(channels, np.float32), np.ones(channels, np.float32)
+        return [
+            p.relu(x),
+            p.apply_affine(x, affine, True)[0],
+            p.apply_affine(x, affine, True, x, keep_mask=True)[0],
+            p.batch_norm_inference(x, scale, bias, mean, variance, attributes),
+            p.batch_norm_inference(x, scale, bias, mean, variance, attributes, add=x),
+            p.conv_fprop(x, w, convolution, bias.astype(dtype), relu=True),
+            p.conv_fprop(x, -w, convolution, relu=True),
+            p.conv_fprop(x, w, convolution, prologue=affine),
+        ]
+
+    _assert_same(outputs)
+    for y in outputs(native.PRIMITIVES):
+        assert not np.signbit(exact(y)[1]).any()
+        assert np.isnan(exact(y)[0, 0, 0]).all()
 
 
 def _digests():

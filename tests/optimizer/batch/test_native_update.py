@@ -76,6 +76,21 @@ def test_a_rule_gives_the_bits_of_its_formula_on_numpy(name):
         assert all(map(_same, states, expected_states)), step
 
 
+@pytest.mark.parametrize("name", ["AdaBound", "AmsBound"])
+@pytest.mark.parametrize("bounds", [(0.2, 0.001), (np.nan, 0.2), (0.001, np.nan), (-0.2, -0.1), (0.2, 0.2)])
+def test_odd_bounds_of_a_rate_are_those_of_numpys_clip(name, bounds):
+    formula = RULES[name]
+    numbers = dict(zip(formula.numbers, _numbers(formula), strict=True)) | {"lower": bounds[0], "upper": bounds[1]}
+    p, g, *states = _arrays(1, 2 + len(formula.states))
+    states = [abs(x) if of in SQUARES else x for of, x in zip(formula.states, states, strict=True)]
+    expected, expected_states = p.copy(), [state.copy() for state in states]
+    table = library().update_table(name, (), [(None, p, *states)])
+    _step(table, [g], (), tuple(numbers.values()))
+    with np.errstate(all="ignore"):
+        formula.host(expected, g, expected_states, tuple(numbers.values()), np.empty_like(p), np.empty_like(p))
+    assert _same(p, expected)
+
+
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hook_gives_the_bits_of_its_formula_on_numpy(name):
     formula = HOOKS[name]
@@ -180,6 +195,13 @@ def test_the_table_holds_what_it_works_on_and_lets_gradients_go():
     del table
     left = sys.getrefcount(view.obj)
     assert left == held - 1
+
+
+def test_messages_of_tables():
+    with pytest.raises(ValueError, match=r"^the master must be an aligned array in one of 'f'$"):
+        library().update_table("Sgd", (), [(None, ONE.astype(float))])
+    with pytest.raises(ValueError, match=r"^the parameter must be an aligned array of 4 elements in one of 'eH'$"):
+        library().update_table("Sgd", (), [(ONE[1:].astype(F16), ONE)])
 
 
 ONE, READ_ONLY = np.ones(4, F32), np.ones(4, F32)
