@@ -3,6 +3,7 @@
 :func:`mixprec.export.onnx` calls :func:`trace` for two batch sizes, and compares what it gets.
 """
 
+import contextlib
 import copy
 import gc
 import warnings
@@ -11,11 +12,12 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from mixprec import rewrite
+from mixprec import arguments, rewrite
 from mixprec.export import converters
 from mixprec.export.export_error import ExportError
 
 OPSET = 11  # the newest that onnx_chainer writes
+LARGEST = 2047 << 20  # bytes of weights: a file of Protocol Buffers has less than 2 GiB
 
 
 def plain_copy(model):
@@ -26,8 +28,10 @@ def plain_copy(model):
             stays as it is. Weights are the float32 masters, if an optimizer has them.
 
     Raises:
-        ExportError: a parameter has no array yet.
+        TypeError: ``model`` is not a link.
+        ExportError: a parameter has no array yet, a number is not finite, or the weights are too large.
     """
+    arguments.instance("model", model, chainer.Link, "a chainer.Link")
     if isinstance(model, chainer.links.Classifier):
         model = model.predictor
     for name, param in model.namedparams():
@@ -35,27 +39,60 @@ def plain_copy(model):
             raise ExportError(f"{name} has no shape yet: call the model on an example, or load its weights")
     saved = chainer.serializers.DictionarySerializer()
     saved.save(model)
-    plain = model.copy(mode="share")  # and not "copy", which fails if there is a lambda in a Sequential
+    if sum(array.nbytes for array in saved.target.values()) > LARGEST:
+        raise ExportError(f"the weights have more than {LARGEST >> 20} MiB, and an ONNX file has 2 GiB at most")
+    for name, array in saved.target.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ExportError(f"/{name} has numbers that are not finite")
+    plain = separate(model)
     for link in plain.links():
-        for name in (*link._params, *link._persistent):
+        for name in link._params:
+            param = getattr(link, name)  # without its update rule, which may have states as large
+            link.__dict__[name] = copy.deepcopy(param, {id(param.update_rule): None})
+        for name in link._persistent:
             link.__dict__[name] = copy.deepcopy(getattr(link, name))
     rewrite.revert(plain)
     for link in plain.links():
-        if hasattr(link, "reset_state"):  # of a recurrent link: that of another batch
-            link.reset_state()
+        with contextlib.suppress(TypeError):  # it takes arguments: then the state stays, and does not fit, or is none
+            if hasattr(link, "reset_state"):  # of a recurrent link: that of another batch
+                link.reset_state()
     for param in plain.params():
         param.array = np.array(chainer.get_device("@numpy").send(param.array))
     chainer.serializers.NpzDeserializer(saved.target).load(plain)
     return plain
 
 
-def trace(model, inputs, batch):
-    """Calls a model on ``batch`` rows of its inputs, and returns what ``onnx_chainer`` makes of it.
+def separate(model):
+    """Returns a copy of a model that shares its arrays, and neither links nor lists of them with it.
+
+    Not ``model.copy("copy")``, which fails if there is a lambda in a ``Sequential``.
+    """
+    result = model.copy(mode="share")
+    links = {id(old): new for old, new in zip(model.links(), result.links(), strict=True)}
+    for link in result.links():
+        for name, value in link.__dict__.items():
+            if name not in ("_children", "_layers", "_local_link_hooks"):  # which Chainer has copied
+                link.__dict__[name] = _with_links(value, links)
+    return result
+
+
+def _with_links(value, links):
+    """Returns a copy of nested lists, tuples and dicts with other links in it."""
+    if isinstance(value, chainer.Link):
+        return links.get(id(value), value)
+    if type(value) is dict:
+        return {key: _with_links(each, links) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with_links(each, links) for each in value)
+    return value
+
+
+def trace(model, inputs):
+    """Calls a model on its inputs, and returns what ``onnx_chainer`` makes of it.
 
     Args:
         model: from :func:`plain_copy`; it is not changed.
-        inputs: list of arrays, whose first axis is the batch. Rows are repeated as needed.
-        batch: number of rows.
+        inputs: list of arrays, whose first axis is the batch.
 
     Returns:
         ``(graph, places)``: an :class:`onnx.ModelProto` with outputs ``output_0``, ``output_1`` and so on, and a dict
@@ -66,8 +103,7 @@ def trace(model, inputs, batch):
     """
     import onnx_chainer
 
-    model = _Flat(model.copy(mode="share"))  # a recurrent link keeps the state of this batch
-    rows = [np.resize(array, (batch, *array.shape[1:])) for array in inputs]
+    model = _Flat(separate(model))  # a recurrent link keeps the state of this batch
     origins = _Origins(model)
     with (
         warnings.catch_warnings(),
@@ -79,7 +115,7 @@ def trace(model, inputs, batch):
             with origins:
                 graph = onnx_chainer.export(
                     model,
-                    tuple(rows),
+                    tuple(inputs),
                     opset_version=OPSET,
                     output_names=model.names,
                     external_converters=origins.follow(converters.all_of_them()),
@@ -104,6 +140,11 @@ class _Flat(chainer.Chain):
         found = variables(self._model(*inputs))
         if not found:
             raise TypeError("it returns no chainer.Variable")
+        for index, variable in enumerate(found):
+            has_origin = variable.creator_node is not None or isinstance(variable, chainer.Parameter)
+            if not has_origin and all(variable is not each for each in inputs):
+                made = "is made of an array: a function such as F.ceil leaves no trace, or x.array was read"
+                raise ExportError(f"output {index} {made}")
         self.names += [f"output_{index}" for index in range(len(found))]
         # A variable has one name: one that is returned twice, or that no function has made, becomes another one.
         seen = {id(variable): index for index, variable in reversed(list(enumerate(found)))}

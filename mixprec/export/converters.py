@@ -21,8 +21,8 @@ def name_of_function():
     return onnx_helper.get_func_name()
 
 
-def _nodes(parameters):
-    """Returns a builder of nodes, whose last one has the outputs of the function."""
+def _nodes():
+    """Returns a builder of nodes; the last one gets the outputs of the function."""
     from onnx_chainer import onnx_helper
 
     return onnx_helper.GraphBuilder()
@@ -34,7 +34,7 @@ def _constant(parameters, name, values, dtype=np.int64):
 
 def _convolution_nd(parameters):
     """``onnx_chainer`` leaves out ``dilate``."""
-    function, nodes = parameters.func, _nodes(parameters)
+    function, nodes = parameters.func, _nodes()
     nodes.op(
         "Conv",
         parameters.input_names,
@@ -71,7 +71,7 @@ def _deconvolution(parameters, stride, pad, dilate, outs):
         end = s * (size - 1) + d * (kernel - 1) + 1 - p - out
         ends.append(max(end, 0))
         more.append(max(-end, 0))
-    nodes = _nodes(parameters)
+    nodes = _nodes()
     nodes.op(
         "ConvTranspose",
         parameters.input_names,
@@ -91,7 +91,7 @@ def _lstm(parameters):
     units = parameters.func.inputs[0].shape[1]
     if parameters.func.inputs[0].shape != (parameters.func.inputs[1].shape[0], units):
         raise ValueError("the state has other rows than the input, or more than two axes")
-    nodes = _nodes(parameters)
+    nodes = _nodes()
     shape = _constant(parameters, "shape", [-1, units, 4])
     parts = nodes.op("Split", [nodes.op("Reshape", [gates, shape])], num_outputs=4, axis=2)
     a, i, f, o = (nodes.op("Squeeze", [part], axes=[2]) for part in parts)
@@ -111,7 +111,7 @@ def _pooling(operator):
     """
 
     def convert(parameters):
-        function, nodes = parameters.func, _nodes(parameters)
+        function, nodes = parameters.func, _nodes()
         if hasattr(function, "ksize"):
             window, stride, pad = function.ksize, function.stride, function.pad
         else:
@@ -120,6 +120,8 @@ def _pooling(operator):
         sizes, outs = function.inputs[0].shape[2:], function.outputs[0]().shape[2:]
         for size, k, s, p, out in zip(sizes, window, stride, pad, outs, strict=True):
             ends.append(max((out - 1) * s + k - size - p, 0))
+            if ends[-1] >= k:
+                raise ValueError("its last window lies beyond the image; cover_all=False leaves it out")
         attributes = {"kernel_shape": window, "strides": stride, "pads": [*pad, *ends]}
         if operator == "AveragePool":
             attributes["count_include_pad"] = int(getattr(function, "pad_value", 0) is not None)
@@ -138,7 +140,7 @@ def _batch_normalization(parameters):
     if tuple(function.axis) == (0, *range(2, len(x.shape))):
         return mapping.converters["FixedBatchNormalization"](parameters)
     shape = [1 if axis in function.axis else size for axis, size in enumerate(x.shape)]
-    nodes, name = _nodes(parameters), parameters.input_names[0]
+    nodes, name = _nodes(), parameters.input_names[0]
     of_statistics = _constant(parameters, "shape", shape)
     gamma, beta, mean, var = (nodes.op("Reshape", [each, of_statistics]) for each in parameters.input_names[1:])
     eps = _constant(parameters, "eps", function.eps, np.float32)
@@ -151,10 +153,28 @@ def _statistics_of_the_batch(parameters):
     raise ValueError("it normalizes by the statistics of the batch; F.fixed_batch_normalization has those of training")
 
 
+def _local_response_normalization(parameters):
+    from onnx_chainer import mapping
+
+    if parameters.func.n % 2 == 0:
+        raise ValueError("n is even, for which ONNX takes other channels")
+    return mapping.converters["LocalResponseNormalization"](parameters)
+
+
+def _normalize(parameters):
+    """``onnx_chainer`` leaves out eps."""
+    function, nodes = parameters.func, _nodes()
+    (x,) = parameters.input_names
+    eps = _constant(parameters, "eps", function.eps, np.float32)
+    norm = nodes.op("ReduceL2", [x], axes=list(function.axis), keepdims=1)
+    nodes.op("Div", [x, nodes.op("Add", [norm, eps])])
+    return nodes.nodes(parameters.output_names)
+
+
 def _layer_normalization(parameters):
     """Over the second axis, the last of the two that Chainer allows."""
     x, gamma, beta = parameters.input_names
-    nodes = _nodes(parameters)
+    nodes = _nodes()
     eps = _constant(parameters, "eps", parameters.func.eps, np.float32)
     centred = nodes.op("Sub", [x, nodes.op("ReduceMean", [x], axes=[1], keepdims=1)])
     variance = nodes.op("ReduceMean", [nodes.op("Mul", [centred, centred])], axes=[1], keepdims=1)
@@ -171,20 +191,20 @@ def _of_channels(parameters, nodes):
 
 
 def _prelu(parameters):
-    nodes = _nodes(parameters)
+    nodes = _nodes()
     nodes.op("PRelu", [parameters.input_names[0], _of_channels(parameters, nodes)])
     return nodes.nodes(parameters.output_names)
 
 
 def _swish(parameters):
-    x, nodes = parameters.input_names[0], _nodes(parameters)
+    x, nodes = parameters.input_names[0], _nodes()
     nodes.op("Mul", [x, nodes.op("Sigmoid", [nodes.op("Mul", [x, _of_channels(parameters, nodes)])])])
     return nodes.nodes(parameters.output_names)
 
 
 def _crelu(parameters):
     (x,) = parameters.input_names
-    nodes = _nodes(parameters)
+    nodes = _nodes()
     both = [nodes.op("Relu", [x]), nodes.op("Relu", [nodes.op("Neg", [x])])]
     nodes.op("Concat", both, axis=parameters.func.axis)
     return nodes.nodes(parameters.output_names)
@@ -192,20 +212,85 @@ def _crelu(parameters):
 
 def _resize_images(parameters):
     """``onnx_chainer`` leaves out ``align_corners`` and ``mode``."""
-    function, nodes = parameters.func, _nodes(parameters)
+    function, nodes = parameters.func, _nodes()
     sizes = [*function.inputs[0].shape[:2], function.out_H, function.out_W]
     nothing = [_constant(parameters, name, [], np.float32) for name in ("roi", "scales")]
-    nodes.op(
-        "Resize",
-        [*parameters.input_names, *nothing, _constant(parameters, "sizes", sizes)],
-        mode={"bilinear": "linear"}.get(function.mode, function.mode),
-        coordinate_transformation_mode="align_corners" if function.align_corners else "half_pixel",
-    )
+    if function.mode == "nearest":
+        way = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    else:
+        corners = "align_corners" if function.align_corners else "half_pixel"
+        way = {"mode": "linear", "coordinate_transformation_mode": corners}
+    nodes.op("Resize", [*parameters.input_names, *nothing, _constant(parameters, "sizes", sizes)], **way)
+    return nodes.nodes(parameters.output_names)
+
+
+def _unpooling_2d(parameters):
+    """Each pixel becomes a window; ``cover_all``, the default, leaves out the last row and column of windows."""
+    function, nodes = parameters.func, _nodes()
+    window = (function.kh, function.kw)
+    if window != (function.sy, function.sx) or (function.ph, function.pw) != (0, 0):
+        raise ValueError("windows overlap, or there is padding")
+    outs = (function.outh, function.outw)
+    if any(out > k * size for out, k, size in zip(outs, window, function.inputs[0].shape[2:], strict=True)):
+        raise ValueError("outsize is larger than all windows together")
+    roi = _constant(parameters, "roi", [], np.float32)
+    scales = _constant(parameters, "scales", [1, 1, *window], np.float32)
+    way = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    larger = nodes.op("Resize", [*parameters.input_names, roi, scales], **way)
+    limits = {"starts": [0, 0], "ends": outs, "axes": [2, 3]}
+    nodes.op("Slice", [larger, *(_constant(parameters, *limit) for limit in limits.items())])
+    return nodes.nodes(parameters.output_names)
+
+
+def _pad(parameters):
+    """``onnx_chainer`` takes whole numbers only, and pads the batch, too."""
+    function, nodes = parameters.func, _nodes()
+    ndim = len(function.inputs[0].shape)
+    widths = np.broadcast_to(function.pad_bw, (ndim, 2))
+    if widths[0].any():
+        raise ValueError("it pads the axis of the batch")
+    if function.mode not in ("constant", "reflect", "edge"):
+        raise ValueError(f"ONNX has no mode {function.mode!r}")
+    value = np.array(function.keywords.get("constant_values", 0), np.float32)
+    if value.size != 1:
+        raise ValueError("ONNX pads with one number")
+    names = [*parameters.input_names, _constant(parameters, "pads", widths.T.reshape(-1))]
+    if function.mode == "constant":
+        names.append(_constant(parameters, "value", value.item(), np.float32))
+    nodes.op("Pad", names, mode=function.mode)
+    return nodes.nodes(parameters.output_names)
+
+
+def _tile(parameters):
+    """``onnx_chainer`` does not know that missing numbers are ones in front."""
+    function, nodes = parameters.func, _nodes()
+    reps = function.reps if isinstance(function.reps, (tuple, list)) else [function.reps]
+    missing = len(function.inputs[0].shape) - len(reps)
+    if missing < 0:
+        raise ValueError("it makes an axis more than its input has")
+    nodes.op("Tile", [*parameters.input_names, _constant(parameters, "reps", [*[1] * missing, *reps])])
+    return nodes.nodes(parameters.output_names)
+
+
+def _transpose(parameters):
+    """``onnx_chainer`` leaves negative axes as they are, which ONNX does not know."""
+    nodes, ndim = _nodes(), len(parameters.func.inputs[0].shape)
+    axes = parameters.func.axes
+    axes = range(ndim)[::-1] if axes is None else [axis % ndim for axis in axes]
+    nodes.op("Transpose", parameters.input_names, perm=list(axes))
+    return nodes.nodes(parameters.output_names)
+
+
+def _softplus(parameters):
+    """``onnx_chainer`` leaves out beta."""
+    nodes = _nodes()
+    beta = _constant(parameters, "beta", parameters.func.beta, np.float32)
+    nodes.op("Div", [nodes.op("Softplus", [nodes.op("Mul", [*parameters.input_names, beta])]), beta])
     return nodes.nodes(parameters.output_names)
 
 
 def _flip(parameters):
-    nodes = _nodes(parameters)
+    nodes = _nodes()
     first, last, step = ([value] for value in (-1, np.iinfo(np.int64).min, -1))
     limits = {"starts": first, "ends": last, "axes": [parameters.func.axis], "steps": step}
     nodes.op("Slice", [*parameters.input_names, *(_constant(parameters, *limit) for limit in limits.items())])
@@ -213,7 +298,7 @@ def _flip(parameters):
 
 
 def _cumsum(parameters):
-    function, nodes = parameters.func, _nodes(parameters)
+    function, nodes = parameters.func, _nodes()
     if function.axis is None:
         raise ValueError("it is over all axes")
     nodes.op("CumSum", [*parameters.input_names, _constant(parameters, "axis", function.axis)])
@@ -221,8 +306,9 @@ def _cumsum(parameters):
 
 
 def _broadcast(parameters):
-    nodes = _nodes(parameters)
-    shape = _constant(parameters, "shape", parameters.func.outputs[0]().shape)
+    nodes = _nodes()
+    common = np.broadcast_shapes(*(each.shape for each in parameters.func.inputs))
+    shape = _constant(parameters, "shape", common)
     for name, output in zip(parameters.input_names, parameters.output_names, strict=True):
         nodes.op_output_named("Expand", [name, shape], [output])
     return nodes.nodes()
@@ -232,7 +318,7 @@ def _one(operator):
     """A converter to one node that has the same inputs."""
 
     def convert(parameters):
-        nodes = _nodes(parameters)
+        nodes = _nodes()
         nodes.op(operator, parameters.input_names)
         return nodes.nodes(parameters.output_names)
 
@@ -245,7 +331,6 @@ _OURS = {
     "BatchNormalization": _statistics_of_the_batch,
     "Broadcast": _broadcast,
     "CReLU": _crelu,
-    "Ceil": _one("Ceil"),
     "ConvolutionND": _convolution_nd,
     "Cumsum": _cumsum,
     "Deconvolution2DFunction": _deconvolution_2d,
@@ -253,13 +338,19 @@ _OURS = {
     "Erf": _one("Erf"),
     "FixedBatchNormalization": _batch_normalization,
     "Flip": _flip,
-    "Floor": _one("Floor"),
     "LSTM": _lstm,
     "LayerNormalization": _layer_normalization,
+    "LocalResponseNormalization": _local_response_normalization,
     "MaxPooling2D": _pooling("MaxPool"),
     "MaxPoolingND": _pooling("MaxPool"),
     "MultiAdd": _one("Sum"),
+    "NormalizeL2": _normalize,
     "PReLUFunction": _prelu,
+    "Pad": _pad,
     "ResizeImages": _resize_images,
+    "Softplus": _softplus,
     "Swish": _swish,
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "Unpooling2D": _unpooling_2d,
 }

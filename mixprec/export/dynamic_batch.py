@@ -76,22 +76,19 @@ class _Shape:
             part = f"{name}_{index}"
             if times:
                 factor = self._constant(f"{part}_times", [times])
-                parts.append(self._node("Mul", [self._rows(), factor], part))
+                parts.append(self.node("Mul", [self._rows(), factor], part))
             else:
                 parts.append(self._constant(part, [constant]))
-        self._node("Concat", parts, name, axis=0)
+        self.node("Concat", parts, name, axis=0)
 
     def _rows(self):
         if self._batch is None:
-            whole = self._node("Shape", [self._graph.input[0].name], "batch_of_shape")
-            self._batch = self._node("Gather", [whole, self._constant("batch_axis", [0])], "batch", axis=0)
+            whole = self.node("Shape", [self._graph.input[0].name], "batch_of_shape")
+            self._batch = self.node("Gather", [whole, self._constant("batch_axis", [0])], "batch", axis=0)
         return self._batch
 
-    def node(self, *arguments, **attributes):
-        """Adds a node behind those of its shape."""
-        return self._node(*arguments, **attributes)
-
-    def _node(self, operator, inputs, output, **attributes):
+    def node(self, operator, inputs, output, **attributes):
+        """Adds a node, and returns the name of its output."""
         self._nodes.append(helper.make_node(operator, inputs, [output], name=output, **attributes))
         return output
 

@@ -32,6 +32,8 @@ def _sort(graph):
         ready = [node for node in waiting if known.issuperset(node.input)]
         ordered += ready
         known.update(name for node in ready for name in node.output)
+        if not ready:
+            raise ValueError(f"nothing computes what {waiting[0].name} takes")
         waiting = [node for node in waiting if node not in ready]
     del graph.node[:]
     graph.node.extend(ordered)

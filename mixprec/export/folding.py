@@ -58,14 +58,14 @@ def _can_take(layer, graph, tensors):
     if layer.op_type not in ("Conv", "ConvTranspose", "Gemm"):
         return False
     used = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
-    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in layer.attribute}
+    attributes = attributes_of(layer)
     plain = layer.op_type != "Gemm" or (attributes.get("alpha", 1) == attributes.get("beta", 1) == 1)
     return plain and used.count(layer.output[0]) == 1 and all(name in tensors for name in layer.input[1:])
 
 
 def _scale(layer, scale, shift, graph, tensors):
     weights, *bias = (numpy_helper.to_array(tensors[name]).astype(np.float64) for name in layer.input[1:])
-    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in layer.attribute}
+    attributes = attributes_of(layer)
     if layer.op_type == "Gemm":
         scaled = weights * (scale[:, None] if attributes.get("transB") else scale)
     elif layer.op_type == "Conv":
@@ -98,6 +98,11 @@ def _replace(node, scale, shift, graph):
     graph.node.remove(node)
     graph.node.insert(place, helper.make_node("Mul", [node.input[0], names[0]], [scaled], name=scaled))
     graph.node.insert(place + 1, helper.make_node("Add", [scaled, names[1]], [output], name=output))
+
+
+def attributes_of(node):
+    """Returns the attributes of a node as a dict."""
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def drop_unused(graph):

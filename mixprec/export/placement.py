@@ -11,7 +11,9 @@ pooling and concatenation need no Q/DQ nodes of their own, since TensorRT moves 
 import dataclasses
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
+
+from mixprec.export.folding import attributes_of
 
 PRODUCTS = ("Gemm", "MatMul")
 LAYERS = ("Conv", "ConvTranspose", *PRODUCTS)
@@ -143,10 +145,10 @@ def _can_be_quantized(node, graph):
         return not weights or (node.input[0] in graph.floats and len(weights[0].dims) == 2)
     if node.op_type == "Gemm":
         # It takes alpha and beta for 1.
-        values = attributes(node)
+        values = attributes_of(node)
         if values.get("alpha", 1) != 1 or values.get("beta", 1) != 1 or values.get("transA", 0):
             return False
-    if node.op_type == "ConvTranspose" and attributes(node).get("group", 1) > 1:
+    if node.op_type == "ConvTranspose" and attributes_of(node).get("group", 1) > 1:
         return False  # scales are those of the channels of a group, biases of all channels
     return node.input[0] in graph.floats and all(name in graph.initializers for name in node.input[1:])
 
@@ -158,7 +160,7 @@ def _in_tensorrt(node, graph):
     outputs, inputs, *kernel = graph.initializers[node.input[1]].dims
     if min(outputs, inputs) >= _FEW_CHANNELS:
         return True
-    if attributes(node).get("group", 1) > 1:
+    if attributes_of(node).get("group", 1) > 1:
         return outputs % 8 == 0 and min(kernel) >= 3
     first = node.input[0] in graph.inputs
     enough = first or max(outputs, inputs) >= _FEW_CHANNELS
@@ -193,8 +195,3 @@ def _depths(graph):
         here = max((depth.get(name, 0) for name in node.input), default=0) + (node.op_type in LAYERS)
         depth.update(dict.fromkeys(node.output, here))
     return depth
-
-
-def attributes(node):
-    """Returns the attributes of a node as a dict."""
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}

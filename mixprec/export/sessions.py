@@ -22,7 +22,7 @@ def session(model, *, qdq_in_float=False):
         :func:`~mixprec.native.threads.number_of_threads` says; it prints errors only.
     """
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     options.intra_op_num_threads = number_of_threads()
     if qdq_in_float:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
