@@ -22,30 +22,7 @@ from mixprec.export_run import export_command, predict
 from mixprec.export_run.validation_images import ValidationImages
 from models import MODELS
 from tests import ROOT
-from tests.export_run import runs
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    root = tmp_path_factory.mktemp("export")
-    runs.make(root)
-    return root
-
-
-@pytest.fixture(autouse=True)
-def _no_time(monkeypatch):
-    """Speeds are measured, but not for long."""
-    monkeypatch.setattr("mixprec.export_run.check._SPEED_SECONDS", 0.01)
-
-
-def export(work, out, *options, capsys=None):
-    """Runs the command on the run of ``work``; returns its exit code and what is in the JSON file."""
-    code = export_command.main(["--run", str(work / "run"), "--out", str(out), *options], MODELS)
-    path = out / "export.json"
-    return code, json.loads(path.read_text()) if path.exists() else None
-
-
-ALL = ("--fp16", "--int8", "--images", "16")
+from tests.export_run.runs import ALL, export
 
 
 def test_the_files(work, tmp_path, capsys):
@@ -53,13 +30,13 @@ def test_the_files(work, tmp_path, capsys):
     assert code == 0
     names = ["model.onnx", "model_fp16.onnx", "model_int8.onnx"]
     assert {path.name for path in tmp_path.iterdir()} == {*names, "export.json", "export.png"}
-    assert [row["name"] for row in found["rows"]] == ["Chainer", *names]
+    assert [row["name"] for row in found["rows"]] == ["mixprec FP32", *names]
     assert all(row["is_good"] for row in found["rows"])
     assert [set(row["speeds"]) for row in found["rows"]] == [{"1", "32"}] * 4
     assert (found["images"], found["int8"]["target"]) == (7, "cpu")
     assert found["int8"]["calibration_images"] + found["int8"]["held_out_images"] == 16
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed[1:5]] == ["Chainer", *names]
+    assert [line.split("  ")[0] for line in printed[1:5]] == ["mixprec FP32", *names]
     assert printed[-1] == f"files, export.json and export.png: {tmp_path}"
     for name in names:
         model = onnx.load(tmp_path / name)
@@ -103,18 +80,16 @@ def _validation(work):
     return np.array(images, np.float32), np.array(labels)
 
 
-def test_files_that_take_pixels(work, tmp_path):
-    plain, pixels = tmp_path / "plain", tmp_path / "pixels"
-    assert export(work, plain, *ALL)[0] == 0
-    assert export(work, pixels, *ALL, "--preprocess")[0] == 0
+def test_files_that_take_pixels(work, exported, tmp_path):
+    assert export(work, tmp_path, *ALL, "--preprocess")[0] == 0
     images, _ = _validation(work)
     numbers = images * np.reshape([58.395, 57.12, 57.375], (3, 1, 1)) + np.reshape([123.675, 116.28, 103.53], (3, 1, 1))
     for name in ("model.onnx", "model_fp16.onnx", "model_int8.onnx"):
-        model = onnx.load(pixels / name)
+        model = onnx.load(tmp_path / name)
         assert [dim.dim_param or dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim] == [
             *("N", 16, 16, 3)
         ]
-        (expected,) = session(onnx.load(plain / name)).run(None, {"images": images})
+        (expected,) = session(onnx.load(exported / name)).run(None, {"images": images})
         given = np.rint(numbers).astype(np.uint8).transpose(0, 2, 3, 1)
         (found,) = session(model).run(None, {"images": np.ascontiguousarray(given)})
         # A pixel that lies between two steps of INT8 may be rounded the other way.
@@ -174,7 +149,7 @@ BAD = {
     "an unknown key": (["--set", "export.drop=1"], r"--set: .*'export.drop'.*"),
     "no number": (["--images", "x"], r"argument --images: found 'x'; wanted: a whole number from 16 on \(see --help\)"),
     "int8 of nothing": (["--for", "tensorrt"], r"--for tensorrt is about INT8: give --int8, too \(see --help\)"),
-    "no folder for files": (["--out", "small.yaml"], r"--out small.yaml: it is no folder"),
+    "no folder for files": (["--out", "small.yaml"], r"small.yaml: it is no folder"),
 }
 
 
