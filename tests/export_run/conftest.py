@@ -1,7 +1,10 @@
 """A run that all tests here export, and its files."""
 
+import sys
+
 import pytest
 
+from scripts import export
 from tests.export_run import runs
 
 
@@ -15,11 +18,12 @@ def work(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def exported(work, tmp_path_factory):
-    """Folder with what an export of ``work`` with :data:`runs.ALL` has written; it stays as it is."""
+    """Folder with what the script has written for ``work``, with :data:`runs.ALL`; it stays as it is."""
     out = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mixprec.export_run.check._SPEED_SECONDS", 0.01)
-        assert runs.export(work, out, *runs.ALL)[0] == 0
+        patch.setattr(sys, "path", list(sys.path))
+        assert export.main(["--run", str(work / "run"), "--out", str(out), *runs.ALL]) == 0
     return out
 
 
