@@ -21,20 +21,41 @@ def replacing(path):
     Yields:
         str: where to write, with the suffix of ``path``.
     """
-    with contextlib.suppress(FileNotFoundError):
-        _require_regular(path, os.stat(path))  # the rename would put a file in the place of /dev/null, too
-    folder, name = os.path.split(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=os.path.splitext(name)[1], dir=folder)
-    os.close(handle)
-    try:
+    with replacing_all([path]) as (temporary,):
         yield temporary
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
+
+
+@contextlib.contextmanager
+def replacing_all(paths):
+    """As :func:`replacing`, of files that belong together: none is renamed before all are on disk.
+
+    Args:
+        paths: list of files, each of which may be there already.
+
+    Yields:
+        list of str: where to write, in the order of ``paths``.
+    """
+    for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
+            _require_regular(path, os.stat(path))  # the rename would put a file in the place of /dev/null, too
+    temporaries = []
+    try:
+        for path in paths:
+            folder, name = os.path.split(os.path.abspath(path))
+            handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=os.path.splitext(name)[1], dir=folder)
+            os.close(handle)
+            temporaries.append(temporary)
+        yield temporaries
+        for temporary in temporaries:
+            with open(temporary, "rb") as written:
+                os.fsync(written.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+        for temporary, path in zip(temporaries, paths, strict=True):
+            os.replace(temporary, path)
+    except BaseException:
+        for temporary in temporaries:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(temporary)
         raise
 
 

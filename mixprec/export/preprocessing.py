@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from mixprec.bounds import HALF, SIDE
 from mixprec.export.onnx_file import finished
 from mixprec.messages import OneLineError
 
@@ -57,15 +58,42 @@ class Preprocessing:
         if missing:
             wanted = "wanted: a file of scripts/export.py"
             raise NotAnImageNetwork(f"{path}: no '{missing[0]}' in its metadata; {wanted}")
-        try:
-            values = {name: json.loads(metadata[name]) for name in names}
-            found = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
-            assert all(isinstance(number, int) and number > 0 for number in (found.resize, found.size))
-            assert all(len(numbers) == 3 and np.isfinite(numbers).all() for numbers in (found.mean, found.std))
-            assert found.input in (FLOAT, PIXELS)
-        except (ValueError, TypeError, AssertionError) as error:
-            raise NotAnImageNetwork(f"{path}: its metadata are not those of scripts/export.py") from error
-        return found
+        values = {}
+        for name in names:
+            try:
+                values[name] = json.loads(metadata[name])
+            except (ValueError, RecursionError) as error:
+                raise NotAnImageNetwork(f"{path}: '{name}' in its metadata is no JSON") from error
+        wrong = [name for name in names if not _IS_VALID[name](values[name])]
+        if wrong:
+            raise NotAnImageNetwork(f"{path}: '{wrong[0]}' in its metadata is not as scripts/export.py writes it")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _is_size(value):
+    return type(value) is int and 0 < value <= SIDE
+
+
+def _are_numbers(value, lowest):
+    return isinstance(value, list) and len(value) == 3 and all(_is_number(each, lowest) for each in value)
+
+
+def _is_number(value, lowest):
+    return type(value) in (int, float) and lowest <= value <= HALF  # not NaN, which JSON may have
+
+
+def _are_names(value):
+    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
+
+
+_IS_VALID = {  # the bounds are those of a config
+    "resize": _is_size,
+    "size": _is_size,
+    "mean": lambda value: _are_numbers(value, -HALF),
+    "std": lambda value: _are_numbers(value, 0.001),
+    "classes": _are_names,
+    "input": lambda value: value in (FLOAT, PIXELS),
+}
 
 
 def take_pixels(model, preprocessing):

@@ -2,23 +2,21 @@
 
 import argparse
 import contextlib
-import os
 import sys
 
 import numpy as np
 from tqdm import tqdm
 
 import mixprec
-from mixprec import environment, files
-from mixprec.command_line import Parser, one_line, path
+from mixprec import environment
+from mixprec.command_line import Parser, PrintError, ReaderGone, one_line, path, say
 from mixprec.export import ExportError
+from mixprec.export_run import out_folder
 from mixprec.export_run.finished_run import RunError, open_run, some
 from mixprec.messages import OneLineError
 from mixprec.native.threads import number_of_threads
 
-_JSON, _PICTURE, _FAILED = "export.json", "export.png", ".failed"
 _FEWEST = 16  # images to calibrate with, a quarter of which is held out
-_NAMES = {"float32": "model.onnx", "float16": "model_fp16.onnx", "int8": "model_int8.onnx"}
 
 
 def main(argv, networks):
@@ -29,12 +27,16 @@ def main(argv, networks):
         networks: as for :func:`mixprec.training.command.main`.
 
     Returns:
-        int: exit code. 0: all files are good. 1: one is not as accurate as the limits demand, and has another name. 2:
-        bad input, one line on standard error, nothing written. 130: Ctrl-C.
+        int: exit code. 0: all files are good. 1: they are written, but one is not as accurate as the limits demand and
+        has another name, or the table could not be printed. 2: bad input, or the files could not be written; the folder
+        is as it was. 130: Ctrl-C. With 1 and 2 one line on standard error says why.
     """
     arguments = _parse(argv)
     try:
         return _run(arguments, networks)
+    except PrintError as error:
+        print(f"error: {error}; the files are written", file=sys.stderr)
+        return 1
     except (OneLineError, MemoryError) as error:
         print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
     except ModuleNotFoundError as error:
@@ -103,39 +105,50 @@ def _run(arguments, networks):
     import onnx
     import onnxruntime
 
-    if os.path.exists(arguments.out) and not os.path.isdir(arguments.out):
-        raise RunError(f"--out {arguments.out}: it is no folder")
-    run = open_run(arguments.run, arguments.weights, arguments.set, networks)
-    models, about = _models(run, arguments)
-    candidates = [_candidate(kind, model, arguments, run.config.export) for kind, model in models.items()]
-    del models
-    images = _images(run, run.val, arguments.val_images)
-    from mixprec.export_run import check, report
+    with out_folder.tried(arguments.out):
+        run = open_run(arguments.run, arguments.weights, arguments.set, networks)
+        models, about = _models(run, arguments)
+        candidates = [_candidate(kind, model, arguments, run.config.export) for kind, model in models.items()]
+        del models
+        images = _images(run, run.val, arguments.val_images)
+        from mixprec.export_run import check, report
 
-    with _bar("checking", len(images)) as bar:
-        rows = check.compare(run.network, candidates, images, bar.update)
-    os.makedirs(arguments.out, exist_ok=True)
-    failed = [row.name for row in rows if not row.is_good]
-    for each, row in zip(candidates, rows[1:], strict=True):
-        row.name = _write(arguments.out, each, row.is_good)
-    print("\n".join(report.table(rows, len(images))))
-    report.write_json(
-        os.path.join(arguments.out, _JSON),
-        rows,
-        run=arguments.run,
-        weights=run.weights,
-        images=len(images),
-        threads=number_of_threads(),
-        cpu=environment.cpu(),
-        versions={"mixprec": mixprec.__version__, "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
-        **about,
-    )
-    report.write_picture(os.path.join(arguments.out, _PICTURE), rows)
-    print(f"files, {_JSON} and {_PICTURE}: {arguments.out}")
-    if failed:
-        print(one_line(f"error: {', '.join(failed)}: less accurate than the limits allow"), file=sys.stderr)
+        with _bar("checking", len(images)) as bar:
+            rows = check.compare(run.network, candidates, images, bar.update)
+        bad = [(row.name, row.is_finite) for row in rows if not row.is_good]
+        for row in rows[1:]:
+            row.name = row.name if row.is_good else out_folder.failed(row.name)
+        guessed = float(np.bincount(images.labels).max() / len(images))
+        record = report.as_json(
+            rows,
+            run=arguments.run,
+            weights=run.weights,
+            images=len(images),
+            guessed=guessed,
+            threads=number_of_threads(),
+            cpu=environment.cpu(),
+            versions={"mixprec": mixprec.__version__, "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
+            **about,
+        )
+        contents = {row.name: each.data for row, each in zip(rows[1:], candidates, strict=True)}
+        contents |= {out_folder.PICTURE: report.picture(rows), out_folder.JSON: record.encode()}
+        out_folder.replace(arguments.out, contents)
+    lines = report.table(rows, len(images), guessed)
+    if about.get("int8", {}).get("reduce_range"):
+        lines.append("weights of 7 bits, as this processor has no VNNI")
+    with contextlib.suppress(ReaderGone):  # the files are there, for whoever wants the first lines only
+        say("\n".join([*lines, f"files, {out_folder.JSON} and {out_folder.PICTURE}: {one_line(arguments.out)}"]))
+    if bad:
+        print(f"error: {_complaint(bad)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _complaint(bad):
+    """Returns one line about pairs of a name and whether all logits are finite."""
+    reasons = {True: "less accurate than the limits allow", False: "logits that are not finite"}
+    names = {each: [name for name, is_finite in bad if is_finite == each] for each in reasons}
+    return "; ".join(f"{', '.join(names[each])}: {reason}" for each, reason in reasons.items() if names[each])
 
 
 def _models(run, arguments):
@@ -196,30 +209,15 @@ def _candidate(kind, model, arguments, limits):
     from mixprec.export_run.check import Candidate
 
     name = model.graph.input[0].name
-    fast = session(model)
-    judge = fast
     is_tensorrts = kind == "int8" and arguments.target == "tensorrt"
-    if is_tensorrts:  # the integer kernels of a CPU are not TensorRT's
-        judge, fast = session(model, qdq_in_float=True), None
+    computer = session(model, qdq_in_float=is_tensorrts)  # the integer kernels of a CPU are not TensorRT's
 
-    def of(session):
-        return session and (lambda array: session.run(None, {name: array})[0])
+    def run(array):
+        return computer.run(None, {name: array})[0]
 
     limit = {"float32": None, "float16": limits.max_drop_float16, "int8": limits.max_drop_int8}[kind]
-    return Candidate(_NAMES[kind], model.SerializeToString(), of(judge), of(fast), arguments.preprocess, limit)
-
-
-def _write(out, candidate, is_good):
-    """Writes a file, under another name if it is not good, and removes that of an earlier export; returns its name."""
-    stem, suffix = os.path.splitext(candidate.name)
-    names = [candidate.name, f"{stem}{_FAILED}{suffix}"]
-    if not is_good:
-        names.reverse()
-    with files.replacing(os.path.join(out, names[0])) as temporary, open(temporary, "wb") as file:
-        file.write(candidate.data)
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(os.path.join(out, names[1]))
-    return names[0]
+    data = model.SerializeToString()
+    return Candidate(out_folder.NAMES[kind], data, run, not is_tensorrts, arguments.preprocess, limit)
 
 
 def _bar(what, total):

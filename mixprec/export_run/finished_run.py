@@ -97,8 +97,8 @@ def _preprocessing(data, source):
     )
 
 
-def some(source, count, seed=0):
+def some(source, count):
     """Returns the indices of ``count`` images of a source, drawn at random, or of all: sorted."""
     if count is None or count >= len(source):
         return np.arange(len(source))
-    return np.sort(np.random.RandomState(seed).permutation(len(source))[:count])
+    return np.sort(np.random.RandomState(0).permutation(len(source))[:count])

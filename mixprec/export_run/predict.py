@@ -5,9 +5,10 @@ import time
 
 import numpy as np
 
-from mixprec.command_line import Parser, one_line, path
+from mixprec.command_line import Parser, PrintError, ReaderGone, one_line, path, say
 from mixprec.data.data_error import printable
 from mixprec.export.preprocessing import PIXELS, Preprocessing
+from mixprec.files import open_regular
 from mixprec.messages import OneLineError
 
 _TOP = 5
@@ -24,7 +25,8 @@ def main(argv):
         argv: command-line arguments, without the program's name.
 
     Returns:
-        int: exit code: 0, or 2 for bad input, one line on standard error.
+        int: exit code: 0; 1 if standard output cannot be written; 2 for bad input. One line on standard error says why,
+        but for an output that nobody reads any more.
     """
     parser = Parser(description="Says what is on images, by an ONNX file of scripts/export.py.", allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL.onnx", type=path("a file"))
@@ -32,9 +34,14 @@ def main(argv):
     arguments = parser.parse_args(argv)
     try:
         for line in _lines(arguments.model, arguments.images):
-            print(line, flush=True)
-    except OneLineError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+            say(line)
+    except ReaderGone:
+        return 1
+    except PrintError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except (OneLineError, MemoryError) as error:
+        print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         print(f"error: {error.name} is not installed: pip install -e '.[export]'", file=sys.stderr)
@@ -46,7 +53,6 @@ def _lines(file, paths):
     from mixprec.export_run.validation_images import Files, ValidationImages
 
     session, preprocessing = _open(file)
-    (name,) = (value.name for value in session.get_inputs())
     images = ValidationImages(Files(paths), preprocessing, range(len(paths)))
     batches = images.batches(1)
     for image in paths:
@@ -54,13 +60,13 @@ def _lines(file, paths):
         pixels, _ = next(batches)
         array = pixels if preprocessing.input == PIXELS else images.normalize(pixels)
         read = time.perf_counter()
-        (logits,) = session.run(None, {name: array})[0]
+        logits = _logits(session, array, file, len(preprocessing.classes))
         done = time.perf_counter()
         yield f"{printable(image)}: {1e3 * (read - begin):.1f} ms to read, {1e3 * (done - read):.1f} ms to compute"
         shares = np.exp(logits - logits.max())
         shares /= shares.sum()
         for index in np.argsort(-shares, kind="stable")[:_TOP]:
-            yield f"  {100 * shares[index]:5.1f} %  {printable(preprocessing.classes[index])}"
+            yield f"  {100 * shares[index]:5.1f} %  {one_line(preprocessing.classes[index])}"
 
 
 def _open(path):
@@ -70,15 +76,37 @@ def _open(path):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             data = file.read()
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     except OSError as error:
         raise PredictionError(f"{path}: {error.strerror}") from error
+    try:
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        metadata = session.get_modelmeta().custom_metadata_map
+        inputs, outputs = ([_described(value) for value in f()] for f in (session.get_inputs, session.get_outputs))
     except Exception as error:  # onnxruntime has a class for each of a dozen reasons, all of Exception
         raise PredictionError(f"{path}: onnxruntime cannot open it: {error}") from error
-    preprocessing = Preprocessing.read(session.get_modelmeta().custom_metadata_map, path)
-    outputs = session.get_outputs()
-    if len(outputs) != 1 or outputs[0].shape[1:] != [len(preprocessing.classes)]:
+    preprocessing = Preprocessing.read(metadata, path)
+    size = preprocessing.size
+    images = ("tensor(uint8)", size, size, 3) if preprocessing.input == PIXELS else ("tensor(float)", 3, size, size)
+    if inputs != [images]:
+        raise PredictionError(f"{path}: it takes something else than one batch of images as its metadata describe them")
+    if outputs != [("tensor(float)", len(preprocessing.classes))]:
         raise PredictionError(f"{path}: it has other outputs than a number for each of its classes")
     return session, preprocessing
+
+
+def _described(value):
+    """Returns type and shape of an input or output: one image of the batch, ``None`` if it does not take one alone."""
+    batch, *rest = value.shape or [0]
+    return (value.type, *rest) if batch == 1 or not isinstance(batch, int) else None
+
+
+def _logits(session, array, path, classes):
+    try:
+        (logits,) = session.run(None, {session.get_inputs()[0].name: array})
+    except Exception as error:  # as above: a graph that wants more memory than there is, for example
+        raise PredictionError(f"{path}: onnxruntime cannot compute it: {error}") from error
+    if logits.shape != (1, classes) or not np.isfinite(logits).all():
+        raise PredictionError(f"{path}: its output is not a finite number for each of its classes")
+    return logits[0]

@@ -1,22 +1,25 @@
 """What an export has found: a table to read, JSON, and a picture."""
 
 import dataclasses
+import io
 import json
+import math
 
 from matplotlib.figure import Figure
 
-from mixprec import files
 
+def table(rows, images, guessed):
+    """Returns the lines of a table.
 
-def table(rows, images):
-    """Returns the lines of a table of :class:`~mixprec.export_run.check.Row`."""
+    Args:
+        rows: list of :class:`~mixprec.export_run.check.Row`, mixprec's first.
+        images: how many there were.
+        guessed: accuracy of naming the class of most images for each of them, as a share.
+    """
     sizes = sorted({size for row in rows for size in row.speeds})
     heads = ["", "accuracy", "drop", "equal top-1", "difference", "MB", *(f"images/s, {size}" for size in sizes), ""]
     cells = [heads]
     for row in rows:
-        limit = "" if row.limit is None else f"{'within' if row.is_good else 'ABOVE'} the limit of {row.limit:g} points"
-        if row.limit is None and not row.is_good:
-            limit = "NOT FINITE"
         cells.append(
             [
                 row.name,
@@ -26,22 +29,42 @@ def table(rows, images):
                 f"{row.difference:.2g} of {row.largest:.3g}",
                 "" if row.size is None else f"{row.size / 1e6:.2f}",
                 *(f"{row.speeds[size]:,.0f}" if size in row.speeds else "" for size in sizes),
-                limit,
+                _verdict(row),
             ]
         )
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return [*lines, f"{images} validation images; speeds are onnxruntime's and mixprec's on this CPU"]
+    share = f"{100 * guessed:.2f} % of them of one class"
+    lines.append(f"{images} validation images, {share}; speeds are onnxruntime's and mixprec's on this CPU")
+    if rows[0].accuracy <= guessed:
+        lines.append(f"always naming that class would be as good as {rows[0].name}: kept limits prove nothing")
+    return lines
 
 
-def write_json(path, rows, **about):
-    """Writes the rows, and what else is known, as JSON."""
+def _verdict(row):
+    if not row.is_finite:
+        return "NOT FINITE"
+    if row.limit is None:
+        return ""
+    return f"{'within' if row.is_good else 'ABOVE'} the limit of {row.limit:g} points"
+
+
+def as_json(rows, **about):
+    """Returns the rows, and what else is known, as the text of a JSON file; null stands for what is not finite."""
     found = [{**dataclasses.asdict(row), "is_good": row.is_good} for row in rows]
-    files.write_text(path, json.dumps({**about, "rows": found}, indent=1) + "\n")
+    return json.dumps(_finite({**about, "rows": found}), indent=1, allow_nan=False) + "\n"
 
 
-def write_picture(path, rows):
-    """Draws accuracy and images a second of all rows."""
+def _finite(value):
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def picture(rows):
+    """Returns a PNG file of accuracy and images a second of all rows."""
     figure = Figure(figsize=(8, 0.5 * len(rows) + 1.4), layout="constrained")
     accuracy, speed = figure.subplots(1, 2, sharey=True)
     names = [row.name for row in rows]
@@ -55,5 +78,6 @@ def write_picture(path, rows):
     speed.bar_label(bars, [f"{row.speeds[size]:,.0f}" if size in row.speeds else "" for row in rows], padding=2)
     speed.set(xlabel=f"images/s on this CPU, batches of {size}")
     speed.margins(x=0.2)
-    with files.replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=120)
+    return file.getvalue()

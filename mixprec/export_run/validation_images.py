@@ -1,6 +1,7 @@
 """Images as a network sees them in validation, one process and any source."""
 
 import concurrent.futures
+import warnings
 
 import numpy as np
 
@@ -42,6 +43,11 @@ class ValidationImages:
     def __len__(self):
         return len(self._indices)
 
+    @property
+    def labels(self):
+        """Those of all images, an array of int32."""
+        return self._source.labels[self._indices]
+
     def batches(self, size):
         """Yields ``(pixels, labels)``: uint8 (n, size, size, 3) of up to ``size`` images, and int32 (n,).
 
@@ -51,7 +57,9 @@ class ValidationImages:
         with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
             for start in range(0, len(self), size):
                 chosen = self._indices[start : start + size]
-                pixels = list(pool.map(lambda index: self._work.pixels(index, 0), chosen.tolist()))
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", module=r"PIL\.")  # of huge pictures, as when training checks them
+                    pixels = list(pool.map(lambda index: self._work.pixels(index, 0), chosen.tolist()))
                 yield np.stack(pixels), self._source.labels[chosen]
 
     def normalize(self, pixels):

@@ -1,11 +1,24 @@
 """A results folder as the training command leaves it, made in a moment, for tests of the export."""
 
+import json
+
 import chainer
 import numpy as np
 
 from mixprec import config as configs
 from models import MODELS
 from tests.training import small_images
+
+ALL = ("--fp16", "--int8", "--images", "16")
+
+
+def export(work, out, *options):
+    """Runs the command on the run of ``work``; returns its exit code and what is in the JSON file."""
+    from mixprec.export_run import export_command  # which needs ONNX
+
+    code = export_command.main(["--run", str(work / "run"), "--out", str(out), *options], MODELS)
+    path = out / "export.json"
+    return code, json.loads(path.read_text()) if path.exists() else None
 
 
 def make(root, arch="resnet8", classes=3):

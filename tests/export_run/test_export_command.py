@@ -25,30 +25,7 @@ from mixprec.export_run import export_command, predict
 from mixprec.export_run.validation_images import Files, ValidationImages
 from models import MODELS
 from tests import ROOT
-from tests.export_run import runs
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    root = tmp_path_factory.mktemp("export")
-    runs.make(root)
-    return root
-
-
-@pytest.fixture(autouse=True)
-def _no_time(monkeypatch):
-    """Speeds are measured, but not for long."""
-    monkeypatch.setattr("mixprec.export_run.check._SPEED_SECONDS", 0.01)
-
-
-def export(work, out, *options, capsys=None):
-    """Runs the command on the run of ``work``; returns its exit code and what is in the JSON file."""
-    code = export_command.main(["--run", str(work / "run"), "--out", str(out), *options], MODELS)
-    path = out / "export.json"
-    return code, json.loads(path.read_text()) if path.exists() else None
-
-
-ALL = ("--fp16", "--int8", "--images", "16")
+from tests.export_run.runs import ALL, export
 
 
 def test_the_files(work, tmp_path, capsys):
@@ -56,13 +33,13 @@ def test_the_files(work, tmp_path, capsys):
     assert code == 0
     names = ["model.onnx", "model_fp16.onnx", "model_int8.onnx"]
     assert {path.name for path in tmp_path.iterdir()} == {*names, "export.json", "export.png"}
-    assert [row["name"] for row in found["rows"]] == ["Chainer", *names]
+    assert [row["name"] for row in found["rows"]] == ["mixprec FP32", *names]
     assert all(row["is_good"] for row in found["rows"])
     assert [set(row["speeds"]) for row in found["rows"]] == [{"1", "32"}] * 4
     assert (found["images"], found["int8"]["target"]) == (7, "cpu")
     assert found["int8"]["calibration_images"] + found["int8"]["held_out_images"] == 16
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed[1:5]] == ["Chainer", *names]
+    assert [line.split("  ")[0] for line in printed[1:5]] == ["mixprec FP32", *names]
     assert printed[-1] == f"files, export.json and export.png: {tmp_path}"
     for name in names:
         model = onnx.load(tmp_path / name)
@@ -79,18 +56,17 @@ def test_the_files(work, tmp_path, capsys):
         assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
-def test_the_numbers_are_those_of_the_network(work, tmp_path):
+def test_the_numbers_are_those_of_the_network(work, exported):
     """Accuracy and logits by hand: plain Chainer, and images by another path."""
     network = MODELS["resnet8"](3)
     chainer.serializers.load_npz(work / "run" / "model.npz", network)
-    code, found = export(work, tmp_path)
-    assert code == 0
+    found = json.loads((exported / "export.json").read_text())
     images, labels = _validation(work)
     with chainer.using_config("train", False):
         logits = network(images).array
-    (given,) = session(onnx.load(tmp_path / "model.onnx")).run(None, {"images": images})
+    (given,) = session(onnx.load(exported / "model.onnx")).run(None, {"images": images})
     np.testing.assert_allclose(given, logits, rtol=0, atol=1e-5 * np.abs(logits).max())
-    assert [row["accuracy"] for row in found["rows"]] == [np.mean(logits.argmax(1) == labels)] * 2
+    assert [row["accuracy"] for row in found["rows"][:2]] == [np.mean(logits.argmax(1) == labels)] * 2
     assert found["rows"][1]["equal"] == 1
 
 
@@ -104,18 +80,16 @@ def _validation(work):
     return np.array(images, np.float32), np.array(labels)
 
 
-def test_files_that_take_pixels(work, tmp_path):
-    plain, pixels = tmp_path / "plain", tmp_path / "pixels"
-    assert export(work, plain, *ALL)[0] == 0
-    assert export(work, pixels, *ALL, "--preprocess")[0] == 0
+def test_files_that_take_pixels(work, exported, tmp_path):
+    assert export(work, tmp_path, *ALL, "--preprocess")[0] == 0
     images, _ = _validation(work)
     numbers = images * np.reshape([58.395, 57.12, 57.375], (3, 1, 1)) + np.reshape([123.675, 116.28, 103.53], (3, 1, 1))
     for name in ("model.onnx", "model_fp16.onnx", "model_int8.onnx"):
-        model = onnx.load(pixels / name)
+        model = onnx.load(tmp_path / name)
         assert [dim.dim_param or dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim] == [
             *("N", 16, 16, 3)
         ]
-        (expected,) = session(onnx.load(plain / name)).run(None, {"images": images})
+        (expected,) = session(onnx.load(exported / name)).run(None, {"images": images})
         given = np.rint(numbers).astype(np.uint8).transpose(0, 2, 3, 1)
         (found,) = session(model).run(None, {"images": np.ascontiguousarray(given)})
         # A pixel that lies between two steps of INT8 may be rounded the other way.
@@ -175,7 +149,8 @@ BAD = {
     "an unknown key": (["--set", "export.drop=1"], r"--set: .*'export.drop'.*"),
     "no number": (["--images", "x"], r"argument --images: found 'x'; wanted: a whole number from 16 on \(see --help\)"),
     "int8 of nothing": (["--for", "tensorrt"], r"--for tensorrt is about INT8: give --int8, too \(see --help\)"),
-    "no folder for files": (["--out", "small.yaml"], r"--out small.yaml: it is no folder"),
+    "a folder that is not there yet": (["--run", "nowhere", "--out", "new/and/deep"], r"nowhere: no such folder"),
+    "no folder for files": (["--out", "small.yaml"], r"small.yaml: it is no folder"),
 }
 
 
@@ -223,6 +198,93 @@ def test_a_part_of_the_images(work, tmp_path):
     assert (code, found["images"]) == (0, 5)
 
 
+def test_a_run_of_a_version_without_the_section_export(work, tmp_path):
+    shutil.copytree(work / "run", tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    older, sections = re.subn(r"(?m)^export:.*\n(?:[ #].*\n)*", "", config.read_text())
+    assert sections == 1
+    assert "max_drop" not in older
+    config.write_text(older)
+    code, found = export(tmp_path, tmp_path / "out", "--fp16")
+    assert (code, found["rows"][2]["limit"]) == (0, 0.1)
+
+
+@pytest.fixture
+def with_head(work, tmp_path):
+    """Writes weights of the run with others in the last layer, and returns their path."""
+
+    def write(weights, bias):
+        with np.load(work / "run" / "model.npz") as file:
+            arrays = dict(file)
+        arrays["fc/W"][...], arrays["fc/b"][...] = weights, bias
+        np.savez(tmp_path / "head.npz", **arrays)
+        return str(tmp_path / "head.npz")
+
+    return write
+
+
+def test_a_run_that_has_learned_nothing_is_told(with_head, work, exported, tmp_path, capsys):
+    weights = with_head(0, [1, 0, 0])
+    code, found = export(work, tmp_path / "out", "--weights", weights)
+    assert code == 0
+    assert found["guessed"] == found["rows"][0]["accuracy"] == 3 / 7
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].startswith("7 validation images, 42.86 % of them of one class; ")
+    assert lines[-2] == "always naming that class would be as good as mixprec FP32: kept limits prove nothing"
+    assert json.loads((exported / "export.json").read_text())["rows"][0]["accuracy"] > 3 / 7
+
+
+def test_logits_that_are_not_finite(work, tmp_path, monkeypatch, capsys):
+    def divided(model):
+        half = onnx.ModelProto()
+        half.CopyFrom(model)
+        half.graph.node[-1].output[0] = "finite"
+        half.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0), "zero"))
+        half.graph.node.append(onnx.helper.make_node("Div", ["finite", "zero"], ["logits"], "division"))
+        return half
+
+    monkeypatch.setattr("mixprec.export.float16_graph.to_half", divided)
+    code, _ = export(work, tmp_path, "--fp16")
+    printed = capsys.readouterr()
+    assert (code, printed.err) == (1, "error: model_fp16.onnx: logits that are not finite\n")
+    assert "NOT FINITE" in printed.out
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    found = json.loads((tmp_path / "export.json").read_text(), parse_constant=refuse)
+    assert found["rows"][2]["name"] == "model_fp16.failed.onnx"
+    assert found["rows"][2]["difference"] is None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_weights_of_7_bits_are_told(there, work, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("mixprec.export.int8.has_vnni", lambda: there)
+    _, found = export(work, tmp_path, "--int8", "--images", "16", "--set", "export.max_drop_int8=100")
+    assert found["int8"]["reduce_range"] == (not there)
+    assert ("weights of 7 bits, as this processor has no VNNI\n" in capsys.readouterr().out) == (not there)
+
+
+def test_an_output_that_nobody_reads_changes_nothing(work, tmp_path, monkeypatch, capfd):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", closed)
+        code, _ = export(work, tmp_path)
+    assert (code, capfd.readouterr().err) == (0, "")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "export.json", "export.png"}
+
+
+def test_an_output_that_is_full_is_not_the_folders_fault(work, tmp_path, monkeypatch, capfd):
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", full)
+        code, _ = export(work, tmp_path)
+    told = "error: standard output: No space left on device; the files are written\n"
+    assert (code, capfd.readouterr().err) == (1, told)
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "export.json", "export.png"}
+
+
+@pytest.mark.sweep
 def test_the_scripts_run(work, tmp_path):
     """As a user calls them, from another folder; the second on files that the first has written."""
     script = ROOT / "scripts"
@@ -285,12 +347,10 @@ def test_the_program_of_the_page_makes_the_same_pixels(work, tmp_path, size, tur
     np.testing.assert_allclose(fed[0].astype(int), pixels.astype(int), atol=4)
 
 
-def test_predictions_are_those_of_the_network(work, tmp_path, capsys):
-    export(work, tmp_path)
+def test_predictions_are_those_of_the_network(work, exported, capsys):
     images, _ = _validation(work)
     paths = [str(path) for name in "abc" for path in sorted((work / "images" / "val" / name).iterdir())]
-    capsys.readouterr()
-    assert predict.main([str(tmp_path / "model.onnx"), *paths]) == 0
+    assert predict.main([str(exported / "model.onnx"), *paths]) == 0
     network = MODELS["resnet8"](3)
     chainer.serializers.load_npz(work / "run" / "model.npz", network)
     with chainer.using_config("train", False):
@@ -300,37 +360,6 @@ def test_predictions_are_those_of_the_network(work, tmp_path, capsys):
         for rank, index in enumerate(np.argsort(-share)):
             percent, _, name = lines[4 * row + 1 + rank].split()
             assert (float(percent), name) == (pytest.approx(100 * share[index], abs=0.06), "abc"[index])
-
-
-def _model_without_metadata(path):
-    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 3])
-    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 3])
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [value], [out])
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
-
-
-@pytest.mark.parametrize(
-    ("model", "image", "message"),
-    [
-        ("nothing.onnx", "good.jpg", "nothing.onnx: No such file or directory"),
-        ("broken.onnx", "good.jpg", "broken.onnx: onnxruntime cannot open it: "),
-        ("foreign.onnx", "good.jpg", "foreign.onnx: no 'resize' in its metadata; wanted: a file of scripts/export.py"),
-        ("model.onnx", "nothing.jpg", "nothing.jpg: No such file or directory"),
-        ("model.onnx", "broken.jpg", "broken.jpg: not an image"),
-    ],
-)
-def test_bad_files_to_predict_are_one_line(model, image, message, work, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    export(work, tmp_path)
-    pathlib.Path("broken.onnx").write_bytes(pathlib.Path("model.onnx").read_bytes()[:1000])
-    _model_without_metadata("foreign.onnx")
-    shutil.copy(work / "images" / "val" / "a" / "00.jpg", "good.jpg")
-    pathlib.Path("broken.jpg").write_bytes(b"no image" * 50)
-    capsys.readouterr()
-    assert predict.main([model, image]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {message}")
-    assert error.count("\n") == 1
 
 
 @pytest.mark.sweep

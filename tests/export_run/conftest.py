@@ -1,0 +1,33 @@
+"""A run that all tests here export, and its files."""
+
+import sys
+
+import pytest
+
+from scripts import export
+from tests.export_run import runs
+
+
+@pytest.fixture(scope="session")
+def work(tmp_path_factory):
+    """Folder with ``images`` and ``run``, see :func:`runs.make`; it stays as it is."""
+    root = tmp_path_factory.mktemp("export")
+    runs.make(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def exported(work, tmp_path_factory):
+    """Folder with what the script has written for ``work``, with :data:`runs.ALL`; it stays as it is."""
+    out = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mixprec.export_run.check._SPEED_SECONDS", 0.01)
+        patch.setattr(sys, "path", list(sys.path))
+        assert export.main(["--run", str(work / "run"), "--out", str(out), *runs.ALL]) == 0
+    return out
+
+
+@pytest.fixture(autouse=True)
+def _no_time(monkeypatch):
+    """Speeds are measured, but not for long."""
+    monkeypatch.setattr("mixprec.export_run.check._SPEED_SECONDS", 0.01)
