@@ -156,12 +156,14 @@ def _compare(result, plain, arrays):
     """
     random = np.random.RandomState(1)
     names = [value.name for value in result.graph.input]
+    session = None
     for batch in _COMPARED:
         rows = _rows(arrays, batch, random)
         try:
             with chainer.using_config("train", False), chainer.no_backprop_mode():  # with a state of its own
                 expected = variables(separate(plain)(*map(chainer.Variable, rows)))
-            found = session_of(result).run(None, dict(zip(names, rows, strict=True)))
+            session = session or session_of(result)
+            found = session.run(None, dict(zip(names, rows, strict=True)))
         except Exception as error:  # onnxruntime has a class for each of a dozen reasons, all of Exception
             what = f"{type(error).__name__}: {error}"
             raise ExportError(f"model or graph cannot be called on a batch of {batch}: {what}") from error
