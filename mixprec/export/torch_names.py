@@ -1,9 +1,9 @@
 """The rule that translates names in a Chainer model's file into those of a PyTorch module with the same structure.
 
 ``layer2/0/downsample/1/gamma`` is ``layer2.0.downsample.1.weight``. Children keep their names, and the last part says
-what it is. The order of axes is the same in both, but for depthwise convolutions. One thing is not in the names: Chainer's ``Sequential`` does not
-number its links in their order, but the first one, the last one, and then backwards. PyTorch numbers all of its layers
-in their order.
+what it is. The order of axes is the same in both, but for depthwise convolutions, which are refused. One thing is not
+in the names: Chainer's ``Sequential`` does not number its links in their order, but the first one, the last one, and
+then backwards. PyTorch numbers all of its layers in their order.
 """
 
 import chainer
