@@ -38,16 +38,16 @@ def torchvisions_names(convolutions, blocks):
     return names
 
 
-@pytest.mark.core(2)
-@pytest.mark.parametrize("arch", BLOCKS)
+@pytest.mark.parametrize("arch", ["resnet18", *(pytest.param(a, marks=pytest.mark.sweep) for a in [*BLOCKS][1:])])
 def test_names_are_torchvisions(arch):
     names = file_names(MODELS[arch](10), torch=True)
     assert set(names.values()) == torchvisions_names(*BLOCKS[arch])
     assert len(names) == len(set(names.values()))
 
 
-@pytest.mark.core(2)
-@pytest.mark.parametrize("arch", ["resnet18", "resnet50", "resnext50_32x4d"])
+@pytest.mark.parametrize(
+    "arch", [*(pytest.param(a, marks=pytest.mark.sweep) for a in [*BLOCKS][:3:2]), "resnext50_32x4d"]
+)
 def test_shapes_are_those_of_the_module_in_pytorch(arch):
     pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
     from tests.export import torch_twins
