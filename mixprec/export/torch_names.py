@@ -1,12 +1,13 @@
 """The rule that translates names in a Chainer model's file into those of a PyTorch module with the same structure.
 
 ``layer2/0/downsample/1/gamma`` is ``layer2.0.downsample.1.weight``. Children keep their names, and the last part says
-what it is. The order of axes is the same in both. One thing is not in the names: Chainer's ``Sequential`` does not
-number its links in their order, but the first one, the last one, and then backwards. PyTorch numbers all of its layers
-in their order.
+what it is. The order of axes is the same in both, but for depthwise convolutions, which are refused. One thing is not
+in the names: Chainer's ``Sequential`` does not number its links in their order, but the first one, the last one, and
+then backwards. PyTorch numbers all of its layers in their order.
 """
 
 import chainer
+import chainer.links as L
 
 from mixprec.export.weights_error import WeightsError
 
@@ -33,7 +34,8 @@ def torch_names(network, names):
         dict: PyTorch's names by Chainer's.
 
     Raises:
-        WeightsError: there is a parameter or a persistent value that PyTorch's layers do not have.
+        WeightsError: there is a parameter or a persistent value that PyTorch's layers do not have, or not in this
+            order of axes.
 
     Example:
         >>> import chainer, chainer.functions as F, chainer.links as L
@@ -43,21 +45,25 @@ def torch_names(network, names):
         >>> torch_names(net, ["2/W", "2/b", "1/W"])
         {'2/W': '2.weight', '2/b': '2.bias', '1/W': '4.weight'}
     """
-    prefixes = dict(_prefixes(network, "", ""))
+    links = dict(_links(network, "", ""))
     found = {}
     for name in names:
         path, _, last = name.rpartition("/")
-        if last not in _LAST or path not in prefixes:
+        if last not in _LAST or path not in links:
             raise WeightsError(f"{name} has no name in PyTorch; known last parts are {', '.join(_LAST)}")
-        found[name] = f"{prefixes[path]}{_LAST[last]}"
+        prefix, link = links[path]
+        if isinstance(link, L.DepthwiseConvolution2D):
+            wanted = "wanted: Convolution2D with groups"
+            raise WeightsError(f"{name}: DepthwiseConvolution2D has its axes in another order than PyTorch; {wanted}")
+        found[name] = f"{prefix}{_LAST[last]}"
     return found
 
 
-def _prefixes(link, path, prefix):
-    """Yields the path of each link, and what PyTorch's names begin with for it."""
-    yield path, prefix
+def _links(link, path, prefix):
+    """Yields the path of each link, and a pair of what PyTorch's names begin with for it and the link."""
+    yield path, (prefix, link)
     for own, other, child in _children(link):
-        yield from _prefixes(child, f"{path}/{own}" if path else own, f"{prefix}{other}.")
+        yield from _links(child, f"{path}/{own}" if path else own, f"{prefix}{other}.")
 
 
 def _children(link):

@@ -52,21 +52,15 @@ def test_method_is_chosen_on_images_that_are_held_out():
     assert report["errors"].keys() == clipped["errors"].keys() == {"minmax", "percentile", "entropy"}
 
 
-def test_candidates_are_judged_as_the_graph_says(monkeypatch):
-    asked = []
-    monkeypatch.setattr(int8, "session", lambda model, **how: asked.append(how) or session(model, **how))
-    quantize(residual(), images(8, 3, 8, 8), target="cpu")
-    assert asked == [{}] + [{"qdq_in_float": True}] * 3
-
-
-def test_error_is_in_units_of_the_variance(only_minmax):
+def test_error_is_that_of_the_graph_in_units_of_the_variance(only_minmax):
+    """It is not that of this processor's integer kernels, which differs by 2e-4 of it."""
     network, batches = unet(), images(16, 3, 8, 8)
     model, report = quantize(network, batches, target="tensorrt")
     held_out = np.concatenate([each[3:] for each in batches])
     pairs = zip(run(model, held_out, qdq_in_float=True), run(network, held_out), strict=True)
     errors = [np.square(found - wanted).mean() / wanted.var() for found, wanted in pairs]
     assert len(errors) == 2
-    assert report["errors"]["minmax"] == pytest.approx(np.mean(errors), rel=1e-3)
+    assert report["errors"]["minmax"] == pytest.approx(np.mean(errors), rel=1e-5)
 
 
 def test_minmax_is_taken_if_all_are_equal():

@@ -86,11 +86,11 @@ def digits():
     labels = labels[order].astype(np.int32)
     np.random.seed(0)
     network = Digits()
-    optimizer = chainer.optimizers.Adam(0.003).setup(L.Classifier(network))
-    for epoch in range(5):
-        optimizer.alpha = 0.003 if epoch < 4 else 0.0005
-        for start in range(0, 1440, 48):
-            optimizer.update(optimizer.target, array[start : start + 48], labels[start : start + 48])
+    optimizer = chainer.optimizers.Adam().setup(L.Classifier(network))
+    steps = [start for _ in range(2) for start in range(0, 1440, 16)]
+    for step, start in enumerate(steps):
+        optimizer.alpha = 0.01 * (1 - step / len(steps))
+        optimizer.update(optimizer.target, array[start : start + 16], labels[start : start + 16])
     return network.graph(), array[:1440], array[1440:], labels[1440:]
 
 

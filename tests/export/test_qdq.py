@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto
 
-from mixprec.export.int8 import TARGETS, has_vnni, quantize
+from mixprec.export.int8 import TARGETS, quantize
 from tests.export.graphs import GraphMaker, images, random_network, residual, shape_of
 from tests.export.quantized import BOTH, CASES, LAYERS, NETWORKS, kinds, of_kind, quantized, run, tensors
 
@@ -91,8 +91,7 @@ def test_random_networks(seed, target, half_ends, only_minmax):
             assert np.square(found - wanted).mean() < 0.01 * max(np.square(wanted).mean(), 1e-6)
 
 
-def test_integer_kernels_compute_what_the_graph_says(vnni, only_minmax):
-    vnni(has_vnni())
+def test_integer_kernels_compute_what_the_graph_says(only_minmax):
     network, (array,) = residual(), images(4, 3, 8, 8, seed=8)
     model, _ = quantize(network, images(8, 3, 8, 8), target="cpu")
     (found,), (wanted,) = run(model, array), run(model, array, qdq_in_float=True)

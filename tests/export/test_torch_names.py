@@ -5,7 +5,7 @@ import chainer.functions as F
 import chainer.links as L
 import pytest
 
-from mixprec.export import WeightsError
+from mixprec.export import WeightsError, load_torchvision, torchvision
 from mixprec.export.matching import contents, file_names
 from mixprec.export.torch_names import torch_names
 from models import MODELS
@@ -38,16 +38,16 @@ def torchvisions_names(convolutions, blocks):
     return names
 
 
-@pytest.mark.core(2)
-@pytest.mark.parametrize("arch", BLOCKS)
+@pytest.mark.parametrize("arch", ["resnet18", *(pytest.param(a, marks=pytest.mark.sweep) for a in [*BLOCKS][1:])])
 def test_names_are_torchvisions(arch):
     names = file_names(MODELS[arch](10), torch=True)
     assert set(names.values()) == torchvisions_names(*BLOCKS[arch])
     assert len(names) == len(set(names.values()))
 
 
-@pytest.mark.core(2)
-@pytest.mark.parametrize("arch", ["resnet18", "resnet50", "resnext50_32x4d"])
+@pytest.mark.parametrize(
+    "arch", [*(pytest.param(a, marks=pytest.mark.sweep) for a in [*BLOCKS][:3:2]), "resnext50_32x4d"]
+)
 def test_shapes_are_those_of_the_module_in_pytorch(arch):
     pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
     from tests.export import torch_twins
@@ -121,3 +121,22 @@ def test_what_pytorchs_layers_do_not_have_is_named():
         file_names(Odd(), torch=True)
     with pytest.raises(WeightsError, match=r"^no/such/W has no name"):
         torch_names(Odd(), ["fc/W", "no/such/W"])
+    with pytest.raises(WeightsError, match=r"^0/b0 has no name in PyTorch"):
+        file_names(L.NStepLSTM(1, 2, 3, 0), torch=True)
+
+
+def test_links_of_links_have_the_names_of_modules_of_modules():
+    assert file_names(L.LSTM(3, 4), torch=True) == {
+        "lateral/W": "lateral.weight",
+        "upward/W": "upward.weight",
+        "upward/b": "upward.bias",
+    }
+
+
+def test_a_depthwise_convolution_is_refused():
+    """Its weights are (multiplier, channels, height, width); PyTorch's (multiplier * channels, 1, height, width)."""
+    network = chainer.Sequential(L.DepthwiseConvolution2D(2, 4, 3))
+    with pytest.raises(WeightsError, match=r"^0/W: DepthwiseConvolution2D has its axes in another order than PyTorch"):
+        torchvision(network)
+    with pytest.raises(WeightsError, match=r"^0/W: DepthwiseConvolution2D has its axes in another order than PyTorch"):
+        load_torchvision(network, {"0.weight": network[0].W.array, "0.bias": network[0].b.array})

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from scripts import export
+from tests.called import call
 from tests.export_run import runs
 
 
@@ -17,14 +18,21 @@ def work(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def exported(work, tmp_path_factory):
-    """Folder with what the script has written for ``work``, with :data:`runs.ALL`; it stays as it is."""
+def exporting(work, tmp_path_factory):
+    """``(folder, printed)``: what the script has written for ``work`` with :data:`runs.ALL`; the folder stays as it is."""
     out = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mixprec.export_run.check._SPEED_SECONDS", 0.01)
         patch.setattr(sys, "path", list(sys.path))
-        assert export.main(["--run", str(work / "run"), "--out", str(out), *runs.ALL]) == 0
-    return out
+        done = call(export.main, "--run", work / "run", "--out", out, *runs.ALL)
+    assert (done.returncode, done.stderr) == (0, "")
+    return out, done.stdout
+
+
+@pytest.fixture(scope="session")
+def exported(exporting):
+    """Folder with files; it stays as it is."""
+    return exporting[0]
 
 
 @pytest.fixture(autouse=True)

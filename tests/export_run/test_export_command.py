@@ -28,21 +28,21 @@ from tests import ROOT
 from tests.export_run.runs import ALL, export
 
 
-def test_the_files(work, tmp_path, capsys):
-    code, found = export(work, tmp_path, *ALL)
-    assert code == 0
+def test_the_files(exporting):
+    folder, printed = exporting
+    found = json.loads((folder / "export.json").read_text())
     names = ["model.onnx", "model_fp16.onnx", "model_int8.onnx"]
-    assert {path.name for path in tmp_path.iterdir()} == {*names, "export.json", "export.png"}
+    assert {path.name for path in folder.iterdir()} == {*names, "export.json", "export.png"}
     assert [row["name"] for row in found["rows"]] == ["mixprec FP32", *names]
     assert all(row["is_good"] for row in found["rows"])
     assert [set(row["speeds"]) for row in found["rows"]] == [{"1", "32"}] * 4
     assert (found["images"], found["int8"]["target"]) == (7, "cpu")
     assert found["int8"]["calibration_images"] + found["int8"]["held_out_images"] == 16
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in printed[1:5]] == ["mixprec FP32", *names]
-    assert printed[-1] == f"files, export.json and export.png: {tmp_path}"
+    lines = printed.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:5]] == ["mixprec FP32", *names]
+    assert lines[-1] == f"files, export.json and export.png: {folder}"
     for name in names:
-        model = onnx.load(tmp_path / name)
+        model = onnx.load(folder / name)
         onnx.checker.check_model(model, full_check=True)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         assert Preprocessing.read(metadata, name) == Preprocessing(
@@ -97,6 +97,7 @@ def test_files_that_take_pixels(work, exported, tmp_path):
         np.testing.assert_allclose(found, expected, rtol=0, atol=bound * np.abs(expected).max())
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("target", ["tensorrt", "cpu"])
 @pytest.mark.parametrize("half_ends", [True, False])
 def test_int8_for(target, half_ends, work, tmp_path):
@@ -109,8 +110,6 @@ def test_int8_for(target, half_ends, work, tmp_path):
 
 
 def test_a_file_above_its_limit_has_another_name(work, tmp_path, capsys, monkeypatch):
-    assert export(work, tmp_path, "--fp16")[0] == 0
-
     def worse(model):
         worse = onnx.ModelProto()
         worse.CopyFrom(model)
@@ -119,7 +118,6 @@ def test_a_file_above_its_limit_has_another_name(work, tmp_path, capsys, monkeyp
         return worse
 
     monkeypatch.setattr("mixprec.export.float16_graph.to_half", worse)
-    capsys.readouterr()
     code, found = export(work, tmp_path, "--fp16")
     assert code == 1
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -130,6 +128,7 @@ def test_a_file_above_its_limit_has_another_name(work, tmp_path, capsys, monkeyp
     assert "ABOVE the limit of 0.1 points" in printed.out
     assert printed.err == "error: model_fp16.onnx: less accurate than the limits allow\n"
     assert export(work, tmp_path, "--fp16", "--set", "export.max_drop_float16=100")[0] == 0
+    assert (tmp_path / "model_fp16.onnx").exists()
     assert not (tmp_path / "model_fp16.failed.onnx").exists()
 
 
@@ -257,7 +256,7 @@ def test_logits_that_are_not_finite(work, tmp_path, monkeypatch, capsys):
     assert found["rows"][2]["difference"] is None
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("there", [pytest.param(True, marks=pytest.mark.sweep), False])
 def test_weights_of_7_bits_are_told(there, work, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("mixprec.export.int8.has_vnni", lambda: there)
     _, found = export(work, tmp_path, "--int8", "--images", "16", "--set", "export.max_drop_int8=100")
