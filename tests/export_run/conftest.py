@@ -19,7 +19,7 @@ def work(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def exporting(work, tmp_path_factory):
-    """``(folder, printed)``: what the script has written for ``work`` with :data:`runs.ALL`; nothing changes the folder."""
+    """``(folder, printed)``: what the script has written for ``work`` with :data:`runs.ALL`."""
     out = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mixprec.export_run.check._SPEED_SECONDS", 0.01)
