@@ -118,7 +118,6 @@ def components():
         _package("Pillow", "PIL.Image", "pip install Pillow", ("Pillow",)),
         _package("matplotlib", "matplotlib", "pip install matplotlib"),
         _package("ONNX", "onnx", _EXPORT_HINT),
-        _package("onnxruntime", "onnxruntime", _EXPORT_HINT),
     ]
 
 

@@ -146,7 +146,6 @@ def test_report_lists_everything_aligned(machine):
         "Pillow",
         "matplotlib",
         "ONNX",
-        "onnxruntime",
     ]
     names.append("device 'auto'")
     width = max(map(len, names)) + 2
