@@ -30,7 +30,7 @@ from models import MODELS
 from scripts import parity as script
 from tests import ROOT
 
-RESULT = ROOT / "benchmarks" / "results" / "2026-11-24-parity-cpu.json"
+RESULT = ROOT / "benchmarks" / "results" / "2026-11-25-parity-cpu.json"
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 30, 101])
