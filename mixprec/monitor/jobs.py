@@ -1,0 +1,93 @@
+"""Training that is started and stopped from the pages, where the server was told to allow it."""
+
+import datetime
+import os
+import re
+import signal
+import subprocess
+import sys
+
+from mixprec.messages import OneLineError, one_line
+from mixprec.monitor.runs import is_alive
+
+_FOLDER = ".jobs"  # below the root: what jobs print
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9][A-Za-z0-9._-]{0,99}){0,3}")
+_SHOWN = 4000  # bytes of the end of what a job prints
+
+
+class JobError(OneLineError):
+    """A job cannot be started or stopped; the message is one line."""
+
+
+class Jobs:
+    """The jobs of this server. They go on when it ends.
+
+    Args:
+        root: folder of results.
+    """
+
+    def __init__(self, root):
+        self._root = os.path.realpath(root)
+        self._jobs = {}  # name of the run -> process, path of what it prints
+
+    def start(self, config, name, overrides):
+        """Starts a run, as ``python -m mixprec.train`` does.
+
+        Args:
+            config: path of a config that was listed.
+            name: of the run, below the root.
+            overrides: list of ``"section.key=value"``.
+
+        Raises:
+            JobError: the name is none, or taken.
+        """
+        if not _NAME.fullmatch(name):
+            raise JobError(f"{name!r}: no name of a run; allowed: letters, digits, '.', '_', '-', and '/' between them")
+        out = os.path.join(self._root, *name.split("/"))
+        if os.path.lexists(out) or not os.path.realpath(out).startswith(os.path.join(self._root, "")):
+            raise JobError(f"{name}: there is such a folder; give another name")
+        command = [sys.executable, "-m", "mixprec.train", "--config", config, "--out", out]
+        for override in filter(None, map(str.strip, overrides)):
+            command += ["--set", override]
+        folder = os.path.join(self._root, _FOLDER)
+        printed = os.path.join(folder, f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name.replace('/', '-')}.txt")
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(printed, "xb") as file:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                )
+        except OSError as error:
+            raise JobError(f"{error.filename or printed}: {error.strerror}") from error
+        self._jobs[name] = process, printed
+
+    def stop(self, run):
+        """Sends SIGTERM to a run on this machine: it finishes its step, writes a snapshot and ends.
+
+        Args:
+            run: :class:`mixprec.monitor.runs.Run`.
+
+        Raises:
+            JobError: its process is not here, or not ours.
+        """
+        status = run.status
+        if not is_alive(status):
+            raise JobError(f"{run.name}: no process of it runs on this machine")
+        try:
+            os.kill(int(status["pid"]), signal.SIGTERM)
+        except OSError as error:
+            raise JobError(f"{run.name}: {error.strerror}") from error
+
+    def rows(self):
+        """Returns the jobs, the newest first: tuples of name, state, and the end of what was printed."""
+        found = []
+        for name, (process, printed) in reversed(self._jobs.items()):
+            code = process.poll()
+            try:
+                with open(printed, "rb") as file:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - _SHOWN))
+                    text = file.read().decode("utf-8", "replace")
+            except OSError as error:
+                text = one_line(error)
+            found.append((name, "runs" if code is None else f"ended with code {code}", text))
+        return found

@@ -1,0 +1,144 @@
+"""The log of a run as columns of numbers. What has been read is not read again."""
+
+import array
+import json
+import math
+import os
+
+from mixprec import files
+
+_TAIL = 256  # bytes in front of what is new; if they are others than before, the log was written anew
+_LONGEST = 1 << 16  # bytes of a line
+_KEYS = 100  # columns
+
+
+class LogFile:
+    """``log.jsonl`` of a run, and its last entry.
+
+    Training replaces the file as a whole, mostly by one that has a line more, and by a shorter one after a resume. Each
+    :meth:`refresh` reads the lines that are new, or all of them where the file does not go on as it was.
+
+    Args:
+        path: of the file, which need not be there.
+
+    Attributes:
+        last: the last entry, a dict from names to floats: inf where it has ``null``, which stands for inf or NaN.
+        damaged: number of lines that are no JSON objects with numbers; they are left out.
+        changed: time of the last change, in seconds since 1970; 0 if there is no file.
+        version: counts the refreshes that found something new.
+    """
+
+    def __init__(self, path):
+        self._path, self._key, self.version = path, None, 0
+        self._start()
+
+    def refresh(self):
+        """Reads what is new; returns ``True`` if something is. A file that is gone or cannot be read has no entries."""
+        try:
+            file = files.open_regular(self._path)
+        except OSError:
+            if self._key is None:
+                return False
+            self._key = None
+            self._start()
+            self.version += 1
+            return True
+        with file:
+            status = os.fstat(file.fileno())
+            key = status.st_mtime_ns, status.st_size, status.st_ino
+            if key == self._key:
+                return False
+            self._read(file)
+        self._key, self.changed = key, status.st_mtime
+        self.version += 1
+        return True
+
+    def clear(self):
+        """Forgets all entries: the file is another one."""
+
+    def take(self, entry):
+        """Takes the next entry, a dict as :attr:`last`."""
+
+    def _start(self):
+        self.last, self.damaged, self.changed, self._end, self._tail = {}, 0, 0.0, 0, b""
+        self.clear()
+
+    def _read(self, file):
+        file.seek(self._end - len(self._tail))
+        if file.read(len(self._tail)) != self._tail:
+            self._start()
+            file.seek(0)
+        while line := file.readline(_LONGEST):
+            if not line.endswith(b"\n"):  # too long, or not written by mixprec, which writes whole lines
+                self.damaged += 1
+                break
+            self._end += len(line)
+            self._tail = (self._tail + line)[-_TAIL:]
+            try:
+                entry = json.loads(line)
+                self.last = {name: math.inf if value is None else float(value) for name, value in entry.items()}
+            except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+                self.damaged += 1
+            else:
+                self.take(self.last)
+
+
+class Log(LogFile):
+    """``log.jsonl`` of a run, as columns.
+
+    Args:
+        path: of the file.
+
+    Attributes:
+        columns: a dict from the name of a value to an ``array`` of float64, one for each entry: NaN where the entry has
+            no such value, inf where it is ``null``.
+    """
+
+    def __len__(self):
+        return self._entries
+
+    def clear(self):
+        self.columns, self._entries = {}, 0
+
+    def take(self, entry):
+        for name in entry.keys() - self.columns.keys():
+            if len(self.columns) < _KEYS:
+                self.columns[name] = array.array("d", [math.nan]) * self._entries
+        for name, column in self.columns.items():
+            column.append(entry.get(name, math.nan))
+        self._entries += 1
+
+    def values(self, name):
+        """Returns the column of a value; all NaN if no entry has it."""
+        return self.columns.get(name) or array.array("d", [math.nan]) * self._entries
+
+
+def sampled(x, y, most=1000):
+    """Returns the points of a curve, and of one with very many points as many as can be seen.
+
+    The points are cut into stretches of equal length, of which the smallest and the largest value stay, so that no peak
+    is lost.
+
+    Args:
+        x: sequence of floats.
+        y: sequence of floats of the same length; NaN is left out, and inf becomes a gap.
+        most: number of points from which on some are left out.
+
+    Returns:
+        list of ``[x, y]``, ``y`` being ``None`` at a gap.
+    """
+    points = [
+        [a, b if math.isfinite(b) else None]
+        for a, b in zip(x, y, strict=True)
+        if not math.isnan(b) and math.isfinite(a)
+    ]
+    if len(points) <= most:
+        return points
+    kept, length = [], math.ceil(2 * len(points) / most)
+    for start in range(0, len(points), length):
+        stretch = range(start, min(start + length, len(points)))
+        heights = {index: points[index][1] for index in stretch if points[index][1] is not None}
+        gap = next((index for index in stretch if index not in heights), None)
+        chosen = {min(heights, key=heights.get), max(heights, key=heights.get)} if heights else set()
+        kept += [points[index] for index in sorted(chosen | ({gap} - {None}))]
+    return kept

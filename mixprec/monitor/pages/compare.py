@@ -1,0 +1,84 @@
+"""Several runs in one chart, and the settings in which they differ."""
+
+import asyncio
+
+from nicegui import ui
+
+from mixprec.monitor import charts
+from mixprec.monitor.pages import frame
+from mixprec.monitor.runs import differences
+
+_SECONDS = 2.0
+_MOST = 12  # runs in a chart
+_VALUES = {
+    "validation accuracy": ("validation/main/accuracy", None),
+    "accuracy": ("main/accuracy", None),
+    "loss": ("main/loss", None),
+    "validation loss": ("validation/main/loss", None),
+    "learning rate": ("lr", None),
+    "loss scale": ("loss_scale", 2),
+    "gradient norm": ("gradient_norm", 10),
+    "images/s": ("images/s", None),
+}
+
+
+class Comparison:
+    """The chart and the table.
+
+    Args:
+        monitor: :class:`mixprec.monitor.state.Monitor`.
+        names: of the runs.
+    """
+
+    def __init__(self, monitor, names):
+        self._monitor, self._versions = monitor, None
+        names = [name for name in names if monitor.runs.get(name) is not None][:_MOST]
+        listed = list(dict.fromkeys([*names, *(row.name for row in monitor.runs.rows)]))[:500]
+        self._names = ui.select(
+            listed, label=f"runs, {_MOST} at most", multiple=True, value=names, on_change=self.refresh, with_input=True
+        )
+        self._names.props("use-chips max-values=12").classes("full-width").mark("runs")
+        with ui.row():
+            self._value = ui.select(list(_VALUES), value="validation accuracy", label="value", on_change=self.refresh)
+            self._axis = ui.select(list(charts.AXES.values()), value="epoch", label="over", on_change=self.refresh)
+        self._chart, self._differences = ui.element("div"), ui.element("div")
+
+    async def refresh(self):
+        """Draws the chart, if something in it is new."""
+        runs = [run for run in map(self._monitor.runs.get, self._names.value[:_MOST]) if run is not None]
+        logs = [await asyncio.to_thread(self._monitor.log, run) for run in runs]
+        versions = [log.version for log in logs], [run.name for run in runs], self._value.value, self._axis.value
+        if versions == self._versions:
+            return
+        is_same = self._versions is not None and versions[1:] == self._versions[1:]
+        self._versions = versions
+        name, base = _VALUES[self._value.value]
+        axis = next(key for key, shown in charts.AXES.items() if shown == self._axis.value)
+        series = {run.name: charts.points(log, name, axis, base) for run, log in zip(runs, logs, strict=True)}
+        if is_same:
+            self._figure.options["series"] = charts.lines(series)
+            self._figure.update()
+            return
+        self._chart.clear()
+        with self._chart:
+            self._figure = frame.figure(charts.chart(self._value.value, series, self._axis.value, base), tall=True)
+        self._differences.clear()
+        rows = differences([run.config for run in runs]) if len(runs) > 1 else []
+        with self._differences:
+            if rows:
+                frame.heading("Settings that differ")
+                frame.table(("key", *(run.name for run in runs)), rows, pagination=50)
+
+
+async def page(monitor, names):
+    """Makes the page.
+
+    Args:
+        monitor: :class:`mixprec.monitor.state.Monitor`.
+        names: list of names of runs; those that are not listed are left out.
+    """
+    await asyncio.to_thread(monitor.runs.refresh, _SECONDS)
+    with frame.frame(monitor, "Compare", "/compare"):
+        comparison = Comparison(monitor, names)
+    await comparison.refresh()
+    ui.timer(_SECONDS, comparison.refresh, immediate=False)

@@ -1,0 +1,109 @@
+"""The evaluation of weights on the validation images of a run: accuracies, confusions, images with large losses."""
+
+import asyncio
+import json
+
+from nicegui import ui
+
+from mixprec.monitor import charts
+from mixprec.monitor.pages import frame
+from mixprec.monitor.pages.working import Work
+
+_WORST = 48  # pictures
+
+
+class Evaluation:
+    """Chooses weights, and shows what came out.
+
+    Args:
+        monitor: :class:`mixprec.monitor.state.Monitor`.
+        run: :class:`mixprec.monitor.runs.Run`.
+    """
+
+    def __init__(self, monitor, run):
+        self._work, self._run = Work(monitor), run
+        weights = run.weights()
+        if not weights:
+            ui.label("This run has no weights yet: neither model.npz nor a snapshot.")
+        else:
+            with ui.row().classes("items-center"):
+                self._weights = ui.select(weights, value=weights[0], label="weights", on_change=self.show_last)
+                ui.button("Evaluate", on_click=self.evaluate).props("flat dense no-caps").mark("evaluate")
+        self.result, self._worst = ui.element("div"), ui.element("div")
+
+    async def evaluate(self):
+        """Evaluates the chosen weights in a process of its own, which writes the file beside the run."""
+        self._worst.clear()
+        wanted = {"run": self._run.folder, "weights": self._weights.value, "overrides": []}
+        answer = await self._work.into(self.result, "evaluate", wanted, _result)
+        if answer is not None:
+            await self._pictures(answer)
+
+    async def show_last(self):
+        """Shows what an earlier evaluation of these weights has written, if there is one."""
+        self.result.clear()
+        self._worst.clear()
+        text = await asyncio.to_thread(self._run.text, f"evaluation-{self._weights.value.removesuffix('.npz')}.json")
+        try:
+            answer = json.loads(text or "")
+            with self.result:
+                _result(answer)
+        except (ValueError, KeyError, TypeError, IndexError):  # none, or none of ours
+            self.result.clear()
+            return
+        await self._pictures(answer)
+
+    async def _pictures(self, answer):
+        worst = answer["worst"][:_WORST]
+        wanted = {"run": self._run.folder, "set": "val", "indices": [row[0] for row in worst], "size": 96}
+
+        def show(found):
+            frame.heading("Images with the largest loss: hard ones, and wrong labels")
+            with ui.row().classes("q-gutter-none"):
+                for image, (_, _, label, prediction, loss, _) in zip(found["images"], worst, strict=True):
+                    names = answer["classes"]
+                    frame.picture(image["png"], f"{names[label]}, taken for {names[prediction]}, loss {loss:.2f}")
+
+        await self._work.into(self._worst, "images", wanted, show)
+
+
+def _result(found):
+    names, top5 = found["classes"], found["top5"]
+    text = f"{found['images']} images: top-1 {found['top1']:.4f}, loss {found['loss']:.4f}"
+    ui.label(text + (f", top-5 {top5:.4f}" if top5 is not None else "")).mark("accuracy")
+    ui.label(f"in {found['file']}").classes("faint")
+    if found["confusion"] is not None:
+        frame.figure(charts.confusion(found["confusion"], names), tall=True)
+    with frame.columns():
+        with frame.column():
+            frame.heading("Most confused")
+            pairs = [(names[true], names[predicted], count) for true, predicted, count in found["confused"]]
+            rows = [(f"{true}, taken for {predicted}", count) for true, predicted, count in pairs]
+            frame.table(("class", "images"), rows)
+        with frame.column():
+            frame.heading("Classes")
+            rows = [
+                (name, images, f"{correct / images:.4f}" if images else "-", f"{loss:.4f}" if images else "-")
+                for name, (images, correct, loss) in zip(names, found["per_class"], strict=True)
+            ]
+            frame.table(("class", "images", "accuracy", "loss"), rows)
+
+
+async def page(monitor, name):
+    """Makes the page.
+
+    Args:
+        monitor: :class:`mixprec.monitor.state.Monitor`.
+        name: of a run that is listed.
+    """
+    await asyncio.to_thread(monitor.runs.refresh, 1.0)
+    run = monitor.runs.get(name)
+    with frame.frame(monitor, f"Evaluate {name}", "/evaluate"):
+        if run is None:
+            frame.missing(monitor, name)
+            return
+        ui.link("The run", frame.link_to("/run", name=name))
+        evaluation = Evaluation(monitor, run)
+        has_weights = bool(run.weights())
+    if has_weights:
+        ui.timer(0.1, evaluation.show_last, once=True)

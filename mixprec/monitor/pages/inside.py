@@ -1,0 +1,108 @@
+"""What a network sees in an image: its classes, the outputs of its layers, its weights, and what FP16 would lose."""
+
+import asyncio
+import base64
+
+from nicegui import ui
+
+from mixprec.monitor.access import LARGEST_UPLOAD
+from mixprec.monitor.pages import frame
+from mixprec.monitor.pages.working import Work
+
+_SHOWN = 8  # layers whose pictures are shown first
+_NUMBERS = ("minimum", "maximum", "mean", "std")
+_SHARES = ("zeros", "fp16_zeros", "subnormals", "overflows")
+_HEADINGS = ("layer", "type", "shape", "min", "max", "mean", "std", "zeros", "FP16 zeros", "FP16 subnormal", "overflow")
+
+
+class Inside:
+    """Takes an image, and shows what becomes of it.
+
+    Args:
+        monitor: :class:`mixprec.monitor.state.Monitor`.
+        run: :class:`mixprec.monitor.runs.Run`.
+    """
+
+    def __init__(self, monitor, run):
+        self._work, self._run = Work(monitor), run
+        self._weights = ui.select(run.weights(), value=run.weights()[0], label="weights")
+        self.upload = ui.upload(
+            label="an image", auto_upload=True, max_file_size=LARGEST_UPLOAD, on_upload=self.look, on_rejected=_rejected
+        )
+        self.upload.props('accept="image/*" flat bordered').classes("full-width")
+        self._result = ui.element("div")
+
+    async def look(self, event):
+        """Computes and shows; the image is decoded in another process only."""
+        data = await event.file.read()
+        wanted = {
+            "run": self._run.folder,
+            "weights": self._weights.value,
+            "overrides": [],
+            "image": base64.b64encode(data).decode(),
+        }
+        self.upload.reset()
+        await self._work.into(self._result, "inside", wanted, _show)
+
+
+def _rejected():
+    ui.notify(f"An image of {LARGEST_UPLOAD >> 20} MB at most, please.")
+
+
+def _show(found):
+    frame.table(("class", "share"), [(name, f"{share:.4f}") for name, share in found["top"]]).mark("top")
+    frame.heading("Outputs of layers")
+    drawn = {layer["name"]: layer for layer in found["layers"] if layer.get("png")}
+    chosen = ui.select(list(drawn), value=list(drawn)[:_SHOWN], multiple=True, label="layers").props("use-chips")
+    chosen.classes("full-width").mark("layers")
+    pictures = ui.row()
+
+    def draw():
+        pictures.clear()
+        with pictures:
+            for name in chosen.value:
+                layer = drawn[name]
+                frame.picture(layer["png"], f"{name}, {layer['type']} {_shape(layer)}", of_grid=True)
+
+    chosen.on_value_change(draw)
+    draw()
+    frame.heading("In numbers, and the share that FP16 makes zero, rounds coarsely, or cannot hold")
+    rows = [
+        (
+            layer["name"],
+            layer["type"],
+            _shape(layer),
+            *(f"{layer[key]:.3g}" for key in _NUMBERS),
+            *(f"{100 * layer[key]:.3g} %" for key in _SHARES),
+        )
+        for layer in found["layers"]
+    ]
+    frame.table(_HEADINGS, rows, pagination=20)
+    frame.heading("Weights")
+    with ui.row():
+        for weight in found["weights"]:
+            frame.picture(weight["png"], f"{weight['name']} {_shape(weight)}", of_grid=True)
+
+
+def _shape(part):
+    return "x".join(map(str, part["shape"]))
+
+
+async def page(monitor, name):
+    """Makes the page.
+
+    Args:
+        monitor: :class:`mixprec.monitor.state.Monitor`.
+        name: of a run that is listed.
+    """
+    await asyncio.to_thread(monitor.runs.refresh, 1.0)
+    run = monitor.runs.get(name)
+    with frame.frame(monitor, f"Look inside {name}", "/inside"):
+        if run is None:
+            frame.missing(monitor, name)
+            return
+        ui.link("The run", frame.link_to("/run", name=name))
+        if run.weights():
+            Inside(monitor, run)
+        else:
+            ui.label("This run has no weights yet: neither model.npz nor a snapshot.")

@@ -1,0 +1,86 @@
+"""Starts, stops and clones runs, where the server was started with ``--allow-jobs``."""
+
+import asyncio
+import datetime
+import os
+
+from nicegui import ui
+
+from mixprec.monitor.jobs import JobError
+from mixprec.monitor.pages import frame
+from mixprec.recipes import config_names, config_path
+
+_SECONDS = 2.0
+
+
+class Desk:
+    """The form, and the jobs.
+
+    Args:
+        monitor: :class:`mixprec.monitor.state.Monitor`, with jobs.
+    """
+
+    def __init__(self, monitor):
+        self._monitor, self._shown = monitor, None
+        self._paths = {f"config {name}": config_path(name) for name in config_names()}
+        for row in monitor.runs.rows[:500]:
+            self._paths[f"clone {row.name}"] = os.path.join(monitor.runs.get(row.name).folder, "config.yaml")
+        frame.heading("Start")
+        self._config = ui.select(list(self._paths), label="config, or a run to clone", with_input=True)
+        self._name = ui.input("name of the new run", value=f"job/{datetime.datetime.now():%Y%m%d-%H%M%S}")
+        self._overrides = ui.textarea("settings in place of its own, section.key=value, one a line")
+        for part in (self._config, self._name, self._overrides):
+            part.props("dense").classes("full-width")
+        ui.button("Start", on_click=self._start).props("flat dense no-caps").mark("start")
+        frame.heading("Stop")
+        with ui.row().classes("items-center"):
+            self._running = ui.select([], label="runs on this machine").props("dense").style("min-width: 16em")
+            ui.button("Stop and save", on_click=self._stop).props("flat dense no-caps").mark("stop")
+        frame.heading("Jobs of this server")
+        self._jobs = ui.element("div")
+
+    async def refresh(self):
+        """Shows what runs."""
+        rows = await asyncio.to_thread(self._monitor.runs.refresh, _SECONDS / 2)
+        self._running.set_options([row.name for row in rows if row.state in ("training", "evaluating")])
+        jobs = await asyncio.to_thread(self._monitor.jobs.rows)
+        if jobs != self._shown:
+            self._shown = jobs
+            self._jobs.clear()
+            with self._jobs:
+                for name, state, text in jobs:
+                    ui.label(f"{name}: {state}")
+                    frame.plain(text)
+
+    async def _start(self):
+        try:
+            if self._config.value is None:
+                raise JobError("choose a config")
+            path = self._paths[self._config.value]
+            self._monitor.jobs.start(path, self._name.value.strip(), (self._overrides.value or "").splitlines())
+        except JobError as error:
+            ui.notify(str(error), type="negative")
+        else:
+            await self.refresh()
+
+    def _stop(self):
+        run = self._monitor.runs.get(self._running.value)
+        try:
+            if run is None:
+                raise JobError("choose a run")
+            self._monitor.jobs.stop(run)
+            ui.notify(f"{run.name} finishes its step and saves.")
+        except JobError as error:
+            ui.notify(str(error), type="negative")
+
+
+async def page(monitor):
+    """Makes the page; without jobs it says how to allow them."""
+    await asyncio.to_thread(monitor.runs.refresh, 1.0)
+    with frame.frame(monitor, "Jobs", "/jobs"):
+        if monitor.jobs is None:
+            ui.label("This server only looks. With --allow-jobs it starts and stops runs.")
+            return
+        desk = Desk(monitor)
+    await desk.refresh()
+    ui.timer(_SECONDS, desk.refresh, immediate=False)

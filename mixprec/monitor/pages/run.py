@@ -1,0 +1,133 @@
+"""One run: its curves as they grow, its gradients, its settings and reports."""
+
+import asyncio
+
+from nicegui import ui
+
+from mixprec.monitor import charts
+from mixprec.monitor.pages import frame
+from mixprec.monitor.runs import differences
+from mixprec.monitor.state import gradient_entries
+
+_SECONDS = 1.0
+_TEXTS = {
+    "config": "config.yaml",
+    "conversion": "conversion.txt",
+    "captured steps": "capture.txt",
+    "environment": "environment.txt",
+    "skipped images": "skipped.txt",
+}
+
+
+class Curves:
+    """The charts of a run, which follow its log.
+
+    Args:
+        monitor: :class:`mixprec.monitor.state.Monitor`.
+        run: :class:`mixprec.monitor.runs.Run`.
+    """
+
+    def __init__(self, monitor, run):
+        self._monitor, self._run, self._version, self._gradients = monitor, run, None, None
+        self._state = ui.label().classes("faint").mark("state")
+        self._axis = ui.toggle(list(charts.AXES.values()), value="epoch", on_change=self._again).props("dense no-caps")
+        self._figures = {}
+        with frame.columns():
+            for title, (base, _) in charts.CURVES.items():
+                with frame.column():
+                    self._figures[title] = frame.figure(charts.chart(title, {}, "", base))
+        self._histogram = ui.element("div")
+
+    async def refresh(self):
+        """Shows what the files say now."""
+        log = await asyncio.to_thread(self._monitor.log, self._run)
+        row = await asyncio.to_thread(self._run.row)
+        self._state.text = _summary(row, log)
+        if log.version == self._version:
+            return
+        self._version = log.version
+        axis = next(name for name, shown in charts.AXES.items() if shown == self._axis.value)
+        for title, figure in self._figures.items():
+            options = charts.curve_chart(log, title, axis)
+            figure.options["series"], figure.options["legend"] = options["series"], options["legend"]
+            figure.options["xAxis"] = options["xAxis"]
+            figure.update()
+        await self._show_gradients()
+
+    async def _again(self):
+        self._version = None
+        await self.refresh()
+
+    async def _show_gradients(self):
+        entries = await asyncio.to_thread(gradient_entries, self._run)
+        if entries == self._gradients:
+            return
+        self._gradients = entries
+        self._histogram.clear()
+        options = charts.gradients(entries)
+        if options is not None:
+            with self._histogram:
+                frame.figure(options, tall=True)
+
+
+def _summary(row, log):
+    parts = [row.state]
+    if row.epoch is not None:
+        parts.append(f"epoch {row.epoch:.2f}" + (f" of {row.epochs:g}" if row.epochs is not None else ""))
+    if "iteration" in log.last:
+        parts.append(f"iteration {log.last['iteration']:.0f}")
+    for value, text in ((row.last, "accuracy {:.4f}"), (row.best, "best {:.4f}"), (row.speed, "{:.1f} images/s")):
+        if value is not None:
+            parts.append(text.format(value))
+    if row.left is not None and row.state in ("training", "evaluating"):
+        parts.append(f"{frame.span(row.left)} left")
+    if log.damaged:
+        parts.append(f"{log.damaged} lines of log.jsonl cannot be read")
+    return ", ".join(parts)
+
+
+def _settings(monitor, run):
+    """The config, or where it differs from that of another run."""
+    others = [row.name for row in monitor.runs.rows if row.name != run.name][:500]
+    with ui.element("div"):
+        chosen = ui.select(others, label="differences to", with_input=True, clearable=True).classes("full-width")
+        found = ui.element("div")
+
+    def show(event):
+        found.clear()
+        other = monitor.runs.get(event.value) if event.value else None
+        if other is not None:
+            rows = differences([run.config, other.config])
+            with found:
+                frame.table(("key", run.name, other.name), rows) if rows else ui.label("Both have the same settings.")
+
+    chosen.on_value_change(show)
+
+
+async def page(monitor, name):
+    """Makes the page.
+
+    Args:
+        monitor: :class:`mixprec.monitor.state.Monitor`.
+        name: of a run that is listed.
+    """
+    await asyncio.to_thread(monitor.runs.refresh, _SECONDS)
+    run = monitor.runs.get(name)
+    with frame.frame(monitor, name or "Run", "/run"):
+        if run is None:
+            frame.missing(monitor, name)
+            return
+        with ui.row():
+            ui.link("Evaluate", frame.link_to("/evaluate", name=name))
+            ui.link("Look inside", frame.link_to("/inside", name=name))
+            ui.link("Data and schedule", frame.link_to("/before", run=name))
+            ui.link("Compare", frame.link_to("/compare", name=[name]))
+        curves = Curves(monitor, run)
+        _settings(monitor, run)
+        for title, file in _TEXTS.items():
+            text = await asyncio.to_thread(run.text, file)
+            if text:
+                with ui.expansion(title).classes("full-width"):
+                    frame.plain(text)
+    await curves.refresh()
+    ui.timer(_SECONDS, curves.refresh, immediate=False)

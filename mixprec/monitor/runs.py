@@ -1,0 +1,273 @@
+"""The runs below a folder of results: found by its listing, described by their files. No name comes from outside."""
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import threading
+import time
+
+import yaml
+
+from mixprec import files
+from mixprec.monitor.log import LogFile
+
+_DEPTH = 4  # folders below the root
+_MARKS = ("config.yaml", "log.jsonl", "status.json")  # one of them makes a folder a run
+_LARGEST = 1 << 20  # bytes of a text that is shown
+_SILENT = 60  # seconds after which a run that trains has given no sign of life
+_BEST = "validation/main/accuracy"
+_STATES = {"done": "done", "stopped": "stopped", "failed": "failed"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A run as the table has it.
+
+    Attributes:
+        name: path below the root, with ``/``.
+        state: ``training``, ``evaluating``, ``done``, ``stopped``, ``failed``, ``killed``, ``silent`` (no sign of life
+            for a minute, from another machine) or ``unknown``.
+        arch, precision: of its config; empty if that says nothing.
+        epoch: where it is; ``None`` if it does not say.
+        epochs: where it ends; ``None`` likewise.
+        best: highest validation accuracy; ``None`` if there is none.
+        last: the last one, likewise.
+        speed: images/s of the last entry.
+        scale: loss scale, likewise.
+        skipped: number of skipped steps, likewise.
+        left: seconds that are left, as training estimates them.
+        changed: time of the last entry or sign of life, in seconds since 1970.
+    """
+
+    name: str
+    state: str
+    arch: str = ""
+    precision: str = ""
+    epoch: float | None = None
+    epochs: float | None = None
+    best: float | None = None
+    last: float | None = None
+    speed: float | None = None
+    scale: float | None = None
+    skipped: float | None = None
+    left: float | None = None
+    changed: float = 0.0
+
+
+class Run:
+    """A folder of results.
+
+    Args:
+        name: path below the root, as it is listed.
+        folder: path.
+    """
+
+    def __init__(self, name, folder):
+        self.name, self.folder = name, folder
+        self._best = _Best(os.path.join(folder, "log.jsonl"))
+        self._config = _Cached(os.path.join(folder, "config.yaml"), _settings, {})
+        self._status = _Cached(os.path.join(folder, "status.json"), _object, {})
+
+    @property
+    def config(self):
+        """The settings by dotted name; empty if they cannot be read."""
+        return self._config.value()
+
+    @property
+    def status(self):
+        """The heartbeat of training, a dict; empty if there is none."""
+        return self._status.value()
+
+    def row(self):
+        """Returns the :class:`Row`, from the files as they are now."""
+        self._best.refresh()
+        status, config, last = self.status, self.config, self._best.last
+        return Row(
+            self.name,
+            _state(self.folder, status),
+            str(config.get("model.arch", "")),
+            str(config.get("precision.compute", "")),
+            _number(status.get("epoch"), last.get("epoch")),
+            _number(status.get("epochs"), config.get("training.epochs")),
+            _number(self._best.best),
+            _number(self._best.accuracy),
+            _number(last.get("images/s")),
+            _number(last.get("loss_scale")),
+            _number(last.get("skipped")),
+            _number(status.get("seconds_left")),
+            max(self._best.changed, self._status.changed),
+        )
+
+    def text(self, name):
+        """Returns the start of a text file of the run; ``None`` if it is not there or cannot be read.
+
+        Args:
+            name: of the file, a constant of the program.
+        """
+        try:
+            with files.open_regular(os.path.join(self.folder, name)) as file:
+                return file.read(_LARGEST).decode("utf-8", "replace")
+        except OSError:
+            return None
+
+    def weights(self):
+        """Returns the names of the files that hold weights: ``model.npz`` first, and snapshots, the newest first."""
+        try:
+            names = [entry.name for entry in os.scandir(self.folder) if entry.is_file(follow_symlinks=False)]
+        except OSError:
+            return []
+        snapshots = [name for name in names if name.startswith("snapshot_") and name.endswith(".npz")]
+        snapshots.sort(key=lambda name: (name != "snapshot_best.npz", -_iteration(name)))
+        return [name for name in names if name == "model.npz"] + snapshots
+
+
+class Runs:
+    """All runs below a folder.
+
+    Args:
+        root: path of the folder.
+    """
+
+    def __init__(self, root):
+        self.root = os.path.realpath(root)
+        self.rows, self.version = [], 0
+        self._runs, self._lock, self._looked = {}, threading.Lock(), -math.inf
+
+    def get(self, name):
+        """Returns the :class:`Run` that was listed under a name; ``None`` if none was."""
+        return self._runs.get(name)
+
+    def refresh(self, interval=0.0):
+        """Lists the folder again, if that was not done within the last ``interval`` seconds. May be called by threads.
+
+        Returns:
+            list of :class:`Row`, the run that changed last first.
+        """
+        with self._lock:
+            if time.monotonic() - self._looked >= interval:
+                found = dict(_found(self.root, "", _DEPTH))
+                self._runs = {name: self._runs.get(name) or Run(name, folder) for name, folder in found.items()}
+                rows = sorted((run.row() for run in self._runs.values()), key=lambda row: (-row.changed, row.name))
+                self.version += rows != self.rows
+                self.rows, self._looked = rows, time.monotonic()
+            return self.rows
+
+
+def _found(folder, name, depth):
+    """Yields names and paths of runs. Links are not followed: none leads out of the root, and none in a circle."""
+    try:
+        with os.scandir(folder) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+    except OSError:
+        return
+    if name and any(entry.name in _MARKS for entry in entries):
+        yield name, folder
+    elif depth:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                yield from _found(entry.path, f"{name}/{entry.name}" if name else entry.name, depth - 1)
+
+
+class _Best(LogFile):
+    """The log without its columns, for the table: thousands of them are held."""
+
+    def clear(self):
+        self.best = self.accuracy = None
+
+    def take(self, entry):
+        accuracy = entry.get(_BEST, math.inf)
+        if math.isfinite(accuracy):
+            self.accuracy = accuracy
+            self.best = accuracy if self.best is None else max(self.best, accuracy)
+
+
+class _Cached:
+    """What a small file says, parsed again when it is another file."""
+
+    def __init__(self, path, parse, default):
+        self._path, self._parse, self._default = path, parse, default
+        self._key, self._value, self.changed = None, default, 0.0
+
+    def value(self):
+        try:
+            status = os.stat(self._path)
+            key = status.st_mtime_ns, status.st_size, status.st_ino
+            if key != self._key:
+                self._value = self._parse(files.read(self._path, _LARGEST))
+                self._key, self.changed = key, status.st_mtime
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
+            self._key, self._value, self.changed = None, self._default, 0.0
+        return self._value
+
+
+def _object(data):
+    value = json.loads(data)
+    return value if isinstance(value, dict) else {}
+
+
+def _settings(data):
+    """Returns a config as training has written it out, flat. Without aliases, of which a small file can be endless."""
+    text = data.decode()
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader)):
+        return {}
+    sections = yaml.load(text, Loader=loader)  # a safe loader
+    if not isinstance(sections, dict):
+        return {}
+    return {
+        f"{section}.{key}": value
+        for section, keys in sections.items()
+        if isinstance(keys, dict)
+        for key, value in keys.items()
+    }
+
+
+def differences(configs):
+    """Returns the settings in which configs differ.
+
+    Args:
+        configs: list of dicts from dotted names to values.
+
+    Returns:
+        list of tuples: a name, and its value in each config as text; a dash where it has none.
+    """
+    names = dict.fromkeys(name for config in configs for name in config)
+    shown = [(name, *("-" if name not in config else str(config[name]) for config in configs)) for name in names]
+    return [row for row in shown if len(set(row[1:])) > 1]
+
+
+def _state(folder, status):
+    state = status.get("state")
+    if state in _STATES:
+        return _STATES[state]
+    if state is None:  # of a version without heartbeat
+        return "done" if os.path.exists(os.path.join(folder, "model.npz")) else "unknown"
+    if status.get("host") == platform.node():
+        return state if state in ("training", "evaluating") and is_alive(status) else "killed"
+    age = time.time() - (_number(status.get("time")) or 0.0)
+    return str(state) if age < _SILENT else "silent"
+
+
+def is_alive(status):
+    """Returns ``True`` if the process of a heartbeat is there, on this machine, and no other one with its number."""
+    pid, start = status.get("pid"), status.get("start")
+    try:
+        with open(f"/proc/{int(pid)}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[19]) == start  # field 22 of proc(5)
+    except (OSError, ValueError, TypeError, IndexError):
+        return False
+
+
+def _number(*values):
+    """Returns the first of some values that is a finite number, or ``None``."""
+    for value in values:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    return None
+
+
+def _iteration(name):
+    digits = "".join(filter(str.isdigit, name))
+    return int(digits) if 0 < len(digits) < 20 else -1

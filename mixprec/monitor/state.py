@@ -1,0 +1,69 @@
+"""What all pages share: the runs, their logs, work in other processes, and jobs."""
+
+import collections
+import json
+import math
+import os
+import threading
+import time
+
+from mixprec.monitor.log import Log
+from mixprec.monitor.runs import Runs
+from mixprec.monitor.tasks import Tasks
+
+_LOGS = 16  # that are held as columns
+
+
+class Monitor:
+    """The state of the server.
+
+    Args:
+        root: folder of results.
+        jobs: :class:`mixprec.monitor.jobs.Jobs`, or ``None`` where pages may only look.
+
+    Attributes:
+        runs: :class:`mixprec.monitor.runs.Runs`.
+        tasks: :class:`mixprec.monitor.tasks.Tasks`.
+    """
+
+    def __init__(self, root, jobs=None):
+        self.runs, self.tasks, self.jobs = Runs(root), Tasks(), jobs
+        self._logs, self._lock = collections.OrderedDict(), threading.Lock()
+
+    def log(self, run, interval=0.5):
+        """Returns the :class:`mixprec.monitor.log.Log` of a run as it is now.
+
+        Args:
+            run: :class:`mixprec.monitor.runs.Run`.
+            interval: seconds within which the file is not looked at twice, whoever asks.
+        """
+        with self._lock:
+            log, looked = self._logs.pop(run.folder, (None, -math.inf))
+            log = log or Log(os.path.join(run.folder, "log.jsonl"))
+            if time.monotonic() - looked >= interval:
+                log.refresh()
+                looked = time.monotonic()
+            self._logs[run.folder] = log, looked
+            while len(self._logs) > _LOGS:
+                self._logs.popitem(last=False)
+            return log
+
+
+def gradient_entries(run):
+    """Returns the entries of ``gradients.jsonl`` of a run, a list of dicts; what is none is left out."""
+    entries = []
+    for line in (run.text("gradients.jsonl") or "").splitlines():
+        try:
+            entry = json.loads(line)
+            counts = [int(count) for count in entry["binades"]]
+            entries.append(
+                {
+                    "iteration": int(entry["iteration"]),
+                    "loss_scale": float(entry["loss_scale"]),
+                    "lowest": int(entry["lowest"]),
+                    "binades": counts[:300],
+                }
+            )
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+            continue
+    return entries

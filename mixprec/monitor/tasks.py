@@ -1,0 +1,96 @@
+"""Work in processes of their own: what needs Chainer, decodes images, or takes long. The pages only wait for it."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+from mixprec.messages import OneLineError, one_line
+
+_LONGEST = 64 << 20  # bytes of a line that a process answers with
+_AT_ONCE = 2  # processes; others wait for their turn
+_SECONDS = 3600
+
+
+class TaskError(OneLineError):
+    """The work could not be done; the message is one line."""
+
+
+class Tasks:
+    """Starts the processes.
+
+    Args:
+        seconds: after which a process is ended.
+    """
+
+    def __init__(self, seconds=_SECONDS):
+        self._seconds = seconds
+        self._turn = None
+        self._running = set()
+
+    async def run(self, task, arguments, progress=lambda share, text: None):
+        """Does a piece of work.
+
+        Args:
+            task: its name, one of :mod:`mixprec.monitor.work`.
+            arguments: dict, for JSON.
+            progress: called with a share from 0 to 1 and a text, as the work goes on.
+
+        Returns:
+            dict: what it answers.
+
+        Raises:
+            TaskError: it failed, in one line.
+        """
+        if self._turn is None:  # made here, as it belongs to the loop
+            self._turn = asyncio.Semaphore(_AT_ONCE)
+        async with self._turn:
+            try:
+                return await asyncio.wait_for(self._run(task, arguments, progress), self._seconds)
+            except asyncio.TimeoutError:
+                raise TaskError(f"{task}: not done after {self._seconds} s") from None
+
+    def end(self):
+        """Ends all processes; what they have not written whole is not there."""
+        for process in list(self._running):
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGTERM)
+
+    async def _run(self, task, arguments, progress):
+        command = [sys.executable, "-m", "mixprec.monitor.work", task]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, limit=_LONGEST, start_new_session=True
+        )
+        self._running.add(process)
+        try:
+            answer = await self._talk(process, json.dumps(arguments).encode() + b"\n", progress)
+        finally:
+            self._running.discard(process)
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if "error" in answer:
+            raise TaskError(one_line(answer["error"]))
+        return answer
+
+    async def _talk(self, process, sent, progress):
+        answer = {}
+        try:
+            process.stdin.write(sent)
+            await process.stdin.drain()
+            process.stdin.close()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended already; how, is said below
+        try:
+            while line := await process.stdout.readline():
+                answer = json.loads(line)
+                if "progress" in answer:
+                    progress(answer["progress"], one_line(answer.get("text", "")))
+        except ValueError as error:
+            raise TaskError(f"an answer that cannot be read: {error}") from error
+        code = await process.wait()
+        if "error" not in answer and (code or "progress" in answer or not answer):
+            raise TaskError(f"the process ended with code {code}" + (" (memory is full?)" if code == -9 else ""))
+        return answer
