@@ -79,14 +79,15 @@ def _serve(arguments):
 
 def _check_port(host, port):
     """Raises :class:`AccessError` if nothing can be bound there, which the server would say at length."""
+    if not 0 < port < 1 << 16:
+        raise AccessError(f"--port {port}: no port; allowed: 1 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind(address)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise AccessError(f"--host {host} --port {port}: {reason}; give another --port") from error
+    except OSError as error:
+        raise AccessError(f"--host {host} --port {port}: {error.strerror}; give another --port") from error
 
 
 if __name__ in {"__main__", "__mp_main__"}:

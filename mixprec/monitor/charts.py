@@ -116,7 +116,9 @@ def mark_skipped(options):
     """Makes the entries with skipped steps marks, where a chart has them; returns the options."""
     for one in options["series"]:
         if one["name"] == "steps skipped":
-            one.update(type="scatter", symbol="triangle", symbolSize=9, itemStyle={"color": COLORS[4]})
+            one.update(
+                type="scatter", symbol="triangle", symbolSize=10, symbolOffset=[0, 9], itemStyle={"color": COLORS[4]}
+            )
     return options
 
 

@@ -1,0 +1,169 @@
+"""The listing of runs, and the state that their files tell."""
+
+import json
+import os
+import platform
+import time
+
+import pytest
+
+from mixprec.monitor.runs import Run, Runs, differences
+
+CONFIG = "model:\n  arch: resnet8\nprecision:\n  compute: float16\ntraining:\n  epochs: 10\n"
+
+
+def make_run(folder, *, accuracies=(0.5, 0.9, 0.8), status=None, config=CONFIG):
+    """Writes the files of a run."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config)
+    entries = [
+        {
+            "iteration": 10 * number,
+            "epoch": number,
+            "elapsed_time": float(number),
+            "validation/main/accuracy": accuracy,
+            "images/s": 100.0 + number,
+            "loss_scale": 65536.0,
+            "skipped": number,
+            "lr": 0.1,
+            "main/loss": 1 / (1 + number),
+        }
+        for number, accuracy in enumerate(accuracies, 1)
+    ]
+    (folder / "log.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    if status is not None:
+        (folder / "status.json").write_text(json.dumps(status))
+    return folder
+
+
+def _rows(root):
+    return {row.name: row for row in Runs(root).refresh()}
+
+
+def test_runs_are_found_below_the_root(tmp_path):
+    make_run(tmp_path / "digits" / "a")
+    make_run(tmp_path / "b")
+    make_run(tmp_path / "1/2/3/4")
+    make_run(tmp_path / "1/2/3/too/deep")
+    make_run(tmp_path / "b" / "inside of a run")
+    make_run(tmp_path / ".hidden")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    (tmp_path / "circle").symlink_to(tmp_path)
+    assert sorted(_rows(tmp_path)) == ["1/2/3/4", "b", "digits/a"]
+
+
+def test_a_row_says_what_the_files_say(tmp_path):
+    status = {"state": "done", "epoch": 3.0, "epochs": 10, "seconds_left": 0.0}
+    make_run(tmp_path / "a", status=status)
+    row = _rows(tmp_path)["a"]
+    assert (row.state, row.arch, row.precision) == ("done", "resnet8", "float16")
+    assert (row.epoch, row.epochs, row.last, row.best) == (3, 10, 0.8, 0.9)
+    assert (row.speed, row.scale, row.skipped) == (103, 65536, 3)
+
+
+def _alive():
+    start = int(open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[19])  # noqa: SIM115
+    return {"pid": os.getpid(), "host": platform.node(), "start": start}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({"state": "training", **_alive()}, "training"),
+        ({"state": "evaluating", **_alive()}, "evaluating"),
+        ({"state": "training", **_alive(), "start": 1}, "killed"),  # the number of the process is another one's now
+        ({"state": "training", **_alive(), "pid": 2**22 + 1}, "killed"),
+        ({"state": "training", "host": "another", "time": time.time()}, "training"),
+        ({"state": "training", "host": "another", "time": time.time() - 3600}, "silent"),
+        ({"state": "training", "host": "another"}, "silent"),
+        ({"state": "stopped"}, "stopped"),
+        ({"state": "failed"}, "failed"),
+        ({}, "unknown"),
+        ([], "unknown"),
+        ({"state": "training", "pid": "x", "host": platform.node()}, "killed"),
+    ],
+)
+def test_the_state_follows_from_the_heartbeat(tmp_path, status, expected):
+    make_run(tmp_path / "a", status=status)
+    assert _rows(tmp_path)["a"].state == expected
+
+
+def test_without_heartbeat_weights_mean_that_it_is_done(tmp_path):
+    (make_run(tmp_path / "a") / "model.npz").touch()
+    assert _rows(tmp_path)["a"].state == "done"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "",
+        "{",
+        "a: &x [1]\nb: *x\n",
+        "model: 3\n",
+        "- 1\n",
+        "model:\n  arch: !!python/object:os.system x\n",
+        "\0",
+        "a: " + "[" * 5000,
+    ],
+)
+def test_a_config_that_cannot_be_read_says_nothing(tmp_path, config):
+    make_run(tmp_path / "a", config=config)
+    assert _rows(tmp_path)["a"].arch == ""
+
+
+def test_strange_files_of_a_run_do_no_harm(tmp_path):
+    folder = make_run(tmp_path / "a")
+    (folder / "status.json").write_bytes(b"\xff" * 100)
+    (folder / "log.jsonl").unlink()
+    os.mkfifo(folder / "log.jsonl")
+    row = _rows(tmp_path)["a"]
+    assert (row.last, row.state) == (None, "unknown")
+
+
+def test_runs_come_go_and_change(tmp_path):
+    runs = Runs(tmp_path)
+    assert runs.refresh() == []
+    folder = make_run(tmp_path / "a")
+    assert [row.name for row in runs.refresh()] == ["a"]
+    run, version = runs.get("a"), runs.version
+    runs.refresh()
+    assert (runs.get("a"), runs.version) == (run, version)
+    folder.rename(tmp_path / "b")
+    assert [row.name for row in runs.refresh()] == ["b"]
+    assert (runs.get("a"), runs.version) == (None, version + 1)
+    assert run.row().last is None  # whoever still holds it
+
+
+def test_the_folder_is_listed_once_in_an_interval(tmp_path):
+    runs = Runs(tmp_path)
+    runs.refresh(60)
+    make_run(tmp_path / "a")
+    assert runs.refresh(60) == []
+    assert len(runs.refresh()) == 1
+
+
+@pytest.mark.parametrize("name", ["..", "a/../..", "/etc", "", "a/", "./a", "a\0"])
+def test_only_listed_names_lead_to_a_folder(tmp_path, name):
+    make_run(tmp_path / "results" / "a")
+    runs = Runs(tmp_path / "results")
+    runs.refresh()
+    assert runs.get(name) is None
+
+
+def test_texts_and_weights(tmp_path):
+    folder = make_run(tmp_path / "a")
+    for name in ("snapshot_iter_9.npz", "snapshot_iter_10.npz", "snapshot_best.npz", "model.npz", "other.npz"):
+        (folder / name).touch()
+    (folder / "snapshot_iter_11.npz").symlink_to("/etc/passwd")
+    run = Run("a", str(folder))
+    assert run.weights() == ["model.npz", "snapshot_best.npz", "snapshot_iter_10.npz", "snapshot_iter_9.npz"]
+    (folder / "environment.txt").write_bytes(b"<script>\xff\n")
+    assert run.text("environment.txt") == "<script>\N{REPLACEMENT CHARACTER}\n"
+    assert run.text("conversion.txt") is None
+
+
+def test_differences():
+    first, second = {"a.b": 1, "a.c": [1, 2], "d.e": None}, {"a.b": 1, "a.c": [1, 3], "x.y": "<b>"}
+    assert differences([first, second]) == [("a.c", "[1, 2]", "[1, 3]"), ("d.e", "None", "-"), ("x.y", "-", "<b>")]
+    assert differences([first, dict(first)]) == []
