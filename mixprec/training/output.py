@@ -9,14 +9,14 @@ import tempfile
 
 from mixprec import files
 from mixprec.messages import OneLineError
-from mixprec.training import gradient_log, snapshots, tensorboard
+from mixprec.training import gradient_log, heartbeat, snapshots, tensorboard
 from mixprec.training.lock import FILE as LOCK
 from mixprec.training.lock import locked
 from mixprec.training.log_report import LOG
 
 CONFIG = "config.yaml"
 # What another run may have left, and a new one replaces later, or never.
-_OF_A_RUN = (LOG, snapshots.BEST, gradient_log.FILE)
+_OF_A_RUN = (LOG, snapshots.BEST, gradient_log.FILE, heartbeat.FILE)
 
 
 class OutputError(OneLineError):

@@ -498,7 +498,7 @@ def test_what_a_killed_run_has_left_is_cleared_away(tmp_path, resumed):
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "events").touch()
     own = {"config.yaml", "snapshot_iter_1.npz"}
-    of_run = {"log.jsonl", "snapshot_best.npz", "gradients.jsonl"}
+    of_run = {"log.jsonl", "snapshot_best.npz", "gradients.jsonl", "status.json"}
     for name in (".tmp-1.npz", *of_run, *own):
         (tmp_path / name).touch()
     output.prepare(tmp_path, resumed=resumed)
