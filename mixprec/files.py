@@ -10,27 +10,29 @@ TEMPORARY = ".tmp-"  # how the names of temporary files begin; a killed process 
 
 
 @contextlib.contextmanager
-def replacing(path):
+def replacing(path, sync=True):
     """Gives the path of a temporary file beside ``path``; on success it is synced to disk and renamed to ``path``.
 
     After an exception the temporary file is removed and ``path`` is as it was.
 
     Args:
         path: file to write or to replace, no device or pipe.
+        sync: whether to wait until it is on disk; without, it may be empty after a power cut.
 
     Yields:
         str: where to write, with the suffix of ``path``.
     """
-    with replacing_all([path]) as (temporary,):
+    with replacing_all([path], sync) as (temporary,):
         yield temporary
 
 
 @contextlib.contextmanager
-def replacing_all(paths):
+def replacing_all(paths, sync=True):
     """As :func:`replacing`, of files that belong together: none is renamed before all are on disk.
 
     Args:
         paths: list of files, each of which may be there already.
+        sync: as for :func:`replacing`.
 
     Yields:
         list of str: where to write, in the order of ``paths``.
@@ -47,8 +49,9 @@ def replacing_all(paths):
             temporaries.append(temporary)
         yield temporaries
         for temporary in temporaries:
-            with open(temporary, "rb") as written:
-                os.fsync(written.fileno())
+            if sync:
+                with open(temporary, "rb") as written:
+                    os.fsync(written.fileno())
             os.chmod(temporary, 0o666 & ~_umask())
         for temporary, path in zip(temporaries, paths, strict=True):
             os.replace(temporary, path)

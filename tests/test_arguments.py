@@ -258,6 +258,7 @@ WRONG = [
     ("optimizer", lambda: LossScaleLog(optimizers.SGD()), "MixedPrecisionOptimizer; found SGD"),
     ("optimizer", lambda: GradientHistogram("o"), "MixedPrecisionOptimizer; found 'o'"),
     ("filename", lambda: GradientHistogram(_plain(), 3), "a text; found int"),
+    ("numbers", lambda: GradientHistogram(_plain(), numbers=3), "a text or None; found int"),
     ("keys", lambda: LogReport(keys="loss"), "a list of texts or None; found str"),
     ("trigger", lambda: LogReport(trigger=3), "found 3"),
     ("trigger", lambda: LogReport(trigger=(1, "hour")), "found (1, 'hour')"),

@@ -158,7 +158,7 @@ class Log:
     gradient_histogram: str | None = key(
         "Time between two pictures of how the gradients lie in the range of float16, with and without loss scaling; "
         "each replaces the last gradients.png. Those that would take more than 5 % of the time are left out, but for "
-        "the last one. null makes none.",
+        "the last one. The numbers of all are in gradients.jsonl. null makes none.",
         None,
         limit=INTERVAL,
     )

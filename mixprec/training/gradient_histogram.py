@@ -1,4 +1,4 @@
-"""A picture of the gradients: those that FP16 can hold, with and without loss scaling."""
+"""A picture of the gradients, and its numbers: those that FP16 can hold, with and without loss scaling."""
 
 import math
 import os
@@ -15,6 +15,7 @@ from mixprec.training.gradient_counts import (
     SMALLEST_OVERFLOW,
     summarize,
 )
+from mixprec.training.gradient_log import FILE, GradientLog
 from mixprec.training.pictures import Pictures
 
 _SCALED, _UNSCALED = "#1f5fa8", "#e08a1e"
@@ -38,28 +39,40 @@ class GradientHistogram(extension.Extension):
     have been rounded there already: what they lost at the present loss scale is among the exact zeros.
 
     Drawing takes at most 5 % of the time: a picture that would soon be replaced is left out. The last one is always
-    drawn.
+    drawn. The numbers are written at each call, a line of JSON; those of layers are ``[exact zeros, becomes zero,
+    subnormal, normal, overflow]``, times the loss scale.
 
     Args:
         optimizer: the :class:`~mixprec.MixedPrecisionOptimizer`.
         filename: name of the picture in the results folder. It is formatted with the trainer like the name of
             Chainer's snapshots: ``"gradients_{.updater.iteration}.png"`` keeps one picture of each call.
+        numbers: name of the file with the numbers there; ``None`` writes none.
 
     Raises:
-        TypeError: ``optimizer`` is another one, or ``filename`` no text.
+        TypeError: ``optimizer`` is another one, ``filename`` no text, or ``numbers`` neither a text nor ``None``.
     """
 
     trigger = 1, "epoch"
 
-    def __init__(self, optimizer, filename="gradients.png"):
+    def __init__(self, optimizer, filename="gradients.png", numbers=FILE):
         self._optimizer = arguments.optimizer("optimizer", optimizer)
         self._filename = arguments.instance("filename", filename, str, "a text")
         self._pictures, self._path = Pictures(), None
+        if numbers is not None:
+            arguments.instance("numbers", numbers, str, "a text or None")
+        self._log = None if numbers is None else GradientLog(numbers)
+
+    def initialize(self, trainer):
+        """Brings the numbers of a run that is resumed to its iteration: there may be later ones."""
+        if self._log is not None:
+            self._log.go_on(trainer.out, trainer.updater.iteration)
 
     def __call__(self, trainer):
         summary = summarize(self._optimizer.unscaled_gradients(), self._optimizer.loss_scale)
         if not summary.layers:
             return
+        if self._log is not None:
+            self._log.add(trainer, summary)
         path = os.path.join(trainer.out, self._filename.format(trainer))
         if path != self._path:  # the picture before stays
             self._pictures.finish()

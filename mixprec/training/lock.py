@@ -109,7 +109,7 @@ def _acquire(handle, folder, path, is_new):
 
 def _here():
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    return {"host": platform.node(), "pid": os.getpid(), "start": _start(os.getpid()), "since": now}
+    return {"host": platform.node(), "pid": os.getpid(), "start": start_of(os.getpid()), "since": now}
 
 
 def _holder(handle):
@@ -150,10 +150,10 @@ def _in_words(holder):
 
 def _is_alive(holder):
     """Returns ``True`` if the process is there, and is not another one with the number of one that has ended."""
-    return holder.get("start") is not None and _start(holder.get("pid")) == holder["start"]
+    return holder.get("start") is not None and start_of(holder.get("pid")) == holder["start"]
 
 
-def _start(pid):
+def start_of(pid):
     """Returns when a process of this machine was started, in ticks since it was booted; ``None`` if there is none."""
     try:
         with open(f"/proc/{pid}/stat") as file:

@@ -9,12 +9,14 @@ import tempfile
 
 from mixprec import files
 from mixprec.messages import OneLineError
-from mixprec.training import snapshots, tensorboard
+from mixprec.training import gradient_log, heartbeat, snapshots, tensorboard
 from mixprec.training.lock import FILE as LOCK
 from mixprec.training.lock import locked
 from mixprec.training.log_report import LOG
 
 CONFIG = "config.yaml"
+# What another run may have left, and a new one replaces later, or never.
+_OF_A_RUN = (LOG, snapshots.BEST, gradient_log.FILE, heartbeat.FILE)
 
 
 class OutputError(OneLineError):
@@ -102,11 +104,12 @@ def prepare(out, *, resumed):
 
     Args:
         out: results folder, which is locked.
-        resumed: whether the run goes on from a snapshot; if not, a killed run's log and best snapshot are none of it.
+        resumed: whether the run goes on from a snapshot; if not, what a killed run has logged, and its best snapshot,
+            are none of it.
     """
     for name in os.listdir(out):
         path = os.path.join(out, name)
-        if name.startswith(files.TEMPORARY) or (not resumed and name in (LOG, snapshots.BEST)):
+        if name.startswith(files.TEMPORARY) or (not resumed and name in _OF_A_RUN):
             if not os.path.isdir(path):
                 os.remove(path)
         elif not resumed and name == tensorboard.FOLDER:

@@ -18,6 +18,7 @@ from mixprec.training.averaging import WeightAverage
 from mixprec.training.console import ProgressBar, Shown, Table
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.gradient_histogram import GradientHistogram
+from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.images import converter_of, train_iterator, val_iterator
 from mixprec.training.log_report import LOG, LogReport
 from mixprec.training.loss_scale_log import LossScaleLog
@@ -25,7 +26,7 @@ from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
 from mixprec.training.processes import Alone
 from mixprec.training.rank_states import JointSnapshot, RankStates
-from mixprec.training.schedule import Schedule, rates_of
+from mixprec.training.schedule import Schedule, rates_of, steps_per_epoch
 from mixprec.training.snapshot_settings import Settings
 from mixprec.training.stopping import Stopping
 from mixprec.training.tensorboard import TensorBoard
@@ -90,6 +91,12 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     def at(interval):
         return _EveryAndAtTheEnd(interval, config.training.epochs)
 
+    heartbeat = Heartbeat(config.training.epochs, steps_per_epoch(config, len(train), ranks.size))
+
+    def before_batch():
+        stopping.check()
+        heartbeat.evaluating()  # on rank 0, where it has been initialized
+
     each_snapshot, weights = at(config.snapshot.trigger), contextlib.nullcontext
     if config.training.ema_decay is not None:
         average = WeightAverage(optimizer, config.training.ema_decay)
@@ -99,7 +106,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
         validation = Shown(
             val_iterator(config, val, device, one_shape=evaluate is not None, **shard),
             len(val) // ranks.size,
-            before_batch=stopping.check,
+            before_batch=before_batch,
         )
         each_epoch = stopping.evaluation(1, "epoch")
         trainer.extend(stopping.snapshot_before(each_epoch, each_snapshot), priority=_EVALUATION)
@@ -126,6 +133,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
             trainer.extend(best)
     log = LogReport(trigger=at(config.log.trigger), filename=LOG if ranks.is_first else None, gather=ranks.gather)
     if ranks.is_first:
+        trainer.extend(heartbeat)
         _report(trainer, config, optimizer, log, lr, rates, len(train), val is not None, at)
     else:
         trainer.extend(log)

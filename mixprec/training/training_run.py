@@ -16,6 +16,7 @@ from mixprec.data.data_error import DataError
 from mixprec.training import images, needs, output, preparation, rank_states, snapshots, surroundings
 from mixprec.training.averaging import averaged_weights
 from mixprec.training.evaluation import Evaluator
+from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.stopping import Stopped
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # the log and plots are written, too
@@ -80,11 +81,15 @@ def _train(run, lock):
         if run.ranks.is_first:
             _write_about(run, resolved)
         try:
-            trainer.run(show_loop_exception_msg=False)
+            with _heartbeat(trainer, run.ranks):
+                trainer.run(show_loop_exception_msg=False)
+                _finish(run.config, trainer, first, run.out, run.ranks)
         except Stopped as stopped:
             _stop(stopped, trainer, run)
-        else:
-            _finish(run.config, trainer, first, run.out, run.ranks)
+
+
+def _heartbeat(trainer, ranks):
+    return trainer.get_extension(Heartbeat.name).watching() if ranks.is_first else contextlib.nullcontext()
 
 
 def _begin(run, trainer, lock):

@@ -30,7 +30,7 @@ def _spoil():
 
 
 def _fill():
-    def replacing(path):
+    def replacing(path, sync=True):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     files.replacing = replacing

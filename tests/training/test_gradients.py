@@ -250,14 +250,14 @@ def test_pictures_of_a_series_are_kept(tmp_path):
     optimizer = Optimizer(_array(1, 2**-30))
     _run(tmp_path, GradientHistogram(optimizer, "gradients_{.updater.iteration}.png"))
     names = {"gradients_2.png", "gradients_4.png", "gradients_6.png"}
-    assert set(os.listdir(tmp_path)) == {"log", *names}
+    assert set(os.listdir(tmp_path)) == {"log", "gradients.jsonl", *names}
     for name in names:
         assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_by_default_there_is_one_picture(tmp_path):
     _run(tmp_path, GradientHistogram(Optimizer(_array(1))))
-    assert set(os.listdir(tmp_path)) == {"log", "gradients.png"}
+    assert set(os.listdir(tmp_path)) == {"log", "gradients.jsonl", "gradients.png"}
 
 
 def test_without_gradients_there_is_no_picture(tmp_path):
@@ -280,7 +280,7 @@ class Trainer:
     """What the extensions ask of a trainer."""
 
     class updater:
-        iteration = 1
+        iteration, epoch_detail = 1, 0.5
 
     def __init__(self, out):
         self.out = str(out)
@@ -306,7 +306,7 @@ def test_norm_and_counts_of_the_real_optimizer(tmp_path):
     assert summary.total.unscaled == Regions(flushed=0, subnormal=2, normal=0, overflow=0)
     assert summary.total.scaled == Regions(flushed=0, subnormal=0, normal=2, overflow=0)
     GradientHistogram(optimizer)(trainer)
-    assert os.listdir(tmp_path) == ["gradients.png"]
+    assert set(os.listdir(tmp_path)) == {"gradients.jsonl", "gradients.png"}
 
 
 def test_a_step_that_the_real_optimizer_skipped(tmp_path):
@@ -372,5 +372,5 @@ def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, mon
     assert all(entry["gradient_norm"] > 0 and entry["loss_scale"] == 2.0**16 for entry in log)
     # At the end of each epoch for the log, after step 4 for the picture.
     assert asked == ([3, 6] if every is None else [3, 4, 6])
-    assert (out / "gradients.png").exists() == (every is not None)
+    assert (out / "gradients.png").exists() == (out / "gradients.jsonl").exists() == (every is not None)
     assert (out / "gradient_norm.png").exists()

@@ -498,10 +498,11 @@ def test_what_a_killed_run_has_left_is_cleared_away(tmp_path, resumed):
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "events").touch()
     own = {"config.yaml", "snapshot_iter_1.npz"}
-    for name in (".tmp-1.npz", "log.jsonl", "snapshot_best.npz", *own):
+    of_run = {"log.jsonl", "snapshot_best.npz", "gradients.jsonl", "status.json"}
+    for name in (".tmp-1.npz", *of_run, *own):
         (tmp_path / name).touch()
     output.prepare(tmp_path, resumed=resumed)
-    assert set(os.listdir(tmp_path)) == own | ({"log.jsonl", "snapshot_best.npz", "tensorboard"} if resumed else set())
+    assert set(os.listdir(tmp_path)) == own | ({*of_run, "tensorboard"} if resumed else set())
     with output.created(tmp_path / "new"):
         output.prepare(tmp_path / "new", resumed=resumed)
         assert os.listdir(tmp_path / "new") == ["run.lock"]

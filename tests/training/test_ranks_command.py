@@ -1,5 +1,6 @@
 """The training command under ``mpiexec``: what N ranks do is what one process does; how they stop, fail, and go on."""
 
+import json
 import re
 import shutil
 
@@ -74,7 +75,12 @@ def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
     for iteration, values in expected.items():
         assert found[iteration] == pytest.approx(values, rel=1e-5)
     about = (out / "environment.txt").read_text()
+    assert _state(out) == "done"
     assert re.search(r"^ranks    " + "; ".join(rf"{rank} on \S+, process \d+" for rank in range(ranks)), about, re.M)
+
+
+def _state(folder):
+    return json.loads((folder / "status.json").read_text())["state"]
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +102,7 @@ def test_sigterm_to_rank_1_and_resume(work, whole, call, words):
     assert (stopped.returncode, stopped.stderr) == (0, "")
     assert len(re.findall("stopped by SIGTERM .*", stopped.stdout)) == 1
     assert words in stopped.stdout
+    assert _state(out) == "stopped"
     resumed = rank_runs.run(work, 2, out.name, *NORM, arguments=RESUME)
     assert (resumed.returncode, resumed.stderr) == (0, "")
     _assert_same(out, whole)

@@ -1,0 +1,86 @@
+"""The numbers behind the picture of the gradients, as JSON lines.
+
+:class:`mixprec.training.GradientHistogram` adds a line at each call of its trigger.
+"""
+
+import json
+import os
+
+import numpy as np
+
+from mixprec import files
+from mixprec.training.gradient_counts import LOWEST
+
+FILE = "gradients.jsonl"
+
+
+class GradientLog:
+    """A file with a line for each :class:`~mixprec.training.gradient_counts.Summary`, a JSON object.
+
+    The rules are those of the log: the file is replaced as a whole, so that it is never half written, and that of a
+    resumed run has no lines of later iterations. But a snapshot does not hold it: a run that goes on in another folder
+    begins it there.
+
+    Args:
+        filename: name of the file in the results folder.
+    """
+
+    def __init__(self, filename=FILE):
+        self._filename = filename
+        self._lines, self._last = [], -1  # the last iteration that has a line
+
+    def go_on(self, folder, iteration):
+        """Takes what the file has up to ``iteration``, and drops later lines; those from a damaged one on, too."""
+        path = os.path.join(folder, self._filename)
+        content = _read(path)
+        for line in content.splitlines(keepends=True):
+            found = _iteration(line)
+            if found is None or not self._last < found <= iteration:
+                break
+            self._lines.append(line.decode())
+            self._last = found
+        text = "".join(self._lines)
+        if text.encode() != content:
+            files.write_text(path, text)
+
+    def add(self, trainer, summary):
+        """Writes the counts of this iteration, unless it has a line already."""
+        if trainer.updater.iteration <= self._last:
+            return
+        self._last = trainer.updater.iteration
+        self._lines.append(json.dumps(_entry(trainer.updater, summary)) + "\n")
+        files.write_text(os.path.join(trainer.out, self._filename), "".join(self._lines))
+
+
+def _entry(updater, summary):
+    total = summary.total
+    used = np.flatnonzero(total.binades).tolist() or [-LOWEST]  # where all are zero there is none, and lowest is 0
+    first, binades = used[0], total.binades[used[0] : used[-1] + 1]
+    return {
+        "iteration": updater.iteration,
+        "epoch": float(updater.epoch_detail),
+        "loss_scale": float(summary.scale),
+        "zeros": total.zeros,
+        "not_finite": total.not_finite,
+        "lowest": LOWEST + first,
+        "binades": binades.tolist() if binades.any() else [],
+        "layers": {path: [counts.zeros, *counts.scaled] for path, counts in summary.layers.items()},
+    }
+
+
+def _read(path):
+    try:
+        with files.open_regular(path) as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _iteration(line):
+    """Returns the iteration that a line is of; ``None`` if it is damaged."""
+    try:
+        entry = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    found = entry.get("iteration") if isinstance(entry, dict) else None
+    return found if type(found) is int and line.endswith(b"\n") else None

@@ -1,0 +1,129 @@
+"""A heartbeat of a run, ``status.json``: what training does now, for those who look at the results folder.
+
+The trainer of rank 0 has a :class:`Heartbeat`. The training command runs it inside of :meth:`Heartbeat.watching`.
+"""
+
+import contextlib
+import json
+import math
+import os
+import platform
+import time
+
+from chainer.training import extension
+
+from mixprec import files
+from mixprec.training.lock import start_of
+from mixprec.training.stopping import Stopped
+
+FILE = "status.json"
+_SECONDS = 1  # from one heartbeat to the next, at least
+
+
+class Heartbeat(extension.Extension):
+    """Writes ``status.json`` once a second at most, while steps or batches of an evaluation come to an end.
+
+    It tells of a run that was killed, too: the file says ``training``, and its process is gone. It is renamed to its
+    place, so that it is never half written, and not synced to disk: a heartbeat need not survive a power cut. Where it
+    cannot be written there is none, and training goes on. It reads nothing from a GPU, and snapshots hold nothing of
+    it.
+
+    The remaining time follows from the rate of this process since its first step, which may take long. Evaluations
+    count as far as there have been any.
+
+    Args:
+        epochs: length of training in epochs.
+        steps_per_epoch: from :func:`mixprec.training.schedule.steps_per_epoch`.
+        clock: function that returns seconds.
+    """
+
+    name = "heartbeat"
+    priority = 1000  # before all else: what fails in another extension, also at the beginning, is a failure of the run
+
+    def __init__(self, epochs, steps_per_epoch, clock=time.monotonic):
+        self._epochs, self._steps_per_epoch, self._clock = epochs, steps_per_epoch, clock
+        self._trainer, self._iterations, self._process = None, None, {}
+        # Of the last step that has come to its end: where the loader is, that of one that has failed counts, too.
+        self._iteration, self._epoch = 0, 0.0
+        self._first = None  # epoch and time after the first step of this process
+        self._next = -math.inf
+
+    @staticmethod
+    def trigger(trainer):
+        """Fires always; Chainer's would keep in snapshots when it was last called."""
+        return True
+
+    def initialize(self, trainer):
+        """Says that training begins, or goes on."""
+        self._trainer, pid = trainer, os.getpid()
+        self._process = {"pid": pid, "host": platform.node(), "start": start_of(pid)}
+        self._look(trainer.updater)
+        # From here on, as a resumed run may have steps of another size. A part of one is a step, a rounding error none.
+        left = (self._epochs - self._epoch) * self._steps_per_epoch
+        self._iterations = self._iteration + math.ceil(left - 1e-6)
+        self._beat("training")
+
+    def __call__(self, trainer):
+        self._look(trainer.updater)
+        if self._first is None:
+            self._first = self._epoch, self._clock()
+        self._beat("training")
+
+    def evaluating(self):
+        """To be called before each batch of an evaluation."""
+        self._beat("evaluating")
+
+    @contextlib.contextmanager
+    def watching(self):
+        """Around a run: the last heartbeat says how it ended."""
+        try:
+            yield
+        except BaseException as error:
+            self._write("stopped" if _is_stop(error) else "failed")
+            raise
+        self._write("done")
+
+    def _look(self, updater):
+        self._iteration, self._epoch = updater.iteration, float(updater.epoch_detail)
+
+    def _beat(self, state):
+        if self._clock() >= self._next:
+            self._write(state)
+
+    def _write(self, state):
+        if self._trainer is None:  # it has not begun
+            return
+        now = self._clock()
+        self._next = now + _SECONDS
+        status = {
+            "state": state,
+            "iteration": self._iteration,
+            "epoch": self._epoch,
+            "epochs": self._epochs,
+            "iterations": self._iterations,
+            "seconds_left": self._left(state, now),
+            "elapsed_time": self._trainer.elapsed_time,
+            "time": time.time(),
+            **self._process,
+        }
+        path = os.path.join(self._trainer.out, FILE)
+        with (
+            contextlib.suppress(OSError),
+            files.replacing(path, sync=False) as temporary,
+            open(temporary, "w", encoding="utf-8") as file,
+        ):
+            file.write(json.dumps(status) + "\n")
+
+    def _left(self, state, now):
+        if state == "done":
+            return 0.0
+        if self._first is None or state in ("stopped", "failed"):
+            return None
+        first, since = self._first
+        left, done = max(0.0, self._epochs - self._epoch), self._epoch - first
+        return left * (now - since) / done if done > 0 else None
+
+
+def _is_stop(error):
+    """Returns whether the run was asked to end, and there is nothing wrong with it."""
+    return isinstance(error, KeyboardInterrupt) or (isinstance(error, Stopped) and error.failure is None)
