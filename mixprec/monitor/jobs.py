@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from mixprec.messages import OneLineError, one_line
-from mixprec.monitor.runs import is_alive
+from mixprec.process_start import is_alive
 
 _FOLDER = ".jobs"  # below the root: what jobs print
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9][A-Za-z0-9._-]{0,99}){0,3}")

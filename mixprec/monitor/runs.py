@@ -12,6 +12,7 @@ import yaml
 
 from mixprec import files
 from mixprec.monitor.log import LogFile
+from mixprec.process_start import is_alive
 
 _DEPTH = 4  # folders below the root
 _MARKS = ("config.yaml", "log.jsonl", "status.json")  # one of them makes a folder a run
@@ -248,16 +249,6 @@ def _state(folder, status):
         return state if state in ("training", "evaluating") and is_alive(status) else "killed"
     age = time.time() - (_number(status.get("time")) or 0.0)
     return str(state) if age < _SILENT else "silent"
-
-
-def is_alive(status):
-    """Returns ``True`` if the process of a heartbeat is there, on this machine, and no other one with its number."""
-    pid, start = status.get("pid"), status.get("start")
-    try:
-        with open(f"/proc/{int(pid)}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[19]) == start  # field 22 of proc(5)
-    except (OSError, ValueError, TypeError, IndexError):
-        return False
 
 
 def _number(*values):

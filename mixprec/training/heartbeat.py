@@ -13,7 +13,7 @@ import time
 from chainer.training import extension
 
 from mixprec import files
-from mixprec.training.lock import start_of
+from mixprec.process_start import start_of
 from mixprec.training.stopping import Stopped
 
 FILE = "status.json"

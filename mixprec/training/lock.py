@@ -10,6 +10,7 @@ import platform
 import time
 
 from mixprec.messages import OneLineError
+from mixprec.process_start import is_alive, start_of
 
 FILE = "run.lock"
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -99,7 +100,7 @@ def _acquire(handle, folder, path, is_new):
         if error.errno not in _NO_LOCKS:
             raise
         holder = _holder(handle)
-        if is_new or (holder.get("host") == platform.node() and not _is_alive(holder)):
+        if is_new or (holder.get("host") == platform.node() and not is_alive(holder)):
             return
         raise LockError(
             f"{folder}: perhaps in use by another run, {_in_words(holder)}: this file system has no locks, so that "
@@ -146,20 +147,6 @@ def _holder_of(path):
 def _in_words(holder):
     known = all(key in holder for key in ("host", "pid", "since"))
     return "process {pid} on {host} since {since}".format(**holder) if known else "which does not say who it is"
-
-
-def _is_alive(holder):
-    """Returns ``True`` if the process is there, and is not another one with the number of one that has ended."""
-    return holder.get("start") is not None and start_of(holder.get("pid")) == holder["start"]
-
-
-def start_of(pid):
-    """Returns when a process of this machine was started, in ticks since it was booted; ``None`` if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[19])  # field 22 of proc(5); the 2nd may hold anything
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def _is_still(handle, path):

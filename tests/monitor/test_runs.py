@@ -8,6 +8,7 @@ import time
 import pytest
 
 from mixprec.monitor.runs import Run, Runs, differences
+from mixprec.process_start import start_of
 
 CONFIG = "model:\n  arch: resnet8\nprecision:\n  compute: float16\ntraining:\n  epochs: 10\n"
 
@@ -63,8 +64,7 @@ def test_a_row_says_what_the_files_say(tmp_path):
 
 
 def _alive():
-    start = int(open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[19])  # noqa: SIM115
-    return {"pid": os.getpid(), "host": platform.node(), "start": start}
+    return {"pid": os.getpid(), "host": platform.node(), "start": start_of(os.getpid())}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""Whether a process of this machine is still there, also where its number has become another one's."""
+
+
+def start_of(pid):
+    """Returns when a process of this machine was started, in ticks since it was booted; ``None`` if there is none.
+
+    Args:
+        pid: its number; what is no number is none's.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[19])  # field 22 of proc(5); the 2nd may hold anything
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def is_alive(described):
+    """Returns ``True`` if a process is there, and is not another one with the number of one that has ended.
+
+    Args:
+        described: dict with ``pid``, and ``start`` as of :func:`start_of`; without ``start`` it is taken as ended.
+    """
+    return described.get("start") is not None and start_of(described.get("pid")) == described["start"]
