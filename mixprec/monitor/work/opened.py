@@ -5,7 +5,7 @@ import os
 from mixprec import config as configs
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
-from mixprec.export_run.finished_run import WEIGHTS, RunError
+from mixprec.export_run.finished_run import WEIGHTS
 from mixprec.monitor.work.fields import RequestError
 from mixprec.recipes import config_path
 from mixprec.recipes.models import MODELS
@@ -18,26 +18,21 @@ def open_config(path, overrides):
 
 
 def weights_of(folder, name):
-    """Returns the path of a file of weights in a results folder.
+    """Returns the path of a file of weights in a results folder; ``None`` if there is none, which opening it tells.
 
     Args:
         folder: path of the results folder.
         name: name of the file; ``None`` is ``model.npz``, or the newest snapshot where the run has not come to its end.
 
     Raises:
-        OneLineError: there is none, or the name is none of a .npz file in the folder.
+        RequestError: the name is none of a .npz file in the folder.
     """
     if name is not None:
         if os.path.basename(name) != name or not name.endswith(".npz"):
             raise RequestError(f"'weights' is {name}; wanted: the name of a .npz file in {folder}")
         return os.path.join(folder, name)
     path = os.path.join(folder, WEIGHTS)
-    if os.path.exists(path) or not os.path.isdir(folder):
-        return path  # whoever opens a folder that is not there says so
-    path = snapshots.newest(folder)
-    if path is None:
-        raise RunError(f"{folder}: neither {WEIGHTS} nor a snapshot in it; wanted: a run that has saved its weights")
-    return path
+    return path if os.path.exists(path) else snapshots.newest(folder)
 
 
 def open_source(config, part):

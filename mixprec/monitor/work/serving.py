@@ -62,7 +62,9 @@ def main(argv, tasks):
     try:
         return serve(argv, tasks, sys.stdin.buffer, write)
     except ReaderGone:
-        os.dup2(2, lines.fileno())  # what is still in the buffer would be a traceback at the end
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, lines.fileno())  # or what is still in the buffer is a traceback at the end
+        os.close(nowhere)
         return FAILED
 
 
