@@ -1,14 +1,14 @@
-"""What is done to an image before a network sees it: as metadata of an ONNX file, and as nodes in front of it."""
+"""What is done to an image before a network sees it: as metadata of an ONNX file, and as nodes in front of it.
+
+ONNX is imported where a file is made: the monitor evaluates a run without it.
+"""
 
 import dataclasses
 import json
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from mixprec.bounds import HALF, SIDE
-from mixprec.export.onnx_file import finished
 from mixprec.messages import OneLineError
 
 FLOAT, PIXELS = "float32 NCHW", "uint8 NHWC"
@@ -40,6 +40,8 @@ class Preprocessing:
 
     def write(self, model):
         """Writes the attributes into the metadata of a model: each is JSON, with its name as the key."""
+        from onnx import helper
+
         helper.set_model_props(model, {name: json.dumps(value) for name, value in dataclasses.asdict(self).items()})
 
     @classmethod
@@ -106,6 +108,11 @@ def take_pixels(model, preprocessing):
         model: :class:`onnx.ModelProto` with one input, normalized images (N, 3, size, size); it stays as it is.
         preprocessing: :class:`Preprocessing`.
     """
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    from mixprec.export.onnx_file import finished
+
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph

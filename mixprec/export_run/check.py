@@ -78,7 +78,7 @@ def compare(network, candidates, images, progress):
         images: :class:`~mixprec.export_run.validation_images.ValidationImages`.
         progress: called with the number of images after each batch.
     """
-    reference = _converted(network)
+    reference = in_float32(network)
     rows = [Row(MIXPREC), *(Row(each.name, size=len(each.data), limit=each.limit) for each in candidates)]
     for pixels, labels in images.batches(BATCH):
         normalized = images.normalize(pixels)
@@ -99,7 +99,12 @@ def compare(network, candidates, images, progress):
     return rows
 
 
-def _converted(network):
+def in_float32(network):
+    """Returns a function from images (N, 3, H, W), float32, to logits of a plain network as mixprec computes it.
+
+    Args:
+        network: plain Chainer link on the CPU; it stays as it is.
+    """
     network = network.copy(mode="share")
     model = chainer.Sequential(network)
     mixprec.convert(model, compute="float32")

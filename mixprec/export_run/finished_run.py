@@ -14,7 +14,8 @@ from mixprec.messages import OneLineError
 from mixprec.training.networks import find, make
 
 WEIGHTS = "model.npz"
-_CONFIG, _CLASSES = "config.yaml", "classes.txt"
+CLASSES = "classes.txt"
+_CONFIG = "config.yaml"
 
 
 class RunError(OneLineError):
@@ -42,6 +43,52 @@ class FinishedRun:
     preprocessing: Preprocessing
 
 
+def open_config(folder, overrides, networks):
+    """Returns the :class:`mixprec.config.Config` of a results folder.
+
+    Args:
+        folder: as for :func:`open_run`, as are the others.
+        overrides: likewise.
+        networks: likewise.
+
+    Raises:
+        OneLineError: the folder holds no run.
+    """
+    path = os.path.join(folder, _CONFIG)
+    if not os.path.isfile(path):
+        what = "no such folder" if not os.path.isdir(folder) else f"no {_CONFIG} in it"
+        raise RunError(f"{folder}: {what}; wanted: a results folder of scripts/train_imagenet.py")
+    return configs.load(path, overrides, choices={"model.arch": sorted(networks)})
+
+
+def open_network(folder, weights, overrides, networks):
+    """Opens the network of a results folder; the images may be anywhere, or nowhere.
+
+    Args:
+        folder: as for :func:`open_run`, as are the others.
+        weights: likewise.
+        overrides: likewise.
+        networks: likewise.
+
+    Returns:
+        ``(config, network, weights)``: :class:`mixprec.config.Config`, a plain Chainer link on the CPU in float32, and
+        the path of the file of its weights.
+
+    Raises:
+        OneLineError: the folder holds no run, or one without weights.
+    """
+    config = open_config(folder, overrides, networks)
+    if weights is None:
+        weights = os.path.join(folder, WEIGHTS)
+        if not os.path.exists(weights):
+            others = sorted(name for name in os.listdir(folder) if name.startswith("snapshot_"))
+            hint = f"; --weights {os.path.join(folder, others[-1])} takes a snapshot" if others else ""
+            raise RunError(f"{folder}: no {WEIGHTS} in it, as the run has not come to its end{hint}")
+    network = make(config, find(config.model, networks), {})
+    WeightFile(weights).load_into(network)
+    return config, network, weights
+
+
 def open_run(folder, weights, overrides, networks):
     """Opens a results folder.
 
@@ -55,26 +102,15 @@ def open_run(folder, weights, overrides, networks):
     Raises:
         OneLineError: the folder holds no run, or one without weights; the images are not there, or of other classes.
     """
-    path = os.path.join(folder, _CONFIG)
-    if not os.path.isfile(path):
-        what = "no such folder" if not os.path.isdir(folder) else f"no {_CONFIG} in it"
-        raise RunError(f"{folder}: {what}; wanted: a results folder of scripts/train_imagenet.py")
-    config = configs.load(path, overrides, choices={"model.arch": sorted(networks)})
+    config, network, weights = open_network(folder, weights, overrides, networks)
     if config.data.format == "synthetic":
-        raise RunError(f"{path}: data.format is synthetic: there are no images to check the exported network on")
-    if weights is None:
-        weights = os.path.join(folder, WEIGHTS)
-        if not os.path.exists(weights):
-            others = sorted(name for name in os.listdir(folder) if name.startswith("snapshot_"))
-            hint = f"; --weights {os.path.join(folder, others[-1])} takes a snapshot" if others else ""
-            raise RunError(f"{folder}: no {WEIGHTS} in it, as the run has not come to its end{hint}")
-    network = make(config, find(config.model, networks), {})
-    WeightFile(weights).load_into(network)
+        path = os.path.join(folder, _CONFIG)
+        raise RunError(f"{path}: data.format is synthetic: there are no images to check the network on")
     train, val = (_open(config, name) for name in ("train", "val"))
-    classes = os.path.join(folder, _CLASSES)
+    classes = os.path.join(folder, CLASSES)
     if os.path.exists(classes):
         check_classes(classes, val)
-    return FinishedRun(config, network, weights, train, val, _preprocessing(config.data, val))
+    return FinishedRun(config, network, weights, train, val, preprocessing_of(config.data, val.classes))
 
 
 def _open(config, name):
@@ -87,13 +123,19 @@ def _open(config, name):
     return source
 
 
-def _preprocessing(data, source):
+def preprocessing_of(data, classes):
+    """Returns the :class:`~mixprec.export.preprocessing.Preprocessing` of validation.
+
+    Args:
+        data: the section of a config, :class:`mixprec.config.data.Data`.
+        classes: names of the classes.
+    """
     return Preprocessing(
         resize=data.resize,
         size=data.val_size or data.size,
         mean=tuple(data.mean),
         std=tuple(data.std),
-        classes=tuple(source.classes),
+        classes=tuple(classes),
     )
 
 

@@ -44,6 +44,24 @@ def open_sources(config, ranks=1):
             if not os.path.exists(path):  # both before the first is scanned, which may take minutes
                 raise DataError(f"{path}: no such file or folder; {name} says where the images are")
         train, val = (open_images(path, data.format, data.root, data.on_error) for path in (data.train, data.val))
+    check_sources(config, train, val, ranks)
+    return train, val
+
+
+def check_sources(config, train, val, ranks=1):
+    """Checks that the images of a config fit each other and the model, and are enough for a batch.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        train: as :func:`open_sources` returns it.
+        val: likewise.
+        ranks: number of processes that train together.
+
+    Raises:
+        DataError: they do not.
+    """
+    data = config.data
+    if val is not None:
         check_same_classes(train, val)
         for source in (train, val):
             check_labels(source, config.model.classes)
@@ -53,7 +71,6 @@ def open_sources(config, ranks=1):
         raise DataError(f"{where}: {len(train)} images, but training.batch_size is {config.training.batch_size}{each}")
     if val is not None and len(val) < ranks:
         raise DataError(f"{data.val}: {len(val)} images, which is less than the {ranks} ranks that evaluate them")
-    return train, val
 
 
 def train_iterator(config, images, device, rank=0, ranks=1):

@@ -80,13 +80,18 @@ def write_classes(path, source):
     write_text(path, "".join(f"{printable(name)}\n" for name in source.classes))
 
 
-def check_classes(path, source):
-    """Raises :class:`DataError` unless the file of :func:`write_classes` lists the classes that a source has."""
+def read_classes(path):
+    """Returns the list of names in a file of :func:`write_classes`, as they are there, or raises :class:`DataError`."""
     try:
-        there = read(path, 1 << 28).decode().split("\n")[:-1]
+        return read(path, 1 << 28).decode().split("\n")[:-1]
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise DataError(f"{printable(path)}: the classes of the earlier run cannot be read ({reason})") from error
+
+
+def check_classes(path, source):
+    """Raises :class:`DataError` unless the file of :func:`write_classes` lists the classes that a source has."""
+    there = read_classes(path)
     here, root, file = [printable(name) for name in source.classes], printable(source.root), os.path.basename(path)
     for label, (old, new) in enumerate(zip(there, here, strict=False)):
         if old != new:

@@ -1,0 +1,12 @@
+"""One task of the monitor: JSON from standard input, lines of JSON on standard output.
+
+python -m mixprec.monitor.work TASK < REQUEST.json
+"""
+
+import sys
+
+from mixprec.monitor.work import serving
+from mixprec.monitor.work.tasks import TASKS
+
+if __name__ == "__main__":
+    sys.exit(serving.main(sys.argv[1:], TASKS))

@@ -1,0 +1,58 @@
+"""What a request names, opened: configs, weights, and one source of images."""
+
+import os
+
+from mixprec import config as configs
+from mixprec.data.data_error import DataError
+from mixprec.data.sources.opening import open_images
+from mixprec.export_run.finished_run import WEIGHTS
+from mixprec.monitor.work.fields import RequestError
+from mixprec.recipes import config_path
+from mixprec.recipes.models import MODELS
+from mixprec.training import snapshots
+
+
+def open_config(path, overrides):
+    """Returns the :class:`mixprec.config.Config` of a file, or of one that comes with mixprec."""
+    return configs.load(config_path(path), overrides, choices={"model.arch": sorted(MODELS)})
+
+
+def weights_of(folder, name):
+    """Returns the path of a file of weights in a results folder; ``None`` if there is none, which opening it tells.
+
+    Args:
+        folder: path of the results folder.
+        name: name of the file; ``None`` is ``model.npz``, or the newest snapshot where the run has not come to its end.
+
+    Raises:
+        RequestError: the name is none of a .npz file in the folder.
+    """
+    if name is not None:
+        if os.path.basename(name) != name or not name.endswith(".npz"):
+            raise RequestError(f"'weights' is {name}; wanted: the name of a .npz file in {folder}")
+        return os.path.join(folder, name)
+    path = os.path.join(folder, WEIGHTS)
+    return path if os.path.exists(path) else snapshots.newest(folder)
+
+
+def open_source(config, part):
+    """Returns the source of the ``"train"`` or ``"val"`` images of a config.
+
+    Raises:
+        DataError: there are none, or one is bad; one line.
+    """
+    data = config.data
+    path = getattr(data, part)
+    if data.format == "synthetic":
+        raise DataError("data.format is synthetic: random numbers stand in for images, and there are none to show")
+    if path is None:
+        raise DataError(f"data.{part} is null; wanted: the path of the images")
+    if not os.path.exists(path):
+        raise DataError(f"{path}: no such file or folder; data.{part} says where the images are")
+    return open_images(path, data.format, data.root, data.on_error)
+
+
+def check_index(index, source):
+    """Raises :class:`RequestError` unless a source has an image of this index."""
+    if index >= len(source):
+        raise RequestError(f"{source.root}: no image {index}; its {len(source)} images count from 0")

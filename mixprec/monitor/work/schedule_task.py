@@ -1,0 +1,83 @@
+"""The task ``schedule``: the learning rate of each iteration of a config, as training sets it."""
+
+from mixprec.data.data_error import DataError
+from mixprec.data.loaders.epochs import Epochs
+from mixprec.monitor.work.fields import RequestError
+from mixprec.monitor.work.opened import open_config, open_source
+from mixprec.training.schedule import described_rate, images_per_step, rates_of, steps_per_epoch
+
+_POINTS = 500
+_BENDS = 200  # points that may be spent on places where the rate jumps or bends
+
+
+def plan_schedule(request, progress):
+    """Returns the learning rate over the run of a config.
+
+    Args:
+        request: with ``config``, ``overrides``, ``ranks``, and ``images``, the number of training images or ``None``.
+        progress: called with the share that is done and a text.
+
+    Returns:
+        dict: ``points``, at most 500 lists of epoch at the start of an iteration (a float), number of the iteration
+        from 1 on, and its rate; ``peak``; ``images_per_step``; ``steps_per_epoch``; ``iterations``; ``images``;
+        ``text``.
+
+    Raises:
+        OneLineError: the config is bad, there are no images to count, or too few for a step.
+    """
+    config = open_config(request.config, request.overrides)
+    images = _count(config, progress) if request.images is None else request.images
+    batch = config.training.batch_size * request.ranks
+    if images < batch:
+        raise RequestError(
+            f"'images' is {images}; wanted: at least training.batch_size * ranks, {batch}, as for training"
+        )
+    rates, steps = rates_of(config, images, request.ranks), steps_per_epoch(config, images, request.ranks)
+    epochs = Epochs(
+        images=images,
+        batch_size=config.training.batch_size,
+        last_batch=config.data.last_batch,
+        num_shards=request.ranks,
+    )
+
+    def start(iteration):
+        """The place, in epochs, at which an iteration begins; iterations count from 0 here."""
+        epoch, step = divmod(iteration, steps)
+        return epochs.detail(epoch * epochs.batches + step * config.training.accumulation_steps)
+
+    total = steps * config.training.epochs
+    places = _chosen(total, _bends(rates, steps, total))
+    return {
+        "points": [[start(place), place + 1, rates.at(start(place))] for place in places],
+        "peak": rates.peak,
+        "images_per_step": images_per_step(config, request.ranks),
+        "steps_per_epoch": steps,
+        "iterations": total,
+        "images": images,
+        "text": described_rate(config, request.ranks),
+    }
+
+
+def _count(config, progress):
+    if config.data.format == "synthetic":
+        return config.data.synthetic_images
+    progress(0.0, "counting the training images")
+    try:
+        return len(open_source(config, "train"))
+    except DataError as error:
+        raise RequestError(f"{error}; 'images' may say how many training images there are") from error
+
+
+def _bends(rates, steps, total):
+    """Iterations beside the end of the warm-up and the milestones, so that a plot has its edges in the right place."""
+    edges = [rates.warmup_epochs, *(rates.milestones if rates.kind == "step" else ())]
+    around = [int(edge * steps) + offset for edge in edges for offset in (-1, 0, 1)]
+    return [place for place in around if 0 <= place < total][:_BENDS]
+
+
+def _chosen(total, bends):
+    """At most 500 iterations of ``total``, sorted: the first and the last one, the bends, and others evenly spaced."""
+    if total <= _POINTS:
+        return range(total)
+    even = _POINTS - len(set(bends))
+    return sorted({*bends, *(place * (total - 1) // (even - 1) for place in range(even))})

@@ -1,0 +1,88 @@
+"""The tasks by name: the keys of their requests, what they call, and their limits."""
+
+import dataclasses
+from collections.abc import Callable
+
+from mixprec.bounds import INT32
+from mixprec.monitor.work import fields
+from mixprec.monitor.work.augment_task import augment
+from mixprec.monitor.work.data_task import describe_data
+from mixprec.monitor.work.evaluate_task import evaluate
+from mixprec.monitor.work.images_task import show_images
+from mixprec.monitor.work.inside_task import look_inside
+from mixprec.monitor.work.schedule_task import plan_schedule
+from mixprec.monitor.work.uploaded_image import LONGEST
+
+_CPU_SECONDS = 120
+_RANKS = fields.whole(1, 2**20, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One task.
+
+    Attributes:
+        run: function of the request, an object with a value for each field, and of a function ``progress(share,
+            text)``; it returns the answer, a dict.
+        fields: dict from key of the request to :class:`mixprec.monitor.work.fields.Field`.
+        seconds: of processor time that it may take; ``None`` is no limit.
+    """
+
+    run: Callable
+    fields: dict
+    seconds: int | None = None
+
+
+TASKS = {
+    "evaluate": Task(
+        evaluate,
+        {
+            "run": fields.path("a results folder"),
+            "weights": fields.path("the name of a .npz file in the results folder", None),
+            "overrides": fields.overrides(),
+        },
+    ),
+    "images": Task(
+        show_images,
+        {
+            "run": fields.path("a results folder", None),
+            "config": fields.path("a config file", None),
+            "overrides": fields.overrides(),
+            "indices": fields.wholes(INT32, 60),
+            "set": fields.choice("val", "train"),
+            "size": fields.whole(16, 512, 96),
+        },
+    ),
+    "data": Task(
+        describe_data,
+        {"config": fields.path("a config file"), "overrides": fields.overrides(), "ranks": _RANKS},
+    ),
+    "schedule": Task(
+        plan_schedule,
+        {
+            "config": fields.path("a config file"),
+            "overrides": fields.overrides(),
+            "ranks": _RANKS,
+            "images": fields.whole(1, INT32, None),
+        },
+    ),
+    "augment": Task(
+        augment,
+        {
+            "config": fields.path("a config file"),
+            "overrides": fields.overrides(),
+            "index": fields.whole(0, INT32),
+            "count": fields.whole(1, 32, 8),
+        },
+    ),
+    "inside": Task(
+        look_inside,
+        {
+            "run": fields.path("a results folder"),
+            "weights": fields.path("the name of a .npz file in the results folder", None),
+            "overrides": fields.overrides(),
+            "image": fields.text("an image file of at most 20 MB in base64", LONGEST),
+        },
+        seconds=_CPU_SECONDS,
+    ),
+}
