@@ -21,7 +21,7 @@ _ADDRESSES = 10_000  # that are remembered
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 # All that a page needs comes from this server; a browser refuses to load anything from elsewhere.
 _POLICY = (
-    "default-src 'self'; img-src 'self' data:; font-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "default-src 'self'; img-src 'self' data: blob:; font-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "script-src 'self' 'unsafe-inline' 'unsafe-eval'; connect-src 'self'; frame-ancestors 'none'; form-action 'self'"
 )
 _HEADERS = [

@@ -213,7 +213,7 @@ def confusion(matrix, classes):
         dict
     """
     options = chart("confusion: images of each class, by prediction", {}, "prediction")
-    names = [f"{index} {name}"[:24] for index, name in enumerate(classes)]
+    names = [name[:24] for name in classes]
     most = max((max(row, default=0) for row in matrix), default=0) or 1
     options["dataZoom"] = []
     options["grid"] = {"left": 100, "right": 24, "top": 48, "bottom": 100}
@@ -221,12 +221,12 @@ def confusion(matrix, classes):
     options["xAxis"]["axisLabel"] = {"color": _GREY, "rotate": 60}
     options["yAxis"] = {**options["yAxis"], "type": "category", "data": names, "inverse": True, "name": "class"}
     options["tooltip"] = {"trigger": "item", "renderMode": "richText", "confine": True}
-    options["visualMap"] = {"show": False, "min": 0, "max": most, "inRange": {"color": ["#85858510", "#0072b2"]}}
+    options["visualMap"] = {"show": False, "min": 0, "max": most, "inRange": {"color": ["#dbe9f4", "#56a5d8"]}}
     options["series"] = [
         {
             "type": "heatmap",
             "name": "images",
-            "label": {"show": len(classes) <= 20, "color": _GREY},
+            "label": {"show": len(classes) <= 20, "color": "#111"},
             "data": [[x, y, count] for y, row in enumerate(matrix) for x, count in enumerate(row) if count],
         }
     ]

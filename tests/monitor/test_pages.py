@@ -161,7 +161,7 @@ def test_before_the_start(browse, results):
     count = {"images": 3, "classes": [[EVIL, 2], ["b", 1]], "skipped": [["x.png", "no image"]], "skipped_count": 1}
     answers = {
         "schedule": {"points": [[0.0, 0, 0.1], [1.0, 9, 0.0]], "text": "0.1 at its peak", "steps_per_epoch": 9},
-        "data": {"train": count, "val": None, "problem": None, "examples": [{"class": EVIL, "png": PNG}]},
+        "data": {"train": count, "val": None, "problem": None, "examples": [{"class": EVIL, "images": [{"png": PNG}]}]},
         "augment": {"original": PNG, "name": "x.png", "variants": [PNG, PNG]},
     }
 

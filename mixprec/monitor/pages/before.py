@@ -49,9 +49,11 @@ class Preview:
     def _show_data(self, found, chosen):
         if found.get("problem"):
             ui.label(found["problem"])
-        for name in ("train", "val"):
-            if found.get(name):
-                _classes(name, found[name])
+        with frame.columns():
+            for name in ("train", "val"):
+                if found.get(name):
+                    with frame.column():
+                        _classes(name, found[name])
         self._augmented.clear()
         if found.get("train"):
             _examples(found.get("examples", []))
@@ -84,13 +86,15 @@ def _classes(name, found):
 def _examples(examples):
     frame.heading("Examples")
     with ui.row().classes("q-gutter-none"):
-        for image in examples:
-            frame.picture(image["png"], image["class"])
+        for shown in examples:
+            for image in shown["images"]:
+                frame.picture(image["png"], shown["class"])
 
 
 def _variants(found):
+    ui.label(found["name"]).classes("faint")
     with ui.row().classes("q-gutter-none"):
-        frame.picture(found["original"], found["name"])
+        frame.picture(found["original"], "as it is stored")
         for png in found["variants"]:
             frame.picture(png, "as in training")
 

@@ -61,8 +61,8 @@ class Evaluation:
             frame.heading("Images with the largest loss: hard ones, and wrong labels")
             with ui.row().classes("q-gutter-none"):
                 for image, (_, _, label, prediction, loss, _) in zip(found["images"], worst, strict=True):
-                    names = answer["classes"]
-                    frame.picture(image["png"], f"{names[label]}, taken for {names[prediction]}, loss {loss:.2f}")
+                    taken = "" if prediction == label else f", taken for {answer['classes'][prediction]}"
+                    frame.picture(image["png"], f"{answer['classes'][label]}{taken}, loss {loss:.2f}")
 
         await self._work.into(self._worst, "images", wanted, show)
 

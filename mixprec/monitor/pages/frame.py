@@ -9,7 +9,7 @@ from nicegui import ui
 _CSS = """
 body { font-family: system-ui, sans-serif; }
 .nicegui-content { padding: 12px; max-width: 1500px; margin: 0 auto; align-items: stretch; }
-.bar { background: transparent !important; color: inherit !important; border-bottom: 1px solid #85858555; }
+.bar { border-bottom: 1px solid #85858555; margin-bottom: 8px; }
 .bar a, .q-td a { color: inherit; }
 .bar a { padding: 10px 6px; text-decoration: none; }
 .bar a[aria-current="page"] { border-bottom: 2px solid #0072b2; }
@@ -22,7 +22,7 @@ h1 { font-size: 20px; line-height: 1.4; margin: 4px 0; overflow-wrap: anywhere; 
 h2 { font-size: 16px; line-height: 1.4; margin: 12px 0 4px; font-weight: 500; }
 .tile { width: 112px; font-size: 12px; overflow-wrap: anywhere; }
 .tile img { width: 96px; height: 96px; object-fit: contain; image-rendering: pixelated; }
-.grid img { max-width: 100%; image-rendering: pixelated; }
+.grid img { min-width: 128px; max-width: 100%; image-rendering: pixelated; }
 :focus-visible { outline: 2px solid #0072b2; outline-offset: 2px; }
 """
 _PAGES = (("/", "Runs"), ("/compare", "Compare"), ("/before", "Before the start"), ("/jobs", "Jobs"))
@@ -43,7 +43,7 @@ def frame(monitor, title, path):
         path: of the page, which the header marks.
     """
     ui.page_title(f"mixprec: {title}")
-    with ui.header(elevated=False).classes("bar q-py-none"), ui.row().classes("items-center q-gutter-x-sm"):
+    with ui.element("nav").classes("bar row items-center q-gutter-x-md"):
         for target, name in _PAGES:
             if target != "/jobs" or monitor.jobs is not None:
                 link = ui.link(name, target)

@@ -81,6 +81,8 @@ def _show(found):
     frame.heading("Weights")
     with ui.row():
         for weight in found["weights"]:
+            if weight["png"] is None:
+                continue
             frame.picture(weight["png"], f"{weight['name']} {_shape(weight)}", of_grid=True)
 
 

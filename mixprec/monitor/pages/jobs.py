@@ -48,6 +48,8 @@ class Desk:
             self._shown = jobs
             self._jobs.clear()
             with self._jobs:
+                if not jobs:
+                    ui.label("none").classes("faint")
                 for name, state, text in jobs:
                     ui.label(f"{name}: {state}")
                     frame.plain(text)

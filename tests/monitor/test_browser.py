@@ -1,0 +1,267 @@
+"""The pages in a real browser: Chromium of the distribution, without a window. It takes the pictures of the docs, too.
+
+``MIXPREC_SCREENSHOTS=docs/monitor .venv/bin/python -m pytest -m "" tests/monitor/test_browser.py`` writes them there.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ROOT = pathlib.Path(__file__).parents[2]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+WAIT = 120_000  # milliseconds: for processes that import Chainer on a machine that does other work, too
+EVIL = "<script>alert(1)<"
+
+pytestmark = [
+    pytest.mark.sweep,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
+]
+
+
+def free_port():
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return tried.getsockname()[1]
+
+
+class Server:
+    """The monitor in a process of its own.
+
+    Args:
+        results: folder with results.
+        options: more arguments.
+    """
+
+    def __init__(self, results, *options):
+        self.port = free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "mixprec.monitor", str(results), "--port", str(self.port), *options]
+        environment = {key: value for key, value in ENV.items() if not key.startswith(("PYTEST", "NICEGUI"))}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def __enter__(self):
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(self.address):
+                    return self
+            except urllib.error.HTTPError as error:
+                error.close()
+                return self  # it wants a password
+            except OSError:
+                assert self.process.poll() is None, self.process.stdout.read()
+                time.sleep(0.1)
+        raise AssertionError("it does not answer")
+
+    def __exit__(self, *error):
+        self.process.send_signal(signal.SIGINT)
+        self.printed, _ = self.process.communicate(timeout=60)
+
+    def memory(self):
+        """Returns the resident memory in MB."""
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1000
+
+
+def train(out, images, *settings):
+    command = [sys.executable, "-m", "mixprec.train", "--config", "digits.yaml", "--out", str(out)]
+    chosen = [f"data.train={images}/train", f"data.val={images}/val", *settings]
+    arguments = [argument for setting in chosen for argument in ("--set", setting)]
+    done = subprocess.run([*command, *arguments], cwd=ROOT, env=ENV, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Two runs of digits, one with a class that is called ``<script>``, and the images."""
+    root = tmp_path_factory.mktemp("monitor")
+    images, named = root / "images", root / "named"
+    subprocess.run([sys.executable, "scripts/make_digits.py", "--out", str(images)], cwd=ROOT, env=ENV, check=True)
+    shutil.copytree(images, named)
+    for part in ("train", "val"):
+        (named / part / "9").rename(named / part / EVIL)
+    train(root / "results" / "digits" / "a", images, "training.epochs=8", "log.gradient_histogram=30 iterations")
+    train(root / "results" / "digits" / EVIL, named, "training.epochs=2", "optimizer.lr=0.02")
+    return root
+
+
+@pytest.fixture
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=quiet)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def watched(browser):
+    """``(open, problems)``: opens a page whose errors, and requests to other hosts, are gathered."""
+    problems = []
+
+    def opened(address, **settings):
+        page = browser.new_page(**{"viewport": {"width": 1200, "height": 900}, **settings})
+        page.on("console", lambda message: message.type == "error" and problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
+        here = (address, address.replace("http", "ws", 1), "data:", "blob:")
+        page.on("request", lambda request: request.url.startswith(here) or problems.append(request.url))
+        page.set_default_timeout(WAIT)
+        return page
+
+    return opened, problems
+
+
+def _picture(page, name):
+    folder = os.environ.get("MIXPREC_SCREENSHOTS")
+    if folder:
+        page.wait_for_timeout(1000)
+        page.screenshot(path=pathlib.Path(folder) / f"{name}.png", full_page=True)
+
+
+def test_all_pages(results, watched):
+    opened, problems = watched
+    runs = results / "results" / "digits"
+    with Server(results / "results", "--allow-jobs") as server:
+        page = opened(server.address)
+
+        page.goto(server.address)
+        page.get_by_role("link", name="digits/a", exact=True).wait_for()
+        page.get_by_role("link", name=f"digits/{EVIL}").wait_for()
+        _picture(page, "runs")
+        page.get_by_role("link", name="digits/a", exact=True).click()
+        page.locator("canvas").nth(5).wait_for()
+        _picture(page, "run")
+
+        # A new point, without a reload.
+        log = runs / "a" / "log.jsonl"
+        entry = {**json.loads(log.read_text().splitlines()[-1]), "epoch": 9, "validation/main/accuracy": 0.4321}
+        log.write_text(f"{log.read_text()}{json.dumps(entry)}\n")
+        page.get_by_text("accuracy 0.4321").wait_for(timeout=3000)
+
+        # Two runs are chosen by keyboard, and compared.
+        page.goto(server.address)
+        page.get_by_role("link", name="digits/a", exact=True).wait_for()
+        for box in range(1, 3):
+            page.get_by_role("checkbox").nth(box).focus()
+            page.keyboard.press("Space")
+        page.get_by_role("button", name="Compare").focus()
+        page.keyboard.press("Enter")
+        page.get_by_text("optimizer.lr").wait_for()
+        page.locator("canvas").first.wait_for()
+        _picture(page, "compare")
+
+        page.goto(f"{server.address}/before?run=digits/{EVIL}")
+        page.get_by_text("90 steps in an epoch").wait_for()
+        page.get_by_role("button", name="Augment").click()
+        page.get_by_text("as in training").nth(7).wait_for()
+        page.get_by_text(EVIL).first.wait_for()
+        _picture(page, "before")
+
+        page.goto(f"{server.address}/evaluate?name=digits/a")
+        page.get_by_role("button", name="Evaluate").click()
+        page.get_by_text("355 images: top-1").wait_for()
+        page.locator("canvas").first.wait_for()
+        page.get_by_text("largest loss").wait_for()
+        _picture(page, "evaluate")
+        written = json.loads((runs / "a" / "evaluation-model.json").read_text())
+        assert sum(map(sum, written["confusion"])) == 355
+
+        page.goto(f"{server.address}/evaluate?name=digits/{EVIL}")
+        page.get_by_role("button", name="Evaluate").click()
+        page.get_by_text("355 images: top-1").wait_for()
+        page.get_by_text(EVIL).first.wait_for()
+
+        page.goto(f"{server.address}/inside?name=digits/a")
+        page.locator("input[type=file]").set_input_files(sorted((results / "images/val/3").iterdir())[0])
+        page.get_by_text("Outputs of layers").wait_for()
+        top = page.locator("table").first.locator("tbody tr").first
+        assert top.locator("td").first.inner_text() == "3"
+        assert page.locator("figure img").count() > 10
+        _picture(page, "inside")
+
+        for name, content in (("bad.png", b"no image"), ("empty.png", b"")):
+            page.goto(f"{server.address}/inside?name=digits/a")
+            page.locator("input[type=file]").set_input_files({"name": name, "mimeType": "image/png", "buffer": content})
+            page.locator("[role=alert]").wait_for()
+
+        page.goto(f"{server.address}/jobs")
+        page.get_by_role("button", name="Start").wait_for()
+        assert problems == []
+    assert server.process.returncode in (0, 130), server.printed
+    assert "Traceback" not in server.printed
+
+
+def test_narrow_and_dark(results, watched):
+    opened, problems = watched
+    with Server(results / "results") as server:
+        page = opened(server.address, viewport={"width": 360, "height": 740}, color_scheme="dark")
+        pages = ["/", "/before", *(f"/{name}?name=digits/a" for name in ("run", "compare", "evaluate", "inside"))]
+        for path in pages:
+            page.goto(f"{server.address}{path}")
+            page.get_by_role("link", name="Runs", exact=True).wait_for()
+            page.wait_for_timeout(1000)
+            assert page.evaluate("document.documentElement.scrollWidth") == 360, path
+            background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert max(map(int, background.strip("rgba()").split(",")[:3])) < 64, background
+        assert problems == []
+
+
+def test_a_password(results, watched, tmp_path):
+    opened, _ = watched
+    password = tmp_path / "password"
+    password.write_text("correct horse\n")
+    password.chmod(0o600)
+    with Server(results / "results", "--host", "0.0.0.0", "--password-file", str(password)) as server:
+        page = opened(server.address)
+        page.goto(server.address)
+        page.get_by_label("Password").fill("wrong horse")
+        page.get_by_role("button", name="Open").click()
+        page.get_by_text("This is not the password.").wait_for()
+        page.get_by_label("Password").fill("correct horse")
+        page.get_by_role("button", name="Open").click()
+        page.get_by_role("link", name="digits/a", exact=True).wait_for()
+
+
+def test_a_run_is_started_seen_and_stopped(results, watched):
+    opened, problems = watched
+    with Server(results / "results", "--allow-jobs") as server:
+        page = opened(server.address)
+        page.goto(f"{server.address}/jobs")
+        page.get_by_label("config, or a run to clone").fill("clone digits/a")
+        page.get_by_role("option", name="clone digits/a", exact=True).click()
+        page.get_by_label("name of the new run").fill("jobs/one")
+        page.get_by_label("settings in place").fill("training.epochs=500")
+        page.get_by_role("button", name="Start").click()
+        page.get_by_text("jobs/one: runs").wait_for()
+        page.goto(f"{server.address}/run?name=digits/a")
+        status = results / "results" / "jobs" / "one" / "status.json"
+        for _ in range(600):
+            if status.exists() and json.loads(status.read_text())["iteration"] > 3:
+                break
+            time.sleep(0.1)
+        page.goto(f"{server.address}/run?name=jobs/one")
+        page.get_by_text("training, epoch").wait_for()
+        page.goto(f"{server.address}/jobs")
+        page.get_by_label("runs on this machine").click()
+        page.get_by_role("option", name="jobs/one").click()
+        page.get_by_role("button", name="Stop and save").click()
+        page.get_by_text("jobs/one: ended with code 0").wait_for()
+        page.get_by_text("stopped by SIGTERM").wait_for()
+        page.goto(f"{server.address}/run?name=jobs/one")
+        page.get_by_text("stopped, epoch").wait_for()
+        assert list(status.parent.glob("snapshot_iter_*.npz"))
+        assert problems == []
