@@ -45,6 +45,7 @@ def _children():
         return set(file.read().split())
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("compute", ["float16", "float32"])
 def test_crops_of_the_image(config, loader, compute):
@@ -75,6 +76,7 @@ def test_crops_of_the_image(config, loader, compute):
     assert again["variants"] == found["variants"]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("form", ["tfrecord", pytest.param("webdataset", marks=pytest.mark.sweep)])
 def test_an_image_of_a_shard(config, loader, form, tmp_path):
