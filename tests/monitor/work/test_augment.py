@@ -45,7 +45,6 @@ def _children():
         return set(file.read().split())
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("compute", ["float16", "float32"])
 def test_crops_of_the_image(config, loader, compute):
