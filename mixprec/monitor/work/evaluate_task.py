@@ -38,11 +38,12 @@ def evaluate(request, progress):
         done += len(labels)
         progress(done / len(images), f"{done} of {len(images)} images")
     weights = os.path.basename(run.weights)
+    names = run.val.classes + tuple(map(str, range(len(run.val.classes), run.config.model.classes)))  # of a list
     result = json_lines.clean(
         {
             "file": f"evaluation-{os.path.splitext(weights)[0]}.json",
             "weights": weights,
-            "classes": list(run.val.classes),
+            "classes": list(names),
             **predictions.tables(run.val.name),
         }
     )

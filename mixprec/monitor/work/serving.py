@@ -108,10 +108,13 @@ def _answer(argv, tasks, source, write):
 
 
 def raise_at(number, reason, code):
-    """From here on the first signal of a kind raises :class:`Ended`; the second one ends the process at once."""
+    """From here on the first signal of a kind raises :class:`Ended`; the second one ends the process at once.
+
+    But not SIGXCPU, which comes again for each second of what is still to be done.
+    """
 
     def end(number, frame):
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGXCPU else signal.SIG_DFL)
         raise Ended(reason, code)
 
     signal.signal(number, end)

@@ -75,6 +75,7 @@ def test_crops_of_the_image(config, loader, compute):
     assert again["variants"] == found["variants"]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("form", ["tfrecord", pytest.param("webdataset", marks=pytest.mark.sweep)])
 def test_an_image_of_a_shard(config, loader, form, tmp_path):

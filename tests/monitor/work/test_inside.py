@@ -181,6 +181,7 @@ def test_uploads_that_are_too_large(work, monkeypatch):
     assert "bytes; wanted: at most 50" in told
 
 
+@pytest.mark.core(3)
 @pytest.mark.parametrize(
     ("form", "mode"), [*itertools.product(("PNG", "BMP"), ("1", "L", "P", "RGB")), ("PNG", "RGBA"), ("JPEG", "L")]
 )

@@ -37,6 +37,7 @@ def test_every_step_of_a_short_run():
     )
 
 
+@pytest.mark.core(4)
 @pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
 @pytest.mark.parametrize("kind", ["constant", "cosine", "step", "poly"])
 def test_a_long_run_has_its_edges(kind, last_batch):
