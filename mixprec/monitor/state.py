@@ -7,6 +7,7 @@ import os
 import threading
 import time
 
+from mixprec.monitor import charts
 from mixprec.monitor.log import Log
 from mixprec.monitor.runs import Runs
 from mixprec.monitor.tasks import Tasks
@@ -29,6 +30,7 @@ class Monitor:
     def __init__(self, root, jobs=None):
         self.runs, self.tasks, self.jobs = Runs(root), Tasks(), jobs
         self._logs, self._lock = collections.OrderedDict(), threading.Lock()
+        self._charts = {}
 
     def log(self, run, interval=0.5):
         """Returns the :class:`mixprec.monitor.log.Log` of a run as it is now.
@@ -47,6 +49,26 @@ class Monitor:
             while len(self._logs) > _LOGS:
                 self._logs.popitem(last=False)
             return log
+
+    def curves(self, run, axis):
+        """Returns the charts of a run as its log is now, computed once for all who look.
+
+        Args:
+            run: :class:`mixprec.monitor.runs.Run`.
+            axis: one of :data:`mixprec.monitor.charts.AXES`.
+
+        Returns:
+            tuple: the log, and a dict from titles to options of charts.
+        """
+        log = self.log(run)
+        with self._lock:
+            version, found = self._charts.get((run.folder, axis), (None, None))
+            if version != log.version:
+                found = {title: charts.curve_chart(log, title, axis) for title in charts.CURVES}
+                self._charts[run.folder, axis] = log.version, found
+                while len(self._charts) > _LOGS:
+                    del self._charts[next(iter(self._charts))]
+            return log, found
 
 
 def gradient_entries(run):

@@ -199,8 +199,8 @@ def test_weights_are_evaluated(browse, results):
         monitor.tasks.answers = {"evaluate": EVALUATION, "images": images}
         await user.open("/evaluate?name=digits/a")
         user.find(marker="evaluate").click()
-        await user.should_see("12 images: top-1 0.7500, loss 0.2500", retries=20)
-        await user.should_see(f"b, taken for {EVIL}, loss 3.50", retries=20)
+        await user.should_see("12 images: top-1 0.7500, loss 0.25", retries=20)
+        await user.should_see(f"b, taken for {EVIL}, loss 3.5", retries=20)
         (chart,) = user.find(ui.echart).elements
         assert chart.options["series"][0]["data"] == [[0, 0, 5], [1, 0, 1], [0, 1, 2], [1, 1, 4]]
         task, asked = monitor.tasks.asked[0]
@@ -218,7 +218,7 @@ def test_an_earlier_evaluation_is_shown_and_a_damaged_one_is_not(browse, results
         monitor.tasks.answers = {"images": {"images": []}}
         monitor.tasks.answers["images"] = TaskError("the images are gone")
         await user.open("/evaluate?name=digits/a")
-        await user.should_see("12 images: top-1 0.7500, loss 0.2500", retries=20)
+        await user.should_see("12 images: top-1 0.7500, loss 0.25", retries=20)
         await user.should_see("the images are gone", retries=20)
         (folder / "evaluation-model.json").write_text('{"classes": 3}')
         await user.open("/evaluate?name=digits/a")

@@ -62,14 +62,14 @@ class Evaluation:
             with ui.row().classes("q-gutter-none"):
                 for image, (_, _, label, prediction, loss, _) in zip(found["images"], worst, strict=True):
                     taken = "" if prediction == label else f", taken for {answer['classes'][prediction]}"
-                    frame.picture(image["png"], f"{answer['classes'][label]}{taken}, loss {loss:.2f}")
+                    frame.picture(image["png"], f"{answer['classes'][label]}{taken}, loss {frame.number(loss)}")
 
         await self._work.into(self._worst, "images", wanted, show)
 
 
 def _result(found):
     names, top5 = found["classes"], found["top5"]
-    text = f"{found['images']} images: top-1 {found['top1']:.4f}, loss {found['loss']:.4f}"
+    text = f"{found['images']} images: top-1 {found['top1']:.4f}, loss {frame.number(found['loss'])}"
     ui.label(text + (f", top-5 {top5:.4f}" if top5 is not None else "")).mark("accuracy")
     ui.label(f"in {found['file']}").classes("faint")
     if found["confusion"] is not None:
@@ -83,7 +83,7 @@ def _result(found):
         with frame.column():
             frame.heading("Classes")
             rows = [
-                (name, images, f"{correct / images:.4f}" if images else "-", f"{loss:.4f}" if images else "-")
+                (name, images, f"{correct / images:.4f}" if images else "-", frame.number(loss))
                 for name, (images, correct, loss) in zip(names, found["per_class"], strict=True)
             ]
             frame.table(("class", "images", "accuracy", "loss"), rows)

@@ -72,7 +72,7 @@ def _show(found):
             layer["name"],
             layer["type"],
             _shape(layer),
-            *(f"{layer[key]:.3g}" for key in _NUMBERS),
+            *(frame.number(layer[key], "{:.3g}") for key in _NUMBERS),
             *(f"{100 * layer[key]:.3g} %" for key in _SHARES),
         )
         for layer in found["layers"]

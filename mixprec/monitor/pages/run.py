@@ -40,15 +40,15 @@ class Curves:
 
     async def refresh(self):
         """Shows what the files say now."""
-        log = await asyncio.to_thread(self._monitor.log, self._run)
+        axis = next(name for name, shown in charts.AXES.items() if shown == self._axis.value)
+        log, curves = await asyncio.to_thread(self._monitor.curves, self._run, axis)
         row = await asyncio.to_thread(self._run.row)
         self._state.text = _summary(row, log)
         if log.version == self._version:
             return
         self._version = log.version
-        axis = next(name for name, shown in charts.AXES.items() if shown == self._axis.value)
         for title, figure in self._figures.items():
-            options = charts.curve_chart(log, title, axis)
+            options = curves[title]
             figure.options["series"], figure.options["legend"] = options["series"], options["legend"]
             figure.options["xAxis"] = options["xAxis"]
             figure.update()

@@ -3,10 +3,12 @@
 python -m mixprec.monitor.work TASK < REQUEST.json
 """
 
+import os
 import sys
 
 from mixprec.monitor.work import serving
 from mixprec.monitor.work.tasks import TASKS
 
 if __name__ == "__main__":
+    os.nice(10)  # a training on this machine goes first
     sys.exit(serving.main(sys.argv[1:], TASKS))
