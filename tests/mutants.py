@@ -285,7 +285,7 @@ MUTANTS = [
            "_TOLERANCE = 1e-4", "_TOLERANCE = np.inf", "a graph that computes something else is handed over"),
     Mutant("limit", "export_run/check.py", "export_run/test_export_command.py",
            "self.drop <= self.limit + 1e-9", "True", "a file that has lost its accuracy is handed over"),
-    Mutant("equal", "export_run/check.py", "export_run/test_export_command.py",
+    Mutant("equal", "export_run/check.py", "export_run/test_check.py",
            "(found == wanted.argmax(1)).sum()", "(found >= 0).sum()", "all predictions seem to be equal"),
     Mutant("some-images", "export_run/finished_run.py", "export_run/test_export_command.py",
            "(len(source))[:count])", "(len(source)))", "--val-images is not respected"),
