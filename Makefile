@@ -27,7 +27,7 @@ LIBRARY := $(VENV)/.compiled
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .NOTPARALLEL:
-.PHONY: train help test test-all test-sweep test-cupy test-plans lint install clean
+.PHONY: train monitor help test test-all test-sweep test-cupy test-plans lint install clean
 
 # With RANKS=2 and more a thread of BLAS for each process, unless OMP_NUM_THREADS says otherwise.
 ifneq ($(RANKS),1)
@@ -40,6 +40,12 @@ train: install data/digits $(MPIEXEC) ## install, write the digits, train a smal
 $(BIN)/mpiexec: | install
 	@echo "install: MPI"
 	@$(INSTALL) --no-build-isolation --editable ".[mpi]"
+
+monitor: install ## pages in a browser about the runs in results, at http://127.0.0.1:8080
+	@$(BIN)/python -c "import nicegui" 2>/dev/null || { echo "install: NiceGUI"; \
+		$(INSTALL) --no-build-isolation --editable ".[monitor]"; }
+	@mkdir -p results
+	@$(BIN)/python -m mixprec.monitor results $(ARGS)
 
 data/digits: | install ## scikit-learn's handwritten digits as JPEG files
 	@$(BIN)/python scripts/make_digits.py --out $@

@@ -55,7 +55,7 @@ def _serve(arguments):
 
     from mixprec.monitor import pages
     from mixprec.monitor.jobs import Jobs
-    from mixprec.monitor.state import Monitor
+    from mixprec.monitor.server_state import Monitor
 
     monitor = Monitor(arguments.results, Jobs(arguments.results) if arguments.allow_jobs else None)
     app.add_middleware(Access, guard=Guard(password), host=arguments.host)

@@ -99,7 +99,7 @@ def browse(_pages, results, caplog):
     """Runs a coroutine function with a simulated user, whose server shows ``results``; errors in logs fail the test."""
     from nicegui.testing.user import User
 
-    from mixprec.monitor.state import Monitor
+    from mixprec.monitor.server_state import Monitor
 
     def browse(story, jobs=None):
         _pages.monitor = Monitor(results, jobs)

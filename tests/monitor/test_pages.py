@@ -6,7 +6,7 @@ import json
 from nicegui import ui
 
 from mixprec.monitor.jobs import Jobs
-from mixprec.monitor.tasks import TaskError
+from mixprec.monitor.task_runner import TaskError
 from tests.monitor.test_runs import make_run
 
 EVIL = "<script>alert(1)<"

@@ -3,41 +3,50 @@
 from fastapi import Request
 from nicegui import ui
 
-from mixprec.monitor.pages import before, compare, evaluate, frame, inside, jobs, run, runs
+from mixprec.monitor.pages import (
+    before_page,
+    compare_page,
+    evaluate_page,
+    frame,
+    inside_page,
+    jobs_page,
+    run_page,
+    runs_page,
+)
 
 
 def add(monitor):
     """Adds all pages.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
     """
     frame.prepare()
 
     @ui.page("/")
     async def _():
-        await runs.page(monitor)
+        await runs_page.page(monitor)
 
     @ui.page("/run")
     async def _(name: str = ""):
-        await run.page(monitor, name)
+        await run_page.page(monitor, name)
 
     @ui.page("/compare")
     async def _(request: Request):
-        await compare.page(monitor, request.query_params.getlist("name"))
+        await compare_page.page(monitor, request.query_params.getlist("name"))
 
     @ui.page("/before")
     async def _(request: Request):
-        await before.page(monitor, request.query_params.get("run", ""))
+        await before_page.page(monitor, request.query_params.get("run", ""))
 
     @ui.page("/evaluate")
     async def _(name: str = ""):
-        await evaluate.page(monitor, name)
+        await evaluate_page.page(monitor, name)
 
     @ui.page("/inside")
     async def _(name: str = ""):
-        await inside.page(monitor, name)
+        await inside_page.page(monitor, name)
 
     @ui.page("/jobs")
     async def _():
-        await jobs.page(monitor)
+        await jobs_page.page(monitor)

@@ -38,7 +38,7 @@ def frame(monitor, title, path):
     """The header of a page, and below it what is made inside of this context.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
         title: of the page.
         path: of the page, which the header marks.
     """

@@ -2,14 +2,14 @@
 
 from nicegui import ui
 
-from mixprec.monitor.tasks import TaskError
+from mixprec.monitor.task_runner import TaskError
 
 
 class Work:
     """Does the work of a page.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
     """
 
     def __init__(self, monitor):
@@ -21,7 +21,7 @@ class Work:
 
         Args:
             place: element, whose content is replaced.
-            task: name of the work, see :meth:`mixprec.monitor.tasks.Tasks.run`.
+            task: name of the work, see :meth:`mixprec.monitor.task_runner.Tasks.run`.
             arguments: dict for it.
             show: called with what it answers, inside of the place.
 

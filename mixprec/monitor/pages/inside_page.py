@@ -19,7 +19,7 @@ class Inside:
     """Takes an image, and shows what becomes of it.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
         run: :class:`mixprec.monitor.runs.Run`.
     """
 
@@ -94,7 +94,7 @@ async def page(monitor, name):
     """Makes the page.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
         name: of a run that is listed.
     """
     await asyncio.to_thread(monitor.runs.refresh, 1.0)

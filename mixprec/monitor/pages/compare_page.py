@@ -26,7 +26,7 @@ class Comparison:
     """The chart and the table.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
         names: of the runs.
     """
 
@@ -74,7 +74,7 @@ async def page(monitor, names):
     """Makes the page.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
         names: list of names of runs; those that are not listed are left out.
     """
     await asyncio.to_thread(monitor.runs.refresh, _SECONDS)

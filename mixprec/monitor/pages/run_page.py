@@ -7,7 +7,7 @@ from nicegui import ui
 from mixprec.monitor import charts
 from mixprec.monitor.pages import frame
 from mixprec.monitor.runs import differences
-from mixprec.monitor.state import gradient_entries
+from mixprec.monitor.server_state import gradient_entries
 
 _SECONDS = 1.0
 _TEXTS = {
@@ -23,7 +23,7 @@ class Curves:
     """The charts of a run, which follow its log.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
         run: :class:`mixprec.monitor.runs.Run`.
     """
 
@@ -108,7 +108,7 @@ async def page(monitor, name):
     """Makes the page.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
         name: of a run that is listed.
     """
     await asyncio.to_thread(monitor.runs.refresh, _SECONDS)

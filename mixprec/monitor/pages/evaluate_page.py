@@ -16,7 +16,7 @@ class Evaluation:
     """Chooses weights, and shows what came out.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
         run: :class:`mixprec.monitor.runs.Run`.
     """
 
@@ -93,7 +93,7 @@ async def page(monitor, name):
     """Makes the page.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
         name: of a run that is listed.
     """
     await asyncio.to_thread(monitor.runs.refresh, 1.0)

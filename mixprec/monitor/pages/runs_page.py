@@ -29,7 +29,7 @@ class Table:
     """The rows that are seen, of as many runs as there may be: the server filters, sorts and cuts.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
     """
 
     def __init__(self, monitor):

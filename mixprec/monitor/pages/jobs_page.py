@@ -17,7 +17,7 @@ class Desk:
     """The form, and the jobs.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`, with jobs.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`, with jobs.
     """
 
     def __init__(self, monitor):

@@ -10,7 +10,7 @@ import time
 from mixprec.monitor import charts
 from mixprec.monitor.log import Log
 from mixprec.monitor.runs import Runs
-from mixprec.monitor.tasks import Tasks
+from mixprec.monitor.task_runner import Tasks
 
 _LOGS = 16  # that are held as columns
 
@@ -24,7 +24,7 @@ class Monitor:
 
     Attributes:
         runs: :class:`mixprec.monitor.runs.Runs`.
-        tasks: :class:`mixprec.monitor.tasks.Tasks`.
+        tasks: :class:`mixprec.monitor.task_runner.Tasks`.
     """
 
     def __init__(self, root, jobs=None):

@@ -15,7 +15,7 @@ class Preview:
     """What a config says, computed by other processes.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
         run: name of a run whose config is shown first; empty for none.
     """
 
@@ -103,7 +103,7 @@ async def page(monitor, run):
     """Makes the page.
 
     Args:
-        monitor: :class:`mixprec.monitor.state.Monitor`.
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
         run: name of a run; empty for none.
     """
     await asyncio.to_thread(monitor.runs.refresh, 1.0)
