@@ -163,6 +163,7 @@ def gradients(entries):
         "type": "category",
         "data": [f"2^{height}" for height in range(low, high + 1)],
     }
+    options["yAxis"]["axisLabel"] = {"color": _GREY, "interval": 4}
     options["tooltip"] = {"show": False}
     options["visualMap"] = {
         "min": -6,
