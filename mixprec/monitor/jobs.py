@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -71,7 +72,7 @@ class Jobs:
             JobError: its process is not here, or not ours.
         """
         status = run.status
-        if not is_alive(status):
+        if status.get("host") != platform.node() or not is_alive(status):
             raise JobError(f"{run.name}: no process of it runs on this machine")
         try:
             os.kill(int(status["pid"]), signal.SIGTERM)

@@ -9,8 +9,9 @@ import sys
 from mixprec.messages import OneLineError, one_line
 
 _LONGEST = 64 << 20  # bytes of a line that a process answers with
-_AT_ONCE = 2  # processes; others wait for their turn
-_SECONDS = 3600
+_AT_ONCE = 2  # processes; others wait for their turn. An evaluation may take hours, and waits for evaluations only.
+_LONG = "evaluate"
+_SECONDS = 600
 
 
 class TaskError(OneLineError):
@@ -21,12 +22,13 @@ class Tasks:
     """Starts the processes.
 
     Args:
-        seconds: after which a process is ended.
+        seconds: after which a process is ended that does not evaluate.
+        command: what is started, a list to which the name of the work is added.
     """
 
-    def __init__(self, seconds=_SECONDS):
-        self._seconds = seconds
-        self._turn = None
+    def __init__(self, seconds=_SECONDS, command=(sys.executable, "-m", "mixprec.monitor.work")):
+        self._seconds, self._command = seconds, command
+        self._turns = {}
         self._running = set()
 
     async def run(self, task, arguments, progress=lambda share, text: None):
@@ -43,11 +45,13 @@ class Tasks:
         Raises:
             TaskError: it failed, in one line.
         """
-        if self._turn is None:  # made here, as it belongs to the loop
-            self._turn = asyncio.Semaphore(_AT_ONCE)
-        async with self._turn:
+        is_long = task == _LONG
+        if is_long not in self._turns:  # made here, as it belongs to the loop
+            self._turns[is_long] = asyncio.Semaphore(1 if is_long else _AT_ONCE)
+        async with self._turns[is_long]:
+            work = self._run(task, arguments, progress)
             try:
-                return await asyncio.wait_for(self._run(task, arguments, progress), self._seconds)
+                return await asyncio.wait_for(work, None if is_long else self._seconds)
             except asyncio.TimeoutError:
                 raise TaskError(f"{task}: not done after {self._seconds} s") from None
 
@@ -58,10 +62,15 @@ class Tasks:
                 os.killpg(process.pid, signal.SIGTERM)
 
     async def _run(self, task, arguments, progress):
-        command = [sys.executable, "-m", "mixprec.monitor.work", task]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, limit=_LONGEST, start_new_session=True
+            *self._command,
+            task,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=_LONGEST,
+            start_new_session=True,
         )
         self._running.add(process)
         try:
