@@ -1,5 +1,6 @@
 """The task evaluate: a run of digits against its own log, by-hand tables, and files that are no weights."""
 
+import errno
 import json
 import os
 import pathlib
@@ -49,6 +50,20 @@ def test_a_run_in_float32_is_evaluated_as_in_its_log(digits):
     assert 0 <= index < 355
     assert found["file"] == "evaluation-model.json"
     assert json.loads((folder / found["file"]).read_text()) == found
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(run, monkeypatch):
+    replace = os.replace
+
+    def full(source, target):
+        if os.path.dirname(target) == str(run):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+        replace(source, target)
+
+    before = sorted(os.listdir(run))
+    monkeypatch.setattr("mixprec.files.os.replace", full)
+    assert "No space left on device" in error("evaluate", run=str(run))
+    assert sorted(os.listdir(run)) == before
 
 
 def test_a_snapshot_stands_in_for_weights_that_are_not_there_yet(run):
