@@ -1,6 +1,7 @@
 """The log of a run as columns of numbers. What has been read is not read again."""
 
 import array
+import itertools
 import json
 import math
 import os
@@ -8,8 +9,10 @@ import os
 from mixprec import files
 
 _TAIL = 256  # bytes in front of what is new; if they are others than before, the log was written anew
-_LONGEST = 1 << 16  # bytes of a line
+_LONGEST = 1 << 20  # bytes of a line
 _KEYS = 100  # columns
+_GRADIENTS = 1000  # entries of gradients
+_VERSIONS = itertools.count(1)
 
 
 class LogFile:
@@ -25,7 +28,7 @@ class LogFile:
         last: the last entry, a dict from names to floats: inf where it has ``null``, which stands for inf or NaN.
         damaged: number of lines that are no JSON objects with numbers; they are left out.
         changed: time of the last change, in seconds since 1970; 0 if there is no file.
-        version: counts the refreshes that found something new.
+        version: another number after each refresh that found something new; no two logs have the same, but for 0.
     """
 
     def __init__(self, path):
@@ -41,7 +44,7 @@ class LogFile:
                 return False
             self._key = None
             self._start()
-            self.version += 1
+            self.version = next(_VERSIONS)
             return True
         with file:
             status = os.fstat(file.fileno())
@@ -50,8 +53,12 @@ class LogFile:
                 return False
             self._read(file)
         self._key, self.changed = key, status.st_mtime
-        self.version += 1
+        self.version = next(_VERSIONS)
         return True
+
+    def parse(self, entry):
+        """Returns what a line says, a dict; raises what is not of that form."""
+        return {name: math.inf if value is None else float(value) for name, value in entry.items()}
 
     def clear(self):
         """Forgets all entries: the file is another one."""
@@ -75,9 +82,8 @@ class LogFile:
             self._end += len(line)
             self._tail = (self._tail + line)[-_TAIL:]
             try:
-                entry = json.loads(line)
-                self.last = {name: math.inf if value is None else float(value) for name, value in entry.items()}
-            except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+                self.last = self.parse(json.loads(line))
+            except (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError):
                 self.damaged += 1
             else:
                 self.take(self.last)
@@ -111,6 +117,35 @@ class Log(LogFile):
     def values(self, name):
         """Returns the column of a value; all NaN if no entry has it."""
         return self.columns.get(name) or array.array("d", [math.nan]) * self._entries
+
+
+class GradientLog(LogFile):
+    """``gradients.jsonl`` of a run, without its layers.
+
+    Args:
+        path: of the file.
+
+    Attributes:
+        entries: list of dicts with ``iteration``, ``loss_scale``, ``lowest`` and ``binades``, in the order of the file;
+            of very many, every second, fourth and so on.
+    """
+
+    def parse(self, entry):
+        binades, scale, lowest = entry["binades"], float(entry["loss_scale"]), int(entry["lowest"])
+        if not (0 < scale < math.inf and -200 < lowest < 200 and len(binades) < 400):
+            raise ValueError
+        counts = array.array("d", map(float, binades))
+        return {"iteration": int(entry["iteration"]), "loss_scale": scale, "lowest": lowest, "binades": counts}
+
+    def clear(self):
+        self.entries, self._every, self._seen = [], 1, 0
+
+    def take(self, entry):
+        if self._seen % self._every == 0:
+            self.entries.append(entry)
+        self._seen += 1
+        if len(self.entries) > _GRADIENTS:
+            self.entries, self._every = self.entries[::2], 2 * self._every
 
 
 def sampled(x, y, most=1000):

@@ -70,6 +70,7 @@ class Run:
         self._best = _Best(os.path.join(folder, "log.jsonl"))
         self._config = _Cached(os.path.join(folder, "config.yaml"), _settings, {})
         self._status = _Cached(os.path.join(folder, "status.json"), _object, {})
+        self._lock = threading.Lock()
 
     @property
     def config(self):
@@ -82,9 +83,10 @@ class Run:
         return self._status.value()
 
     def row(self):
-        """Returns the :class:`Row`, from the files as they are now."""
-        self._best.refresh()
-        status, config, last = self.status, self.config, self._best.last
+        """Returns the :class:`Row`, from the files as they are now. May be called by threads."""
+        with self._lock:
+            self._best.refresh()
+            status, config, last = self.status, self.config, self._best.last
         return Row(
             self.name,
             _state(self.folder, status),

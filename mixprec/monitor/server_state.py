@@ -1,18 +1,18 @@
 """What all pages share: the runs, their logs, work in other processes, and jobs."""
 
 import collections
-import json
 import math
 import os
 import threading
 import time
 
 from mixprec.monitor import charts
-from mixprec.monitor.log import Log
+from mixprec.monitor.log import GradientLog, Log
 from mixprec.monitor.runs import Runs
 from mixprec.monitor.task_runner import Tasks
 
-_LOGS = 16  # that are held as columns
+_LOGS = 32  # that are held
+_INTERVAL = 0.5  # seconds within which a file is not looked at twice, whoever asks
 
 
 class Monitor:
@@ -30,22 +30,25 @@ class Monitor:
     def __init__(self, root, jobs=None):
         self.runs, self.tasks, self.jobs = Runs(root), Tasks(), jobs
         self._logs, self._lock = collections.OrderedDict(), threading.Lock()
-        self._charts = {}
+        self._computed = collections.OrderedDict()
 
-    def log(self, run, interval=0.5):
-        """Returns the :class:`mixprec.monitor.log.Log` of a run as it is now.
+    def log(self, run):
+        """Returns the :class:`mixprec.monitor.log.Log` of a run as it is now."""
+        return self._read(Log, run, "log.jsonl")
 
-        Args:
-            run: :class:`mixprec.monitor.runs.Run`.
-            interval: seconds within which the file is not looked at twice, whoever asks.
-        """
+    def gradients(self, run):
+        """Returns its :class:`mixprec.monitor.log.GradientLog` likewise."""
+        return self._read(GradientLog, run, "gradients.jsonl")
+
+    def _read(self, kind, run, name):
+        path = os.path.join(run.folder, name)
         with self._lock:
-            log, looked = self._logs.pop(run.folder, (None, -math.inf))
-            log = log or Log(os.path.join(run.folder, "log.jsonl"))
-            if time.monotonic() - looked >= interval:
+            log, looked = self._logs.pop(path, (None, -math.inf))
+            log = log or kind(path)
+            if time.monotonic() - looked >= _INTERVAL:
                 log.refresh()
                 looked = time.monotonic()
-            self._logs[run.folder] = log, looked
+            self._logs[path] = log, looked
             while len(self._logs) > _LOGS:
                 self._logs.popitem(last=False)
             return log
@@ -61,31 +64,24 @@ class Monitor:
             tuple: the log, and a dict from titles to options of charts.
         """
         log = self.log(run)
-        with self._lock:
-            version, found = self._charts.get((run.folder, axis), (None, None))
+
+        def draw():
+            return {title: charts.curve_chart(log, title, axis) for title in charts.CURVES}
+
+        return log, self._once((run.folder, axis), log, draw)
+
+    def points(self, run, name, axis, base):
+        """Returns the version of the log of a run, and :func:`mixprec.monitor.charts.points` likewise."""
+        log = self.log(run)
+        found = self._once((run.folder, name, axis, base), log, lambda: charts.points(log, name, axis, base))
+        return log.version, found
+
+    def _once(self, key, log, compute):
+        with self._lock:  # no other thread reads the log meanwhile
+            version, found = self._computed.pop(key, (None, None))
             if version != log.version:
-                found = {title: charts.curve_chart(log, title, axis) for title in charts.CURVES}
-                self._charts[run.folder, axis] = log.version, found
-                while len(self._charts) > _LOGS:
-                    del self._charts[next(iter(self._charts))]
-            return log, found
-
-
-def gradient_entries(run):
-    """Returns the entries of ``gradients.jsonl`` of a run, a list of dicts; what is none is left out."""
-    entries = []
-    for line in (run.text("gradients.jsonl") or "").splitlines():
-        try:
-            entry = json.loads(line)
-            counts = [int(count) for count in entry["binades"]]
-            entries.append(
-                {
-                    "iteration": int(entry["iteration"]),
-                    "loss_scale": float(entry["loss_scale"]),
-                    "lowest": int(entry["lowest"]),
-                    "binades": counts[:300],
-                }
-            )
-        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-            continue
-    return entries
+                found = compute()
+            self._computed[key] = log.version, found
+            while len(self._computed) > _LOGS:
+                self._computed.popitem(last=False)
+            return found

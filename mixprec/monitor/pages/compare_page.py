@@ -46,15 +46,15 @@ class Comparison:
     async def refresh(self):
         """Draws the chart, if something in it is new."""
         runs = [run for run in map(self._monitor.runs.get, self._names.value[:_MOST]) if run is not None]
-        logs = [await asyncio.to_thread(self._monitor.log, run) for run in runs]
-        versions = [log.version for log in logs], [run.name for run in runs], self._value.value, self._axis.value
+        name, base = _VALUES[self._value.value]
+        axis = next(key for key, shown in charts.AXES.items() if shown == self._axis.value)
+        found = [await asyncio.to_thread(self._monitor.points, run, name, axis, base) for run in runs]
+        versions = [version for version, _ in found], [run.name for run in runs], name, axis
         if versions == self._versions:
             return
         is_same = self._versions is not None and versions[1:] == self._versions[1:]
         self._versions = versions
-        name, base = _VALUES[self._value.value]
-        axis = next(key for key, shown in charts.AXES.items() if shown == self._axis.value)
-        series = {run.name: charts.points(log, name, axis, base) for run, log in zip(runs, logs, strict=True)}
+        series = {run.name: points for run, (_, points) in zip(runs, found, strict=True)}
         if is_same:
             self._figure.options["series"] = charts.lines(series)
             self._figure.update()

@@ -7,7 +7,6 @@ from nicegui import ui
 from mixprec.monitor import charts
 from mixprec.monitor.pages import frame
 from mixprec.monitor.runs import differences
-from mixprec.monitor.server_state import gradient_entries
 
 _SECONDS = 1.0
 _TEXTS = {
@@ -59,12 +58,12 @@ class Curves:
         await self.refresh()
 
     async def _show_gradients(self):
-        entries = await asyncio.to_thread(gradient_entries, self._run)
-        if entries == self._gradients:
+        log = await asyncio.to_thread(self._monitor.gradients, self._run)
+        if log.version == self._gradients:
             return
-        self._gradients = entries
+        self._gradients = log.version
         self._histogram.clear()
-        options = charts.gradients(entries)
+        options = charts.gradients(log.entries)
         if options is not None:
             with self._histogram:
                 frame.figure(options, tall=True)
