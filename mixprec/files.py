@@ -62,21 +62,23 @@ def replacing_all(paths, sync=True):
         raise
 
 
-def open_regular(path):
+def open_regular(path, *, follow=True):
     """Opens a file for reading bytes, and nothing that never ends or waits, or does something when it is opened.
 
     Args:
         path: path of a file, or of a link to one.
+        follow: whether it may be a link.
 
     Returns:
         A binary file.
 
     Raises:
-        OSError: as ``open``; or it is a device, a pipe or a socket, which is not opened.
+        OSError: as ``open``; or it is a device, a pipe or a socket, or a link that is not followed. It is not opened.
     """
-    _require_regular(path, os.stat(path))
+    _require_regular(path, os.stat(path, follow_symlinks=follow))
     # Between the two a pipe may have been put there: to open it must not wait either.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
     try:
         _require_regular(path, os.fstat(descriptor))
         os.set_blocking(descriptor, True)
@@ -86,17 +88,18 @@ def open_regular(path):
         raise
 
 
-def read(path, largest):
+def read(path, largest, *, follow=True):
     """Returns the bytes of a file, as :func:`open_regular` opens it.
 
     Args:
         path: path of the file.
         largest (int): number of bytes above which it is refused.
+        follow: whether it may be a link.
 
     Raises:
         OSError: as :func:`open_regular`; or the file is larger.
     """
-    with open_regular(path) as file:
+    with open_regular(path, follow=follow) as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest >> 10} KiB", os.fspath(path))

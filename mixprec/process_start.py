@@ -7,6 +7,8 @@ def start_of(pid):
     Args:
         pid: its number; what is no number is none's.
     """
+    if type(pid) is not int or pid <= 0:
+        return None
     try:
         with open(f"/proc/{pid}/stat") as file:
             return int(file.read().rpartition(")")[2].split()[19])  # field 22 of proc(5); the 2nd may hold anything

@@ -1,5 +1,6 @@
 """``python -m mixprec.monitor RESULTS`` offers the pages to a browser."""
 
+import asyncio
 import os
 import socket
 import sys
@@ -58,7 +59,8 @@ def _serve(arguments):
     from mixprec.monitor.server_state import Monitor
 
     monitor = Monitor(arguments.results, Jobs(arguments.results) if arguments.allow_jobs else None)
-    app.add_middleware(Access, guard=Guard(password), host=arguments.host)
+    app.add_middleware(Access, guard=Guard(password, arguments.port), host=arguments.host)
+    app.on_startup(lambda: asyncio.to_thread(monitor.runs.refresh))  # the first time takes seconds, of 2,000 runs
     app.on_shutdown(monitor.tasks.end)
     pages.add(monitor)
     shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
@@ -74,6 +76,7 @@ def _serve(arguments):
         tailwind=False,
         show_welcome_message=False,
         binding_refresh_interval=None,
+        proxy_headers=False,  # or a header of a request decides whose wrong passwords are counted
     )
 
 

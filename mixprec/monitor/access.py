@@ -14,8 +14,8 @@ import urllib.parse
 from mixprec import files
 from mixprec.messages import OneLineError
 
-LARGEST_UPLOAD = 20 << 20  # bytes of a request
-_COOKIE = "mixprec_monitor"
+LARGEST_UPLOAD = 20_000_000  # bytes of a file
+_LARGEST = LARGEST_UPLOAD + (1 << 20)  # bytes of a request
 _ATTEMPTS, _MINUTES = 5, 5  # wrong passwords of one address in so many minutes, before it has to wait
 _ADDRESSES = 10_000  # that are remembered
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -72,10 +72,12 @@ class Guard:
 
     Args:
         password: text, or ``None`` where everybody who can reach the server may see it.
+        port: of the server; cookies are named by it, as browsers keep those of all ports of a host together.
         clock: function that returns seconds.
     """
 
-    def __init__(self, password, clock=time.monotonic):
+    def __init__(self, password, port=8080, clock=time.monotonic):
+        self._cookie = f"mixprec_monitor_{port}"
         self._digest = None if password is None else _digest(password)
         self._clock = clock
         self._sessions = collections.OrderedDict()
@@ -86,7 +88,7 @@ class Guard:
         if self._digest is None:
             return True
         try:
-            morsel = http.cookies.SimpleCookie(cookies).get(_COOKIE)
+            morsel = http.cookies.SimpleCookie(cookies).get(self._cookie)
         except http.cookies.CookieError:
             return False
         return morsel is not None and _digest(morsel.value) in self._sessions
@@ -111,7 +113,7 @@ class Guard:
         self._sessions[_digest(token)] = None
         while len(self._sessions) > 1000:
             self._sessions.popitem(last=False)
-        return f"{_COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict"
+        return f"{self._cookie}={token}; Path=/; HttpOnly; SameSite=Strict"
 
     def seconds_to_wait(self, address):
         """Returns in how many seconds an address may try again, 0 if now."""
@@ -138,14 +140,19 @@ class Access:
     """
 
     def __init__(self, app, guard, host):
-        self._app, self._guard, self._local = app, guard, is_local(host)
+        self._app, self._guard = app, guard
+        self._names = (*_LOCAL, host) if is_local(host) else None
 
     async def __call__(self, scope, receive, send):
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refused, is_page = self._refused(headers), scope["type"] == "http"
+        try:
+            refused = self._refused(headers)
+        except ValueError:  # of urlsplit: brackets that do not match
+            refused = 400, "Host or Origin cannot be read"
+        is_page = scope["type"] == "http"
         is_open = self._guard.is_open(headers.get("cookie", ""))
         if is_page and refused is not None:
             await _answer(send, *refused)
@@ -160,14 +167,14 @@ class Access:
 
     def _refused(self, headers):
         host = headers.get("host", "")
-        if self._local and (urllib.parse.urlsplit(f"//{host}").hostname not in _LOCAL):
+        if self._names is not None and urllib.parse.urlsplit(f"//{host}").hostname not in self._names:
             return 400, "the server is asked for by a name that is not its own"
         origin = headers.get("origin")
         if origin is not None and urllib.parse.urlsplit(origin).netloc != host:
             return 403, "a page of another site asks"
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > LARGEST_UPLOAD:
-            return 413, f"at most {LARGEST_UPLOAD >> 20} MB"
+        if not length.isdigit() or int(length) > _LARGEST:
+            return 413, f"at most {LARGEST_UPLOAD / 1e6:g} MB"
         return None
 
     async def _login(self, scope, receive, send):
@@ -194,7 +201,7 @@ def _limited(receive):
         nonlocal size
         message = await receive()
         size += len(message.get("body", b""))
-        return {"type": "http.disconnect"} if size > LARGEST_UPLOAD else message
+        return {"type": "http.disconnect"} if size > _LARGEST else message
 
     return limited
 

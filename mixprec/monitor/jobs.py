@@ -72,7 +72,7 @@ class Jobs:
             JobError: its process is not here, or not ours.
         """
         status = run.status
-        if status.get("host") != platform.node() or not is_alive(status):
+        if status.get("host") != platform.node() or not is_alive(status) or not _holds(status["pid"], run.folder):
             raise JobError(f"{run.name}: no process of it runs on this machine")
         try:
             os.kill(int(status["pid"]), signal.SIGTERM)
@@ -92,3 +92,12 @@ class Jobs:
                 text = one_line(error)
             found.append((name, "runs" if code is None else f"ended with code {code}", text))
         return found
+
+
+def _holds(pid, folder):
+    """Returns ``True`` if a process has the lock of a results folder open, as its run has; no file can claim that."""
+    lock, handles = os.path.join(folder, "run.lock"), f"/proc/{pid}/fd"
+    try:
+        return any(os.readlink(os.path.join(handles, handle)) == lock for handle in os.listdir(handles))
+    except OSError:
+        return False

@@ -38,7 +38,7 @@ class LogFile:
     def refresh(self):
         """Reads what is new; returns ``True`` if something is. A file that is gone or cannot be read has no entries."""
         try:
-            file = files.open_regular(self._path)
+            file = files.open_regular(self._path, follow=False)
         except OSError:
             if self._key is None:
                 return False
@@ -75,12 +75,17 @@ class LogFile:
         if file.read(len(self._tail)) != self._tail:
             self._start()
             file.seek(0)
+        is_rest = False  # of a line that is too long
         while line := file.readline(_LONGEST):
-            if not line.endswith(b"\n"):  # too long, or not written by mixprec, which writes whole lines
-                self.damaged += 1
+            is_whole = line.endswith(b"\n")
+            if not is_whole and len(line) < _LONGEST:  # another program is just writing it
                 break
             self._end += len(line)
             self._tail = (self._tail + line)[-_TAIL:]
+            if is_rest or not is_whole:
+                self.damaged += is_whole
+                is_rest = not is_whole
+                continue
             try:
                 self.last = self.parse(json.loads(line))
             except (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError):
@@ -107,8 +112,8 @@ class Log(LogFile):
         self.columns, self._entries = {}, 0
 
     def take(self, entry):
-        for name in entry.keys() - self.columns.keys():
-            if len(self.columns) < _KEYS:
+        for name in entry:
+            if name not in self.columns and len(self.columns) < _KEYS:
                 self.columns[name] = array.array("d", [math.nan]) * self._entries
         for name, column in self.columns.items():
             column.append(entry.get(name, math.nan))
@@ -135,6 +140,8 @@ class GradientLog(LogFile):
         if not (0 < scale < math.inf and -200 < lowest < 200 and len(binades) < 400):
             raise ValueError
         counts = array.array("d", map(float, binades))
+        if not all(count == 0 or 1 <= count < 2**63 for count in counts):
+            raise ValueError
         return {"iteration": int(entry["iteration"]), "loss_scale": scale, "lowest": lowest, "binades": counts}
 
     def clear(self):

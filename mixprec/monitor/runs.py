@@ -11,15 +11,19 @@ import time
 import yaml
 
 from mixprec import files
+from mixprec.messages import printable
 from mixprec.monitor.log import LogFile
 from mixprec.process_start import is_alive
 
 _DEPTH = 4  # folders below the root
 _MARKS = ("config.yaml", "log.jsonl", "status.json")  # one of them makes a folder a run
 _LARGEST = 1 << 20  # bytes of a text that is shown
+_LARGEST_SETTINGS = 1 << 16  # bytes of a config, or a heartbeat
+_DEEPEST = 20  # levels of a config: the parser in C ends the process when it runs out of stack
+_REST = 10  # so many times as long as a listing took, a slow disk has rest
 _SILENT = 60  # seconds after which a run that trains has given no sign of life
 _BEST = "validation/main/accuracy"
-_STATES = {"done": "done", "stopped": "stopped", "failed": "failed"}
+_ENDED = ["done", "stopped", "failed"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Run:
             name: of the file, a constant of the program.
         """
         try:
-            with files.open_regular(os.path.join(self.folder, name)) as file:
+            with files.open_regular(os.path.join(self.folder, name), follow=False) as file:
                 return file.read(_LARGEST).decode("utf-8", "replace")
         except OSError:
             return None
@@ -121,9 +125,17 @@ class Run:
             names = [entry.name for entry in os.scandir(self.folder) if entry.is_file(follow_symlinks=False)]
         except OSError:
             return []
+        names = [name for name in names if name.isprintable()]  # others could not be sent to a browser
         snapshots = [name for name in names if name.startswith("snapshot_") and name.endswith(".npz")]
         snapshots.sort(key=lambda name: (name != "snapshot_best.npz", -_iteration(name)))
         return [name for name in names if name == "model.npz"] + snapshots
+
+    def changed(self, name):
+        """Returns the time of the last change of a file of the run, in seconds since 1970; ``None`` if it is gone."""
+        try:
+            return os.stat(os.path.join(self.folder, name)).st_mtime
+        except OSError:
+            return None
 
 
 class Runs:
@@ -136,7 +148,7 @@ class Runs:
     def __init__(self, root):
         self.root = os.path.realpath(root)
         self.rows, self.version = [], 0
-        self._runs, self._lock, self._looked = {}, threading.Lock(), -math.inf
+        self._runs, self._lock, self._looked, self._rest = {}, threading.Lock(), -math.inf, 0.0
 
     def get(self, name):
         """Returns the :class:`Run` that was listed under a name; ``None`` if none was."""
@@ -149,12 +161,14 @@ class Runs:
             list of :class:`Row`, the run that changed last first.
         """
         with self._lock:
-            if time.monotonic() - self._looked >= interval:
+            if time.monotonic() - self._looked >= max(interval, self._rest if interval else 0):
+                begin = time.monotonic()
                 found = dict(_found(self.root, "", _DEPTH))
-                self._runs = {name: self._runs.get(name) or Run(name, folder) for name, folder in found.items()}
-                rows = sorted((run.row() for run in self._runs.values()), key=lambda row: (-row.changed, row.name))
+                runs = {name: self._runs.get(name) or Run(name, folder) for name, folder in found.items()}
+                rows = sorted(map(_row, runs.values()), key=lambda row: (-row.changed, row.name))
                 self.version += rows != self.rows
-                self.rows, self._looked = rows, time.monotonic()
+                self._runs, self.rows, self._looked = runs, rows, time.monotonic()
+                self._rest = _REST * (self._looked - begin)
             return self.rows
 
 
@@ -170,7 +184,16 @@ def _found(folder, name, depth):
     elif depth:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                yield from _found(entry.path, f"{name}/{entry.name}" if name else entry.name, depth - 1)
+                shown = printable(entry.name)  # a name that is not UTF-8 could not be sent to a browser
+                yield from _found(entry.path, f"{name}/{shown}" if name else shown, depth - 1)
+
+
+def _row(run):
+    """Returns the row of a run; whatever its files hold, it is no reason not to show the others."""
+    try:
+        return run.row()
+    except Exception:
+        return Row(run.name, "unknown")
 
 
 class _Best(LogFile):
@@ -195,12 +218,12 @@ class _Cached:
 
     def value(self):
         try:
-            status = os.stat(self._path)
+            status = os.stat(self._path, follow_symlinks=False)
             key = status.st_mtime_ns, status.st_size, status.st_ino
             if key != self._key:
-                self._value = self._parse(files.read(self._path, _LARGEST))
+                self._value = self._parse(files.read(self._path, _LARGEST_SETTINGS, follow=False))
                 self._key, self.changed = key, status.st_mtime
-        except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        except Exception:  # PyYAML raises a dozen kinds, for tags that it knows and values that they cannot have
             self._key, self._value, self.changed = None, self._default, 0.0
         return self._value
 
@@ -213,9 +236,11 @@ def _object(data):
 def _settings(data):
     """Returns a config as training has written it out, flat. Without aliases, of which a small file can be endless."""
     text = data.decode()
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader)):
-        return {}
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
+    for event in yaml.parse(text, Loader=loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST or isinstance(event, yaml.AliasEvent):
+            return {}
     sections = yaml.load(text, Loader=loader)  # a safe loader
     if not isinstance(sections, dict):
         return {}
@@ -243,24 +268,24 @@ def differences(configs):
 
 def _state(folder, status):
     state = status.get("state")
-    if state in _STATES:
-        return _STATES[state]
-    if state is None:  # of a version without heartbeat
+    if state in _ENDED:
+        return state
+    if not isinstance(state, str):  # None: of a version without heartbeat
         return "done" if os.path.exists(os.path.join(folder, "model.npz")) else "unknown"
     if status.get("host") == platform.node():
         return state if state in ("training", "evaluating") and is_alive(status) else "killed"
     age = time.time() - (_number(status.get("time")) or 0.0)
-    return str(state) if age < _SILENT else "silent"
+    return printable(state) if age < _SILENT else "silent"
 
 
 def _number(*values):
     """Returns the first of some values that is a finite number, or ``None``."""
     for value in values:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300:  # inf, NaN are not
             return float(value)
     return None
 
 
 def _iteration(name):
-    digits = "".join(filter(str.isdigit, name))
+    digits = "".join(filter(str.isdecimal, name))
     return int(digits) if 0 < len(digits) < 20 else -1

@@ -61,20 +61,20 @@ class Monitor:
             axis: one of :data:`mixprec.monitor.charts.AXES`.
 
         Returns:
-            tuple: the log, and a dict from titles to options of charts.
+            tuple: the log, the version that it had then, and a dict from titles to options of charts.
         """
         log = self.log(run)
 
         def draw():
             return {title: charts.curve_chart(log, title, axis) for title in charts.CURVES}
 
-        return log, self._once((run.folder, axis), log, draw)
+        version, found = self._once((run.folder, axis), log, draw)
+        return log, version, found
 
     def points(self, run, name, axis, base):
         """Returns the version of the log of a run, and :func:`mixprec.monitor.charts.points` likewise."""
         log = self.log(run)
-        found = self._once((run.folder, name, axis, base), log, lambda: charts.points(log, name, axis, base))
-        return log.version, found
+        return self._once((run.folder, name, axis, base), log, lambda: charts.points(log, name, axis, base))
 
     def _once(self, key, log, compute):
         with self._lock:  # no other thread reads the log meanwhile
@@ -84,4 +84,4 @@ class Monitor:
             self._computed[key] = log.version, found
             while len(self._computed) > _LOGS:
                 self._computed.popitem(last=False)
-            return found
+            return log.version, found

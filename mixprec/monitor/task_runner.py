@@ -30,6 +30,7 @@ class Tasks:
         self._seconds, self._command = seconds, command
         self._turns = {}
         self._running = set()
+        self._shared = {}  # what goes on whether somebody looks or not
 
     async def run(self, task, arguments, progress=lambda share, text: None):
         """Does a piece of work.
@@ -48,12 +49,49 @@ class Tasks:
         is_long = task == _LONG
         if is_long not in self._turns:  # made here, as it belongs to the loop
             self._turns[is_long] = asyncio.Semaphore(1 if is_long else _AT_ONCE)
+        if self._turns[is_long].locked():
+            progress(0.0, "waiting for other work to end")
         async with self._turns[is_long]:
             work = self._run(task, arguments, progress)
             try:
                 return await asyncio.wait_for(work, None if is_long else self._seconds)
             except asyncio.TimeoutError:
                 raise TaskError(f"{task}: not done after {self._seconds} s") from None
+
+    async def share(self, task, arguments, progress=lambda share, text: None):
+        """Does the same, once for all who ask for it while it goes on; it goes on if none of them waits any more."""
+        key = json.dumps([task, arguments])
+        if key not in self._shared:
+            listeners = []
+
+            def tell(share, text):
+                for listener in list(listeners):
+                    listener(share, text)
+
+            work = asyncio.ensure_future(self.run(task, arguments, tell))
+            self._shared[key] = work, listeners
+            work.add_done_callback(lambda work: self._forget(key, work))
+        work, listeners = self._shared[key]
+        listeners.append(progress)
+        try:
+            return await asyncio.shield(work)
+        finally:
+            listeners.remove(progress)
+
+    def is_shared(self, task, arguments):
+        """Returns ``True`` if such work goes on."""
+        return json.dumps([task, arguments]) in self._shared
+
+    def stop(self, task, arguments):
+        """Ends such work, if it goes on."""
+        work, _ = self._shared.get(json.dumps([task, arguments]), (None, None))
+        if work is not None:
+            work.cancel()
+
+    def _forget(self, key, work):
+        del self._shared[key]
+        if not work.cancelled():
+            work.exception()  # looked at, whether or not a page still waits
 
     def end(self):
         """Ends all processes; what they have not written whole is not there."""
@@ -63,7 +101,7 @@ class Tasks:
 
     async def _run(self, task, arguments, progress):
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
+        process = await self._started(
             *self._command,
             task,
             stdin=pipe,
@@ -83,6 +121,13 @@ class Tasks:
         if "error" in answer:
             raise TaskError(one_line(answer["error"]))
         return answer
+
+    @staticmethod
+    async def _started(*command, **keywords):
+        try:
+            return await asyncio.create_subprocess_exec(*command, **keywords)
+        except OSError as error:
+            raise TaskError(f"no process can be started: {error.strerror}") from error
 
     async def _talk(self, process, sent, progress):
         answer = {}

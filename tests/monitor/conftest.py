@@ -85,6 +85,14 @@ class Answers:
             raise answer
         return answer
 
+    share = run
+
+    def is_shared(self, task, arguments):
+        return False
+
+    def stop(self, task, arguments):
+        self.asked.append(("stop", arguments))
+
 
 @pytest.fixture
 def results(tmp_path):

@@ -79,6 +79,17 @@ def test_a_name_that_leads_here_is_not_enough(host):
     assert _status(_ask(access, kind="websocket", host=host)) == "websocket.close"
 
 
+@pytest.mark.parametrize("name", ["host", "origin"])
+def test_names_that_cannot_be_read_are_refused(name):
+    for value in ("[", "[::1", "http://["):
+        assert _status(_ask(Access(_pages, Guard(None), "127.0.0.1"), **{name: value})) in (400, 403)
+
+
+def test_the_address_that_the_server_is_bound_to_is_its_name():
+    assert _status(_ask(Access(_pages, Guard(None), "127.0.0.2"), host="127.0.0.2:8080")) == 200
+    assert _status(_ask(Access(_pages, Guard(None), "127.0.0.1"), host="127.0.0.2:8080")) == 400
+
+
 @pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST"])
 def test_names_of_this_machine(host):
     assert _status(_ask(Access(_pages, Guard(None), "127.0.0.1"), host=host)) == 200
@@ -100,7 +111,7 @@ def test_with_a_password_nothing_is_seen_before_it_is_given():
         assert _status(sent) == 401
         assert b"pages" not in sent[1]["body"]
     assert _status(_ask(access, kind="websocket")) == "websocket.close"
-    assert _status(_ask(access, kind="websocket", cookie="mixprec_monitor=x")) == "websocket.close"
+    assert _status(_ask(access, kind="websocket", cookie="mixprec_monitor_8080=x")) == "websocket.close"
 
 
 def test_the_right_password_opens_a_session():
@@ -136,11 +147,11 @@ def test_an_address_that_guesses_has_to_wait():
 
 def test_what_is_too_large_is_not_read():
     access = Access(_pages, Guard(None), "127.0.0.1")
-    assert _status(_ask(access, method="POST", content_length=str(LARGEST_UPLOAD + 1))) == 413
+    assert _status(_ask(access, method="POST", content_length=str(2 * LARGEST_UPLOAD))) == 413
     assert _status(_ask(access, method="POST", content_length="-1")) == 413
     part = bytes(1 << 20)
     assert _status(_ask(access, method="POST", body=[part] * 20)) == 200
-    assert _ask(access, method="POST", body=[part] * 21) == []  # it has not said so before: broken off
+    assert _ask(access, method="POST", body=[part] * 22) == []  # it has not said so before: broken off
 
 
 @pytest.mark.parametrize(

@@ -74,15 +74,20 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, commands):
 
 
 def test_a_run_is_stopped_by_sigterm_and_only_its_own_process(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    holds = f"lock = open({str(tmp_path.resolve() / 'mine' / 'run.lock')!r}, 'w'); print(flush=True); input()"
+    (tmp_path / "mine").mkdir()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", holds], **pipes) as process:
+        process.stdout.readline()
         status = {"state": "training", "pid": process.pid, "host": platform.node(), "start": start_of(process.pid)}
         make_run(tmp_path / "mine", status=status)
         make_run(tmp_path / "ended", status={**status, "start": 1})
         make_run(tmp_path / "elsewhere", status={**status, "host": "another"})
+        make_run(tmp_path / "claims it", status=status)
         make_run(tmp_path / "none")
         runs, jobs = Runs(tmp_path), Jobs(tmp_path)
         runs.refresh()
-        for name in ("ended", "none", "elsewhere"):
+        for name in ("ended", "none", "elsewhere", "claims it"):
             with pytest.raises(JobError, match="no process of it runs on this machine"):
                 jobs.stop(runs.get(name))
         assert process.poll() is None

@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mixprec.monitor.log import Log, sampled
+from mixprec.monitor.log import GradientLog, Log, sampled
 
 
 def _write(path, entries, *, raw=b""):
@@ -98,10 +98,51 @@ def test_a_line_without_end_is_not_taken(tmp_path):
     _write(path, [_entry(1)], raw=b'{"iteration": 2')
     log = Log(path)
     log.refresh()
-    assert (len(log), log.damaged) == (1, 1)
+    assert (len(log), log.damaged) == (1, 0)
     _write(path, [_entry(1), _entry(2)])
     log.refresh()
-    assert len(log) == 2
+    assert (len(log), log.damaged) == (2, 0)
+
+
+def test_a_line_that_is_too_long_is_left_out(tmp_path):
+    path = tmp_path / "log.jsonl"
+    _write(path, [_entry(1), {"a": "x" * (3 << 20)}, _entry(3)])
+    log = Log(path)
+    log.refresh()
+    assert (list(log.values("iteration")), log.damaged) == ([1, 3], 1)
+
+
+def test_links_are_not_followed(tmp_path):
+    _write(tmp_path / "elsewhere", [_entry(1)])
+    (tmp_path / "log.jsonl").symlink_to(tmp_path / "elsewhere")
+    assert not Log(tmp_path / "log.jsonl").refresh()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss_scale": 0},
+        {"loss_scale": None},
+        {"lowest": 10**9},
+        {"binades": [-1, 5]},
+        {"binades": [1e-320, 1e300]},
+        {"binades": 3},
+    ],
+)
+def test_gradients_that_are_none_are_left_out(tmp_path, wrong):
+    good = {"iteration": 1, "epoch": 0.1, "loss_scale": 8.0, "lowest": -3, "binades": [1, 0, 2], "layers": {}}
+    _write(tmp_path / "gradients.jsonl", [good, {**good, **wrong}, {**good, "iteration": 2}])
+    log = GradientLog(tmp_path / "gradients.jsonl")
+    log.refresh()
+    assert ([entry["iteration"] for entry in log.entries], log.damaged) == ([1, 2], 1)
+
+
+def test_of_very_many_gradients_some_stay_evenly(tmp_path):
+    good = {"loss_scale": 8.0, "lowest": -3, "binades": [1]}
+    _write(tmp_path / "gradients.jsonl", [{**good, "iteration": number} for number in range(5000)])
+    log = GradientLog(tmp_path / "gradients.jsonl")
+    log.refresh()
+    assert [entry["iteration"] for entry in log.entries] == list(range(0, 5000, 8))
 
 
 def test_of_very_many_names_the_first_are_columns(tmp_path):

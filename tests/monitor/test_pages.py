@@ -242,7 +242,7 @@ def test_what_a_network_sees_in_an_upload(browse, results):
         await user.should_see("/conv1/W 16x3x3x3")
         rows = [list(row.values()) for table in user.find(ui.table).elements for row in table.rows]
         assert [EVIL, "0.9000"] in rows
-        assert any("25 %" in row and "12.5 %" in row for row in rows)
+        assert any("25.000%" in row and "12.500%" in row for row in rows)
         task, asked = monitor.tasks.asked[0]
         assert (task, asked["weights"], asked["image"]) == ("inside", "model.npz", "Ynl0ZXMgb2YgYW4gaW1hZ2U=")
 

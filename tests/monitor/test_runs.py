@@ -1,5 +1,6 @@
 """The listing of runs, and the state that their files tell."""
 
+import dataclasses
 import json
 import os
 import platform
@@ -15,7 +16,7 @@ CONFIG = "model:\n  arch: resnet8\nprecision:\n  compute: float16\ntraining:\n  
 
 def make_run(folder, *, accuracies=(0.5, 0.9, 0.8), status=None, config=CONFIG):
     """Writes the files of a run."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(config)
     entries = [
         {
@@ -112,6 +113,50 @@ def test_without_heartbeat_weights_mean_that_it_is_done(tmp_path):
 def test_a_config_that_cannot_be_read_says_nothing(tmp_path, config):
     make_run(tmp_path / "a", config=config)
     assert _rows(tmp_path)["a"].arch == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("status.json", b'{"state": []}'),
+        ("status.json", b'{"state": "done", "epoch": 1' + b"0" * 400 + b"}"),
+        ("status.json", b'{"state": "training", "host": "x", "time": 1' + b"0" * 400 + b"}"),
+        ("status.json", b'{"state": "\\ud800", "host": "x"}'),
+        ("status.json", b'{"state": "training", "pid": "../x", "start": 1, "host": "%s"}' % platform.node().encode()),
+        ("config.yaml", b'a:\n  b: !!int ""\n'),
+        ("config.yaml", b"a:\n  b: !!timestamp x\n"),
+        ("config.yaml", b"a:\n  b: !!bool x\n"),
+        ("config.yaml", b"training:\n  epochs: 1" + b"0" * 400),
+        ("config.yaml", b"- " * 30_000),
+        ("config.yaml", b"{a: " * 15_000),
+        ("config.yaml", b"- " * 200_000),
+    ],
+    ids=range(12),
+)
+def test_no_file_of_a_run_hides_the_other_runs(tmp_path, file, content):
+    make_run(tmp_path / "good")
+    (make_run(tmp_path / "bad") / file).write_bytes(content)
+    rows = _rows(tmp_path)
+    assert rows["good"].best == 0.9
+    json.dumps([dataclasses.astuple(row) for row in rows.values()], ensure_ascii=False).encode()
+
+
+def test_names_that_are_not_utf_8_have_escapes(tmp_path):
+    os.mkdir(os.fsencode(tmp_path) + b"/a\xff\n")
+    with open(os.fsencode(tmp_path) + b"/a\xff\n/log.jsonl", "w") as file:
+        file.write('{"validation/main/accuracy": 0.5}\n')
+    rows = _rows(tmp_path)
+    assert list(rows) == ["a\\udcff\\n"]
+    assert rows["a\\udcff\\n"].best == 0.5
+
+
+def test_links_in_a_run_are_not_followed(tmp_path):
+    folder = make_run(tmp_path / "results" / "a")
+    (tmp_path / "secret").write_text("model:\n  arch: secret\n")
+    (folder / "config.yaml").unlink()
+    (folder / "config.yaml").symlink_to(tmp_path / "secret")
+    assert _rows(tmp_path / "results")["a"].arch == ""
+    assert Run("a", str(folder)).text("config.yaml") is None
 
 
 def test_strange_files_of_a_run_do_no_harm(tmp_path):

@@ -105,13 +105,51 @@ def test_no_process_outlives_its_page(tasks, how):
     assert not _is_there(pid)
 
 
+def test_shared_work_is_done_once_and_outlives_those_who_wait(tasks):
+    async def story():
+        seen = []
+        first = asyncio.create_task(tasks.share("evaluate", {"seconds": 1}, lambda *each: seen.append(each)))
+        second = asyncio.create_task(tasks.share("evaluate", {"seconds": 1}, lambda *each: seen.append(each)))
+        while len(seen) < 2:
+            await asyncio.sleep(0.01)
+        assert seen[0] == seen[1]  # of one process
+        assert tasks.is_shared("evaluate", {"seconds": 1})
+        first.cancel()
+        assert await second == {"got": {"seconds": 1}}
+        await asyncio.sleep(0)
+        assert not tasks.is_shared("evaluate", {"seconds": 1})
+
+    asyncio.run(story())
+
+
+def test_shared_work_can_be_ended(tasks):
+    async def story():
+        seen = []
+        work = asyncio.create_task(tasks.share("evaluate", {}, lambda share, text: seen.append(int(text))))
+        while not seen:
+            await asyncio.sleep(0.01)
+        tasks.stop("evaluate", {})
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert not _is_there(seen[0])
+        assert not tasks.is_shared("evaluate", {})
+
+    asyncio.run(story())
+
+
+def test_what_cannot_be_started_is_one_line():
+    with pytest.raises(TaskError, match="no process can be started: No such file or directory"):
+        asyncio.run(Tasks(1, ("/no/such/program",)).run("task", {}))
+
+
 def test_two_at_once_and_evaluations_beside_them(tasks):
     most, running, order = 0, set(), []
 
     async def one(number, task):
         def progress(share, text):
             nonlocal most
-            running.add(number)
+            if text != "waiting for other work to end":
+                running.add(number)
             most = max(most, len(running))
 
         await tasks.run(task, {"seconds": 0.3}, progress)

@@ -115,6 +115,7 @@ def test_metadata_of_the_wheel(wheel):
         "dali",
         "digits",
         "export",
+        "monitor",
         "mpi",
         "tensorboard",
         "test",

@@ -14,6 +14,8 @@ from mixprec.monitor.pages import (
     runs_page,
 )
 
+_SECONDS = 60  # until a page must be there: on a slow disk the listing of many runs takes a while
+
 
 def add(monitor):
     """Adds all pages.
@@ -23,30 +25,30 @@ def add(monitor):
     """
     frame.prepare()
 
-    @ui.page("/")
+    @ui.page("/", response_timeout=_SECONDS)
     async def _():
         await runs_page.page(monitor)
 
-    @ui.page("/run")
+    @ui.page("/run", response_timeout=_SECONDS)
     async def _(name: str = ""):
         await run_page.page(monitor, name)
 
-    @ui.page("/compare")
+    @ui.page("/compare", response_timeout=_SECONDS)
     async def _(request: Request):
         await compare_page.page(monitor, request.query_params.getlist("name"))
 
-    @ui.page("/before")
+    @ui.page("/before", response_timeout=_SECONDS)
     async def _(request: Request):
         await before_page.page(monitor, request.query_params.get("run", ""))
 
-    @ui.page("/evaluate")
+    @ui.page("/evaluate", response_timeout=_SECONDS)
     async def _(name: str = ""):
         await evaluate_page.page(monitor, name)
 
-    @ui.page("/inside")
+    @ui.page("/inside", response_timeout=_SECONDS)
     async def _(name: str = ""):
         await inside_page.page(monitor, name)
 
-    @ui.page("/jobs")
+    @ui.page("/jobs", response_timeout=_SECONDS)
     async def _():
         await jobs_page.page(monitor)

@@ -23,8 +23,9 @@ class Preview:
         self._work = Work(monitor)
         # Configs are chosen from these two lists: no path comes from a browser.
         self._paths = {f"config {name}": config_path(name) for name in config_names()}
-        for row in monitor.runs.rows[:500]:
-            self._paths[f"run {row.name}"] = os.path.join(monitor.runs.get(row.name).folder, "config.yaml")
+        for name in [run, *(row.name for row in monitor.runs.rows[:500])]:
+            if (listed := monitor.runs.get(name)) is not None:
+                self._paths[f"run {name}"] = os.path.join(listed.folder, "config.yaml")
         first = f"run {run}" if f"run {run}" in self._paths else None
         self._config = ui.select(list(self._paths), label="config", value=first, with_input=True, on_change=self.show)
         self._config.classes("full-width").mark("config")

@@ -63,7 +63,7 @@ class Comparison:
         with self._chart:
             self._figure = frame.figure(charts.chart(self._value.value, series, self._axis.value, base), tall=True)
         self._differences.clear()
-        rows = differences([run.config for run in runs]) if len(runs) > 1 else []
+        rows = await asyncio.to_thread(lambda: differences([run.config for run in runs]))
         with self._differences:
             if rows:
                 frame.heading("Settings that differ")

@@ -18,40 +18,55 @@ class Evaluation:
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
         run: :class:`mixprec.monitor.runs.Run`.
+        weights: names of its files of weights, not empty.
     """
 
-    def __init__(self, monitor, run):
-        self._work, self._run = Work(monitor), run
-        weights = run.weights()
-        if not weights:
-            ui.label("This run has no weights yet: neither model.npz nor a snapshot.")
-        else:
-            with ui.row().classes("items-center"):
-                self._weights = ui.select(weights, value=weights[0], label="weights", on_change=self.show_last)
-                ui.button("Evaluate", on_click=self.evaluate).props("flat dense no-caps").mark("evaluate")
+    def __init__(self, monitor, run, weights):
+        self._tasks, self._work, self._run = monitor.tasks, Work(monitor), run
+        with ui.row().classes("items-center"):
+            self._weights = ui.select(weights, value=weights[0], label="weights", on_change=self.show_last)
+            ui.button("Evaluate", on_click=self.evaluate).props("flat dense no-caps").mark("evaluate")
+            ui.button("End it", on_click=self._stop).props("flat dense no-caps").mark("stop")
         self.result, self._worst = ui.element("div"), ui.element("div")
 
     async def evaluate(self):
         """Evaluates the chosen weights in a process of its own, which writes the file beside the run."""
         self._worst.clear()
-        wanted = {"run": self._run.folder, "weights": self._weights.value, "overrides": []}
-        answer = await self._work.into(self.result, "evaluate", wanted, _result)
+        answer = await self._work.into(self.result, "evaluate", self._wanted(), _result, shared=True)
         if answer is not None:
             await self._pictures(answer)
 
     async def show_last(self):
-        """Shows what an earlier evaluation of these weights has written, if there is one."""
+        """Shows the evaluation of these weights that goes on, or what an earlier one has written, if there is one."""
+        if self._tasks.is_shared("evaluate", self._wanted()):
+            await self.evaluate()
+            return
         self.result.clear()
         self._worst.clear()
-        text = await asyncio.to_thread(self._run.text, f"evaluation-{self._weights.value.removesuffix('.npz')}.json")
-        try:
-            answer = json.loads(text or "")
-            with self.result:
-                _result(answer)
-        except (ValueError, KeyError, TypeError, IndexError):  # none, or none of ours
-            self.result.clear()
+        name = f"evaluation-{self._weights.value.removesuffix('.npz')}.json"
+        text = await asyncio.to_thread(self._run.text, name)
+        if text is None:
             return
-        await self._pictures(answer)
+        try:
+            answer = json.loads(text)
+            with self.result:
+                written, changed = self._run.changed(name), self._run.changed(self._weights.value)
+                ui.label(f"written {frame.age(written)} ago").classes("faint")
+                if written is not None and changed is not None and changed > written:
+                    ui.label("These are numbers of older weights: the file has changed since. Evaluate again.")
+                _result(answer)
+            await self._pictures(answer)
+        except Exception:  # whatever the file holds, it is no evaluation of ours
+            self.result.clear()
+            self._worst.clear()
+            with self.result:
+                ui.label(f"{name} cannot be read; evaluate again").classes("faint")
+
+    def _wanted(self):
+        return {"run": self._run.folder, "weights": self._weights.value, "overrides": []}
+
+    def _stop(self):
+        self._tasks.stop("evaluate", self._wanted())
 
     async def _pictures(self, answer):
         worst = answer["worst"][:_WORST]
@@ -103,7 +118,9 @@ async def page(monitor, name):
             frame.missing(monitor, name)
             return
         ui.link("The run", frame.link_to("/run", name=name))
-        evaluation = Evaluation(monitor, run)
-        has_weights = bool(run.weights())
-    if has_weights:
-        ui.timer(0.1, evaluation.show_last, once=True)
+        weights = await asyncio.to_thread(run.weights)
+        if not weights:
+            ui.label(frame.NO_WEIGHTS)
+            return
+        evaluation = Evaluation(monitor, run, weights)
+    ui.timer(0.1, evaluation.show_last, once=True)

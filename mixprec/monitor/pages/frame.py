@@ -25,6 +25,7 @@ h2 { font-size: 16px; line-height: 1.4; margin: 12px 0 4px; font-weight: 500; }
 .grid img { min-width: 128px; max-width: 100%; image-rendering: pixelated; }
 :focus-visible { outline: 2px solid #0072b2; outline-offset: 2px; }
 """
+NO_WEIGHTS = "This run has no weights yet: neither model.npz nor a snapshot."
 _PAGES = (("/", "Runs"), ("/compare", "Compare"), ("/before", "Before the start"), ("/jobs", "Jobs"))
 
 

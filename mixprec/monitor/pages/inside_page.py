@@ -21,13 +21,18 @@ class Inside:
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
         run: :class:`mixprec.monitor.runs.Run`.
+        weights: names of its files of weights, not empty.
     """
 
-    def __init__(self, monitor, run):
+    def __init__(self, monitor, run, weights):
         self._work, self._run = Work(monitor), run
-        self._weights = ui.select(run.weights(), value=run.weights()[0], label="weights")
+        self._weights = ui.select(weights, value=weights[0], label="weights")
         self.upload = ui.upload(
-            label="an image", auto_upload=True, max_file_size=LARGEST_UPLOAD, on_upload=self.look, on_rejected=_rejected
+            label="an image",
+            auto_upload=True,
+            max_file_size=LARGEST_UPLOAD,
+            on_upload=self.look,
+            on_rejected=_rejected,
         )
         self.upload.props('accept="image/*" flat bordered').classes("full-width")
         self._result = ui.element("div")
@@ -46,11 +51,11 @@ class Inside:
 
 
 def _rejected():
-    ui.notify(f"An image of {LARGEST_UPLOAD >> 20} MB at most, please.")
+    ui.notify(f"An image of {LARGEST_UPLOAD / 1e6:g} MB at most, please.")
 
 
 def _show(found):
-    frame.table(("class", "share"), [(name, f"{share:.4f}") for name, share in found["top"]]).mark("top")
+    frame.table(("class", "share"), [(name, frame.number(share, "{:.4f}")) for name, share in found["top"]]).mark("top")
     frame.heading("Outputs of layers")
     drawn = {layer["name"]: layer for layer in found["layers"] if layer.get("png")}
     chosen = ui.select(list(drawn), value=list(drawn)[:_SHOWN], multiple=True, label="layers").props("use-chips")
@@ -73,7 +78,7 @@ def _show(found):
             layer["type"],
             _shape(layer),
             *(frame.number(layer[key], "{:.3g}") for key in _NUMBERS),
-            *(f"{100 * layer[key]:.3g} %" for key in _SHARES),
+            *(frame.number(layer[key], "{:.3%}") for key in _SHARES),
         )
         for layer in found["layers"]
     ]
@@ -104,7 +109,8 @@ async def page(monitor, name):
             frame.missing(monitor, name)
             return
         ui.link("The run", frame.link_to("/run", name=name))
-        if run.weights():
-            Inside(monitor, run)
+        weights = await asyncio.to_thread(run.weights)
+        if weights:
+            Inside(monitor, run, weights)
         else:
-            ui.label("This run has no weights yet: neither model.npz nor a snapshot.")
+            ui.label(frame.NO_WEIGHTS)

@@ -24,7 +24,8 @@ class Desk:
         self._monitor, self._shown = monitor, None
         self._paths = {f"config {name}": config_path(name) for name in config_names()}
         for row in monitor.runs.rows[:500]:
-            self._paths[f"clone {row.name}"] = os.path.join(monitor.runs.get(row.name).folder, "config.yaml")
+            if (run := monitor.runs.get(row.name)) is not None:
+                self._paths[f"clone {row.name}"] = os.path.join(run.folder, "config.yaml")
         frame.heading("Start")
         self._config = ui.select(list(self._paths), label="config, or a run to clone", with_input=True)
         self._name = ui.input("name of the new run", value=f"job/{datetime.datetime.now():%Y%m%d-%H%M%S}")

@@ -40,18 +40,18 @@ class Curves:
     async def refresh(self):
         """Shows what the files say now."""
         axis = next(name for name, shown in charts.AXES.items() if shown == self._axis.value)
-        log, curves = await asyncio.to_thread(self._monitor.curves, self._run, axis)
+        log, version, curves = await asyncio.to_thread(self._monitor.curves, self._run, axis)
         row = await asyncio.to_thread(self._run.row)
         self._state.text = _summary(row, log)
-        if log.version == self._version:
+        await self._show_gradients()
+        if version == self._version:
             return
-        self._version = log.version
+        self._version = version
         for title, figure in self._figures.items():
             options = curves[title]
             figure.options["series"], figure.options["legend"] = options["series"], options["legend"]
             figure.options["xAxis"] = options["xAxis"]
             figure.update()
-        await self._show_gradients()
 
     async def _again(self):
         self._version = None

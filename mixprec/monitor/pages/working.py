@@ -1,12 +1,14 @@
 """Work of another process on a page: a bar while it goes on, then the result, or one line that says why not."""
 
+import asyncio
+
 from nicegui import ui
 
 from mixprec.monitor.task_runner import TaskError
 
 
 class Work:
-    """Does the work of a page.
+    """Does the work of a page, and ends it when the page is closed.
 
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
@@ -14,9 +16,10 @@ class Work:
 
     def __init__(self, monitor):
         self._tasks = monitor.tasks
-        self._newest = {}  # of each place; an older answer that comes later is not shown
+        self._running = {}  # place -> what is to be shown there; what it replaces is ended
+        ui.context.client.on_delete(self._end)
 
-    async def into(self, place, task, arguments, show):
+    async def into(self, place, task, arguments, show, *, shared=False):
         """Fills a place of the page.
 
         Args:
@@ -24,31 +27,39 @@ class Work:
             task: name of the work, see :meth:`mixprec.monitor.task_runner.Tasks.run`.
             arguments: dict for it.
             show: called with what it answers, inside of the place.
+            shared: whether it goes on without the page, see :meth:`mixprec.monitor.task_runner.Tasks.share`.
 
         Returns:
             What it answers; ``None`` if it failed, or something else is to be shown there by now.
         """
-        mine = self._newest[place] = object()
         place.clear()
         with place:
             bar = ui.linear_progress(0, show_value=False).props("indeterminate")
             says = ui.label("working").classes("faint")
 
         def progress(share, text):
-            if not place.is_deleted and self._newest[place] is mine:
+            if not says.is_deleted:
                 bar.props(remove="indeterminate")
                 bar.value, says.text = share, text
 
-        try:
-            answer, problem = await self._tasks.run(task, arguments, progress), None
-        except TaskError as error:
-            answer, problem = None, str(error)
-        if place.is_deleted or self._newest[place] is not mine:
+        run = self._tasks.share if shared else self._tasks.run
+        if place in self._running:
+            self._running[place].cancel()
+        work = self._running[place] = asyncio.ensure_future(run(task, arguments, progress))
+        await asyncio.wait([work])
+        if place.is_deleted or self._running[place] is not work:
             return None
+        problem = "ended" if work.cancelled() else work.exception()
+        if problem is not None and not isinstance(problem, (str, TaskError)):
+            raise problem
         place.clear()
         with place:
             if problem is not None:
-                ui.label(problem).props("role=alert")
-            else:
-                show(answer)
-        return answer
+                ui.label(str(problem)).props("role=alert")
+                return None
+            show(work.result())
+        return work.result()
+
+    def _end(self):
+        for work in self._running.values():
+            work.cancel()
