@@ -11,7 +11,8 @@ def start_of(pid):
         return None
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[19])  # field 22 of proc(5); the 2nd may hold anything
+            state, *fields = file.read().rpartition(")")[2].split()  # from field 3 of proc(5) on; 2 may hold anything
+            return None if state in "ZX" else int(fields[18])  # a zombie has ended
     except (OSError, IndexError, ValueError):
         return None
 

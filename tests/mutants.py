@@ -294,7 +294,7 @@ MUTANTS = [
            "if file.read(len(self._tail)) != self._tail:", "if self._end > os.fstat(file.fileno()).st_size:",
            "entries of before a resume stay in the curves"),
     Mutant("any-cookie", "monitor/access.py", "monitor/test_access.py",
-           "_digest(morsel.value) in self._sessions", "bool(morsel.value)", "any cookie opens the pages"),
+           "_digest(value) in self._sessions", "bool(value)", "any cookie opens the pages"),
     Mutant("no-wait", "monitor/access.py", "monitor/test_access.py",
            "if self.seconds_to_wait(address):", "if False:", "passwords can be guessed without end"),
     Mutant("another-site", "monitor/access.py", "monitor/test_access.py",

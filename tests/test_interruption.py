@@ -19,7 +19,7 @@ class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "mixprec.command_line":
             print("imports", flush=True)
-            time.sleep(600)
+            [time.sleep(0.1) for _ in range(6000)]  # a signal just before a sleep is seen after it
 
 sys.meta_path.insert(0, Slow())
 sys.argv = [{script!r}]
@@ -34,7 +34,7 @@ from mixprec import interruption
 def main():
     try:
         print("runs", flush=True)
-        time.sleep(600)
+        [time.sleep(0.1) for _ in range(6000)]  # a signal just before a sleep is seen after it
     finally:
         print("ends", flush=True)
         {ending}
@@ -71,7 +71,7 @@ def test_ctrl_c_in_a_script_is_one_line():
 
 
 def test_a_second_ctrl_c_ends_a_script_at_once():
-    process = _start(ENDS.format(ending="time.sleep(600)"))
+    process = _start(ENDS.format(ending="[time.sleep(0.1) for _ in range(6000)]"))
     for line in ("runs\n", "ends\n"):
         assert process.stdout.readline() == line
         process.send_signal(signal.SIGINT)

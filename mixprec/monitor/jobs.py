@@ -1,5 +1,6 @@
 """Training that is started and stopped from the pages, where the server was told to allow it."""
 
+import contextlib
 import datetime
 import os
 import platform
@@ -97,7 +98,9 @@ class Jobs:
 def _holds(pid, folder):
     """Returns ``True`` if a process has the lock of a results folder open, as its run has; no file can claim that."""
     lock, handles = os.path.join(folder, "run.lock"), f"/proc/{pid}/fd"
-    try:
-        return any(os.readlink(os.path.join(handles, handle)) == lock for handle in os.listdir(handles))
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        for handle in os.listdir(handles):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(os.path.join(handles, handle)) == lock:
+                    return True
+    return False

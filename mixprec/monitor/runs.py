@@ -11,7 +11,7 @@ import time
 import yaml
 
 from mixprec import files
-from mixprec.messages import printable
+from mixprec.messages import one_line, printable
 from mixprec.monitor.log import LogFile
 from mixprec.process_start import is_alive
 
@@ -19,8 +19,10 @@ _DEPTH = 4  # folders below the root
 _MARKS = ("config.yaml", "log.jsonl", "status.json")  # one of them makes a folder a run
 _LARGEST = 1 << 20  # bytes of a text that is shown
 _LARGEST_SETTINGS = 1 << 16  # bytes of a config, or a heartbeat
+_LONGEST_VALUE = 10_000  # characters of a setting
 _DEEPEST = 20  # levels of a config: the parser in C ends the process when it runs out of stack
 _REST = 10  # so many times as long as a listing took, a slow disk has rest
+_LONGEST_REST = 20  # seconds
 _SILENT = 60  # seconds after which a run that trains has given no sign of life
 _BEST = "validation/main/accuracy"
 _ENDED = ["done", "stopped", "failed"]
@@ -94,8 +96,8 @@ class Run:
         return Row(
             self.name,
             _state(self.folder, status),
-            str(config.get("model.arch", "")),
-            str(config.get("precision.compute", "")),
+            one_line(config.get("model.arch", ""), 100),
+            one_line(config.get("precision.compute", ""), 100),
             _number(status.get("epoch"), last.get("epoch")),
             _number(status.get("epochs"), config.get("training.epochs")),
             _number(self._best.best),
@@ -168,7 +170,7 @@ class Runs:
                 rows = sorted(map(_row, runs.values()), key=lambda row: (-row.changed, row.name))
                 self.version += rows != self.rows
                 self._runs, self.rows, self._looked = runs, rows, time.monotonic()
-                self._rest = _REST * (self._looked - begin)
+                self._rest = min(_REST * (self._looked - begin), _LONGEST_REST)
             return self.rows
 
 
@@ -249,6 +251,7 @@ def _settings(data):
         for section, keys in sections.items()
         if isinstance(keys, dict)
         for key, value in keys.items()
+        if len(str(value)) < _LONGEST_VALUE  # which is an error for integers of thousands of digits
     }
 
 

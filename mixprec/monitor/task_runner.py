@@ -1,6 +1,7 @@
 """Work in processes of their own: what needs Chainer, decodes images, or takes long. The pages only wait for it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -84,20 +85,20 @@ class Tasks:
 
     def stop(self, task, arguments):
         """Ends such work, if it goes on."""
-        work, _ = self._shared.get(json.dumps([task, arguments]), (None, None))
+        work, _ = self._shared.pop(json.dumps([task, arguments]), (None, None))
         if work is not None:
             work.cancel()
 
     def _forget(self, key, work):
-        del self._shared[key]
+        if self._shared.get(key, (None,))[0] is work:
+            del self._shared[key]
         if not work.cancelled():
             work.exception()  # looked at, whether or not a page still waits
 
     def end(self):
         """Ends all processes; what they have not written whole is not there."""
         for process in list(self._running):
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGTERM)
+            _signal(process, signal.SIGTERM)
 
     async def _run(self, task, arguments, progress):
         pipe = asyncio.subprocess.PIPE
@@ -115,9 +116,8 @@ class Tasks:
             answer = await self._talk(process, json.dumps(arguments).encode() + b"\n", progress)
         finally:
             self._running.discard(process)
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+            _signal(process, signal.SIGKILL)
+            await process.wait()
         if "error" in answer:
             raise TaskError(one_line(answer["error"]))
         return answer
@@ -148,3 +148,10 @@ class Tasks:
         if "error" not in answer and (code or "progress" in answer or not answer):
             raise TaskError(f"the process ended with code {code}" + (" (memory is full?)" if code == -9 else ""))
         return answer
+
+
+def _signal(process, number):
+    """Sends a signal to a process and those that it has started, unless it has ended, also unknown to the loop."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)

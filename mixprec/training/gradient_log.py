@@ -17,9 +17,9 @@ FILE = "gradients.jsonl"
 class GradientLog:
     """A file with a line for each :class:`~mixprec.training.gradient_counts.Summary`, a JSON object.
 
-    The rules are those of the log: the file is replaced as a whole, so that it is never half written, and that of a
-    resumed run has no lines of later iterations. But a snapshot does not hold it: a run that goes on in another folder
-    begins it there.
+    A line is appended, as it may have a number for each of hundreds of layers, and the file many lines: what a killed
+    run has half written is dropped when the run goes on. That of a resumed run has no lines of later iterations. But a
+    snapshot does not hold it: a run that goes on in another folder begins it there.
 
     Args:
         filename: name of the file in the results folder.
@@ -27,29 +27,29 @@ class GradientLog:
 
     def __init__(self, filename=FILE):
         self._filename = filename
-        self._lines, self._last = [], -1  # the last iteration that has a line
+        self._last = -1  # the last iteration that has a line
 
     def go_on(self, folder, iteration):
         """Takes what the file has up to ``iteration``, and drops later lines; those from a damaged one on, too."""
         path = os.path.join(folder, self._filename)
-        content = _read(path)
+        content, length = _read(path), 0
         for line in content.splitlines(keepends=True):
             found = _iteration(line)
             if found is None or not self._last < found <= iteration:
                 break
-            self._lines.append(line.decode())
+            length += len(line)
             self._last = found
-        text = "".join(self._lines)
-        if text.encode() != content:
-            files.write_text(path, text)
+        if length < len(content):
+            files.write_text(path, content[:length].decode())
 
     def add(self, trainer, summary):
         """Writes the counts of this iteration, unless it has a line already."""
         if trainer.updater.iteration <= self._last:
             return
         self._last = trainer.updater.iteration
-        self._lines.append(json.dumps(_entry(trainer.updater, summary)) + "\n")
-        files.write_text(os.path.join(trainer.out, self._filename), "".join(self._lines))
+        line = json.dumps(_entry(trainer.updater, summary)) + "\n"
+        with open(os.path.join(trainer.out, self._filename), "a", encoding="utf-8") as file:
+            file.write(line)
 
 
 def _entry(updater, summary):

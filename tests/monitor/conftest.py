@@ -105,6 +105,7 @@ def results(tmp_path):
 @pytest.fixture
 def browse(_pages, results, caplog):
     """Runs a coroutine function with a simulated user, whose server shows ``results``; errors in logs fail the test."""
+    from nicegui import Client
     from nicegui.testing.user import User
 
     from mixprec.monitor.server_state import Monitor
@@ -118,8 +119,8 @@ def browse(_pages, results, caplog):
             try:
                 await story(user, _pages.monitor)
             finally:
-                if user.client is not None:
-                    user.client.delete()
+                for client in list(Client.instances.values()):
+                    client.delete()
 
         _pages.run(told())
         assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

@@ -121,6 +121,7 @@ def test_the_right_password_opens_a_session():
     assert {"HttpOnly", "SameSite=Strict"} <= set(dict(sent[0]["headers"])[b"set-cookie"].decode().split("; "))
     cookie = _cookie(sent)
     assert _status(_ask(access, cookie=f"other=1; {cookie}")) == 200
+    assert _status(_ask(access, cookie=f'path=/; x={{"a":1}}; foo; a b=\xfc; {cookie}')) == 200
     assert _status(_ask(access, kind="websocket", cookie=cookie)) == "websocket.accept"
     assert _status(_ask(access, cookie=cookie[:-1])) == 401
 

@@ -127,11 +127,12 @@ def test_a_config_that_cannot_be_read_says_nothing(tmp_path, config):
         ("config.yaml", b"a:\n  b: !!timestamp x\n"),
         ("config.yaml", b"a:\n  b: !!bool x\n"),
         ("config.yaml", b"training:\n  epochs: 1" + b"0" * 400),
+        ("config.yaml", b"model:\n  x: 0x" + 60_000 * b"f"),
         ("config.yaml", b"- " * 30_000),
         ("config.yaml", b"{a: " * 15_000),
         ("config.yaml", b"- " * 200_000),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_no_file_of_a_run_hides_the_other_runs(tmp_path, file, content):
     make_run(tmp_path / "good")
@@ -139,6 +140,7 @@ def test_no_file_of_a_run_hides_the_other_runs(tmp_path, file, content):
     rows = _rows(tmp_path)
     assert rows["good"].best == 0.9
     json.dumps([dataclasses.astuple(row) for row in rows.values()], ensure_ascii=False).encode()
+    assert differences([Run("bad", str(tmp_path / "bad")).config, Run("good", str(tmp_path / "good")).config])
 
 
 def test_names_that_are_not_utf_8_have_escapes(tmp_path):

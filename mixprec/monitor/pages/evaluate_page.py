@@ -31,7 +31,7 @@ class Evaluation:
 
     async def evaluate(self):
         """Evaluates the chosen weights in a process of its own, which writes the file beside the run."""
-        self._worst.clear()
+        self._clear()
         answer = await self._work.into(self.result, "evaluate", self._wanted(), _result, shared=True)
         if answer is not None:
             await self._pictures(answer)
@@ -41,26 +41,30 @@ class Evaluation:
         if self._tasks.is_shared("evaluate", self._wanted()):
             await self.evaluate()
             return
-        self.result.clear()
-        self._worst.clear()
-        name = f"evaluation-{self._weights.value.removesuffix('.npz')}.json"
+        self._clear()
+        weights = self._weights.value
+        name = f"evaluation-{weights.removesuffix('.npz')}.json"
         text = await asyncio.to_thread(self._run.text, name)
-        if text is None:
+        if text is None or self._weights.value != weights:
             return
         try:
             answer = json.loads(text)
             with self.result:
-                written, changed = self._run.changed(name), self._run.changed(self._weights.value)
+                written, changed = self._run.changed(name), self._run.changed(weights)
                 ui.label(f"written {frame.age(written)} ago").classes("faint")
                 if written is not None and changed is not None and changed > written:
                     ui.label("These are numbers of older weights: the file has changed since. Evaluate again.")
                 _result(answer)
             await self._pictures(answer)
         except Exception:  # whatever the file holds, it is no evaluation of ours
-            self.result.clear()
-            self._worst.clear()
+            self._clear()
             with self.result:
                 ui.label(f"{name} cannot be read; evaluate again").classes("faint")
+
+    def _clear(self):
+        for place in (self.result, self._worst):
+            self._work.leave(place)
+            place.clear()
 
     def _wanted(self):
         return {"run": self._run.folder, "weights": self._weights.value, "overrides": []}

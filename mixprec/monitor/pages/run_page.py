@@ -73,8 +73,9 @@ def _summary(row, log):
     parts = [row.state]
     if row.epoch is not None:
         parts.append(f"epoch {row.epoch:.2f}" + (f" of {row.epochs:g}" if row.epochs is not None else ""))
-    if "iteration" in log.last:
-        parts.append(f"iteration {log.last['iteration']:.0f}")
+    iteration = log.last.get("iteration")
+    if iteration is not None:
+        parts.append(f"iteration {iteration:.0f}")
     for value, text in ((row.last, "accuracy {:.4f}"), (row.best, "best {:.4f}"), (row.speed, "{:.1f} images/s")):
         if value is not None:
             parts.append(text.format(value))

@@ -43,11 +43,13 @@ class Work:
                 bar.value, says.text = share, text
 
         run = self._tasks.share if shared else self._tasks.run
-        if place in self._running:
-            self._running[place].cancel()
+        self.leave(place)
         work = self._running[place] = asyncio.ensure_future(run(task, arguments, progress))
         await asyncio.wait([work])
-        if place.is_deleted or self._running[place] is not work:
+        if self._running.get(place) is not work:
+            return None
+        del self._running[place]
+        if place.is_deleted:
             return None
         problem = "ended" if work.cancelled() else work.exception()
         if problem is not None and not isinstance(problem, (str, TaskError)):
@@ -59,6 +61,12 @@ class Work:
                 return None
             show(work.result())
         return work.result()
+
+    def leave(self, place):
+        """Ends what is to be shown in a place; what is shared goes on elsewhere."""
+        work = self._running.pop(place, None)
+        if work is not None:
+            work.cancel()
 
     def _end(self):
         for work in self._running.values():
