@@ -302,7 +302,7 @@ MUTANTS = [
     Mutant("taken-process", "monitor/jobs.py", "monitor/test_jobs.py",
            "not is_alive(status)", "status.get('pid') is None", "a process that has the number by now is ended"),
     Mutant("peaks", "monitor/log.py", "monitor/test_log.py",
-           "stretch.index(max(stretch))}", "0}", "a long curve loses its peaks"),
+           "stretch.index(max(finite))}", "0}", "a long curve loses its peaks"),
     Mutant("worst-images", "monitor/work/predictions.py", "monitor/work/test_evaluate.py",
            "np.argsort(-np.nan_to_num(", "np.argsort(np.nan_to_num(", "the best images are listed as the worst"),
     Mutant("confusion-turned", "monitor/work/predictions.py", "monitor/work/test_evaluate.py",

@@ -93,5 +93,5 @@ def _check_port(host, port):
         raise AccessError(f"--host {host} --port {port}: {error.strerror}; give another --port") from error
 
 
-if __name__ in {"__main__", "__mp_main__"}:
+if __name__ == "__main__":
     sys.exit(interruption.run(lambda: main(sys.argv[1:])))

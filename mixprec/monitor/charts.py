@@ -109,11 +109,6 @@ def points(log, name, axis, base=None):
 def curve_chart(log, title, axis):
     """Returns the options of one of the charts of a run."""
     options = chart(title, curves(log, title, axis), AXES[axis], CURVES[title][0])
-    return mark_skipped(options)
-
-
-def mark_skipped(options):
-    """Makes the entries with skipped steps marks, where a chart has them; returns the options."""
     for one in options["series"]:
         if one["name"] == "steps skipped":
             one.update(

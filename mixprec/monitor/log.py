@@ -169,25 +169,20 @@ def sampled(x, y, most=1000):
     Returns:
         list of ``[x, y]``, ``y`` being ``None`` at a gap.
     """
-    if len(y) > most and math.isfinite(sum(y)) and math.isfinite(sum(x)):  # nothing is left out: by whole stretches
-        length, kept = math.ceil(2 * len(y) / most), []
-        for start in range(0, len(y), length):
-            stretch = y[start : start + length]
-            chosen = {stretch.index(min(stretch)), stretch.index(max(stretch))}
-            kept += [[x[start + index], stretch[index]] for index in sorted(chosen)]
-        return kept
-    points = [
-        [a, b if math.isfinite(b) else None]
-        for a, b in zip(x, y, strict=True)
-        if not math.isnan(b) and math.isfinite(a)
-    ]
-    if len(points) <= most:
-        return points
-    kept, length = [], math.ceil(2 * len(points) / most)
-    for start in range(0, len(points), length):
-        stretch = range(start, min(start + length, len(points)))
-        heights = {index: points[index][1] for index in stretch if points[index][1] is not None}
-        gap = next((index for index in stretch if index not in heights), None)
-        chosen = {min(heights, key=heights.get), max(heights, key=heights.get)} if heights else set()
-        kept += [points[index] for index in sorted(chosen | ({gap} - {None}))]
-    return kept
+    if math.isnan(sum(y)) or not math.isfinite(sum(x)):
+        known = [(a, b) for a, b in zip(x, y, strict=True) if not math.isnan(b) and math.isfinite(a)]
+        x, y = zip(*known, strict=True) if known else ((), ())
+    chosen = range(len(y))
+    if len(y) > most:
+        length = math.ceil(2 * len(y) / most)
+        chosen = [start + index for start in range(0, len(y), length) for index in _peaks(y[start : start + length])]
+    return [[x[index], y[index] if math.isfinite(y[index]) else None] for index in chosen]
+
+
+def _peaks(stretch):
+    """Returns the places of the smallest and the largest value of a part of a curve, and of its first gap: sorted."""
+    finite = list(filter(math.isfinite, stretch))
+    places = {stretch.index(min(finite)), stretch.index(max(finite))} if finite else set()
+    if len(finite) < len(stretch):
+        places.add(next(index for index, value in enumerate(stretch) if not math.isfinite(value)))
+    return sorted(places)

@@ -26,6 +26,7 @@ _LONGEST_REST = 20  # seconds
 _SILENT = 60  # seconds after which a run that trains has given no sign of life
 _BEST = "validation/main/accuracy"
 _ENDED = ["done", "stopped", "failed"]
+RUNNING = ["training", "evaluating"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Row:
         speed: images/s of the last entry.
         scale: loss scale, likewise.
         skipped: number of skipped steps, likewise.
-        left: seconds that are left, as training estimates them.
+        left: seconds that are left, as training estimates them; ``None`` if it does not run.
         changed: time of the last entry or sign of life, in seconds since 1970.
     """
 
@@ -93,9 +94,10 @@ class Run:
         with self._lock:
             self._best.refresh()
             status, config, last = self.status, self.config, self._best.last
+        state = _state(self.folder, status)
         return Row(
             self.name,
-            _state(self.folder, status),
+            state,
             one_line(config.get("model.arch", ""), 100),
             one_line(config.get("precision.compute", ""), 100),
             _number(status.get("epoch"), last.get("epoch")),
@@ -105,7 +107,7 @@ class Run:
             _number(last.get("images/s")),
             _number(last.get("loss_scale")),
             _number(last.get("skipped")),
-            _number(status.get("seconds_left")),
+            _number(status.get("seconds_left")) if state in RUNNING else None,
             max(self._best.changed, self._status.changed),
         )
 
@@ -276,7 +278,7 @@ def _state(folder, status):
     if not isinstance(state, str):  # None: of a version without heartbeat
         return "done" if os.path.exists(os.path.join(folder, "model.npz")) else "unknown"
     if status.get("host") == platform.node():
-        return state if state in ("training", "evaluating") and is_alive(status) else "killed"
+        return state if state in RUNNING and is_alive(status) else "killed"
     age = time.time() - (_number(status.get("time")) or 0.0)
     return printable(state) if age < _SILENT else "silent"
 

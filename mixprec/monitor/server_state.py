@@ -10,8 +10,10 @@ from mixprec.monitor import charts
 from mixprec.monitor.log import GradientLog, Log
 from mixprec.monitor.runs import Runs
 from mixprec.monitor.task_runner import Tasks
+from mixprec.recipes import config_names, config_path
 
 _LOGS = 32  # that are held
+_CONFIGS = 500  # runs whose configs are listed
 _INTERVAL = 0.5  # seconds within which a file is not looked at twice, whoever asks
 
 
@@ -31,6 +33,22 @@ class Monitor:
         self.runs, self.tasks, self.jobs = Runs(root), Tasks(), jobs
         self._logs, self._lock = collections.OrderedDict(), threading.Lock()
         self._computed = collections.OrderedDict()
+
+    def configs(self, word, first=""):
+        """Returns the configs that a page may name, as no path comes from a browser: mixprec's, and those of runs.
+
+        Args:
+            word: in front of the names of runs.
+            first: name of a run that is among them, however many others there are.
+
+        Returns:
+            dict from what is shown to paths.
+        """
+        paths = {f"config {name}": config_path(name) for name in config_names()}
+        for name in [first, *(row.name for row in self.runs.rows[:_CONFIGS])]:
+            if (run := self.runs.get(name)) is not None:
+                paths[f"{word} {name}"] = os.path.join(run.folder, "config.yaml")
+        return paths
 
     def log(self, run):
         """Returns the :class:`mixprec.monitor.log.Log` of a run as it is now."""

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.monitor.test_runs import make_run
+from tests.monitor.made_runs import make_run
 
 
 class Pages:

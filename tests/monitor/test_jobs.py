@@ -12,7 +12,7 @@ import pytest
 from mixprec.monitor.jobs import JobError, Jobs
 from mixprec.monitor.runs import Runs
 from mixprec.process_start import start_of
-from tests.monitor.test_runs import make_run
+from tests.monitor.made_runs import make_run
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import uuid
 import numpy as np
 import pytest
 
+from tests.monitor.made_runs import make_run
 from tests.monitor.test_browser import ENV, ROOT, Server, train
-from tests.monitor.test_runs import make_run
 
 pytestmark = pytest.mark.sweep
 TABS = 20

@@ -7,7 +7,7 @@ from nicegui import ui
 
 from mixprec.monitor.jobs import Jobs
 from mixprec.monitor.task_runner import TaskError
-from tests.monitor.test_runs import make_run
+from tests.monitor.made_runs import make_run
 
 EVIL = "<script>alert(1)<"
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

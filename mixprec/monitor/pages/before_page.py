@@ -1,14 +1,12 @@
 """Before the start: the learning rate of a config, its classes and images, and what augmentation does to one."""
 
 import asyncio
-import os
 
 from nicegui import ui
 
 from mixprec.monitor import charts
 from mixprec.monitor.pages import frame
 from mixprec.monitor.pages.working import Work
-from mixprec.recipes import config_names, config_path
 
 
 class Preview:
@@ -21,11 +19,7 @@ class Preview:
 
     def __init__(self, monitor, run):
         self._work = Work(monitor)
-        # Configs are chosen from these two lists: no path comes from a browser.
-        self._paths = {f"config {name}": config_path(name) for name in config_names()}
-        for name in [run, *(row.name for row in monitor.runs.rows[:500])]:
-            if (listed := monitor.runs.get(name)) is not None:
-                self._paths[f"run {name}"] = os.path.join(listed.folder, "config.yaml")
+        self._paths = monitor.configs("run", run)
         first = f"run {run}" if f"run {run}" in self._paths else None
         self._config = ui.select(list(self._paths), label="config", value=first, with_input=True, on_change=self.show)
         self._config.classes("full-width").mark("config")

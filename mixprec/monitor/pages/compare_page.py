@@ -40,14 +40,14 @@ class Comparison:
         self._names.props("use-chips max-values=12").classes("full-width").mark("runs")
         with ui.row():
             self._value = ui.select(list(_VALUES), value="validation accuracy", label="value", on_change=self.refresh)
-            self._axis = ui.select(list(charts.AXES.values()), value="epoch", label="over", on_change=self.refresh)
+            self._axis = ui.select(charts.AXES, value="epoch", label="over", on_change=self.refresh)
         self._chart, self._differences = ui.element("div"), ui.element("div")
 
     async def refresh(self):
         """Draws the chart, if something in it is new."""
         runs = [run for run in map(self._monitor.runs.get, self._names.value[:_MOST]) if run is not None]
         name, base = _VALUES[self._value.value]
-        axis = next(key for key, shown in charts.AXES.items() if shown == self._axis.value)
+        axis = self._axis.value
         found = [await asyncio.to_thread(self._monitor.points, run, name, axis, base) for run in runs]
         versions = [version for version, _ in found], [run.name for run in runs], name, axis
         if versions == self._versions:
@@ -61,7 +61,7 @@ class Comparison:
             return
         self._chart.clear()
         with self._chart:
-            self._figure = frame.figure(charts.chart(self._value.value, series, self._axis.value, base), tall=True)
+            self._figure = frame.figure(charts.chart(self._value.value, series, charts.AXES[axis], base), tall=True)
         self._differences.clear()
         rows = await asyncio.to_thread(lambda: differences([run.config for run in runs]))
         with self._differences:

@@ -1,6 +1,7 @@
 """The evaluation of weights on the validation images of a run: accuracies, confusions, images with large losses."""
 
 import asyncio
+import functools
 import json
 
 from nicegui import ui
@@ -96,8 +97,7 @@ def _result(found):
     with frame.columns():
         with frame.column():
             frame.heading("Most confused")
-            pairs = [(names[true], names[predicted], count) for true, predicted, count in found["confused"]]
-            rows = [(f"{true}, taken for {predicted}", count) for true, predicted, count in pairs]
+            rows = [(f"{names[true]}, taken for {names[wrong]}", count) for true, wrong, count in found["confused"]]
             frame.table(("class", "images"), rows)
         with frame.column():
             frame.heading("Classes")
@@ -115,16 +115,7 @@ async def page(monitor, name):
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
         name: of a run that is listed.
     """
-    await asyncio.to_thread(monitor.runs.refresh, 1.0)
-    run = monitor.runs.get(name)
-    with frame.frame(monitor, f"Evaluate {name}", "/evaluate"):
-        if run is None:
-            frame.missing(monitor, name)
-            return
-        ui.link("The run", frame.link_to("/run", name=name))
-        weights = await asyncio.to_thread(run.weights)
-        if not weights:
-            ui.label(frame.NO_WEIGHTS)
-            return
-        evaluation = Evaluation(monitor, run, weights)
-    ui.timer(0.1, evaluation.show_last, once=True)
+    make = functools.partial(Evaluation, monitor)
+    evaluation = await frame.with_weights(monitor, name, f"Evaluate {name}", "/evaluate", make)
+    if evaluation is not None:
+        ui.timer(0.1, evaluation.show_last, once=True)

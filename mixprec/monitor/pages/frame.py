@@ -1,5 +1,6 @@
 """What the pages look like, and the pieces that several of them have. All text is shown as text, never as HTML."""
 
+import asyncio
 import contextlib
 import time
 import urllib.parse
@@ -25,7 +26,6 @@ h2 { font-size: 16px; line-height: 1.4; margin: 12px 0 4px; font-weight: 500; }
 .grid img { min-width: 128px; max-width: 100%; image-rendering: pixelated; }
 :focus-visible { outline: 2px solid #0072b2; outline-offset: 2px; }
 """
-NO_WEIGHTS = "This run has no weights yet: neither model.npz nor a snapshot."
 _PAGES = (("/", "Runs"), ("/compare", "Compare"), ("/before", "Before the start"), ("/jobs", "Jobs"))
 
 
@@ -140,7 +140,36 @@ def age(changed):
     return "-" if not changed else span(time.time() - changed)
 
 
-def missing(monitor, name):
-    """A page in place of that of a run that is not, or no longer, listed."""
-    ui.label(f"There is no run {name!r} in {monitor.runs.root}.")
-    ui.link("All runs", "/")
+def listed(monitor, name):
+    """Returns a run; where it is not, or no longer, listed, the page says so, and this returns ``None``."""
+    run = monitor.runs.get(name)
+    if run is None:
+        ui.label(f"There is no run {name!r} in {monitor.runs.root}.")
+        ui.link("All runs", "/")
+    return run
+
+
+async def with_weights(monitor, name, title, path, make):
+    """Makes a page about weights of a run, or one that says that there is no such run, or that it has none.
+
+    Args:
+        monitor: :class:`mixprec.monitor.server_state.Monitor`.
+        name: of the run.
+        title: of the page.
+        path: of the page.
+        make: makes what is below the heading, from the run and the names of its files of weights.
+
+    Returns:
+        What ``make`` returns; ``None`` if it was not called.
+    """
+    await asyncio.to_thread(monitor.runs.refresh, 1.0)
+    with frame(monitor, title, path):
+        run = listed(monitor, name)
+        if run is None:
+            return None
+        ui.link("The run", link_to("/run", name=name))
+        weights = await asyncio.to_thread(run.weights)
+        if weights:
+            return make(run, weights)
+        ui.label("This run has no weights yet: neither model.npz nor a snapshot.")
+        return None

@@ -1,7 +1,7 @@
 """What a network sees in an image: its classes, the outputs of its layers, its weights, and what FP16 would lose."""
 
-import asyncio
 import base64
+import functools
 
 from nicegui import ui
 
@@ -86,9 +86,8 @@ def _show(found):
     frame.heading("Weights")
     with ui.row():
         for weight in found["weights"]:
-            if weight["png"] is None:
-                continue
-            frame.picture(weight["png"], f"{weight['name']} {_shape(weight)}", of_grid=True)
+            if weight["png"] is not None:
+                frame.picture(weight["png"], f"{weight['name']} {_shape(weight)}", of_grid=True)
 
 
 def _shape(part):
@@ -102,15 +101,5 @@ async def page(monitor, name):
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
         name: of a run that is listed.
     """
-    await asyncio.to_thread(monitor.runs.refresh, 1.0)
-    run = monitor.runs.get(name)
-    with frame.frame(monitor, f"Look inside {name}", "/inside"):
-        if run is None:
-            frame.missing(monitor, name)
-            return
-        ui.link("The run", frame.link_to("/run", name=name))
-        weights = await asyncio.to_thread(run.weights)
-        if weights:
-            Inside(monitor, run, weights)
-        else:
-            ui.label(frame.NO_WEIGHTS)
+    make = functools.partial(Inside, monitor)
+    await frame.with_weights(monitor, name, f"Look inside {name}", "/inside", make)

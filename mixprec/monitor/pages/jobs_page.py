@@ -2,13 +2,12 @@
 
 import asyncio
 import datetime
-import os
 
 from nicegui import ui
 
 from mixprec.monitor.jobs import JobError
 from mixprec.monitor.pages import frame
-from mixprec.recipes import config_names, config_path
+from mixprec.monitor.runs import RUNNING
 
 _SECONDS = 2.0
 
@@ -22,10 +21,7 @@ class Desk:
 
     def __init__(self, monitor):
         self._monitor, self._shown = monitor, None
-        self._paths = {f"config {name}": config_path(name) for name in config_names()}
-        for row in monitor.runs.rows[:500]:
-            if (run := monitor.runs.get(row.name)) is not None:
-                self._paths[f"clone {row.name}"] = os.path.join(run.folder, "config.yaml")
+        self._paths = monitor.configs("clone")
         frame.heading("Start")
         self._config = ui.select(list(self._paths), label="config, or a run to clone", with_input=True)
         self._name = ui.input("name of the new run", value=f"job/{datetime.datetime.now():%Y%m%d-%H%M%S}")
@@ -43,7 +39,7 @@ class Desk:
     async def refresh(self):
         """Shows what runs."""
         rows = await asyncio.to_thread(self._monitor.runs.refresh, _SECONDS / 2)
-        self._running.set_options([row.name for row in rows if row.state in ("training", "evaluating")])
+        self._running.set_options([row.name for row in rows if row.state in RUNNING])
         jobs = await asyncio.to_thread(self._monitor.jobs.rows)
         if jobs != self._shown:
             self._shown = jobs

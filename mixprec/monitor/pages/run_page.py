@@ -29,7 +29,7 @@ class Curves:
     def __init__(self, monitor, run):
         self._monitor, self._run, self._version, self._gradients = monitor, run, None, None
         self._state = ui.label().classes("faint").mark("state")
-        self._axis = ui.toggle(list(charts.AXES.values()), value="epoch", on_change=self._again).props("dense no-caps")
+        self._axis = ui.toggle(charts.AXES, value="epoch", on_change=self._again).props("dense no-caps")
         self._figures = {}
         with frame.columns():
             for title, (base, _) in charts.CURVES.items():
@@ -39,8 +39,7 @@ class Curves:
 
     async def refresh(self):
         """Shows what the files say now."""
-        axis = next(name for name, shown in charts.AXES.items() if shown == self._axis.value)
-        log, version, curves = await asyncio.to_thread(self._monitor.curves, self._run, axis)
+        log, version, curves = await asyncio.to_thread(self._monitor.curves, self._run, self._axis.value)
         row = await asyncio.to_thread(self._run.row)
         self._state.text = _summary(row, log)
         await self._show_gradients()
@@ -79,7 +78,7 @@ def _summary(row, log):
     for value, text in ((row.last, "accuracy {:.4f}"), (row.best, "best {:.4f}"), (row.speed, "{:.1f} images/s")):
         if value is not None:
             parts.append(text.format(value))
-    if row.left is not None and row.state in ("training", "evaluating"):
+    if row.left is not None:
         parts.append(f"{frame.span(row.left)} left")
     if log.damaged:
         parts.append(f"{log.damaged} lines of log.jsonl cannot be read")
@@ -112,10 +111,9 @@ async def page(monitor, name):
         name: of a run that is listed.
     """
     await asyncio.to_thread(monitor.runs.refresh, _SECONDS)
-    run = monitor.runs.get(name)
     with frame.frame(monitor, name or "Run", "/run"):
+        run = frame.listed(monitor, name)
         if run is None:
-            frame.missing(monitor, name)
             return
         with ui.row():
             ui.link("Evaluate", frame.link_to("/evaluate", name=name))

@@ -119,7 +119,7 @@ def _cells(row):
         "speed": frame.number(row.speed, "{:.1f}"),
         "scale": frame.number(row.scale, "{:g}"),
         "skipped": frame.number(row.skipped, "{:g}"),
-        "left": frame.span(row.left if row.state in ("training", "evaluating") else None),
+        "left": frame.span(row.left),
         "changed": frame.age(row.changed),
     }
 

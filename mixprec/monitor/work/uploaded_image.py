@@ -10,8 +10,9 @@ from PIL import Image
 
 from mixprec.data.sources.image_check import FORMATS, image_problem
 from mixprec.messages import OneLineError, one_line
+from mixprec.monitor.access import LARGEST_UPLOAD
 
-_BYTES, _PIXELS = 20_000_000, 50_000_000
+_BYTES, _PIXELS = LARGEST_UPLOAD, 50_000_000
 LONGEST = -(-_BYTES // 3) * 4  # characters in base64
 _NAME = "the uploaded image"
 
