@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.monitor.made_runs import make_run
-from tests.monitor.test_browser import ENV, ROOT, Server, train
+from tests.monitor.server import ENV, ROOT, Server, train
 
 pytestmark = pytest.mark.sweep
 TABS = 20

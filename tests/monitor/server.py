@@ -1,0 +1,70 @@
+"""The monitor, and training, in processes of their own."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+ROOT = pathlib.Path(__file__).parents[2]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def free_port():
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return tried.getsockname()[1]
+
+
+class Server:
+    """The monitor in a process of its own.
+
+    Args:
+        results: folder with results.
+        options: more arguments.
+    """
+
+    def __init__(self, results, *options):
+        self.port = free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "mixprec.monitor", str(results), "--port", str(self.port), *options]
+        environment = {key: value for key, value in ENV.items() if not key.startswith(("PYTEST", "NICEGUI"))}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def __enter__(self):
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(self.address, timeout=60):
+                    return self
+            except urllib.error.HTTPError as error:
+                error.close()
+                return self  # it wants a password
+            except OSError:
+                if self.process.poll() is not None:
+                    raise AssertionError(self.process.communicate()[0]) from None
+                time.sleep(0.1)
+        self.process.kill()
+        raise AssertionError(self.process.communicate()[0])
+
+    def __exit__(self, *error):
+        self.process.send_signal(signal.SIGINT)
+        self.printed, _ = self.process.communicate(timeout=60)
+
+    def memory(self):
+        """Returns the resident memory in MB."""
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1000
+
+
+def train(out, images, *settings):
+    command = [sys.executable, "-m", "mixprec.train", "--config", "digits.yaml", "--out", str(out)]
+    chosen = [f"data.train={images}/train", f"data.val={images}/val", *settings]
+    arguments = [argument for setting in chosen for argument in ("--set", setting)]
+    done = subprocess.run([*command, *arguments], cwd=ROOT, env=ENV, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
