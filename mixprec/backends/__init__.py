@@ -60,8 +60,9 @@ def register(array_type, primitives):
     """Makes :func:`primitives_of` return ``primitives`` for arrays of exactly this type.
 
     Their attribute ``launcher`` is what :func:`launcher_of` returns, ``graphs`` what
-    :func:`mixprec.graph_capture.cuda_graphs.graphs_of` does, and ``nccl_of`` is
-    :func:`mixprec.backends.nccl.nccl_of` of a communicator.
+    :func:`mixprec.graph_capture.cuda_graphs.graphs_of` does, ``nccl_of`` is
+    :func:`mixprec.backends.nccl.nccl_of` of a communicator, and ``copies`` is called for
+    :func:`mixprec.backends.copies.copies_for`.
     """
     _OTHERS[array_type] = primitives
 

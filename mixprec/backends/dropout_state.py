@@ -6,6 +6,7 @@ them; :class:`~mixprec.MixedPrecisionOptimizer` saves them with its own state.
 
 import contextlib
 import os
+import threading
 
 import chainer
 import numpy as np
@@ -16,6 +17,21 @@ from mixprec.backends import primitives_of
 # By the primitives of a device. An array stays where it is for good: a graph that was captured goes on using it.
 _states = {}
 _forgotten = set()  # primitives whose next dropout draws a new seed
+
+
+class _Tapes(threading.local):
+    """Of this thread.
+
+    Attributes:
+        recorded: tuple of the lists of :func:`recording_keys`.
+        repeated: iterator of :func:`repeating_keys`, or ``None``.
+    """
+
+    recorded = ()
+    repeated = None
+
+
+_tapes = _Tapes()
 
 
 def reset_dropout():
@@ -77,7 +93,42 @@ def dropout_key(primitives, seed=None):
         primitives: of the device.
         seed: of its random state if it has none yet; ``None`` for one from ``np.random``.
     """
-    return primitives.dropout_key(_state(primitives, seed))
+    if _tapes.repeated is None:
+        draws = seed is None and _has_to_be_made(primitives)
+        entry = primitives.dropout_key(_state(primitives, seed)), draws
+    else:
+        entry = next(_tapes.repeated, None)
+        if entry is None:
+            raise RuntimeError("mixprec.recompute: there is more dropout when the function is called again")
+        if entry[1]:
+            _new_seed()
+    for tape in _tapes.recorded:
+        tape.append(entry)
+    return entry[0]
+
+
+@contextlib.contextmanager
+def recording_keys():
+    """Gives a list that gets what :func:`dropout_key` returns in this thread, for :func:`repeating_keys`."""
+    tape, outer = [], _tapes.recorded
+    _tapes.recorded = *outer, tape
+    try:
+        yield tape
+    finally:
+        _tapes.recorded = outer
+
+
+@contextlib.contextmanager
+def repeating_keys(tape):
+    """Inside of the block dropout drops the elements again that it has dropped while the list was recorded.
+
+    The random states do not move.
+    """
+    outer, _tapes.repeated = _tapes.repeated, iter(tape)
+    try:
+        yield
+    finally:
+        _tapes.repeated = outer
 
 
 def _loaded(serializer, name):
@@ -92,10 +143,17 @@ def _primitives(device):
 
 
 def _state(primitives, seed):
-    if primitives not in _states or primitives in _forgotten:
-        seed = np.random.randint(0, 2**63 - 1, dtype=np.int64) if seed is None else seed
-        _put(primitives, primitives.new_random_state(seed))
+    if _has_to_be_made(primitives):
+        _put(primitives, primitives.new_random_state(_new_seed() if seed is None else seed))
     return _states[primitives]
+
+
+def _has_to_be_made(primitives):
+    return primitives not in _states or primitives in _forgotten
+
+
+def _new_seed():
+    return np.random.randint(0, 2**63 - 1, dtype=np.int64)
 
 
 def _put(primitives, state):

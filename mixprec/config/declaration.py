@@ -88,7 +88,7 @@ class Key:
     Attributes:
         name: dotted name, ``section.key``.
         type: ``str``, ``int``, ``float``, ``bool``, a tuple of ``float`` (``tuple[float, ...]`` for any number), or one
-            of these ``| None``.
+            of these ``| None``; ``str | float`` is either.
         default: its default, or ``dataclasses.MISSING`` if it must be given.
         help: one line for the reference.
         limit: :class:`Limit` or ``None``.
@@ -197,11 +197,14 @@ def switch_of(section, known):
 def _without_null(kind):
     if not isinstance(kind, types.UnionType):
         return kind, False
-    (inner,) = set(typing.get_args(kind)) - {types.NoneType}
-    return inner, True
+    kinds = typing.get_args(kind)
+    inner = tuple(each for each in kinds if each is not types.NoneType)
+    return inner[0] if len(inner) == 1 else inner, types.NoneType in kinds
 
 
 def _described(kind):
+    if isinstance(kind, tuple):
+        return " or ".join(map(_described, kind))
     if typing.get_origin(kind) is tuple:
         count = "" if ... in typing.get_args(kind) else f"{len(typing.get_args(kind))} "
         return f"a list of {count}numbers"
@@ -209,6 +212,8 @@ def _described(kind):
 
 
 def _converted(value, kind):
+    if isinstance(kind, tuple):  # one of several
+        return _converted(value, str if type(value) is str else next(each for each in kind if each is not str))
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise ValueError(value)

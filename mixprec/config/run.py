@@ -151,6 +151,34 @@ class Snapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What layers keep for the backward pass, if it is too much."""
+
+    recompute: str = key(
+        "none: nothing is computed again. blocks: the blocks of the network keep their inputs alone, and are computed "
+        "again in the backward pass. auto: they do if the run would not fit otherwise; with a budget single layers are "
+        "computed again, where that is cheaper than to move what they keep.",
+        "none",
+        choices=("none", "blocks", "auto"),
+        aliases=("checkpointing", "gradient_checkpointing"),
+        switch=("none", "auto"),
+    )
+    budget: str | float | None = key(
+        "Memory of the device that the run may take, such as 16 GB or 500 MiB, or a share of it, such as 0.8. What does "
+        "not fit waits in another memory for the backward pass. null is no limit.",
+        None,
+        limit=Limit("such as 16 GB, 500 MiB or 0.8", is_budget),
+    )
+    to: str | None = key(
+        "Where it waits: host, the memory of a GPU's host, or a folder for a file, if the CPU trains. null is host, or "
+        "the results folder.",
+        None,
+        limit=PATH,
+        aliases=("offload_to",),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Log:
     """The log, the table in the terminal and the plots."""
 

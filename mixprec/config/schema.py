@@ -11,7 +11,7 @@ from mixprec.bounds import HALF
 from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Capture, Cudnn, LossScale, Optimizer, Precision, Update
 from mixprec.config.data import Data
 from mixprec.config.declaration import Rule
-from mixprec.config.run import Export, Log, Model, Schedule, Snapshot, Training
+from mixprec.config.run import Export, Log, Memory, Model, Schedule, Snapshot, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class Config:
     cudnn: Cudnn
     schedule: Schedule
     training: Training
+    memory: Memory
     capture: Capture
     snapshot: Snapshot
     log: Log
@@ -104,6 +105,11 @@ class Config:
             ("schedule.end_lr", "optimizer.lr"),
             "schedule.end_lr <= optimizer.lr",
             lambda config: config.schedule.end_lr <= config.optimizer.lr,
+        ),
+        Rule(
+            ("memory.budget", "memory.to"),
+            "memory.to only with memory.budget",
+            lambda config: config.memory.to is None or config.memory.budget is not None,
         ),
         Rule(
             ("data.format", "snapshot.best"),

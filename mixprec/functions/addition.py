@@ -8,6 +8,7 @@ class Addition(Node):
     """The sum of two arrays in one storage dtype, in float32 and rounded once."""
 
     name = "add"
+    is_repeatable = True
     image_inputs = (0, 1)
 
     def check(self, x, other):

@@ -1,5 +1,6 @@
 """Batch normalization over all axes but the last, with an addition and a ReLU after it."""
 
+import copy
 import math
 import warnings
 
@@ -176,6 +177,13 @@ class BatchNormalization(_Normalization):
             ranks=self._ranks,
         )
         return (y,)
+
+    def again(self):
+        if self._ranks is not None:
+            return None
+        twin = copy.copy(self)
+        twin._statistics = None
+        return twin
 
     def gradients(self, primitives, indexes, dy, plus=None):
         x, gamma, beta = self.retained()

@@ -37,6 +37,7 @@ class Concatenation(Node):
     """
 
     name = "concat"
+    is_repeatable = True
     takes_strided = True
 
     def __init__(self, count):

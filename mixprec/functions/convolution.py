@@ -120,6 +120,7 @@ class Convolution2D(FilterNode):
     """
 
     name = "convolution_2d"
+    is_repeatable = True
     sums = None
 
     def __init__(self, convolution, *, relu, statistics):

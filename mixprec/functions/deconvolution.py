@@ -35,6 +35,7 @@ class Deconvolution2D(FilterNode):
     """See :func:`deconvolution_2d`; inputs x, W and perhaps b."""
 
     name = "deconvolution_2d"
+    is_repeatable = True
 
     def __init__(self, convolution, outsize):
         super().__init__(convolution)

@@ -36,15 +36,18 @@ class Dropout(Node):
 
     name = "dropout"
     image_inputs = (0,)
+    is_repeatable = True  # with its key
 
     def __init__(self, ratio):
         self._ratio = ratio
+        self._key = None
 
     def check(self, x):
         checks.dtype(self.name, "x", x)
 
     def compute(self, primitives, x):
-        self._key = dropout_key(primitives_of(x))
+        if self._key is None:
+            self._key = dropout_key(primitives_of(x))
         return (primitives.dropout(x, self._ratio, self._key),)
 
     def gradients(self, primitives, indexes, dy):

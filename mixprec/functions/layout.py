@@ -144,6 +144,7 @@ class Cast(Node):
     """See :func:`cast`."""
 
     name = "cast"
+    is_repeatable = True
     image_inputs = (0,)
 
     def __init__(self, dtype):

@@ -44,6 +44,7 @@ class Linear(Node):
     """See :func:`linear`; inputs x (B, C), W and perhaps b."""
 
     name = "linear"
+    is_repeatable = True
 
     def check(self, x, W, b=None):
         checks.dtype(self.name, "x", x)

@@ -44,6 +44,7 @@ class LocalResponseNormalization(Node):
     """
 
     name = "local_response_normalization"
+    is_repeatable = True
     image_inputs = (0,)
 
     def __init__(self, attributes):

@@ -3,6 +3,7 @@
 Functions of :mod:`mixprec.functions` and the rules of :mod:`mixprec.rewrite` apply these nodes.
 """
 
+import copy
 import inspect
 import weakref
 
@@ -12,7 +13,7 @@ from chainer import _backprop_utils, utils
 
 from mixprec.announcements import announce
 from mixprec.backends import primitives_of
-from mixprec.functions import checks, sums
+from mixprec.functions import checks, sums, watching
 
 _MOST_CHECKED = 1 << 14
 _checked = set()  # what has passed Node.check: classes with their options, shapes and dtypes
@@ -38,6 +39,7 @@ class Node(chainer.FunctionNode):
         channels_first: whether images have the shape (N, C, H, W) outside of the node.
         options: what :meth:`check` depends on beside the shapes and dtypes of the inputs; hashable.
         takes_two_terms: whether :meth:`gradients` takes a gradient as two terms, ``dy`` and ``plus``.
+        is_repeatable: whether :meth:`compute` depends on the inputs alone and changes nothing else.
     """
 
     name = ""
@@ -48,6 +50,7 @@ class Node(chainer.FunctionNode):
     channels_first = False
     options = ()
     takes_two_terms = False
+    is_repeatable = False
 
     def apply(self, inputs):
         """Computes output variables and grows the graph, as :meth:`chainer.FunctionNode.apply` does.
@@ -75,6 +78,8 @@ class Node(chainer.FunctionNode):
         self._output_count = len(outputs)
         if config.enable_backprop:
             self._join_graph(variables, outputs, results)
+            if watching.now.watchers:
+                watching.report(self, results)
         return results
 
     def _variable_of(self, x, inputs):
@@ -157,6 +162,13 @@ class Node(chainer.FunctionNode):
         names = [*inspect.signature(self.check).parameters]
         alike = len(names) == 1 and count > 1  # xs[0], xs[1]
         return f"{names[0]}[{place}]" if alike else names[place]
+
+    def again(self):
+        """Returns a node whose :meth:`forward` computes once more what this one has, and changes nothing, or ``None``.
+
+        :func:`mixprec.offload` computes arrays again in this way, rather than move them.
+        """
+        return copy.copy(self) if self.is_repeatable else None
 
     def compute(self, primitives, *arrays):
         """Returns a tuple of output arrays.

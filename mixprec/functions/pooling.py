@@ -78,6 +78,7 @@ class MaxPooling2D(_Pooling):
     """See :func:`max_pooling_2d`."""
 
     name = "max_pooling_2d"
+    is_repeatable = True
 
     def check(self, x):
         super().check(x)
@@ -100,6 +101,7 @@ class AveragePooling2D(_Pooling):
     """See :func:`average_pooling_2d`."""
 
     name = "average_pooling_2d"
+    is_repeatable = True
 
     def compute(self, primitives, x):
         self._x_shape = x.shape
@@ -117,6 +119,7 @@ class GlobalAveragePooling2D(Node):
     """
 
     name = "global_average_pooling_2d"
+    is_repeatable = True
     image_inputs = (0,)
 
     def __init__(self, keepdims=False):

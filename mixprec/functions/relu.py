@@ -25,6 +25,7 @@ class ReLU(Node):
     """See :func:`relu`."""
 
     name = "relu"
+    is_repeatable = True
     image_inputs = (0,)
 
     def check(self, x):

@@ -87,6 +87,12 @@ def install():
 class _Terms(list):
     """The gradients of a variable that is going to be a :class:`Sum`: at most two stay."""
 
+    def pop(self):
+        """Removes all and returns them as one variable, to a function that accumulates gradients by itself."""
+        result = Sum(*self) if len(self) == 2 else _reduce(list(self))
+        self.clear()
+        return result
+
 
 class _GradTable(_backprop_utils.GradTable):
     """Chainer's table of gradients, which adds them in their own order, or gives a :class:`Sum`."""

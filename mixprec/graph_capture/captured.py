@@ -11,6 +11,7 @@ from typing import Any, Literal
 import chainer
 
 from mixprec import arguments
+from mixprec.activation_memory import offloading
 from mixprec.announcements import announce
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
@@ -248,7 +249,7 @@ class Captured:
         everywhere, here = vars(chainer.global_config), vars(chainer.config._local)
         config = tuple([here.get(name, everywhere[name]) for name in _CONFIG])
         try:
-            key = graphs, given.key, config, settings.current()
+            key = graphs, given.key, config, settings.current(), offloading.active()
         except TypeError as error:
             return None, Wish(FAILED, str(error))
         if self._other_shapes == "eager":

@@ -1,5 +1,6 @@
 """The updaters, with the time they spend on training: one with eager steps, one with a CUDA graph for each."""
 
+import contextlib
 import time
 
 import chainer
@@ -26,6 +27,10 @@ class TimedUpdater(updaters.StandardUpdater):
         kwargs: likewise.
         accumulate: number of batches in a step.
         ranks: number of processes that train together, each with a shard of the images.
+        memory: from :func:`mixprec.offload`, which is entered for each step; ``None`` for none.
+
+    Attributes:
+        memory: the same.
 
     Raises:
         TypeError: ``iterator`` is none.
@@ -34,11 +39,12 @@ class TimedUpdater(updaters.StandardUpdater):
 
     seconds = 0.0
 
-    def __init__(self, iterator, optimizer, *args, accumulate=1, ranks=1, **kwargs):
+    def __init__(self, iterator, optimizer, *args, accumulate=1, ranks=1, memory=None, **kwargs):
         kinds = chainer.dataset.Iterator, dict
         arguments.instance("iterator", iterator, kinds, "a chainer.dataset.Iterator, or a dict of them")
         self._accumulate = arguments.whole("accumulate", accumulate, 1)
         self._ranks = ranks
+        self.memory = memory
         super().__init__(iterator, optimizer, *args, **kwargs)
         self._began = None  # where the last iteration began, in epochs
 
@@ -52,12 +58,13 @@ class TimedUpdater(updaters.StandardUpdater):
         iterator = self.get_iterator("main")
         self._began = iterator.epoch_detail
         given = self._batches(iterator) if self._sums else self._batch(iterator)
-        if isinstance(given, tuple):
-            self._step(*given)
-        elif isinstance(given, dict):
-            self._step(**given)
-        else:
-            self._step(given)
+        with contextlib.nullcontext() if self.memory is None else self.memory:
+            if isinstance(given, tuple):
+                self._step(*given)
+            elif isinstance(given, dict):
+                self._step(**given)
+            else:
+                self._step(given)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self.get_optimizer("main").new_epoch(auto=True)
 
@@ -114,6 +121,7 @@ class CapturedUpdater(TimedUpdater):
         kwargs: likewise.
         accumulate: as for :class:`TimedUpdater`.
         ranks: likewise.
+        memory: likewise.
         warmup: as for :func:`mixprec.capture`.
         graphs: likewise.
         other_shapes: likewise.

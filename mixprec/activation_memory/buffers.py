@@ -1,0 +1,192 @@
+"""The memory of retained arrays while a round runs: on the device, in another memory, or on its way.
+
+A :class:`LiveBuffer` is one piece of memory with all places of the graph that refer to arrays in it. Whatever a plan
+says, :meth:`LiveBuffer.ensure` brings its arrays back before a function reads them.
+"""
+
+import weakref
+
+import chainer
+
+from mixprec.activation_memory import retained
+
+_LONGEST = 3  # functions that are computed again for one buffer, at most
+
+
+class LiveBuffer:
+    """One piece of memory of a device, with arrays that function nodes have retained.
+
+    Args:
+        number: place in the order in which buffers of the round were made.
+        copies: :class:`~mixprec.backends.copies.Copies` of the device.
+        root: owner of the memory, see ``Copies.root_of``; it is not kept.
+        made: number of the event in which it was found.
+        producer: what made it, for messages.
+
+    Attributes:
+        size: bytes.
+        held: number of the event after which its memory was free on the device, or ``None``.
+        needs: numbers of the events of the backward pass that have read it.
+        is_here: whether its arrays are in their places.
+        is_restored: whether its arrays are in memory that a copy back, or a computation, has filled.
+        is_convolution_input: whether a convolution retains it as its input.
+        recipe: :class:`Recipe` by which it is computed again in place of a copy, or ``None``.
+    """
+
+    def __init__(self, number, copies, root, made, producer):
+        self.number = number
+        self.made = made
+        self.producer = producer
+        self.size = copies.size_of(root)
+        self.held = None
+        self.needs = []
+        self.is_here = True
+        self.is_restored = False
+        self.is_convolution_input = False
+        self.recipe = None
+        self._copies = copies
+        self._places = {}  # key -> (place, layout)
+        self._slot = None
+        self._leaving = None  # mark of the copy to the slot that the device has not waited for
+        self._coming = None  # (root, mark) of the copy from there
+
+    @property
+    def has_copy(self):
+        """Whether there is a copy in the other memory, or on its way there."""
+        return self._slot is not None
+
+    @property
+    def nodes(self):
+        """List of the variable nodes whose arrays lie in it."""
+        owners = [place.owner for place, _ in self._places.values() if place.name == "_data"]
+        return [owner for owner in owners if owner is not None]
+
+    @property
+    def is_live(self):
+        """Whether a graph that is still there refers to it."""
+        return any(place.owner is not None for place, _ in self._places.values())
+
+    def add(self, place, array):
+        """Notes a place that refers to an array in this memory."""
+        self._places[place.key] = place, self._copies.layout_of(array)
+        if not self.is_here:  # a function has retained it once more, from a variable of the user's code
+            place.put(None)
+
+    def copy_out(self):
+        """Begins to copy the memory, once; it is still on the device."""
+        array = next((place.get() for place, _ in self._places.values() if place.get() is not None), None)
+        if self._slot is None and array is not None:
+            self._slot = self._copies.take(self.size)
+            weakref.finalize(self, self._copies.give, self._slot).atexit = False
+            self._leaving = self._copies.out(self._copies.root_of(array), self._slot)
+
+    def leave(self):
+        """Takes the arrays out of their places, after the copy is done, if there is one."""
+        if self._leaving is not None:
+            self._copies.wait(self._leaving)
+            self._leaving = None
+        for place, _ in self._places.values():
+            place.put(None)
+        self.is_here = self.is_restored = False
+
+    def come(self):
+        """Begins to copy the memory back; the arrays are in their places after :meth:`ensure`."""
+        if not self.is_here and self._coming is None and self._slot is not None:
+            self._coming = self._copies.back(self._slot)
+
+    def ensure(self):
+        """Makes sure that the arrays are in their places, for what is asked of the device from now on."""
+        if self.is_here:
+            return
+        if self._slot is None:
+            self._put(self.recipe.compute())
+            return
+        self.come()
+        (root, mark), self._coming = self._coming, None
+        self._copies.wait(mark)
+        self._put(root)
+
+    def _put(self, root):
+        for place, layout in self._places.values():
+            place.put(self._copies.array_in(root, layout))
+        self.is_here = self.is_restored = True
+
+    def settle(self):
+        """Lets the device wait for copies that are under way: what they write to or read from may be given back."""
+        if self._leaving is not None:
+            self._copies.wait(self._leaving)
+            self._leaving = None
+        if self._coming is not None:
+            (_, mark), self._coming = self._coming, None
+            self._copies.wait(mark)
+
+
+class Recipe:
+    """How the memory of a buffer is computed again: by the functions that made it, from arrays that are there.
+
+    Args:
+        buffer: the :class:`LiveBuffer`.
+        functions: function nodes, the one that is to be computed first at the beginning.
+        sources: list of :class:`LiveBuffer` that these read.
+        copies: of the device.
+    """
+
+    def __init__(self, buffer, functions, sources, copies):
+        (self._node,) = [weakref.ref(node) for node in buffer.nodes if node.creator_node is functions[-1]][:1]
+        self._functions = [weakref.ref(function) for function in functions]
+        self._sources = sources
+        self._copies = copies
+
+    def compute(self):
+        """Returns the owner of new memory that holds what the buffer held."""
+        for source in self._sources:
+            source.ensure()
+        found = {}  # variable node -> array
+        for reference in self._functions:
+            function = reference()
+            inputs = tuple([found[x] if x in found else _array_of(x) for x in function.inputs])
+            with chainer.using_config("enable_backprop", False):
+                outputs = retained.again(function).forward(inputs)
+            for node, array in zip(function.outputs, outputs, strict=True):
+                if node() is not None:
+                    found[node()] = array
+        return self._copies.root_of(found[self._node()])
+
+
+def recipe_of(buffer, buffers):
+    """Returns how a buffer can be computed again.
+
+    Args:
+        buffer: :class:`LiveBuffer`.
+        buffers: ``{variable node: LiveBuffer}`` of the round.
+
+    Returns:
+        ``(functions, sources)`` as for :class:`Recipe`, or ``None``.
+    """
+    functions, sources = [], []
+
+    def follow(function):
+        if function is None or len(functions) >= _LONGEST or retained.again(function) is None:
+            return False
+        for x in function.inputs:
+            if x in buffers:
+                sources.append(buffers[x])
+            elif x.creator_node is None:
+                if _array_of(x) is None:
+                    return False
+            elif x.creator_node not in functions and not follow(x.creator_node):
+                return False
+        functions.append(function)
+        return len(functions) <= _LONGEST
+
+    nodes = buffer.nodes
+    if not nodes or not follow(nodes[0].creator_node) or not sources or buffer in sources:
+        return None
+    return functions, list(dict.fromkeys(sources))
+
+
+def _array_of(node):
+    if node.data is not None:
+        return node.data
+    variable = node.get_variable_or_none()
+    return None if variable is None else variable.raw_array

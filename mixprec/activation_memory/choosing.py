@@ -1,0 +1,222 @@
+"""The search for choices: which buffers stay, which are computed again and which move, so that a round takes least time.
+
+Simple rules are tried first, such as to move what waits longest. Decisions of the fastest are then changed, many at a
+time and then single ones, as long as the prediction gets better. The search is the same each time.
+"""
+
+import numpy as np
+
+from mixprec.activation_memory.timetable import KEEP, RECOMPUTE, SWAP
+
+_PREDICTIONS = 600  # of a few milliseconds each, for large networks
+_FOR_RULES = 250  # of them
+_BETTER = 1e-9  # relative: less is a rounding error
+_SPARE = (1.0, 0.5, 0.2)
+_PATIENCE = (-1.0, -0.5)
+_SHARES = (0.0, 0.05, 0.15, 0.3, 0.6, 1.0)
+_CHANGES = (
+    (SWAP, KEEP),
+    (SWAP, RECOMPUTE),
+    (RECOMPUTE, SWAP),
+    (RECOMPUTE, KEEP),
+    (KEEP, SWAP),
+    (KEEP, RECOMPUTE),
+)
+_FEWEST = 2  # events between the last use in the forward pass and the first need
+
+
+def movable(recording, smallest):
+    """Returns an array that says which buffers may leave the device.
+
+    Args:
+        recording: :class:`~mixprec.activation_memory.recording.Recording`.
+        smallest: bytes; smaller buffers stay.
+    """
+    return np.array(
+        [buffer.size >= smallest and buffer.needs[0] - buffer.held > _FEWEST for buffer in recording.buffers], bool
+    )
+
+
+class Search:
+    """Searches for the best choices; some of them fit.
+
+    Args:
+        recording: :class:`~mixprec.activation_memory.recording.Recording`.
+        forecast: :class:`~mixprec.activation_memory.timetable.Forecast` of it, with the budget.
+        bus: :class:`~mixprec.activation_memory.recording.Bus`.
+        can_move: array from :func:`movable`.
+        recompute: whether buffers may be computed again.
+
+    Attributes:
+        predictions: number of schedules that were made.
+    """
+
+    def __init__(self, recording, forecast, bus, can_move, recompute):
+        self._buffers = recording.buffers
+        self._forecast = forecast
+        self._can_move = can_move
+        self._can_repeat = can_move & np.array(
+            [recompute and buffer.recomputation is not None for buffer in self._buffers], bool
+        )
+        self._sizes = np.array([buffer.size for buffer in self._buffers])
+        self._gaps = np.array([buffer.needs[0] - buffer.held for buffer in self._buffers])
+        copying = [2 * bus.latency + size / bus.out + size / bus.back for size in self._sizes]
+        seconds = [np.inf if buffer.recomputation is None else buffer.recomputation.seconds for buffer in self._buffers]
+        self._dear = np.array(seconds) / np.maximum(copying, 1e-30)  # computing again, against copying
+        self._by_gap = self._order(-self._gaps)
+        self._by_dear = self._order(self._dear)
+        self._rank = np.empty(len(self._buffers), int)
+        self._rank[np.argsort(self._dear, kind="stable")] = np.arange(len(self._buffers))
+        self._seen = set()
+        self._best = self._best_choices = None
+        self.predictions = 0
+
+    def best(self):
+        """Returns the best :class:`~mixprec.activation_memory.timetable.Schedule` that was found."""
+        self._try_rules()
+        while self._has_some_left(_PREDICTIONS) and self._improve():
+            pass
+        return self._with_other_releases()
+
+    def _order(self, key):
+        """Returns the numbers of the buffers that may move, in the order of a key."""
+        numbers = np.argsort(key, kind="stable")
+        return numbers[self._can_move[numbers]]
+
+    def _has_some_left(self, limit):
+        return self.predictions < limit
+
+    def _settled(self, choices):
+        """Returns choices without contradictions: sources of what is computed again are kept or swapped."""
+        choices = np.where(self._can_move, choices, KEEP).astype(np.int8)
+        choices[(choices == RECOMPUTE) & ~self._can_repeat] = SWAP
+        again = np.flatnonzero(choices == RECOMPUTE)
+        repeated, sources = set(), {}
+        for b in again[np.argsort(self._rank[again])].tolist():
+            mine = self._buffers[b].recomputation.sources
+            if b in sources or not repeated.isdisjoint(mine):
+                choices[b] = SWAP
+                continue
+            repeated.add(b)
+            need = self._buffers[b].needs[0]
+            for source in mine:
+                sources[source] = min(need, sources.get(source, need))
+        for source, need in sources.items():
+            if need - self._buffers[source].held <= _FEWEST:
+                choices[source] = KEEP
+        return choices
+
+    def _try(self, choices):
+        """Makes the schedule of choices, once; returns whether it is the best so far."""
+        choices = self._settled(choices)
+        key = choices.tobytes()
+        if key in self._seen or not self._forecast.fits(choices):
+            return False
+        self._seen.add(key)
+        self.predictions += 1
+        return self._take(self._forecast.schedule(choices), choices)
+
+    def _take(self, found, choices):
+        best = self._best
+        if best is not None:
+            least = _BETTER * best.seconds
+            if found.seconds > best.seconds - least and (
+                found.seconds > best.seconds + least or found.bytes_out >= best.bytes_out
+            ):
+                return False
+        self._best, self._best_choices = found, choices
+        return True
+
+    def _try_rules(self):
+        """Tries orders in which buffers leave, and ways in which they do."""
+        convolution = np.array([buffer.is_convolution_input for buffer in self._buffers], bool)
+        number = np.arange(len(self._buffers))
+        self._try(np.full(len(number), SWAP))
+        self._try(np.where(convolution, SWAP, KEEP))  # vDNN
+        orders = [
+            self._by_gap,
+            self._order(-number),  # those that are made first stay
+            self._order(-self._sizes * self._gaps),
+            self._order(-self._sizes),
+            self._order(-number - len(number) * convolution),
+        ]
+        swap = np.full(len(number), SWAP)
+        ways = [swap]
+        repeatable = self._by_dear[self._can_repeat[self._by_dear]]
+        for share in (1.0, 0.5, 0.25) if len(repeatable) else ():
+            way = swap.copy()
+            way[repeatable[: round(share * len(repeatable))]] = RECOMPUTE
+            ways.append(way)
+        for way in ways:
+            for order in orders:
+                if self._has_some_left(_FOR_RULES):
+                    self._try_order(order, way)
+
+    def _try_order(self, order, way):
+        """Tries to let the first of an order leave, as few as fit and more; and to keep from the end on what fits."""
+
+        def first(count):
+            choices = np.full(len(way), KEEP)
+            choices[order[:count]] = way[order[:count]]
+            return choices
+
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._forecast.fits(self._settled(first(middle))) else (middle + 1, high)
+        for share in _SHARES:
+            self._try(first(high + round(share * (len(order) - high))))
+        self._try(self._filled(np.where(self._can_move, way, KEEP), order[::-1]))
+
+    def _filled(self, choices, order):
+        """Returns choices with as much kept as fits, in an order."""
+        choices = self._settled(choices)
+        for b in order.tolist():
+            before = choices[b]
+            if before != KEEP:
+                choices[b] = KEEP
+                if not self._forecast.fits(choices):
+                    choices[b] = before
+        return choices
+
+    def _improve(self):
+        """Changes decisions of the best choices, of many buffers and then of fewer; returns whether that was of use."""
+        improved = False
+        size = max(1, len(self._by_gap) // 4)
+        while True:
+            for before, after in _CHANGES:
+                for order in (self._by_gap, self._by_dear) if after == RECOMPUTE else (self._by_gap,):
+                    improved |= self._change(before, after, order, size)
+            if size == 1 or not self._has_some_left(_PREDICTIONS):
+                return improved
+            size = max(1, size // 4)
+
+    def _change(self, before, after, order, size):
+        allowed = self._can_repeat if after == RECOMPUTE else self._can_move
+        members = order[(self._best_choices[order] == before) & allowed[order]]
+        improved = False
+        for start in range(0, len(members), size):
+            if not self._has_some_left(_PREDICTIONS):
+                break
+            block = members[start : start + size]
+            choices = self._best_choices.copy()
+            choices[block] = np.where(choices[block] == before, after, choices[block])
+            improved |= self._try(choices)
+            if before == KEEP:
+                # Others may take the memory, those first that would be back soonest.
+                others = self._by_gap[::-1]
+                improved |= self._try(self._filled(choices, others[~np.isin(others, block)]))
+        return improved
+
+    def _with_other_releases(self):
+        """Returns the best schedule, with memory given back earlier if that is faster, or later if that costs nothing.
+
+        Copies may take longer than predicted: the more time they have, the less computing waits for them.
+        """
+        for patience in _PATIENCE:
+            self._take(self._forecast.schedule(self._best_choices, patience), self._best_choices)
+        for spare in _SPARE:
+            found = self._forecast.schedule(self._best_choices, spare)
+            if found.seconds <= self._best.seconds * (1 + _BETTER):
+                return found
+        return self._best

@@ -1,0 +1,117 @@
+"""Following a plan: buffers leave and come back before the events that the plan names."""
+
+import collections
+
+from mixprec.activation_memory.rounds import LeaveAtOnce, Policy
+
+
+class Following(Policy):
+    """Follows the first of some plans, as long as the round has the events that were recorded for it.
+
+    If it has others, the next plan with these events is followed, and without one all buffers leave at once.
+
+    Args:
+        plans: list of :class:`Made`, of which the first is tried first.
+        round_: the :class:`~mixprec.activation_memory.rounds.Round`, which gets its policy from here.
+        deviated: function that is called with the round and the number of an event, if no plan has the events of the
+            round up to that one.
+    """
+
+    def __init__(self, plans, round_, deviated):
+        self._plans = list(plans)
+        self._round = round_
+        self._deviated = deviated
+        self._next = 0  # number of the first event before which nothing has been done yet
+
+    @property
+    def plan(self):
+        """The :class:`Made` that is followed."""
+        return self._plans[0]
+
+    def before(self, number, event):
+        if self._fits(number, event):
+            self._advance(number)
+
+    def after(self, number, event, buffers):
+        if self._round.is_backward and not event[0]:
+            self._drop(number, buffers)
+            self._advance(len(self._round.signature))
+        elif self._fits(number, event):
+            self._advance(number + 1)
+        else:
+            self._round.policy.after(number, event, buffers)
+
+    def _fits(self, number, event):
+        """Whether there is a plan for the events so far."""
+        if self._matches(self._plans[0], number, event):
+            return True
+        others = [plan for plan in self._plans[1:] if plan.signature[: number + 1] == self._round.signature]
+        if others:
+            self._plans = others
+            self._next = 0
+            return True
+        self._round.policy = LeaveAtOnce()
+        self._round.evict()
+        self._deviated(self._round, number)
+        return False
+
+    def _matches(self, plan, number, event):
+        return number < len(plan.signature) and plan.signature[number] == event
+
+    def _advance(self, number):
+        """Does what the plan names before all events up to one, that one included."""
+        plan, buffers = self._plans[0], self._round.buffers
+        while self._next <= number:
+            for place in plan.out[self._next]:
+                buffers[place].copy_out()
+            for place in plan.release[self._next]:
+                buffers[place].leave()
+            for place in plan.back[self._next]:
+                buffers[place].come()
+            self._next += 1
+
+    def _drop(self, number, buffers):
+        last = self._plans[0].last
+        for buffer in self._plans[0].sources_at.get(number, ()):
+            buffers = [*buffers, self._round.buffers[buffer]]
+        for buffer in buffers:
+            if last.get(buffer.number) == number:
+                buffer.leave()
+
+
+class Made:
+    """A plan, in the order in which it is followed.
+
+    Args:
+        plan: :class:`~mixprec.activation_memory.planning.Plan`.
+        recording: :class:`~mixprec.activation_memory.recording.Recording` that it is for.
+        signature: of the round, see :class:`~mixprec.activation_memory.rounds.Round`.
+
+    Attributes:
+        out: ``{event: numbers of buffers}`` that are copied out before an event.
+        release: likewise, whose memory is given back.
+        back: likewise, that are copied back.
+        last: ``{buffer: number of the last event that reads it}``, for those that leave.
+        sources_at: ``{event: buffers}`` that others are computed from before that event.
+    """
+
+    def __init__(self, plan, recording, signature):
+        self.signature = signature
+        self.out, self.release, self.back = (collections.defaultdict(list) for _ in range(3))
+        self.last, self.sources_at = {}, collections.defaultdict(list)
+        for number, (buffer, choice) in enumerate(zip(recording.buffers, plan.choices, strict=True)):
+            if choice == "keep":
+                continue
+            self.release[plan.release[number]].append(number)
+            self.last[number] = max(buffer.needs[-1], self.last.get(number, 0))
+            if choice == "swap":
+                self.out[buffer.made + 1].append(number)
+                self.back[plan.back[number]].append(number)
+        for number, (buffer, choice) in enumerate(zip(recording.buffers, plan.choices, strict=True)):
+            if choice == "recompute":
+                for source in buffer.recomputation.sources:
+                    self.sources_at[buffer.needs[0]].append(source)
+                    if source in self.last:
+                        self.last[source] = max(self.last[source], buffer.needs[0])
+        for numbers in self.back.values():
+            numbers.sort(key=lambda number: recording.buffers[number].needs[0])

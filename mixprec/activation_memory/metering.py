@@ -1,0 +1,98 @@
+"""Measuring a round: the time of each event, and the memory in use beside the buffers."""
+
+import collections
+import contextlib
+
+from mixprec.activation_memory.recording import Buffer, Event, Recomputation, Recording
+
+
+class Meter:
+    """Measures the events of one round, one after the other.
+
+    The time from one :meth:`resume` to the next :meth:`lap` belongs to the event that is named there, and so does the
+    memory in use since the last lap. Copies are made between a lap and the next ``resume``.
+
+    Args:
+        copies: :class:`~mixprec.backends.copies.Copies` of the device.
+    """
+
+    def __init__(self, copies):
+        self._copies = copies
+        self._resident = 0  # bytes of buffers on the device
+        self._others = collections.defaultdict(int)
+        self._ticks = []  # (number of the event, tick, tick)
+        self._stack = contextlib.ExitStack()
+
+    def start(self):
+        """Begins to measure, with the first event."""
+        self._stack.enter_context(self._copies.measuring())
+        self._copies.peak()
+        self._began = self._copies.tick()
+
+    def stop(self):
+        """Ends it."""
+        self._stack.close()
+
+    def came(self, size):
+        """Takes note of a buffer that has come to the device."""
+        self._resident += size
+
+    def went(self, size):
+        """Takes note of a buffer that has left it."""
+        self._resident -= size
+
+    def lap(self, number):
+        """Gives time and memory since the last call to an event."""
+        now = self._copies.tick()
+        self._ticks.append((number, self._began, now))
+        self._others[number] = max(self._others[number], self._copies.peak() - self._resident)
+        self._began = now
+
+    def resume(self):
+        """Begins to count time again, after copies."""
+        self._began = self._copies.tick()
+
+    def seconds(self):
+        """Returns the seconds of each event; waits for the device if they have not been measured yet."""
+        found = collections.defaultdict(float)
+        for number, begin, end in self._ticks:
+            found[number] += self._copies.seconds(begin, end)
+        return found
+
+    def events(self, signature, names):
+        """Returns a tuple of :class:`~mixprec.activation_memory.recording.Event`."""
+        seconds = self.seconds()
+        return tuple(
+            Event(name, is_forward, seconds[number], max(0, self._others[number]))
+            for number, ((is_forward, _, _), name) in enumerate(zip(signature, names, strict=True))
+        )
+
+
+def recording_of(round_, recipes):
+    """Returns the :class:`~mixprec.activation_memory.recording.Recording` of a round that has been measured.
+
+    Args:
+        round_: :class:`~mixprec.activation_memory.rounds.Round` with a meter.
+        recipes: ``{number of a buffer: (numbers of events that compute it, numbers of buffers that these read)}``.
+    """
+    events = round_.meter.events(round_.signature, round_.names)
+    buffers = []
+    for buffer in round_.buffers:
+        needs = tuple(dict.fromkeys(buffer.needs)) or (len(events) - 1,)
+        held = needs[0] if buffer.held is None else min(buffer.held, needs[0])
+        made = min(buffer.made, held)
+        recomputation = None
+        if buffer.number in recipes:
+            numbers, sources = recipes[buffer.number]
+            recomputation = Recomputation(sum(events[number].seconds for number in numbers), tuple(sources))
+        buffers.append(Buffer(buffer.size, buffer.producer, made, held, needs, recomputation, buffer.is_convolution_input))
+    return Recording(events, tuple(buffers))
+
+
+def merged(first, second):
+    """Returns a recording with the times of the second, and the larger memory of two recordings of one round."""
+    events = tuple(
+        Event(b.name, b.is_forward, b.seconds, max(a.others, b.others))
+        for a, b in zip(first.events, second.events, strict=True)
+    )
+    return Recording(events, second.buffers)

@@ -1,0 +1,142 @@
+"""Plans: what stays on the device, what is computed again, and what moves to another memory and back."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from mixprec.activation_memory.choosing import Search, movable
+from mixprec.activation_memory.recording import Bus
+from mixprec.activation_memory.timetable import KEEP, SWAP, Forecast, Schedule
+from mixprec.messages import OneLineError
+
+_SHOWN = 3  # buffers, of each kind
+_DONE = {"keep": "kept", "recompute": "recomputed", "swap": "swapped"}
+
+
+class DoesNotFit(OneLineError):
+    """No plan meets a budget.
+
+    Args:
+        message: one line.
+        least: the smallest budget that a plan meets, in bytes.
+    """
+
+    def __init__(self, message, least):
+        super().__init__(message)
+        self.least = least
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What happens to each buffer of a round, what that costs, and what it saves.
+
+    Attributes:
+        schedule: :class:`~mixprec.activation_memory.timetable.Schedule`.
+        budget: bytes, or ``None``.
+        recording: :class:`~mixprec.activation_memory.recording.Recording` that it was made from.
+        seconds: time of the round if all buffers stay.
+        peak: bytes in use at the most if all buffers stay.
+    """
+
+    schedule: Schedule
+    budget: int | None
+    recording: object = dataclasses.field(repr=False)
+    seconds: float
+    peak: int
+
+    @property
+    def choices(self):
+        """Tuple of ``"keep"``, ``"swap"`` or ``"recompute"``, one for each buffer."""
+        return self.schedule.choices
+
+    @property
+    def release(self):
+        """Tuple of the numbers of the events before which memory is given back, or ``None``."""
+        return self.schedule.release
+
+    @property
+    def back(self):
+        """Tuple of the numbers of the events before which it is taken for a copy back, or ``None``."""
+        return self.schedule.back
+
+    def __str__(self):
+        lines = [f"{'':12}{'buffers':>8}{'MB':>12}"]
+        for choice in ("keep", "recompute", "swap"):
+            chosen = self._chosen(choice)
+            size = sum([buffer.size for buffer in chosen])
+            lines.append(f"{_DONE[choice]:12}{len(chosen):8,}{size / 1e6:12,.1f}")
+        budget = "" if self.budget is None else f" of {_megabytes(self.budget)}"
+        lines.append(f"peak: {_megabytes(self.schedule.peak)}{budget}; {_megabytes(self.peak)} if all is kept")
+        lines.append(
+            f"expected time of a round: {1e3 * self.schedule.seconds:,.1f} ms, {self._share(self.schedule.seconds):.1f} % "
+            f"of that with all kept; waiting for copies {self._share(self.schedule.stalled):.1f} %, computing again "
+            f"{self._share(self.schedule.recomputed):.1f} %"
+        )
+        for choice in ("swap", "recompute"):
+            largest = sorted(self._chosen(choice), key=lambda buffer: -buffer.size)[:_SHOWN]
+            if largest:
+                names = "; ".join([f"{buffer.producer} {_megabytes(buffer.size)}" for buffer in largest])
+                lines.append(f"largest {_DONE[choice]}: {names}")
+        return "\n".join(lines)
+
+    def _chosen(self, choice):
+        return [buffer for buffer, each in zip(self.recording.buffers, self.choices, strict=True) if each == choice]
+
+    def _share(self, seconds):
+        return 100 * seconds / self.seconds if self.seconds else 0.0
+
+
+def plan(recording, budget, bus, *, recompute=True, smallest=0):
+    """Returns the fastest :class:`Plan` that was found and keeps to a budget.
+
+    Args:
+        recording: :class:`~mixprec.activation_memory.recording.Recording`.
+        budget: bytes in use on the device at the most; ``None`` for no limit.
+        bus: :class:`~mixprec.activation_memory.recording.Bus`.
+        recompute: whether buffers may be computed again.
+        smallest: bytes; smaller buffers stay.
+
+    Raises:
+        DoesNotFit: no plan keeps to the budget.
+    """
+    forecast = Forecast(recording, budget, bus)
+    can_move = movable(recording, smallest)
+    keeping = np.full(len(can_move), KEEP, np.int8)
+    memory = forecast.low(keeping)
+    peak = int(memory.max(initial=0))
+    if peak <= forecast.budget:
+        return Plan(forecast.schedule(keeping), budget, recording, forecast.compute, peak)
+    low = forecast.low(np.where(can_move, SWAP, KEEP))
+    if low.max() > budget:
+        raise _refusal(recording, budget, low)
+    best = Search(recording, forecast, bus, can_move, recompute).best()
+    return Plan(best, budget, recording, forecast.compute, peak)
+
+
+def least(recording, *, smallest=0):
+    """Returns the smallest budget in bytes that some plan meets: the one that swaps all.
+
+    Args:
+        recording: :class:`~mixprec.activation_memory.recording.Recording`.
+        smallest: bytes; smaller buffers stay.
+    """
+    forecast = Forecast(recording, None, Bus(1.0, 1.0))  # memory does not depend on it
+    return int(forecast.low(np.where(movable(recording, smallest), SWAP, KEEP)).max(initial=0))
+
+
+def _refusal(recording, budget, low):
+    number = int(low.argmax())
+    event = recording.events[number]
+    direction = "forward" if event.is_forward else "backward"
+    needed = int(low[number])
+    return DoesNotFit(
+        f"no plan fits into {_megabytes(budget)}: {event.name} going {direction} takes {_megabytes(needed, up=True)}, "
+        "even if all that may move is elsewhere; that is the least budget that does",
+        needed,
+    )
+
+
+def _megabytes(size, *, up=False):
+    tenths = size / 1e5
+    return f"{(math.ceil(tenths) if up else round(tenths)) / 10:,.1f} MB"

@@ -1,0 +1,95 @@
+"""What one round of training keeps in memory: its events, and the buffers that wait for the backward pass.
+
+A *round* is the forward passes up to the end of their backward pass. An *event* is one function node that goes forward
+or backward; events are numbered in the order in which they run. A *buffer* is one piece of the memory of a device, in
+which arrays lie that function nodes retain.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """A function node that goes forward or backward.
+
+    Attributes:
+        name: label of the function.
+        is_forward: whether it goes forward.
+        seconds: time that the device computes.
+        others: bytes in use at the peak of the event that are in no buffer: parameters, gradients, workspaces.
+    """
+
+    name: str
+    is_forward: bool
+    seconds: float
+    others: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Recomputation:
+    """How a buffer can be computed again.
+
+    Attributes:
+        seconds: time that it takes.
+        sources: numbers of the buffers that it is computed from.
+        others: bytes of arrays on the way, that are in no buffer.
+    """
+
+    seconds: float
+    sources: tuple
+    others: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """Memory that function nodes retain.
+
+    It is there from the event ``made`` on. Its last use in the forward pass is over after the event ``held``. Each
+    event of ``needs`` reads it in the backward pass; after the last of them it may go, if there is a copy.
+
+    Attributes:
+        size: bytes.
+        producer: label of the function that made it, with the path of its link if that is known.
+        made: number of the event in which it was made; its contents do not change any more after that event.
+        held: number of the last event in which something beside the graph holds it: a later function, or a variable
+            of the user's code. Before the end of this event its memory cannot be given back.
+        needs: numbers of the events of the backward pass that read it, in order; not empty.
+        recomputation: :class:`Recomputation`, or ``None`` if it cannot be computed again.
+        is_convolution_input: whether a convolution retains it as its input.
+    """
+
+    size: int
+    producer: str
+    made: int
+    held: int
+    needs: tuple
+    recomputation: Recomputation | None = None
+    is_convolution_input: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """A round, as it was recorded.
+
+    Attributes:
+        events: tuple of :class:`Event`.
+        buffers: tuple of :class:`Buffer`, in the order in which they were made.
+    """
+
+    events: tuple
+    buffers: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Bus:
+    """What moves buffers to another memory and back, in both directions at once.
+
+    Attributes:
+        out: bytes per second away from the device.
+        back: bytes per second to the device.
+        latency: seconds that each copy takes in addition.
+    """
+
+    out: float
+    back: float
+    latency: float = 0.0

@@ -1,0 +1,130 @@
+"""Where function nodes keep the arrays that they retain for the backward pass, and which nodes can compute again.
+
+A :class:`Place` is one reference to an array: the data of a variable node, a retained output, or a field of a function
+node. Chainer reads them when the function goes backward, and at no other time.
+"""
+
+import copy
+import weakref
+
+import chainer
+
+_LIBRARIES = ("chainer.", "mixprec.")
+# Functions of Chainer whose forward pass depends on their inputs alone, and changes nothing.
+_REPEATABLE = {
+    *("Add", "AddConstant", "MultiAdd", "Sub", "SubFromConstant", "Mul", "MulConstant", "Neg", "Concat", "Cast"),
+    *("ReLU", "LeakyReLU", "ClippedReLU", "Sigmoid", "Tanh", "ELU", "Softplus", "HardSigmoid", "Swish"),
+    *("Reshape", "Transpose", "SplitAxis", "GetItem", "Squeeze", "ExpandDims", "Pad", "Crop", "ResizeImages"),
+    *("MaxPooling2D", "AveragePooling2D", "MaxPoolingND", "AveragePoolingND", "Unpooling2D", "UnpoolingND"),
+    *("Convolution2DFunction", "Deconvolution2DFunction", "ConvolutionND", "DeconvolutionND", "LinearFunction"),
+    *("LSTM", "LocalResponseNormalization", "LayerNormalization"),
+}
+_MOVING_STATISTICS = {"BatchNormalization"}  # of Chainer, if its running statistics are not taken away
+
+
+class Place:
+    """One reference of a graph to an array.
+
+    Args:
+        owner: variable node or function node, which is not kept alive.
+        name: of its attribute.
+        index: of the element, if the attribute is a tuple or a list.
+    """
+
+    def __init__(self, owner, name, index=None):
+        self._owner = weakref.ref(owner)
+        self.name = name
+        self.index = index
+        self.key = id(owner), name, index
+
+    @property
+    def owner(self):
+        """The node, or ``None`` if it is gone."""
+        return self._owner()
+
+    def get(self):
+        """Returns the array, or ``None``."""
+        owner = self._owner()
+        value = None if owner is None else vars(owner).get(self.name)
+        return value if self.index is None or value is None else value[self.index]
+
+    def put(self, array):
+        """Makes the graph refer to an array, or to none."""
+        owner = self._owner()
+        if owner is None:
+            return
+        if self.index is None:
+            vars(owner)[self.name] = array
+            return
+        values = list(vars(owner)[self.name])
+        values[self.index] = array
+        kept = vars(owner)[self.name]
+        vars(owner)[self.name] = type(kept)(values)
+
+
+def places_of(function):
+    """Yields ``(place, array)`` for all that a function node has retained; it has just gone forward.
+
+    Inputs that no function has computed, such as parameters and batches, are not among them, nor what lies in their
+    memory. Of functions that are not Chainer's or mixprec's only inputs and outputs are.
+    """
+    for index in function._input_indexes_to_retain or ():
+        node = function.inputs[index]
+        if node.creator_node is not None and node.data is not None:
+            yield Place(node, "_data"), node.data
+    for index, array in enumerate(function._retained_output_data or ()):
+        if array is None:
+            continue
+        yield Place(function, "_retained_output_data", index), array
+        node = function.outputs[function._output_indexes_to_retain[index]]()
+        if node is not None and node.data is not None:
+            yield Place(node, "_data"), node.data
+    for owner in (function, getattr(function, "function", None)):
+        if owner is not None and type(owner).__module__.startswith(_LIBRARIES):
+            yield from _fields(owner)
+
+
+def _fields(owner):
+    arrays = chainer.get_array_types()
+    for name, value in list(vars(owner).items()):
+        if name == "_retained_output_data":
+            continue
+        if isinstance(value, arrays):
+            yield Place(owner, name), value
+        elif type(value) in (tuple, list):
+            for index, each in enumerate(value):
+                if isinstance(each, arrays):
+                    yield Place(owner, name, index), each
+
+
+def leaves_of(function):
+    """Returns the arrays of the inputs of a function node that no function has computed."""
+    found = []
+    for node in function.inputs:
+        if node.creator_node is None:
+            variable = node.get_variable_or_none()
+            array = node.data if variable is None else variable.raw_array
+            if array is not None:
+                found.append(array)
+    return found
+
+
+def again(function):
+    """Returns a function node that computes what another one has computed and changes nothing else, or ``None``."""
+    if hasattr(function, "again"):
+        return function.again()
+    cls = type(function)
+    if not cls.__module__.startswith("chainer.functions."):
+        return None
+    if cls.__name__ in _REPEATABLE:
+        return copy.copy(function)
+    if cls.__name__ in _MOVING_STATISTICS:
+        twin = copy.copy(function)
+        twin.running_mean = twin.running_var = None
+        return twin
+    return None
+
+
+def is_convolution(function):
+    """Whether a function node convolves."""
+    return "onvolution" in type(function).__name__

@@ -1,0 +1,236 @@
+"""mixprec.offload on NumPy: the same bits, less memory, nothing left behind, and errors in one line."""
+
+import gc
+import re
+import tracemalloc
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import mixprec
+from mixprec.activation_memory import offloading, planning
+from mixprec.backends.file_copies import FileCopies
+from mixprec.messages import OneLineError
+from tests.activation_memory.offloaded_runs import NETWORKS, SMALLEST, Run, differences
+
+STEPS, POISONED = range(6), {3}
+GENEROUS = "100 GB"
+
+
+def _memory(folder, budget=GENEROUS, **wishes):
+    return mixprec.offload(budget, to=folder, **{"smallest": SMALLEST, **wishes})
+
+
+@pytest.fixture
+def at_least(monkeypatch):
+    """Makes each plan that of the smallest budget that can be met, or of a share of the way from there to no limit."""
+
+    def use(share=0.0):
+        def plan(recording, budget, bus, **wishes):
+            low = planning.least(recording, smallest=wishes["smallest"])
+            high = planning.plan(recording, 1 << 50, bus, **wishes).schedule.peak
+            return planning.plan(recording, int(low + share * (high - low)), bus, **wishes)
+
+        monkeypatch.setattr(offloading, "plan", plan)
+
+    return use
+
+
+@pytest.fixture
+def slots(monkeypatch):
+    """The slots of files that hold something, by their places there."""
+    taken, take, give = set(), FileCopies.take, FileCopies.give
+
+    def taking(self, size):
+        slot = take(self, size)
+        taken.add(slot.offset)
+        return slot
+
+    def giving(self, slot):
+        taken.remove(slot.offset)
+        give(self, slot)
+
+    monkeypatch.setattr(FileCopies, "take", taking)
+    monkeypatch.setattr(FileCopies, "give", giving)
+    return taken
+
+
+@pytest.mark.parametrize("compute", [None, "float32", "float16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_same_bits(name, compute, tmp_path, at_least):
+    """Gradients, masters, statistics, snapshots: with an overflow in the middle, and evaluations in between."""
+    at_least()
+    steps = range(4) if name == "unet" else STEPS
+    memory = _memory(tmp_path)
+    found = Run(name, compute, memory).steps(steps, POISONED)
+    assert not differences(found.results(), Run(name, compute).steps(steps, POISONED).results())
+    (made,) = memory.plans
+    assert made.schedule.bytes_out > 0
+    assert made.schedule.peak < made.peak
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_accumulation(recompute, share, tmp_path, at_least):
+    """The rounds of a step have one plan."""
+    at_least(share)
+    memory = _memory(tmp_path, recompute=recompute)
+    found = Run("resnet18", "float16", memory, accumulate=3).steps(STEPS, POISONED)
+    assert not differences(found.results(), Run("resnet18", "float16", accumulate=3).steps(STEPS, POISONED).results())
+    (made,) = memory.plans
+    assert ("recompute" in made.schedule.choices) <= recompute
+
+
+def test_recompute_inside(tmp_path, at_least):
+    def blocks(model):
+        for stage in ("layer1", "layer2", "layer3", "layer4"):
+            for block in model.predictor[stage]:
+                mixprec.recompute(block)
+
+    at_least()
+    memory = _memory(tmp_path)
+    found = Run("resnet18", "float16", memory, prepare=blocks).steps(STEPS, POISONED)
+    assert not differences(found.results(), Run("resnet18", "float16").steps(STEPS, POISONED).results())
+    assert memory.plans[0].schedule.bytes_out > 0
+
+
+def test_another_batch_and_another_branch(tmp_path, at_least):
+    """A smaller batch gets a plan of its own; a step with another branch is right as well, and announced."""
+    at_least()
+    memory, found, expected = _memory(tmp_path), *(Run("resnet18", "float16") for _ in range(2))
+    found.memory = memory
+    for run in (found, expected):
+        whole, skips = run.batch, run.model.predictor.layer4[1].forward
+        for number in range(12):
+            small = number % 4 == 3
+            run.batch = (lambda *args: tuple(part[:2] for part in whole(*args))) if small else whole
+            run.model.predictor.layer4[1].__dict__["forward"] = (lambda x: x + 1) if number in (6, 10) else skips
+            run.step(number)
+    assert not differences(found.results(), expected.results())
+    assert len({made.peak for made in memory.plans}) >= 2
+
+
+def test_passes_over_one_graph(tmp_path, at_least):
+    """As GANs have them: two losses of one forward pass, and gradients by chainer.grad."""
+    at_least()
+
+    def steps(memory):
+        np.random.seed(0)
+        model = chainer.Sequential(L.Linear(8, 64), F.tanh, L.Linear(64, 64), F.sigmoid, L.Linear(64, 2))
+        found = []
+        for number in range(5):
+            x = chainer.Variable(np.random.RandomState(number).normal(size=(32, 8)).astype(np.float32))
+            with memory or chainer.using_config("train", True):
+                y = model(x)
+                first, second = F.sum(y[:, 0] ** 2), F.sum(F.exp(y[:, 1]))
+                model.cleargrads()
+                first.backward()
+                found += [param.grad.copy() for param in model.params()]
+                found += [gradient.array for gradient in chainer.grad([second], [x, model[2].W])]
+                second.backward(retain_grad=True)
+                found += [param.grad.copy() for param in model.params()]
+        return found
+
+    memory = _memory(tmp_path, smallest=1)
+    for found, expected in zip(steps(memory), steps(None), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert memory.plans[0].schedule.bytes_out > 0
+
+
+def test_double_backprop(tmp_path):
+    memory = _memory(tmp_path, smallest=1)
+    x = chainer.Variable(np.ones((64, 64), np.float32))
+    with memory, pytest.raises(RuntimeError, match=r"mixprec\.offload has no double backprop: .* outside of its block"):
+        F.sum(F.tanh(x) ** 2).backward(enable_double_backprop=True)
+
+
+def test_an_exception_in_the_forward_pass(tmp_path, at_least, slots):
+    """Leaves no slot taken and no array away; the steps after it are those without it."""
+    at_least()
+    memory = _memory(tmp_path)
+    found, expected = Run("resnet18", "float16", memory), Run("resnet18", "float16")
+    for number in STEPS:
+        for run in (found, expected):
+            forward = run.model.predictor.layer3[0].forward
+
+            def fails(x, forward=forward):
+                forward(x)
+                raise ZeroDivisionError
+
+            run.model.predictor.layer3[0].__dict__["forward"] = fails
+            with pytest.raises(ZeroDivisionError):
+                run.step(number)
+            run.model.predictor.layer3[0].__dict__["forward"] = forward
+            run.step(number)
+    assert not differences(found.results(), expected.results())
+    del found.model.predictor, run, forward, fails
+    found.model.cleargrads()
+    found.model.y = found.model.loss = None
+    gc.collect()
+    assert not slots
+
+
+def test_memory_falls(tmp_path, at_least):
+    """The arrays are gone from memory: at the peak of a step, and after the forward pass."""
+    at_least()
+
+    def peak(memory):
+        run = Run("unet", "float16", memory)
+        for number in range(3):
+            run.step(number)
+        run.seen.clear()
+        tracemalloc.start()
+        run.step(3)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak
+
+    memory = _memory(tmp_path)
+    assert peak(memory) < 0.6 * peak(None)
+
+
+def test_a_budget_that_nothing_meets(tmp_path):
+    memory = _memory(tmp_path, "10 MB")
+    run = Run("resnet18", "float16", memory)
+    run.step(0)
+    with pytest.raises(OneLineError) as caught:
+        run.steps(range(1, 3))
+    assert re.search(r"10\.0? ?M", str(caught.value)), caught.value
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [("16 XB", "found '16 XB'"), (-1, "found -1"), (True, "found True"), ("", "found ''"), (None, "found None")],
+)
+def test_wrong_budgets(budget, words):
+    with pytest.raises(OneLineError, match=r'budget must be a size such as "16 GB"') as caught:
+        mixprec.offload(budget)
+    assert words in str(caught.value)
+
+
+def test_nested_blocks(tmp_path):
+    with _memory(tmp_path), pytest.raises(RuntimeError, match="cannot be nested"), _memory(tmp_path):
+        pass
+
+
+def test_a_cpu_and_host(tmp_path):
+    with pytest.raises(OneLineError, match=r'offload them to a folder; found "host"'):
+        Run("resnet18", None, mixprec.offload(GENEROUS)).step(0)
+
+
+def test_all_fits(tmp_path):
+    """Nothing moves, and the report says so."""
+    memory = _memory(tmp_path)
+    run = Run("resnet18", "float16", memory)
+    assert memory.report() == "nothing has been retained that is large enough to be moved"
+    run.step(0)
+    assert memory.report() == "the plan is made after two rounds"
+    run.steps(range(1, 4))
+    (made,) = memory.plans
+    assert set(made.schedule.choices) == {"keep"}
+    assert made.schedule.bytes_out == 0
+    assert memory.report() == str(made)
