@@ -95,6 +95,7 @@ class Offload:
         self._say = say
         self._copies = None
         self._round = None
+        self._meter = None  # for the next round, from before its first event on
         self._depth = 0  # of backward passes within each other
         self._unplanned = []  # [signature, recording, how often it was recorded]
         self._made = []
@@ -110,12 +111,16 @@ class Offload:
             each.apply()
         self._stack.enter_context(watching.watch(made=self._forward))
         _active.offload = self
+        self._expect()
         return self
 
     def __exit__(self, kind, error, traceback):
         _active.offload = None
         self._stack.close()
         self._finish(complete=error is None)
+        if self._meter is not None:
+            self._meter.stop()
+            self._meter = None
 
     def report(self):
         """Returns the plans as text."""
@@ -154,13 +159,21 @@ class Offload:
 
     def _begin(self):
         if self._made and not self._deviated:
+            if self._meter is not None:  # the plan has been made since
+                self._meter.stop()
+                self._meter = None
             begun = Round(self._copies, self._smallest, LeaveAtOnce())
             begun.policy = Following(self._made, begun, self._deviate)
             return begun
-        meter = metering.Meter(self._copies)
-        begun = Round(self._copies, self._smallest, LeaveAtOnce(), meter)
-        meter.start()
-        return begun
+        self._expect()
+        meter, self._meter = self._meter, None
+        return Round(self._copies, self._smallest, LeaveAtOnce(), meter)
+
+    def _expect(self):
+        """Begins to measure a round, if it is to be recorded, before its first function goes forward."""
+        if self._copies is not None and self._meter is None and (self._deviated or not self._made):
+            self._meter = metering.Meter(self._copies)
+            self._meter.start()
 
     def _deviate(self, round_, number):
         if not number:
@@ -188,6 +201,7 @@ class Offload:
             self._depth -= 1
             if not self._depth and self._round is not None:
                 self._round.settle()
+                self._expect()
 
     def _finish(self, *, complete):
         """Ends the round under way; makes a plan if it was recorded often enough."""
