@@ -1,4 +1,4 @@
-"""Copies between arrays of NumPy and a file, by two threads; see :mod:`mixprec.backends.copies`.
+"""Copies between arrays of NumPy and a file, by two threads; see :mod:`mixprec.backends.copy_interface`.
 
 The file has no name: it is gone when the process is, however that ends. It is read and written by system calls and not
 mapped into memory: on a full disk these fail, where a mapping ends the process, and are as fast.
@@ -17,8 +17,8 @@ import weakref
 
 import numpy as np
 
-from mixprec.backends.copies import Copies, Layout
-from mixprec.backends.host_memory import host_memory
+from mixprec.backends.copy_interface import Copies, Layout
+from mixprec.backends.host_memory import host_memory, resident_memory
 from mixprec.backends.memory import flat, is_dense
 from mixprec.messages import OneLineError
 
@@ -51,15 +51,17 @@ class FileCopies(Copies):
         )
         self._last = {}  # by thread: the future of what it was asked last
         self._rates = None
+        self._untraced = 0  # bytes of the process that tracemalloc does not know
         self._closing = weakref.finalize(self, _close, self._fd, (self._out, self._back))
 
     def root_of(self, array):
         root = array
         while isinstance(root.base, np.ndarray):
             root = root.base
-        if not type(array) is type(root) is np.ndarray or not root.flags.owndata or root.dtype.hasobject or not root.nbytes:
+        if not type(array) is type(root) is np.ndarray or not root.flags.owndata:
             return None
-        return root if is_dense(root) and min(root.strides, default=0) >= 0 else None
+        is_whole = root.nbytes and is_dense(root) and min(root.strides, default=0) >= 0
+        return root if is_whole and not root.dtype.hasobject else None
 
     def size_of(self, root):
         return root.nbytes
@@ -131,6 +133,8 @@ class FileCopies(Copies):
         is_started = not tracemalloc.is_tracing()
         if is_started:
             tracemalloc.start()
+        traced, _ = tracemalloc.get_traced_memory()
+        self._untraced = resident_memory() - traced
         tracemalloc.reset_peak()
         try:
             yield
@@ -141,11 +145,11 @@ class FileCopies(Copies):
     def peak(self):
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        return peak
+        return peak + self._untraced
 
     def in_use(self):
         used, _ = tracemalloc.get_traced_memory()
-        return used
+        return used + self._untraced
 
     def tick(self):
         return time.perf_counter()
@@ -157,7 +161,7 @@ class FileCopies(Copies):
         return host_memory()
 
     def bus(self):
-        """See :meth:`~mixprec.backends.copies.Copies.bus`; what fits into the page cache is faster than the disk."""
+        """See :class:`Copies`; what fits into the page cache is faster than the disk."""
         if self._rates is None:
             slots, small, memory = [self.take(_PROBE) for _ in range(2)], self.take(1), np.zeros(_PROBE, np.uint8)
             for slot in slots:  # in the first copy the file system looks for space

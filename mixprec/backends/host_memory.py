@@ -1,5 +1,6 @@
 """How much memory of the host there is for this process."""
 
+import os
 import pathlib
 
 
@@ -12,6 +13,12 @@ def host_memory(root=pathlib.Path("/")):
     lines = _read(root / "proc/meminfo").splitlines()
     total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
     return min([total, *_limits(root)])
+
+
+def resident_memory():
+    """Returns the bytes of memory that this process has now."""
+    pages = int(_read(pathlib.Path("/proc/self/statm")).split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _limits(root):

@@ -1,4 +1,4 @@
-"""Copies between a GPU and pinned memory of the host, through CuPy; see :mod:`mixprec.backends.copies`.
+"""Copies between a GPU and pinned memory of the host, through CuPy; see :mod:`mixprec.backends.copy_interface`.
 
 The host never waits for the device. In the capture of a CUDA graph copies become a part of the graph: their streams
 come into the capture as they wait for the main one, and leave it by :meth:`PinnedCopies.join`.
@@ -8,7 +8,7 @@ import collections
 import contextlib
 import weakref
 
-from mixprec.backends.copies import Copies, Layout
+from mixprec.backends.copy_interface import Copies, Layout
 from mixprec.backends.device_log import record
 from mixprec.backends.host_memory import host_memory
 from mixprec.messages import OneLineError

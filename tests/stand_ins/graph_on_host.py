@@ -17,6 +17,7 @@ from mixprec.backends.cuda import Cuda
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.launch import Kernel, record_launch
 from tests.stand_ins import fake_cudnn, graph_array, graph_work
+from tests.stand_ins.copies_on_host import HostCopies
 from tests.stand_ins.cudnn_host import HostDevice
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.host_launch import HostLauncher
@@ -80,6 +81,7 @@ class GraphCuda(Cuda):
         device = _Device()
         super().__init__(GraphLauncher(), CudnnContext(0, frontend=frontend, device=device))
         self.graphs = HostGraphs(device)
+        self.copies = HostCopies
 
     def nccl_of(self, communicator):
         """Returns the :class:`~tests.stand_ins.nccl_on_host.HostNccl` of a communicator: its attribute ``nccl``."""
@@ -95,6 +97,8 @@ class HostGraphs:
     Attributes:
         launches: number of launches of graphs.
         copies: number of arrays that :meth:`copy` has copied.
+        seeds: iterator over seeds of the orders in which graphs are launched, see
+            :meth:`~tests.stand_ins.graph_work.Work.run`; ``None`` for the two that take turns.
         aside: :class:`~mixprec.backends.aside.Aside`; its second stream is number 8.
     """
 
@@ -104,6 +108,7 @@ class HostGraphs:
         self._graphs = weakref.WeakSet()
         self._pools = []  # of graphs, also of those that are gone, as long as something in them is in use
         self.launches = self.copies = 0
+        self.seeds = None
 
     @property
     def pool_bytes(self):
@@ -189,5 +194,6 @@ class HostGraph:
 
     def launch(self):
         assert self._graphs._device.stream() == _STREAM, "outside of on_stream()"
-        self._work.run(late=self._graphs.launches % 2 == 0)
+        seed = None if self._graphs.seeds is None else next(self._graphs.seeds)
+        self._work.run(late=self._graphs.launches % 2 == 0, seed=seed)
         self._graphs.launches += 1

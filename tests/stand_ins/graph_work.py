@@ -5,92 +5,30 @@ and numbers, new arrays get memory from the pool of the capture, and :meth:`Work
 is NaN before it is written, and again when it is free: what a graph reads of the past, or of memory that somebody else
 has by now, is seen.
 
-There are three streams, each with free memory of its own; the third one is that of NCCL. A graph keeps the order of
-each of them, and what one waits for from another. Beyond that a launch does the work of the second stream as late as it
-may and that of the third one as early, the next one the other way round: both must come to the same. Outside of a graph
-the third stream, see :func:`on_third_stream`, is as late as it may be.
+There are five streams, each with free memory of its own. The third one is that of NCCL; two more copy to the memory of
+the host and back. A graph keeps the order of each of them, and what one waits for from another. Beyond that a launch
+does the work of the second stream as late as it may and that of the third one as early, the next one the other way
+round: both must come to the same. A seed gives any other order that is legal. Outside of a graph the third stream, see
+:func:`on_third_stream`, and copies are as late as they may be, or at random earlier.
 """
 
 import collections
 import contextlib
-import ctypes
 import functools
 
 import numpy as np
 
-from benchmarks.null_device.null_memory import Pool
 from mixprec.backends import device_log
+from tests.stand_ins import nan_pool
+from tests.stand_ins.legal_orders import Lagging, Order
+from tests.stand_ins.nan_pool import BACK, FIRST, OUT, SECOND, STREAMS, THIRD, NanPool, now
 
-FIRST, SECOND, THIRD = STREAMS = "the first stream", "the second stream", "the third stream"
-_stream = FIRST  # the current one
+__all__ = ["BACK", "FIRST", "OUT", "SECOND", "STREAMS", "THIRD", "NanPool"]
+
+_COPIES = OUT, BACK
 _later = None  # where the work of the third stream goes outside of a capture, while that is the current one
-
-
-class NanPool:
-    """Memory that is NaN when it is given out, and again when it comes back; to work on the same stream only.
-
-    A graph makes it NaN in each launch, too, before that stream gets the next memory, whatever that is.
-    """
-
-    def __init__(self):
-        self._arenas = {stream: _Arena(stream) for stream in STREAMS}
-        self._forgotten = 0
-
-    def allocate(self, size):
-        """Returns a :class:`~benchmarks.null_device.null_memory.Block` for work on the current stream."""
-        return self._arenas[_stream].allocate(size)
-
-    @property
-    def used_bytes(self):
-        """Those that are in use."""
-        return sum(arena.used_bytes for arena in self._arenas.values())
-
-    @property
-    def bytes(self):
-        """All that there are."""
-        return sum(arena.bytes for arena in self._arenas.values())
-
-    def free_all_blocks(self):
-        """Counts only what is in use from now on; to be called when nobody allocates any more."""
-        for arena in self._arenas.values():
-            arena.bytes = arena.used_bytes
-
-    def holds(self, arena):
-        """Whether an arena is one of these."""
-        return arena in self._arenas.values()
-
-
-class _Arena(Pool):
-    _fill = ctypes.memset  # also there when Python ends
-
-    def __init__(self, stream):
-        super().__init__()
-        self._stream = stream
-        self._freed = []  # in the capture that is under way
-        self.used_bytes = 0
-
-    def allocate(self, size):
-        for address, freed in self._freed:
-            _work.add_to(self._stream, self._fill, address, 0xFF, freed)
-        self._freed.clear()
-        block = super().allocate(size)
-        self.used_bytes += block.size
-        self._fill(block.address, 0xFF, size)
-        return block
-
-    def take_back(self, address, size):
-        if self._stream == THIRD and _work is None:  # its work may still be to be done: the memory is lost
-            return
-        self._fill(address, 0xFF, size)
-        if _work is not None and _work.pool.holds(self):
-            self._freed.append((address, size))
-        self.used_bytes -= size
-        super().take_back(address, size)
-
-
-_eager = NanPool()
-_work = None  # what is being captured
 _watching = 0  # blocks of all threads, which take turns
+_lagging = Lagging(_COPIES)  # copies outside of a capture
 
 
 class Work:
@@ -98,17 +36,20 @@ class Work:
 
     Args:
         pool: where new arrays get their memory.
+
+    Attributes:
+        key: an object of its own, which may be kept longer.
     """
 
     def __init__(self, pool):
-        self.pool = pool
+        self.pool, self.key = pool, object()
         self._queues = {stream: [] for stream in STREAMS}  # of (function, event to wait for, event that is there)
         self._events = 0
         self.workspaces = {}  # the stream by the address
 
     def add(self, function, *arguments):
         """Adds a call to the work of the current stream."""
-        self.add_to(_stream, function, *arguments)
+        self.add_to(now.stream, function, *arguments)
 
     def add_to(self, stream, function, *arguments):
         """Adds a call to the work of a stream."""
@@ -128,23 +69,24 @@ class Work:
     def check_joined(self):
         """Raises what CUDA does if the first stream does not wait for all that the others were asked."""
         waited = {event for _, event, _ in self._queues[FIRST]} - {None}
-        if any(queue[-1][2] not in waited for queue in (self._queues[SECOND], self._queues[THIRD]) if queue):
+        if any(queue[-1][2] not in waited for stream, queue in self._queues.items() if stream != FIRST and queue):
             raise RuntimeError("cudaErrorStreamCaptureUnjoined")
 
-    def run(self, *, late=True):
+    def run(self, *, late=True, seed=None):
         """Makes all calls.
 
         Args:
-            late: whether the second stream does nothing before another one waits for it; otherwise it does all at
-                once that it need not wait for. The third one is early if the second one is late.
+            late: whether the second stream and copies do nothing before another one waits for it; otherwise they do all
+                at once that they need not wait for. The third one is early if the second one is late.
+            seed: for another order, at random; ``None`` for one of these two.
         """
-        assert _work is None, "a graph was launched while another one was captured"
-        order = (THIRD, FIRST, SECOND) if late else (SECOND, FIRST, THIRD)
-        queues = {stream: collections.deque(self._queues[stream]) for stream in order}
+        assert now.work is None, "a graph was launched while another one was captured"
+        order = Order((THIRD, FIRST, SECOND, OUT, BACK) if late else (BACK, OUT, SECOND, FIRST, THIRD), seed)
+        queues = {stream: collections.deque(queue) for stream, queue in self._queues.items()}
         there = {None}
         with np.errstate(all="ignore"):
-            while queue := next((queue for queue in queues.values() if queue and queue[0][1] in there), None):
-                function, _, event = queue.popleft()
+            while stream := order.next(queues, there):
+                function, _, event = queues[stream].popleft()
                 there.add(event)
                 if function is not None:
                     function()
@@ -154,26 +96,24 @@ class Work:
 @contextlib.contextmanager
 def capturing(pool):
     """Inside of the block nothing is computed; gives the :class:`Work` that it would have been."""
-    global _work
-    assert _work is None, "one capture at a time"
-    _work = Work(pool)
+    assert now.work is None, "one capture at a time"
+    now.work = Work(pool)
     try:
-        yield _work
-        _work.check_joined()
+        yield now.work
+        now.work.check_joined()
     finally:
-        _work = None
+        now.work = None
 
 
 @contextlib.contextmanager
 def on_second_stream():
     """Inside of the block the second stream is the current one."""
-    global _stream
-    assert _stream == FIRST
-    _stream = SECOND
+    assert now.stream == FIRST
+    now.stream = SECOND
     try:
         yield
     finally:
-        _stream = FIRST
+        now.stream = FIRST
 
 
 @contextlib.contextmanager
@@ -183,29 +123,56 @@ def on_third_stream(later):
     Args:
         later: list to which its work is added, functions without arguments, outside of a capture.
     """
-    global _stream, _later
-    assert _stream == FIRST
-    _stream, _later = THIRD, later
+    global _later
+    assert now.stream == FIRST
+    now.stream, _later = THIRD, later
     try:
         yield
     finally:
-        _stream, _later = FIRST, None
+        now.stream, _later = FIRST, None
 
 
 def record(stream):
-    """Returns an event of a stream; ``None`` outside of a capture, where all is done at once."""
-    return None if _work is None else _work.record(stream)
+    """Returns an event of a stream; ``None`` outside of a capture where all is done at once: what is no copy."""
+    if now.work is not None:
+        return now.work.record(stream)
+    return _lagging.record(stream) if stream in _COPIES else None
 
 
 def wait(stream, event):
     """Lets a stream wait for an event."""
-    if _work is not None:
-        _work.wait(stream, event)
+    if now.work is not None:
+        assert isinstance(event, int), "cudaErrorStreamCaptureIsolation"
+        now.work.wait(stream, event)
+        return
+    assert not isinstance(event, int), "an event of a capture"
+    if stream in _COPIES:
+        _lagging.queues[stream].append((None, event, None))
+    else:
+        _lagging.finish(event)
+
+
+def copy(stream, function, *arguments):
+    """Asks a stream for copies to do its next one."""
+    if now.work is not None:
+        now.work.add_to(stream, function, *arguments)
+    else:
+        _lagging.queues[stream].append((functools.partial(function, *arguments), None, None))
+
+
+@contextlib.contextmanager
+def copies_at_random(seed):
+    """Inside of the block copies outside of a capture are done early or late, at random."""
+    _lagging.reorder(seed)
+    try:
+        yield
+    finally:
+        _lagging.reorder()
 
 
 def is_capturing():
     """Whether somebody captures."""
-    return _work is not None
+    return now.work is not None
 
 
 @contextlib.contextmanager
@@ -221,12 +188,13 @@ def watching():
 
 def do(function, *arguments):
     """Calls what works on addresses: now, later, or when the graph that is being captured is launched."""
-    if _work is None and _later is not None:
+    if now.work is not None:
+        now.work.add(function, *arguments)
+    elif _later is not None:
         _later.append(functools.partial(function, *arguments))
-    elif _work is None:
-        function(*arguments)
     else:
-        _work.add(function, *arguments)
+        _lagging.go_on()
+        function(*arguments)
 
 
 def do_in(workspace, function, *arguments):
@@ -236,20 +204,21 @@ def do_in(workspace, function, *arguments):
         workspace: its address, 0 for none.
         function, arguments: as for :func:`do`.
     """
-    if _work is not None and workspace:
-        owner = _work.workspaces.setdefault(workspace, _stream)
-        assert owner == _stream, "two streams have one workspace"
+    if now.work is not None and workspace:
+        owner = now.work.workspaces.setdefault(workspace, now.stream)
+        assert owner == now.stream, "two streams have one workspace"
     do(function, *arguments)
 
 
 def eager_bytes():
     """Returns how many bytes are in use that were not allocated in a capture."""
-    return _eager.used_bytes
+    return nan_pool.eager.used_bytes
 
 
 def memory(size):
     """Returns new memory, full of NaN, a :class:`~benchmarks.null_device.null_memory.Block`."""
-    block = (_eager if _work is None else _work.pool).allocate(size)
+    _lagging.go_on()
+    block = (nan_pool.eager if now.work is None else now.work.pool).allocate(size)
     if _watching:
         device_log.record("memory", "new", block.address, size)
     return block
@@ -270,5 +239,5 @@ def upload(name, size):
 
 
 def _stop(what):
-    if _work is not None:  # in CuPy's words
+    if now.work is not None:  # in CuPy's words
         raise RuntimeError(f"the current stream is capturing, so {what} are disallowed")
