@@ -22,6 +22,8 @@ _HOMES = {
     "LAMB": "mixprec.optimizer.rules.lamb",
     "capture": "mixprec.graph_capture",
     "convert": "mixprec.rewrite",
+    "offload": "mixprec.activation_memory.offloading",
+    "recompute": "mixprec.activation_memory.recomputation",
     "revert": "mixprec.rewrite",
 }
 
@@ -38,6 +40,8 @@ __all__ = [
     "StaticLossScale",
     "capture",
     "convert",
+    "offload",
+    "recompute",
     "revert",
 ]
 
@@ -49,6 +53,8 @@ if TYPE_CHECKING:
     from mixprec import patches as patches
     from mixprec import recipes as recipes
     from mixprec import training as training
+    from mixprec.activation_memory.offloading import offload
+    from mixprec.activation_memory.recomputation import recompute
     from mixprec.graph_capture.captured import capture
     from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale
     from mixprec.optimizer import MixedPrecisionOptimizer

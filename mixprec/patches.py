@@ -5,6 +5,7 @@ Each package declares its own entries, see :class:`mixprec.compat.registry.Patch
 """
 
 from mixprec import without_masters  # noqa: F401
+from mixprec.activation_memory import offloading, recomputation  # noqa: F401
 from mixprec.bridge import branches, placing  # noqa: F401
 from mixprec.compat import registry
 from mixprec.compat.registry import replaced, undo
@@ -25,6 +26,9 @@ _MOMENTS = {
     "mixprec.convert": "When mixprec.convert runs",
     "setup": "When MixedPrecisionOptimizer.setup runs",
     readiness.WHEN: "When MixedPrecisionOptimizer.setup runs with a communicator",
+    "mixprec.recompute": "When mixprec.recompute marks a link",
+    "mixprec.recompute, mixprec.offload": "When a function is recomputed, or mixprec.offload runs",
+    "mixprec.offload": "When mixprec.offload runs",
     "mixprec.capture": "While capture watches two steps",
 }
 

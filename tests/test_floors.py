@@ -23,6 +23,7 @@ FLOORS = """
     links startup environment
     distributed
     optimizer rewrite
+    activation_memory
     graph_capture
     mixprec patches
     config data

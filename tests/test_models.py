@@ -11,6 +11,7 @@ from scipy.signal import correlate2d
 
 import models
 from models.resnet import BasicBlock, Bottleneck
+from models.unet import UNet
 
 IMAGENET = {
     # torchvision's published parameter counts for 1000 classes.
@@ -201,3 +202,41 @@ def test_the_training_script_takes_the_networks_of_the_checkout():
 
     assert train_imagenet.MODELS is models.MODELS
     assert {network.__module__.partition(".")[0] for network in models.MODELS.values()} == {"models"}
+
+
+# The two numbers are those of github.com/milesial/Pytorch-UNet with deconvolutions, for masks of one and two classes.
+@pytest.mark.parametrize(("classes", "parameters"), [(1, 31_037_633), (2, 31_037_698)])
+def test_parameter_count_of_the_unet_is_that_of_others(classes, parameters):
+    assert UNet(classes).count_params() == parameters
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 16), (48, 32)])
+def test_the_unet_has_logits_and_gradients_for_each_pixel(height, width):
+    model = UNet(3, width=2)
+    x = np.random.default_rng(0).standard_normal((2, 3, height, width)).astype(np.float32)
+    logits = model(x)
+    assert logits.shape == (2, 3, height, width)
+    assert logits.dtype == np.float32
+    model.cleargrads()
+    chainer.functions.softmax_cross_entropy(logits, np.ones((2, height, width), np.int32)).backward()
+    for name, parameter in model.namedparams():
+        assert np.isfinite(parameter.grad).all(), name
+
+
+def test_the_unet_joins_what_it_had_at_the_same_resolution():
+    """The paper's figure 1: five resolutions, and the way up gets twice as many channels as it keeps."""
+    model = UNet(2, width=4)
+    shapes, names = {}, {id(link): name for name, link in model.namedlinks()}
+
+    class Watch(chainer.LinkHook):
+        def forward_preprocess(self, args):
+            shapes[names[id(args.link)]] = args.args[0].shape[1:]
+
+    with chainer.using_config("train", False), chainer.no_backprop_mode(), Watch():
+        model(images(1, 64))
+    down = [shapes[f"/down/{level}"] for level in range(4)]
+    assert down == [(3, 64, 64), (4, 32, 32), (8, 16, 16), (16, 8, 8)]
+    assert shapes["/bottom"] == (32, 4, 4)
+    join = [shapes[f"/join/{level}"] for level in range(4)]
+    assert join == [(64, 8, 8), (32, 16, 16), (16, 32, 32), (8, 64, 64)]
+    assert shapes["/head"] == (4, 64, 64)

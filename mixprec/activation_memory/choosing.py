@@ -1,4 +1,4 @@
-"""The search for choices: which buffers stay, which are computed again and which move, so that a round takes least time.
+"""The search for choices: which buffers stay, which are computed again, and which move, for the least time of a round.
 
 Simple rules are tried first, such as to move what waits longest. Decisions of the fastest are then changed, many at a
 time and then single ones, as long as the prediction gets better. The search is the same each time.
@@ -12,8 +12,8 @@ _PREDICTIONS = 600  # of a few milliseconds each, for large networks
 _FOR_RULES = 250  # of them
 _BETTER = 1e-9  # relative: less is a rounding error
 _SPARE = (1.0, 0.5, 0.2)
-_PATIENCE = (-1.0, -0.5)
-_SHARES = (0.0, 0.05, 0.15, 0.3, 0.6, 1.0)
+_AT_ONCE = -1.0
+_SHARES = (0.05, 0.15, 0.3, 0.6, 1.0)
 _CHANGES = (
     (SWAP, KEEP),
     (SWAP, RECOMPUTE),
@@ -60,15 +60,15 @@ class Search:
         )
         self._sizes = np.array([buffer.size for buffer in self._buffers])
         self._gaps = np.array([buffer.needs[0] - buffer.held for buffer in self._buffers])
-        copying = [2 * bus.latency + size / bus.out + size / bus.back for size in self._sizes]
-        seconds = [np.inf if buffer.recomputation is None else buffer.recomputation.seconds for buffer in self._buffers]
-        self._dear = np.array(seconds) / np.maximum(copying, 1e-30)  # computing again, against copying
+        copying = np.array([2 * bus.latency + size / bus.out + size / bus.back for size in self._sizes])
+        again = [buffer.recomputation for buffer in self._buffers]
+        seconds = np.array([np.inf if each is None else each.seconds for each in again])
+        self._dear = seconds / np.maximum(copying, 1e-30)
+        self._saved = seconds - copying
         self._by_gap = self._order(-self._gaps)
         self._by_dear = self._order(self._dear)
-        self._rank = np.empty(len(self._buffers), int)
-        self._rank[np.argsort(self._dear, kind="stable")] = np.arange(len(self._buffers))
         self._seen = set()
-        self._best = self._best_choices = None
+        self._best = self._best_choices = self._best_spare = None
         self.predictions = 0
 
     def best(self):
@@ -86,13 +86,17 @@ class Search:
     def _has_some_left(self, limit):
         return self.predictions < limit
 
-    def _settled(self, choices):
-        """Returns choices without contradictions: sources of what is computed again are kept or swapped."""
+    def _settled(self, choices, rank=None):
+        """Returns choices without contradictions: sources of what is computed again are kept or swapped.
+
+        Of two buffers that contradict each other the one with the lower rank is computed again.
+        """
+        rank = self._dear if rank is None else rank
         choices = np.where(self._can_move, choices, KEEP).astype(np.int8)
         choices[(choices == RECOMPUTE) & ~self._can_repeat] = SWAP
         again = np.flatnonzero(choices == RECOMPUTE)
         repeated, sources = set(), {}
-        for b in again[np.argsort(self._rank[again])].tolist():
+        for b in again[np.argsort(rank[again], kind="stable")].tolist():
             mine = self._buffers[b].recomputation.sources
             if b in sources or not repeated.isdisjoint(mine):
                 choices[b] = SWAP
@@ -106,17 +110,22 @@ class Search:
                 choices[source] = KEEP
         return choices
 
-    def _try(self, choices):
+    def _try(self, choices, spare=0.0):
         """Makes the schedule of choices, once; returns whether it is the best so far."""
         choices = self._settled(choices)
-        key = choices.tobytes()
+        key = spare, choices.tobytes()
         if key in self._seen or not self._forecast.fits(choices):
             return False
         self._seen.add(key)
         self.predictions += 1
-        return self._take(self._forecast.schedule(choices), choices)
+        return self._take(self._forecast.schedule(choices, spare), choices, spare)
 
-    def _take(self, found, choices):
+    def _try_both(self, choices):
+        """Tries choices also with memory that is given back at once."""
+        self._try(choices)
+        self._try(choices, _AT_ONCE)
+
+    def _take(self, found, choices, spare):
         best = self._best
         if best is not None:
             least = _BETTER * best.seconds
@@ -124,15 +133,15 @@ class Search:
                 found.seconds > best.seconds + least or found.bytes_out >= best.bytes_out
             ):
                 return False
-        self._best, self._best_choices = found, choices
+        self._best, self._best_choices, self._best_spare = found, choices, spare
         return True
 
     def _try_rules(self):
         """Tries orders in which buffers leave, and ways in which they do."""
         convolution = np.array([buffer.is_convolution_input for buffer in self._buffers], bool)
         number = np.arange(len(self._buffers))
-        self._try(np.full(len(number), SWAP))
-        self._try(np.where(convolution, SWAP, KEEP))  # vDNN
+        self._try_both(np.full(len(number), SWAP))
+        self._try_both(np.where(convolution, SWAP, KEEP))  # vDNN
         orders = [
             self._by_gap,
             self._order(-number),  # those that are made first stay
@@ -141,16 +150,21 @@ class Search:
             self._order(-number - len(number) * convolution),
         ]
         swap = np.full(len(number), SWAP)
-        ways = [swap]
-        repeatable = self._by_dear[self._can_repeat[self._by_dear]]
-        for share in (1.0, 0.5, 0.25) if len(repeatable) else ():
-            way = swap.copy()
-            way[repeatable[: round(share * len(repeatable))]] = RECOMPUTE
-            ways.append(way)
+        ways = [swap, *self._ways()]
         for way in ways:
             for order in orders:
                 if self._has_some_left(_FOR_RULES):
                     self._try_order(order, way)
+
+    def _ways(self):
+        """Yields ways in which buffers leave: those are computed again that are cheap, or that save most time."""
+        for rank in (self._dear, self._saved):
+            order = self._order(rank)
+            order = order[self._can_repeat[order]]
+            for share in (1.0, 0.5, 0.25) if len(order) else ():
+                way = np.full(len(rank), SWAP)
+                way[order[: round(share * len(order))]] = RECOMPUTE
+                yield self._settled(way, rank)
 
     def _try_order(self, order, way):
         """Tries to let the first of an order leave, as few as fit and more; and to keep from the end on what fits."""
@@ -164,6 +178,7 @@ class Search:
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if self._forecast.fits(self._settled(first(middle))) else (middle + 1, high)
+        self._try_both(first(high))
         for share in _SHARES:
             self._try(first(high + round(share * (len(order) - high))))
         self._try(self._filled(np.where(self._can_move, way, KEEP), order[::-1]))
@@ -201,11 +216,12 @@ class Search:
             block = members[start : start + size]
             choices = self._best_choices.copy()
             choices[block] = np.where(choices[block] == before, after, choices[block])
-            improved |= self._try(choices)
+            improved |= self._try(choices, self._best_spare)
             if before == KEEP:
                 # Others may take the memory, those first that would be back soonest.
                 others = self._by_gap[::-1]
-                improved |= self._try(self._filled(choices, others[~np.isin(others, block)]))
+                filled = self._filled(choices, others[~np.isin(others, block)])
+                improved |= self._try(filled, self._best_spare)
         return improved
 
     def _with_other_releases(self):
@@ -213,8 +229,8 @@ class Search:
 
         Copies may take longer than predicted: the more time they have, the less computing waits for them.
         """
-        for patience in _PATIENCE:
-            self._take(self._forecast.schedule(self._best_choices, patience), self._best_choices)
+        for spare in (_AT_ONCE, _AT_ONCE / 2, 0.0):
+            self._try(self._best_choices, spare)
         for spare in _SPARE:
             found = self._forecast.schedule(self._best_choices, spare)
             if found.seconds <= self._best.seconds * (1 + _BETTER):

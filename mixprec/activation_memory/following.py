@@ -107,7 +107,7 @@ class Made:
             if choice == "swap":
                 self.out[buffer.made + 1].append(number)
                 self.back[plan.back[number]].append(number)
-        for number, (buffer, choice) in enumerate(zip(recording.buffers, plan.choices, strict=True)):
+        for buffer, choice in zip(recording.buffers, plan.choices, strict=True):
             if choice == "recompute":
                 for source in buffer.recomputation.sources:
                     self.sources_at[buffer.needs[0]].append(source)

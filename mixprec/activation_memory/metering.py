@@ -81,18 +81,18 @@ def recording_of(round_, recipes):
         needs = tuple(dict.fromkeys(buffer.needs)) or (len(events) - 1,)
         held = needs[0] if buffer.held is None else min(buffer.held, needs[0])
         made = min(buffer.made, held)
-        recomputation = None
+        again = None
         if buffer.number in recipes:
             numbers, sources = recipes[buffer.number]
-            recomputation = Recomputation(sum(events[number].seconds for number in numbers), tuple(sources))
-        buffers.append(Buffer(buffer.size, buffer.producer, made, held, needs, recomputation, buffer.is_convolution_input))
+            again = Recomputation(sum(events[number].seconds for number in numbers), tuple(sources))
+        buffers.append(Buffer(buffer.size, buffer.producer, made, held, needs, again, buffer.is_convolution_input))
     return Recording(events, tuple(buffers))
 
 
 def merged(first, second):
-    """Returns a recording with the times of the second, and the larger memory of two recordings of one round."""
+    """Returns a recording with the shorter times, and the larger memory, of two recordings of one round."""
     events = tuple(
-        Event(b.name, b.is_forward, b.seconds, max(a.others, b.others))
+        Event(b.name, b.is_forward, min(a.seconds or b.seconds, b.seconds), max(a.others, b.others))
         for a, b in zip(first.events, second.events, strict=True)
     )
     return Recording(events, second.buffers)

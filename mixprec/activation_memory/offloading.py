@@ -24,7 +24,7 @@ from mixprec.compat.registry import Patch
 from mixprec.functions import watching
 
 _RECORDED = 2  # rounds: times of the first one are those of a start
-_SMALLEST = 256 << 10
+SMALLEST = 256 << 10  # bytes: a copy of less takes longer to ask for than to make
 _logger = logging.getLogger("mixprec")
 
 
@@ -42,7 +42,7 @@ def active():
     return _active.offload
 
 
-def offload(budget, to="host", *, recompute=True, smallest=_SMALLEST, say=_logger.info):
+def offload(budget, to="host", *, recompute=True, smallest=SMALLEST, say=_logger.info):
     """Returns a context for training steps whose activations do not fit, or are not to take more than a budget.
 
     What functions retain for the backward pass stays on the device, is computed again, or waits in another memory, as a
@@ -181,8 +181,11 @@ class Offload:
             return
         self._deviated = True
         name = round_.names[number]
-        announce("offload: the step has other functions or shapes than any recorded one, from %s on: a step that is "
-                 "recorded follows, without overlap", name)
+        announce(
+            "offload: the step has other functions or shapes than any recorded one, from %s on: a step that is "
+            "recorded follows, without overlap",
+            name,
+        )
 
     def _backward(self, function, step):
         if self._round is None:

@@ -69,9 +69,10 @@ class Plan:
         budget = "" if self.budget is None else f" of {_megabytes(self.budget)}"
         lines.append(f"peak: {_megabytes(self.schedule.peak)}{budget}; {_megabytes(self.peak)} if all is kept")
         lines.append(
-            f"expected time of a round: {1e3 * self.schedule.seconds:,.1f} ms, {self._share(self.schedule.seconds):.1f} % "
-            f"of that with all kept; waiting for copies {self._share(self.schedule.stalled):.1f} %, computing again "
-            f"{self._share(self.schedule.recomputed):.1f} %"
+            f"expected time of a round: {1e3 * self.schedule.seconds:,.1f} ms, "
+            f"{self._share(self.schedule.seconds):.1f} % of that with all kept; "
+            f"waiting for copies {self._share(self.schedule.stalled):.1f} %, "
+            f"computing again {self._share(self.schedule.recomputed):.1f} %"
         )
         for choice in ("swap", "recompute"):
             largest = sorted(self._chosen(choice), key=lambda buffer: -buffer.size)[:_SHOWN]

@@ -59,7 +59,7 @@ class Place:
         values = list(vars(owner)[self.name])
         values[self.index] = array
         kept = vars(owner)[self.name]
-        vars(owner)[self.name] = type(kept)(values)
+        vars(owner)[self.name] = kept._make(values) if hasattr(kept, "_make") else type(kept)(values)
 
 
 def places_of(function):
@@ -91,7 +91,7 @@ def _fields(owner):
             continue
         if isinstance(value, arrays):
             yield Place(owner, name), value
-        elif type(value) in (tuple, list):
+        elif isinstance(value, (tuple, list)):
             for index, each in enumerate(value):
                 if isinstance(each, arrays):
                     yield Place(owner, name, index), each

@@ -210,7 +210,6 @@ class Round:
         self.copies.join()
 
 
-
 def _producer(place, function, array):
     """Returns what made an array, for messages: the label of a function, and the shape."""
     maker = getattr(place.owner, "creator_node", None) or function

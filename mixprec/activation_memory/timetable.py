@@ -13,7 +13,7 @@ import numpy as np
 
 KEEP, SWAP, RECOMPUTE = range(3)
 NAMES = ("keep", "swap", "recompute")
-_NO_LIMIT = 1 << 62
+_NO_LIMIT = 1 << 52  # sums of bytes are exact in float64 up to the double of that
 _NOTHING = 1e-12  # of a round: rounding errors of times
 
 
@@ -74,7 +74,6 @@ class Forecast:
         self._seconds = np.array([event.seconds for event in events], float)
         self._clock = np.concatenate([[0.0], np.cumsum(self._seconds)])
         self._others = np.array([event.others for event in events], float)
-        # Sums of bytes are exact in float64 up to 2^53.
         self._sizes = np.array([buffer.size for buffer in buffers], float)
         self._made, self._held, self._first, self._last = (
             np.array(column, int).reshape(-1)
@@ -108,7 +107,7 @@ class Forecast:
         low = None if spans is None else self._low(choices, *spans)
         if low is None or low.max(initial=0) > self.budget:
             return None
-        first, last = spans
+        first, _ = spans
         swapped = self._order[choices[self._order] == SWAP]
         again = np.flatnonzero(choices == RECOMPUTE)
         seconds = self._seconds + np.bincount(first[again], self._again[again], self._count)
@@ -130,7 +129,7 @@ class Forecast:
         return memory is not None and memory.max(initial=0) <= self.budget
 
     def low(self, choices):
-        """Returns the least memory in use at each event for given choices, or ``None`` if they contradict each other."""
+        """Returns the least memory in use at each event for given choices, or ``None`` if these contradict."""
         spans = self._spans(choices)
         return None if spans is None else self._low(choices, *spans)
 

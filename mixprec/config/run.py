@@ -3,6 +3,7 @@
 import operator
 from dataclasses import dataclass
 
+from mixprec.activation_memory.budget import is_budget
 from mixprec.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
 from mixprec.config.declaration import IMPORT_PATH, INTERVAL, PATH, Limit, above, below, between, key, matching
 from mixprec.policy import LAYOUTS
@@ -164,8 +165,8 @@ class Memory:
         switch=("none", "auto"),
     )
     budget: str | float | None = key(
-        "Memory of the device that the run may take, such as 16 GB or 500 MiB, or a share of it, such as 0.8. What does "
-        "not fit waits in another memory for the backward pass. null is no limit.",
+        "Memory of the device that the run may take, such as 16 GB or 500 MiB, or a share of it, such as 0.8. What "
+        "does not fit waits in another memory for the backward pass. null is no limit.",
         None,
         limit=Limit("such as 16 GB, 500 MiB or 0.8", is_budget),
     )

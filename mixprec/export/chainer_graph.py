@@ -13,6 +13,7 @@ import chainer.functions as F
 import numpy as np
 
 from mixprec import arguments, rewrite
+from mixprec.activation_memory.recomputation import keeping_all
 from mixprec.export import converters
 from mixprec.export.export_error import ExportError
 
@@ -107,6 +108,7 @@ def trace(model, inputs):
     origins = _Origins(model)
     with (
         warnings.catch_warnings(),
+        keeping_all(),
         chainer.using_config("dtype", np.dtype(np.float32)),
         chainer.using_config("show_experimental", False),
     ):

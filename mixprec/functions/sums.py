@@ -88,8 +88,8 @@ class _Terms(list):
     """The gradients of a variable that is going to be a :class:`Sum`: at most two stay."""
 
     def pop(self):
-        """Removes all and returns them as one variable, to a function that accumulates gradients by itself."""
-        result = Sum(*self) if len(self) == 2 else _reduce(list(self))
+        """Removes all and returns their sum, for a function that adds to it: the first two terms of three are added."""
+        result = _added(*self) if len(self) == 2 else _reduce(list(self))
         self.clear()
         return result
 

@@ -23,13 +23,22 @@ from chainer.utils import type_check
 
 from mixprec.announcements import announce
 from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES
+from mixprec.functions import watching
 from mixprec.rewrite import dtype_table
 from mixprec.rewrite.memory_order import in_storage_dtype
 
 CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16
 
-chainer_apply = function_node.FunctionNode.apply
+_apply = function_node.FunctionNode.apply
+
+
+def chainer_apply(node, inputs):
+    """Applies a function node as Chainer does, whatever replaces that for a converted model."""
+    results = _apply(node, inputs)
+    if watching.now.watchers and node.inputs is not None:
+        watching.report(node, results)
+    return results
 
 
 @functools.cache

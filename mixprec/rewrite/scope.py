@@ -46,6 +46,9 @@ class Scope:
         pending: :class:`~mixprec.rewrite.deferred.Normalization` that have not been computed, by their id.
         unfused: :class:`~mixprec.rewrite.places.Unfused` by the id of their variables.
         convolved: :class:`~mixprec.rewrite.layer_rules.Convolved` by the id of their variable.
+        leaves: ``{(id, key): (what has come from outside of the model, what it was converted to)}``.
+        noted: tuple of lists; each place is appended to them as it is before it is used.
+        repeated: iterator of places to be used in the place of those of the links, or ``None``.
     """
 
     def __init__(self, conversion, root=None, trace=None):
@@ -58,8 +61,10 @@ class Scope:
         self.pending = {}
         self.unfused = {}
         self.convolved = {}
+        self.leaves = {}
+        self.noted = ()
+        self.repeated = None
         self._turns = {}
-        self._leaves = {}
 
     @property
     def link_name(self):
@@ -102,9 +107,9 @@ class Scope:
             return convert()
         if isinstance(x, chainer.Variable) and not x.requires_grad:
             x = x.array  # links make a variable of an array whenever they are called
-        held = self._leaves.get((id(x), key))
+        held = self.leaves.get((id(x), key))
         if held is None:
-            held = self._leaves[id(x), key] = x, convert()  # x is held so that its id stays its own
+            held = self.leaves[id(x), key] = x, convert()  # x is held so that its id stays its own
         return held[1]
 
     def joined(self, function):
@@ -147,6 +152,12 @@ class Scope:
         return self._at(state.places, ConvolutionPlace)
 
     def _at(self, known, new):
+        place = self._next_place(known, new) if self.repeated is None else copy.copy(next(self.repeated, None)) or new()
+        for places in self.noted:
+            places.append(copy.copy(place))
+        return place
+
+    def _next_place(self, known, new):
         turn = self._turns[id(known)] = self._turns.get(id(known), -1) + 1
         key = bool(chainer.config.train), turn
         found = known.get(key)

@@ -5,11 +5,14 @@
 
 import collections
 import dataclasses
+import math
 
 import chainer
 import numpy as np
 from chainer import backend
 
+from mixprec.activation_memory.budget import check_budget, in_bytes
+from mixprec.backends.host_memory import host_memory
 from mixprec.dtypes import is_half
 from mixprec.native.native_library import library
 from mixprec.training.model import EXAMPLE
@@ -116,7 +119,8 @@ def memory(config, trainer, report, images, val_images=0, ranks=None):
     weights, masters = report.parameter_bytes[1], 4 * sum(param.size for param in rounded)
     states = state(optimizer)
     wide = 1 if on_gpu or config.precision.compute == "float32" else 2
-    kept = report.activation_bytes[1] * batch // EXAMPLE
+    blocks = trainer.updater.blocks
+    kept = (report.activation_bytes[1] if blocks is None else blocks.kept_with) * batch // EXAMPLE
     on_the_way = _ON_THE_WAY * wide * report.largest_activation_bytes * batch // EXAMPLE
     arch = "model.arch"
     parts = [
@@ -143,11 +147,23 @@ def memory(config, trainer, report, images, val_images=0, ranks=None):
             parts.append(Part("packed filters", 4 * max(param.size for param in params), arch))
     parts += _batches(config, config.data.size, batch)
     per_batch = {"key": "training.batch_size", "when": "training", "images": batch}
-    parts.append(Part("activations kept for the backward pass", kept, **per_batch))
+    if blocks is not None:
+        parts.append(Part("the block that is computed again", blocks.largest * batch // EXAMPLE, **per_batch))
     parts.append(Part("gradients of activations, temporary arrays", on_the_way, **per_batch))
+    kept = min(kept, _left(config, device, sum(part.size for part in parts)))
+    parts.append(Part("activations kept for the backward pass", kept, **per_batch))
     if val_images:
         parts += _evaluation(config, min(batch, val_images), wide * report.largest_activation_bytes, on_gpu)
     return Memory(tuple(part for part in parts if part.size), *available(device), size, sharing)
+
+
+def _left(config, device, size):
+    """Returns what ``memory.budget`` leaves for activations beside so many bytes; they wait elsewhere otherwise."""
+    budget = config.memory.budget
+    if budget is None:
+        return math.inf
+    total = device.device.mem_info[1] if isinstance(device, backend.GpuDevice) else host_memory()
+    return max(0, in_bytes(check_budget(budget), total) - size)
 
 
 def _packed(params, dtype_of_sum, on_gpu):

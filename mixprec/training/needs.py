@@ -12,7 +12,7 @@ import numpy as np
 
 from mixprec.messages import OneLineError
 from mixprec.training import estimate as estimates
-from mixprec.training import output, snapshots, timing
+from mixprec.training import kept_activations, output, snapshots, timing
 from mixprec.training.model import EXAMPLE, build_model
 from mixprec.training.schedule import steps_per_epoch
 
@@ -116,11 +116,13 @@ def dry_run(config, trainer, report, train, val, out, ranks):
     if memory.needed * memory.sharing > memory.available:
         raise DoesNotFit(_too_much(config, memory))
     disk = check_disk(config, trainer, len(train), out, ranks.size)
+    trainer.updater.memory = None  # its place is in the results folder
     try:
         time = timing.measure(config, trainer, train, ranks.size)
+        activations = kept_activations.compared(config, trainer, timing.some_images(config, trainer, train, time))
     finally:
         trainer.updater.finalize()
-    return f"{memory}\n\n{disk}\n\n{time}"
+    return f"{memory}\n\n{activations}\n\n{disk}\n\n{time}"
 
 
 def _snapshots(config, images, ranks):

@@ -13,7 +13,17 @@ import mixprec
 from mixprec import config as configs
 from mixprec.command_line import one_line
 from mixprec.messages import OneLineError
-from mixprec.training import devices, images, needs, output, rank_states, snapshot_settings, snapshots, tensorboard
+from mixprec.training import (
+    devices,
+    images,
+    kept_activations,
+    needs,
+    output,
+    rank_states,
+    snapshot_settings,
+    snapshots,
+    tensorboard,
+)
 from mixprec.training.lock import locked
 from mixprec.training.model import build_model
 from mixprec.training.networks import find as find_network
@@ -73,6 +83,7 @@ class Run:
         report: of its conversion.
         train: images, from :func:`mixprec.training.images.open_sources`.
         val: likewise, or ``None``.
+        limited: what limits the memory of activations, in words.
     """
 
     arguments: argparse.Namespace
@@ -89,6 +100,7 @@ class Run:
     report: Any
     train: Any
     val: Any
+    limited: list = dataclasses.field(default_factory=list)
 
     def build(self, ranks):
         """Returns the trainer, which begins or goes on, and the config as it is written beside the results.
@@ -97,6 +109,11 @@ class Run:
             ranks: those that the trainer is to talk to; in a dry run it is alone.
         """
         trainer = build_trainer(self.config, self.model, self.train, self.val, self.device, self.out, ranks)
+        val_images = 0 if self.val is None else len(self.val)
+        limited = kept_activations.limit(
+            self.config, trainer, self.report, len(self.train), val_images, self.out, ranks
+        )
+        self.limited.extend(limited)
         if self.snapshot is not None:
             self._load(trainer, ranks)
         history = trainer.get_extension(snapshot_settings.Settings.name).changes
@@ -120,6 +137,7 @@ class Run:
         lines.append(f"optimizer: {self.config.optimizer.name}, learning rate {rate}")
         if self.weights is not None:
             lines.append(one_line(f"weights: {self.weights}"))
+        lines += self.limited
         if self.config.capture.mode != "off":
             lines.append(f"capture: {_captures(self.device)}")
         if self.snapshot is not None:

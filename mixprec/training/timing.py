@@ -86,6 +86,22 @@ def in_words(seconds):
     return f"{seconds} s"
 
 
+def some_images(config, trainer, images, timing):
+    """Returns a few images and their labels on the device of a trainer, as its updater would give them to the model.
+
+    Args:
+        config, trainer, images: as for :func:`measure`.
+        timing: :class:`Timing`: there are as many as a step computes in about a second.
+    """
+    iterator = _small_batches(config, images, trainer.updater.device)
+    try:
+        arrays = trainer.updater.converter(iterator.next(), trainer.updater.device)
+    finally:
+        iterator.finalize()
+    count = max(2, int(timing.steps))
+    return tuple(array[:count] for array in arrays)
+
+
 def _small_batches(config, images, device):
     training = dataclasses.replace(config.training, batch_size=min(config.training.batch_size, _IMAGES))
     return train_iterator(dataclasses.replace(config, training=training), images, device)

@@ -19,6 +19,7 @@ from mixprec.training.evaluation import Evaluator
 from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.stopping import Stopped
 
+MEMORY = "memory.txt"  # in the results folder: the plans of what waits in another memory
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # the log and plots are written, too
 
 
@@ -124,6 +125,8 @@ def _stop(stopped, trainer, run):
 def _finish(config, trainer, first, out, ranks):
     """Writes and says what there is to say at the end of training; ``first`` is where this process began."""
     optimizer, weights = trainer.updater.get_optimizer("main"), os.path.join(out, "model.npz")
+    if trainer.updater.memory is not None and ranks.is_first:
+        files.write_text(os.path.join(out, MEMORY), trainer.updater.memory.report() + "\n")
     states, average = rank_states.RankStates(ranks), functools.partial(averaged_weights, trainer)
     if config.capture.mode != "off" and ranks.is_first:
         report, steps = os.path.join(out, "capture.txt"), trainer.updater.iteration - first

@@ -31,6 +31,7 @@ class TimedUpdater(updaters.StandardUpdater):
 
     Attributes:
         memory: the same.
+        blocks: :class:`~mixprec.activation_memory.network_blocks.Blocks` that are recomputed, or ``None``.
 
     Raises:
         TypeError: ``iterator`` is none.
@@ -38,6 +39,7 @@ class TimedUpdater(updaters.StandardUpdater):
     """
 
     seconds = 0.0
+    blocks = None
 
     def __init__(self, iterator, optimizer, *args, accumulate=1, ranks=1, memory=None, **kwargs):
         kinds = chainer.dataset.Iterator, dict

@@ -70,7 +70,7 @@ def _in_use():
 
 
 def test_a_hard_limit(least, monkeypatch):
-    """The model fails without, and trains with; at every step there is no more than the limit, from all to the least."""
+    """The model fails without, and trains with: at every step there is no more than the limit, down to the least."""
     _peaks(Run(None), range(1))  # workspaces are there from now on
     used = _in_use()
     kept = max(_peaks(Run(None), range(4))) - used

@@ -1,5 +1,7 @@
 """Random networks under mixprec.offload on a simulated bus: time and memory of plans, as they are really followed."""
 
+import functools
+
 import chainer
 import numpy as np
 import pytest
@@ -76,7 +78,7 @@ def _may_move(buffer):
     return buffer.needs[0] - buffer.held > 2
 
 
-def _kept_first(recording, budget, rates):
+def _kept_first(budget, recording, rates):
     """Keeps what fits, in the order in which it is made, and swaps the rest."""
     choices = ["swap" if _may_move(buffer) else "keep" for buffer in recording.buffers]
     best = _made(recording, budget, rates, choices)
@@ -88,7 +90,7 @@ def _kept_first(recording, budget, rates):
     return best
 
 
-def _vdnn(recording, budget, rates):
+def _vdnn(budget, recording, rates):
     """Swaps the inputs of convolutions; all that may move, if that does not fit."""
     movable = [_may_move(buffer) for buffer in recording.buffers]
     for convolutions in (True, False):
@@ -108,22 +110,30 @@ def test_plans_hold_what_they_promise(part, monkeypatch):
     for seed in range(part, NETWORKS, 4):
         network, share = Network(seed), np.random.RandomState(seed + 1).rand()
         expected = network.run(SimulatedBus(*network.bus))
-        budgets = []
-
-        def chosen(recording, rates):
-            low = planning.least(recording, smallest=1)
-            high = planning.plan(recording, None, rates).peak
-            budgets.append(int(low + share * (high - low)))
-            return planning.plan(recording, budgets[0], rates, smallest=1)
-
-        plan, seconds, peak, gradient = _follow(monkeypatch, network, chosen)
+        within = _Within(share)
+        plan, seconds, peak, gradient = _follow(monkeypatch, network, within.plan)
         np.testing.assert_array_equal(gradient, expected)
         assert abs(seconds / plan.schedule.seconds - 1) < 0.1, (seed, seconds, plan)
-        assert peak <= budgets[0], (seed, peak, plan)
+        assert peak <= within.budget, (seed, peak, plan)
         for rule in (_kept_first, _vdnn):
-            _, other, _, gradient = _follow(monkeypatch, network, lambda recording, rates: rule(recording, budgets[0], rates))
+            _, other, _, gradient = _follow(monkeypatch, network, functools.partial(rule, within.budget))
             np.testing.assert_array_equal(gradient, expected)
             assert seconds <= other * (1 + 1e-9), (seed, rule, seconds, other, plan)
+
+
+class _Within:
+    """Plans with a budget between the least, of ``share`` 0, and what is kept at most, of 1."""
+
+    def __init__(self, share):
+        self._share = share
+        self.budget = None
+
+    def plan(self, recording, rates):
+        """Makes a plan, and keeps its budget."""
+        low = planning.least(recording, smallest=1)
+        high = planning.plan(recording, None, rates).peak
+        self.budget = int(low + self._share * (high - low))
+        return planning.plan(recording, self.budget, rates, smallest=1)
 
 
 def test_a_fast_bus_hides_all(monkeypatch):

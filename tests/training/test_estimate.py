@@ -58,7 +58,9 @@ def config_of(tmp_path, monkeypatch):
 
 def _trainer(optimizer, device=None):
     """What an estimate asks of a trainer."""
-    updater = types.SimpleNamespace(device=device or chainer.get_device("@numpy"), get_optimizer=lambda name: optimizer)
+    updater = types.SimpleNamespace(
+        device=device or chainer.get_device("@numpy"), get_optimizer=lambda name: optimizer, blocks=None
+    )
     return types.SimpleNamespace(updater=updater)
 
 

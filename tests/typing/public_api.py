@@ -121,6 +121,18 @@ def capture(optimizer: mixprec.MixedPrecisionOptimizer, x: NDArray[Any], t: NDAr
     return step
 
 
+def recompute(model: L.Linear, x: chainer.Variable) -> chainer.Variable:
+    """Marks a link and wraps a function, and takes that back."""
+    assert_type(mixprec.recompute(model), L.Linear)
+    assert_type(mixprec.recompute(model, on=False), L.Linear)
+    double = mixprec.recompute(_double, True)
+    return mixprec.recompute(double, on=False)(double(x))
+
+
+def _double(x: chainer.Variable) -> chainer.Variable:
+    return chainer.Variable(x.array)
+
+
 def mistakes(model: chainer.Link) -> None:
     """Calls that a type checker refuses, each on the line of its comment; this is not run."""
     mixprec.convert(model, layout="NHWC")  # type: ignore[arg-type]
@@ -130,4 +142,5 @@ def mistakes(model: chainer.Link) -> None:
     mixprec.LARS(lr="0.1")  # type: ignore[arg-type]
     mixprec.capture(model, warmup=2.5)  # type: ignore[arg-type]
     mixprec.MixedPrecisionOptimizer(model, loss_scale=[1])  # type: ignore[arg-type]
+    mixprec.recompute(3)  # type: ignore[type-var]
     mixprec.convret(model)  # type: ignore[attr-defined]

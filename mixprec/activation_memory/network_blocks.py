@@ -1,0 +1,248 @@
+"""The blocks of a network: the links that :func:`mixprec.recompute` is to be given, so that it needs least memory.
+
+The network is called once on an example, and what its functions retain for the backward pass is counted. Recomputed,
+a block keeps its inputs only; while it goes backward, all of its inside is there for a while.
+"""
+
+import contextlib
+import dataclasses
+import weakref
+from typing import Any
+
+import chainer
+
+from mixprec.activation_memory import retained
+from mixprec.activation_memory.recomputation import keeping_all
+from mixprec.activation_memory.repeatable_call import mapped
+from mixprec.functions import watching
+from mixprec.rewrite.deferred import Deferred, compute
+from mixprec.rewrite.example import call_on_example, without_trace
+from mixprec.rewrite.state import state_of
+
+_LEAST = 0.25  # of its inside a block saves at least; a batch normalization alone saves next to nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A link that is a block.
+
+    Attributes:
+        name: path of the link in the model.
+        link: the link.
+        inputs: bytes of its inputs that functions have computed.
+        inside: bytes that its functions retain, inputs among them.
+    """
+
+    name: str
+    link: chainer.Link
+    inputs: int
+    inside: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """The blocks of a network.
+
+    Attributes:
+        blocks: tuple of :class:`Block`, in the order of their calls.
+        kept: bytes that are kept for the backward pass if nothing is recomputed.
+        kept_with: bytes that are kept if the blocks are recomputed.
+        largest: bytes that the inside of a block adds to that while it goes backward, at most.
+    """
+
+    blocks: tuple[Block, ...]
+    kept: int
+    kept_with: int
+    largest: int
+
+
+def blocks_of(model: chainer.Link, *example: Any) -> Blocks:
+    """Finds the links of a model that are its blocks; nothing is marked, and the model stays as it is.
+
+    Blocks do not lie in one another. Links that are called several times in a call of the model are none, nor are
+    links that save nothing.
+
+    Args:
+        model: a link, converted or not.
+        example: arguments of the model; its results are not used. Sizes are those of this batch.
+    """
+    recorder = _Recorder()
+    with without_trace(model), _on_example(model), keeping_all(), recorder, watching.watch_alone(recorder.made):
+        result = call_on_example(model, example, train=True)
+    root = recorder.finished()
+    names = {id(link): name for name, link in reversed(list(model.namedlinks()))}
+    candidates = [call for call in root.below() if _can_be_block(call, recorder.counts, names)]
+    best = None
+    for limit in sorted({0, *(call.inside for call in candidates)}):
+        chosen = list(_topmost(root, {call for call in candidates if call.inside <= limit}))
+        found = _Choice(root, chosen)
+        if best is None or found.peak < best.peak:
+            best = found
+    del result  # it holds the graph
+    blocks = [Block(names[id(call.link)], call.link, _bytes(call.inputs), call.inside) for call in best.chosen]
+    return Blocks(tuple(blocks), _bytes(root.memory), best.kept, best.largest)
+
+
+@contextlib.contextmanager
+def _on_example(model):
+    states = [state for state in map(state_of, model.links()) if state is not None]
+    conversions = {state.conversion: state.conversion.on_example for state in states}
+    for conversion in conversions:
+        conversion.on_example = True
+    try:
+        yield
+    finally:
+        for conversion, before in conversions.items():
+            conversion.on_example = before
+
+
+class _Call:
+    """A call of a link.
+
+    Args:
+        link: the link; ``None`` for what calls the model.
+
+    Attributes:
+        functions: function nodes that it has made itself, not by calls below; weak references until they are counted.
+        calls: list of calls below.
+        inputs: memory of its inputs, ``{key: bytes}``.
+        memory: what its functions retain, and those of calls below, likewise.
+        own: what its own functions retain.
+        has_results: whether it has variables as arguments and as results.
+    """
+
+    def __init__(self, link):
+        self.link = link
+        self.functions, self.calls = [], []
+        self.inputs, self.own, self.memory = {}, {}, {}
+        self.has_results = False
+
+    @property
+    def inside(self):
+        return _bytes(self.memory)
+
+    def below(self):
+        """Yields this call and all below it."""
+        yield self
+        for call in self.calls:
+            yield from call.below()
+
+    def count(self):
+        """Counts what is retained, when the model has been called."""
+        for function in filter(None, (reference() for reference in self.functions)):
+            for array in _retained(function):
+                self.own |= _memory(array)
+        self.memory = dict(self.own)
+        for call in self.calls:
+            call.count()
+            self.memory |= call.memory
+
+
+class _Recorder(chainer.LinkHook):
+    """Records the calls of links, and which functions they make."""
+
+    name = "mixprec.blocks_of"
+
+    def __init__(self):
+        self._open = [_Call(None)]
+        self.counts = {}
+
+    def made(self, node, results):
+        """Is called for each function that joins the graph."""
+        self._open[-1].functions.append(weakref.ref(node))
+
+    def forward_preprocess(self, args):
+        call = _Call(args.link)
+        self.counts[id(args.link)] = self.counts.get(id(args.link), 0) + 1
+        variables = _variables((args.args, args.kwargs))
+        call.has_results = bool(variables) and all(map(_is_there, variables))
+        for x in variables:
+            if type(x) is not Deferred and x.creator_node is not None:
+                call.inputs |= _memory(x.array)
+        self._open[-1].calls.append(call)
+        self._open.append(call)
+
+    def forward_postprocess(self, args):
+        results = _variables(args.out)
+        call = self._open[-1]
+        call.has_results &= bool(results) and all(map(_is_there, results))
+        self._open.pop()
+
+    def finished(self):
+        """Returns the outermost :class:`_Call`, after the model's."""
+        self._open[0].count()
+        return self._open[0]
+
+
+class _Choice:
+    """What some blocks save.
+
+    Args:
+        root: the outermost :class:`_Call`.
+        chosen: the calls that are recomputed.
+    """
+
+    def __init__(self, root, chosen):
+        kept = {}
+        for call in _outside(root, set(chosen)):
+            kept |= call.own
+        for call in chosen:
+            kept |= call.inputs
+        self.chosen = chosen
+        self.kept = _bytes(kept)
+        self.largest = max((_bytes(call.memory) - _bytes(call.memory, kept) for call in chosen), default=0)
+        self.peak = self.kept + self.largest
+
+
+def _is_there(variable):
+    """Whether a variable is computed at the edge of a block as it is without it; a normalization may wait."""
+    if type(variable) is Deferred and variable.source is not None and variable.add is None:
+        compute(variable)  # it is complete, with its ReLU
+    return type(variable) is not Deferred
+
+
+def _can_be_block(call, counts, names):
+    saves = call.inside - _bytes(call.memory, call.inputs) >= _LEAST * call.inside
+    return call.has_results and counts[id(call.link)] == 1 and id(call.link) in names and saves
+
+
+def _topmost(call, chosen):
+    if call in chosen:
+        yield call
+    else:
+        for each in call.calls:
+            yield from _topmost(each, chosen)
+
+
+def _outside(call, chosen):
+    if call not in chosen:
+        yield call
+        for each in call.calls:
+            yield from _outside(each, chosen)
+
+
+def _retained(function):
+    yield from (array for _, array in retained.places_of(function))
+    for value in vars(function).values():  # named tuples of arrays, too
+        if isinstance(value, tuple):
+            yield from (each for each in value if isinstance(each, chainer.get_array_types()))
+
+
+def _bytes(memory, among=None):
+    """Returns the bytes of some memory, or of the part of it that is among other."""
+    return sum(size for key, size in memory.items() if among is None or key in among)
+
+
+def _memory(array):
+    """Returns ``{key: bytes}`` of the memory in which an array lies."""
+    while isinstance(getattr(array, "base", None), chainer.get_array_types()):
+        array = array.base
+    block = getattr(getattr(array, "data", None), "mem", None)  # of CuPy
+    return {id(array): array.nbytes} if block is None else {block.ptr: block.size}
+
+
+def _variables(value):
+    found = []
+    with contextlib.suppress(TypeError):  # of a class of the user's that looks like a dict
+        mapped(value, lambda x: found.append(x) if isinstance(x, chainer.Variable) else None)
+    return found

@@ -1,0 +1,154 @@
+"""``mixprec.recompute``: intermediate results are computed again in the backward pass, and not kept until then.
+
+Users mark links, or wrap functions, before training. :mod:`mixprec.activation_memory.recomputed` does the work.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import chainer
+
+from mixprec import arguments
+from mixprec.activation_memory.link_attributes import links_of
+from mixprec.activation_memory.recomputed import run
+from mixprec.compat.registry import patch
+from mixprec.rewrite.repetition import inside_of_its_model
+
+_MARK = "_mixprec_recompute"  # attribute of a marked link
+
+_What = TypeVar("_What", bound=Callable[..., Any])  # links are callable
+
+
+class _Now(threading.local):
+    """Of this thread.
+
+    Attributes:
+        link: the innermost marked link that is being called, or ``None``.
+        keeps_all: whether marks are not looked at.
+    """
+
+    link = None
+    keeps_all = False
+
+
+_now = _Now()
+
+
+class Mark:
+    """What a marked link has. It goes where the link goes: into copies, pickles and other processes.
+
+    Args:
+        kind: class of the link.
+    """
+
+    def __init__(self, kind):
+        self._kind = kind
+        self._install()
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._install()
+
+    def _install(self):
+        call.apply_to(next(base for base in self._kind.__mro__ if "__call__" in base.__dict__), "__call__")
+
+
+def recompute(what: _What, on: bool = True) -> _What:
+    """Has the intermediate results of a link, or of a function, computed again rather than kept.
+
+    A call keeps its arguments only. In the backward pass it is made once more, gradients are computed, and the memory
+    is free again. That costs the time of one more forward pass of the part. Gradients, running statistics and random
+    numbers are the same, bit for bit. Without backpropagation nothing is different.
+
+    Example:
+        >>> import chainer
+        >>> import chainer.functions as F
+        >>> import chainer.links as L
+        >>> import mixprec
+        >>> model = chainer.Sequential(L.Linear(4, 8), F.relu, L.Linear(8, 8), F.relu, L.Linear(8, 2))
+        >>> block = mixprec.recompute(model[2])
+        >>> block is model[2]
+        True
+        >>> double = mixprec.recompute(lambda h: F.relu(h) * 2)
+
+    Args:
+        what: a link, which is marked in place, before or after :func:`mixprec.convert`; or a function of variables. Its
+            arguments and results may be anything, with variables in lists, tuples and dicts. States that links have,
+            as an LSTM has, are those of the first call when it is called again.
+        on: False takes it back.
+
+    Returns:
+        the link; of a function another one that calls it, or the function itself with ``on=False``.
+
+    Raises:
+        TypeError: ``what`` is neither, or ``on`` no bool.
+    """
+    arguments.flag("on", on)
+    if isinstance(what, chainer.Link):
+        if on:
+            vars(what)[_MARK] = Mark(type(what))
+        else:
+            vars(what).pop(_MARK, None)
+        return what
+    if isinstance(what, type) or not callable(what):
+        raise arguments.not_a("what", what, "a chainer.Link or a function of variables")
+    original = getattr(what, _MARK, what)
+    return _wrapped(original) if on else original
+
+
+@contextlib.contextmanager
+def keeping_all():
+    """Inside of the block nothing is recomputed: all functions of this thread are in its graphs."""
+    outer, _now.keeps_all = _now.keeps_all, True
+    try:
+        yield
+    finally:
+        _now.keeps_all = outer
+
+
+def is_recomputed(link):
+    """Whether a link is marked."""
+    return _MARK in vars(link)
+
+
+def _wrapped(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        if not _is_on():
+            return function(*args, **kwargs)
+        return run(name, function, args, kwargs, links_of(function, args))
+
+    name = getattr(function, "__name__", type(function).__name__)
+    vars(wrapper)[_MARK] = function
+    return wrapper
+
+
+def _is_on():
+    return chainer.config.enable_backprop and chainer.config.schedule_func is None and not _now.keeps_all
+
+
+@patch("*:*.__call__", when="mixprec.recompute")
+def call(original):
+    """Without it marked links keep all: this is ``chainer.Link.__call__``, or a class's own."""
+
+    @functools.wraps(original)
+    def call(self, *args, **kwargs):
+        if _MARK not in self.__dict__ or _now.link is self or not _is_on():
+            return original(self, *args, **kwargs)
+        return inside_of_its_model(self, functools.partial(_run, original, self), args, kwargs)
+
+    return call
+
+
+def _run(original, link, *args, **kwargs):
+    def function(*args, **kwargs):
+        outer, _now.link = _now.link, link
+        try:
+            return original(link, *args, **kwargs)
+        finally:
+            _now.link = outer
+
+    return run(type(link).__name__, function, args, kwargs, list(link.links()))

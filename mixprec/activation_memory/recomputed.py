@@ -1,0 +1,226 @@
+"""The function node that stands for a call whose intermediate results are not kept, and :func:`run`, which makes it."""
+
+import weakref
+
+import chainer
+import numpy as np
+
+from mixprec.activation_memory import graph_edge
+from mixprec.activation_memory.repeatable_call import RepeatableCall, mapped
+from mixprec.functions import watching
+from mixprec.rewrite.repetition import computed
+
+_NOISE = "chainer.functions.noise."
+
+
+class Recomputed(chainer.FunctionNode):
+    """Stands for a call in the graph. Its inputs are all variables outside that the results depend on.
+
+    Beside arguments these are parameters, and what the function has taken from elsewhere. It calls the function again
+    when it goes backward, and runs a backward pass of that: as a part of the outer one, to whose gradients it adds.
+
+    Args:
+        name: of what is called.
+        call: :class:`~mixprec.activation_memory.repeatable_call.RepeatableCall`.
+        find: function that finds the outputs in the result of a further call, a list.
+    """
+
+    takes_two_terms = True
+
+    def __init__(self, name, call, find):
+        self._name = name
+        self._call = call
+        self._find = find
+
+    @property
+    def label(self):
+        """The name of what is called."""
+        return f"recompute({self._name})"
+
+    def join(self, nodes, outputs, ranks):
+        """Puts the node into the graph.
+
+        Args:
+            nodes: variable nodes, the inputs.
+            outputs: tuple of variables.
+            ranks: of the outputs, as they would be if all functions of the call were in the graph.
+        """
+        first = max([node.rank for node in nodes])
+        depth = max(max(ranks) - first, 1)
+        self.rank = first - (1 - 1 / depth) / 2  # in its turn among other functions of the inputs
+        self.inputs, self.outputs = tuple(nodes), tuple([weakref.ref(y.node) for y in outputs])
+        self._input_layouts, self._output_layouts = (None,) * len(nodes), (None,) * len(outputs)
+        self._output_count = len(outputs)
+        self.lazy_grad_sum = chainer.config.lazy_grad_sum
+        held = {id(node) for node in self._call.nodes}
+        self._input_indexes_to_retain = tuple([place for place, node in enumerate(nodes) if id(node) in held])
+        for y, rank in zip(outputs, ranks, strict=True):
+            y.creator_node = self
+            y.node._rank = rank
+
+    def backward_accumulate(self, target_input_indexes, grad_outputs, grad_inputs):
+        if chainer.config.enable_backprop:
+            raise RuntimeError(
+                f"{self.label} has no double backprop: call backward() without enable_double_backprop=True, or do "
+                f"without mixprec.recompute"
+            )
+        outputs = self._outputs_again()
+        given = [(y.node, _for(y, dy)) for y, dy in zip(outputs, grad_outputs, strict=True) if dy is not None]
+        sums = zip(target_input_indexes, grad_inputs, strict=True)
+        given += [(self.inputs[place], gradient) for place, gradient in sums if gradient is not None]
+        with graph_edge.shut(self.inputs) as edges:
+            chainer._backprop._backprop_to_all(given, False, None)
+        return tuple([edges[place].gradient for place in target_input_indexes])
+
+    def _outputs_again(self):
+        with self._call.again() as result:
+            outputs = self._find(result)
+            for y in outputs or ():
+                computed(y)
+        nodes = [reference() for reference in self.outputs]
+        if outputs is None or not all(
+            node is None or (y.shape, y.dtype) == (node.shape, node.dtype)
+            for y, node in zip(outputs, nodes, strict=True)
+        ):
+            raise RuntimeError(f"{self.label}: called again it has not returned what it returned at first")
+        return outputs
+
+
+def run(name, function, args, kwargs, links):
+    """Returns the result of a call whose intermediate results are not kept.
+
+    Args:
+        name: of what is called, for messages.
+        function: callable.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        links: list of links whose attributes it may change.
+    """
+    mapped((args, kwargs), lambda x: computed(x, "recompute"))
+    call = RepeatableCall(function, args, kwargs, links)
+    inside = weakref.WeakSet()
+    keys = 0
+
+    def made(node, results):
+        nonlocal keys
+        inside.add(node)
+        if type(node).__module__.startswith(_NOISE) and len(call.keys) == keys and not _is_on_host(results):
+            raise RuntimeError(
+                f"mixprec.recompute({name}): {node.label} draws random numbers from CuPy, which cannot be drawn again: "
+                f"convert the model by mixprec.convert, or leave {node.label} outside"
+            )
+        keys = len(call.keys)
+
+    result = call.first(made)
+    with watching.watch_alone(made):
+        found = _Outputs(result, call.attributes.changed, inside)
+    if not found.variables:
+        return result
+    inside.difference_update(call.repetition.casts())
+    nodes = list(dict.fromkeys([*filter(_wants_gradient, call.nodes), *_edge(found.variables, inside)]))
+    outputs = found.replace()
+    call.attributes.forget_results()
+    if nodes:
+        node = Recomputed(name, call, found.find)
+        node.join(nodes, outputs, [y.rank for y in found.variables])
+        watching.report(node, outputs)
+    result, found.result, found.variables = found.result, None, None
+    return result
+
+
+class _Outputs:
+    """The variables that a call has computed and left in its result, or in attributes of links.
+
+    Args:
+        result: of the call, with variables in lists, tuples and dicts.
+        changed: attributes of links that are different now.
+        inside: the function nodes of the call.
+
+    Attributes:
+        variables: the variables that the call has computed, a list.
+        result: the result.
+    """
+
+    def __init__(self, result, changed, inside):
+        self.result = result
+        self._slots = [
+            (holder, key)
+            for holder, _, after in changed
+            for key, value in after.items()
+            if isinstance(value, chainer.Variable)
+        ]
+        every = self._every(result)
+        for variable in every:
+            computed(variable)
+        known, self.variables, self._places = set(), [], []
+        for place, variable in enumerate(every):
+            if variable.creator_node in inside and id(variable) not in known:
+                known.add(id(variable))
+                self.variables.append(variable)
+                self._places.append(place)
+        self._count = len(every)
+
+    def find(self, result):
+        """Returns the same variables in the result of another call; ``None`` if it has others."""
+        every = self._every(result)
+        return [every[place] for place in self._places] if len(every) == self._count else None
+
+    def replace(self):
+        """Puts new variables in the places of :attr:`variables`, and returns them, a tuple."""
+        new = {id(y): _like(y) for y in self.variables}
+        self.result = mapped(self.result, lambda x: new.get(id(x), x))
+        for holder, key in self._slots:
+            holder[key] = new.get(id(holder[key]), holder[key])
+        return tuple(new.values())
+
+    def _every(self, result):
+        found = []
+        mapped(result, lambda x: found.append(x) if isinstance(x, chainer.Variable) else None)
+        for holder, key in self._slots:
+            found += [each for each in [_get(holder, key)] if isinstance(each, chainer.Variable)]
+        return found
+
+
+def _get(holder, key):
+    if type(holder) is list:
+        return holder[key] if key < len(holder) else None
+    return holder.get(key)
+
+
+def _like(y):
+    return chainer.Variable._init_unchecked(
+        y.raw_array, name=y.name, requires_grad=y.requires_grad, is_chainerx_array=False
+    )
+
+
+def _edge(variables, inside):
+    """Yields the variable nodes that want gradients and that functions inside take from outside."""
+    todo = [y.creator_node for y in variables]
+    seen = set(todo)
+    while todo:
+        function = todo.pop()
+        for x in function.inputs:
+            creator = x.creator_node
+            if not x.requires_grad:
+                continue
+            if creator in inside:
+                if creator not in seen:
+                    seen.add(creator)
+                    todo.append(creator)
+            elif creator is not None or x.get_variable_or_none() is not None:  # else made in the call
+                yield x
+
+
+def _for(y, gradient):
+    """Returns the gradient of a variable; as two terms only for a function that takes them, as others read one."""
+    if not getattr(y.creator_node, "takes_two_terms", False):
+        gradient.node  # noqa: B018  (a Sum is computed now)
+    return gradient
+
+
+def _wants_gradient(node):
+    return node.requires_grad
+
+
+def _is_on_host(variables):
+    return all(chainer.backend.get_array_module(y.raw_array) is np for y in variables)

@@ -1,0 +1,102 @@
+"""Calls a part of a converted model again after the call of the model, as it was computed in it.
+
+:mod:`mixprec.activation_memory` recomputes with it. Fusions are decided by what happened in calls before: a
+:class:`Repetition` keeps what was known when the part was called first, and what is learnt in it is not learnt twice.
+"""
+
+import contextlib
+
+import chainer
+
+from mixprec.rewrite.deferred import Deferred, compute, taken
+from mixprec.rewrite.scope import Scope, active, call_from_outside, calling
+from mixprec.rewrite.state import state_of
+
+_RESULT = "it is a result of a part that is recomputed"
+
+
+class Repetition:
+    """A part of the call of a converted model that is under way in this thread; it does not hold that call.
+
+    It is none of a converted model if no call is under way.
+    """
+
+    def __init__(self):
+        scope = active.scope
+        self._conversion = None
+        self._places, self._leaves = [], {}
+        if scope is not None:
+            self._conversion, self._root, self._link = scope.conversion, scope.root, scope.link
+
+    @contextlib.contextmanager
+    def first(self):
+        """To be used around the first call."""
+        scope = active.scope
+        if scope is None:
+            yield
+            return
+        outer, scope.noted = scope.noted, (*scope.noted, self._places)
+        try:
+            yield
+            # Casts of parameters are shared by all of the model: gradients are added up before they are cast back.
+            self._leaves = {key: held for key, held in scope.leaves.items() if isinstance(held[0], chainer.Variable)}
+        finally:
+            scope.noted = outer
+
+    def again(self):
+        """Returns a context manager to be used around each further call."""
+        if self._conversion is None:
+            return _outside()
+        scope = Scope(self._conversion, self._root)
+        scope.link = self._link
+        scope.leaves = dict(self._leaves)
+        scope.repeated = iter(self._places)
+        return calling(scope)
+
+    def casts(self):
+        """Yields the function nodes that have converted what came from outside of the model."""
+        for _, converted in self._leaves.values():
+            todo = [converted.node]
+            while todo:
+                function = todo.pop().creator_node
+                if function is not None:
+                    yield function
+                    todo += function.inputs
+
+
+@contextlib.contextmanager
+def _outside():
+    outer, active.scope = active.scope, None
+    try:
+        yield
+    finally:
+        active.scope = outer
+
+
+def computed(variable, taker=None):
+    """Makes a deferred variable a plain one.
+
+    Args:
+        variable: any variable.
+        taker: name of what takes it; ``None`` if it is a result.
+    """
+    if type(variable) is Deferred:
+        if taker is None:
+            compute(variable, _RESULT)
+        else:
+            taken(variable, taker)
+
+
+def inside_of_its_model(link, function, args, kwargs):
+    """Calls a function for a link: within a call of the converted model, if it is a link of one.
+
+    Args:
+        link: a link, converted or not.
+        function: what is called.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+    state, scope = state_of(link), active.scope
+    if state is None or (scope is not None and scope.conversion is state.conversion):
+        return function(*args, **kwargs)
+    return call_from_outside(state, function, args, kwargs)

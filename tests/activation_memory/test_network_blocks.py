@@ -1,0 +1,78 @@
+"""``blocks_of`` finds the residual blocks of a network, and counts what is kept with them and without."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import mixprec
+from mixprec.activation_memory.network_blocks import blocks_of
+from mixprec.activation_memory.recomputation import is_recomputed
+from mixprec.rewrite.trace import sizes_kept
+from models import resnet
+
+X = np.ones((2, 3, 64, 64), np.float32)
+
+
+def _model(name, compute):
+    model = getattr(resnet, name)()
+    if compute is not None:
+        mixprec.convert(model, X, compute=compute)
+    return model
+
+
+@pytest.mark.parametrize("compute", [None, "float16"])
+def test_the_blocks_of_a_resnet_are_the_residual_blocks(compute):
+    model = _model("resnet50", compute)
+    before = {name: param.array.copy() for name, param in model.namedparams()}
+    statistics = model.bn1.avg_mean.copy()
+    found = blocks_of(model, X)
+    kinds = [type(block.link) for block in found.blocks]
+    assert kinds.count(resnet.Bottleneck) >= 10
+    assert set(kinds) <= {resnet.Bottleneck, chainer.Sequential}
+    assert found.blocks[0].name == "/layer1/0"
+    assert found.kept_with + found.largest < 0.5 * found.kept
+    assert all(0 < block.inputs < block.inside for block in found.blocks)
+    np.testing.assert_array_equal(model.bn1.avg_mean, statistics)
+    assert all((param.array == before[name]).all() for name, param in model.namedparams())
+    assert not any(map(is_recomputed, model.links()))
+    again = blocks_of(model, X)
+    assert (again.kept, again.kept_with, again.blocks) == (found.kept, found.kept_with, found.blocks)
+
+
+@pytest.mark.parametrize("compute", [None, "float16"])
+def test_what_is_said_to_be_kept_is_kept(compute):
+    model = _model("resnet18", compute)
+    found = blocks_of(model, X)
+    model(X)  # what is fused has turned out
+    kept = sum(sizes_kept(model(X)))
+    assert kept == pytest.approx(found.kept, abs=2 * X.nbytes)  # the images, and a copy in 16 bits, are not counted
+    for block in found.blocks:
+        mixprec.recompute(block.link)
+    model(X)
+    assert kept - sum(sizes_kept(model(X))) == pytest.approx(found.kept - found.kept_with, rel=0.02)
+    marked = blocks_of(model, X)
+    assert (marked.kept, marked.kept_with) == (found.kept, found.kept_with)
+
+
+def test_links_that_are_called_twice_or_save_nothing_are_no_blocks():
+    class Net(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.linear = L.Linear(8, 8)
+                self.twice = chainer.Sequential(L.Linear(8, 8), F.sin, F.exp)
+                self.once = chainer.Sequential(L.Linear(8, 8), F.sin, F.exp, F.sin)
+                self.last = chainer.Sequential(L.Linear(8, 8), F.sin, F.exp, F.sin)
+                self.unused = L.Linear(3, 3)
+
+        def forward(self, x, t):
+            return F.softmax_cross_entropy(self.last(self.once(self.twice(self.twice(self.linear(x))))), t)
+
+    model = Net()
+    found = blocks_of(model, np.ones((4, 8), np.float32), np.zeros(4, np.int32))
+    assert [block.name for block in found.blocks] == ["/once", "/last"]
+    batch = 4 * 8 * 4
+    assert [(block.inputs, block.inside) for block in found.blocks] == [(batch, 3 * batch)] * 2
+    assert (found.kept - found.kept_with, found.largest) == (4 * batch, 2 * batch)
