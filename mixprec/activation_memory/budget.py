@@ -1,6 +1,5 @@
 """Budgets of memory: a number of bytes, with a unit, or a share of what a device has."""
 
-import math
 import re
 
 from mixprec.messages import OneLineError
@@ -8,7 +7,8 @@ from mixprec.messages import OneLineError
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")}
 _UNITS |= {f"{prefix}ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgt")}
-_WANTED = 'a size such as "16 GB" or "500 MiB", a number of bytes, or a share of the memory above 0 and below 1'
+LARGEST = 1 << 50  # bytes
+_WANTED = 'a size such as "16 GB" or "500 MiB", a number of bytes, or a share of the memory above 0 and below 1; at most 1024 TiB'
 
 
 def check_budget(budget):
@@ -30,7 +30,7 @@ def check_budget(budget):
         if found is None or found[2] not in _UNITS or found[1].count(".") > 1:
             raise OneLineError(f"budget must be {_WANTED}; found {budget!r}")
         number = float(found[1]) * _UNITS[found[2]]
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number) or number <= 0:
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= LARGEST:
         raise OneLineError(f"budget must be {_WANTED}; found {budget!r}")
     return float(number) if number < 1 else int(number)
 

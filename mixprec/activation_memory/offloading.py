@@ -8,7 +8,9 @@ several, which are alike and have one plan.
 import contextlib
 import functools
 import logging
+import os
 import threading
+from collections.abc import Callable
 
 import chainer
 
@@ -25,6 +27,7 @@ from mixprec.functions import watching
 
 _RECORDED = 2  # rounds: times of the first one are those of a start
 SMALLEST = 256 << 10  # bytes: a copy of less takes longer to ask for than to make
+_NOTHING = "nothing has been retained that is large enough to be moved"
 _logger = logging.getLogger("mixprec")
 
 
@@ -42,7 +45,14 @@ def active():
     return _active.offload
 
 
-def offload(budget, to="host", *, recompute=True, smallest=SMALLEST, say=_logger.info):
+def offload(
+    budget: str | float,
+    to: str | os.PathLike[str] = "host",
+    *,
+    recompute: bool = True,
+    smallest: int = SMALLEST,
+    say: Callable[[str], object] = _logger.info,
+) -> "Offload":
     """Returns a context for training steps whose activations do not fit, or are not to take more than a budget.
 
     What functions retain for the backward pass stays on the device, is computed again, or waits in another memory, as a
@@ -103,7 +113,7 @@ class Offload:
         self._stack = None
         self.plans, self.recordings = [], []
 
-    def __enter__(self):
+    def __enter__(self) -> "Offload":
         if _active.offload is not None:
             raise RuntimeError("mixprec.offload is active in this thread: blocks of it cannot be nested")
         self._stack = contextlib.ExitStack()
@@ -114,7 +124,7 @@ class Offload:
         self._expect()
         return self
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         _active.offload = None
         self._stack.close()
         self._finish(complete=error is None)
@@ -122,11 +132,11 @@ class Offload:
             self._meter.stop()
             self._meter = None
 
-    def report(self):
+    def report(self) -> str:
         """Returns the plans as text."""
         if not self.plans:
-            waiting = "the plan is made after two rounds" if self._unplanned else ""
-            return waiting or "nothing has been retained that is large enough to be moved"
+            waiting = any(recording.buffers for _, recording, _ in self._unplanned)
+            return "the plan is made after two rounds" if waiting else _NOTHING
         return "\n\n".join(map(str, self.plans))
 
     def _forward(self, node, results):

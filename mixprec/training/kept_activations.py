@@ -10,7 +10,7 @@ import numpy as np
 from chainer import backend
 
 import mixprec
-from mixprec.activation_memory.budget import check_budget, in_bytes
+from mixprec.activation_memory.budget import LARGEST, check_budget, in_bytes
 from mixprec.activation_memory.network_blocks import blocks_of
 from mixprec.activation_memory.offloading import SMALLEST
 from mixprec.activation_memory.planning import DoesNotFit, least, plan
@@ -22,7 +22,6 @@ from mixprec.training import estimate as estimates
 from mixprec.training.networks import EXAMPLE
 
 _ROUNDS = 3  # in two of which a round is recorded
-_NO_LIMIT = 1 << 60
 
 
 def limit(config, trainer, report, images, val_images, out, ranks):
@@ -138,7 +137,7 @@ def compared(config, trainer, arrays):
 
 def _recorded(trainer, arrays, to, scale):
     """Returns the recording of a forward and backward pass and an update."""
-    memory = mixprec.offload(_NO_LIMIT, to, smallest=int(SMALLEST / scale))
+    memory = mixprec.offload(LARGEST, to, smallest=int(SMALLEST / scale))
     optimizer = trainer.updater.get_optimizer("main")
     for _ in range(_ROUNDS):
         with memory:

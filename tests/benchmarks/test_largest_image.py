@@ -2,12 +2,14 @@
 
 import json
 import os
-import pathlib
+import re
 
 import pytest
 
+import mixprec
 from benchmarks.activations import largest, trial, ways
 from benchmarks.bars import page
+from mixprec.activation_memory.recomputation import is_recomputed
 from scripts import benchmark
 
 FIXED, OF_A_PIXEL = 100e6, 400.0  # bytes that a stub of a process takes
@@ -69,17 +71,14 @@ def test_processes_keep_to_the_budget(tmp_path):
     assert (len(fits.peaks), len(reaches.peaks)) == (4, 3)
     assert "if all is kept" in fits.plan
     assert reaches.plan == ""
-    tight = reaches.peak + 10**7
-    assert trial.run("kept", _setting(tight), 1024).reason == "more than the budget"
-    assert "no plan fits into" in trial.run("offload", _setting(tight, tmp_path), 1024).reason or True
     assert list(tmp_path.iterdir()) == []
 
 
 def test_offloading_takes_less(tmp_path):
-    kept = trial.run("kept", _setting(10**9), 640)
-    budget = int(0.9 * kept.peak)
-    assert trial.run("kept", _setting(budget), 640).reason == "more than the budget"
-    offloaded = trial.run("offload", _setting(budget, tmp_path), 640)
+    kept = trial.run("kept", _setting(10**9), 1024)
+    budget = int(0.3 * kept.before + 0.7 * kept.peak)
+    assert trial.run("kept", _setting(budget), 1024).reason == "more than the budget"
+    offloaded = trial.run("offload", _setting(budget, tmp_path), 1024)
     assert offloaded.reason == ""
     assert offloaded.peak <= budget
 
@@ -105,7 +104,8 @@ def test_the_command_and_the_page(tmp_path, monkeypatch, capsys):
     assert sizes == [320, 384, 640, 640, None]
     assert [row["common"] and row["common"]["size"] for row in record["rows"]] == [320, 320, 320, 320, None]
     assert stub.tried[-4:] == [(way, 320) for way in list(ways.WAYS)[:4]]
-    assert "offload                         640x640    4.00" in printed
+    assert re.search(r"^offload +640x640 +4\.00 +500 +0\.61 +1\.00 +0\.15 +1\.00$", printed, re.MULTILINE)
+    assert re.search(r"^offload, recompute: blocks +none fits$", printed, re.MULTILINE)
     other = tmp_path / "2026-11-24-memory-cpu.json"
     other.write_text(json.dumps({**record, "date": "2026-11-24T06:04:51+00:00", "cpu": "Older"}))
     out = tmp_path / "results.md"
@@ -142,10 +142,12 @@ def test_wrong_arguments(arguments, message, capsys):
 
 
 def test_all_ways_train_alike(tmp_path):
-    """Blocks are marked, and the budget is that of the process."""
-    setting = _setting(10**9, tmp_path)
-    recomputed = ways.Training(ways.WAYS["recompute: blocks"], setting, 32)
-    marked = [link for link in recomputed._model.links() if any("recompute" in name for name in vars(link))]
-    assert len(marked) == 9
-    assert recomputed.step() > 0
-    assert pathlib.Path(tmp_path).is_dir()
+    losses = {}
+    for name, way in ways.WAYS.items():
+        training = ways.Training(way, _setting(10**9, tmp_path), 128)
+        memory = mixprec.offload("10 GB", to=tmp_path, smallest=1) if way.offload else None
+        losses[name] = [training.step(memory) and float(training.loss) for _ in range(4)]
+        marked = [link for link in training.model.links() if is_recomputed(link)]
+        assert len(marked) == (9 if way.blocks else 0)
+    assert all(each == losses[ways.KEPT] for each in losses.values()), losses
+    assert losses[ways.KEPT][3] < losses[ways.KEPT][0]

@@ -139,6 +139,7 @@ def test_defaults_are_those_of_the_design(write):
             "label_smoothing": 0.0,
             "ema_decay": None,
         },
+        "memory": {"recompute": "none", "budget": None, "to": None},
         "capture": {
             "mode": "off",
             "max_graphs": 4,
@@ -257,19 +258,19 @@ def test_the_script_names_the_architectures(write):
         (
             "model:\n  arch: a\noptimiser: {lr: 1}\n",
             "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, optimizer, update, "
-            "cudnn, schedule, training, capture, snapshot, log, export, base; did you mean 'optimizer'?",
+            "cudnn, schedule, training, memory, capture, snapshot, log, export, base; did you mean 'optimizer'?",
         ),
         ("training:\n  epochs: 1\n  epochs: 2\n", "c.yaml:3: duplicate key 'epochs'; it is already on line 2"),
         ("log: {}\nmodel: {}\nlog: {}\n", "c.yaml:3: duplicate key 'log'; it is already on line 1"),
         (
             "mode: static\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
-            "update, cudnn, schedule, training, capture, snapshot, log, export, base; did you mean 'loss_scale.mode'?",
+            "update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; did you mean 'loss_scale.mode'?",
         ),
         (
             "mode: {arch: a}\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
-            "update, cudnn, schedule, training, capture, snapshot, log, export, base; did you mean 'model'?",
+            "update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; did you mean 'model'?",
         ),
         ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
         ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every, gradient_histogram"),
@@ -826,6 +827,13 @@ def _configs(draw):
             "epochs": epochs,
             "seed": draw(st.integers(0, 2**32 - 1)),
             "device": device,
+        },
+        "memory": {
+            "recompute": draw(st.sampled_from(["none", "blocks", "auto"])),
+            **draw(
+                st.sampled_from([{"budget": None}, {"budget": "16 GB"}, {"budget": 0.8, "to": "host"}])
+                | st.builds(lambda budget: {"budget": budget}, st.floats(1e-3, 2.0**50))
+            ),
         },
         "capture": {
             "mode": draw(st.sampled_from(modes)) if fused else "off",

@@ -129,6 +129,15 @@ def recompute(model: L.Linear, x: chainer.Variable) -> chainer.Variable:
     return mixprec.recompute(double, on=False)(double(x))
 
 
+def offload(model: L.Linear, x: chainer.Variable) -> str:
+    """Enters a context, and reads its report."""
+    with mixprec.offload("16 GB", to="folder", recompute=False, smallest=1 << 20, say=print) as memory:
+        model(x)
+    with mixprec.offload(0.8):
+        model(x)
+    return memory.report()
+
+
 def _double(x: chainer.Variable) -> chainer.Variable:
     return chainer.Variable(x.array)
 
