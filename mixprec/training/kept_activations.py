@@ -4,6 +4,7 @@ The training command calls :func:`limit` when the trainer is there, and the dry 
 """
 
 import dataclasses
+import os
 import tempfile
 
 import numpy as np
@@ -18,6 +19,7 @@ from mixprec.activation_memory.recomputation import keeping_all
 from mixprec.activation_memory.recording import Bus
 from mixprec.backends.copies import copies_for
 from mixprec.command_line import one_line
+from mixprec.messages import OneLineError
 from mixprec.training import estimate as estimates
 from mixprec.training.networks import EXAMPLE
 
@@ -38,6 +40,9 @@ def limit(config, trainer, report, images, val_images, out, ranks):
 
     Returns:
         list of str: what it has done, for the console.
+
+    Raises:
+        OneLineError: ``memory.to`` does not go with the device, or is no folder.
     """
     settings, updater, lines = config.memory, trainer.updater, []
     is_blocks = settings.recompute == "blocks"
@@ -54,12 +59,26 @@ def limit(config, trainer, report, images, val_images, out, ranks):
             f"{estimates.in_words(kept // EXAMPLE)} for an image, not {estimates.in_words(all_kept // EXAMPLE)}"
         )
     if settings.budget is not None:
-        to = settings.to or ("host" if isinstance(updater.device, backend.GpuDevice) else out)
+        to = _other_memory(settings.to, updater.device, out)
         updater.memory = mixprec.offload(
             settings.budget, to, recompute=settings.recompute != "none", say=lambda text: print(f"memory:\n{text}")
         )
         lines.append(f"memory: at most {settings.budget}; what does not fit waits in {_named(to)}")
     return lines
+
+
+def _other_memory(to, device, out):
+    if isinstance(device, backend.GpuDevice):
+        if to not in (None, "host"):
+            raise OneLineError(f"'memory.to' is {to!r}; allowed on a GPU: host, or null for the same")
+        return "host"
+    if to == "host":
+        raise OneLineError("'memory.to' is 'host'; allowed on the CPU: a folder, or null for the results folder")
+    if to is not None and not (os.path.isdir(to) and os.access(to, os.W_OK)):
+        raise OneLineError(
+            f"'memory.to' is {to!r}, which is no folder that can be written to; make it, or give another"
+        )
+    return to or out
 
 
 def _found(trainer, size):

@@ -59,6 +59,7 @@ def slots(monkeypatch):
     return taken
 
 
+@pytest.mark.core(3)
 @pytest.mark.parametrize("compute", [None, "float32", "float16"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_same_bits(name, compute, tmp_path, at_least):
@@ -73,6 +74,7 @@ def test_the_same_bits(name, compute, tmp_path, at_least):
     assert made.schedule.peak < made.peak
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("share", [0.3, 0.7])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_accumulation(recompute, share, tmp_path, at_least):
@@ -85,6 +87,7 @@ def test_accumulation(recompute, share, tmp_path, at_least):
     assert ("recompute" in made.schedule.choices) <= recompute
 
 
+@pytest.mark.sweep
 def test_recompute_inside(tmp_path, at_least):
     def blocks(model):
         for stage in ("layer1", "layer2", "layer3", "layer4"):

@@ -107,6 +107,7 @@ def test_a_budget_below_the_least(least, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("wishes", [{}, {"second_stream": True}])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_captured_in_any_order(recompute, wishes, least):
@@ -123,6 +124,7 @@ def test_captured_in_any_order(recompute, wishes, least):
     assert_same(run, eager(8 + ORDERS, dropout=0.3))
 
 
+@pytest.mark.sweep
 def test_eager_in_any_order(least):
     expected = eager(STEPS)
     for seed in range(6):

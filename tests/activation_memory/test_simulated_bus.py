@@ -104,6 +104,7 @@ def _vdnn(budget, recording, rates):
     raise AssertionError("swapping all does not fit")
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("part", range(4))
 def test_plans_hold_what_they_promise(part, monkeypatch):
     """Within 10 % of the time, within the budget, and not slower than two simpler rules; the gradient is the same."""

@@ -1,0 +1,163 @@
+"""The config section ``memory`` in the training command: the same weights, what it says, and bad settings."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import yaml
+
+from mixprec.activation_memory import offloading, planning
+from mixprec.training import command, kept_activations
+from mixprec.training.training_run import MEMORY
+from models import MODELS
+
+SECTIONS = {
+    "model": {"arch": "resnet8", "classes": 10},
+    "data": {"format": "synthetic", "synthetic_images": 72, "size": 32, "resize": 32},
+    "optimizer": {"lr": 0.01},
+    "training": {"batch_size": 16, "epochs": 2, "device": "cpu", "accumulation_steps": 2},
+    "snapshot": {"best": False, "every": "1 iteration", "keep": 2},
+}
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """An empty working directory with a config, and plans with the smallest budget."""
+
+    def plan(recording, budget, bus, **wishes):
+        least = planning.least(recording, smallest=wishes["smallest"])
+        return planning.plan(recording, least, bus, **wishes)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(offloading, "plan", plan)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(SECTIONS))
+    return tmp_path
+
+
+def _main(out, *settings, arguments=()):
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return command.main(["--config", "c.yaml", "--out", out, *sets, *arguments], MODELS)
+
+
+def _weights(out):
+    with np.load(os.path.join(out, "model.npz")) as arrays:
+        return {name: arrays[name].tobytes() for name in arrays}
+
+
+@pytest.mark.core(2)
+@pytest.mark.parametrize("budget", [None, "8 GB"])
+@pytest.mark.parametrize("recompute", ["none", "blocks", "auto"])
+def test_the_same_weights(work, recompute, budget, capsys):
+    assert _main("plain") == 0
+    settings = [f"memory.recompute={recompute}", *([] if budget is None else [f"memory.budget={budget}"])]
+    assert _main("limited", *settings) == 0
+    assert _weights("limited") == _weights("plain")
+    printed = capsys.readouterr().out
+    found = re.search(
+        r"memory: (\d) blocks are computed again .* ([0-9.]+) MiB for an image, not ([0-9.]+) MiB", printed
+    )
+    assert (found is not None) == (recompute == "blocks")
+    assert found is None or float(found[2]) < float(found[3])
+    assert (work / "limited" / MEMORY).exists() == (budget is not None)
+    assert not (work / "plain" / MEMORY).exists()
+    if budget is not None:
+        assert "memory: at most 8 GB; what does not fit waits in a file in limited\n" in printed
+        text = (work / "limited" / MEMORY).read_text()
+        assert text.strip() in printed
+        assert recompute == "blocks" or re.search("^(swapped|recomputed) +[1-9]", text, re.MULTILINE)
+
+
+def test_blocks_by_themselves_if_the_run_does_not_fit(work, monkeypatch, capsys):
+    monkeypatch.setattr(kept_activations.estimates, "available", lambda device: (2**20, "a very small machine"))
+    assert _main("limited", "memory.recompute=auto") == 0
+    assert "blocks are computed again in the backward pass" in capsys.readouterr().out
+
+
+def test_a_dry_run_compares(work, capsys):
+    assert _main("dry", "memory.budget=0.9", arguments=["--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    rows = re.findall(r"^  (.+?) +([0-9.]+) [MG]iB +([0-9.e-]+) s +([0-9.]+) x$", printed, re.MULTILINE)
+    assert [name for name, *_ in rows] == [
+        "all kept",
+        "3 blocks recomputed",
+        "offloaded, 0.9",
+        "offloaded, 0.9, or recomputed by layers",
+    ]
+    assert rows[0][3] == "1.00"
+    assert os.listdir(work) == ["c.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ["memory.budget=16 XB"],
+            "'memory.budget' is '16 XB'; allowed: text or a number such as 16 GB, 500 MiB or 0.8",
+        ),
+        (["memory.budget=-1"], "'memory.budget' is -1; allowed: "),
+        (["memory.recompute=all"], "'memory.recompute' is 'all'; allowed: none, blocks, auto"),
+        (["memory.to=x"], "allowed: memory.to only with memory.budget"),
+        (["memory.budget=1 GB", "memory.to=host"], "'memory.to' is 'host'; allowed on the CPU: a folder, or null"),
+        (["memory.budget=1 GB", "memory.to=nowhere"], "'memory.to' is 'nowhere', which is no folder"),
+    ],
+)
+def test_bad_settings(work, settings, message, capsys):
+    assert _main("bad", *settings) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert os.listdir(work) == ["c.yaml"]
+
+
+def test_a_budget_that_nothing_meets(work, monkeypatch, capsys):
+    monkeypatch.setattr(offloading, "plan", planning.plan)
+    assert _main("small", "memory.budget=1 MB") == 2
+    assert re.search(r"error: no plan fits into 1\.0 MB: .* takes [0-9,.]+ MB, ", capsys.readouterr().err)
+
+
+@pytest.mark.sweep
+def test_killed_and_resumed(work):
+    """kill -9 in the middle leaves no file of what was moved, and the run goes on to the same weights."""
+    program = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from mixprec.activation_memory import offloading, planning
+from mixprec.training import command
+from models import MODELS
+
+def plan(recording, budget, bus, **wishes):
+    return planning.plan(recording, planning.least(recording, smallest=wishes["smallest"]), bus, **wishes)
+
+offloading.plan = plan
+sys.exit(command.main(sys.argv[1:], MODELS))
+"""
+    settings = ["--config", "c.yaml", "--set", "memory.budget=8 GB", "--set", "memory.recompute=auto", "--set"]
+    settings += ["training.epochs=6"]
+    assert _main("whole", *settings[3::2]) == 0
+    for _ in range(2):
+        killed = subprocess.Popen(
+            [sys.executable, "-c", program, *settings, "--out", "killed", *_resume("killed")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        before = set(_snapshots("killed"))
+        while killed.poll() is None and len(set(_snapshots("killed")) - before) < 2:
+            time.sleep(0.02)
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+    assert not [name for name in os.listdir("killed") if name.startswith("tmp")]
+    assert _main("killed", *settings[3::2], arguments=_resume("killed")) == 0
+    assert _weights("killed") == _weights("whole")
+
+
+def _snapshots(out):
+    return [name for name in os.listdir(out) if name.startswith("snapshot")] if os.path.isdir(out) else []
+
+
+def _resume(out):
+    return ["--resume", "auto"] if _snapshots(out) else []
