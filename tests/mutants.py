@@ -289,6 +289,17 @@ MUTANTS = [
            "(found == wanted.argmax(1)).sum()", "(found >= 0).sum()", "all predictions seem to be equal"),
     Mutant("some-images", "export_run/finished_run.py", "export_run/test_export_command.py",
            "(len(source))[:count])", "(len(source)))", "--val-images is not respected"),
+    # activation_memory
+    Mutant("unwaited-copy-out", "activation_memory/buffers.py", "activation_memory/test_offloading_on_device.py",
+           "self._copies.wait(self._leaving)", "pass", "memory is given back while it is still being copied away"),
+    Mutant("statistics-of-the-second-call", "functions/batch_normalization.py", "activation_memory/test_retained.py",
+           "twin._statistics = None", "pass", "running statistics move once more for each array that is computed again"),
+    Mutant("places-left-out", "activation_memory/retained.py", "activation_memory/test_retained.py",
+           "isinstance(value, (tuple, list)):", "isinstance(value, list):", "masks of batch normalizations never move"),
+    Mutant("budget-in-gib", "activation_memory/budget.py", "activation_memory/test_budget.py",
+           "1000 ** (power + 1)", "1024 ** (power + 1)", "a budget in GB is 7 % more than it says"),
+    Mutant("random-twice", "activation_memory/repeatable_call.py", "activation_memory/test_recomputation.py",
+           "np.random.set_state(", "(lambda state: None)(", "dropout in a recomputed block has other zeros in its gradient"),
     # monitor
     Mutant("log-that-is-cut", "monitor/log.py", "monitor/test_log.py",
            "if file.read(len(self._tail)) != self._tail:", "if self._end > os.fstat(file.fileno()).st_size:",

@@ -82,12 +82,15 @@ class LiveBuffer:
 
     def leave(self):
         """Takes the arrays out of their places, after the copy is done, if there is one."""
-        if self._leaving is not None:
-            self._copies.wait(self._leaving)
-            self._leaving = None
+        self._wait_for_copy_out()
         for place, _ in self._places.values():
             place.put(None)
         self.is_here = self.is_restored = False
+
+    def _wait_for_copy_out(self):
+        if self._leaving is not None:
+            self._copies.wait(self._leaving)
+            self._leaving = None
 
     def come(self):
         """Begins to copy the memory back; the arrays are in their places after :meth:`ensure`."""
@@ -113,9 +116,7 @@ class LiveBuffer:
 
     def settle(self):
         """Lets the device wait for copies that are under way: what they write to or read from may be given back."""
-        if self._leaving is not None:
-            self._copies.wait(self._leaving)
-            self._leaving = None
+        self._wait_for_copy_out()
         if self._coming is not None:
             (_, mark), self._coming = self._coming, None
             self._copies.wait(mark)
