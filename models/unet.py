@@ -1,9 +1,9 @@
 """The U-Net of Ronneberger et al. 2015 (arXiv:1505.04597) with batch normalization, for images of any size.
 
 Two 3x3 convolutions at each of five resolutions, on the way down and on the way up again; max pooling between them,
-2x2 deconvolutions with stride 2, and a 1x1 convolution at the end. Convolutions are padded, so that logits have the size
-of the image, where the paper crops. Batch normalization, which is younger, follows each 3x3 convolution, and has the
-bias.
+2x2 deconvolutions with stride 2, and a 1x1 convolution at the end. Convolutions are padded, so that logits have the
+size of the image, where the paper crops. Batch normalization, which is younger, follows each 3x3 convolution, and has
+the bias.
 """
 
 import chainer
@@ -53,6 +53,6 @@ class UNet(chainer.Chain):
             skips.append(block(x))
             x = F.max_pooling_2d(skips[-1], 2)
         x = self.bottom(x)
-        for up, block in zip(self.up, self.join):
+        for up, block in zip(self.up, self.join, strict=True):
             x = block(F.concat([skips.pop(), up(x)]))
         return self.head(x)

@@ -1,5 +1,6 @@
 """Budgets of memory: a number of bytes, with a unit, or a share of what a device has."""
 
+import numbers
 import re
 
 from mixprec.messages import OneLineError
@@ -7,8 +8,11 @@ from mixprec.messages import OneLineError
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")}
 _UNITS |= {f"{prefix}ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgt")}
-LARGEST = 1 << 50  # bytes
-_WANTED = 'a size such as "16 GB" or "500 MiB", a number of bytes, or a share of the memory above 0 and below 1; at most 1024 TiB'
+SMALLEST, LARGEST = 1 << 16, 1 << 50  # bytes; 1 is meant as a share
+_WANTED = (
+    'a size such as "16 GB" or "500 MiB", a number of bytes, or a share of the memory above 0 and below 1; a size is '
+    "from 64 KiB to 1024 TiB"
+)
 
 
 def check_budget(budget):
@@ -26,13 +30,18 @@ def check_budget(budget):
     """
     number = budget
     if isinstance(budget, str):
-        found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", budget.lower())
-        if found is None or found[2] not in _UNITS or found[1].count(".") > 1:
+        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(e[0-9]+)?\s*([a-z]*)\s*", budget.lower())
+        if found is None or found[3] not in _UNITS:
             raise OneLineError(f"budget must be {_WANTED}; found {budget!r}")
-        number = float(found[1]) * _UNITS[found[2]]
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= LARGEST:
+        number = float(found[1] + (found[2] or "")) * _UNITS[found[3]]
+    is_share = isinstance(number, numbers.Real) and 0 < number < 1
+    if isinstance(number, bool) or not (is_share or _is_size(number)):
         raise OneLineError(f"budget must be {_WANTED}; found {budget!r}")
-    return float(number) if number < 1 else int(number)
+    return float(number) if is_share else int(number)
+
+
+def _is_size(number):
+    return isinstance(number, numbers.Real) and SMALLEST <= number <= LARGEST
 
 
 def in_bytes(budget, total):

@@ -22,6 +22,7 @@ class LiveBuffer:
         root: owner of the memory, see ``Copies.root_of``; it is not kept.
         made: number of the event in which it was found.
         producer: what made it, for messages.
+        read_later: set of the numbers of buffers that were read when they had left for good, to which it may be added.
 
     Attributes:
         size: bytes.
@@ -30,10 +31,11 @@ class LiveBuffer:
         is_here: whether its arrays are in their places.
         is_restored: whether its arrays are in memory that a copy back, or a computation, has filled.
         is_convolution_input: whether a convolution retains it as its input.
+        is_over: whether it has left for good, as far as its round knows.
         recipe: :class:`Recipe` by which it is computed again in place of a copy, or ``None``.
     """
 
-    def __init__(self, number, copies, root, made, producer):
+    def __init__(self, number, copies, root, made, producer, read_later):
         self.number = number
         self.made = made
         self.producer = producer
@@ -43,8 +45,11 @@ class LiveBuffer:
         self.is_here = True
         self.is_restored = False
         self.is_convolution_input = False
+        self.is_over = False
+        self._read_later = read_later
         self.recipe = None
         self._copies = copies
+        self._token = weakref.ref(copies.token_of(root))
         self._places = {}  # key -> (place, layout)
         self._slot = None
         self._leaving = None  # mark of the copy to the slot that the device has not waited for
@@ -74,14 +79,27 @@ class LiveBuffer:
 
     def copy_out(self):
         """Begins to copy the memory, once; it is still on the device."""
-        array = next((place.get() for place, _ in self._places.values() if place.get() is not None), None)
-        if self._slot is None and array is not None:
+        if self._slot is not None or not self.is_here:
+            return
+        root = self._root_among([place.get() for place, _ in self._places.values()])
+        if root is not None:
             self._slot = self._copies.take(self.size)
             weakref.finalize(self, self._copies.give, self._slot).atexit = False
-            self._leaving = self._copies.out(self._copies.root_of(array), self._slot)
+            self._leaving = self._copies.out(root, self._slot)
+
+    def _root_among(self, arrays):
+        """Returns the owner of the memory, if one of some arrays, or ``None``, lies in it."""
+        token = self._token()
+        for array in arrays:
+            root = None if array is None else self._copies.root_of(array)
+            if root is not None and token is not None and self._copies.token_of(root) is token:
+                return root
+        return None
 
     def leave(self):
-        """Takes the arrays out of their places, after the copy is done, if there is one."""
+        """Takes the arrays out of their places, after the copy is done; they stay if there is no way back."""
+        if self._slot is None and self.recipe is None and not self.is_over:
+            return
         self._wait_for_copy_out()
         for place, _ in self._places.values():
             place.put(None)
@@ -99,19 +117,36 @@ class LiveBuffer:
 
     def ensure(self):
         """Makes sure that the arrays are in their places, for what is asked of the device from now on."""
+        if self.is_over:
+            self._read_later.add(self.number)
         if self.is_here:
             return
-        if self._slot is None:
+        held = self._root_among([_array_of(node) for node in self.nodes])  # by variables of the user's code
+        if held is not None:
+            self.settle()
+            self._put(held)
+            self.is_restored = False
+        elif self._slot is None and (self.recipe is None or self.is_over):
+            raise RuntimeError(
+                f"mixprec.offload: {self.producer} is read after the backward pass in which it was computed again, and "
+                f"parameters may have changed: use mixprec.offload(..., recompute=False)"
+            )
+        elif self._slot is None:
             self._put(self.recipe.compute())
-            return
-        self.come()
-        (root, mark), self._coming = self._coming, None
-        self._copies.wait(mark)
-        self._put(root)
+        else:
+            self.come()
+            (root, mark), self._coming = self._coming, None
+            self._copies.wait(mark)
+            self._put(root)
 
     def _put(self, root):
         for place, layout in self._places.values():
-            place.put(self._copies.array_in(root, layout))
+            node = place.owner if place.name == "_data" else None
+            variable = None if node is None else node.get_variable_or_none()
+            array = None if variable is None else variable.raw_array
+            if array is None:
+                array = self._copies.array_in(root, layout)
+            place.put(array)  # that of the variable, as the user may have given it another one
         self.is_here = self.is_restored = True
 
     def settle(self):
@@ -133,8 +168,8 @@ class Recipe:
     """
 
     def __init__(self, buffer, functions, sources, copies):
-        (self._node,) = [weakref.ref(node) for node in buffer.nodes if node.creator_node is functions[-1]][:1]
-        self._functions = [weakref.ref(function) for function in functions]
+        (self._node,) = [node for node in buffer.nodes if node.creator_node is functions[-1]][:1]
+        self._functions = functions  # which may be taken out of the graph
         self._sources = sources
         self._copies = copies
 
@@ -143,15 +178,14 @@ class Recipe:
         for source in self._sources:
             source.ensure()
         found = {}  # variable node -> array
-        for reference in self._functions:
-            function = reference()
+        for function in self._functions:
             inputs = tuple([found[x] if x in found else _array_of(x) for x in function.inputs])
             with chainer.using_config("enable_backprop", False):
                 outputs = retained.again(function).forward(inputs)
             for node, array in zip(function.outputs, outputs, strict=True):
                 if node() is not None:
                     found[node()] = array
-        return self._copies.root_of(found[self._node()])
+        return self._copies.root_of(found[self._node])
 
 
 def recipe_of(buffer, buffers):
@@ -173,7 +207,8 @@ def recipe_of(buffer, buffers):
             if x in buffers:
                 sources.append(buffers[x])
             elif x.creator_node is None:
-                if _array_of(x) is None:
+                # What is not retained may change before it is read.
+                if x.data is None and not isinstance(x.get_variable_or_none(), chainer.Parameter):
                     return False
             elif x.creator_node not in functions and not follow(x.creator_node):
                 return False

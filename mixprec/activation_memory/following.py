@@ -65,18 +65,26 @@ class Following(Policy):
             for place in plan.out[self._next]:
                 buffers[place].copy_out()
             for place in plan.release[self._next]:
-                buffers[place].leave()
+                self._release(buffers[place], plan.choices[place])
             for place in plan.back[self._next]:
                 buffers[place].come()
             self._next += 1
+
+    def _release(self, buffer, choice):
+        if choice == "recompute":
+            self._round.find_recipe(buffer)
+            if buffer.recipe is None:  # the graph is not that of the recorded round, though its events are
+                buffer.copy_out()
+        buffer.leave()
 
     def _drop(self, number, buffers):
         last = self._plans[0].last
         for buffer in self._plans[0].sources_at.get(number, ()):
             buffers = [*buffers, self._round.buffers[buffer]]
         for buffer in buffers:
-            if last.get(buffer.number) == number:
+            if last.get(buffer.number) == number and self._round.owns(buffer):
                 buffer.leave()
+                buffer.is_over = True
 
 
 class Made:
@@ -86,8 +94,10 @@ class Made:
         plan: :class:`~mixprec.activation_memory.planning.Plan`.
         recording: :class:`~mixprec.activation_memory.recording.Recording` that it is for.
         signature: of the round, see :class:`~mixprec.activation_memory.rounds.Round`.
+        in_use: bytes that were in use on the device when the round began that was recorded.
 
     Attributes:
+        choices: ``"keep"``, ``"swap"`` or ``"recompute"`` for each buffer.
         out: ``{event: numbers of buffers}`` that are copied out before an event.
         release: likewise, whose memory is given back.
         back: likewise, that are copied back.
@@ -95,8 +105,10 @@ class Made:
         sources_at: ``{event: buffers}`` that others are computed from before that event.
     """
 
-    def __init__(self, plan, recording, signature):
+    def __init__(self, plan, recording, signature, in_use):
         self.signature = signature
+        self.in_use = in_use
+        self.choices = plan.choices
         self.out, self.release, self.back = (collections.defaultdict(list) for _ in range(3))
         self.last, self.sources_at = {}, collections.defaultdict(list)
         for number, (buffer, choice) in enumerate(zip(recording.buffers, plan.choices, strict=True)):

@@ -20,6 +20,7 @@ class _Now(threading.local):
 
 
 _now = _Now()
+_lock = threading.RLock()  # a pass of another thread over the same parameters would end at the edges of this one
 _origin = chainer.Variable().node  # an edge has an input, as Chainer passes by functions without any
 
 
@@ -61,17 +62,21 @@ class Edge(chainer.FunctionNode):
 
 @contextlib.contextmanager
 def shut(nodes):
-    """Inside of the block backward passes end at these variable nodes; gives a list of :class:`Edge`."""
-    edges = [Edge(node) for node in nodes]
-    _now.shut.append(edges)
-    try:
-        for edge in edges:
-            edge.shut()
-        yield edges
-    finally:
-        _now.shut.pop()
-        for edge in edges:
-            edge.open()
+    """Inside of the block backward passes end at these variable nodes; gives a list of :class:`Edge`.
+
+    Only one thread is in such a block.
+    """
+    with _lock:
+        edges = [Edge(node) for node in nodes]
+        _now.shut.append(edges)
+        try:
+            for edge in edges:
+                edge.shut()
+            yield edges
+        finally:
+            _now.shut.pop()
+            for edge in edges:
+                edge.open()
 
 
 @contextlib.contextmanager

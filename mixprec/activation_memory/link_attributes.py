@@ -1,32 +1,112 @@
 """Attributes of links that a call changes, such as the state of an LSTM: a second call is to begin as the first did.
 
-Lists and dicts among the attributes belong to it. Parameters and persistent values do not: they stay what they are.
+What lists and dicts among the attributes hold belongs to them, and so does the content of arrays. Parameters do not,
+nor what the call has added to a model: they stay what they are.
 """
 
+import collections
 import contextlib
-import functools
+import copy
+import dataclasses
+import random
+import threading
+from typing import Any
 
 import chainer
 import chainer.links as L
+import numpy as np
 
 from mixprec.compat.wrapped import behind
+from mixprec.links import BatchNormalization
 
 _MISSING = object()
 _BOOKKEEPING = {"_params", "_persistent", "_children", "_local_link_hooks", "_within_init_scope", "_device"}
+_OWN = "_mixprec_"  # so the attributes begin that mixprec gives to links
 # What batch renormalization leaves for a second call, if it knows that there will be one.
 _FOR_LATER = "_prev_avg_"
-# These know chainer.config.in_recomputing, and leave their running statistics alone.
-_KNOWING = (L.BatchNormalization, L.DecorrelatedBatchNormalization)
+# These know chainer.config.in_recomputing, and leave their running statistics alone. Other classes may inherit.
+_KNOWING = (L.BatchNormalization, L.BatchRenormalization, L.DecorrelatedBatchNormalization, BatchNormalization)
+_CONTAINERS = (list, dict, collections.deque)
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+_CHANGED_IN_PLACE = (*chainer.get_array_types(), *_GENERATORS)
 
 
-def links_of(function, args):
+class _Now(threading.local):
+    """Attribute ``open``: tuple of the :class:`LinkAttributes` that see which links this thread calls."""
+
+    open = ()
+
+
+_now = _Now()
+
+
+def links_of(function, args, kwargs):
     """Returns the links that a function holds, or gets as arguments, and all below them."""
     if isinstance(function, chainer.Link):
         found = [function]
     else:
         owner = getattr(function, "__self__", None)
-        found = [each for each in (owner, *args, *behind(function)) if isinstance(each, chainer.Link)]
+        values = (owner, *args, *kwargs.values(), *behind(function))
+        found = [each for each in values if isinstance(each, chainer.Link)]
     return list({id(link): link for each in found for link in each.links()}.values())
+
+
+def see(link):
+    """Is called before each call of a link: its attributes may change."""
+    for attributes in _now.open:
+        attributes.add(link)
+
+
+@contextlib.contextmanager
+def seeing(*attributes):
+    """Inside of the block :func:`see` adds links to these :class:`LinkAttributes`, and to no others if there are none.
+
+    Those of outer blocks see all that these see.
+    """
+    outer, _now.open = _now.open, (*_now.open, *attributes) if attributes else ()
+    try:
+        yield
+    finally:
+        _now.open = outer
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What a call has changed in a dict, a list or a deque.
+
+    Attributes:
+        holder: the dict, list or deque; of a link, its ``__dict__``.
+        before: ``{key: value}`` from before the call. Of a link those that are different only, otherwise all.
+        after: likewise, from after it.
+        is_of_a_link: whether it is a link's.
+    """
+
+    holder: Any
+    before: dict
+    after: dict
+    is_of_a_link: bool
+
+    def get(self, key):
+        """Returns what is there now; ``None`` if nothing is."""
+        return _items(self.holder).get(key)
+
+    def now(self):
+        """Returns what is there now, for :meth:`put`."""
+        items = _items(self.holder)
+        return {key: items.get(key, _MISSING) for key in self.before} if self.is_of_a_link else items
+
+    def put(self, items):
+        """Puts back what was there."""
+        if self.is_of_a_link:
+            for key in items:
+                self.holder.pop(key, None)
+        else:
+            self.holder.clear()
+        items = {key: value for key, value in items.items() if value is not _MISSING}
+        if isinstance(self.holder, dict):
+            self.holder.update(items)
+        else:
+            self.holder.extend(items.values())
 
 
 class LinkAttributes:
@@ -36,100 +116,102 @@ class LinkAttributes:
         links: list of links, before the call.
 
     Attributes:
-        changed: after :meth:`compare`, ``[(a dict or list, {key: value before}, {key: value after})]``.
+        changed: after :meth:`compare`, list of :class:`Change`.
     """
 
     def __init__(self, links):
-        self._links = links
-        self._before = [(holder, _items(holder)) for holder in _holders(links)]
+        self._seen = {}  # {id: a link, or what one holds}
+        self._before = []
         self.changed = []
+        for link in links:
+            self.add(link)
+
+    def add(self, link):
+        """Notes what the attributes of a link are now, unless that is known already."""
+        todo = [link]
+        while todo:
+            holder = todo.pop()
+            if id(holder) not in self._seen:
+                self._seen[id(holder)] = holder
+                items = _items_of_a_link(holder) if holder is link else _items(holder)
+                copies = {key: _copy(value) for key, value in items.items() if isinstance(value, _CHANGED_IN_PLACE)}
+                self._before.append((holder, items, copies))
+                todo += [value for value in items.values() if isinstance(value, _CONTAINERS)]
 
     def compare(self):
         """Notes what is different now."""
-        for holder, before in self._before:
-            after = _items(holder)
+        for holder, before, copies in self._before:
+            is_of_a_link = isinstance(holder, chainer.Link)
+            after = _items_of_a_link(holder) if is_of_a_link else _items(holder)
             keys = [key for key in {**before, **after} if before.get(key, _MISSING) is not after.get(key, _MISSING)]
+            keys += [key for key, value in copies.items() if key not in keys and not _is_same(value, before[key])]
+            before = {**before, **copies}
+            if is_of_a_link:
+                stays = _staying(holder) | (holder._persistent - before.keys())
+                keys = [key for key in keys if key not in stays]
+                before, after = ({key: items.get(key, _MISSING) for key in keys} for items in (before, after))
             if keys:
-                keys = {**before, **after} if type(holder) is list else keys  # a list is put back as a whole
-                self.changed.append((holder, _chosen(before, keys), _chosen(after, keys)))
-        self._before = None
+                self.changed.append(Change(vars(holder) if is_of_a_link else holder, before, after, is_of_a_link))
+        self._before = self._seen = None
 
-    def forget_results(self):
-        """Lets go of the values from after the call, but for those that another call needs."""
-        for _, _, after in self.changed:
-            for key in list(after):
-                if not _is_for_later(key):
-                    del after[key]
+    def forget_results(self, nodes):
+        """Lets go of what another call does not need.
+
+        These are values from after the call, and graphs behind values from before it, which reach back to other calls.
+
+        Args:
+            nodes: variable nodes to which gradients go: their graphs are needed.
+        """
+        nodes = set(nodes)
+        for change in self.changed:
+            for key in [key for key in change.after if not _is_for_later(key)]:
+                del change.after[key]
+            for key, value in change.before.items():
+                if isinstance(value, chainer.Variable) and value.creator_node is not None and value.node not in nodes:
+                    change.before[key] = chainer.Variable(value.array, name=value.name, requires_grad=False)
 
     @contextlib.contextmanager
     def as_before(self):
         """Inside of the block attributes are as before the first call; after it as they are now."""
-        now = [(holder, _now(holder, before)) for holder, before, _ in self.changed]
-        statistics = [(vars(link), name, value, _copy(value)) for link, name, value in _statistics(self._links)]
-        for holder, before, after in self.changed:
-            _put(holder, {key: after.get(key, value) for key, value in before.items()})
+        now = [change.now() for change in self.changed]
+        for change in self.changed:
+            change.put({key: change.after.get(key, _copy(value)) for key, value in change.before.items()})
         try:
             yield
         finally:
-            for holder, values in now:
-                _put(holder, values)
-            for values, name, value, content in statistics:
-                if content is not None:
-                    value[...] = content
-                values[name] = value
-
-
-def _holders(links):
-    for link in links:
-        values = vars(link)
-        yield values
-        for name, value in values.items():
-            if type(value) in (list, dict) and name[0] != "_":
-                yield value
+            for change, items in zip(self.changed, now, strict=True):
+                change.put(items)
 
 
 def _items(holder):
-    if type(holder) is list:
-        return dict(enumerate(holder))
-    if "_params" not in holder:
-        return dict(holder)
-    lasting = _lasting(frozenset(holder["_params"]), frozenset(holder["_persistent"]))
-    return {key: value for key, value in holder.items() if key not in lasting}
+    return dict(holder) if isinstance(holder, dict) else dict(enumerate(holder))
 
 
-@functools.lru_cache(maxsize=1024)
-def _lasting(params, persistent):
-    return params | persistent | _BOOKKEEPING
+def _items_of_a_link(link):
+    """Returns the attributes that a call may change, but for those that stay what they are."""
+    stays = _staying(link)
+    return {key: value for key, value in vars(link).items() if key not in stays and not key.startswith(_OWN)}
 
 
-def _now(holder, keys):
-    return _items(holder) if type(holder) is list else _chosen(_items(holder), keys)
+def _staying(link):
+    children = {child for child in getattr(link, "_children", ()) if isinstance(child, str)}
+    spectral = {getattr(hook, "vector_name", None) for hook in link.local_link_hooks.values()}  # knows, too
+    forward = getattr(link if "forward" in vars(link) else type(link), "forward", None)
+    is_knowing = any(forward is known.forward for known in _KNOWING)
+    return _BOOKKEEPING | link._params | children | spectral | (link._persistent if is_knowing else set())
 
 
-def _chosen(items, keys):
-    return {key: items.get(key, _MISSING) for key in keys}
+def _copy(value):
+    """Returns a copy of what may be changed in place, and other values as they are."""
+    if isinstance(value, chainer.get_array_types()):
+        return value.copy()
+    return copy.deepcopy(value) if isinstance(value, _GENERATORS) else value
 
 
-def _put(holder, values):
-    if type(holder) is list:
-        holder[:] = [values[key] for key in sorted(values) if values[key] is not _MISSING]
-        return
-    for key, value in values.items():
-        if value is _MISSING:
-            holder.pop(key, None)
-        else:
-            holder[key] = value
+def _is_same(one, other):
+    """Whether contents are known to be equal; on a device that would take too long."""
+    return isinstance(one, np.ndarray) and one.dtype != object and np.array_equal(one, other)
 
 
 def _is_for_later(key):
     return isinstance(key, str) and key.startswith(_FOR_LATER)
-
-
-def _statistics(links):
-    for link in links:
-        if link._persistent and not isinstance(link, _KNOWING):
-            yield from ((link, name, vars(link)[name]) for name in link._persistent if name in vars(link))
-
-
-def _copy(value):
-    return value.copy() if isinstance(value, chainer.get_array_types()) else None

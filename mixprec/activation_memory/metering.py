@@ -1,7 +1,7 @@
 """Measuring a round: the time of each event, and the memory in use beside the buffers."""
 
 import collections
-import contextlib
+import dataclasses
 
 from mixprec.activation_memory.recording import Buffer, Event, Recomputation, Recording
 
@@ -12,6 +12,8 @@ class Meter:
     The time from one :meth:`resume` to the next :meth:`lap` belongs to the event that is named there, and so does the
     memory in use since the last lap. Copies are made between a lap and the next ``resume``.
 
+    It begins with the first event when it is made. It is used inside of ``copies.measuring()``.
+
     Args:
         copies: :class:`~mixprec.backends.copies.Copies` of the device.
     """
@@ -21,17 +23,8 @@ class Meter:
         self._resident = 0  # bytes of buffers on the device
         self._others = collections.defaultdict(int)
         self._ticks = []  # (number of the event, tick, tick)
-        self._stack = contextlib.ExitStack()
-
-    def start(self):
-        """Begins to measure, with the first event."""
-        self._stack.enter_context(self._copies.measuring())
-        self._copies.peak()
-        self._began = self._copies.tick()
-
-    def stop(self):
-        """Ends it."""
-        self._stack.close()
+        copies.peak()
+        self._began = copies.tick()
 
     def came(self, size):
         """Takes note of a buffer that has come to the device."""
@@ -89,10 +82,21 @@ def recording_of(round_, recipes):
     return Recording(events, tuple(buffers))
 
 
-def merged(first, second):
-    """Returns a recording with the shorter times, and the larger memory, of two recordings of one round."""
+def merged(first, second, read_later):
+    """Returns a recording with the shorter times, and the larger memory, of two recordings of one round.
+
+    What a later round has read is not computed again: parameters might have changed by then.
+
+    Args:
+        first, second: :class:`~mixprec.activation_memory.recording.Recording`.
+        read_later: set of the numbers of buffers that a later round has read.
+    """
     events = tuple(
         Event(b.name, b.is_forward, min(a.seconds or b.seconds, b.seconds), max(a.others, b.others))
         for a, b in zip(first.events, second.events, strict=True)
     )
-    return Recording(events, second.buffers)
+    buffers = tuple(
+        dataclasses.replace(buffer, recomputation=None) if number in read_later else buffer
+        for number, buffer in enumerate(second.buffers)
+    )
+    return Recording(events, buffers)

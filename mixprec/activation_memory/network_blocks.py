@@ -6,6 +6,7 @@ a block keeps its inputs only; while it goes backward, all of its inside is ther
 
 import contextlib
 import dataclasses
+import random
 import weakref
 from typing import Any
 
@@ -13,13 +14,14 @@ import chainer
 
 from mixprec.activation_memory import retained
 from mixprec.activation_memory.recomputation import keeping_all
-from mixprec.activation_memory.repeatable_call import mapped
+from mixprec.activation_memory.repeatable_call import mapped, reporting_nothing
 from mixprec.functions import watching
 from mixprec.rewrite.deferred import Deferred, compute
 from mixprec.rewrite.example import call_on_example, without_trace
 from mixprec.rewrite.state import state_of
 
-_LEAST = 0.25  # of its inside a block saves at least; a batch normalization alone saves next to nothing
+# A block saves at least these parts of its inside, where a batch normalization alone saves next to nothing, and of all.
+_LEAST, _LEAST_OF_ALL = 0.25, 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,16 +69,17 @@ def blocks_of(model: chainer.Link, *example: Any) -> Blocks:
         example: arguments of the model; its results are not used. Sizes are those of this batch.
     """
     recorder = _Recorder()
-    with without_trace(model), _on_example(model), keeping_all(), recorder, watching.watch_alone(recorder.made):
+    with without_trace(model), _unnoticed(model), keeping_all(), recorder, watching.watch_alone(recorder.made):
         result = call_on_example(model, example, train=True)
     root = recorder.finished()
     names = {id(link): name for name, link in reversed(list(model.namedlinks()))}
-    candidates = [call for call in root.below() if _can_be_block(call, recorder.counts, names)]
-    best = None
-    for limit in sorted({0, *(call.inside for call in candidates)}):
+    once = [call for call in root.below() if call.has_results and recorder.counts[id(call.link)] == 1]
+    candidates = [call for call in once if id(call.link) in names and _saves(call, root)]
+    best = _Choice(root, [])
+    for limit in sorted({call.inside for call in candidates}):
         chosen = list(_topmost(root, {call for call in candidates if call.inside <= limit}))
         found = _Choice(root, chosen)
-        if best is None or found.peak < best.peak:
+        if found.peak < best.peak:
             best = found
     del result  # it holds the graph
     blocks = [Block(names[id(call.link)], call.link, _bytes(call.inputs), call.inside) for call in best.chosen]
@@ -84,14 +87,18 @@ def blocks_of(model: chainer.Link, *example: Any) -> Blocks:
 
 
 @contextlib.contextmanager
-def _on_example(model):
+def _unnoticed(model):
+    """Inside of the block the model is called on an example: there are no reports, and ``random`` is put back."""
     states = [state for state in map(state_of, model.links()) if state is not None]
     conversions = {state.conversion: state.conversion.on_example for state in states}
     for conversion in conversions:
         conversion.on_example = True
+    state = random.getstate()
     try:
-        yield
+        with reporting_nothing():
+            yield
     finally:
+        random.setstate(state)
         for conversion, before in conversions.items():
             conversion.on_example = before
 
@@ -145,6 +152,7 @@ class _Recorder(chainer.LinkHook):
 
     def __init__(self):
         self._open = [_Call(None)]
+        self._held = []  # until all is counted, since sizes are known by the place of the memory
         self.counts = {}
 
     def made(self, node, results):
@@ -158,6 +166,7 @@ class _Recorder(chainer.LinkHook):
         call.has_results = bool(variables) and all(map(_is_there, variables))
         for x in variables:
             if type(x) is not Deferred and x.creator_node is not None:
+                self._held.append(x.array)
                 call.inputs |= _memory(x.array)
         self._open[-1].calls.append(call)
         self._open.append(call)
@@ -201,9 +210,11 @@ def _is_there(variable):
     return type(variable) is not Deferred
 
 
-def _can_be_block(call, counts, names):
-    saves = call.inside - _bytes(call.memory, call.inputs) >= _LEAST * call.inside
-    return call.has_results and counts[id(call.link)] == 1 and id(call.link) in names and saves
+def _saves(call, root):
+    """Whether it is worth it to have a block: inputs that nothing would keep without it count against it."""
+    unkept = _bytes(call.inputs) - _bytes(call.inputs, root.memory)
+    saved = call.inside - _bytes(call.memory, call.inputs) - unkept
+    return saved > 0 and saved >= max(_LEAST * call.inside, _LEAST_OF_ALL * _bytes(root.memory))
 
 
 def _topmost(call, chosen):
@@ -223,9 +234,9 @@ def _outside(call, chosen):
 
 def _retained(function):
     yield from (array for _, array in retained.places_of(function))
-    for value in vars(function).values():  # named tuples of arrays, too
-        if isinstance(value, tuple):
-            yield from (each for each in value if isinstance(each, chainer.get_array_types()))
+    for value in vars(function).values():  # what stays on the device in any case, and named tuples of arrays
+        values = value if isinstance(value, tuple) else (value,)
+        yield from (each for each in values if isinstance(each, chainer.get_array_types()))
 
 
 def _bytes(memory, among=None):

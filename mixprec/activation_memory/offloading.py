@@ -14,18 +14,18 @@ from collections.abc import Callable
 
 import chainer
 
+from mixprec import arguments
 from mixprec.activation_memory import metering
-from mixprec.activation_memory.budget import check_budget, in_bytes
-from mixprec.activation_memory.following import Following, Made
-from mixprec.activation_memory.planning import plan
-from mixprec.activation_memory.recording import Bus
-from mixprec.activation_memory.rounds import LeaveAtOnce, Round
+from mixprec.activation_memory.budget import check_budget
+from mixprec.activation_memory.following import Following
+from mixprec.activation_memory.made_plans import Plans
+from mixprec.activation_memory.rounds import BUFFERS, LeaveAtOnce, Memory, Round
 from mixprec.announcements import announce
 from mixprec.backends.copies import copies_for
 from mixprec.compat.registry import Patch
 from mixprec.functions import watching
+from mixprec.messages import OneLineError
 
-_RECORDED = 2  # rounds: times of the first one are those of a start
 SMALLEST = 256 << 10  # bytes: a copy of less takes longer to ask for than to make
 _NOTHING = "nothing has been retained that is large enough to be moved"
 _logger = logging.getLogger("mixprec")
@@ -83,39 +83,55 @@ def offload(
         >>> print(memory.report())
         nothing has been retained that is large enough to be moved
     """
-    return Offload(budget, to, recompute, smallest, say)
+    if not isinstance(to, (str, os.PathLike)) or not os.fspath(to):
+        raise OneLineError(f'arrays are offloaded to "host" or to a folder; found {to!r}')
+    arguments.flag("recompute", recompute)
+    return Offload(
+        Plans(
+            check_budget(budget), recompute, arguments.whole("smallest", smallest, 1), arguments.function("say", say)
+        ),
+        to,
+        smallest,
+    )
 
 
 class Offload:
     """A context in which retained arrays are kept, computed again or moved; see :func:`offload`.
 
     Args:
-        budget, to, recompute, smallest, say: as for :func:`offload`.
-
-    Attributes:
-        plans: list of :class:`~mixprec.activation_memory.planning.Plan`, one for each kind of round.
-        recordings: list of :class:`~mixprec.activation_memory.recording.Recording` that they were made from.
+        plans: :class:`~mixprec.activation_memory.made_plans.Plans`.
+        to: as for :func:`offload`.
+        smallest: likewise.
     """
 
-    def __init__(self, budget, to, recompute, smallest, say):
-        self._budget = check_budget(budget)
+    def __init__(self, plans, to, smallest):
+        self._plans = plans
         self._to = to
-        self._recompute = recompute
         self._smallest = smallest
-        self._say = say
         self._copies = None
+        self._memory = Memory()
         self._round = None
+        self._in_use = 0  # bytes, before the round that is recorded
         self._meter = None  # for the next round, from before its first event on
+        self._measuring = contextlib.ExitStack()
         self._depth = 0  # of backward passes within each other
-        self._unplanned = []  # [signature, recording, how often it was recorded]
-        self._made = []
-        self._deviated = False
         self._stack = None
-        self.plans, self.recordings = [], []
+
+    @property
+    def plans(self):
+        """List of :class:`~mixprec.activation_memory.planning.Plan`, one for each kind of round."""
+        return self._plans.plans
+
+    @property
+    def recordings(self):
+        """List of :class:`~mixprec.activation_memory.recording.Recording` that they were made from."""
+        return self._plans.recordings
 
     def __enter__(self) -> "Offload":
         if _active.offload is not None:
             raise RuntimeError("mixprec.offload is active in this thread: blocks of it cannot be nested")
+        if self._stack is not None:
+            raise RuntimeError("mixprec.offload is active in another thread: use one for each")
         self._stack = contextlib.ExitStack()
         for each in _PATCHES:
             each.apply()
@@ -127,40 +143,34 @@ class Offload:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         _active.offload = None
         self._stack.close()
-        self._finish(complete=error is None)
-        if self._meter is not None:
-            self._meter.stop()
-            self._meter = None
+        self._stack = self._meter = None
+        try:
+            self._finish(complete=error is None)
+        finally:
+            self._measuring.close()
 
     def report(self) -> str:
         """Returns the plans as text."""
         if not self.plans:
-            waiting = any(recording.buffers for _, recording, _ in self._unplanned)
-            return "the plan is made after two rounds" if waiting else _NOTHING
+            return "the plan is made after two rounds" if self._plans.waits else _NOTHING
         return "\n\n".join(map(str, self.plans))
 
     def _forward(self, node, results):
         """Takes note of functions that have joined the graph: these, and those before them that are not known yet."""
-        found, todo = [], [y.creator_node for y in results if "_node" in vars(y)]
-        todo = [function for function in todo if function is not None]
-        seen = set()
+        outputs = [y for y in results if "_node" in vars(y)]
+        found, todo = {}, [y.creator_node for y in outputs if y.creator_node is not None]
         while todo:
             function = todo.pop()
-            if function in seen or self._knows(function):
-                continue
-            seen.add(function)
-            found.append(function)
-            todo += [x.creator_node for x in function.inputs if x.creator_node is not None]
+            if function not in found and BUFFERS not in vars(function):
+                found[function] = None
+                todo += [x.creator_node for x in function.inputs if x.creator_node is not None]
+        if found and self._copies is None:
+            self._copies = copies_for(outputs[0].raw_array, self._to)
         for function in sorted(found, key=lambda function: function.rank):
-            self._current(function).forward(function)
+            self._current().forward(function)
 
-    def _knows(self, function):
-        return "_offloaded" in vars(function)
-
-    def _current(self, function):
+    def _current(self):
         """Returns the round that a function belongs to that has gone forward."""
-        if self._copies is None:
-            self._copies = _copies_for(function, self._to)
         if self._round is not None and not self._depth and (self._round.is_backward or self._round.is_abandoned):
             self._finish(complete=self._round.is_backward)
         if self._round is None:
@@ -168,42 +178,47 @@ class Offload:
         return self._round
 
     def _begin(self):
-        if self._made and not self._deviated:
-            if self._meter is not None:  # the plan has been made since
-                self._meter.stop()
-                self._meter = None
-            begun = Round(self._copies, self._smallest, LeaveAtOnce())
-            begun.policy = Following(self._made, begun, self._deviate)
+        plans, self._in_use = self._plans, self._copies.allocated()
+        if not plans.wants_recording:
+            self._meter = None
+            plans.grow(self._copies, self._in_use)
+            begun = Round(self._copies, self._smallest, LeaveAtOnce(), self._memory)
+            begun.policy = Following(plans.made, begun, self._deviate)
             return begun
         self._expect()
         meter, self._meter = self._meter, None
-        return Round(self._copies, self._smallest, LeaveAtOnce(), meter)
+        return Round(self._copies, self._smallest, LeaveAtOnce(), self._memory, meter)
 
     def _expect(self):
         """Begins to measure a round, if it is to be recorded, before its first function goes forward."""
-        if self._copies is not None and self._meter is None and (self._deviated or not self._made):
-            self._meter = metering.Meter(self._copies)
-            self._meter.start()
+        if self._copies is not None and self._meter is None and self._plans.wants_recording:
+            self._meter = self._new_meter()
+
+    def _new_meter(self):
+        self._measuring.close()
+        self._measuring.enter_context(self._copies.measuring())
+        return metering.Meter(self._copies)
 
     def _deviate(self, round_, number):
         if not number:
-            round_.measure(metering.Meter(self._copies))  # its first event is missing in it
+            round_.measure(self._new_meter())  # its first event is missing in it
             return
-        self._deviated = True
-        name = round_.names[number]
+        self._plans.has_deviated = True
         announce(
             "offload: the step has other functions or shapes than any recorded one, from %s on: a step that is "
             "recorded follows, without overlap",
-            name,
+            round_.names[number],
         )
 
+    def _owns(self, function):
+        return self._round is not None and BUFFERS in vars(function)
+
     def _backward(self, function, step):
-        if self._round is None:
-            step()
-        elif chainer.config.enable_backprop:
-            raise RuntimeError("mixprec.offload has no double backprop: call backward() outside of its block")
-        else:
-            self._round.backward(function, step)
+        if chainer.config.enable_backprop:
+            raise RuntimeError(
+                "mixprec.offload has no double backprop: run the forward pass and backward() outside of its block"
+            )
+        self._round.backward(function, step)
 
     @contextlib.contextmanager
     def _pass(self):
@@ -214,58 +229,29 @@ class Offload:
             self._depth -= 1
             if not self._depth and self._round is not None:
                 self._round.settle()
-                self._expect()
 
     def _finish(self, *, complete):
         """Ends the round under way; makes a plan if it was recorded often enough."""
         ended, self._round = self._round, None
         if ended is None:
             return
-        ended.settle()
-        if ended.meter is None:
-            return
-        ended.meter.stop()
-        if complete and ended.is_backward:
-            self._deviated = False
-            self._recorded(ended)
-
-    def _recorded(self, ended):
-        if any(made.signature == ended.signature for made in self._made):
-            return
-        recording = metering.recording_of(ended, ended.recipes)
-        for place, (signature, before, times) in enumerate(self._unplanned):
-            if signature == ended.signature and len(before.buffers) == len(recording.buffers):
-                recording = metering.merged(before, recording)
-                if times + 1 >= _RECORDED:
-                    del self._unplanned[place]
-                    self._plan(recording, ended)
-                else:
-                    self._unplanned[place] = signature, recording, times + 1
-                return
-        self._unplanned.append((ended.signature, recording, 1))
-
-    def _plan(self, recording, ended):
-        budget = in_bytes(self._budget, self._copies.total())
-        found = plan(recording, budget, Bus(*self._copies.bus()), recompute=self._recompute, smallest=self._smallest)
-        self._made.append(Made(found, recording, ended.signature))
-        self.plans.append(found)
-        self.recordings.append(recording)
-        self._copies.trim()
-        self._say(str(found))
-
-
-def _copies_for(function, to):
-    output = next(y() for y in function.outputs if y() is not None)
-    return copies_for(output.get_variable_or_none().raw_array, to)
+        ended.end()
+        if ended.meter is not None:
+            self._measuring.close()
+            if complete and ended.is_backward:
+                self._plans.add(ended, self._in_use)
 
 
 def _bringing_back(backprop_step):
     @functools.wraps(backprop_step)
     def run(function, *arguments):
-        if _active.offload is None:
-            backprop_step(function, *arguments)
-        else:
-            _active.offload._backward(function, lambda: backprop_step(function, *arguments))
+        offload = _active.offload
+        if offload is not None and offload._owns(function):
+            offload._backward(function, lambda: backprop_step(function, *arguments))
+            return
+        for buffer in vars(function).get(BUFFERS, ()):  # its graph has left the block
+            buffer.ensure()
+        backprop_step(function, *arguments)
 
     return run
 
@@ -283,7 +269,7 @@ def _settling(backprop_to_all):
 
 
 _WHEN = "mixprec.offload"
-_WHY = "Without it functions go backward without the arrays that were moved away. It does nothing outside of a block."
+_WHY = "Without it functions go backward without the arrays that were moved away. Other functions go as they did."
 _PATCHES = [
     Patch("chainer._backprop_utils:backprop_step", _bringing_back, _WHY, _WHEN),
     Patch("chainer._backprop:_backprop_to_all", _settling, _WHY, _WHEN),

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import chainer
 
 from mixprec import arguments
-from mixprec.activation_memory.link_attributes import links_of
+from mixprec.activation_memory import cupy_draws
+from mixprec.activation_memory.link_attributes import links_of, see
 from mixprec.activation_memory.recomputed import run
 from mixprec.compat.registry import patch
 from mixprec.rewrite.repetition import inside_of_its_model
@@ -53,7 +54,10 @@ class Mark:
         self._install()
 
     def _install(self):
+        _install()
         call.apply_to(next(base for base in self._kind.__mro__ if "__call__" in base.__dict__), "__call__")
+        if issubclass(self._kind, chainer.Sequential):
+            sequential_copy.apply()
 
 
 def recompute(what: _What, on: bool = True) -> _What:
@@ -62,6 +66,14 @@ def recompute(what: _What, on: bool = True) -> _What:
     A call keeps its arguments only. In the backward pass it is made once more, gradients are computed, and the memory
     is free again. That costs the time of one more forward pass of the part. Gradients, running statistics and random
     numbers are the same, bit for bit. Without backpropagation nothing is different.
+
+    These may differ:
+
+    - Three or more gradients of one variable may be added up in another order.
+    - A normalization that is marked without its ReLU is not fused with it.
+    - Gradients are those of the parameters in the backward pass: do not change them between the passes.
+    - What the call does to anything but links, such as to a counter in a closure or a list, it does twice.
+    - Arguments, and their arrays, must not be changed between the passes.
 
     Example:
         >>> import chainer
@@ -76,8 +88,8 @@ def recompute(what: _What, on: bool = True) -> _What:
 
     Args:
         what: a link, which is marked in place, before or after :func:`mixprec.convert`; or a function of variables. Its
-            arguments and results may be anything, with variables in lists, tuples and dicts. States that links have,
-            as an LSTM has, are those of the first call when it is called again.
+            arguments and results may be anything but iterators, with variables in lists, tuples and dicts. States that
+            links have, as an LSTM has, are those of the first call when it is called again.
         on: False takes it back.
 
     Returns:
@@ -114,13 +126,19 @@ def is_recomputed(link):
     return _MARK in vars(link)
 
 
+def _install():
+    call.apply_to(chainer.Link, "__call__")  # for the links inside, too
+    cupy_draws.install()
+
+
 def _wrapped(function):
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
         if not _is_on():
             return function(*args, **kwargs)
-        return run(name, function, args, kwargs, links_of(function, args))
+        return run(name, function, args, kwargs, links_of(function, args, kwargs))
 
+    _install()
     name = getattr(function, "__name__", type(function).__name__)
     vars(wrapper)[_MARK] = function
     return wrapper
@@ -136,11 +154,26 @@ def call(original):
 
     @functools.wraps(original)
     def call(self, *args, **kwargs):
+        see(self)
         if _MARK not in self.__dict__ or _now.link is self or not _is_on():
             return original(self, *args, **kwargs)
         return inside_of_its_model(self, functools.partial(_run, original, self), args, kwargs)
 
     return call
+
+
+@patch("chainer.sequential:Sequential.copy", when="mixprec.recompute")
+def sequential_copy(original):
+    """Without it a copy of a chainer.Sequential, which is a new one, loses its mark."""
+
+    @functools.wraps(original)
+    def copy(self, mode="share"):
+        copied = original(self, mode)
+        if _MARK in vars(self):
+            recompute(copied)
+        return copied
+
+    return copy
 
 
 def _run(original, link, *args, **kwargs):

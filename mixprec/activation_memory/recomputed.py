@@ -5,12 +5,15 @@ import weakref
 import chainer
 import numpy as np
 
-from mixprec.activation_memory import graph_edge
+from mixprec import arguments
+from mixprec.activation_memory import cupy_draws, graph_edge
 from mixprec.activation_memory.repeatable_call import RepeatableCall, mapped
+from mixprec.announcements import announce
 from mixprec.functions import watching
 from mixprec.rewrite.repetition import computed
 
 _NOISE = "chainer.functions.noise."
+_CASTS = "mixprec.functions.layout"  # of what is no variable; a converted model holds them to the end of its call
 
 
 class Recomputed(chainer.FunctionNode):
@@ -73,7 +76,7 @@ class Recomputed(chainer.FunctionNode):
         return tuple([edges[place].gradient for place in target_input_indexes])
 
     def _outputs_again(self):
-        with self._call.again() as result:
+        with cupy_draws.refused(self.label), self._call.again() as result:
             outputs = self._find(result)
             for y in outputs or ():
                 computed(y)
@@ -96,30 +99,65 @@ def run(name, function, args, kwargs, links):
         kwargs: keyword arguments.
         links: list of links whose attributes it may change.
     """
-    mapped((args, kwargs), lambda x: computed(x, "recompute"))
+    mapped((args, kwargs), lambda x: _checked(name, x))
     call = RepeatableCall(function, args, kwargs, links)
-    inside = weakref.WeakSet()
-    keys = 0
+    inside = _Inside(name, call)
+    result = call.first(inside.made)
+    with watching.watch_alone(inside.made):
+        found = _Outputs(result, call.attributes.changed, inside.functions)
+    result = _joined(name, call, found, inside.functions) if found.variables else result
+    found = None
+    if any(type(node).__module__ != _CASTS for node in inside.functions):
+        announce(
+            "mixprec.recompute(%s): something keeps what is computed inside, so that its memory is not freed", name
+        )
+    return result
 
-    def made(node, results):
-        nonlocal keys
-        inside.add(node)
-        if type(node).__module__.startswith(_NOISE) and len(call.keys) == keys and not _is_on_host(results):
+
+def _checked(name, x):
+    """Looks at an argument; of a deferred variable it makes a plain one."""
+    if hasattr(type(x), "__next__"):
+        raise TypeError(
+            f"mixprec.recompute({name}): an argument must be no iterator, as a second call would find it used up; "
+            f"found {arguments.found(x)}: pass a list"
+        )
+    computed(x, "recompute")
+
+
+class _Inside:
+    """The functions that a call makes.
+
+    Args:
+        name: of what is called.
+        call: :class:`~mixprec.activation_memory.repeatable_call.RepeatableCall`.
+
+    Attributes:
+        functions: the function nodes that are alive, a set.
+    """
+
+    def __init__(self, name, call):
+        self.functions = weakref.WeakSet()
+        self._name = name
+        self._call = call
+        self._keys = 0
+
+    def made(self, node, results):
+        """Is called for each function that joins the graph."""
+        self.functions.add(node)
+        keys, self._keys = self._keys, len(self._call.keys)
+        if type(node).__module__.startswith(_NOISE) and self._keys == keys and not _is_on_host(results):
             raise RuntimeError(
-                f"mixprec.recompute({name}): {node.label} draws random numbers from CuPy, which cannot be drawn again: "
-                f"convert the model by mixprec.convert, or leave {node.label} outside"
+                f"mixprec.recompute({self._name}): {node.label} draws random numbers from CuPy, which cannot be drawn "
+                f"again: convert the model by mixprec.convert, or leave {node.label} outside"
             )
-        keys = len(call.keys)
 
-    result = call.first(made)
-    with watching.watch_alone(made):
-        found = _Outputs(result, call.attributes.changed, inside)
-    if not found.variables:
-        return result
+
+def _joined(name, call, found, inside):
+    """Puts one node in the place of the functions inside, and returns the result of the call with its outputs."""
     inside.difference_update(call.repetition.casts())
     nodes = list(dict.fromkeys([*filter(_wants_gradient, call.nodes), *_edge(found.variables, inside)]))
     outputs = found.replace()
-    call.attributes.forget_results()
+    call.attributes.forget_results(nodes)
     if nodes:
         node = Recomputed(name, call, found.find)
         node.join(nodes, outputs, [y.rank for y in found.variables])
@@ -144,9 +182,9 @@ class _Outputs:
     def __init__(self, result, changed, inside):
         self.result = result
         self._slots = [
-            (holder, key)
-            for holder, _, after in changed
-            for key, value in after.items()
+            (change, key)
+            for change in changed
+            for key, value in change.after.items()
             if isinstance(value, chainer.Variable)
         ]
         every = self._every(result)
@@ -169,22 +207,16 @@ class _Outputs:
         """Puts new variables in the places of :attr:`variables`, and returns them, a tuple."""
         new = {id(y): _like(y) for y in self.variables}
         self.result = mapped(self.result, lambda x: new.get(id(x), x))
-        for holder, key in self._slots:
-            holder[key] = new.get(id(holder[key]), holder[key])
+        for change, key in self._slots:
+            change.holder[key] = new.get(id(change.holder[key]), change.holder[key])
         return tuple(new.values())
 
     def _every(self, result):
         found = []
         mapped(result, lambda x: found.append(x) if isinstance(x, chainer.Variable) else None)
-        for holder, key in self._slots:
-            found += [each for each in [_get(holder, key)] if isinstance(each, chainer.Variable)]
+        in_slots = [change.get(key) for change, key in self._slots]
+        found += [value for value in in_slots if isinstance(value, chainer.Variable)]
         return found
-
-
-def _get(holder, key):
-    if type(holder) is list:
-        return holder[key] if key < len(holder) else None
-    return holder.get(key)
 
 
 def _like(y):

@@ -9,7 +9,7 @@ import numpy as np
 from chainer import reporter
 
 from mixprec.activation_memory import graph_edge
-from mixprec.activation_memory.link_attributes import LinkAttributes
+from mixprec.activation_memory.link_attributes import LinkAttributes, seeing
 from mixprec.backends.dropout_state import recording_keys, repeating_keys
 from mixprec.functions import watching
 from mixprec.rewrite.repetition import Repetition
@@ -58,6 +58,7 @@ class RepeatableCall:
             stack.enter_context(watching.watch_alone(made))
             stack.enter_context(self.repetition.first())
             stack.enter_context(chainer.using_config("_will_recompute", True))
+            stack.enter_context(seeing(self.attributes))
             result = self._function(*args, **kwargs)
         self.attributes.compare()
         if not _are_same(before, _random_states()):
@@ -76,11 +77,12 @@ class RepeatableCall:
             stack.enter_context(chainer.using_config("in_recomputing", True))
             stack.enter_context(chainer.using_config("enable_backprop", True))
             stack.enter_context(watching.watch_alone())
-            stack.enter_context(_reporting_nothing())
+            stack.enter_context(reporting_nothing())
             stack.enter_context(repeating_keys(self.keys))
             if self._random is not None:
                 stack.callback(_set_random_states, _random_states())
                 _set_random_states(self._random)
+            stack.enter_context(seeing())
             stack.enter_context(self.attributes.as_before())
             stack.enter_context(self.repetition.again())
             yield self._function(*args, **kwargs)
@@ -120,7 +122,8 @@ def _settings():
     return {name: value for name, value in settings.items() if name not in _OF_THE_PASS}
 
 
-def _reporting_nothing():
+def reporting_nothing():
+    """Returns a context manager: inside of it ``chainer.report`` leaves nothing in the user's reporter."""
     reporters = reporter._get_reporters()
     return reporters[-1].scope({}) if reporters else contextlib.nullcontext()
 

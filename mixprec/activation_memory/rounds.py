@@ -10,7 +10,10 @@ import weakref
 from mixprec.activation_memory import retained
 from mixprec.activation_memory.buffers import LiveBuffer, Recipe, recipe_of
 
-_BUFFERS = "_offloaded"  # attribute of function nodes: their buffers, which live as long as they do
+BUFFERS = "_offloaded"  # attribute of function nodes: their buffers, which live as long as they do
+
+
+_WHOLE = 16  # memory of so many times an array is something else, of which it is a part: all images, say
 
 
 class Policy:
@@ -53,6 +56,7 @@ class Round:
         copies: :class:`~mixprec.backends.copies.Copies` of the device.
         smallest: bytes; smaller arrays stay.
         policy: :class:`Policy`.
+        memory: :class:`Memory`, which all rounds share.
         meter: :class:`~mixprec.activation_memory.metering.Meter`, which measures the round, or ``None``.
 
     Attributes:
@@ -62,10 +66,11 @@ class Round:
         buffers: list of :class:`~mixprec.activation_memory.buffers.LiveBuffer`, in the order in which they were made.
         recipes: ``{number of a buffer: (numbers of the events that compute it again, numbers of buffers that these
             read)}``, of a round that is measured.
+        read_later: set of the numbers of buffers that were read after the round, or after their last use in its plan.
         is_backward: whether a backward pass has begun.
     """
 
-    def __init__(self, copies, smallest, policy, meter=None):
+    def __init__(self, copies, smallest, policy, memory, meter=None):
         self.copies = copies
         self.policy = policy
         self.meter = meter
@@ -74,9 +79,11 @@ class Round:
         self.functions = []
         self.buffers = []
         self.recipes = {}
+        self.read_later = set()
         self.is_backward = False
         self._smallest = smallest
-        self._known = weakref.WeakKeyDictionary()  # token of memory -> its buffer, as long as it is there
+        self._memory = memory
+        self._at = weakref.WeakKeyDictionary()  # variable node -> buffer
 
     @property
     def is_abandoned(self):
@@ -86,38 +93,53 @@ class Round:
     def forward(self, function):
         """Takes note of a function node that has gone forward, and is a part of a graph."""
         number = len(self.signature)
-        buffers = vars(function)[_BUFFERS] = self._retain(function)
-        new = tuple([buffer.size for buffer in buffers if buffer.made == number])
+        buffers = vars(function)[BUFFERS] = self._retain(function)
+        new = tuple([buffer.size for buffer in buffers if buffer.made == number and self.owns(buffer)])
         self._begin(function, True, new)
         self._end(number, buffers)
 
     def _retain(self, function):
         """Returns the buffers of what a function node has retained, and refers to no array any more."""
-        buffers = {}  # as a set in order
-        leaves = list(filter(None, (self._token(array) for array in retained.leaves_of(function))))
+        buffers, memory = {}, self._memory  # the first one is a set in order
+        for array in retained.leaves_of(function):
+            token = self.token(array)
+            if token is not None and memory.buffer_of(token) is None:
+                memory.leaves.add(token)
         for place, array in retained.places_of(function):
-            token = self._token(array)
-            if token is None or any(token is leaf for leaf in leaves):
+            token = self.token(array)
+            if token is None or token in memory.leaves:
                 continue
-            buffer = self._known.get(token)
+            buffer = memory.buffer_of(token)
             if buffer is None:
                 root = self.copies.root_of(array)
-                if self.copies.size_of(root) < self._smallest:
+                size = self.copies.size_of(root)
+                if size < self._smallest or size > _WHOLE * array.nbytes:
                     continue
                 buffer = self._new_buffer(root, token, _producer(place, function, array))
+                memory.know(token, buffer)
             buffer.add(place, array)
             buffer.is_convolution_input |= place.name == "_data" and retained.is_convolution(function)
+            if place.name == "_data" and self.owns(buffer):
+                self._at[place.owner] = buffer
             buffers[buffer] = None
+        for index in function._input_indexes_to_retain or ():
+            node = function.inputs[index]
+            if node.data is None and node in self._at:  # it has left, before this function was known
+                buffers[self._at[node]] = None
         return list(buffers)
 
-    def _token(self, array):
+    def owns(self, buffer):
+        """Whether a buffer is one of this round, not of an earlier one."""
+        return buffer.number < len(self.buffers) and self.buffers[buffer.number] is buffer
+
+    def token(self, array):
+        """Returns what stands for the memory of an array, see ``Copies.token_of``, or ``None``."""
         root = self.copies.root_of(array)
         return None if root is None else self.copies.token_of(root)
 
     def _new_buffer(self, root, token, producer):
-        buffer = LiveBuffer(len(self.buffers), self.copies, root, len(self.signature), producer)
+        buffer = LiveBuffer(len(self.buffers), self.copies, root, len(self.signature), producer, self.read_later)
         self.buffers.append(buffer)
-        self._known[token] = buffer
         weakref.finalize(token, _is_free, weakref.ref(self), weakref.ref(buffer)).atexit = False
         if self.meter is not None:
             self.meter.came(buffer.size)
@@ -130,7 +152,7 @@ class Round:
             function: function node.
             step: function without arguments that does so.
         """
-        buffers = vars(function).get(_BUFFERS)
+        buffers = vars(function).get(BUFFERS)
         if buffers is None:
             step()
             return
@@ -147,21 +169,30 @@ class Round:
         self._end(number, buffers)
 
     def _turn(self):
-        """Finds out, at the end of the forward pass, how buffers can be computed again."""
+        """Finds out, at the end of the forward pass, which buffers can be computed again."""
         self.is_backward = True
-        at = {node: buffer for buffer in self.buffers for node in buffer.nodes}
+        if self.meter is None:
+            return
         numbers = {function(): number for number, function in enumerate(self.functions)}
         for buffer in self.buffers:
-            is_lost = not buffer.is_here and not buffer.has_copy
-            if is_lost or (self.meter is not None and buffer.is_live):
-                functions, sources = recipe_of(buffer, at) or ((), ())
-                # A later function might not retain its input, if the next round turns out to be another one.
-                if functions and all(source.made <= buffer.made for source in sources):
-                    buffer.recipe = Recipe(buffer, functions, sources, self.copies) if is_lost else None
-                    self.recipes[buffer.number] = (
-                        tuple([numbers[function] for function in functions]),
-                        tuple([source.number for source in sources]),
-                    )
+            found = self._recipe_of(buffer)
+            if found is not None and all(function in numbers for function in found[0]):
+                functions, sources = found
+                self.recipes[buffer.number] = (
+                    tuple([numbers[function] for function in functions]),
+                    tuple([source.number for source in sources]),
+                )
+
+    def _recipe_of(self, buffer):
+        found = recipe_of(buffer, self._at)
+        # What is retained later only might not be retained in another round that begins in the same way.
+        return None if found is None or any(source.made > buffer.made for source in found[1]) else found
+
+    def find_recipe(self, buffer):
+        """Says how a buffer is computed again, if it can be: its ``recipe``."""
+        found = self._recipe_of(buffer)
+        if found is not None:
+            buffer.recipe = Recipe(buffer, *found, self.copies)
 
     def _ensure(self, buffer):
         was_restored = buffer.is_restored
@@ -201,13 +232,43 @@ class Round:
         self.meter = meter
         for buffer in self.buffers:
             meter.came(buffer.size)
-        meter.start()
 
     def settle(self):
         """Lets the device wait for all copies that are under way."""
         for buffer in self.buffers:
             buffer.settle()
         self.copies.join()
+
+    def end(self):
+        """Ends the round: a graph of it that is still there keeps what it needs."""
+        self.settle()
+        for buffer in self.buffers:
+            if not self.is_backward and buffer.is_live and not buffer.has_copy:
+                buffer.ensure()
+            buffer.is_over = True
+            buffer.recipe = None
+        self.policy = Policy()  # which refers to this round
+
+
+class Memory:
+    """The memory of a device, as rounds know it.
+
+    Attributes:
+        leaves: set of the tokens of what no function has computed, such as parameters and batches.
+    """
+
+    def __init__(self):
+        self._known = weakref.WeakKeyDictionary()
+        self.leaves = weakref.WeakSet()
+
+    def buffer_of(self, token):
+        """Returns the buffer of memory, if a graph still has it, or ``None``."""
+        reference = self._known.get(token)
+        return None if reference is None else reference()
+
+    def know(self, token, buffer):
+        """Takes note of the buffer of memory."""
+        self._known[token] = weakref.ref(buffer)
 
 
 def _producer(place, function, array):

@@ -134,6 +134,10 @@ class Copies(abc.ABC):
         """Returns how many bytes of the device are in use now, counted as for :meth:`peak`."""
 
     @abc.abstractmethod
+    def allocated(self):
+        """Returns how many bytes of the device are in use now, also outside of :meth:`measuring`."""
+
+    @abc.abstractmethod
     def tick(self):
         """Returns a token of the time at which the main stream has done all that it was asked so far."""
 

@@ -51,10 +51,13 @@ class FileCopies(Copies):
         )
         self._last = {}  # by thread: the future of what it was asked last
         self._rates = None
+        self._process = os.getpid()
         self._untraced = 0  # bytes of the process that tracemalloc does not know
         self._closing = weakref.finalize(self, _close, self._fd, (self._out, self._back))
 
     def root_of(self, array):
+        if not isinstance(array, np.ndarray):
+            return None
         root = array
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -113,6 +116,10 @@ class FileCopies(Copies):
         return root, self._submit(self._back, slot, os.preadv, root)
 
     def _submit(self, executor, slot, move, root, *, written=False):
+        if os.getpid() != self._process:
+            raise OneLineError(
+                "a forked process cannot go on offloading to its parent's file: make mixprec.offload anew"
+            )
         before = (slot.last, slot.written)
         box = [flat(root).view(np.uint8)]
         future = executor.submit(_copy, self._fd, self._folder, move, slot.offset, box, before)
@@ -150,6 +157,9 @@ class FileCopies(Copies):
     def in_use(self):
         used, _ = tracemalloc.get_traced_memory()
         return used + self._untraced
+
+    def allocated(self):
+        return resident_memory()
 
     def tick(self):
         return time.perf_counter()

@@ -49,6 +49,8 @@ class PinnedCopies(Copies):
         return self._cupy.cuda.Event(disable_timing=True)
 
     def root_of(self, array):
+        if not isinstance(array, self._cupy.ndarray):
+            return None
         memory = array.data.mem
         if not isinstance(memory, self._cupy.cuda.memory.PooledMemory) or memory.device_id != self._device.id:
             return None
@@ -198,6 +200,10 @@ class PinnedCopies(Copies):
     def in_use(self):
         with self._device:
             return self._pool.used_bytes()
+
+    def allocated(self):
+        with self._device:
+            return self._cupy.get_default_memory_pool().used_bytes()
 
     def tick(self):
         with self._device:

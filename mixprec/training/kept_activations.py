@@ -57,14 +57,25 @@ def limit(config, trainer, report, images, val_images, out, ranks):
         lines.append(
             f"memory: {len(updater.blocks.blocks)} blocks are computed again in the backward pass; layers keep "
             f"{estimates.in_words(kept // EXAMPLE)} for an image, not {estimates.in_words(all_kept // EXAMPLE)}"
+            if updater.blocks.blocks
+            else "memory: no link of the network saves memory if it is computed again; mark functions in its code by "
+            "mixprec.recompute, or set memory.budget"
         )
     if settings.budget is not None:
         to = _other_memory(settings.to, updater.device, out)
         updater.memory = mixprec.offload(
-            settings.budget, to, recompute=settings.recompute != "none", say=lambda text: print(f"memory:\n{text}")
+            settings.budget, to, recompute=settings.recompute != "none", say=_print if ranks.is_first else _say_nothing
         )
         lines.append(f"memory: at most {settings.budget}; what does not fit waits in {_named(to)}")
     return lines
+
+
+def _print(text):
+    print(f"memory:\n{text}", flush=True)
+
+
+def _say_nothing(text):
+    """Other ranks have plans that are alike."""
 
 
 def _other_memory(to, device, out):

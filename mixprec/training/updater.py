@@ -11,6 +11,7 @@ from chainer.training import extension, updaters
 
 import mixprec
 from mixprec import arguments
+from mixprec.activation_memory.planning import DoesNotFit
 from mixprec.training.accumulation import Accumulated
 
 
@@ -60,7 +61,7 @@ class TimedUpdater(updaters.StandardUpdater):
         iterator = self.get_iterator("main")
         self._began = iterator.epoch_detail
         given = self._batches(iterator) if self._sums else self._batch(iterator)
-        with contextlib.nullcontext() if self.memory is None else self.memory:
+        with contextlib.nullcontext() if self.memory is None else _within_budget(self.memory):
             if isinstance(given, tuple):
                 self._step(*given)
             elif isinstance(given, dict):
@@ -107,6 +108,15 @@ class TimedUpdater(updaters.StandardUpdater):
         if isinstance(self.device, backend.GpuDevice):
             self.device.device.synchronize()
         self.seconds += time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def _within_budget(memory):
+    try:
+        with memory:
+            yield
+    except DoesNotFit as error:
+        raise DoesNotFit(f"memory.budget: {error}; raise it, or lower training.batch_size", error.least) from None
 
 
 class CapturedUpdater(TimedUpdater):

@@ -83,6 +83,9 @@ class SimulatedBus(FileCopies):
     def in_use(self):
         return self.used
 
+    def allocated(self):
+        return self.used
+
     def tick(self):
         return self.now
 

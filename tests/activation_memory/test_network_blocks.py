@@ -1,5 +1,7 @@
 """``blocks_of`` finds the residual blocks of a network, and counts what is kept with them and without."""
 
+import random
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -76,3 +78,50 @@ def test_links_that_are_called_twice_or_save_nothing_are_no_blocks():
     batch = 4 * 8 * 4
     assert [(block.inputs, block.inside) for block in found.blocks] == [(batch, 3 * batch)] * 2
     assert (found.kept - found.kept_with, found.largest) == (4 * batch, 2 * batch)
+
+
+def test_links_that_keep_nothing_or_next_to_nothing_are_no_blocks_and_nothing_else_is_noticed():
+    class Net(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.fixed = chainer.Sequential(L.Linear(8, 8), F.sin, F.exp)
+                self.view = chainer.Sequential(F.sum)
+                self.tiny = chainer.Sequential(L.Linear(8, 1), F.sin, F.exp, F.sin)
+                self.large = L.Linear(8, 512)
+
+        def forward(self, x):
+            chainer.report({"calls": random.random()}, self)
+            with chainer.no_backprop_mode():
+                fixed = self.fixed(x)
+            return F.sum(F.sin(self.large(F.sin(x) + fixed))) + F.sum(self.tiny(F.sin(x))) + self.view(F.sin(x))
+
+    model, state, reporter, reported = Net(), random.getstate(), chainer.Reporter(), {}
+    reporter.add_observer("net", model)
+    with reporter.scope(reported):
+        found = blocks_of(model, chainer.Variable(np.ones((4, 8), np.float32)))
+    assert (found.blocks, found.kept_with, found.largest) == ((), found.kept, 0)
+    assert (random.getstate(), reported) == (state, {})
+
+
+def test_sizes_are_right_although_memory_is_used_again():
+    class Block(chainer.Chain):
+        def forward(self, h):
+            return F.sin(F.exp(F.sin(F.sin(h * 2))) * 2) + 1
+
+    class Net(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.blocks = chainer.ChainList(*(Block() for _ in range(8)))
+
+        def forward(self, h):
+            h = h * 1
+            for block in self.blocks:
+                h = block(h + 1)  # nothing else keeps this sum
+            return h
+
+    found = blocks_of(Net(), chainer.Variable(np.ones((256, 64), np.float32)))
+    batch = 256 * 64 * 4
+    assert [(block.inputs, block.inside) for block in found.blocks] == [(batch, 4 * batch)] * 8
+    assert (found.kept, found.kept_with, found.largest) == (32 * batch, 8 * batch, 4 * batch)

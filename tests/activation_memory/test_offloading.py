@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec.activation_memory import offloading, planning
+from mixprec.activation_memory import made_plans, planning
 from mixprec.backends.file_copies import FileCopies
 from mixprec.messages import OneLineError
 from tests.activation_memory.offloaded_runs import NETWORKS, SMALLEST, Run, differences
@@ -35,7 +35,7 @@ def at_least(monkeypatch):
             high = planning.plan(recording, 1 << 50, bus, **wishes).schedule.peak
             return planning.plan(recording, int(low + share * (high - low)), bus, **wishes)
 
-        monkeypatch.setattr(offloading, "plan", plan)
+        monkeypatch.setattr(made_plans, "plan", plan)
 
     return use
 

@@ -3,7 +3,7 @@
 import pytest
 
 import mixprec
-from mixprec.activation_memory import offloading, planning
+from mixprec.activation_memory import made_plans, planning
 from tests.activation_memory.test_offloading_on_device import Offloaded
 from tests.graph_capture.captured_runs import REQUIRED, assert_same, eager
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
@@ -18,7 +18,7 @@ def test_the_same_bits(side, capture, monkeypatch):  # noqa: F811
     def plan(recording, budget, bus, **wishes):
         return planning.plan(recording, planning.least(recording, smallest=wishes["smallest"]), bus, **wishes)
 
-    monkeypatch.setattr(offloading, "plan", plan)
+    monkeypatch.setattr(made_plans, "plan", plan)
     memory = mixprec.offload("1 TB", smallest=2**10)
     run = Offloaded(memory, capture, side=side, dropout=0.3).run(range(STEPS))
     assert memory.plans[0].schedule.bytes_out > 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec.activation_memory import offloading, planning
+from mixprec.activation_memory import made_plans, planning
 from mixprec.activation_memory.buffers import LiveBuffer
 from tests.graph_capture.captured_runs import REQUIRED, Run, assert_same, eager
 from tests.stand_ins import graph_work, nan_pool
@@ -46,7 +46,7 @@ def least(monkeypatch):
         budgets.append(planning.least(recording, smallest=wishes["smallest"]))
         return planning.plan(recording, budgets[-1], bus, **wishes)
 
-    monkeypatch.setattr(offloading, "plan", plan)
+    monkeypatch.setattr(made_plans, "plan", plan)
     return budgets
 
 
@@ -78,7 +78,7 @@ def test_a_hard_limit(least, monkeypatch):
     _peaks(Offloaded(_memory(), None), range(3))
     smallest = least[0] - used
     assert smallest < 0.9 * kept
-    monkeypatch.setattr(offloading, "plan", planning.plan)
+    monkeypatch.setattr(made_plans, "plan", planning.plan)
     expected = Run(None)
     _peaks(expected, range(8))
     expected = expected.results()
@@ -100,7 +100,7 @@ def test_a_budget_below_the_least(least, monkeypatch):
     """Is refused in one line, which says what would do."""
     run = Offloaded(_memory(), None)
     run.run(range(3), size=IMAGES)
-    monkeypatch.setattr(offloading, "plan", planning.plan)
+    monkeypatch.setattr(made_plans, "plan", planning.plan)
     run = Offloaded(_memory(least[0] // 2), None)
     with pytest.raises(planning.DoesNotFit, match=r"no plan fits into .*: .* takes .* MB, even if all") as caught:
         run.run(range(3), size=IMAGES)

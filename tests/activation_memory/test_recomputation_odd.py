@@ -1,12 +1,16 @@
 """``mixprec.recompute``: errors, settings and reports; what a second call must not leave behind."""
 
+import sys
+import threading
+import types
+
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
 
 import mixprec
-from mixprec.activation_memory import recomputed
+from mixprec.activation_memory import cupy_draws, graph_edge, recomputed
 from mixprec.export import chainer_graph
 from mixprec.functions import dropout, watching
 from mixprec.rewrite.scope import active
@@ -91,6 +95,48 @@ def test_a_function_that_cannot_be_repeated_is_refused(monkeypatch):
     with pytest.raises(RuntimeError, match=r"^mixprec.recompute\(gaussian\): Gaussian draws random numbers from CuPy"):
         mixprec.recompute(F.gaussian)(x, x)
     mixprec.recompute(dropout)(x, 0.5)  # this one can
+
+
+def test_random_numbers_of_cupy_are_refused_in_the_second_call(monkeypatch):
+    """There is no CuPy here: this is a module that looks like its generator, and a class like the one for its RNNs."""
+    modules = {name: types.ModuleType(name) for name in ("cupy", "cupy.random", "cupy.random._generator", "cupy.cudnn")}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    generator = modules["cupy.random._generator"]
+    generator.get_random_state = lambda: 3
+    states = type("DropoutStates", (), {"set_dropout_ratio": lambda self, dropout_ratio: dropout_ratio})
+    modules["cupy.cudnn"].DropoutStates = states
+    x = chainer.Variable(np.ones(3, np.float32))
+    with cupy_draws.random_state.applied(), cupy_draws.ratio_of_rnn.applied():
+        for draw in (lambda: generator.get_random_state(), lambda: states().set_dropout_ratio(0.5)):
+            y = mixprec.recompute(lambda x, draw=draw: (draw(), x * 2)[1])(x)
+            with pytest.raises(RuntimeError, match=r"^recompute\(<lambda>\): it draws random numbers from CuPy"):
+                F.sum(y).backward()
+        F.sum(mixprec.recompute(lambda x: x * 2 + states().set_dropout_ratio(0.0))(x)).backward()
+        assert generator.get_random_state() == 3
+
+
+def test_two_threads_over_one_model_do_not_see_each_others_edges():
+    """The first one waits inside of its pass, until the second one has come to its own."""
+    shut, inside, came = graph_edge.shut, [], threading.Event()
+    node = chainer.Parameter(np.ones(3, np.float32)).node
+
+    def second():
+        came.set()
+        with shut([node]):
+            inside.append("second")
+
+    thread = threading.Thread(target=second)
+    with shut([node]) as (edge,):
+        with shut([]):  # the same thread may be in several
+            thread.start()
+        came.wait()
+        assert inside == []
+        assert node.creator_node is edge
+        inside.append("first")
+    thread.join()
+    assert inside == ["first", "second"]
+    assert node.creator_node is None
 
 
 def test_an_exported_model_has_no_recomputed_parts():

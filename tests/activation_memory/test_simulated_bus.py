@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec.activation_memory import offloading, planning
+from mixprec.activation_memory import made_plans, offloading, planning
 from mixprec.activation_memory.recording import Bus
 from mixprec.activation_memory.timetable import schedule
 from tests.activation_memory.simulated_bus import ConvolutionWork, SimulatedBus, Work
@@ -57,7 +57,7 @@ def _follow(monkeypatch, network, make):
     """
     bus = SimulatedBus(*network.bus)
     monkeypatch.setattr(offloading, "copies_for", lambda array, to: bus)
-    monkeypatch.setattr(offloading, "plan", lambda recording, budget, rates, **_: make(recording, rates))
+    monkeypatch.setattr(made_plans, "plan", lambda recording, budget, rates, **_: make(recording, rates))
     memory = mixprec.offload("1 TB", to="a simulated bus", smallest=1)
     for _ in range(2):
         with memory:

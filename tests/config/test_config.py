@@ -265,7 +265,8 @@ def test_the_script_names_the_architectures(write):
         (
             "mode: static\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
-            "update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; did you mean 'loss_scale.mode'?",
+            "update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
+            "did you mean 'loss_scale.mode'?",
         ),
         (
             "mode: {arch: a}\n",

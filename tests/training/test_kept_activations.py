@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from mixprec.activation_memory import offloading, planning
+from mixprec.activation_memory import made_plans, planning
 from mixprec.training import command, kept_activations
 from mixprec.training.training_run import MEMORY
 from models import MODELS
@@ -34,7 +34,7 @@ def work(tmp_path, monkeypatch):
         return planning.plan(recording, least, bus, **wishes)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(offloading, "plan", plan)
+    monkeypatch.setattr(made_plans, "plan", plan)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(SECTIONS))
     return tmp_path
 
@@ -115,9 +115,12 @@ def test_bad_settings(work, settings, message, capsys):
 
 
 def test_a_budget_that_nothing_meets(work, monkeypatch, capsys):
-    monkeypatch.setattr(offloading, "plan", planning.plan)
+    monkeypatch.setattr(made_plans, "plan", planning.plan)
     assert _main("small", "memory.budget=1 MB") == 2
-    assert re.search(r"error: no plan fits into 1\.0 MB: .* takes [0-9,.]+ MB, ", capsys.readouterr().err)
+    assert re.search(
+        r"error: memory\.budget: no plan fits into 1\.0 MB: .* takes [0-9,.]+ MB, .*; raise it, or lower",
+        capsys.readouterr().err,
+    )
 
 
 @pytest.mark.sweep
@@ -126,14 +129,14 @@ def test_killed_and_resumed(work):
     program = f"""
 import sys
 sys.path[:0] = {sys.path!r}
-from mixprec.activation_memory import offloading, planning
+from mixprec.activation_memory import made_plans, planning
 from mixprec.training import command
 from models import MODELS
 
 def plan(recording, budget, bus, **wishes):
     return planning.plan(recording, planning.least(recording, smallest=wishes["smallest"]), bus, **wishes)
 
-offloading.plan = plan
+made_plans.plan = plan
 sys.exit(command.main(sys.argv[1:], MODELS))
 """
     settings = ["--config", "c.yaml", "--set", "memory.budget=8 GB", "--set", "memory.recompute=auto", "--set"]

@@ -1,0 +1,136 @@
+"""The plans of :class:`~mixprec.activation_memory.offloading.Offload`: made from recorded rounds, and made again."""
+
+import dataclasses
+
+from mixprec.activation_memory import metering
+from mixprec.activation_memory.budget import in_bytes
+from mixprec.activation_memory.following import Made
+from mixprec.activation_memory.planning import plan
+from mixprec.activation_memory.recording import Bus
+from mixprec.announcements import announce
+
+_RECORDED = 2  # rounds: times of the first one are those of a start
+_UNLIKE = 16  # kinds of rounds that are remembered without a plan
+_REPLANNED = 3  # how often a plan is made again as more memory is in use
+_GROWTH = 0.02  # of the budget
+
+
+class Plans:
+    """Makes a plan for each kind of round that is recorded often enough.
+
+    Args:
+        budget: from :func:`~mixprec.activation_memory.budget.check_budget`.
+        recompute: whether buffers may be computed again.
+        smallest: bytes; smaller buffers stay.
+        say: is called with each plan as text.
+
+    Attributes:
+        made: list of :class:`~mixprec.activation_memory.following.Made`.
+        plans: list of :class:`~mixprec.activation_memory.planning.Plan`.
+        recordings: list of :class:`~mixprec.activation_memory.recording.Recording` that they were made from.
+        has_deviated: whether a round was none of those that were recorded, and the next one is to be recorded.
+    """
+
+    def __init__(self, budget, recompute, smallest, say):
+        self._budget = budget
+        self._recompute = recompute
+        self._smallest = smallest
+        self._say = say
+        self._unplanned = []
+        self._replanned = 0
+        self.made, self.plans, self.recordings = [], [], []
+        self.has_deviated = False
+
+    @property
+    def wants_recording(self):
+        """Whether the next round is to be recorded."""
+        return self.has_deviated or not self.made
+
+    @property
+    def waits(self):
+        """Whether rounds with buffers were recorded for which there is no plan yet."""
+        return any(each.recording.buffers for each in self._unplanned)
+
+    def add(self, ended, in_use):
+        """Takes a recorded round into account.
+
+        Args:
+            ended: :class:`~mixprec.activation_memory.rounds.Round` with a meter, whose backward pass is over.
+            in_use: bytes that were in use on the device after its first event.
+        """
+        self.has_deviated = False
+        if any(made.signature == ended.signature for made in self.made):
+            return
+        recording = metering.recording_of(ended, ended.recipes)
+        for each in self._unplanned:
+            if each.fits(ended.signature, recording):
+                each.recording = metering.merged(each.recording, recording, each.read_later)
+                each.in_use, each.times = max(each.in_use, in_use), each.times + 1
+                if each.times >= _RECORDED:
+                    self._unplanned.remove(each)
+                    self._plan(each.recording, ended, each.in_use)
+                return
+        if len(self._unplanned) == _UNLIKE:
+            announce(
+                "offload: of %d rounds that were recorded no two had the same functions and shapes: all is moved at "
+                "once, without a plan",
+                _UNLIKE,
+            )
+            del self._unplanned[0]
+        self._unplanned.append(_Unplanned(ended.signature, recording, in_use, ended.read_later))
+
+    def _plan(self, recording, ended, in_use):
+        copies = ended.copies
+        found = self._made_of(recording, copies)
+        self.made.append(Made(found, recording, ended.signature, in_use))
+        self.plans.append(found)
+        self.recordings.append(recording)
+        copies.trim()
+
+    def _made_of(self, recording, copies):
+        budget = in_bytes(self._budget, copies.total())
+        found = plan(recording, budget, Bus(*copies.bus()), recompute=self._recompute, smallest=self._smallest)
+        self._say(str(found))
+        return found
+
+    def grow(self, copies, in_use):
+        """Plans again if more memory is in use than when rounds were recorded, such as an optimizer's state.
+
+        Args:
+            copies: of the device.
+            in_use: bytes after the first event of a round, as for :meth:`add`.
+        """
+        least = _GROWTH * in_bytes(self._budget, copies.total())
+        if self._replanned == _REPLANNED or in_use - max(made.in_use for made in self.made) <= least:
+            return
+        self._replanned += 1
+        for place, made in enumerate(self.made):
+            more = in_use - made.in_use
+            recording = self.recordings[place]
+            events = tuple(dataclasses.replace(event, others=event.others + more) for event in recording.events)
+            recording = dataclasses.replace(recording, events=events)
+            found = self._made_of(recording, copies)
+            self.made[place] = Made(found, recording, made.signature, in_use)
+            self.plans[place], self.recordings[place] = found, recording
+
+
+@dataclasses.dataclass
+class _Unplanned:
+    """Rounds that were recorded, less often than a plan wants.
+
+    Attributes:
+        signature, recording: of them.
+        in_use: bytes, see :meth:`Plans.add`.
+        read_later: of the first one: it is known by the time there is a second one.
+        times: how many they are.
+    """
+
+    signature: list
+    recording: object
+    in_use: int
+    read_later: set
+    times: int = 1
+
+    def fits(self, signature, recording):
+        """Whether another round is of this kind."""
+        return self.signature == signature and len(self.recording.buffers) == len(recording.buffers)
