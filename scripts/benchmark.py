@@ -19,6 +19,10 @@ python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--
     [--gpu-batch 256] [--gpu-threads 8] [--json FILE]
 python scripts/benchmark.py scaling [--no-model | --no-measure] [--arch resnet20] [--ranks 2] [--batch 32]
     [--dtype float32] [--blocks 7] [--seconds 2] [--json FILE]
+python scripts/benchmark.py memory [--budget "2 GB"] [--steps 2] [--width 8] [--batch 1] [--dtype float16]
+    [--folder FOLDER] [--json FILE]
+python scripts/benchmark.py memory-picture FILE.svg [--budget "500 MB"] [--size 1536] [--width 8] [--batch 1]
+    [--dtype float16] [--folder FOLDER]
 """
 
 import dataclasses
@@ -48,6 +52,9 @@ from benchmarks import (
     update_gpu,
     walks,
 )
+from benchmarks.activations import memory_command
+from benchmarks.activations.step_recording import PictureError
+from benchmarks.activations.trial import TrialError
 from benchmarks.bars.record import RecordError
 from benchmarks.command_arguments import ArgumentsError, add_arch, positive, positives
 from benchmarks.record_files import Record, WriteError, add_command
@@ -62,7 +69,7 @@ from models import MODELS
 
 WITHOUT_GROUPS = {name: network for name, network in MODELS.items() if not name.startswith("resnext")}
 _COUNTED = 2  # images in a batch: launches do not depend on it
-BAD_INPUT = (ArgumentsError, ConfigError, DataError, RecordError)
+BAD_INPUT = (ArgumentsError, ConfigError, DataError, PictureError, RecordError)
 
 
 def _update(save, arch, repeats, threads):
@@ -196,6 +203,7 @@ def main(argv=None):
     own.add_argument("--gpu-threads", type=positive, default=8, help="threads of DALI beside the GPU")
     step_commands.add(commands, MODELS)
     scaling_command.add(commands, MODELS)
+    memory_command.add(commands)
     settings = vars(parser.parse_args(argv))
 
     del settings["command"]
@@ -205,7 +213,7 @@ def main(argv=None):
         sys.stdout.flush()
     except BAD_INPUT as error:
         _end(2, error)
-    except (WriteError, RankError) as error:
+    except (WriteError, RankError, TrialError) as error:
         _end(1, error)
     except BrokenPipeError:
         if _is_read(sys.stdout):

@@ -128,6 +128,9 @@ def compared(config, trainer, arrays):
 
     Returns:
         str: a table.
+
+    Raises:
+        OneLineError: no plan meets ``memory.budget``.
     """
     scale = config.training.batch_size / len(arrays[0])
     with tempfile.TemporaryDirectory() as folder:
@@ -150,7 +153,12 @@ def compared(config, trainer, arrays):
             found = plan(recording, budget, bus, recompute=recompute, smallest=SMALLEST)
             ways.append(Way(name + note, found.schedule.peak, found.schedule.seconds))
         except DoesNotFit as error:
-            ways.append(Way(name + note, None, 0.0, f"does not fit; {estimates.in_words(error.least)} would do"))
+            least_words = estimates.in_words(error.least)
+            ways.append(Way(name + note, None, 0.0, f"does not fit, {least_words} is the least that would do"))
+    if all(way.peak is None for way in ways[-2:]):
+        raise OneLineError(
+            f"memory.budget {config.memory.budget}: a step {ways[-1].note}; raise it, or lower training.batch_size"
+        )
     lines = [
         f"activations of {config.training.batch_size} images, expected from passes of {len(arrays[0])}; memory is that "
         "of the whole process on its device"

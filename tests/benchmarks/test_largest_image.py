@@ -54,7 +54,7 @@ def test_the_search_finds_the_limit_in_few_trials(limit, skew):
     assert found.size == limit // 32 * 32
     assert reason == "too much"
     assert len(tried) == len(set(tried))
-    assert len(tried) <= (12 if skew == 1.0 else 20)
+    assert len(tried) <= (12 if skew == 1.0 else 18)
 
 
 def test_nothing_fits():

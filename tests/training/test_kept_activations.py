@@ -123,6 +123,15 @@ def test_a_budget_that_nothing_meets(work, monkeypatch, capsys):
     )
 
 
+def test_a_dry_run_refuses_a_budget(work, capsys):
+    assert _main("dry", "memory.budget=2 MB", arguments=["--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(
+        r"memory\.budget 2 MB: a step does not fit, [0-9.]+ [MG]iB is the least that would do; raise it", error
+    )
+    assert os.listdir(work) == ["c.yaml"]
+
+
 @pytest.mark.sweep
 def test_killed_and_resumed(work):
     """kill -9 in the middle leaves no file of what was moved, and the run goes on to the same weights."""
