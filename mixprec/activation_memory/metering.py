@@ -42,7 +42,8 @@ class Meter:
         self._began = now
 
     def resume(self):
-        """Begins to count time again, after copies."""
+        """Begins to count again, after copies: what has left does not count any more."""
+        self._copies.peak()
         self._began = self._copies.tick()
 
     def seconds(self):
@@ -56,7 +57,7 @@ class Meter:
         """Returns a tuple of :class:`~mixprec.activation_memory.recording.Event`."""
         seconds = self.seconds()
         return tuple(
-            Event(name, is_forward, seconds[number], max(0, self._others[number]))
+            Event(name, is_forward, seconds[number], max(0, self._others[number if number in self._others else 1]))
             for number, ((is_forward, _, _), name) in enumerate(zip(signature, names, strict=True))
         )
 
@@ -83,7 +84,9 @@ def recording_of(round_, recipes):
 
 
 def merged(first, second, read_later):
-    """Returns a recording with the shorter times, and the larger memory, of two recordings of one round.
+    """Returns a recording with the shorter times of two recordings of one round, and the memory of the second.
+
+    The first one was begun to be measured when its first function was under way.
 
     What a later round has read is not computed again: parameters might have changed by then.
 
@@ -92,7 +95,7 @@ def merged(first, second, read_later):
         read_later: set of the numbers of buffers that a later round has read.
     """
     events = tuple(
-        Event(b.name, b.is_forward, min(a.seconds or b.seconds, b.seconds), max(a.others, b.others))
+        Event(b.name, b.is_forward, min(a.seconds or b.seconds, b.seconds), b.others)
         for a, b in zip(first.events, second.events, strict=True)
     )
     buffers = tuple(

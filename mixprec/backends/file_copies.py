@@ -7,6 +7,7 @@ mapped into memory: on a full disk these fail, where a mapping ends the process,
 import collections
 import concurrent.futures
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -23,6 +24,7 @@ from mixprec.backends.memory import flat, is_dense
 from mixprec.messages import OneLineError
 
 _UNIT = mmap.ALLOCATIONGRANULARITY
+_MMAP_THRESHOLD, _OWN_PAGES = -3, 2**20  # of mallopt: larger arrays have pages of their own
 _PROBE = 2**25  # bytes of a copy by which the speed is measured
 
 
@@ -43,6 +45,7 @@ class FileCopies(Copies):
                 self._fd = os.dup(file.fileno())
         except OSError as error:
             raise OneLineError(f"cannot offload to the folder {self._folder!r}: {error.strerror}") from None
+        _give_back_freed_memory()
         self._end = 0  # of the slots
         self._free = collections.defaultdict(list)  # by capacity
         self._out, self._back = (
@@ -267,6 +270,12 @@ def _move(fd, move, offset, box):
     except OSError as error:
         return error.errno
     return 0
+
+
+def _give_back_freed_memory():
+    """Lets the C library give the memory of large arrays back to the system when they are gone; others cannot."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _OWN_PAGES)
 
 
 def _close(fd, executors):
