@@ -15,6 +15,12 @@ from scripts import benchmark
 FIXED, OF_A_PIXEL = 100e6, 400.0  # bytes that a stub of a process takes
 
 
+@pytest.fixture(autouse=True)
+def _fine_steps(monkeypatch):
+    """The search goes in steps of 32 pixels here."""
+    monkeypatch.setattr(largest, "MULTIPLE", 32)
+
+
 def _setting(budget, folder="/nowhere"):
     return ways.Setting(budget, width=2, batch=1, dtype="float16", folder=str(folder), steps=2)
 

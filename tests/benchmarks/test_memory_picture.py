@@ -68,7 +68,7 @@ def test_a_budget_that_nothing_meets(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["step.pdf"], "expected a name that ends in .svg or .png"),
-        (["step.svg", "--size", "100"], "expected a multiple of 32"),
+        (["step.svg", "--size", "100"], "expected a multiple of 256"),
     ],
 )
 def test_wrong_arguments(arguments, message, tmp_path, monkeypatch, capsys):
