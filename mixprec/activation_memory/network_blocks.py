@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import chainer
+import numpy as np
 
 from mixprec.activation_memory import retained
 from mixprec.activation_memory.recomputation import keeping_all
@@ -248,7 +249,8 @@ def _memory(array):
     """Returns ``{key: bytes}`` of the memory in which an array lies."""
     while isinstance(getattr(array, "base", None), chainer.get_array_types()):
         array = array.base
-    block = getattr(getattr(array, "data", None), "mem", None)  # of CuPy
+    # NumPy makes no buffer of bfloat16, which `data` would be; that of CuPy has `mem`.
+    block = None if isinstance(array, np.ndarray) else getattr(getattr(array, "data", None), "mem", None)
     return {id(array): array.nbytes} if block is None else {block.ptr: block.size}
 
 

@@ -125,3 +125,11 @@ def test_sizes_are_right_although_memory_is_used_again():
     batch = 256 * 64 * 4
     assert [(block.inputs, block.inside) for block in found.blocks] == [(batch, 4 * batch)] * 8
     assert (found.kept, found.kept_with, found.largest) == (32 * batch, 8 * batch, 4 * batch)
+
+
+def test_blocks_in_bfloat16():
+    """Of which NumPy makes no buffer."""
+    model = chainer.Sequential(L.Convolution2D(3, 8, 3, pad=1), L.BatchNormalization(8), F.relu, L.Linear(None, 2))
+    x = np.zeros((2, 3, 8, 8), np.float32)
+    mixprec.convert(model, x, compute="bfloat16")
+    assert blocks_of(model, x).kept > 0

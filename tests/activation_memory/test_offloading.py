@@ -59,8 +59,8 @@ def slots(monkeypatch):
     return taken
 
 
-@pytest.mark.core(3)
-@pytest.mark.parametrize("compute", [None, "float32", "float16"])
+@pytest.mark.core(4)
+@pytest.mark.parametrize("compute", [None, "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_same_bits(name, compute, tmp_path, at_least):
     """Gradients, masters, statistics, snapshots: with an overflow in the middle, and evaluations in between."""
