@@ -121,7 +121,7 @@ class LiveBuffer:
             self._read_later.add(self.number)
         if self.is_here:
             return
-        held = self._root_among([_array_of(node) for node in self.nodes])  # by variables of the user's code
+        held = self._root_among([retained.array_of(node) for node in self.nodes])  # by variables of the user's code
         if held is not None:
             self.settle()
             self._put(held)
@@ -179,7 +179,7 @@ class Recipe:
             source.ensure()
         found = {}  # variable node -> array
         for function in self._functions:
-            inputs = tuple([found[x] if x in found else _array_of(x) for x in function.inputs])
+            inputs = tuple([found[x] if x in found else retained.array_of(x) for x in function.inputs])
             with chainer.using_config("enable_backprop", False):
                 outputs = retained.again(function).forward(inputs)
             for node, array in zip(function.outputs, outputs, strict=True):
@@ -219,10 +219,3 @@ def recipe_of(buffer, buffers):
     if not nodes or not follow(nodes[0].creator_node) or not sources or buffer in sources:
         return None
     return functions, list(dict.fromkeys(sources))
-
-
-def _array_of(node):
-    if node.data is not None:
-        return node.data
-    variable = node.get_variable_or_none()
-    return None if variable is None else variable.raw_array

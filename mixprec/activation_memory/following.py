@@ -23,11 +23,6 @@ class Following(Policy):
         self._deviated = deviated
         self._next = 0  # number of the first event before which nothing has been done yet
 
-    @property
-    def plan(self):
-        """The :class:`Made` that is followed."""
-        return self._plans[0]
-
     def before(self, number, event):
         if self._fits(number, event):
             self._advance(number)
@@ -115,7 +110,7 @@ class Made:
             if choice == "keep":
                 continue
             self.release[plan.release[number]].append(number)
-            self.last[number] = max(buffer.needs[-1], self.last.get(number, 0))
+            self.last[number] = buffer.needs[-1]
             if choice == "swap":
                 self.out[buffer.made + 1].append(number)
                 self.back[plan.back[number]].append(number)

@@ -106,11 +106,18 @@ def leaves_of(function):
     found = []
     for node in function.inputs:
         if node.creator_node is None:
-            variable = node.get_variable_or_none()
-            array = node.data if variable is None else variable.raw_array
+            array = array_of(node)
             if array is not None:
                 found.append(array)
     return found
+
+
+def array_of(node):
+    """Returns the array of a variable node, which it retains or its variable still has, or ``None``."""
+    if node.data is not None:
+        return node.data
+    variable = node.get_variable_or_none()
+    return None if variable is None else variable.raw_array
 
 
 def again(function):

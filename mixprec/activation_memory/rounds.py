@@ -11,8 +11,6 @@ from mixprec.activation_memory import retained
 from mixprec.activation_memory.buffers import LiveBuffer, Recipe, recipe_of
 
 BUFFERS = "_offloaded"  # attribute of function nodes: their buffers, which live as long as they do
-
-
 _WHOLE = 16  # memory of so many times an array is something else, of which it is a part: all images, say
 
 
