@@ -4,6 +4,8 @@ import math
 import os
 import pathlib
 
+from mixprec.control_groups import groups, read
+
 
 def number_of_threads(root="/"):
     """Returns ``OMP_NUM_THREADS``, or else as many as there are cores for this process.
@@ -24,7 +26,7 @@ def number_of_threads(root="/"):
 def _cores(root):
     """The processors of the affinity mask; those that are threads of one core count once."""
     cores = {
-        _read(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list") or processor
+        read(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list") or processor
         for processor in _processors()
     }
     return len(cores)
@@ -37,24 +39,11 @@ def _processors():
 def _quota(root):
     """How many processors' time the control group and those above it may take."""
     quota = math.inf
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        folder = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        # In a container the path may be that of the host, which is not there.
-        for group in (pathlib.PurePath(path.lstrip("/")), *pathlib.PurePath(path.lstrip("/")).parents):
-            if controllers:
-                limits = [_read(folder / group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-            else:
-                limits = _read(folder / group / "cpu.max").split()
-            if len(limits) == 2 and all(limit.isdecimal() for limit in limits):
-                quota = min(quota, int(limits[0]) / max(int(limits[1]), 1))
+    for folder, is_first in groups("cpu", root):
+        if is_first:
+            limits = [read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        else:
+            limits = read(folder / "cpu.max").split()
+        if len(limits) == 2 and all(limit.isdecimal() for limit in limits):
+            quota = min(quota, int(limits[0]) / max(int(limits[1]), 1))
     return quota
-
-
-def _read(path):
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
