@@ -127,6 +127,7 @@ def _another(key, value):
         "data.train": None,
         "data.val": None,
         "data.root": None,
+        "memory.to": "out",
         "data.val_size": 16,
         "data.mean": "[1, 2, 3]",
         "data.std": "[1, 2, 3]",
@@ -164,10 +165,11 @@ def test_a_changed_setting_is_told_or_refused(train, tmp_path, name):
     value = _another(key, old)
     if value is None:
         pytest.skip("has one value only with these settings")
-    layout = ["model.fuse=false"] if value == "nchw" else []
-    assert train("--out", "out", *_set(*layout)).returncode == 0
+    needed = {"model.memory_format": ["model.fuse=false"], "memory.to": ["memory.budget=1 GB"]}
+    with_it = needed.get(name, [])
+    assert train("--out", "out", *_set(*with_it)).returncode == 0
     before = _content(tmp_path / "out")
-    resumed = train("--out", "out", "--resume", "auto", *_set(f"{name}={value}", *layout))
+    resumed = train("--out", "out", "--resume", "auto", *_set(f"{name}={value}", *with_it))
     if resumed.returncode == 2:
         (line,) = resumed.stderr.splitlines()
         assert name in REFUSED
@@ -182,7 +184,7 @@ def test_a_changed_setting_is_told_or_refused(train, tmp_path, name):
         config = (tmp_path / "out" / "config.yaml").read_text()
         assert f"\n# since iteration 10: {' '.join(changes[0][:2])} -> {changes[0][2]}\n" in config
         assert (tmp_path / "out" / "config.1.yaml").read_bytes() == before["config.yaml"]
-        assert configs.flat(configs.load("out/config.1.yaml")) == configs.flat(configs.load("c.yaml", layout))
+        assert configs.flat(configs.load("out/config.1.yaml")) == configs.flat(configs.load("c.yaml", with_it))
 
 
 def test_a_run_with_the_same_settings_says_nothing_of_them(train, tmp_path):
