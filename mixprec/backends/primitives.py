@@ -217,6 +217,59 @@ class Primitives(abc.ABC):
     def add_bias(self, x, b):
         """Returns ``x + b`` for x (..., K) and b (K,)."""
 
+    # Second moments, for K-FAC (Martens and Grosse 2015, arXiv:1503.05671; Grosse and Martens 2016, arXiv:1602.01407).
+    # Products of two numbers in the storage dtype are exact in float32, in which sums are accumulated. What does not fit
+    # becomes inf.
+
+    @abc.abstractmethod
+    def patch_moments(self, x, convolution, filter_size, out, *, bias=False, prologue=None):
+        """Adds to ``out`` the second moments of what a filter sees: the sum of ``p p^T`` over its positions.
+
+        Args:
+            x: (N, H, W, C). It may have more channels than the filter, if those are zeros. The input (B, C) of a linear
+                layer is (B, 1, 1, C), with a filter of one element.
+            convolution: how the filter moves.
+            filter_size: (R, S).
+            out: (groups, D, D) float32, C-contiguous; p are the elements under the filter of a group of channels in the
+                order (R, S, C / groups), zeros for padding.
+            bias: whether a 1 follows them: D is R * S * C / groups, or one more.
+            prologue: as of :meth:`conv_fprop`.
+        """
+
+    @abc.abstractmethod
+    def row_moments(self, dy, out):
+        """Adds to ``out`` (groups, K / groups, K / groups) float32 the sum of ``d d^T`` over the rows of dy (..., K)."""
+
+    @abc.abstractmethod
+    def scale_moments(self, dy, x, gamma, beta, saved, out, *, relu=False):
+        """Adds to ``out`` (3, C) float32 the second moments of gradients of gamma and beta, each of one sample.
+
+        A sample's gradients are sums over all axes of x but the first and the last: of ``dy * (x - mean) * invstd`` for
+        gamma, of ``dy`` for beta.
+
+        Args:
+            dy: like ``x``, the gradient of the result of the batch normalization before any addition.
+            x: (N, ..., C) in the storage dtype, the input; gamma, beta and saved as of :meth:`batch_norm_backward`.
+            out: the sums over samples of the squares of those of gamma, of products of both, of squares of those of beta.
+            relu: whether dy is that behind a ReLU, which was open where ``gamma * (x - mean) * invstd + beta > 0``.
+        """
+
+    @abc.abstractmethod
+    def inverses(self, moments, shifts, out):
+        """Writes to ``out`` the inverse of each symmetric matrix, after a shift was added to its diagonal.
+
+        A matrix that is not positive definite then, or not finite, gives NaN.
+
+        Args:
+            moments: (groups, D, D) float32, C-contiguous; not changed.
+            shifts: (groups,) float32, on the same device.
+            out: like ``moments``.
+        """
+
+    @abc.abstractmethod
+    def products(self, a, b):
+        """Returns the product (groups, M, N) of float32 matrices a (groups, M, D) and b (groups, D, N)."""
+
     # Loss
 
     @abc.abstractmethod

@@ -11,6 +11,7 @@ from mixprec.backends.cpu.elementwise import Elementwise
 from mixprec.backends.cpu.local_response_norm import LocalResponseNorms
 from mixprec.backends.cpu.matrices import Linears, Losses
 from mixprec.backends.cpu.pooling import Poolings
+from mixprec.backends.cpu.second_moments import SecondMoments
 from mixprec.backends.primitives import Primitives
 
 
@@ -20,6 +21,7 @@ class Cpu(
     Elementwise,
     Poolings,
     LocalResponseNorms,
+    SecondMoments,
     Linears,
     Losses,
     Dropouts,

@@ -8,6 +8,7 @@ from mixprec.backends.cuda.bias import Biases
 from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cuda.channels import Channels
 from mixprec.backends.cuda.convolution import Convolutions
+from mixprec.backends.cuda.curvature import Curvatures
 from mixprec.backends.cuda.dropout import Dropouts
 from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.linear import Linears
@@ -35,6 +36,7 @@ class Cuda(
     Biases,
     Poolings,
     LocalResponseNorms,
+    Curvatures,
     Losses,
     Dropouts,
     Primitives,
