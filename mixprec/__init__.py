@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "MixedPrecisionOptimizer": "mixprec.optimizer",
+    "KFAC": "mixprec.kfac.preconditioner",
     "DynamicLossScale": "mixprec.loss_scale",
     "StaticLossScale": "mixprec.loss_scale",
     "NoLossScale": "mixprec.loss_scale",
@@ -31,6 +32,7 @@ _HOMES = {
 _MODULES = ("export", "functions", "graph_capture", "links", "patches", "recipes", "training")
 
 __all__ = [
+    "KFAC",
     "LAMB",
     "LARS",
     "DynamicLossScale",
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from mixprec.activation_memory.offloading import offload
     from mixprec.activation_memory.recomputation import recompute
     from mixprec.graph_capture.captured import capture
+    from mixprec.kfac.preconditioner import KFAC
     from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale
     from mixprec.optimizer import MixedPrecisionOptimizer
     from mixprec.optimizer.rules.lamb import LAMB

@@ -218,8 +218,8 @@ class Primitives(abc.ABC):
         """Returns ``x + b`` for x (..., K) and b (K,)."""
 
     # Second moments, for K-FAC (Martens and Grosse 2015, arXiv:1503.05671; Grosse and Martens 2016, arXiv:1602.01407).
-    # Products of two numbers in the storage dtype are exact in float32, in which sums are accumulated. What does not fit
-    # becomes inf.
+    # Products of two numbers in 16 bits are exact in float32, in which sums are accumulated. What does not fit becomes
+    # inf. Of symmetric matrices the lower triangle counts: the upper one may differ from it in the last bits.
 
     @abc.abstractmethod
     def patch_moments(self, x, convolution, filter_size, out, *, bias=False, prologue=None):
@@ -238,7 +238,7 @@ class Primitives(abc.ABC):
 
     @abc.abstractmethod
     def row_moments(self, dy, out):
-        """Adds to ``out`` (groups, K / groups, K / groups) float32 the sum of ``d d^T`` over the rows of dy (..., K)."""
+        """Adds to ``out`` (groups, K / groups, K / groups) float32 the sum of ``d d^T`` over rows d of dy (..., K)."""
 
     @abc.abstractmethod
     def scale_moments(self, dy, x, gamma, beta, saved, out, *, relu=False):
@@ -250,13 +250,14 @@ class Primitives(abc.ABC):
         Args:
             dy: like ``x``, the gradient of the result of the batch normalization before any addition.
             x: (N, ..., C) in the storage dtype, the input; gamma, beta and saved as of :meth:`batch_norm_backward`.
-            out: the sums over samples of the squares of those of gamma, of products of both, of squares of those of beta.
+            out: sums over samples: of the squares of those of gamma, of products of both, of the squares of those of
+                beta.
             relu: whether dy is that behind a ReLU, which was open where ``gamma * (x - mean) * invstd + beta > 0``.
         """
 
     @abc.abstractmethod
     def inverses(self, moments, shifts, out):
-        """Writes to ``out`` the inverse of each symmetric matrix, after a shift was added to its diagonal.
+        """Writes to ``out`` the inverses of symmetric matrices, both triangles, after a shift to each diagonal.
 
         A matrix that is not positive definite then, or not finite, gives NaN.
 

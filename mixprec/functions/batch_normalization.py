@@ -8,7 +8,7 @@ import chainer
 import numpy as np
 
 from mixprec.backends.geometry import BatchNorm
-from mixprec.functions import checks
+from mixprec.functions import checks, layer_gradients
 from mixprec.functions.node import Node, dense
 
 
@@ -187,7 +187,7 @@ class BatchNormalization(_Normalization):
 
     def gradients(self, primitives, indexes, dy, plus=None):
         x, gamma, beta = self.retained()
-        return primitives.batch_norm_backward(
+        gradients = primitives.batch_norm_backward(
             dy,
             x,
             gamma,
@@ -197,7 +197,19 @@ class BatchNormalization(_Normalization):
             add=len(self.inputs) == 4,
             plus=plus,
             ranks=self._ranks,
-        )[: len(self.inputs)]
+        )
+        layer_gradients.tell_scales(
+            self.inputs[1:3],
+            x,
+            dy,
+            (gamma, beta),
+            self._saved,
+            self._attributes,
+            primitives=primitives,
+            plus=plus,
+            dadd=gradients[3],
+        )
+        return gradients[: len(self.inputs)]
 
 
 class FixedBatchNormalization(_Normalization):

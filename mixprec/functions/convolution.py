@@ -6,7 +6,7 @@ import numpy as np
 
 from mixprec.backends import aside
 from mixprec.backends.geometry import Convolution
-from mixprec.functions import checks
+from mixprec.functions import checks, layer_gradients
 from mixprec.functions.node import Node
 
 
@@ -148,6 +148,7 @@ class Convolution2D(FilterNode):
         x, w = self.retained()
         if self._relu:
             dy = primitives.relu_backward(dy, self.retained_output())
+        layer_gradients.tell_filters(self.inputs[1:], x, dy, w.shape, self.convolution)
         dw = self.wgrad(primitives, x, dy, w.shape) if 1 in indexes else None
         return (
             primitives.conv_dgrad(dy, w, self.convolution, x.shape) if 0 in indexes else None,

@@ -5,7 +5,7 @@ import math
 import chainer
 import chainer.functions as F
 
-from mixprec.functions import checks
+from mixprec.functions import checks, layer_gradients
 from mixprec.functions.layout import to_nchw
 from mixprec.functions.node import Node
 
@@ -61,6 +61,7 @@ class Linear(Node):
 
     def gradients(self, primitives, indexes, dy):
         x, W = self.retained()
+        layer_gradients.tell_linear(self.inputs[1:], x, dy)
         return (
             primitives.linear_dgrad(dy, W) if 0 in indexes else None,
             primitives.linear_wgrad(x, dy) if 1 in indexes else None,

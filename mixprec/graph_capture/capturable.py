@@ -29,12 +29,14 @@ class Capturable(abc.ABC):
         model: the :class:`chainer.Link` whose arrays the work reads and moves.
         second_stream: whether the work may use a second stream of the device.
         is_alone: whether there are no other ranks that do the same work at the same time.
+        variant: what the next call does that others do not, hashable: each variant has graphs of its own.
     """
 
     name: str
     model: chainer.Link
     second_stream = False
     is_alone = True
+    variant = None
 
     @abc.abstractmethod
     def run(self, args, kwargs, *, unchains=False):

@@ -249,12 +249,12 @@ class Captured:
         everywhere, here = vars(chainer.global_config), vars(chainer.config._local)
         config = tuple([here.get(name, everywhere[name]) for name in _CONFIG])
         try:
-            key = graphs, given.key, config, settings.current(), offloading.active()
+            key = graphs, given.key, config, settings.current(), offloading.active(), self._capturable.variant
         except TypeError as error:
             return None, Wish(FAILED, str(error))
         if self._other_shapes == "eager":
-            self._first_key = self._first_key or key
-            if key != self._first_key:
+            self._first_key = self._first_key or key[:-1]
+            if key[:-1] != self._first_key:
                 return None, Wish(EAGER, "other_shapes is eager, and its arguments are others")
         if key not in self._specializations:
             self._specializations[key] = Specialization(self._capturable, given, graphs, self._warmup)
@@ -265,10 +265,11 @@ class Captured:
 
     def _make_room(self):
         """Drops the specialization that was called least recently, so that the current one may have a graph."""
-        *others, (_, current) = self._specializations.items()
+        *others, (current_key, current) = self._specializations.items()
+        others = [(key, each) for key, each in others if key[-1] == current_key[-1]]  # of the same variant
         with_graph = [key for key, each in others if each.graph is not None]
         without = [key for key, each in others if each.graph is None]
-        room = self._graphs - 1 if current.wants_graph else self._graphs
+        room = self._graphs - current.wants_graph
         if len(with_graph) > room:
             announce("%s: a graph makes room for that of other arguments, graphs=%d", self._name, self._graphs)
         if len(without) > _WAITING:

@@ -102,6 +102,11 @@ class TrainingStep(Capturable):
         """Whether a forward pass has moved running statistics since the last step."""
         return _parts(self._optimizer).statistics.are_saved
 
+    @property
+    def variant(self):
+        """See :attr:`Capturable.variant`: the kind of the next step of a preconditioner."""
+        return None if self._optimizer.preconditioner is None else self._optimizer.preconditioner.kind
+
     def version(self):
         """Returns an object that is replaced when parameters, rules or hooks have changed."""
         return _parts(self._optimizer).step.changes
@@ -144,6 +149,8 @@ class TrainingStep(Capturable):
         if isinstance(scaler, DynamicLossScale):
             names = ("value", "clean", "hysteresis_left", "overflows_in_row")
             arrays |= {f"{name} of the loss scale": array for name, array in zip(names, scaler.arrays, strict=True)}
+        if self._optimizer.preconditioner is not None:
+            arrays |= self._optimizer.preconditioner.state()
         unique = {id(array): (name, array) for name, array in reversed(arrays.items()) if _is_array(array)}
         return dict(reversed(unique.values()))
 
@@ -182,8 +189,7 @@ class TrainingStep(Capturable):
 
     def finish(self, arguments, *, wait):
         """Raises LossScaleExhausted if as many steps as patience allows have overflowed in a row."""
-        masters, _, statistics, *_ = _parts(self._optimizer)
-        self._optimizer._watchdog.check(masters, statistics, self._lossfun, arguments, wait=wait)
+        self._optimizer._end_step(self._lossfun, arguments, wait=wait)
 
     @property
     def _lossfun(self):
@@ -204,14 +210,14 @@ class TrainingSession(GraphSession):
         self._index = masters.index
         self._batch = self._optimizer_step.batch
         self._table = GraphTable(self._batch.table)
-        self._ranks = optimizer._ranks
+        self._ranks, self._preconditioner = optimizer._ranks, optimizer.preconditioner
         if self._ranks is not None:
             self.number = self._ranks.next_capture()
 
     @contextlib.contextmanager
     def capturing(self):
         """See :meth:`GraphSession.capturing`; afterwards the session knows what the graph was captured with."""
-        with self._batch.reading(self._table), self._ranks_capturing():
+        with self._batch.reading(self._table), self._ranks_capturing(), self._numbers_fixed():
             yield
         self._changes, self._links = self._optimizer_step.changes, self._index.links
         places = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
@@ -235,6 +241,8 @@ class TrainingSession(GraphSession):
         """Uploads hyperparameters that have changed, on the stream of the graph."""
         self._optimizer_step.before_launch()
         self._table.refresh()
+        if self._preconditioner is not None:
+            self._preconditioner.refresh(self._optimizer)
 
     def after_launch(self):
         """Leaves all as an eager step does: a step is outstanding, gradients and variables are those of the graph."""
@@ -250,6 +258,9 @@ class TrainingSession(GraphSession):
     def _ranks_capturing(self):
         return contextlib.nullcontext() if self._ranks is None else self._ranks.capturing()
 
+    def _numbers_fixed(self):
+        return contextlib.nullcontext() if self._preconditioner is None else self._preconditioner.capturing()
+
     def _objects(self):
         """Returns the objects with addresses or values in the graph that ``unchanged()`` does not compare."""
         *_, scaler, counter = _parts(self._optimizer)
@@ -257,6 +268,8 @@ class TrainingSession(GraphSession):
         objects += [dropout_state(self._batch.applied), *counter.arrays]
         if self._ranks is not None:
             objects.append(self._ranks.memory)
+        if self._preconditioner is not None:
+            objects += self._preconditioner.held()
         if isinstance(scaler, DynamicLossScale):
             objects += scaler.arrays
             objects += [getattr(scaler, name) for name in SCALE_CONSTANTS]

@@ -108,6 +108,11 @@ class Delegation:
         return None if self._ranks is None else self._ranks.communicator
 
     @property
+    def preconditioner(self) -> Any:
+        """The :class:`~mixprec.KFAC` that multiplies gradients, or ``None``."""
+        return self._preconditioner
+
+    @property
     def scales_dynamically(self) -> bool:
         """Whether the loss scale may change from step to step."""
         return isinstance(self._scaler, DynamicLossScale)

@@ -41,7 +41,7 @@ class DeviceForm(UpdateForm):
         noisy = any(hook.formula.noise for entry in plan.entries for hook in entry.hooks)
         self.batch = DeviceBatch(plan.entries, launcher, step.seed_of_noise() if noisy else 0)
 
-    def check(self, scale, gradients, statistics):
+    def check(self, scale, gradients, statistics, done):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`; hooks are in the same launches."""
         if scale is MIXED or isinstance(scale, UsedScale):
             factors = list(map(factor_to_unscale, self._params))
@@ -51,7 +51,9 @@ class DeviceForm(UpdateForm):
         if self.batch.must_settle:
             self.settle()
         self.restored = [pair for pair in statistics.moved() if all(map(self._launcher.holds, pair))]
-        self._skip = self.batch.check(factors, self.restored)
+        if done:
+            factors = [None if id(param) in done else f for param, f in zip(self._params, factors, strict=True)]
+        self._skip = self.batch.check(factors, self.restored, done)
         return self._skip
 
     def run_hooks(self, skip):

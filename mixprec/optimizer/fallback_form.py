@@ -71,9 +71,9 @@ class FallbackForm(UpdateForm):
             else:
                 previous.settle()
 
-    def check(self, scale=None, gradients=(), statistics=None):
+    def check(self, scale=None, gradients=(), statistics=None, done=()):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`; gradients and scales are those on the parameters."""
-        return gather(self._optimizer.target.pairs())
+        return gather(self._optimizer.target.pairs(), done)
 
     def run_hooks(self, skip):
         """Does nothing: Chainer's ``update`` runs them."""

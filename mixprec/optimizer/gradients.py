@@ -9,11 +9,12 @@ from chainer import get_array_types
 from mixprec.optimizer.grad_scales import factor_of, grad_scale_of, is_one
 
 
-def gather(pairs):
+def gather(pairs, done=()):
     """Unscales gradients of the model into those of the masters. Nothing is read from a device.
 
     Args:
         pairs: ``[(name, parameter, master)]``.
+        done: ids of the parameters whose masters have their gradients already.
 
     Returns:
         Whether any of them is not finite: a boolean array of shape (), on the device of the first parameter.
@@ -24,11 +25,23 @@ def gather(pairs):
             if param.grad is None:
                 master.cleargrad()
                 continue
-            check_shape(name, param, param.grad)
-            if master.grad is None or master.grad.shape != master.shape:
-                master.grad = master.xp.empty_like(master.array)
-            gathered.append((master, _unscale(param, master.grad, inverses)))
+            if id(param) not in done:
+                unscale_into_master(name, param, master, inverses)
+            gathered.append((master, master.grad))
         return _any_not_finite(gathered)
+
+
+def unscale_into_master(name, param, master, inverses):
+    """Writes the unscaled gradient of a parameter into that of its master.
+
+    Args:
+        name, param, master: of the parameter, which has a gradient.
+        inverses: dict that keeps what gradients are multiplied by, for those of other parameters.
+    """
+    check_shape(name, param, param.grad)
+    if master.grad is None or master.grad.shape != master.shape:
+        master.grad = master.xp.empty_like(master.array)
+    _unscale(param, master.grad, inverses)
 
 
 def unscaled(masters):

@@ -54,16 +54,17 @@ class HostForm(UpdateForm):
         self._groups = [_group_of(members, len(entries), scratch) for members in groups.values()]
         self._updated = [group for group in self._groups if group.updates]
 
-    def check(self, scale, gradients, statistics):
+    def check(self, scale, gradients, statistics, done):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
-        if not self._plan.before:
+        self._of_masters = bool(self._plan.before or done)
+        if not self._of_masters:
             self._load(self._of_entries(gradients), self._inverses(scale))
         with np.errstate(over="ignore", invalid="ignore"):
             for group in self._groups:
                 group.follow()
-        if self._plan.before:  # hooks run in Chainer's own code, on the gradients of masters
+        if self._of_masters:  # hooks run in Chainer's own code, on the gradients of masters; or these are there already
             with self._masters.fixed(of=()):
-                return bool(gather(self._masters.pairs()))
+                return bool(gather(self._masters.pairs(), done))
         with np.errstate(over="ignore", invalid="ignore"):
             return not all(group.is_finite() for group in self._groups)
 
@@ -71,12 +72,13 @@ class HostForm(UpdateForm):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
         if skip:
             return skip
-        if self._plan.before:
+        if self._of_masters:
             with self._masters.fixed(of=()), np.errstate(over="ignore", invalid="ignore"):
                 self._optimizer.reallocate_cleared_grads()
-                self._optimizer.call_hooks("pre")
-                if not_finite(self._optimizer):
-                    return True
+                if self._plan.before:
+                    self._optimizer.call_hooks("pre")
+                    if not_finite(self._optimizer):
+                        return True
             self._load(tuple(entry.master.grad for entry in self._plan.entries), 1.0)
         for group in self._updated:
             group.look()  # nothing has moved yet, should a hyperparameter be refused

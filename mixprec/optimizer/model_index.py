@@ -29,6 +29,7 @@ class ModelIndex:
         model: the link.
 
     Attributes:
+        model: the same.
         namedparams: ``[(name, parameter)]`` of the model at the last :meth:`refresh`, uninitialized ones among them, a
             shared one as often as Chainer would give it.
         params: the parameters of :attr:`namedparams`.
@@ -36,7 +37,7 @@ class ModelIndex:
     """
 
     def __init__(self, model):
-        self._model = model
+        self.model = model
         self._walk()
 
     def refresh(self):
@@ -55,8 +56,8 @@ class ModelIndex:
         )
 
     def _walk(self):
-        self.links = list(self._model.links())
-        self.namedparams = list(self._model.namedparams())
+        self.links = list(self.model.links())
+        self.namedparams = list(self.model.namedparams())
         self.params = [param for _, param in self.namedparams]
         self._walks_its_own_way = any(
             getattr(type(link), name) not in known

@@ -192,6 +192,11 @@ class Ranks:
         of_ranks = enumerate(self._exchange.transport.gather(reason))
         return next((f"on rank {rank}: {each}" for rank, each in of_ranks if each is not None), None)
 
+    @property
+    def transport(self):
+        """The :class:`~mixprec.distributed.transport.Transport` that gradients are sent by."""
+        return self._exchange.transport
+
     def complete(self):
         """Notes that the update is over; the next one finds out whether that is so on all ranks."""
         self._exchange.updates += 1

@@ -32,7 +32,10 @@ class ScaledLoss(chainer.Variable):
     Attributes:
         factor: float32 array of shape ().
         unscaled: the variable that was multiplied.
+        looking_on: ``looking_on(factor)`` returns a context for the pass, in which a preconditioner looks at layers.
     """
+
+    looking_on = staticmethod(contextlib.nullcontext)
 
     def backward(self, retain_grad=False, enable_double_backprop=False, loss_scale=None):
         """Runs :meth:`chainer.Variable.backward`.
@@ -54,7 +57,7 @@ class ScaledLoss(chainer.Variable):
                 else:
                     self.grad = self.xp.ones_like(self.array)
         # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"), self.looking_on(self.factor):
             backward(retain_grad, enable_double_backprop, self.factor)
 
 
@@ -102,27 +105,37 @@ class ScaledPasses:
 
     Args:
         scaler: the loss scale.
+        preconditioner: :class:`~mixprec.kfac.preconditioner.KFAC`, or ``None``.
 
     Attributes:
         factor: what losses are multiplied by, an array of shape (); ``None`` before the first pass of a step, and
-            without a scale.
+            without a scale. With a preconditioner that is the factor 1.
     """
 
-    def __init__(self, scaler):
-        self._scaler = scaler
+    def __init__(self, scaler, preconditioner=None):
+        self._scaler, self._preconditioner = scaler, preconditioner
         self.factor = None
 
     def factor_on(self, device):
         """Returns the factor on a device, or ``None`` without a scale."""
         if self.factor is None:
             self.factor = self._scaler.factor(device)
+            if self._preconditioner is not None:
+                self._preconditioner.begin()
+                if self.factor is None:
+                    self.factor = device.xp.ones((), np.float32)
         return self.factor if self.factor is None else device.send(self.factor)
 
     def scale(self, loss):
         """Returns the scaled loss; raises as :func:`check_loss` and :func:`scaled` do."""
         check_loss(loss)
         factor = self.factor_on(loss.device)
-        return loss if factor is None else scaled(loss, factor)
+        if factor is None:
+            return loss
+        result = scaled(loss, factor)
+        if self._preconditioner is not None:
+            result.looking_on = self._preconditioner.collecting
+        return result
 
     def run(self, model, lossfun, args, kwds, ranks=None):
         """Calls a loss function, clears the gradients of the model, and runs ``backward`` of each loss it returns.

@@ -36,7 +36,7 @@ class UpdateForm(abc.ABC):
     zeroed = ()
 
     @abc.abstractmethod
-    def check(self, scale, gradients, statistics):
+    def check(self, scale, gradients, statistics, done):
         """Unscales all gradients into FP32.
 
         Args:
@@ -44,6 +44,7 @@ class UpdateForm(abc.ABC):
                 :mod:`~mixprec.optimizer.grad_scales`.
             gradients: the gradients of the model's parameters, an array or ``None`` for each.
             statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`.
+            done: ids of the parameters whose masters have their gradients already, from a preconditioner.
 
         Returns:
             ``skip``: whether any of them is not finite.
@@ -63,7 +64,7 @@ class UpdateForm(abc.ABC):
         Args:
             skip: whether to skip.
             scaler: the loss scale.
-            counter: :class:`~mixprec.optimizer.step.StepCounter`.
+            counter: :class:`~mixprec.optimizer.step_counter.StepCounter`.
 
         Returns:
             ``skip``, true also if what was updated is not finite.

@@ -4,7 +4,6 @@ A training loop, or Chainer's updater, calls ``update()`` once a step. The part 
 one page, in :mod:`mixprec.optimizer.step`.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ import chainer
 
 from mixprec import arguments
 from mixprec.backends.dropout_state import serialize_dropout
+from mixprec.kfac.preconditioner import KFAC
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.delegation import Delegation, checked
@@ -19,7 +19,8 @@ from mixprec.optimizer.no_decay import NoDecay
 from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
-from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog, StepCounter
+from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog
+from mixprec.optimizer.step_counter import StepCounter, serialize_counters
 from mixprec.optimizer.update_report import UpdateReport
 
 
@@ -69,6 +70,7 @@ class MixedPrecisionOptimizer(Delegation):
             from LARS and LAMB it takes the trust ratio, too.
         zero_gradients: whether a step leaves zeros in the gradients, so that the next backward pass needs no
             ``cleargrads``.
+        preconditioner: :class:`~mixprec.KFAC`, which multiplies gradients before hooks see them, or ``None``.
         communicator: of ChainerMN, ``chainermn.create_communicator("naive")``: gradients are averaged over its
             processes during the last backward pass of an update. All processes step, or skip, together.
         allreduce_dtype: in which gradients in FP16 and BF16 are added then, ``"float32"``, ``"float16"`` or
@@ -91,6 +93,7 @@ class MixedPrecisionOptimizer(Delegation):
         "_optimizer_step",
         "_no_decay",
         "_ranks",
+        "_preconditioner",
     )
 
     def __init__(
@@ -101,6 +104,7 @@ class MixedPrecisionOptimizer(Delegation):
         batched: bool = True,
         no_decay: str | type[chainer.Link] | tuple[str | type[chainer.Link], ...] | None = None,
         zero_gradients: bool = False,
+        preconditioner: KFAC | None = None,
         communicator: Any = None,
         allreduce_dtype: str | None = None,
     ) -> None:
@@ -114,7 +118,10 @@ class MixedPrecisionOptimizer(Delegation):
         self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
         self._optimizer_step = None
         self._counter = StepCounter()
-        self._passes = scaled_loss.ScaledPasses(self._scaler)
+        if preconditioner is not None:
+            arguments.instance("preconditioner", preconditioner, KFAC, "a mixprec.KFAC or None")
+        self._preconditioner = preconditioner
+        self._passes = scaled_loss.ScaledPasses(self._scaler, preconditioner)
         self._watchdog = OverflowWatchdog(self._scaler, getattr(communicator, "rank", None))
 
     def __getstate__(self):
@@ -129,6 +136,8 @@ class MixedPrecisionOptimizer(Delegation):
         self.__dict__.update(state)
         if self._masters is not None:
             self._statistics.watch(self._masters.index)
+            if self._preconditioner is not None:
+                self._preconditioner.attach(self._masters.index)
             self._start(scales)
 
     def setup(self, link: chainer.Link) -> "MixedPrecisionOptimizer":
@@ -148,6 +157,8 @@ class MixedPrecisionOptimizer(Delegation):
         self._masters.share_update_rules()
         if self._ranks is not None:
             self._ranks.set_up(self._masters, self._statistics, self._scaler)
+        if self._preconditioner is not None:
+            self._preconditioner.attach(self._masters.index, self._ranks)
         self._passes.factor = None
         self._counter = StepCounter()
         self._start()
@@ -220,7 +231,13 @@ class MixedPrecisionOptimizer(Delegation):
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
         self._step(lossfun, args, kwds)
-        self._watchdog.check(self._masters, self._statistics, lossfun, lambda: (args, kwds))
+        self._end_step(lossfun, lambda: (args, kwds), wait=True)
+
+    def _end_step(self, lossfun, arguments, *, wait):
+        """What the host does once after each step, however often it was computed to be captured."""
+        if self._preconditioner is not None:
+            self._preconditioner.over(self._counter.arrays[1])
+        self._watchdog.check(self._masters, self._statistics, lossfun, arguments, wait=wait)
 
     def _step(self, lossfun, args, kwds):
         """Runs a step; whether patience has run out is another matter."""
@@ -272,23 +289,16 @@ class MixedPrecisionOptimizer(Delegation):
         self._settle()
         own = serializer["mixprec"]
         serialize_optimizer(self._optimizer, self._masters, serializer, own)
-        try:
-            self._counter.serialize(own)
-            self._scaler.serialize(own["loss_scale"])
-        except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
-            self._counter = StepCounter()
-            self._scaler.reset()
-            warnings.warn(
-                f"the snapshot has no loss scale: it starts afresh at {self.loss_scale:g}, and skipped at 0",
-                stacklevel=2,
-            )
+        self._counter = serialize_counters(own, self._counter, self._scaler)
+        if self._preconditioner is not None:
+            self._preconditioner.serialize(own)
         serialize_dropout(own, dict.fromkeys(param.device for param in self.target.params()))
         if isinstance(serializer, chainer.Deserializer):
             self._passes.factor = None
             self._watchdog.look_next_time()
 
     def _start(self, scales=()):
-        self._optimizer_step = OptimizerStep(self._optimizer, self._masters, **self._wishes)
+        self._optimizer_step = OptimizerStep(self._optimizer, self._masters, self._preconditioner, **self._wishes)
         model_files.install()
         scaled_loss.install()
         grad_scales.start(self.target, scales)

@@ -62,7 +62,8 @@ class SecondMoments:
             shifted[diagonal, diagonal] += shift
             try:
                 root = np.linalg.inv(np.linalg.cholesky(shifted))
-                result[...] = root.T @ root
+                inverse = np.tril(root.T @ root)
+                result[...] = inverse + np.tril(inverse, -1).T
             except np.linalg.LinAlgError:
                 result[...] = np.nan
 

@@ -24,7 +24,7 @@ from mixprec.backends.memory import axes, is_dense, same_order
 from mixprec.backends.transfers import to_host
 from mixprec.optimizer.batch.kernel_program import KernelProgram, points_of, source_of
 from mixprec.optimizer.batch.scaling import arguments_of
-from mixprec.optimizer.batch.table import Table
+from mixprec.optimizer.batch.table import GRADIENT_IS_FLOAT, Table
 
 _KERNELS = ("check", "update")
 _GRAD, _GRAD_VAR, _SHAPE, _DTYPE = map(operator.attrgetter, ("_grad", "_grad_var", "shape", "dtype"))
@@ -81,7 +81,7 @@ class DeviceBatch:
         """Number of launches of a step."""
         return self._passes + 1
 
-    def check(self, factors=None, restores=()):
+    def check(self, factors=None, restores=(), of_masters=()):
         """Looks whether all gradients are finite, unscaled and after hooks.
 
         Args:
@@ -89,6 +89,7 @@ class DeviceBatch:
                 array of shape () on the device. ``None`` for 1 everywhere.
             restores: ``[(array, its copy)]``, C-contiguous and on the device, from before the step: :meth:`update`
                 copies them back if the step is skipped.
+            of_masters: ids of the parameters whose gradients are those of their masters, in float32.
 
         Returns:
             Whether the step is to be skipped: a boolean array of shape () on the device, the same one in every step,
@@ -98,7 +99,7 @@ class DeviceBatch:
             ValueError: naming the parameter with a gradient or an array that does not fit.
         """
         self._step = None
-        gradients, addresses, copied = self._gradients()
+        gradients, addresses, copied = self._gradients_with_masters(of_masters) if of_masters else self._gradients()
         factors = self._factors(factors)
         self._table.write(addresses, factors, restores)
         self._step = gradients, factors, restores, copied
@@ -227,6 +228,18 @@ class DeviceBatch:
                     gradient = self._launcher.contiguous(gradient.transpose(axes(array)))
             used.append(gradient)
         return used, list(map(self._address, used)), copied
+
+    def _gradients_with_masters(self, of_masters):
+        """Like :meth:`_gradients`; a step may leave zeros in those of the parameters, as if these were copied."""
+        of_params, addresses, copied = self._gradients()
+        gradients = list(of_params)
+        for number, entry in enumerate(self._entries):
+            if id(entry.param) in of_masters:
+                gradients[number] = master = entry.master.grad
+                is_half = entry.param.dtype != master.dtype
+                addresses[number] = self._address(master) | (GRADIENT_IS_FLOAT if is_half else 0)
+                copied = [*copied, of_params[number]]
+        return gradients, addresses, copied
 
     def _check_gradient(self, name, gradient, array):
         if not self._launcher.holds(gradient):

@@ -18,7 +18,7 @@ from mixprec.optimizer.batch.values import Values, owners
 
 # As in kernels/common.cuh.
 _DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2}
-_FACTOR_IS_DOUBLE = 1
+_FACTOR_IS_DOUBLE = GRADIENT_IS_FLOAT = 1  # in the lowest bit of an address
 _MOVING = np.dtype([("grad", np.uint64), ("factor", np.uint64)])
 _ROW = np.dtype(
     [
@@ -90,7 +90,8 @@ class Table:
         The caller holds gradients and factors until its kernels are launched.
 
         Args:
-            gradients: the address of the gradient of each entry; 0 for zeros.
+            gradients: the address of the gradient of each entry; 0 for zeros. The lowest bit says that it is float32,
+                though the parameter is not.
             factors: what it was multiplied by, a float32 or float64 array of shape () on the device, or ``None`` for 1.
             restores: ``[(array, its copy)]``.
         """

@@ -12,7 +12,7 @@ constexpr int MIN_BLOCKS = 2;  // with more at a time the compiler spills regist
 
 // What may be another one in every step. Addresses are numbers; 0 is "none".
 struct Moving {
-    u64 grad;
+    u64 grad;    // its lowest bit says that it is a float, though the row's dtype is another one
     u64 factor;  // what the gradient was multiplied by; its lowest bit says that it is a double
 };
 
@@ -23,7 +23,7 @@ struct Restore {  // by a skipped step
 };
 
 struct Row {
-    u64 half;  // in the dtype of the gradient; 0 if the master is the parameter itself
+    u64 half;  // in `dtype`; 0 if the master is the parameter itself
     u64 master;
     u64 states[MAX_STATES];
     long long size;
@@ -53,6 +53,7 @@ struct Norms {
 struct Job {
     Row row;
     u64 grad;
+    bool grad_is_float;
     float inverse;
     u32 entry;
     u64 seed;

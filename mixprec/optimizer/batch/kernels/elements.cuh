@@ -35,8 +35,8 @@ __device__ __forceinline__ void load_halves(const Job& job, long long i, Loaded<
 
 template <int W>
 __device__ __forceinline__ void load_grads(const Job& job, long long i, Loaded<W>& loaded) {
-    if (job.grad && job.row.dtype == FLOAT32) load_words<W>(job.grad + i * 4, loaded.grad);
-    if (job.grad && job.row.dtype != FLOAT32) load_words<W / 2>(job.grad + i * 2, loaded.grad);
+    if (job.grad && job.grad_is_float) load_words<W>(job.grad + i * 4, loaded.grad);
+    if (job.grad && !job.grad_is_float) load_words<W / 2>(job.grad + i * 2, loaded.grad);
 }
 
 // Masters, after they have taken over what was written into half parameters.
@@ -58,7 +58,7 @@ __device__ __forceinline__ void grads_of(const Job& job, const Loaded<W>& loaded
 #pragma unroll
     for (int k = 0; k < W; ++k) {
         const u16 half = loaded.grad[k / 2] >> k % 2 * 16;
-        grad[k] = job.row.dtype == FLOAT32 ? __uint_as_float(loaded.grad[k]) : widened(job.row.dtype, half);
+        grad[k] = job.grad_is_float ? __uint_as_float(loaded.grad[k]) : widened(job.row.dtype, half);
         grad[k] = job.grad ? grad[k] * job.inverse : 0;
     }
 }
@@ -117,7 +117,8 @@ __device__ __forceinline__ const Job& job_of(
     __shared__ Job job;
     if (threadIdx.x == 0) {
         job.row = rows[chunk.entry];
-        job.grad = moving[chunk.entry].grad;
+        job.grad = moving[chunk.entry].grad & ~1ull;
+        job.grad_is_float = moving[chunk.entry].grad & 1 || job.row.dtype == FLOAT32;
         job.inverse = inverse_of(moving[chunk.entry].factor);
         job.entry = chunk.entry;
         job.seed = seed;

@@ -19,7 +19,7 @@ __device__ __forceinline__ void adjust(
 
 template <int W>
 __device__ __forceinline__ void zero_grads(const Job& job, long long i) {
-    if (job.row.dtype == FLOAT32) {
+    if (job.grad_is_float) {
         const float zeros[W] = {};
         store(job.grad, i, zeros);
     } else {

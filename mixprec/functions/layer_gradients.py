@@ -1,0 +1,100 @@
+"""What layers know of their gradients in the backward pass, for a preconditioner: :func:`observing` looks on.
+
+The nodes of :mod:`mixprec.functions` with filters and batch normalizations tell an :class:`Observer` the arrays that
+they compute gradients from. Nothing is kept for it: it looks while the arrays are there.
+"""
+
+import abc
+import contextlib
+import threading
+
+from mixprec.backends.geometry import Convolution
+
+_POINTWISE = Convolution()
+
+
+class Observer(abc.ABC):
+    """Is told of every layer that a backward pass goes through. Arrays must not be changed, nor kept."""
+
+    @abc.abstractmethod
+    def filters(self, inputs, x, dy, w_shape, convolution, prologue=None):
+        """Of a convolution or a linear layer.
+
+        Args:
+            inputs: variable nodes of W, and of the bias if there is one.
+            x: (N, H, W, C) in the storage dtype, the input; of a linear layer (B, 1, 1, C).
+            dy: (N, OH, OW, K), the gradient of the output, scaled as the loss is.
+            w_shape: (K, R, S, C / groups).
+            convolution: :class:`~mixprec.backends.geometry.Convolution`.
+            prologue: as of :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`.
+        """
+
+    @abc.abstractmethod
+    def scales(self, inputs, x, dy, arrays, saved, relu):
+        """Of a batch normalization with the statistics of the batch.
+
+        Args:
+            inputs: variable nodes of gamma and beta.
+            x: (N, ..., C) in the storage dtype, the input.
+            dy: like ``x``: the gradient behind the ReLU if ``relu``, otherwise that of the normalized batch.
+            arrays: gamma and beta, (C,) float32.
+            saved: :class:`~mixprec.backends.geometry.Saved`.
+            relu: whether there was a ReLU without an addition.
+        """
+
+
+class _Now(threading.local):
+    """Of this thread.
+
+    Attributes:
+        observer: the :class:`Observer`, or ``None``.
+    """
+
+    observer = None
+
+
+now = _Now()
+
+
+@contextlib.contextmanager
+def observing(observer):
+    """Inside of the block backward passes of this thread tell ``observer`` of their layers, and no other one."""
+    outer, now.observer = now.observer, observer
+    try:
+        yield
+    finally:
+        now.observer = outer
+
+
+def tell_linear(inputs, x, dy):
+    """Tells the observer of a linear layer: x (B, C), dy (B, K)."""
+    if now.observer is not None:
+        (rows, channels), outputs = x.shape, dy.shape[1]
+        image, gradient = x.reshape(rows, 1, 1, channels), dy.reshape(rows, 1, 1, outputs)
+        now.observer.filters(inputs, image, gradient, (outputs, 1, 1, channels), _POINTWISE)
+
+
+def tell_filters(inputs, x, dy, w_shape, convolution, prologue=None):
+    """Tells the observer of a convolution, see :meth:`Observer.filters`."""
+    if now.observer is not None:
+        now.observer.filters(inputs, x, dy, w_shape, convolution, prologue)
+
+
+def tell_scales(inputs, x, dy, arrays, saved, attributes, *, primitives, plus=None, dadd=None):
+    """Tells the observer of a batch normalization.
+
+    Args:
+        inputs, x, arrays, saved: see :meth:`Observer.scales`.
+        dy: gradient of the result of the node.
+        attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
+        primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
+        plus: another term of that gradient, or ``None``.
+        dadd: the gradient of what was added, which is that of the normalized batch; ``None`` without an addition.
+    """
+    if now.observer is None:
+        return
+    if dadd is not None:
+        now.observer.scales(inputs, x, dadd, arrays, saved, False)
+    else:
+        dy = dy if plus is None else primitives.add(dy, plus)
+        now.observer.scales(inputs, x, dy, arrays, saved, attributes.relu)

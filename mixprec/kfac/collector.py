@@ -1,0 +1,86 @@
+"""The layers of a model, found where a backward pass goes through them."""
+
+import chainer
+from chainer.functions.array.cast import Cast as ChainersCast
+
+from mixprec.backends import primitives_of
+from mixprec.functions.layer_gradients import Observer
+from mixprec.functions.layout import Cast
+from mixprec.kfac.layers import FilterLayer, ScaleLayer
+
+
+class Collector(Observer):
+    """Adds the second moments of each layer that a backward pass tells of; makes what it knows of a layer at first.
+
+    Args:
+        largest: layers with a larger matrix are left out.
+
+    Attributes:
+        layers: dict from the name of a layer's first parameter to its :class:`~mixprec.kfac.layers.Layer`, in the order
+            in which backward passes have come to them.
+        too_large: dict from such names to the sizes of matrices of layers that are left out.
+        has_new: whether there are layers that were not there when this was set to ``False``.
+    """
+
+    def __init__(self, largest):
+        self._largest = largest
+        self._index = self._names = None
+        self.layers, self.too_large = {}, {}
+        self.has_new = False
+
+    def of(self, index):
+        """Takes the parameters of a model, a :class:`~mixprec.optimizer.model_index.ModelIndex`."""
+        self._index, self._walked, self._names = index, None, {}
+
+    def filters(self, inputs, x, dy, w_shape, convolution, prologue=None):
+        """See :class:`~mixprec.functions.layer_gradients.Observer`."""
+        params, names = self._parameters(inputs)
+        if not names or names[0] is None or names[0] in self.too_large:
+            return
+        names = [name for name in names if name is not None]
+        layer = self.layers.get(names[0])
+        if layer is None:
+            size = FilterLayer.largest(names, w_shape, convolution.groups)
+            if size > self._largest:
+                self.too_large[names[0]] = size
+                return
+            layer = self._new(FilterLayer(names, w_shape, convolution.groups, params[0].device))
+        layer.to_device(params[0].device)
+        if isinstance(layer, FilterLayer) and layer.fits(w_shape, convolution.groups):
+            layer.add(primitives_of(x), x, dy, convolution, prologue)
+
+    def scales(self, inputs, x, dy, arrays, saved, relu):
+        """See :class:`~mixprec.functions.layer_gradients.Observer`."""
+        params, names = self._parameters(inputs)
+        if None in names:
+            return
+        layer = self.layers.get(names[0])
+        if layer is None:
+            layer = self._new(ScaleLayer(names, x.shape[-1], params[0].device))
+        layer.to_device(params[0].device)
+        if layer.names == names:
+            layer.add(primitives_of(x), x, dy, arrays, saved, relu)
+
+    def _new(self, layer):
+        self.layers[layer.names[0]] = layer
+        self.has_new = True
+        return layer
+
+    def _parameters(self, inputs):
+        """Returns the parameters behind inputs of a node, and their names, ``None`` for what is no parameter here."""
+        if self._index.namedparams is not self._walked:
+            self._walked = self._index.namedparams
+            self._names = {id(param): name for name, param in reversed(self._walked)}
+        params = list(map(_parameter, inputs))
+        return params, [None if param is None else self._names.get(id(param)) for param in params]
+
+    def __getstate__(self):
+        return {**self.__dict__, "_index": None, "_walked": None, "_names": None}
+
+
+def _parameter(node):
+    """Returns the parameter that learns at a variable node, perhaps behind a cast, or ``None``."""
+    while isinstance(node.creator_node, (Cast, ChainersCast)):
+        node = node.creator_node.inputs[0]
+    param = node.get_variable_or_none() if node.creator_node is None else None
+    return param if isinstance(param, chainer.Parameter) and param.requires_grad else None

@@ -1,0 +1,50 @@
+"""Numbers on a device that may be others in each step: a graph reads them where they were when it was captured."""
+
+import contextlib
+
+import chainer
+import numpy as np
+
+
+class DeviceNumbers:
+    """Float32 arrays of shape (), written only if their numbers have changed.
+
+    Attributes:
+        arrays: dict from names to the arrays.
+    """
+
+    def __init__(self):
+        self.arrays = {}
+        self._values = {}
+        self._is_fixed = False
+
+    def take(self, values, device):
+        """Brings numbers to a device.
+
+        Args:
+            values: dict from names to numbers, the same names each time or others.
+            device: :class:`chainer.backend.Device`.
+        """
+        for name in self.arrays.keys() - values.keys():
+            del self.arrays[name]
+        for name, value in values.items():
+            array = self.arrays.get(name)
+            if array is None or chainer.backend.get_device_from_array(array) != device:
+                self.arrays[name], self._values[name] = device.send(np.array(value, np.float32)), value
+        self.refresh(values)
+
+    def refresh(self, values):
+        """Writes those that have changed; others than :meth:`take` has brought are left out."""
+        for name, array in self.arrays.items():
+            if not self._is_fixed and name in values and values[name] != self._values[name]:
+                array.fill(values[name])
+                self._values[name] = values[name]
+
+    @contextlib.contextmanager
+    def fixed(self):
+        """A context in which nothing is written: a graph is captured, which would repeat it."""
+        self._is_fixed = True
+        try:
+            yield
+        finally:
+            self._is_fixed = False

@@ -1,0 +1,25 @@
+"""Which layers K-FAC preconditions, as text."""
+
+from mixprec.kfac.layers import FilterLayer
+
+
+def text(collector, index):
+    """Returns a line of what takes part, and one of the parameters that go on with their gradients.
+
+    Args:
+        collector: :class:`~mixprec.kfac.collector.Collector`.
+        index: :class:`~mixprec.optimizer.model_index.ModelIndex`, or ``None`` before there is a model.
+    """
+    layers = list(collector.layers.values())
+    filters = [layer for layer in layers if isinstance(layer, FilterLayer)]
+    size = max([array.shape[1] for layer in filters for array in layer.sums], default=0)
+    line = (
+        f"{len(layers)} layer{'' if len(layers) == 1 else 's'}: {len(filters)} by the moments of inputs and outputs, "
+        f"{len(layers) - len(filters)} batch normalizations; the largest matrix is {size} x {size}"
+    )
+    taken, large = {name for layer in layers for name in layer.names}, collector.too_large
+    others = [] if index is None else [name for name, _ in index.namedparams if name not in taken]
+    if not others:
+        return line
+    named = [f"{name} (its matrix would have {large[name]} rows)" if name in large else name for name in others]
+    return f"{line}\nwith their gradients as they are: {', '.join(named)}"

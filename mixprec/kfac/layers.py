@@ -1,0 +1,265 @@
+"""What K-FAC knows of a layer: second moments, their moving averages, and the inverses of those.
+
+The Fisher matrix of a layer is taken to be a Kronecker product of a second moment of its inputs, A, and one of the
+gradients of its outputs, G (Martens and Grosse 2015, arXiv:1503.05671, section 3; for convolutions Grosse and Martens
+2016, arXiv:1602.01407, section 3). It is that of the labels of the batch ("empirical"), as in all implementations that
+train large networks. With n images, a loss that is the mean over them, T positions of the output of each, patches p
+that the filter sees (with a 1 for the bias) and gradients g of that loss:
+
+    A = sum of p p^T / n             G = n^2 * sum of g g^T / (n * T)
+
+Of a batch normalization it is a 2 x 2 matrix for each channel ("unit-wise", Osawa et al. 2020, arXiv:2002.06015,
+section 4.2).
+
+A layer computes a step's averages and inverses beside those that hold; :meth:`Layer.keep` puts them in their place, if
+the step is not skipped. On a device nothing is read.
+"""
+
+import abc
+
+import numpy as np
+from chainer import backend
+
+from mixprec.backends.transfers import on_host
+
+
+class Layer(abc.ABC):
+    """One layer.
+
+    Args:
+        names: of its parameters, as in ``namedparams`` of the model.
+        shapes: of its second moments.
+        device: :class:`chainer.backend.Device` of its parameters.
+
+    Attributes:
+        names: the same.
+        sums: second moments, float32 arrays: sums over the batch; after :meth:`average` what the averages will be.
+        counts: float32 array (2,): numbers of images, and of positions of the output in all of them.
+        averages: float32 arrays like ``sums``, moving averages over steps.
+        inverses: float32 arrays like ``sums``, of the last step with inverses.
+        new_inverses: likewise, of the step under way.
+        steps: int64 array of shape (): number of steps in the averages.
+    """
+
+    def __init__(self, names, shapes, device):
+        self.names = names
+        arrays = [[device.send(np.zeros(shape, np.float32)) for shape in shapes] for _ in range(4)]
+        self.sums, self.averages, self.inverses, self.new_inverses = arrays
+        self.counts = device.send(np.zeros(2, np.float32))
+        self.steps = device.send(np.zeros((), np.int64))
+
+    @property
+    def xp(self):
+        """The array module."""
+        return backend.get_array_module(self.counts)
+
+    @property
+    def moved(self):
+        """Arrays that a step moves, those that hold, a list."""
+        return [*self.averages, *self.inverses, self.steps]
+
+    @property
+    def arrays(self):
+        """All arrays, a list."""
+        return [*self.sums, *self.averages, *self.inverses, *self.new_inverses, self.counts, self.steps]
+
+    def to_device(self, device):
+        """Moves all arrays to a device, if they are on another one."""
+        if backend.get_device_from_array(self.counts) != device:
+            for name in ("sums", "averages", "inverses", "new_inverses"):
+                setattr(self, name, list(map(device.send, getattr(self, name))))
+            self.counts, self.steps = device.send(self.counts), device.send(self.steps)
+
+    def begin(self):
+        """Begins the sums of a step."""
+        for array in (*self.sums, self.counts):
+            array.fill(0)
+
+    def average(self, decay, unscale):
+        """Makes of the sums of a step what the averages will be.
+
+        Args:
+            decay: what is kept of an average; the first one is the second moment of its step.
+            unscale: float32 array of shape (): 1 / the square of what the gradients were multiplied by.
+        """
+        xp = self.xp
+        images, positions = xp.maximum(self.counts, np.float32(1))
+        weight = xp.where(self.steps > 0, np.float32(1 - decay), np.float32(1))
+        weight = xp.where(self.counts[0] > 0, weight, np.float32(0))  # of a layer without a gradient nothing is new
+        for sums, average, factor in zip(
+            self.sums, self.averages, self._factors(images, positions, unscale), strict=True
+        ):
+            sums *= factor
+            sums -= average
+            sums *= weight
+            sums += average
+
+    def keep(self, skip, inverses):
+        """Puts what was computed in its place, unless the step is skipped.
+
+        Args:
+            skip: a bool, or a boolean array of shape () on the device.
+            inverses: whether there are new inverses.
+        """
+        if on_host(skip):
+            if not skip:
+                self.averages, self.sums = self.sums, self.averages
+                if inverses:
+                    self.inverses, self.new_inverses = self.new_inverses, self.inverses
+                self.steps += self.counts[0] > 0
+            return
+        pairs = list(zip(self.averages, self.sums, strict=True))
+        if inverses:
+            pairs += zip(self.inverses, self.new_inverses, strict=True)
+        for old, new in pairs:
+            self.xp.copyto(old, new, where=~skip)
+        self.steps += ~skip & (self.counts[0] > 0)
+
+    @abc.abstractmethod
+    def _factors(self, images, positions, unscale):
+        """Returns by what the sums of a step are multiplied."""
+
+    @abc.abstractmethod
+    def invert(self, primitives, damping):
+        """Computes :attr:`new_inverses`, of the matrices plus ``damping``, a float32 array of shape ()."""
+
+    @abc.abstractmethod
+    def precondition(self, primitives, gradients, inverses, scale):
+        """Multiplies gradients by inverses, in place.
+
+        Args:
+            primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
+            gradients: float32 arrays, the unscaled gradients of the parameters.
+            inverses: :attr:`inverses` or :attr:`new_inverses`.
+            scale: whether to return the product of gradients before and after, summed up.
+
+        Returns:
+            A float32 array of shape (), or ``None``.
+        """
+
+
+class FilterLayer(Layer):
+    """A convolution or a linear layer: A and G for each group of channels.
+
+    Args:
+        names: of W, and of the bias if there is one.
+        w_shape: (K, R, S, C / groups).
+        groups: number of groups.
+        device: as for :class:`Layer`.
+    """
+
+    def __init__(self, names, w_shape, groups, device):
+        self._filters, self._elements = w_shape[0], w_shape[1] * w_shape[2] * w_shape[3]
+        self._filter_size, self.groups = tuple(w_shape[1:3]), groups
+        sizes = self._elements + len(names) - 1, self._filters // groups
+        super().__init__(names, [(groups, size, size) for size in sizes], device)
+
+    @staticmethod
+    def largest(names, w_shape, groups):
+        """Returns the size of the larger of the two matrices of a layer."""
+        return max(w_shape[1] * w_shape[2] * w_shape[3] + len(names) - 1, w_shape[0] // groups)
+
+    def fits(self, w_shape, groups):
+        """Whether a use of the filters is like the one that the layer was made for."""
+        return (self._filters, self._filter_size, self.groups) == (w_shape[0], tuple(w_shape[1:3]), groups)
+
+    @property
+    def description(self):
+        """What makes the same layer again: kind, and arguments but for the device."""
+        shape = [self._filters, *self._filter_size, self._elements // (self._filter_size[0] * self._filter_size[1])]
+        return {"kind": "filters", "names": self.names, "w_shape": shape, "groups": self.groups}
+
+    @property
+    def costs(self):
+        """Of the two inverses, in products of numbers."""
+        return [self.groups * array.shape[1] ** 3 for array in self.sums]
+
+    def add(self, primitives, x, dy, convolution, prologue):
+        """Adds the second moments of a batch, see :class:`~mixprec.functions.layer_gradients.Observer`."""
+        bias = len(self.names) > 1
+        primitives.patch_moments(x, convolution, self._filter_size, self.sums[0], bias=bias, prologue=prologue)
+        primitives.row_moments(dy, self.sums[1])
+        self.counts[0] += len(x)
+        self.counts[1] += dy.size // self._filters
+
+    def _factors(self, images, positions, unscale):
+        return 1 / images, images * images / positions * unscale
+
+    def invert(self, primitives, damping, parts=(0, 1)):
+        """See :meth:`Layer.invert`; both get a part of the damping by their traces (Martens and Grosse, section 6.3).
+
+        Args:
+            primitives, damping: as there.
+            parts: which of the two; the other one becomes zeros.
+        """
+        xp = self.xp
+        means = [array.trace(axis1=1, axis2=2) / np.float32(array.shape[1]) for array in self.sums]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = means[0] / means[1]
+        ratio = xp.sqrt(xp.where((ratio > 0) & xp.isfinite(ratio), ratio, np.float32(1)))
+        root = xp.sqrt(damping)
+        for part, shift in enumerate((ratio * root, root / ratio)):
+            if part in parts:
+                primitives.inverses(self.sums[part], shift, self.new_inverses[part])
+            else:
+                self.new_inverses[part].fill(0)
+
+    def precondition(self, primitives, gradients, inverses, scale):
+        """See :meth:`Layer.precondition`."""
+        xp, (weights, *bias) = self.xp, gradients
+        rows = weights.transpose(0, 2, 3, 1) if weights.ndim == 4 else weights
+        shape = self.groups, self._filters // self.groups, self._elements
+        matrix = rows.reshape(shape)
+        if bias:
+            matrix = xp.concatenate([matrix, bias[0].reshape(*shape[:2], 1)], axis=2)
+        matrix = xp.ascontiguousarray(matrix)
+        result = primitives.products(primitives.products(inverses[1], matrix), inverses[0])
+        product = (matrix * result).sum() if scale else None
+        rows[...] = result[:, :, : self._elements].reshape(rows.shape)
+        if bias:
+            bias[0][...] = result[:, :, -1].reshape(-1)
+        return product
+
+
+class ScaleLayer(Layer):
+    """A batch normalization: the squares of gradients of gamma, products, and squares of those of beta.
+
+    Args:
+        names: of gamma and beta.
+        channels: number of channels.
+        device: as for :class:`Layer`.
+    """
+
+    def __init__(self, names, channels, device):
+        super().__init__(names, [(3, channels)], device)
+
+    @property
+    def description(self):
+        """See :attr:`FilterLayer.description`."""
+        return {"kind": "scales", "names": self.names, "channels": self.sums[0].shape[1]}
+
+    def add(self, primitives, x, dy, arrays, saved, relu):
+        """Adds the second moments of a batch, see :class:`~mixprec.functions.layer_gradients.Observer`."""
+        primitives.scale_moments(dy, x, *arrays, saved, self.sums[0], relu=relu)
+        self.counts[0] += len(x)
+        self.counts[1] += len(x)
+
+    def _factors(self, images, positions, unscale):
+        return (images * unscale,)
+
+    def invert(self, primitives, damping):
+        """See :meth:`Layer.invert`."""
+        gamma, both, beta = self.sums[0]
+        gamma, beta = gamma + damping, beta + damping
+        determinant = gamma * beta - both * both
+        (inverse,) = self.new_inverses
+        inverse[0], inverse[1], inverse[2] = beta / determinant, -both / determinant, gamma / determinant
+
+    def precondition(self, primitives, gradients, inverses, scale):
+        """See :meth:`Layer.precondition`."""
+        dgamma, dbeta = gradients
+        on_gamma, both, on_beta = inverses[0]
+        results = on_gamma * dgamma + both * dbeta, both * dgamma + on_beta * dbeta
+        product = (results[0] * dgamma).sum() + (results[1] * dbeta).sum() if scale else None
+        dgamma[...], dbeta[...] = results
+        return product

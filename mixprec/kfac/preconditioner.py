@@ -1,0 +1,329 @@
+"""``mixprec.KFAC``: gradients multiplied by an approximate inverse of the Fisher matrix, before hooks and update.
+
+:class:`~mixprec.MixedPrecisionOptimizer` calls :meth:`KFAC.collecting` around each backward pass of a step,
+:meth:`KFAC.run` when gradients are there, :meth:`KFAC.keep` when it has decided whether the step is skipped, and
+:meth:`KFAC.over` at the end.
+"""
+
+import contextlib
+import warnings
+from typing import Any
+
+import chainer
+import numpy as np
+
+from mixprec import arguments
+from mixprec.backends import primitives_of
+from mixprec.backends.transfers import on_host
+from mixprec.functions.layer_gradients import observing
+from mixprec.kfac import layer_report, saved_layers, sharing
+from mixprec.kfac.collector import Collector
+from mixprec.kfac.device_numbers import DeviceNumbers
+from mixprec.kfac.refreshes import INVERSES, PLAIN, Refreshes
+
+
+class KFAC:
+    """Kronecker-factored curvature (Martens and Grosse 2015, arXiv:1503.05671), a preconditioner for an optimizer.
+
+    The gradient of a linear layer or a convolution (any stride, padding, dilation; groups each for itself) becomes
+    ``G^-1 gradient A^-1``, where A and G are moving averages of second moments of what its filter sees and of the
+    gradients of its outputs; that of a batch normalization is multiplied by the inverse of a 2 x 2 matrix for each
+    channel. All other parameters go on with their gradients; :meth:`report` names them. Then come hooks, such as weight
+    decay, and the update of the wrapped optimizer. All of this is in float32, from activations and gradients in the
+    dtype of the model. The loss has to be a mean over the batch.
+
+    Layers take part where :mod:`mixprec.functions` computes them: in models that :func:`mixprec.convert` has converted,
+    also to float32, and in :mod:`mixprec.links`.
+
+    Example:
+        >>> import chainer, chainer.functions as F, chainer.links as L, numpy as np
+        >>> import mixprec
+        >>> model = L.Linear(3, 2)
+        >>> kfac = mixprec.KFAC(damping=0.01)
+        >>> sgd = chainer.optimizers.MomentumSGD(lr=0.1)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(sgd, preconditioner=kfac).setup(model)
+        >>> report = mixprec.convert(model)
+        >>> x = np.random.RandomState(0).randn(8, 3).astype(np.float32)
+        >>> optimizer.update(lambda: F.mean(model(x) ** 2))
+        >>> print(kfac.report())
+        1 layer: 1 by the moments of inputs and outputs, 0 batch normalizations; the largest matrix is 4 x 4
+
+    Args:
+        damping: what is added to the diagonals, as a whole; larger is nearer to the plain gradient. It is an attribute
+            that may be set between steps, as may ``kl_clip``.
+        decay: what is kept of the moving averages in a step that refreshes them.
+        kl_clip: gradients are scaled down so that ``lr^2`` times the sum of their products before and after stays at
+            or below it (Ba et al. 2017, section 5); ``None`` for no limit.
+        factor_every: second moments are taken in every step of this number; in the others they cost nothing.
+        inverse_every: inverses are computed in every step of this number, a multiple of ``factor_every``.
+        largest: layers with a larger matrix, of so many rows, go on with their gradients.
+
+    Raises:
+        TypeError: an argument is no number.
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        damping: float = 0.01,
+        *,
+        decay: float = 0.95,
+        kl_clip: float | None = None,
+        factor_every: int = 1,
+        inverse_every: int = 1,
+        largest: int = 8192,
+    ) -> None:
+        self.damping: float = damping
+        self.kl_clip: float | None = kl_clip
+        self._check()
+        self._decay = arguments.number("decay", decay, 0.0, 1.0)
+        factor_every = arguments.whole("factor_every", factor_every, 1)
+        inverse_every = arguments.whole("inverse_every", inverse_every, 1)
+        if inverse_every % factor_every:
+            raise ValueError(
+                f"inverse_every must be a multiple of factor_every; found {inverse_every} and {factor_every}"
+            )
+        self._refreshes = Refreshes(factor_every, inverse_every)
+        self._collector = Collector(arguments.whole("largest", largest, 1))
+        self._ranks = self._index = None
+        self._is_agreed = False
+        self._numbers = DeviceNumbers()
+        self._forget()
+
+    def attach(self, index: Any, ranks: Any = None) -> None:
+        """Takes the model, by the wrapper's ``setup``.
+
+        Args:
+            index: :class:`~mixprec.optimizer.model_index.ModelIndex`.
+            ranks: :class:`~mixprec.optimizer.ranks.Ranks`, or ``None``.
+
+        Raises:
+            ValueError: it has been set up with another model.
+        """
+        if self._index is not None and self._index is not index:
+            if self._index.model is not index.model:
+                raise ValueError("a KFAC is for one optimizer and one model: make another one")
+            self.reset()
+        self._index, self._ranks = index, ranks
+        self._collector.of(index)
+
+    @property
+    def kind(self) -> int:
+        """Of the next step: 0 plain, 1 with new second moments, 2 with new inverses, too."""
+        return self._refreshes.kind
+
+    def report(self) -> str:
+        """Returns which layers take part, and which parameters go on with their gradients, as text."""
+        return layer_report.text(self._collector, self._index)
+
+    @property
+    def _layers(self):
+        return list(self._collector.layers.values())
+
+    @property
+    def _transport(self):
+        return None if self._ranks is None else self._ranks.transport
+
+    # --- a step
+
+    def begin(self) -> None:
+        """Begins a step, before its first backward pass."""
+        self._forget()
+        self._is_begun = True
+        if self.kind != PLAIN:
+            for layer in self._layers:
+                layer.begin()
+
+    @contextlib.contextmanager
+    def collecting(self, factor: Any) -> Any:
+        """A context for a backward pass of a loss that was multiplied by ``factor``, a float32 array of shape ()."""
+        if self.kind == PLAIN:
+            yield
+        else:
+            self._factor = factor
+            with observing(self._collector):
+                yield
+
+    def run(self, masters: Any, optimizer: Any, unscaled: Any) -> set[int]:
+        """Multiplies the gradients of layers, which lie in their masters afterwards.
+
+        Args:
+            masters: ``[(name, parameter, master)]``, those of initialized parameters.
+            optimizer: Chainer's, whose learning rate ``kl_clip`` wants.
+            unscaled: ``unscaled(name, param, master)`` writes the unscaled gradient of a parameter into its master.
+
+        Returns:
+            Ids of the parameters whose masters have their gradients; none if a gradient on NumPy is not finite: it is
+            left for the check.
+
+        Raises:
+            ValueError: no layer takes part, or the damping is too small for float32; or layers are not the same on all
+                ranks.
+        """
+        self._check()
+        if self.kind != PLAIN and not self._is_begun:
+            self.begin()  # gradients were written by the user
+        self._look_for_new()
+        by_name = {name: (name, param, master) for name, param, master in masters}
+        layers = [
+            (layer, [by_name[name] for name in layer.names])
+            for layer in self._layers
+            if all(name in by_name and by_name[name][1].grad is not None for name in layer.names)
+        ]
+        if not layers:
+            return set()
+        for _, parameters in layers:
+            for each in parameters:
+                unscaled(*each)
+        if not all(
+            np.isfinite(master.grad).all()
+            for _, parameters in layers
+            for _, _, master in parameters
+            if on_host(master.grad)
+        ):
+            return set()
+        counts = layers[0][0].counts
+        self._numbers.take(self._values(optimizer), chainer.backend.get_device_from_array(counts))
+        primitives = primitives_of(counts)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            if self.kind != PLAIN:
+                sharing.average(self._layers, self._transport, self._decay, self._factor)
+            if self.kind == INVERSES:
+                sharing.invert(self._layers, self._transport, primitives, self._numbers.arrays["damping"])
+            self._precondition(primitives, layers)
+        self._has_run = True
+        return {id(param) for _, parameters in layers for _, param, _ in parameters}
+
+    def keep(self, skip: Any) -> None:
+        """Keeps what the step has computed, unless it is skipped.
+
+        Args:
+            skip: a bool, or a boolean array of shape () on a device, which is not read.
+        """
+        if self._has_run and self.kind != PLAIN:
+            for layer in self._layers:
+                layer.keep(skip, self.kind == INVERSES)
+
+    def over(self, skip: Any) -> None:
+        """Ends a step; once for each, however often it was computed to be captured.
+
+        Args:
+            skip: as for :meth:`keep`.
+        """
+        self._refreshes.over(skip)
+        self._forget()
+
+    # --- for captured steps
+
+    @contextlib.contextmanager
+    def capturing(self) -> Any:
+        """A context for a step that a graph captures: numbers on the device are left as they are."""
+        with self._numbers.fixed():
+            yield
+
+    def refresh(self, optimizer: Any) -> None:
+        """Brings damping and learning rate to the device, before a graph reads them."""
+        self._check()
+        self._numbers.refresh(self._values(optimizer))
+
+    def state(self) -> dict[str, Any]:
+        """Returns the arrays that a step moves, by names for messages."""
+        return {
+            f"array {number} of K-FAC of {name}": array
+            for name, layer in self._collector.layers.items()
+            for number, array in enumerate(layer.moved)
+        }
+
+    def held(self) -> list[Any]:
+        """Returns the arrays whose addresses a graph has."""
+        return [*self._numbers.arrays.values(), *(array for layer in self._layers for array in layer.arrays)]
+
+    # --- snapshots
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Saves or loads averages, inverses and where the schedule is.
+
+        A file that has nothing of it, as that of another optimizer, is loaded with a warning, and all begins afresh.
+
+        Args:
+            serializer: of Chainer's, the wrapper's part of it.
+
+        Raises:
+            ValueError: the file has a layer of a parameter that the model lacks.
+        """
+        serializer, loads = serializer["kfac"], isinstance(serializer, chainer.Deserializer)
+        if not loads:
+            saved_layers.save(self._collector.layers, serializer)
+            self._refreshes.serialize(serializer, False)
+            return
+        layers = saved_layers.load(serializer, dict(self._index.namedparams))
+        self.reset()
+        if layers is None:
+            warnings.warn("the snapshot has no matrices of K-FAC: they start afresh", stacklevel=4)
+        else:
+            self._collector.layers = layers
+            self._refreshes.serialize(serializer, True)
+
+    def reset(self) -> None:
+        """Begins afresh, as if there had been no step."""
+        self._collector.layers.clear()
+        self._collector.too_large.clear()
+        self._refreshes.restart()
+        self._is_agreed = False
+        self._forget()
+
+    def _check(self):
+        arguments.number("damping", self.damping)
+        if not self.damping > 0:
+            raise ValueError(f"damping must be above 0; found {self.damping!r}")
+        if self.kl_clip is not None and not arguments.number("kl_clip", self.kl_clip) > 0:
+            raise ValueError(f"kl_clip must be above 0, or None; found {self.kl_clip!r}")
+
+    def _values(self, optimizer):
+        """Returns the numbers that may be others in each step."""
+        if self.kl_clip is None:
+            return {"damping": self.damping}
+        hyperparam = optimizer.hyperparam
+        rate = hyperparam.alpha if "alpha" in hyperparam.get_dict() else hyperparam.lr
+        return {"damping": self.damping, "kl_clip": self.kl_clip, "lr": rate}
+
+    def _forget(self):
+        self._is_begun = self._has_run = False
+        self._factor = None
+
+    def _look_for_new(self):
+        collector = self._collector
+        if self.kind != PLAIN and not collector.layers:
+            raise ValueError(
+                "KFAC has found no layer that mixprec computes: call mixprec.convert(model), or use mixprec.links"
+            )
+        if collector.has_new:
+            collector.has_new = False
+            self._refreshes.restart()
+            if self._is_agreed:
+                raise ValueError(
+                    f"KFAC: {next(reversed(collector.layers))} has its first gradient after the first step: with "
+                    "several processes all layers must have one there"
+                )
+        if self._ranks is not None and not self._is_agreed:
+            sharing.check_same(collector.layers, self._transport)
+            self._is_agreed = True
+
+    def _precondition(self, primitives, layers):
+        clips = self.kl_clip is not None
+        gradients = [[master.grad for _, _, master in parameters] for _, parameters in layers]
+        products = [
+            layer.precondition(
+                primitives, arrays, layer.new_inverses if self.kind == INVERSES else layer.inverses, clips
+            )
+            for (layer, _), arrays in zip(layers, gradients, strict=True)
+        ]
+        if clips:
+            limit, rate = self._numbers.arrays["kl_clip"], self._numbers.arrays["lr"]
+            xp = chainer.backend.get_array_module(rate)
+            scale = xp.minimum(xp.sqrt(limit / (rate * rate * sum(products))), np.float32(1))
+            for array in (array for arrays in gradients for array in arrays):
+                array *= scale
+
+    def __getstate__(self):
+        return {**self.__dict__, "_index": None, "_ranks": None, "_numbers": DeviceNumbers(), "_factor": None}

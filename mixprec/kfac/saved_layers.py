@@ -1,0 +1,61 @@
+"""The averages and inverses of K-FAC in a snapshot, and which layers they are of."""
+
+import json
+
+import numpy as np
+from chainer import backend
+
+from mixprec.kfac import triangles
+from mixprec.kfac.layers import FilterLayer, ScaleLayer
+
+_KINDS = {"filters": FilterLayer, "scales": ScaleLayer}
+_ARRAYS = ("averages", "inverses")
+
+
+def save(layers, serializer):
+    """Saves layers, of symmetric matrices one triangle.
+
+    Args:
+        layers: dict from names to :class:`~mixprec.kfac.layers.Layer`.
+        serializer: of Chainer's.
+    """
+    text = json.dumps([layer.description for layer in layers.values()])
+    serializer("layers", np.frombuffer(text.encode(), np.uint8))
+    for number, layer in enumerate(layers.values()):
+        own = serializer[str(number)]
+        own("steps", layer.steps)
+        for name in _ARRAYS:
+            for place, array in enumerate(getattr(layer, name)):
+                own(f"{name}{place}", triangles.packed(array))
+
+
+def load(serializer, params):
+    """Returns what :func:`save` saved, on the devices of the parameters; ``None`` if the file has nothing of it.
+
+    Args:
+        serializer: of Chainer's.
+        params: dict from names to the parameters of the model.
+
+    Raises:
+        ValueError: the file has a layer of a parameter that is not among them.
+    """
+    try:
+        text = serializer("layers", None)
+    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
+        text = None
+    if text is None:
+        return None
+    layers = {}
+    for number, description in enumerate(json.loads(np.asarray(text).tobytes().decode())):
+        if unknown := [name for name in description["names"] if name not in params]:
+            raise ValueError(f"the snapshot has matrices of K-FAC of {unknown[0]}, which the model lacks")
+        kind = _KINDS[description.pop("kind")]
+        layer = kind(**description, device=params[description["names"][0]].device)
+        layers[layer.names[0]] = layer
+        own = serializer[str(number)]
+        layer.steps.fill(int(own("steps", None)))
+        for name in _ARRAYS:
+            for place, array in enumerate(getattr(layer, name)):
+                values = np.asarray(own(f"{name}{place}", None), np.float32)
+                triangles.unpack(backend.get_device_from_array(array).send(values), array)
+    return layers
