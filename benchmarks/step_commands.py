@@ -12,6 +12,7 @@ from tqdm import tqdm
 from benchmarks import command_arguments, configured, machine, profile, rates, record_files
 from benchmarks.bars import bars_run, chart, page, result_tables
 from benchmarks.bars.record import gpu_name
+from benchmarks.roofline import kfac_tables
 from benchmarks.roofline import limit as roofline_limit
 from benchmarks.roofline import roofline_tables as roofline
 from benchmarks.roofline import step_estimate as roofline_step
@@ -149,13 +150,19 @@ def _add_roofline(commands, networks):
     command.add_argument("--tflops", type=command_arguments.amount, metavar="TFLOP/S", help=help)
     help = "no model of a step on an H200, for which three steps are recorded without a device"
     command.add_argument("--no-step", dest="step", action="store_false", help=help)
+    help = "and what K-FAC would add to that step, in 16 bits, computed on paper"
+    command.add_argument("--kfac", action="store_true", help=help)
 
 
-def _roofline(networks, save, arch, batch, size, dtype, bandwidth, tflops, step):
+def _roofline(networks, save, arch, batch, size, dtype, bandwidth, tflops, step, kfac):
     if (bandwidth is None) != (tflops is None):
         raise command_arguments.ArgumentsError(
             "--bandwidth and --tflops: give both, or none to have them measured here"
         )
+    if kfac and not step:
+        raise command_arguments.ArgumentsError("--kfac adds to the model of a step, which --no-step leaves out")
+    if kfac and dtype == "float32":
+        raise command_arguments.ArgumentsError("--kfac: found --dtype float32, expected float16 or bfloat16")
     if bandwidth is None:
         specifier, device = environment.resolve_device("auto")
         print(device)
@@ -167,8 +174,13 @@ def _roofline(networks, save, arch, batch, size, dtype, bandwidth, tflops, step)
     record = report.as_json()
     if step:
         found = roofline_step.step(networks[arch], arch=arch, size=size, batches=batch, dtype=dtype)
-        print(f"\n{found.table()}")
+        print(f"\n{found.table()}", flush=True)
         record["step"] = found.as_json()
+        if kfac:
+            plain = [time / 1e3 for time in found.as_it_is.microseconds]
+            found = kfac_tables.report(networks[arch], size=size, batches=batch, dtype=dtype, plain=plain)
+            print(f"\n{found.table()}")
+            record["kfac"] = found.as_json()
     save(record)
 
 

@@ -5,7 +5,7 @@ python scripts/benchmark.py bars [--peer pytorch] [--arch resnet50] [--batch 32,
     [--json FILE]
 python scripts/benchmark.py page [--results benchmarks/results] [--out docs/results.md]
 python scripts/benchmark.py roofline [--arch resnet50] [--batch 32,256] [--size 224] [--dtype float16]
-    [--bandwidth GB/s --tflops TFLOP/s] [--no-step] [--json FILE]
+    [--bandwidth GB/s --tflops TFLOP/s] [--no-step] [--kfac] [--json FILE]
 python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch resnet50] [--batch 256] [--size 224]
     [--set KEY=VALUE ...] [--steps 5] [--top 20] [--json FILE]
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--threads 1] [--json FILE]

@@ -17,10 +17,10 @@ _SMALL, _LARGE = 32, 256  # batches between which shares go from the first to th
 _CONV_BYTES, _CONV_FLOPS = (0.70, 0.75), (0.40, 0.50)
 _WGRAD = 1.15  # times as long as the others
 _STEM, _STEM_CHANNELS = 0.12, 8  # share of products with fewer channels than that
-_OTHER_BYTES = 0.84  # of a copy, such as batch normalization
-_SECTORS = 6.5e12  # bytes in a second, from the second-level cache
-_LEAST = {kinds.OTHER: 2e-6}
-_KERNEL = 5e-6  # of any other
+OTHER_BYTES = 0.84  # of a copy, such as batch normalization
+SECTORS = 6.5e12  # bytes in a second, from the second-level cache
+LEAST = {kinds.OTHER: 2e-6}
+KERNEL = 5e-6  # of any other
 _TWICE = 9e-6  # of one that passes twice over its arrays
 GAP = 1.1e-6
 _BLOCKS = (4, 4, 16)
@@ -33,11 +33,11 @@ ASSUMPTIONS = {
     f"convolutions, share of products at batches of {_SMALL} and {_LARGE}": _CONV_FLOPS,
     "conv wgrad, times as long": _WGRAD,
     f"convolutions of fewer than {_STEM_CHANNELS} channels, share of products": _STEM,
-    "all others, share of a copy": _OTHER_BYTES,
-    "sectors of what is not read in the order of memory, bytes/s": _SECTORS,
-    "least seconds of a launch": _KERNEL,
+    "all others, share of a copy": OTHER_BYTES,
+    "sectors of what is not read in the order of memory, bytes/s": SECTORS,
+    "least seconds of a launch": KERNEL,
     "least seconds of a launch that passes twice over its arrays": _TWICE,
-    **{f"least seconds of a launch, kind {kind}": seconds for kind, seconds in _LEAST.items()},
+    **{f"least seconds of a launch, kind {kind}": seconds for kind, seconds in LEAST.items()},
     "gap between launches, seconds": GAP,
 }
 
@@ -46,13 +46,18 @@ def seconds(launch, batch):
     """Returns the seconds of a :class:`~benchmarks.step.launches.Launch` for a batch of so many images, but the gap."""
     moved = launch.moved(batch)
     if launch.filter is not None:
-        of_products = _STEM if launch.filter[2] < _STEM_CHANNELS else _between(_CONV_FLOPS, batch)
+        rate = PRODUCTS * _STEM if launch.filter[2] < _STEM_CHANNELS else product_rate(batch)
         by_bytes = moved / (COPY * _between(_CONV_BYTES, batch))
-        time = max(by_bytes, launch.flops * batch / (PRODUCTS * of_products))
+        time = max(by_bytes, launch.flops * batch / rate)
         time *= _WGRAD if launch.kind == kinds.CONV_WGRAD else 1
     else:
-        time = max(moved / (COPY * _OTHER_BYTES), launch.sectors * batch / _SECTORS)
-    return max(time, _TWICE if 0 < launch.again < launch.bytes else _LEAST.get(launch.kind, _KERNEL))
+        time = max(moved / (COPY * OTHER_BYTES), launch.sectors * batch / SECTORS)
+    return max(time, _TWICE if 0 < launch.again < launch.bytes else LEAST.get(launch.kind, KERNEL))
+
+
+def product_rate(batch):
+    """Returns the floating-point operations in a second of a convolution's products in a batch of so many images."""
+    return PRODUCTS * _between(_CONV_FLOPS, batch)
 
 
 def _between(shares, batch):

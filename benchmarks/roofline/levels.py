@@ -185,7 +185,7 @@ class _Step:
         layer = self._layers[index]
         filters = math.prod(layer.filters) * _SIZES[self._dtype]
         flops = 2 * self._elements(layer.outputs) * math.prod(layer.filters[1:])
-        used = [_used(layer)] if read == layer.inputs else read
+        used = [used_input(layer)] if read == layer.inputs else read
         self._add(index, kind, self._nbytes(used) + self._nbytes(other) + filters + more, flops)
         if self._transposes and layer.kind == "convolution":
             filters *= layer.filters[2:] != (1, 1)
@@ -241,8 +241,8 @@ class _Step:
         return self._elements(shapes) * _SIZES[self._dtype]
 
 
-def _used(layer):
-    """Shape of what is read of the input of a convolution or linear layer."""
+def used_input(layer):
+    """Returns the shape of what is read of the input of a convolution or linear layer."""
     if layer.kind == "linear":
         return layer.inputs[0]
     channels, *image = layer.inputs[0]

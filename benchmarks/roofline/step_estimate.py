@@ -60,6 +60,11 @@ class Step:
     kinds: list[KindTotal]
     ways: list[Variant]
 
+    @property
+    def as_it_is(self):
+        """:class:`Variant` of the step of this checkout."""
+        return self.ways[0]
+
     def table(self):
         """Returns two aligned text tables, of kinds of launches and of ways."""
         return "\n".join([*_head(), "", *self._kinds(), "", *self._ways()])
@@ -84,7 +89,7 @@ class Step:
         yield f"{'':50}{'launches':>9}{f'GB, batch {max(self.batches)}':>15}{titles}"
         for way in self.ways:
             cells = ""
-            for batch, time, before in zip(self.batches, way.microseconds, self.ways[0].microseconds, strict=True):
+            for batch, time, before in zip(self.batches, way.microseconds, self.as_it_is.microseconds, strict=True):
                 cells += f"{time / 1e3:15.2f}{batch / time * 1e6:10,.0f}{before - time:10,.0f}"
             yield f"  {way.name:48}{way.launches:9}{way.gigabytes:15.2f}{cells}"
 
