@@ -40,7 +40,7 @@ class NcclTransport(Transport):
         """
         if is_of_numpy(array):
             return self._of_host.start(array)
-        self._nccl.asked.add(f"the sum of {array.size} numbers in {array.dtype.name}")
+        self._nccl.asked.add(f"the sum of {array.size} gradients in {array.dtype.name}")
         with self._nccl.beside(array, *held):
             if fill is not None:
                 fill()
