@@ -129,6 +129,6 @@ def _sum(arrays, transport):
     for array, part in zip(arrays, parts, strict=True):  # CuPy's concatenate() uploads a table of many arrays
         part[...] = triangles.packed(array).reshape(-1)
     transport.start(together).join()
-    transport.places()  # layers are compared beforehand; a pass is compared with the one before, of another kind of step
+    transport.places()  # forgotten: passes are compared with those before, of steps that may have no such sum
     for array, part in zip(arrays, parts, strict=True):
         triangles.unpack(part, array)

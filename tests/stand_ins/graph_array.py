@@ -222,6 +222,8 @@ def _call(function, arguments, keywords, name=None):
         return value
 
     _uploads(name, arguments, keywords)
+    if name in ("concatenate", "stack") and len(arguments[0]) > cupy_rules.COPIED:
+        graph_work.upload(name, 8 * len(arguments[0]))
     inputs = _map(plain, arguments), _map(plain, keywords)
     with np.errstate(all="ignore"):  # while something is captured, there is anything in the arrays: only shapes count
         result = cupy_rules.compute(function, name, *inputs)

@@ -297,6 +297,7 @@ UPLOADS = {
     "operand": lambda x: x + numbers(3),
     "function": lambda x: np.where(x > 0, x, numbers(3)),
     "copyto": lambda x: np.copyto(x, numbers(3)),
+    "addresses of many arrays": lambda x: np.concatenate(9 * [x]),
 }
 
 
