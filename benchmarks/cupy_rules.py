@@ -19,9 +19,9 @@ Sums, products and means in 16 bits
     They are taken in float32 and rounded once (``_core/_routines_math.pyx`` and ``_routines_statistics.pyx``:
     ``'e->e', (..., 'float')``).
 While a graph is captured
-    What goes to the host or comes from there raises RuntimeError (``cuda/memory.pyx``, ``copy_to_host_async``). That goes
-    for ``concatenate`` and ``stack`` of more than :data:`COPIED` arrays, too: their addresses are uploaded, unless they
-    are larger than 2 MiB on average (``_core/_routines_manipulation.pyx``, ``_concatenate_single_kernel``).
+    What goes to the host or comes from there raises RuntimeError (``cuda/memory.pyx``, ``copy_to_host_async``). So do
+    ``concatenate`` and ``stack`` of more than :data:`COPIED` arrays: they upload addresses, but for arrays of more than
+    2 MiB on average (``_core/_routines_manipulation.pyx``, ``_concatenate_single_kernel``).
 
 The same in both, so that nothing has to be done: promotion of dtypes, where numbers of Python are weak and arrays of
 shape () are not (NEP 50); shapes and ``keepdims``; dtypes of sums of integers.
