@@ -275,6 +275,7 @@ class KFAC:
         """Begins afresh, as if there had been no step."""
         self._collector.layers.clear()
         self._collector.too_large.clear()
+        self._collector.has_new = False
         self._refreshes.restart()
         self._forget()
 

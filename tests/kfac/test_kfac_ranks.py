@@ -5,13 +5,16 @@ import functools
 import io
 import threading
 
+import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer import serializers
 
 import mixprec
 from mixprec.backends.cpu.second_moments import SecondMoments
+from mixprec.kfac import sharing
 from tests.kfac.runs_of_ranks import (  # noqa: F401  (a fixture)
     IMAGES,
     Network,
@@ -21,6 +24,7 @@ from tests.kfac.runs_of_ranks import (  # noqa: F401  (a fixture)
     batch,
     threads,
 )
+from tests.stand_ins.rank_threads import ThreadTransport
 
 sweep = functools.partial(pytest.param, marks=pytest.mark.sweep)
 STEPS = 13  # the first 8 compute inverses each
@@ -93,6 +97,36 @@ def test_a_generator_of_losses(threads):  # noqa: F811
 def test_one_rank_is_a_process_alone(threads):  # noqa: F811
     (found,) = threads(1, lambda communicator: _trained(communicator, 3))
     assert_same_bits(found, _trained(None, 3))
+
+
+class Branches(chainer.Chain):
+    """Two layers beside each other, which come in this order or the other one."""
+
+    def __init__(self):
+        super().__init__()
+        np.random.seed(0)
+        with self.init_scope():
+            self.one, self.other = L.Linear(3 * 7 * 7, 5), L.Linear(3 * 7 * 7, 5, nobias=True)
+        self.is_turned = False
+
+    def forward(self, x):
+        first, second = (self.other, self.one) if self.is_turned else (self.one, self.other)
+        h = first(x)
+        return h + second(x)
+
+
+def test_layers_come_in_another_order_on_another_rank(threads):  # noqa: F811
+    def trained(communicator):
+        run = Run(communicator, network=Branches(), kl_clip=1e-4)
+        run.model.predictor.is_turned = communicator is not None and communicator.rank == 1
+        for step in range(2):
+            run.step(*batch(step))
+        return list(run.kfac._collector.layers), run.state()
+
+    (order, first), (of_second, second) = threads(2, trained)
+    assert of_second == order[::-1]
+    assert_same_bits(first, second)
+    assert_close(first, trained(None)[1])
 
 
 # --- overflows
@@ -245,6 +279,12 @@ def test_a_layer_that_one_rank_leaves_out_for_a_while(threads):  # noqa: F811
 
     for first, second in zip(*threads(2, trained), strict=True):
         assert_same_bits(first, second)
+
+
+def test_new_layers_of_one_rank_are_new_for_all(threads):  # noqa: F811
+    """Or they would not compute inverses in the same steps."""
+    found = threads(3, lambda each: sharing.look_for_new(["/a/W"], each.rank == 1, ThreadTransport(each.mpi_comm)))
+    assert found == [True] * 3
 
 
 @pytest.mark.parametrize(
