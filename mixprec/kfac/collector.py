@@ -16,6 +16,7 @@ class Collector(Observer):
         largest: layers with a larger matrix are left out.
 
     Attributes:
+        largest: the same.
         layers: dict from the name of a layer's first parameter to its :class:`~mixprec.kfac.layers.Layer`, in the order
             in which backward passes have come to them.
         too_large: dict from such names to the sizes of matrices of layers that are left out.
@@ -23,7 +24,7 @@ class Collector(Observer):
     """
 
     def __init__(self, largest):
-        self._largest = largest
+        self.largest = largest
         self._index = self._names = None
         self.layers, self.too_large = {}, {}
         self.has_new = False
@@ -41,7 +42,7 @@ class Collector(Observer):
         layer = self.layers.get(names[0])
         if layer is None:
             size = FilterLayer.largest(names, w_shape, convolution.groups)
-            if size > self._largest:
+            if size > self.largest:
                 self.too_large[names[0]] = size
                 return
             layer = self._new(FilterLayer(names, w_shape, convolution.groups, params[0].device))

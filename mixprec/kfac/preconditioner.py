@@ -112,6 +112,11 @@ class KFAC:
         """Of the next step: 0 plain, 1 with new second moments, 2 with new inverses, too."""
         return self._refreshes.kind
 
+    @property
+    def largest(self) -> int:
+        """Layers with a larger matrix go on with their gradients."""
+        return self._collector.largest
+
     def report(self) -> str:
         """Returns which layers take part, and which parameters go on with their gradients, as text."""
         return layer_report.text(self._collector, self._index)
