@@ -18,7 +18,9 @@ from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.launch import Kernel, record_launch
 from tests.stand_ins import fake_cudnn, graph_array, graph_work
 from tests.stand_ins.copies_on_host import HostCopies
+from tests.stand_ins.cuda_on_host import matrices_on
 from tests.stand_ins.cudnn_host import HostDevice
+from tests.stand_ins.fake_matrix_libraries import Fake
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.host_launch import HostLauncher
 
@@ -79,7 +81,8 @@ class GraphCuda(Cuda):
     def __init__(self):
         frontend = types.SimpleNamespace(**{**vars(fake_cudnn), "pygraph": _Pygraph})
         device = _Device()
-        super().__init__(GraphLauncher(), CudnnContext(0, frontend=frontend, device=device))
+        matrices = matrices_on(device, Fake(device, graph_work.do))
+        super().__init__(GraphLauncher(), CudnnContext(0, frontend=frontend, device=device), matrices)
         self.graphs = HostGraphs(device)
         self.copies = HostCopies
 
