@@ -93,7 +93,8 @@ class Fake:
         assert min(m, n, k, count) >= 0
         assert a_type == b_type, "both inputs have one type"
         assert _DTYPES[c_type] == np.float32
-        assert compute in _COMPUTE and algorithm == -1
+        assert compute in _COMPUTE
+        assert algorithm == -1
         assert ldc >= max(1, m)
         assert count < 2 or c_stride >= n * ldc, "matrices of the result lie over each other"
         alpha, beta = (c_float.from_address(each).value for each in (alpha, beta))
@@ -141,7 +142,7 @@ class Fake:
                 with np.errstate(all="ignore"):
                     factor[i, :i] = _solved(factor[:i, :i], whole[i, :i])
                     pivot = whole[i, i] - factor[i, :i] @ factor[i, :i]
-                if not pivot > 0:
+                if pivot <= 0:  # of NaN the documentation says nothing: here it is not told, and spreads
                     found = i + 1
                     break
                 factor[i, i] = np.sqrt(pivot)
@@ -168,8 +169,12 @@ class Fake:
     def _check(self, handle, triangle, size, address, step, workspace=None, count=0, needed=0, info=None):
         assert self._of(handle, "cusolver")["stream"] == self._device.stream(), "on another stream"
         assert triangle in (_LOWER, _UPPER)
-        assert size >= 0 and step >= max(1, size) and address % 4 == 0
-        assert not needed or (workspace % 16 == 0 and count >= needed and info % 4 == 0)
+        assert size >= 0
+        assert step >= max(1, size)
+        assert address % 4 == 0
+        if needed:
+            assert count >= needed
+            assert workspace % 16 == info % 4 == 0
 
     # Both
 

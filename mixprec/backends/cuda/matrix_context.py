@@ -105,13 +105,14 @@ class MatrixContext:
     def _multiply(self, operations, sizes, a, b, dtype, beta, c, count, exact=False):
         if not (count and sizes[0] and sizes[1] and (sizes[2] or not beta)):
             return
-        record("blas", "product", *operations, *sizes, *a, *b, beta, *c, count)
+        compute = _compute(dtype, exact)
+        record("blas", "product", *operations, *sizes, *a, *b, beta, *c, count, compute)
         with self._device.current():
             stream = self._device.stream()
             handle = self._cublas_handles.on(stream)
             # Its own one would be allocated in a capture, and a change of the stream has brought that back.
             self._cublas.set_workspace(handle, self._workspaces.address(stream, _WORKSPACE), _WORKSPACE)
-            self._cublas.gemm(handle, operations, sizes, a, b, dtype, beta, c, count, _compute(dtype, exact))
+            self._cublas.gemm(handle, operations, sizes, a, b, dtype, beta, c, count, compute)
 
 
 def _compute(dtype, exact):

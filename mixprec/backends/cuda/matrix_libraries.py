@@ -1,7 +1,7 @@
 """cuBLAS and cuSOLVER by ctypes: the few functions that K-FAC needs.
 
-CuPy's own wrappers of both refuse while a stream captures a CUDA graph, and its linear algebra looks on the host whether
-a factorization has succeeded.
+CuPy's own wrappers of both refuse while a stream captures a CUDA graph, and its linear algebra looks on the host
+whether a factorization has succeeded.
 
 Both libraries have matrices column by column. What lies in memory as C-contiguous (rows, columns) is to them the
 transposed matrix (columns, rows); its leading dimension is the number of elements from one row in memory to the next.
@@ -25,29 +25,68 @@ _LOWER = 0
 _MATRIX = (c_void_p, c_int, c_int, c_longlong)  # address, dtype, leading dimension, elements to the next matrix
 _TRIANGLE = (c_void_p, c_int, c_int, c_void_p, c_int)  # handle, triangle, size, address, leading dimension
 
+# All functions return a status.
+_CUBLAS = {
+    "cublasCreate_v2": (POINTER(c_void_p),),
+    "cublasSetStream_v2": (c_void_p, c_void_p),
+    "cublasSetWorkspace_v2": (c_void_p, c_void_p, c_size_t),
+    "cublasGemmStridedBatchedEx": (
+        *(c_void_p, c_int, c_int, c_int, c_int, c_int),  # handle, operations, sizes
+        *(POINTER(c_float), *_MATRIX, *_MATRIX, POINTER(c_float), *_MATRIX),
+        *(c_int, c_int, c_int),  # number of matrices, type of computation, algorithm
+    ),
+}
+_CUBLAS_STATUSES = {
+    1: "NOT_INITIALIZED",
+    3: "ALLOC_FAILED",
+    7: "INVALID_VALUE",
+    8: "ARCH_MISMATCH",
+    11: "MAPPING_ERROR",
+    13: "EXECUTION_FAILED",
+    14: "INTERNAL_ERROR",
+    15: "NOT_SUPPORTED",
+}
+_CUSOLVER = {
+    "cusolverDnCreate": (POINTER(c_void_p),),
+    "cusolverDnSetStream": (c_void_p, c_void_p),
+    "cusolverDnSpotrf_bufferSize": (*_TRIANGLE, POINTER(c_int)),
+    "cusolverDnSpotri_bufferSize": (*_TRIANGLE, POINTER(c_int)),
+    "cusolverDnSpotrf": (*_TRIANGLE, c_void_p, c_int, c_void_p),
+    "cusolverDnSpotri": (*_TRIANGLE, c_void_p, c_int, c_void_p),
+}
+_CUSOLVER_STATUSES = {
+    1: "NOT_INITIALIZED",
+    2: "ALLOC_FAILED",
+    3: "INVALID_VALUE",
+    4: "ARCH_MISMATCH",
+    5: "MAPPING_ERROR",
+    6: "EXECUTION_FAILED",
+    7: "INTERNAL_ERROR",
+    9: "NOT_SUPPORTED",
+}
+
+
 class LibraryMissing(RuntimeError):
     """cuBLAS or cuSOLVER is not installed: one line that says what to do."""
 
 
 class _Library:
-    """Functions that return a status. The first call loads the library.
+    """Functions of a library, which the first call loads, or raises :class:`LibraryMissing`.
 
     Args:
-        library: what :class:`ctypes.CDLL` gives for it, instead of the one that is installed.
-
-    Raises:
-        LibraryMissing: in the first call.
+        name: of the library.
+        signatures: tuples of types of arguments, by the names of functions.
+        statuses: names of what functions return, but for 0.
+        library: what :class:`ctypes.CDLL` gives for it; ``None`` for the one that is installed.
     """
 
-    name, signatures, statuses = "", {}, {}
-
-    def __init__(self, library=None):
-        self._library = library
+    def __init__(self, name, signatures, statuses, library):
+        self._name, self._signatures, self._statuses, self._library = name, signatures, statuses, library
 
     @functools.cached_property
     def _functions(self):
-        library, functions = _load(self.name) if self._library is None else self._library, {}
-        for name, arguments in self.signatures.items():
+        library, functions = _load(self._name) if self._library is None else self._library, {}
+        for name, arguments in self._signatures.items():
             function = functions[name] = getattr(library, name)
             function.argtypes, function.restype = arguments, c_int
         return functions
@@ -55,33 +94,18 @@ class _Library:
     def _call(self, name, *arguments):
         status = self._functions[name](*arguments)
         if status:
-            raise RuntimeError(f"{name}: {self.statuses.get(status, f'status {status}')}")
+            raise RuntimeError(f"{name}: {self._statuses.get(status, f'status {status}')}")
 
 
 class Cublas(_Library):
-    """Products of matrices."""
+    """Products of matrices.
 
-    name = "cublas"
-    signatures = {
-        "cublasCreate_v2": (POINTER(c_void_p),),
-        "cublasSetStream_v2": (c_void_p, c_void_p),
-        "cublasSetWorkspace_v2": (c_void_p, c_void_p, c_size_t),
-        "cublasGemmStridedBatchedEx": (
-            *(c_void_p, c_int, c_int, c_int, c_int, c_int),  # handle, operations, sizes
-            *(POINTER(c_float), *_MATRIX, *_MATRIX, POINTER(c_float), *_MATRIX),
-            *(c_int, c_int, c_int),  # number of matrices, type of computation, algorithm
-        ),
-    }
-    statuses = {
-        1: "NOT_INITIALIZED",
-        3: "ALLOC_FAILED",
-        7: "INVALID_VALUE",
-        8: "ARCH_MISMATCH",
-        11: "MAPPING_ERROR",
-        13: "EXECUTION_FAILED",
-        14: "INTERNAL_ERROR",
-        15: "NOT_SUPPORTED",
-    }
+    Args:
+        library: what :class:`ctypes.CDLL` gives for cuBLAS, instead of the one that is installed.
+    """
+
+    def __init__(self, library=None):
+        super().__init__("cublas", _CUBLAS, _CUBLAS_STATUSES, library)
 
     def create_handle(self):
         """Returns a new handle, an int, for the current device."""
@@ -124,27 +148,14 @@ class Cublas(_Library):
 
 
 class Cusolver(_Library):
-    """The Cholesky decomposition of a symmetric matrix, and its inverse."""
+    """The inverse of a symmetric matrix by its Cholesky decomposition.
 
-    name = "cusolver"
-    signatures = {
-        "cusolverDnCreate": (POINTER(c_void_p),),
-        "cusolverDnSetStream": (c_void_p, c_void_p),
-        "cusolverDnSpotrf_bufferSize": (*_TRIANGLE, POINTER(c_int)),
-        "cusolverDnSpotri_bufferSize": (*_TRIANGLE, POINTER(c_int)),
-        "cusolverDnSpotrf": (*_TRIANGLE, c_void_p, c_int, c_void_p),
-        "cusolverDnSpotri": (*_TRIANGLE, c_void_p, c_int, c_void_p),
-    }
-    statuses = {
-        1: "NOT_INITIALIZED",
-        2: "ALLOC_FAILED",
-        3: "INVALID_VALUE",
-        4: "ARCH_MISMATCH",
-        5: "MAPPING_ERROR",
-        6: "EXECUTION_FAILED",
-        7: "INTERNAL_ERROR",
-        9: "NOT_SUPPORTED",
-    }
+    Args:
+        library: what :class:`ctypes.CDLL` gives for cuSOLVER, instead of the one that is installed.
+    """
+
+    def __init__(self, library=None):
+        super().__init__("cusolver", _CUSOLVER, _CUSOLVER_STATUSES, library)
 
     def create_handle(self):
         """Returns a new handle, an int, for the current device."""

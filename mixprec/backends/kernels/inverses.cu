@@ -52,14 +52,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) shift_diagonals(
 }
 
 // Copies the triangles at the right and above to those at the left and below, a thread for each element; `info` (groups,
-// 2) is what cuSOLVER says of each matrix, 0 if all is well.
+// 2) is what cuSOLVER says of each matrix, 0 if all is well. Every NaN spreads to the last pivot, and so to the last
+// element, also if cuSOLVER does not tell.
 extern "C" __global__ void __launch_bounds__(THREADS) mirror_triangles(
     float* found, const int* info, long long groups, long long size) {
     const long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x, count = size * size;
     if (i >= groups * count) return;
     const long long group = i / count;
     const u32 place = i - group * count, row = place / static_cast<u32>(size), column = place - row * size;
-    if (info[2 * group] || info[2 * group + 1]) {
+    const float last = found[(group + 1) * count - 1];
+    if (info[2 * group] || info[2 * group + 1] || last != last) {
         found[i] = __uint_as_float(0x7fffffffu);
     } else if (column < row) {
         found[i] = found[group * count + column * size + row];
