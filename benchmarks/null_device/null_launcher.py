@@ -140,16 +140,12 @@ class _Plan:
 
 
 class Matrices:
-    """In place of :class:`~mixprec.backends.cuda.matrix_context.MatrixContext`: each method notes its arguments."""
+    """In place of :class:`~mixprec.backends.cuda.matrix_context.MatrixContext`: notes products."""
 
     def add_moments(self, *arguments):
-        """Notes a product."""
+        """Notes the arguments."""
         record("blas", "product", *arguments)
 
-    def multiply(self, *arguments):
-        """Notes a product."""
-        record("blas", "product", *arguments)
-
-    def invert(self, *arguments):
-        """Notes inverses."""
-        record("blas", "inverses", *arguments)
+    def multiply(self, *arguments, **keywords):
+        """Notes the arguments."""
+        record("blas", "product", *arguments, *keywords.items())

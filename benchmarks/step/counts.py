@@ -42,8 +42,8 @@ _DECAY = 0.9999  # of the learning rate, from step to step
 class Counts:
     """What the host asks of the device in one step; ``None`` is what is not known.
 
-    A launch is a kernel of mixprec, an execution of cuDNN, cuBLAS or cuSOLVER, which may be several kernels, or a
-    function of arrays for which CuPy launches a kernel or a copy, for a sum over everything two. cuDNN is taken to have
+    A launch is a kernel of mixprec, an execution of cuDNN or cuBLAS, which may be several kernels, or a function of
+    arrays for which CuPy launches a kernel or a copy, for a sum over everything two. cuDNN is taken to have
     the engines that it has on an H200, and what is chosen by measurement on a device is the first choice here.
 
     Attributes:

@@ -14,7 +14,7 @@ class Record(NamedTuple):
     """One thing that a device was asked.
 
     Attributes:
-        kind: ``"kernel"`` (of our own), ``"cudnn"``, ``"blas"`` (of cuBLAS or cuSOLVER), ``"array"`` (a function of
+        kind: ``"kernel"`` (of our own), ``"cudnn"``, ``"blas"`` (of cuBLAS), ``"array"`` (a function of
             NumPy or CuPy that launches), ``"function"`` (of Chainer's, whose kernels are not recorded), ``"memory"``
             (new memory: address and bytes), ``"copy"`` (to another memory or back, in which nothing of the host's is
             copied), ``"upload"`` (from the host) or ``"read"`` (the host waits for the device).

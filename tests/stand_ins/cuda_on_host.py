@@ -1,4 +1,4 @@
-"""The CUDA backend on the host: own kernels by g++, cuDNN, cuBLAS and cuSOLVER by stand-ins that compute with NumPy."""
+"""The CUDA backend on the host: own kernels by g++, cuDNN and cuBLAS by stand-ins that compute with NumPy."""
 
 import contextlib
 import types
@@ -7,12 +7,12 @@ import chainer
 import numpy as np
 
 from mixprec.backends.cuda import Cuda
+from mixprec.backends.cuda.cublas import Cublas
 from mixprec.backends.cuda.matrix_context import MatrixContext
-from mixprec.backends.cuda.matrix_libraries import Cublas, Cusolver
 from mixprec.backends.cudnn.context import CudnnContext
 from tests.stand_ins import fake_cudnn, kernels_on_host
 from tests.stand_ins.cudnn_host import HostDevice
-from tests.stand_ins.fake_matrix_libraries import Fake
+from tests.stand_ins.fake_cublas import FakeCublas
 from tests.stand_ins.host_launch import HostLauncher
 
 ENGINES = ("cudnn", "kernels")
@@ -32,13 +32,13 @@ class HostCuda(Cuda):
         node_cost: milliseconds that a node of cuDNN's graphs takes when it is measured; a kernel of ours takes 1.
 
     Attributes:
-        libraries: :class:`~tests.stand_ins.fake_matrix_libraries.Fake`, in place of cuBLAS and cuSOLVER.
+        cublas: :class:`~tests.stand_ins.fake_cublas.FakeCublas`.
     """
 
     def __init__(self, node_cost=1.0):
         device = HostDevice(self._took)
-        self.libraries = Fake(device)
-        matrices = matrices_on(device, self.libraries)
+        self.cublas = FakeCublas(device)
+        matrices = MatrixContext(0, cublas=Cublas(self.cublas), device=device)
         super().__init__(HostLauncher(), _CudnnContext(0, frontend=fake_cudnn, device=device), matrices)
         self._node_cost = node_cost
         self._counted = 0, 0
@@ -57,11 +57,6 @@ class HostCuda(Cuda):
         yield found
         found.kernels = len(self.launcher.launches) - kernels
         found.plans = ["+".join(nodes) for nodes, _ in fake_cudnn.executed[plans:]]
-
-
-def matrices_on(device, libraries):
-    """Returns a :class:`~mixprec.backends.cuda.matrix_context.MatrixContext` with a fake in place of the libraries."""
-    return MatrixContext(0, cublas=Cublas(libraries), cusolver=Cusolver(libraries), device=device)
 
 
 def engine(name):

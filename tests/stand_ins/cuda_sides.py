@@ -66,7 +66,7 @@ class Side:
 
 
 class OnHost(Side):
-    """Kernels by g++, cuDNN's graphs by :mod:`tests.stand_ins.fake_cudnn`, cuBLAS and cuSOLVER by another fake.
+    """Kernels by g++, cuDNN's graphs by :mod:`tests.stand_ins.fake_cudnn`, products by ``fake_cublas``.
 
     Memory is NaN before it is written.
     """
@@ -116,7 +116,7 @@ class OnHost(Side):
                 mock.patch.object(launcher, "launch", noting(launcher.launch)),
                 mock.patch.object(launcher, "empty", kept_empty),
                 mock.patch.object(fake_cudnn.pygraph, "execute_plan_at_index", noting(run_plan)),
-                mock.patch.object(cuda.libraries, "do", noting(cuda.libraries.do)),
+                mock.patch.object(cuda.cublas, "do", noting(cuda.cublas.do)),
             ):
                 outputs = step()
 

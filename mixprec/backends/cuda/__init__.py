@@ -60,7 +60,7 @@ def primitives_of(device_id):
     """Returns the :class:`Cuda` of a device, always the same one.
 
     Without cuDNN it computes everything but convolutions and linear layers, which raise
-    :class:`~mixprec.backends.cudnn.library.CudnnMissing`. cuBLAS and cuSOLVER are loaded at their first use.
+    :class:`~mixprec.backends.cudnn.library.CudnnMissing`. cuBLAS is loaded at its first use.
     """
     primitives = _by_device.get(device_id)
     if primitives is None:

@@ -10,7 +10,8 @@ from mixprec.backends.cuda.kernels import width_of
 _FLOAT = np.dtype(np.float32)
 _MULTIPLE = 8  # of elements that rows of patches have, which Tensor cores like
 _CHUNK = 32 << 20  # bytes of patches at a time: they stay in the second-level cache of an H100, which has 50 MB
-_SMALL = 64  # rows of matrices that our kernel inverts, see inverses.cu
+_SMALL = 64  # rows of matrices that one kernel inverts, and of larger ones at a time: ROWS in inverses.cu
+_ZEROS = 8  # that a thread writes
 _LANES = 32  # channels beside each other in a block, in vectors of 16 bytes or one by one
 _BLOCKS = 512  # that there should be before a thread has more rows than it reads at once
 _ROWS = 4  # that a thread reads at once
@@ -43,7 +44,8 @@ class Curvatures(Base):
             arguments = [*given, *divmod(first, places), rows, *rest]
             blocks = ceil_div(groups * rows * width // together, self.launcher.threads)
             self.kernels.launch("patches", "patches", blocks, arguments, x.dtype, together)
-            self.matrices.add_moments(given[-1], x.dtype, rows, width, groups, size, rows * width, self._address(out))
+            layout = given[-1], width, rows * width
+            self.matrices.add_moments(layout, x.dtype, rows, self._address(out), size, groups)
 
     def row_moments(self, dy, out):
         self._add_moments(dy, out)
@@ -80,19 +82,49 @@ class Curvatures(Base):
         if size <= _SMALL:
             self.kernels.launch("inverses", "small_inverses", groups, [*given, size], _FLOAT)
             return
-        info = self._empty((groups, 2), np.int32)
-        blocks, shape = ceil_div(moments.size, self.launcher.threads), [groups, size]
-        self.kernels.launch("inverses", "shift_diagonals", blocks, [*given, *shape], _FLOAT)
-        self.matrices.invert(self._address(out), groups, size, self._address(info))
-        written = [self._address(out), self._address(info)]
-        self.kernels.launch("inverses", "mirror_triangles", blocks, [*written, *shape], _FLOAT)
+        matrices, panels = self._empty(moments.shape, _FLOAT), self._empty((groups, _SMALL, size), _FLOAT)
+        factors = self._empty((groups, _SMALL, _SMALL), _FLOAT)
+        matrix, panel, factor = map(self._address, (matrices, panels, factors))
+        arguments = [*given[:2], matrix, given[2], groups, size]
+        blocks = ceil_div(moments.size, self.launcher.threads)
+        self.kernels.launch("inverses", "begin_inverses", blocks, arguments, _FLOAT)
+        for first in range(0, size, _SMALL):
+            end = min(first + _SMALL, size)
+            self._eliminate(matrix, panel, factor, given[2], groups, size, first, end)
+
+    def _eliminate(self, matrix, panel, factor, found, groups, size, first, end):
+        """Does the steps of some rows of ``[matrix | 1]``, see inverses.cu, and adds their part of the inverse.
+
+        Args:
+            matrix: address of (groups, size, size).
+            panel: address for these rows after the steps: of the inverse factor, then of the transposed factor.
+            factor: address for the inverse of the factor's block on the diagonal.
+            found: address of the sum of all parts.
+            groups: number of matrices.
+            size: number of their rows.
+            first: the first of the rows.
+            end: the first row after them.
+        """
+        rows, below, whole = end - first, size - end, size * size
+        blocks = 1 + ceil_div(below * rows, self.launcher.threads * _ZEROS)
+        arguments = [matrix, factor, size, first, rows, blocks]
+        self.kernels.launch("inverses", "factor_blocks", groups * blocks, arguments, _FLOAT)
+
+        step, multiply = size * _FLOAT.itemsize, self.matrices.multiply  # bytes of a row
+        before, after = ((matrix + row * step, size, whole) for row in (first, end))
+        here, right = ((panel + column * _FLOAT.itemsize, size, _SMALL * size) for column in (0, end))
+        multiply((factor, _SMALL, _SMALL**2), before, here, (rows, size, rows), groups)
+        multiply(right, here, after, (below, size, rows), groups, transposed=True, alpha=-1, beta=1)
+        multiply(here, here, (found, size, whole), (end, end, rows), groups, transposed=True, beta=1)
 
     def products(self, a, b):
         groups, rows, inner = a.shape
         columns = b.shape[2]
         found = self._empty((groups, rows, columns), _FLOAT)
-        if inner:
-            self.matrices.multiply(*map(self._address, (a, b, found)), groups, rows, columns, inner)
+        if found.size and inner:
+            left, right, product = map(self._address, (a, b, found))
+            left, right = (left, inner, rows * inner), (right, columns, inner * columns)
+            self.matrices.multiply(left, right, (product, columns, rows * columns), (rows, columns, inner), groups)
         else:
             self.launcher.zero(found)
         return found
@@ -100,9 +132,9 @@ class Curvatures(Base):
     def _add_moments(self, rows, out):
         """Adds the second moments of rows (..., C), whose first elements are those of all groups."""
         groups, size, _ = out.shape
-        addresses = [*map(self._address, (rows, out))]
         count, channels = rows_of(rows)
-        self.matrices.add_moments(addresses[0], rows.dtype, count, channels, groups, size, size, addresses[1])
+        layout = self._address(rows), channels, size
+        self.matrices.add_moments(layout, rows.dtype, count, self._address(out), size, groups)
 
 
 def _power_of_two(count):

@@ -1,6 +1,6 @@
 """Handles of a library, which belong to one device, and must not be used by two threads at once.
 
-Whoever calls cuDNN, cuBLAS or cuSOLVER asks for the handle of its thread before each call.
+Whoever calls cuDNN or cuBLAS asks for the handle of its thread before each call.
 """
 
 import threading

@@ -185,7 +185,7 @@ def every_primitive(p, put, dtype, size, filters):
         added(lambda out: p.scale_moments(dx, x, gamma, beta, saved, out, relu=True), (3, channels)),
     )
     shifts = put(np.array([0.5, 2], np.float32))
-    for rows_of_inverse in (33, 70):  # by our kernel, and by cuSOLVER
+    for rows_of_inverse in (33, 70):  # in one launch, and by blocks
         vectors = arrays(rng, (2, rows_of_inverse, 100), np.float32)
         symmetric = put(vectors @ vectors.transpose(0, 2, 1))
         yield (
