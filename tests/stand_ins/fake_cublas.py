@@ -1,8 +1,8 @@
 """A stand-in for cuBLAS that computes with NumPy, called by addresses as C functions are.
 
-Signatures are those of ``cublas_api.h`` of CUDA 13, written down apart from the ones that
-mixprec declares. Matrices lie in memory column by column, and what the documentation asks of arguments is checked: a
-call that does not keep to it returns INVALID_VALUE, and :attr:`FakeCublas.refused` says why.
+Signatures are those of ``cublas_api.h`` of CUDA 13, written down apart from the ones that mixprec declares. Matrices
+lie in memory column by column, and what the documentation asks of arguments is checked: a call that does not keep to it
+returns INVALID_VALUE, and :attr:`FakeCublas.refused` says why.
 """
 
 import ctypes

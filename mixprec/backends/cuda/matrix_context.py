@@ -57,8 +57,9 @@ class MatrixContext:
         self._multiply(rows, rows, layout, (size, size, count), groups, TRANSPOSED, 1, 1, dtype, _compute(dtype))
 
     def multiply(self, a, b, c, sizes, count, *, transposed=False, alpha=1, beta=0):
-        """``c = alpha a b + beta c`` for matrices of float32; never rounded to TF32, as inverses have large and small
-        elements.
+        """``c = alpha a b + beta c`` for matrices of float32.
+
+        They are never rounded to TF32, as inverses have large and small elements.
 
         Args:
             a: layout of matrices (rows, inner).
@@ -75,7 +76,7 @@ class MatrixContext:
 
     def _multiply(self, a, b, c, sizes, count, operation, alpha, beta, dtype, compute):
         if not (count and all(sizes)):
-            return  # with beta; and callers have no sums of nothing without
+            return  # nothing is added; with a beta of 0 callers see to that themselves
         record("blas", "product", *a, *b, *c, *sizes, count, operation, alpha, beta, compute)
         rows, columns, inner = sizes
         with self._device.current():

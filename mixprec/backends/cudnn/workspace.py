@@ -1,4 +1,4 @@
-"""Temporary memory of engines, and of other libraries."""
+"""Temporary memory of engines, and of cuBLAS."""
 
 import threading
 
@@ -10,8 +10,8 @@ _PER_THREAD = 2  # cudaStreamPerThread: the address of as many streams as there 
 class Workspaces:
     """One buffer for each stream of a device, shared by all plans: work on a stream is done one after the other.
 
-    A buffer grows with the plan, or the call of another library, that needs most. How much a plan may need is the
-    plan's matter, see :attr:`mixprec.backends.cudnn.settings.Settings.workspace`.
+    A buffer grows with the plan that needs most. How much a plan may need is the plan's matter, see
+    :attr:`mixprec.backends.cudnn.settings.Settings.workspace`. cuBLAS has buffers of its own.
 
     Args:
         device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
