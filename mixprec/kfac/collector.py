@@ -45,7 +45,7 @@ class Collector(Observer):
             if size > self.largest:
                 self.too_large[names[0]] = size
                 return
-            layer = self._new(FilterLayer(names, w_shape, convolution.groups, params[0].device))
+            layer = self._new(FilterLayer(names, w_shape, convolution.groups, params[0].array))
         layer.to_device(params[0].device)
         if isinstance(layer, FilterLayer) and layer.fits(w_shape, convolution.groups):
             layer.add(primitives_of(x), x, dy, convolution, prologue)
@@ -57,7 +57,7 @@ class Collector(Observer):
             return
         layer = self.layers.get(names[0])
         if layer is None:
-            layer = self._new(ScaleLayer(names, x.shape[-1], params[0].device))
+            layer = self._new(ScaleLayer(names, x.shape[-1], params[0].array))
         layer.to_device(params[0].device)
         if layer.names == names:
             layer.add(primitives_of(x), x, dy, arrays, saved, relu)

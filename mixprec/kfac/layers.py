@@ -21,6 +21,7 @@ import numpy as np
 from chainer import backend
 
 from mixprec.backends.transfers import on_host
+from mixprec.kfac.device_numbers import filled
 
 
 class Layer(abc.ABC):
@@ -29,7 +30,7 @@ class Layer(abc.ABC):
     Args:
         names: of its parameters, as in ``namedparams`` of the model.
         shapes: of its second moments.
-        device: :class:`chainer.backend.Device` of its parameters.
+        like: array of a parameter: all arrays are on its device.
 
     Attributes:
         names: the same.
@@ -41,12 +42,12 @@ class Layer(abc.ABC):
         steps: int64 array of shape (): number of steps in the averages.
     """
 
-    def __init__(self, names, shapes, device):
+    def __init__(self, names, shapes, like):
         self.names = names
-        arrays = [[device.send(np.zeros(shape, np.float32)) for shape in shapes] for _ in range(4)]
+        arrays = [[filled(shape, 0, np.float32, like) for shape in shapes] for _ in range(4)]
         self.sums, self.averages, self.inverses, self.new_inverses = arrays
-        self.counts = device.send(np.zeros(2, np.float32))
-        self.steps = device.send(np.zeros((), np.int64))
+        self.counts = filled((2,), 0, np.float32, like)
+        self.steps = filled((), 0, np.int64, like)
 
     @property
     def xp(self):
@@ -145,14 +146,14 @@ class FilterLayer(Layer):
         names: of W, and of the bias if there is one.
         w_shape: (K, R, S, C / groups).
         groups: number of groups.
-        device: as for :class:`Layer`.
+        like: as for :class:`Layer`.
     """
 
-    def __init__(self, names, w_shape, groups, device):
+    def __init__(self, names, w_shape, groups, like):
         self._filters, self._elements = w_shape[0], w_shape[1] * w_shape[2] * w_shape[3]
         self._filter_size, self.groups = tuple(w_shape[1:3]), groups
         sizes = self._elements + len(names) - 1, self._filters // groups
-        super().__init__(names, [(groups, size, size) for size in sizes], device)
+        super().__init__(names, [(groups, size, size) for size in sizes], like)
 
     @staticmethod
     def largest(names, w_shape, groups):
@@ -165,7 +166,7 @@ class FilterLayer(Layer):
 
     @property
     def description(self):
-        """What makes the same layer again: kind, and arguments but for the device."""
+        """What makes the same layer again: kind, and arguments but for ``like``."""
         shape = [self._filters, *self._filter_size, self._elements // (self._filter_size[0] * self._filter_size[1])]
         return {"kind": "filters", "names": self.names, "w_shape": shape, "groups": self.groups}
 
@@ -227,11 +228,11 @@ class ScaleLayer(Layer):
     Args:
         names: of gamma and beta.
         channels: number of channels.
-        device: as for :class:`Layer`.
+        like: as for :class:`Layer`.
     """
 
-    def __init__(self, names, channels, device):
-        super().__init__(names, [(3, channels)], device)
+    def __init__(self, names, channels, like):
+        super().__init__(names, [(3, channels)], like)
 
     @property
     def description(self):

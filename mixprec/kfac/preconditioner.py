@@ -188,7 +188,7 @@ class KFAC:
         ):
             return set()
         counts = layers[0][0].counts
-        self._numbers.take(self._values(optimizer), chainer.backend.get_device_from_array(counts))
+        self._numbers.take(self._values(optimizer), counts)
         primitives = primitives_of(counts)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if self.kind != PLAIN:

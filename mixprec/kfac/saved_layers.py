@@ -50,7 +50,7 @@ def load(serializer, params):
         if unknown := [name for name in description["names"] if name not in params]:
             raise ValueError(f"the snapshot has matrices of K-FAC of {unknown[0]}, which the model lacks")
         kind = _KINDS[description.pop("kind")]
-        layer = kind(**description, device=params[description["names"][0]].device)
+        layer = kind(**description, like=params[description["names"][0]].array)
         layers[layer.names[0]] = layer
         own = serializer[str(number)]
         layer.steps.fill(int(own("steps", None)))
