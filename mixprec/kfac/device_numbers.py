@@ -19,12 +19,13 @@ class DeviceNumbers:
 
     Attributes:
         arrays: dict from names to the arrays.
+        is_fixed: whether nothing is written, see :meth:`fixed`.
     """
 
     def __init__(self):
         self.arrays = {}
         self._values = {}
-        self._is_fixed = False
+        self.is_fixed = False
 
     def take(self, values, like):
         """Brings numbers to a device.
@@ -44,15 +45,15 @@ class DeviceNumbers:
     def refresh(self, values):
         """Writes those that have changed; others than :meth:`take` has brought are left out."""
         for name, array in self.arrays.items():
-            if not self._is_fixed and name in values and values[name] != self._values[name]:
+            if not self.is_fixed and name in values and values[name] != self._values[name]:
                 array.fill(values[name])
                 self._values[name] = values[name]
 
     @contextlib.contextmanager
     def fixed(self):
         """A context in which nothing is written: a graph is captured, which would repeat it."""
-        self._is_fixed = True
+        self.is_fixed = True
         try:
             yield
         finally:
-            self._is_fixed = False
+            self.is_fixed = False

@@ -85,8 +85,9 @@ class KFAC:
             )
         self._refreshes = Refreshes(factor_every, inverse_every)
         self._collector = Collector(arguments.whole("largest", largest, 1))
+        every = {"factor_every": factor_every, "inverse_every": inverse_every}
+        self._fixed = {"decay": self._decay, **every, "largest": largest}
         self._ranks = self._index = None
-        self._is_agreed = False
         self._numbers = DeviceNumbers()
         self._forget()
 
@@ -122,8 +123,14 @@ class KFAC:
         return layer_report.text(self._collector, self._index)
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments as they are now, which have to be the same on all ranks."""
+        return {"damping": self.damping, "kl_clip": self.kl_clip, **self._fixed}
+
+    @property
     def _layers(self):
-        return list(self._collector.layers.values())
+        """The layers in the order of their names, which is one order on all ranks."""
+        return [layer for _, layer in sorted(self._collector.layers.items())]
 
     @property
     def _transport(self):
@@ -274,7 +281,6 @@ class KFAC:
         self._collector.layers.clear()
         self._collector.too_large.clear()
         self._refreshes.restart()
-        self._is_agreed = False
         self._forget()
 
     def _check(self):
@@ -298,21 +304,15 @@ class KFAC:
 
     def _look_for_new(self):
         collector = self._collector
-        if self.kind != PLAIN and not collector.layers:
+        if self.kind == PLAIN or self._numbers.is_fixed:  # in a capture no rank is asked; the step before has looked
+            return
+        if sharing.look_for_new(sorted(collector.layers), collector.has_new, self._transport):
+            collector.has_new = False
+            self._refreshes.restart()
+        if not collector.layers:
             raise ValueError(
                 "KFAC has found no layer that mixprec computes: call mixprec.convert(model), or use mixprec.links"
             )
-        if collector.has_new:
-            collector.has_new = False
-            self._refreshes.restart()
-            if self._is_agreed:
-                raise ValueError(
-                    f"KFAC: {next(reversed(collector.layers))} has its first gradient after the first step: with "
-                    "several processes all layers must have one there"
-                )
-        if self._ranks is not None and not self._is_agreed:
-            sharing.check_same(collector.layers, self._transport)
-            self._is_agreed = True
 
     def _precondition(self, primitives, layers):
         clips = self.kl_clip is not None

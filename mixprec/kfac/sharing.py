@@ -1,8 +1,12 @@
 """K-FAC over several processes: second moments are added up, and each process inverts its share of matrices.
 
 What goes over the network are lower triangles, in one sum for the moments and one for the inverses, each with zeros in
-the places of others. All processes have the same averages and inverses afterwards, bit for bit.
+the places of others. All processes have the same averages and inverses afterwards, bit for bit. Layers come in one
+order on all of them, that of their names.
 """
+
+import itertools
+import zlib
 
 import numpy as np
 from chainer.backend import get_array_module
@@ -12,21 +16,33 @@ from mixprec.kfac import triangles
 from mixprec.kfac.layers import FilterLayer
 
 
-def check_same(layers, transport):
-    """Makes sure that all processes have the same layers.
+def look_for_new(names, has_new, transport):
+    """Makes sure that all processes have the same layers; all look in the same steps.
 
     Args:
-        layers: dict from names to :class:`~mixprec.kfac.layers.Layer`.
-        transport: :class:`~mixprec.distributed.transport.Transport`.
+        names: of the layers of this process, a list in their order.
+        has_new: whether there are new ones among them.
+        transport: :class:`~mixprec.distributed.transport.Transport`, or ``None`` for a process alone.
+
+    Returns:
+        Whether there are new ones on any of the processes.
 
     Raises:
-        ValueError: they have not; on all of them.
+        ValueError: they have not the same; on all of them.
     """
-    first, *others = of_ranks = transport.gather(sorted(layers))
-    if any(names != first for names in others):
-        name = min(name for names in others for name in {*names} ^ {*first})
-        without = next(rank for rank, names in enumerate(of_ranks) if name not in names)
-        raise ValueError(f"KFAC: {name} has no gradient on rank {without}, but on others")
+    if transport is None:
+        return has_new
+    news, numbers = zip(*transport.gather((has_new, zlib.crc32(repr(names).encode()))), strict=True)
+    if len({*numbers}) > 1:
+        _check_same(transport.gather(names))
+    return any(news)
+
+
+def _check_same(of_ranks):
+    first, *others = map(set, of_ranks)
+    name = min(name for names in others for name in names ^ first)
+    without = next(rank for rank, names in enumerate(of_ranks) if name not in names)
+    raise ValueError(f"KFAC: {name} has no gradient on rank {without}, but on others")
 
 
 def average(layers, transport, decay, factor):
@@ -34,15 +50,14 @@ def average(layers, transport, decay, factor):
 
     Args:
         layers: list of :class:`~mixprec.kfac.layers.Layer`.
-        transport: :class:`~mixprec.distributed.transport.Transport`, or ``None`` for a process alone.
+        transport: as for :func:`look_for_new`.
         decay: see :meth:`~mixprec.kfac.layers.Layer.average`.
         factor: what losses were multiplied by, a float32 array of shape (); ``None`` if there was no backward pass.
     """
     unscale = 1.0
     if transport is not None:
         unscale /= transport.size**2  # the loss is the mean of those of ranks
-        ordered = sorted(layers, key=lambda layer: layer.names)
-        _sum([array for layer in ordered for array in (*layer.sums, layer.counts)], transport)
+        _sum([array for layer in layers for array in (*layer.sums, layer.counts)], transport)
     if factor is not None:
         unscale = unscale / (factor * factor)
     for layer in layers:
@@ -75,7 +90,6 @@ def invert(layers, transport, primitives, damping):
 
 
 def _invert_shares(layers, transport, primitives, damping):
-    layers = sorted(layers, key=lambda layer: layer.names)
     shared = [layer for layer in layers if isinstance(layer, FilterLayer)]
     own = shares([cost for layer in shared for cost in layer.costs], transport.size)[transport.rank]
     for number, layer in enumerate(shared):
@@ -109,10 +123,12 @@ def _sum(arrays, transport):
     if not arrays:
         return
     xp = get_array_module(arrays[0])
-    together = xp.concatenate([triangles.packed(array).reshape(-1) for array in arrays])
+    ends = [0, *itertools.accumulate(map(triangles.size_of, arrays))]
+    together = xp.empty_like(arrays[0], shape=ends[-1])
+    parts = [together[start:end] for start, end in itertools.pairwise(ends)]
+    for array, part in zip(arrays, parts, strict=True):  # CuPy's concatenate() uploads a table of many arrays
+        part[...] = triangles.packed(array).reshape(-1)
     transport.start(together).join()
-    start = 0
-    for array in arrays:
-        size = triangles.size_of(array)
-        triangles.unpack(together[start : start + size], array)
-        start += size
+    transport.places()  # layers are compared beforehand; a pass is compared with the one before, of another kind of step
+    for array, part in zip(arrays, parts, strict=True):
+        triangles.unpack(part, array)

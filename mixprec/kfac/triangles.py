@@ -1,25 +1,39 @@
-"""Symmetric matrices as their lower triangles, for snapshots and for sums over ranks: the upper ones do not count."""
+"""Symmetric matrices as their lower triangles, for snapshots and for sums over ranks: the upper ones do not count.
 
-import functools
+A triangle becomes a rectangle: the longer half of its rows, the longest one first, and behind them the shorter ones,
+backwards. For matrices of 4 and of 5 rows, with the number of the row in each place:
 
-import numpy as np
-from chainer import backend
+    3 3 3 3 0        4 4 4 4 4
+    2 2 2 1 1        3 3 3 3 0
+                     2 2 2 1 1
+
+These are copies of views and masks, which a CUDA graph may contain. Indices of elements would be uploaded.
+"""
+
+from chainer.backend import get_array_module
 
 
 def packed(array):
-    """Returns what counts of an array: of matrices (groups, D, D) their lower triangles (groups, D (D + 1) / 2)."""
-    return array[(slice(None), *_lower(array))] if array.ndim == 3 else array
+    """Returns what counts of an array: of matrices (groups, D, D) their lower triangles, D (D + 1) / 2 numbers each."""
+    if array.ndim != 3:
+        return array
+    xp = get_array_module(array)
+    found = xp.empty_like(array, shape=_shape(array))
+    (longer, shorter), (first, second) = _halves(array), _places(found, array.shape[1])
+    first[...] = longer
+    xp.copyto(second, shorter, where=_lower(array[:, : shorter.shape[1]])[:, ::-1])
+    return found
 
 
 def unpack(values, out):
     """Writes what :func:`packed` gave, in any shape of its size, to an array (groups, D, D), or of the same shape."""
-    if out.ndim == 3:
-        rows, columns = _lower(out)
-        values = values.reshape(len(out), -1)
-        out[:, rows, columns] = values
-        out[:, columns, rows] = values
-    else:
+    if out.ndim != 3:
         out[...] = values.reshape(out.shape)
+        return
+    (longer, shorter), (first, second) = _halves(out), _places(values.reshape(_shape(out)), out.shape[1])
+    longer[...] = first
+    shorter[...] = second
+    out[...] = get_array_module(out).where(_lower(out), out, out.transpose(0, 2, 1))
 
 
 def size_of(array):
@@ -27,12 +41,24 @@ def size_of(array):
     return len(array) * array.shape[1] * (array.shape[1] + 1) // 2 if array.ndim == 3 else array.size
 
 
+def _shape(array):
+    """Returns the shape of the rectangles of matrices (groups, D, D)."""
+    groups, size, _ = array.shape
+    return groups, (size + 1) // 2, size | 1
+
+
+def _halves(array):
+    """Returns views of the longer rows of matrices, the last one first, and of the shorter ones, backwards."""
+    shorter = array.shape[1] // 2
+    return array[:, shorter:][:, ::-1], array[:, :shorter, ::-1]
+
+
+def _places(rectangles, size):
+    """Returns views of where these rows are, with their parts outside of the triangle, which belong to others."""
+    return rectangles[:, :, :size], rectangles[:, size % 2 :, -size:]
+
+
 def _lower(array):
-    """Returns indices of rows and columns of lower triangles, on the device of matrices (groups, D, D)."""
-    device = backend.get_device_from_array(array)
-    return [device.send(indices) for indices in _indices(array.shape[1])]
-
-
-@functools.lru_cache(maxsize=4)
-def _indices(size):
-    return np.tril_indices(size)
+    """Returns a mask (rows, D) of the lower triangle of arrays (groups, rows, D)."""
+    xp = get_array_module(array)
+    return xp.tril(xp.ones_like(array[0], dtype=bool))

@@ -156,7 +156,7 @@ class MixedPrecisionOptimizer(Delegation):
         self._optimizer.setup(self._masters)
         self._masters.share_update_rules()
         if self._ranks is not None:
-            self._ranks.set_up(self._masters, self._statistics, self._scaler)
+            self._ranks.set_up(self._masters, self._statistics, self._scaler, self._preconditioner)
         if self._preconditioner is not None:
             self._preconditioner.attach(self._masters.index, self._ranks)
         self._passes.factor = None

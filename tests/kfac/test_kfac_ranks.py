@@ -1,0 +1,302 @@
+"""K-FAC on several ranks, which are threads, beside one process with the images of all."""
+
+import collections
+import functools
+import io
+import threading
+
+import chainer.functions as F
+import numpy as np
+import pytest
+from chainer import serializers
+
+import mixprec
+from mixprec.backends.cpu.second_moments import SecondMoments
+from tests.kfac.runs_of_ranks import (  # noqa: F401  (a fixture)
+    IMAGES,
+    Network,
+    Run,
+    assert_close,
+    assert_same_bits,
+    batch,
+    threads,
+)
+
+sweep = functools.partial(pytest.param, marks=pytest.mark.sweep)
+STEPS = 13  # the first 8 compute inverses each
+SPARSE = {"factor_every": 2, "inverse_every": 4}
+
+
+def _trained(communicator, steps=STEPS, **settings):
+    run = Run(communicator, **settings)
+    for step in range(steps):
+        run.step(*batch(step))
+    return run.state()
+
+
+# --- one process with the images of all
+
+
+@pytest.mark.parametrize("kl_clip", [sweep(None), 1e-4])
+@pytest.mark.parametrize("size", [2, sweep(4)])
+def test_ranks_are_one_process_with_all_images(threads, size, kl_clip):  # noqa: F811
+    settings = {**SPARSE, "kl_clip": kl_clip}
+    first, *others = threads(size, lambda communicator: _trained(communicator, **settings))
+    for other in others:
+        assert_same_bits(other, first)
+    expected = _trained(None, **settings)
+    assert_close(first, expected)
+    if kl_clip is not None:
+        without = _trained(None, 1, **SPARSE)["/predictor/out/W"]
+        assert not np.allclose(_trained(None, 1, **settings)["/predictor/out/W"], without)  # it counts here
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("compute", ["float32", "float16"])
+def test_a_batch_normalization_with_equal_statistics(threads, compute):  # noqa: F811
+    """Both ranks have the same images; those of one process are twice these."""
+
+    def trained(communicator):
+        run = Run(communicator, compute, network=Network(norm=True), **SPARSE)
+        for step in range(STEPS):
+            run.step(*(np.concatenate([part, part]) for part in batch(step, IMAGES // 2)))
+        return run.state()
+
+    first, second = threads(2, trained)
+    assert_same_bits(first, second)
+    if compute == "float32":
+        assert_close(first, trained(None))
+
+
+@pytest.mark.sweep
+def test_a_generator_of_losses(threads):  # noqa: F811
+    """Two losses of each rank, their means."""
+
+    def trained(communicator):
+        run = Run(communicator)
+        for step in range(3):
+            x, t = (part[run.own] for part in batch(step))
+            half = len(x) // 2
+            run.optimizer.update(
+                lambda x=x, t=t, half=half: (
+                    run.model(*part) / 2 for part in ((x[:half], t[:half]), (x[half:], t[half:]))
+                )
+            )
+        return run.state()
+
+    first, second = threads(2, trained)
+    assert_same_bits(first, second)
+    assert_close(first, _trained(None, 3))
+
+
+@pytest.mark.sweep
+def test_one_rank_is_a_process_alone(threads):  # noqa: F811
+    (found,) = threads(1, lambda communicator: _trained(communicator, 3))
+    assert_same_bits(found, _trained(None, 3))
+
+
+# --- overflows
+
+
+@pytest.mark.parametrize("size", [2, sweep(4)])
+def test_overflows_on_single_ranks(threads, size):  # noqa: F811
+    """All ranks skip, nothing is kept of such a step; after each all have the same bits."""
+    planted = {0: 0, 1: size - 1, 4: 0, 10: size - 1, 12: 0}  # rank by step: plain ones and with new inverses
+
+    def trained(communicator):
+        scale = mixprec.DynamicLossScale(init=2.0**10, interval=7)
+        run = Run(communicator, "float16", scale, Network(norm=True), **SPARSE)
+        states, kinds = [], []
+        for step in range(18):
+            x, t = batch(step)
+            if planted.get(step) == communicator.rank:
+                x[run.own][0, 0, 0, 0] = np.inf if step % 4 else np.nan
+            kinds.append(run.kfac.kind)
+            before = run.curvature()
+            run.step(x, t)
+            if step in planted and step:
+                assert_same_bits(run.curvature(), before)
+            states.append(run.state())
+        return states, kinds, run.optimizer.skipped
+
+    (first, kinds, skipped), *others = threads(size, trained)
+    for states, of_other, _ in others:
+        assert of_other == kinds
+        for found, expected in zip(states, first, strict=True):
+            assert_same_bits(found, expected)
+    assert skipped == len(planted)
+    assert set(kinds) == {0, 1, 2}
+
+
+# --- shares
+
+
+def test_each_matrix_is_inverted_once(threads, monkeypatch):  # noqa: F811
+    calls, inverses = collections.defaultdict(list), SecondMoments.inverses
+
+    def counted(self, moments, shifts, out):
+        calls[threading.get_ident()].append(moments.shape)
+        inverses(self, moments, shifts, out)
+
+    monkeypatch.setattr(SecondMoments, "inverses", counted)
+    threads(1, lambda communicator: _trained(communicator, 1))
+    (alone,) = calls.values()
+    assert len(alone) == 2 * 4
+    calls.clear()
+    threads(3, lambda communicator: _trained(communicator, 1))
+    assert sorted(shape for shapes in calls.values() for shape in shapes) == sorted(alone)
+    loads = [sum(groups * size**3 for groups, size, _ in shapes) for shapes in calls.values()]
+    assert len(loads) == 3
+    assert max(loads) == 2 * 36**3  # in two groups; all others together are less
+
+
+# --- differences
+
+
+def _error(function, kind=ValueError):
+    with pytest.raises(kind) as caught:
+        function()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("size", [2, sweep(3)])
+def test_a_layer_that_some_ranks_do_not_use(threads, size):  # noqa: F811
+    """In the first step: an error on all, each time."""
+
+    def run(communicator):
+        made = Run(communicator)
+        made.model.predictor.uses_extra = communicator.rank != size - 1
+        made.model.predictor.uses_extra &= size != 3 or communicator.rank == 1
+        return [_error(lambda: made.optimizer.update(made.model, *batch(0, 3))) for _ in range(2)]
+
+    without = 1 if size == 2 else 0
+    error = f"KFAC: /predictor/extra/W has no gradient on rank {without}, but on others"
+    assert threads(size, run) == [[error] * 2] * size
+
+
+@pytest.mark.sweep
+def test_a_rank_without_any_layer(threads):  # noqa: F811
+    """One rank has not converted its model; the error is not only its own."""
+
+    def run(communicator, converted=True):
+        made = Run(communicator)
+        if not converted:
+            made.model.predictor.forward = lambda x: (
+                F.sum(x) * F.sum(made.model.predictor.out.b) * np.zeros((3, 5), "f")
+            )
+        return _error(lambda: made.optimizer.update(made.model, *batch(0, 3)))
+
+    found = threads(2, lambda communicator: run(communicator, communicator.rank == 0))
+    assert found == ["KFAC: /predictor/extra/W has no gradient on rank 1, but on others"] * 2
+    (none, _) = threads(2, lambda communicator: run(communicator, False))
+    assert none.startswith("KFAC has found no layer that mixprec computes")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("later", [3, 11])
+def test_a_layer_that_comes_later(threads, later):  # noqa: F811
+    """On all ranks: they go on as one process would, which computes new inverses again."""
+
+    def trained(communicator):
+        run, kinds = Run(communicator, **SPARSE), []
+        for step in range(later + 10):
+            run.model.predictor.uses_extra = step >= later
+            kinds.append(run.kfac.kind)
+            run.step(*batch(step))
+        return run.state(), kinds
+
+    (first, kinds), (second, of_second) = threads(2, trained)
+    expected, of_one = trained(None)
+    assert kinds == of_second == of_one
+    assert_same_bits(first, second)
+    assert_close(first, expected)
+
+
+@pytest.mark.parametrize(("settings", "later", "found"), [({}, 2, 2), sweep(SPARSE, 9, 10)])
+def test_a_layer_that_comes_later_on_one_rank(threads, settings, later, found):  # noqa: F811
+    """An error on both in each step from the next one on that takes second moments."""
+
+    def run(communicator):
+        made, errors = Run(communicator, **settings), []
+        for step in range(later + 3):
+            made.model.predictor.uses_extra = step >= later and communicator.rank == 1
+            try:
+                made.step(*batch(step))
+            except ValueError as error:
+                errors.append((step, str(error)))
+        return errors
+
+    error = "KFAC: /predictor/extra/W has no gradient on rank 0, but on others"
+    assert threads(2, run) == [[(step, error) for step in range(found, later + 3)]] * 2
+
+
+@pytest.mark.sweep
+def test_a_layer_that_one_rank_leaves_out_for_a_while(threads):  # noqa: F811
+    """After the first step: the moments are those of the images that have come to it."""
+
+    def trained(communicator):
+        run = Run(communicator)
+        states = []
+        for step in range(6):
+            run.model.predictor.uses_extra = step not in (2, 3) or communicator.rank == 0
+            run.step(*batch(step))
+            states.append(run.state())
+        return states
+
+    for first, second in zip(*threads(2, trained), strict=True):
+        assert_same_bits(first, second)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("damping", (0.1, 0.2)),
+        sweep("kl_clip", (None, 1e-3)),
+        sweep("decay", (0.95, 0.9)),
+        sweep("factor_every", (1, 2)),
+        ("inverse_every", (2, 4)),
+        sweep("largest", (8192, 16)),
+    ],
+)
+def test_other_settings_are_an_error_at_setup(threads, name, values):  # noqa: F811
+    def run(communicator):
+        settings = {"inverse_every": 2, name: values[communicator.rank]}
+        return _error(lambda: Run(communicator, **settings))
+
+    error = f"{name} of K-FAC is {values[0]!r} on rank 0, {values[1]!r} on rank 1: give all ranks the same"
+    assert threads(2, run) == [error] * 2
+
+
+# --- snapshots
+
+
+@pytest.mark.sweep
+def test_a_snapshot_of_rank_0_for_all(threads):  # noqa: F811
+    """Between two steps with new inverses, while the host does not know yet whether steps were skipped."""
+
+    def saved(made):
+        files = io.BytesIO(), io.BytesIO()
+        for file, target in zip(files, (made.model, made.optimizer), strict=True):
+            serializers.save_npz(file, target)
+        return [file.getvalue() for file in files]
+
+    def uninterrupted(communicator):
+        made, files = Run(communicator, **SPARSE), None
+        for step in range(18):
+            if step == 10:
+                files = saved(made)
+            made.step(*batch(step))
+        return files, made.state()
+
+    (files, expected), _ = threads(2, uninterrupted)
+
+    def resumed(communicator):
+        made = Run(communicator, **SPARSE)
+        for file, target in zip(files, (made.model, made.optimizer), strict=True):
+            serializers.load_npz(io.BytesIO(file), target)
+        for step in range(10, 18):
+            made.step(*batch(step))
+        return made.state()
+
+    for found in threads(2, resumed):
+        assert_same_bits(found, expected)
