@@ -237,19 +237,23 @@ def assert_near(found, expected, tolerance, what=""):
     assert distance <= tolerance * np.linalg.norm(expected), (what, distance / np.linalg.norm(expected))
 
 
-def wrapped(model, rule=None, *, loss_scale=2.0**8, compute="float32", damping=0.1, fuse=None, **options):
-    """Converts a model, and sets up an optimizer with K-FAC for it; returns ``(optimizer, kfac)``.
+def optimizer_of(model, rule=None, *, loss_scale=2.0**8, damping=0.1, batched=True, **options):
+    """Sets up an optimizer with K-FAC for a model; returns ``(optimizer, kfac)``.
 
     Args:
-        model: of plain Chainer.
+        model: any link.
         rule: Chainer's optimizer, SGD with a learning rate of 0.01 unless it is given.
-        loss_scale: as of the optimizer.
-        compute, fuse: as of :func:`mixprec.convert`.
-        damping: of K-FAC; also ``options``, but for ``batched``.
+        loss_scale, batched: as of the optimizer.
+        damping: of K-FAC; also ``options``.
     """
-    batched = options.pop("batched", True)
     kfac = mixprec.KFAC(damping, **options)
     rule = chainer.optimizers.SGD(0.01) if rule is None else rule
-    optimizer = mixprec.MixedPrecisionOptimizer(rule, loss_scale, batched=batched, preconditioner=kfac).setup(model)
+    wrapper = mixprec.MixedPrecisionOptimizer(rule, loss_scale, batched=batched, preconditioner=kfac)
+    return wrapper.setup(model), kfac
+
+
+def wrapped(model, rule=None, *, compute="float32", fuse=None, **options):
+    """Like :func:`optimizer_of`, and converts the model, which is of plain Chainer."""
+    found = optimizer_of(model, rule, **options)
     mixprec.convert(model, compute=compute, fuse=fuse)
-    return optimizer, kfac
+    return found

@@ -167,7 +167,8 @@ def test_inverses_read_the_lower_triangle_only(primitives):
     for garbage in (None, 1e6, np.nan, np.inf):
         matrices = moments.copy()
         if garbage is not None:
-            matrices[:, *np.triu_indices(9, 1)] = garbage
+            rows, columns = np.triu_indices(9, 1)
+            matrices[:, rows, columns] = garbage
         results.append(np.empty_like(moments))
         primitives.inverses(matrices, shifts, results[-1])
     for result in results[1:]:
