@@ -27,6 +27,11 @@ class Collector(Observer):
         self._index = self._names = None
         self.layers, self.too_large = {}, {}
         self.has_new = False
+        self._used = set()  # names of layers that the backward pass has come to
+
+    def begin_pass(self):
+        """To be called before each backward pass."""
+        self._used = set()
 
     def of(self, index):
         """Takes the parameters of a model, a :class:`~mixprec.optimizer.model_index.ModelIndex`."""
@@ -47,7 +52,7 @@ class Collector(Observer):
             layer = self._new(FilterLayer(names, w_shape, convolution.groups, params[0].device))
         layer.to_device(params[0].device)
         if isinstance(layer, FilterLayer) and layer.fits(w_shape, convolution.groups):
-            layer.add(primitives_of(x), x, dy, convolution, prologue)
+            layer.add(primitives_of(x), x, dy, convolution, prologue, is_first=self._is_first(layer))
 
     def scales(self, inputs, x, dy, arrays, saved, relu):
         """See :class:`~mixprec.functions.layer_gradients.Observer`."""
@@ -59,7 +64,13 @@ class Collector(Observer):
             layer = self._new(ScaleLayer(names, x.shape[-1], params[0].device))
         layer.to_device(params[0].device)
         if layer.names == names:
-            layer.add(primitives_of(x), x, dy, arrays, saved, relu)
+            layer.add(primitives_of(x), x, dy, arrays, saved, relu, is_first=self._is_first(layer))
+
+    def _is_first(self, layer):
+        name = layer.names[0]
+        is_first = name not in self._used
+        self._used.add(name)
+        return is_first
 
     def _new(self, layer):
         self.layers[layer.names[0]] = layer

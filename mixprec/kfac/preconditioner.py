@@ -141,6 +141,7 @@ class KFAC:
             yield
         else:
             self._factor = factor
+            self._collector.begin_pass()
             with observing(self._collector):
                 yield
 

@@ -44,7 +44,8 @@ def average(layers, transport, decay, factor):
         ordered = sorted(layers, key=lambda layer: layer.names)
         _sum([array for layer in ordered for array in (*layer.sums, layer.counts)], transport)
     if factor is not None:
-        unscale = unscale / (factor * factor)
+        inverse = 1 / factor
+        unscale = unscale * inverse * inverse  # the square of a factor of 2^64 does not fit into float32
     for layer in layers:
         layer.average(decay, unscale)
 

@@ -58,7 +58,6 @@ histories = st.lists(st.sampled_from([False, False, False, True, np.bool_(True),
 @settings(max_examples=tries(300))
 @given(every=periods, events=histories)
 def test_kinds_of_steps(every, events):
-    events = [None if event is None else bool(event) for event in events]
     assert observed(Refreshes(*every), events) == expected(*every, events)
 
 

@@ -41,16 +41,12 @@ def test_scales_give_the_same_masters_in_float16():
 
 
 def test_a_scale_whose_square_is_beyond_float32():
-    """In an FP32 model any scale is one."""
-    model = build("linear")
-
     def run(scale):
         optimizer, kfac = wrapped(model := build("linear"), loss_scale=scale)
         optimizer.update(loss, model, *batch(0))
         return state_of(optimizer, kfac)
 
-    del model
-    assert_same(run(2.0**66), run(2.0**8))
+    assert_same(run(2.0**64), run(2.0**8))
 
 
 # --- overflows
@@ -136,16 +132,16 @@ def test_steps_count_those_that_were_not_skipped():
     assert layer_of(kfac, "/0/W").steps == 2
 
 
-@pytest.mark.parametrize("lost", [8, 10])
-def test_a_lost_step_is_had_again_eight_steps_later(lost):
-    """Step 8 has inverses, step 10 moments; what they lost comes with steps 16 and 18, which are plain otherwise."""
+@pytest.mark.parametrize(("lost", "kind"), [(9, 2), (12, 1)])
+def test_a_lost_step_is_had_again_eight_steps_later(lost, kind):
+    """Where there would have been a plain one."""
     kinds = {}
     for mark in ".x":
-        plan = "." * lost + mark + "." * 12
-        every = {"factor_every": 2, "inverse_every": 8} if lost == 10 else {"factor_every": 5, "inverse_every": 10}
-        kinds[mark] = [of_step for *_, of_step in _steps(plan, "image", **every)]
-    different = [step for step, (one, other) in enumerate(zip(kinds["."], kinds["x"], strict=True)) if one != other]
-    assert different in ([], [lost + 8])
+        plan = "." * lost + mark + "." * 10
+        kinds[mark] = [of_step for *_, of_step in _steps(plan, "image", factor_every=3, inverse_every=9)]
+    assert kinds["."][lost] == kind
+    assert kinds["."][lost + 8] == 0
+    assert kinds["x"] == [*kinds["."][: lost + 8], kind, *kinds["."][lost + 9 :]]
 
 
 def test_moments_beyond_float32_do_not_stay():
@@ -156,11 +152,8 @@ def test_moments_beyond_float32_do_not_stay():
         x, t = batch(step)
         if step == 10:
             assert kfac.kind == 1
-            x[...] = 0
             x[0] = 3e19
-            optimizer.update(lambda model, x, t: loss(model, x, t) * 1e-12, model, x, t)
-        else:
-            optimizer.update(loss, model, x, t)
-        if step > 10:
-            assert not optimizer.last_step_skipped
+        optimizer.update(loss, model, x, t)
+        assert not optimizer.last_step_skipped
+    assert layer_of(kfac, "/0/W").steps == 13  # 8 before a success is known, and 8, 12, 14, 16, 18: without 10
     assert all(np.isfinite(array).all() for array in state_of(optimizer, kfac).values())
