@@ -3,6 +3,7 @@
 import chainer
 from chainer.functions.array.cast import Cast as ChainersCast
 
+from mixprec.activation_memory.graph_edge import creator_of
 from mixprec.backends import primitives_of
 from mixprec.functions.layer_gradients import Observer
 from mixprec.functions.layout import Cast
@@ -91,7 +92,9 @@ class Collector(Observer):
 
 def _parameter(node):
     """Returns the parameter that learns at a variable node, perhaps behind a cast, or ``None``."""
-    while isinstance(node.creator_node, (Cast, ChainersCast)):
-        node = node.creator_node.inputs[0]
-    param = node.get_variable_or_none() if node.creator_node is None else None
+    creator = creator_of(node)
+    while isinstance(creator, (Cast, ChainersCast)):
+        node = creator.inputs[0]
+        creator = creator_of(node)
+    param = node.get_variable_or_none() if creator is None else None
     return param if isinstance(param, chainer.Parameter) and param.requires_grad else None

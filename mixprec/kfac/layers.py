@@ -8,9 +8,10 @@ that the filter sees (with a 1 for the bias) and gradients g of that loss:
 
     A = sum of p p^T / n             G = n^2 * sum of g g^T / (n * T)
 
-Of a layer that is used several times in a backward pass the positions are those of all uses. Of a
-batch normalization it is a 2 x 2 matrix for each channel ("unit-wise", Osawa et al. 2020, arXiv:2002.06015,
-section 4.2).
+Of a layer that is used several times in a backward pass the positions are those of all uses.
+
+Of a batch normalization the Fisher matrix is taken to be a 2 x 2 matrix for each channel ("unit-wise", Osawa et al.
+2020, arXiv:2002.06015, section 4.2).
 
 A layer computes a step's averages and inverses beside those that hold; :meth:`Layer.keep` puts them in their place, if
 the step is not skipped. On a device nothing is read.

@@ -295,6 +295,9 @@ class KFAC:
     def _look_for_new(self):
         collector = self._collector
         if self.kind != PLAIN and not collector.layers:
+            if collector.too_large:
+                rows = min(collector.too_large.values())
+                raise ValueError(f"KFAC: the smallest matrix of a layer has {rows} rows: set a larger largest")
             raise ValueError(
                 "KFAC has found no layer that mixprec computes: call mixprec.convert(model), or use mixprec.links"
             )
