@@ -213,8 +213,8 @@ def layer_of(kfac, name):
 
 
 def state_of(optimizer, kfac):
-    """Returns all that a step moves, by name; copies."""
-    found = {name: np.array(array) for name, array in kfac.state().items()}
+    """Returns all that a step moves, by name; copies. Of symmetric matrices the lower triangle counts."""
+    found = {name: np.tril(array) if array.ndim == 3 else np.array(array) for name, array in kfac.state().items()}
     for name, param in optimizer.target.namedparams():
         master = optimizer.master(param)
         found[f"master {name}"] = master.array.copy()
