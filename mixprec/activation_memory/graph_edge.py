@@ -31,7 +31,7 @@ class Edge(chainer.FunctionNode):
         node: variable node.
 
     Attributes:
-        creator: the function in whose place it stands, or ``None``.
+        stands_for: the function in whose place it stands, or ``None``.
         gradient: variable, or ``None``.
     """
 
@@ -41,7 +41,7 @@ class Edge(chainer.FunctionNode):
         self.inputs = (_origin,)
         self.outputs = (weakref.ref(node),)
         self.gradient = None
-        self.creator = node.creator_node
+        self.stands_for = node.creator_node
 
     def backward(self, indexes, grad_outputs):
         (self.gradient,) = grad_outputs
@@ -53,20 +53,12 @@ class Edge(chainer.FunctionNode):
 
     def open(self):
         """Gives that place back."""
-        self._put(self.creator)
+        self._put(self.stands_for)
 
     def _put(self, creator):
         node = self.outputs[0]()
         if node is not None:
             node._creator_node = creator  # Chainer's property would set the rank of the node, too
-
-
-def creator_of(node):
-    """Returns the function that has computed a variable, also while an edge stands in its place, or ``None``."""
-    creator = node.creator_node
-    while isinstance(creator, Edge):
-        creator = creator.creator
-    return creator
 
 
 @contextlib.contextmanager

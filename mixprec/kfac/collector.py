@@ -3,9 +3,8 @@
 import chainer
 from chainer.functions.array.cast import Cast as ChainersCast
 
-from mixprec.activation_memory.graph_edge import creator_of
 from mixprec.backends import primitives_of
-from mixprec.functions.layer_gradients import Observer
+from mixprec.functions.layer_gradients import Observer, creator_of
 from mixprec.functions.layout import Cast
 from mixprec.kfac.layers import FilterLayer, ScaleLayer
 

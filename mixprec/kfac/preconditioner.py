@@ -60,8 +60,7 @@ class KFAC:
         largest: layers with a larger matrix, of so many rows, go on with their gradients.
 
     Raises:
-        TypeError: an argument is no number.
-        ValueError: an argument is out of its range.
+        ValueError: an argument is no number, or out of its range.
     """
 
     def __init__(
