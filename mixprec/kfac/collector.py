@@ -4,7 +4,7 @@ import chainer
 from chainer.functions.array.cast import Cast as ChainersCast
 
 from mixprec.backends import primitives_of
-from mixprec.functions.layer_gradients import Observer
+from mixprec.functions.layer_gradients import Observer, creator_of
 from mixprec.functions.layout import Cast
 from mixprec.kfac.layers import FilterLayer, ScaleLayer
 
@@ -28,6 +28,11 @@ class Collector(Observer):
         self._index = self._names = None
         self.layers, self.too_large = {}, {}
         self.has_new = False
+        self._used = set()  # names of layers that the backward pass has come to
+
+    def begin_pass(self):
+        """To be called before each backward pass."""
+        self._used = set()
 
     def of(self, index):
         """Takes the parameters of a model, a :class:`~mixprec.optimizer.model_index.ModelIndex`."""
@@ -48,7 +53,7 @@ class Collector(Observer):
             layer = self._new(FilterLayer(names, w_shape, convolution.groups, params[0].array))
         layer.to_device(params[0].device)
         if isinstance(layer, FilterLayer) and layer.fits(w_shape, convolution.groups):
-            layer.add(primitives_of(x), x, dy, convolution, prologue)
+            layer.add(primitives_of(x), x, dy, convolution, prologue, is_first=self._is_first(layer))
 
     def scales(self, inputs, x, dy, arrays, saved, relu):
         """See :class:`~mixprec.functions.layer_gradients.Observer`."""
@@ -60,7 +65,13 @@ class Collector(Observer):
             layer = self._new(ScaleLayer(names, x.shape[-1], params[0].array))
         layer.to_device(params[0].device)
         if layer.names == names:
-            layer.add(primitives_of(x), x, dy, arrays, saved, relu)
+            layer.add(primitives_of(x), x, dy, arrays, saved, relu, is_first=self._is_first(layer))
+
+    def _is_first(self, layer):
+        name = layer.names[0]
+        is_first = name not in self._used
+        self._used.add(name)
+        return is_first
 
     def _new(self, layer):
         self.layers[layer.names[0]] = layer
@@ -81,7 +92,9 @@ class Collector(Observer):
 
 def _parameter(node):
     """Returns the parameter that learns at a variable node, perhaps behind a cast, or ``None``."""
-    while isinstance(node.creator_node, (Cast, ChainersCast)):
-        node = node.creator_node.inputs[0]
-    param = node.get_variable_or_none() if node.creator_node is None else None
+    creator = creator_of(node)
+    while isinstance(creator, (Cast, ChainersCast)):
+        node = creator.inputs[0]
+        creator = creator_of(node)
+    param = node.get_variable_or_none() if creator is None else None
     return param if isinstance(param, chainer.Parameter) and param.requires_grad else None

@@ -8,8 +8,10 @@ that the filter sees (with a 1 for the bias) and gradients g of that loss:
 
     A = sum of p p^T / n             G = n^2 * sum of g g^T / (n * T)
 
-Of a batch normalization it is a 2 x 2 matrix for each channel ("unit-wise", Osawa et al. 2020, arXiv:2002.06015,
-section 4.2).
+Of a layer that is used several times in a backward pass the positions are those of all uses.
+
+Of a batch normalization the Fisher matrix is taken to be a 2 x 2 matrix for each channel ("unit-wise", Osawa et al.
+2020, arXiv:2002.06015, section 4.2).
 
 A layer computes a step's averages and inverses beside those that hold; :meth:`Layer.keep` puts them in their place, if
 the step is not skipped. On a device nothing is read.
@@ -102,6 +104,8 @@ class Layer(abc.ABC):
             skip: a bool, or a boolean array of shape () on the device.
             inverses: whether there are new inverses.
         """
+        if not inverses:  # with inverses, gradients have NaN then, and the step is skipped
+            skip = skip | ~self._fits()
         if on_host(skip):
             if not skip:
                 self.averages, self.sums = self.sums, self.averages
@@ -115,6 +119,12 @@ class Layer(abc.ABC):
         for old, new in pairs:
             self.xp.copyto(old, new, where=~skip)
         self.steps += ~skip & (self.counts[0] > 0)
+
+    def _fits(self):
+        """Returns whether the second moments of a step fit into float32, an array of shape ()."""
+        diagonals = [array.trace(axis1=1, axis2=2) if array.ndim == 3 else array for array in self.sums]
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.xp.isfinite(sum(diagonal.sum() for diagonal in diagonals))
 
     @abc.abstractmethod
     def _factors(self, images, positions, unscale):
@@ -175,12 +185,19 @@ class FilterLayer(Layer):
         """Of the two inverses, in products of numbers."""
         return [self.groups * array.shape[1] ** 3 for array in self.sums]
 
-    def add(self, primitives, x, dy, convolution, prologue):
-        """Adds the second moments of a batch, see :class:`~mixprec.functions.layer_gradients.Observer`."""
+    def add(self, primitives, x, dy, convolution, prologue, *, is_first):
+        """Adds the second moments of a use of the layer.
+
+        Args:
+            primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
+            x, dy, convolution, prologue: see :meth:`~mixprec.functions.layer_gradients.Observer.filters`.
+            is_first: whether it is the first one in its backward pass: others are of the same images.
+        """
         bias = len(self.names) > 1
         primitives.patch_moments(x, convolution, self._filter_size, self.sums[0], bias=bias, prologue=prologue)
         primitives.row_moments(dy, self.sums[1])
-        self.counts[0] += len(x)
+        if is_first:
+            self.counts[0] += len(x)
         self.counts[1] += dy.size // self._filters
 
     def _factors(self, images, positions, unscale):
@@ -239,10 +256,16 @@ class ScaleLayer(Layer):
         """See :attr:`FilterLayer.description`."""
         return {"kind": "scales", "names": self.names, "channels": self.sums[0].shape[1]}
 
-    def add(self, primitives, x, dy, arrays, saved, relu):
-        """Adds the second moments of a batch, see :class:`~mixprec.functions.layer_gradients.Observer`."""
+    def add(self, primitives, x, dy, arrays, saved, relu, *, is_first):
+        """Adds the second moments of a use of the layer.
+
+        Args:
+            primitives, is_first: see :meth:`FilterLayer.add`.
+            x, dy, arrays, saved, relu: see :meth:`~mixprec.functions.layer_gradients.Observer.scales`.
+        """
         primitives.scale_moments(dy, x, *arrays, saved, self.sums[0], relu=relu)
-        self.counts[0] += len(x)
+        if is_first:
+            self.counts[0] += len(x)
         self.counts[1] += len(x)
 
     def _factors(self, images, positions, unscale):

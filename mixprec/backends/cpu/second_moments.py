@@ -60,7 +60,7 @@ class SecondMoments:
         for matrix, shift, result in zip(moments, shifts, out, strict=True):
             shifted = matrix.astype(np.float64)
             shifted[diagonal, diagonal] += shift
-            if not np.isfinite(shifted).all():  # inf on the diagonal alone has a Cholesky factor
+            if not np.isfinite(np.tril(shifted)).all():  # of an inf on the diagonal the inverse would be 0
                 result[...] = np.nan
                 continue
             try:
