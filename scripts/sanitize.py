@@ -34,7 +34,7 @@ from mixprec.command_line import Parser
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 _NCHW = [f"nchw/test_nchw_{name}.py" for name in ("activation", "batch_norm", "bias", "pooling", "softmax")]
-FILES = [f"tests/backends/{name}" for name in ("cuda/test_gpu_primitives.py", *_NCHW)]
+FILES = [f"tests/backends/{name}" for name in ("cuda/test_gpu_primitives.py", "cuda/test_curvature.py", *_NCHW)]
 NAMES = "(own_kernels or nchw) and not large and not cudnn and not bfloat16"
 TESTS = ("-m", "gpu", "-k", NAMES, *FILES)
 _CHILD = "import cupy, pytest, sys; cupy.cuda.set_allocator(None); sys.exit(pytest.main(sys.argv[1:]))"

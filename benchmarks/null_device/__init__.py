@@ -1,7 +1,7 @@
 """A stand-in for a CUDA device that computes nothing and records what it is asked for.
 
 Arrays are of NumPy, with anything in them: they know address, shape and dtype. The primitives of such an array are
-those of :mod:`mixprec.backends.cuda`, with a launcher and a cuDNN that only record, in
+those of :mod:`mixprec.backends.cuda`, with a launcher, a cuDNN and matrices that only record, in
 :mod:`mixprec.backends.device_log`. What NumPy's functions do to arrays, where CuPy would launch a kernel, is recorded
 too. Outside of ``Graphs.on_stream()`` a plain ``np.asarray`` of an array of the device is not: it gives one of the
 host.
@@ -12,7 +12,7 @@ import inspect
 import numpy as np
 
 from benchmarks.null_device.arrays import Array
-from benchmarks.null_device.null_launcher import Address, CudnnContext, Launcher
+from benchmarks.null_device.null_launcher import Address, CudnnContext, Launcher, Matrices
 from benchmarks.null_device.null_memory import Memory
 from benchmarks.null_device.null_nccl import Nccl
 from benchmarks.null_device.primitive_calls import Call, Spec, calls, named
@@ -30,6 +30,7 @@ __all__ = [
     "Graph",
     "Graphs",
     "Launcher",
+    "Matrices",
     "Spec",
     "array",
     "calls",
@@ -73,7 +74,7 @@ def install():
     from mixprec.backends import cuda
 
     Array.memory = Memory()
-    primitives = cuda.Cuda(Launcher(), CudnnContext())
+    primitives = cuda.Cuda(Launcher(), CudnnContext(), Matrices())
     for name, contract in vars(Primitives).items():
         if inspect.isfunction(contract):
             setattr(primitives, name, named(name, getattr(primitives, name)))

@@ -1,4 +1,4 @@
-"""The launcher and the cuDNN of a device that computes nothing: they take notes instead."""
+"""The launcher, cuDNN and matrices of a device that computes nothing: they take notes instead."""
 
 import numpy as np
 
@@ -137,3 +137,15 @@ class _Plan:
 
     def run(self, *addresses):
         record("cudnn", self.operation.kind, self.operation, *addresses)
+
+
+class Matrices:
+    """In place of :class:`~mixprec.backends.cuda.matrix_context.MatrixContext`: notes products."""
+
+    def add_moments(self, *arguments):
+        """Notes the arguments."""
+        record("blas", "product", *arguments)
+
+    def multiply(self, *arguments, **keywords):
+        """Notes the arguments."""
+        record("blas", "product", *arguments, *keywords.items())

@@ -30,7 +30,7 @@ from mixprec.training.optimizers import attribute, build_optimizer
 # Of nhwc_fused_batched.yaml and static_graph.yaml: everything on, without and with a graph.
 EAGER, CAPTURED = "eager", "captured"
 WAYS = [(EAGER, "nhwc_fused_batched.yaml", ()), (CAPTURED, "static_graph.yaml", ())]
-LAUNCHES = ("kernel", "cudnn", "array")  # kinds of notes
+LAUNCHES = ("kernel", "cudnn", "blas", "array")  # kinds of notes
 _CONVERSIONS = ("to_nhwc", "to_nchw")
 _STEPS = 8  # at most, until one is like the one before
 _CALLS = 12  # at most, until a graph is launched
@@ -42,9 +42,9 @@ _DECAY = 0.9999  # of the learning rate, from step to step
 class Counts:
     """What the host asks of the device in one step; ``None`` is what is not known.
 
-    A launch is a kernel of mixprec, an execution of cuDNN, which may be several kernels, or a function of arrays for
-    which CuPy launches a kernel or a copy, for a sum over everything two. cuDNN is taken to have the engines that it
-    has on an H200, and what is chosen by measurement on a device is the first choice here.
+    A launch is a kernel of mixprec, an execution of cuDNN or cuBLAS, which may be several kernels, or a function of
+    arrays for which CuPy launches a kernel or a copy, for a sum over everything two. cuDNN is taken to have
+    the engines that it has on an H200, and what is chosen by measurement on a device is the first choice here.
 
     Attributes:
         launches: those outside of graphs.

@@ -99,6 +99,8 @@ def launches_of(notes, batch, model):
             first = note if _is_first_of_two(note) else first
         elif note.kind == "array":
             found.append(_of_function(note, batch))
+        elif note.kind == "blas":  # arithmetic decides on its time, not bytes
+            found.append(Launch(kinds.OTHER, note.primitive))
     return found
 
 

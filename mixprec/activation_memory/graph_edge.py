@@ -31,6 +31,7 @@ class Edge(chainer.FunctionNode):
         node: variable node.
 
     Attributes:
+        stands_for: the function in whose place it stands, or ``None``.
         gradient: variable, or ``None``.
     """
 
@@ -40,7 +41,7 @@ class Edge(chainer.FunctionNode):
         self.inputs = (_origin,)
         self.outputs = (weakref.ref(node),)
         self.gradient = None
-        self._creator = node.creator_node
+        self.stands_for = node.creator_node
 
     def backward(self, indexes, grad_outputs):
         (self.gradient,) = grad_outputs
@@ -52,7 +53,7 @@ class Edge(chainer.FunctionNode):
 
     def open(self):
         """Gives that place back."""
-        self._put(self._creator)
+        self._put(self.stands_for)
 
     def _put(self, creator):
         node = self.outputs[0]()

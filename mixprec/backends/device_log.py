@@ -14,10 +14,10 @@ class Record(NamedTuple):
     """One thing that a device was asked.
 
     Attributes:
-        kind: ``"kernel"`` (of our own), ``"cudnn"``, ``"array"`` (a function of NumPy or CuPy that launches),
-            ``"function"`` (of Chainer's, whose kernels are not recorded), ``"memory"`` (new memory: address and
-            bytes), ``"copy"`` (to another memory or back, in which nothing of the host's is copied), ``"upload"`` (from
-            the host) or ``"read"`` (the host waits for the device).
+        kind: ``"kernel"`` (of our own), ``"cudnn"``, ``"blas"`` (of cuBLAS), ``"array"`` (a function of
+            NumPy or CuPy that launches), ``"function"`` (of Chainer's, whose kernels are not recorded), ``"memory"``
+            (new memory: address and bytes), ``"copy"`` (to another memory or back, in which nothing of the host's is
+            copied), ``"upload"`` (from the host) or ``"read"`` (the host waits for the device).
         name: of the kernel, the kind of operation, the function.
         arguments: what it was called with: numbers and addresses; the operation and addresses for cuDNN.
         primitive: name of the primitive that asked, of the outermost one; empty outside of mixprec's primitives.

@@ -136,6 +136,54 @@ class Optimizer:
         "scales and shifts of normalizations.",
         False,
     )
+    preconditioner: str = key(
+        "none; or kfac, by which gradients are multiplied before weight decay and the optimizer, see section kfac.",
+        "none",
+        choices=("none", "kfac"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kfac:
+    """K-FAC, a preconditioner with curvature, for large batches; see docs/kfac.md."""
+
+    damping: float = key(
+        "What is added to the diagonal of its matrices; with more a step is nearer to the plain gradient.",
+        0.01,
+        limit=RATE,
+    )
+    end_damping: float | None = key(
+        "The damping at the end of training, to which it goes by the same factor in each step; null keeps it.",
+        None,
+        limit=RATE,
+    )
+    ema_decay: float = key(
+        "What is kept of the moving averages of its matrices when they are refreshed.",
+        0.95,
+        limit=between(0, LARGEST_DECAY),
+        aliases=("factor_decay", "cov_ema_decay"),
+    )
+    kl_clip: float | None = key(
+        "Gradients are scaled down so that lr^2 times their products before and after stay at or below it; null does "
+        "not.",
+        None,
+        limit=RATE,
+    )
+    factor_every: int = key(
+        "The matrices are refreshed in every step of this number.",
+        1,
+        limit=between(1, INT32),
+        aliases=("factor_update_steps", "fac_update_freq"),
+    )
+    inverse_every: int = key(
+        "They are inverted in every step of this number.",
+        1,
+        limit=between(1, INT32),
+        aliases=("inv_update_steps", "kfac_update_freq"),
+    )
+    largest: int = key(
+        "Layers with a larger matrix, of so many rows, go on with their gradients.", 8192, limit=between(1, INT32)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mixprec.bounds import HALF
-from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Capture, Cudnn, LossScale, Optimizer, Precision, Update
+from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Capture, Cudnn, Kfac, LossScale, Optimizer, Precision, Update
 from mixprec.config.data import Data
 from mixprec.config.declaration import Rule
 from mixprec.config.run import Export, Log, Memory, Model, Schedule, Snapshot, Training
@@ -23,6 +23,7 @@ class Config:
     loss_scale: LossScale
     data: Data
     optimizer: Optimizer
+    kfac: Kfac
     update: Update
     cudnn: Cudnn
     schedule: Schedule
@@ -125,6 +126,16 @@ class Config:
             ("optimizer.name", "optimizer.trust_coefficient"),
             "optimizer.trust_coefficient only with LARS; null with the others",
             lambda config: config.optimizer.trust_coefficient is None or config.optimizer.name == "LARS",
+        ),
+        Rule(
+            ("optimizer.preconditioner", "model.memory_format"),
+            "optimizer.preconditioner kfac only with model.memory_format nhwc: it looks at functions of mixprec",
+            lambda config: config.optimizer.preconditioner == "none" or config.model.memory_format == "nhwc",
+        ),
+        Rule(
+            ("kfac.factor_every", "kfac.inverse_every"),
+            "kfac.inverse_every a multiple of kfac.factor_every",
+            lambda config: config.kfac.inverse_every % config.kfac.factor_every == 0,
         ),
         Rule(
             ("schedule.warmup_epochs", "training.epochs"),

@@ -66,6 +66,17 @@ def observing(observer):
         now.observer = outer
 
 
+def creator_of(node):
+    """Returns the function that has computed a variable node, or ``None``.
+
+    In a backward pass of a part of a graph another function may stand in its place, with it as ``stands_for``.
+    """
+    creator = node.creator_node
+    while hasattr(creator, "stands_for"):
+        creator = creator.stands_for
+    return creator
+
+
 def tell_linear(inputs, x, dy):
     """Tells the observer of a linear layer: x (B, C), dy (B, K)."""
     if now.observer is not None:

@@ -128,7 +128,7 @@ def _is_address(value):
 def _named(record):
     kinds = {"kernel": "the kernel", "cudnn": "cuDNN's", "array": "the array function", "function": "the function"}
     kinds |= {"report": "the reported", "number": "the number", "read": "a read by", "upload": "an upload by"}
-    kinds["copy"] = "the copy"
+    kinds |= {"copy": "the copy", "blas": "the matrix"}
     return f"{kinds.get(record.kind, record.kind)} {record.name}"
 
 

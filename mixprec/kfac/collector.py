@@ -4,7 +4,7 @@ import chainer
 from chainer.functions.array.cast import Cast as ChainersCast
 
 from mixprec.backends import primitives_of
-from mixprec.functions.layer_gradients import Observer
+from mixprec.functions.layer_gradients import Observer, creator_of
 from mixprec.functions.layout import Cast
 from mixprec.kfac.layers import FilterLayer, ScaleLayer
 
@@ -16,6 +16,7 @@ class Collector(Observer):
         largest: layers with a larger matrix are left out.
 
     Attributes:
+        largest: the same.
         layers: dict from the name of a layer's first parameter to its :class:`~mixprec.kfac.layers.Layer`, in the order
             in which backward passes have come to them.
         too_large: dict from such names to the sizes of matrices of layers that are left out.
@@ -23,10 +24,15 @@ class Collector(Observer):
     """
 
     def __init__(self, largest):
-        self._largest = largest
+        self.largest = largest
         self._index = self._names = None
         self.layers, self.too_large = {}, {}
         self.has_new = False
+        self._used = set()  # names of layers that the backward pass has come to
+
+    def begin_pass(self):
+        """To be called before each backward pass."""
+        self._used = set()
 
     def of(self, index):
         """Takes the parameters of a model, a :class:`~mixprec.optimizer.model_index.ModelIndex`."""
@@ -41,13 +47,13 @@ class Collector(Observer):
         layer = self.layers.get(names[0])
         if layer is None:
             size = FilterLayer.largest(names, w_shape, convolution.groups)
-            if size > self._largest:
+            if size > self.largest:
                 self.too_large[names[0]] = size
                 return
-            layer = self._new(FilterLayer(names, w_shape, convolution.groups, params[0].device))
+            layer = self._new(FilterLayer(names, w_shape, convolution.groups, params[0].array))
         layer.to_device(params[0].device)
         if isinstance(layer, FilterLayer) and layer.fits(w_shape, convolution.groups):
-            layer.add(primitives_of(x), x, dy, convolution, prologue)
+            layer.add(primitives_of(x), x, dy, convolution, prologue, is_first=self._is_first(layer))
 
     def scales(self, inputs, x, dy, arrays, saved, relu):
         """See :class:`~mixprec.functions.layer_gradients.Observer`."""
@@ -56,10 +62,16 @@ class Collector(Observer):
             return
         layer = self.layers.get(names[0])
         if layer is None:
-            layer = self._new(ScaleLayer(names, x.shape[-1], params[0].device))
+            layer = self._new(ScaleLayer(names, x.shape[-1], params[0].array))
         layer.to_device(params[0].device)
         if layer.names == names:
-            layer.add(primitives_of(x), x, dy, arrays, saved, relu)
+            layer.add(primitives_of(x), x, dy, arrays, saved, relu, is_first=self._is_first(layer))
+
+    def _is_first(self, layer):
+        name = layer.names[0]
+        is_first = name not in self._used
+        self._used.add(name)
+        return is_first
 
     def _new(self, layer):
         self.layers[layer.names[0]] = layer
@@ -80,7 +92,9 @@ class Collector(Observer):
 
 def _parameter(node):
     """Returns the parameter that learns at a variable node, perhaps behind a cast, or ``None``."""
-    while isinstance(node.creator_node, (Cast, ChainersCast)):
-        node = node.creator_node.inputs[0]
-    param = node.get_variable_or_none() if node.creator_node is None else None
+    creator = creator_of(node)
+    while isinstance(creator, (Cast, ChainersCast)):
+        node = creator.inputs[0]
+        creator = creator_of(node)
+    param = node.get_variable_or_none() if creator is None else None
     return param if isinstance(param, chainer.Parameter) and param.requires_grad else None

@@ -2,8 +2,16 @@
 
 import contextlib
 
-import chainer
 import numpy as np
+from chainer import backend
+
+from mixprec.backends import launcher_of
+
+
+def filled(shape, value, dtype, like):
+    """Returns a new array full of a number, on the device of the array ``like``."""
+    launcher = launcher_of(like)
+    return np.full(shape, value, dtype) if launcher is None else launcher.full(shape, value, dtype)
 
 
 class DeviceNumbers:
@@ -19,19 +27,19 @@ class DeviceNumbers:
         self._values = {}
         self.is_fixed = False
 
-    def take(self, values, device):
+    def take(self, values, like):
         """Brings numbers to a device.
 
         Args:
             values: dict from names to numbers, the same names each time or others.
-            device: :class:`chainer.backend.Device`.
+            like: array of that device.
         """
         for name in self.arrays.keys() - values.keys():
             del self.arrays[name]
         for name, value in values.items():
             array = self.arrays.get(name)
-            if array is None or chainer.backend.get_device_from_array(array) != device:
-                self.arrays[name], self._values[name] = device.send(np.array(value, np.float32)), value
+            if array is None or backend.get_device_from_array(array) != backend.get_device_from_array(like):
+                self.arrays[name], self._values[name] = filled((), value, np.float32, like), value
         self.refresh(values)
 
     def refresh(self, values):

@@ -8,8 +8,10 @@ that the filter sees (with a 1 for the bias) and gradients g of that loss:
 
     A = sum of p p^T / n             G = n^2 * sum of g g^T / (n * T)
 
-Of a batch normalization it is a 2 x 2 matrix for each channel ("unit-wise", Osawa et al. 2020, arXiv:2002.06015,
-section 4.2).
+Of a layer that is used several times in a backward pass the positions are those of all uses.
+
+Of a batch normalization the Fisher matrix is taken to be a 2 x 2 matrix for each channel ("unit-wise", Osawa et al.
+2020, arXiv:2002.06015, section 4.2).
 
 A layer computes a step's averages and inverses beside those that hold; :meth:`Layer.keep` puts them in their place, if
 the step is not skipped. On a device nothing is read.
@@ -21,6 +23,7 @@ import numpy as np
 from chainer import backend
 
 from mixprec.backends.transfers import on_host
+from mixprec.kfac.device_numbers import filled
 
 
 class Layer(abc.ABC):
@@ -29,7 +32,7 @@ class Layer(abc.ABC):
     Args:
         names: of its parameters, as in ``namedparams`` of the model.
         shapes: of its second moments.
-        device: :class:`chainer.backend.Device` of its parameters.
+        like: array of a parameter: all arrays are on its device.
 
     Attributes:
         names: the same.
@@ -41,12 +44,12 @@ class Layer(abc.ABC):
         steps: int64 array of shape (): number of steps in the averages.
     """
 
-    def __init__(self, names, shapes, device):
+    def __init__(self, names, shapes, like):
         self.names = names
-        arrays = [[device.send(np.zeros(shape, np.float32)) for shape in shapes] for _ in range(4)]
+        arrays = [[filled(shape, 0, np.float32, like) for shape in shapes] for _ in range(4)]
         self.sums, self.averages, self.inverses, self.new_inverses = arrays
-        self.counts = device.send(np.zeros(2, np.float32))
-        self.steps = device.send(np.zeros((), np.int64))
+        self.counts = filled((2,), 0, np.float32, like)
+        self.steps = filled((), 0, np.int64, like)
 
     @property
     def xp(self):
@@ -101,6 +104,8 @@ class Layer(abc.ABC):
             skip: a bool, or a boolean array of shape () on the device.
             inverses: whether there are new inverses.
         """
+        if not inverses:  # with inverses, gradients have NaN then, and the step is skipped
+            skip = skip | ~self._fits()
         if on_host(skip):
             if not skip:
                 self.averages, self.sums = self.sums, self.averages
@@ -114,6 +119,12 @@ class Layer(abc.ABC):
         for old, new in pairs:
             self.xp.copyto(old, new, where=~skip)
         self.steps += ~skip & (self.counts[0] > 0)
+
+    def _fits(self):
+        """Returns whether the second moments of a step fit into float32, an array of shape ()."""
+        diagonals = [array.trace(axis1=1, axis2=2) if array.ndim == 3 else array for array in self.sums]
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.xp.isfinite(sum(diagonal.sum() for diagonal in diagonals))
 
     @abc.abstractmethod
     def _factors(self, images, positions, unscale):
@@ -145,14 +156,14 @@ class FilterLayer(Layer):
         names: of W, and of the bias if there is one.
         w_shape: (K, R, S, C / groups).
         groups: number of groups.
-        device: as for :class:`Layer`.
+        like: as for :class:`Layer`.
     """
 
-    def __init__(self, names, w_shape, groups, device):
+    def __init__(self, names, w_shape, groups, like):
         self._filters, self._elements = w_shape[0], w_shape[1] * w_shape[2] * w_shape[3]
         self._filter_size, self.groups = tuple(w_shape[1:3]), groups
         sizes = self._elements + len(names) - 1, self._filters // groups
-        super().__init__(names, [(groups, size, size) for size in sizes], device)
+        super().__init__(names, [(groups, size, size) for size in sizes], like)
 
     @staticmethod
     def largest(names, w_shape, groups):
@@ -165,7 +176,7 @@ class FilterLayer(Layer):
 
     @property
     def description(self):
-        """What makes the same layer again: kind, and arguments but for the device."""
+        """What makes the same layer again: kind, and arguments but for ``like``."""
         shape = [self._filters, *self._filter_size, self._elements // (self._filter_size[0] * self._filter_size[1])]
         return {"kind": "filters", "names": self.names, "w_shape": shape, "groups": self.groups}
 
@@ -174,12 +185,19 @@ class FilterLayer(Layer):
         """Of the two inverses, in products of numbers."""
         return [self.groups * array.shape[1] ** 3 for array in self.sums]
 
-    def add(self, primitives, x, dy, convolution, prologue):
-        """Adds the second moments of a batch, see :class:`~mixprec.functions.layer_gradients.Observer`."""
+    def add(self, primitives, x, dy, convolution, prologue, *, is_first):
+        """Adds the second moments of a use of the layer.
+
+        Args:
+            primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
+            x, dy, convolution, prologue: see :meth:`~mixprec.functions.layer_gradients.Observer.filters`.
+            is_first: whether it is the first one in its backward pass: others are of the same images.
+        """
         bias = len(self.names) > 1
         primitives.patch_moments(x, convolution, self._filter_size, self.sums[0], bias=bias, prologue=prologue)
         primitives.row_moments(dy, self.sums[1])
-        self.counts[0] += len(x)
+        if is_first:
+            self.counts[0] += len(x)
         self.counts[1] += dy.size // self._filters
 
     def _factors(self, images, positions, unscale):
@@ -227,21 +245,27 @@ class ScaleLayer(Layer):
     Args:
         names: of gamma and beta.
         channels: number of channels.
-        device: as for :class:`Layer`.
+        like: as for :class:`Layer`.
     """
 
-    def __init__(self, names, channels, device):
-        super().__init__(names, [(3, channels)], device)
+    def __init__(self, names, channels, like):
+        super().__init__(names, [(3, channels)], like)
 
     @property
     def description(self):
         """See :attr:`FilterLayer.description`."""
         return {"kind": "scales", "names": self.names, "channels": self.sums[0].shape[1]}
 
-    def add(self, primitives, x, dy, arrays, saved, relu):
-        """Adds the second moments of a batch, see :class:`~mixprec.functions.layer_gradients.Observer`."""
+    def add(self, primitives, x, dy, arrays, saved, relu, *, is_first):
+        """Adds the second moments of a use of the layer.
+
+        Args:
+            primitives, is_first: see :meth:`FilterLayer.add`.
+            x, dy, arrays, saved, relu: see :meth:`~mixprec.functions.layer_gradients.Observer.scales`.
+        """
         primitives.scale_moments(dy, x, *arrays, saved, self.sums[0], relu=relu)
-        self.counts[0] += len(x)
+        if is_first:
+            self.counts[0] += len(x)
         self.counts[1] += len(x)
 
     def _factors(self, images, positions, unscale):

@@ -7,6 +7,7 @@
 
 import contextlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -59,8 +60,7 @@ class KFAC:
         largest: layers with a larger matrix, of so many rows, go on with their gradients.
 
     Raises:
-        TypeError: an argument is no number.
-        ValueError: an argument is out of its range.
+        ValueError: an argument is no number, or out of its range.
     """
 
     def __init__(
@@ -113,6 +113,11 @@ class KFAC:
         """Of the next step: 0 plain, 1 with new second moments, 2 with new inverses, too."""
         return self._refreshes.kind
 
+    @property
+    def largest(self) -> int:
+        """Layers with a larger matrix go on with their gradients."""
+        return self._collector.largest
+
     def report(self) -> str:
         """Returns which layers take part, and which parameters go on with their gradients, as text."""
         return layer_report.text(self._collector, self._index)
@@ -148,6 +153,7 @@ class KFAC:
             yield
         else:
             self._factor = factor
+            self._collector.begin_pass()
             with observing(self._collector):
                 yield
 
@@ -190,7 +196,7 @@ class KFAC:
         ):
             return set()
         counts = layers[0][0].counts
-        self._numbers.take(self._values(optimizer), chainer.backend.get_device_from_array(counts))
+        self._numbers.take(self._values(optimizer), counts)
         primitives = primitives_of(counts)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if self.kind != PLAIN:
@@ -247,29 +253,36 @@ class KFAC:
 
     # --- snapshots
 
-    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Saves or loads averages, inverses and where the schedule is.
+    def serialize(self, serializer: chainer.AbstractSerializer) -> Callable[[], None]:
+        """Saves or reads averages, inverses and where the schedule is.
 
-        A file that has nothing of it, as that of another optimizer, is loaded with a warning, and all begins afresh.
+        A file that has nothing of it, as that of another optimizer, is read with a warning, and all begins afresh.
 
         Args:
             serializer: of Chainer's, the wrapper's part of it.
 
+        Returns:
+            A function that takes over what was read. It cannot fail; before it nothing has changed.
+
         Raises:
-            ValueError: the file has a layer of a parameter that the model lacks.
+            ValueError: the file has a layer of a parameter that the model lacks, or has in another shape.
         """
-        serializer, loads = serializer["kfac"], isinstance(serializer, chainer.Deserializer)
-        if not loads:
+        serializer = serializer["kfac"]
+        if not isinstance(serializer, chainer.Deserializer):
             saved_layers.save(self._collector.layers, serializer)
             self._refreshes.serialize(serializer, False)
-            return
+            return lambda: None
         layers = saved_layers.load(serializer, dict(self._index.namedparams))
-        self.reset()
-        if layers is None:
-            warnings.warn("the snapshot has no matrices of K-FAC: they start afresh", stacklevel=4)
-        else:
-            self._collector.layers = layers
-            self._refreshes.serialize(serializer, True)
+
+        def take() -> None:
+            self.reset()
+            if layers is None:
+                warnings.warn("the snapshot has no matrices of K-FAC: they start afresh", stacklevel=4)
+            else:
+                self._collector.layers = layers
+                self._refreshes.serialize(serializer, True)
+
+        return take
 
     def reset(self) -> None:
         """Begins afresh, as if there had been no step."""
@@ -306,6 +319,9 @@ class KFAC:
             collector.has_new = False
             self._refreshes.restart()
         if not collector.layers:
+            if collector.too_large:
+                rows = min(collector.too_large.values())
+                raise ValueError(f"KFAC: the smallest matrix of a layer has {rows} rows: set a larger largest")
             raise ValueError(
                 "KFAC has found no layer that mixprec computes: call mixprec.convert(model), or use mixprec.links"
             )
@@ -327,4 +343,4 @@ class KFAC:
                 array *= scale
 
     def __getstate__(self):
-        return {**self.__dict__, "_index": None, "_ranks": None, "_numbers": DeviceNumbers(), "_factor": None}
+        return {**self.__dict__, "_index": None, "_ranks": None, "_numbers": DeviceNumbers()}

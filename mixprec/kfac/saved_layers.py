@@ -37,7 +37,7 @@ def load(serializer, params):
         params: dict from names to the parameters of the model.
 
     Raises:
-        ValueError: the file has a layer of a parameter that is not among them.
+        ValueError: the file has a layer of a parameter that is not among them, or has another shape.
     """
     try:
         text = serializer("layers", None)
@@ -49,8 +49,9 @@ def load(serializer, params):
     for number, description in enumerate(json.loads(np.asarray(text).tobytes().decode())):
         if unknown := [name for name in description["names"] if name not in params]:
             raise ValueError(f"the snapshot has matrices of K-FAC of {unknown[0]}, which the model lacks")
+        _check_shape(params[description["names"][0]], description)
         kind = _KINDS[description.pop("kind")]
-        layer = kind(**description, device=params[description["names"][0]].device)
+        layer = kind(**description, like=params[description["names"][0]].array)
         layers[layer.names[0]] = layer
         own = serializer[str(number)]
         layer.steps.fill(int(own("steps", None)))
@@ -59,3 +60,18 @@ def load(serializer, params):
                 values = np.asarray(own(f"{name}{place}", None), np.float32)
                 triangles.unpack(backend.get_device_from_array(array).send(values), array)
     return layers
+
+
+def _check_shape(param, description):
+    if param.array is None:  # the model's file gives it one
+        return
+    if "channels" in description:
+        shape = (description["channels"],)
+    else:
+        filters, *size, channels = description["w_shape"]
+        shape = (filters, channels, *size) if param.ndim == 4 or size != [1, 1] else (filters, channels)
+    if param.shape != shape:
+        raise ValueError(
+            f"the snapshot has matrices of K-FAC of {description['names'][0]} with shape {shape}; "
+            f"in the model it has {param.shape}"
+        )

@@ -59,7 +59,8 @@ def average(layers, transport, decay, factor):
         unscale /= transport.size**2  # the loss is the mean of those of ranks
         _sum([array for layer in layers for array in (*layer.sums, layer.counts)], transport)
     if factor is not None:
-        unscale = unscale / (factor * factor)
+        inverse = 1 / factor
+        unscale = unscale * inverse * inverse  # the square of a factor of 2^64 does not fit into float32
     for layer in layers:
         layer.average(decay, unscale)
 

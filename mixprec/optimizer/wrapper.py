@@ -282,16 +282,18 @@ class MixedPrecisionOptimizer(Delegation):
             serializer: a :class:`chainer.AbstractSerializer`.
 
         Raises:
-            ValueError: the file was written with another optimizer. Nothing has changed.
+            ValueError: the file was written with another optimizer, or has matrices of K-FAC of other layers. Nothing
+                has changed.
         """
         self._check_set_up()
         arguments.instance("serializer", serializer, chainer.AbstractSerializer, "a chainer.AbstractSerializer")
         self._settle()
         own = serializer["mixprec"]
+        take = None if self._preconditioner is None else self._preconditioner.serialize(own)
         serialize_optimizer(self._optimizer, self._masters, serializer, own)
         self._counter = serialize_counters(own, self._counter, self._scaler)
-        if self._preconditioner is not None:
-            self._preconditioner.serialize(own)
+        if take is not None:
+            take()
         serialize_dropout(own, dict.fromkeys(param.device for param in self.target.params()))
         if isinstance(serializer, chainer.Deserializer):
             self._passes.factor = None

@@ -9,7 +9,7 @@ import math
 
 import chainer
 import numpy as np
-from chainer import backend
+from chainer import backend, links
 
 from mixprec.activation_memory.budget import check_budget, in_bytes
 from mixprec.backends.host_memory import host_memory
@@ -128,6 +128,7 @@ def memory(config, trainer, report, images, val_images=0, ranks=None):
         Part("FP32 masters", masters, arch),
         Part("optimizer state", states, "optimizer.name"),
         Part("gradients", sum(param.array.nbytes for param in params), arch),
+        Part("matrices of K-FAC", 4 * 4 * curvature(optimizer), "optimizer.preconditioner"),
     ]
     size, sharing = (1, 1) if ranks is None else (ranks.size, 1 if on_gpu else ranks.local_size)
     if size > 1:
@@ -210,6 +211,21 @@ def state(optimizer):
     rule._init_states(param)  # as the first update does
     arrays = sum(np.size(value) for value in (rule.state or {}).values() if isinstance(value, np.ndarray))
     return 4 * arrays * sum(param.size for param in optimizer.target.params() if param.array is not None)
+
+
+def curvature(optimizer):
+    """Returns the number of elements of K-FAC's second moments; there are four arrays of each size, see its layers."""
+    if optimizer.preconditioner is None:
+        return 0
+    elements = 0
+    for link in optimizer.target.links():
+        if isinstance(link, (links.Convolution2D, links.Linear)) and link.W.array is not None:
+            groups = getattr(link, "groups", 1)
+            filters, inputs = len(link.W.array), link.W.size // len(link.W.array)
+            sizes = inputs + (link.b is not None), filters // groups
+            if max(sizes) <= optimizer.preconditioner.largest:
+                elements += groups * sum(size**2 for size in sizes)
+    return elements
 
 
 def _batches(config, size, batch):

@@ -19,6 +19,7 @@ from mixprec.training.schedule import steps_per_epoch
 _ADVICE = {
     "training.batch_size": "lower it, and raise training.accumulation_steps by as much to keep the step",
     "model.arch": "choose a smaller network",
+    "optimizer.preconditioner": "set it to none, or lower kfac.largest",
     "optimizer.name": "choose one with less state, such as SGD",
     "training.ema_decay": "set it to null",
     "capture.mode": "set it to off",
@@ -155,6 +156,7 @@ def _snapshot(config, trainer):
     arrays = snapshots.contents(optimizer.target).values()
     size = sum(np.asarray(array).nbytes if np.isscalar(array) else getattr(array, "nbytes", 0) for array in arrays)
     size += estimates.state(optimizer)
+    size += 2 * 4 * estimates.curvature(optimizer) // 2  # of averages and inverses one triangle
     if config.training.ema_decay is not None:
         size += estimates.average(trainer)
     return size

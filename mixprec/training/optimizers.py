@@ -25,6 +25,7 @@ def build_optimizer(config, model, communicator=None):
         inner,
         _loss_scale(config.loss_scale),
         batched=config.update.fused,
+        preconditioner=_preconditioner(config),
         no_decay=None if settings.decay_norm_and_bias else "ndim <= 1",
         communicator=communicator,
         allreduce_dtype=None if communicator is None else config.precision.allreduce,
@@ -32,6 +33,20 @@ def build_optimizer(config, model, communicator=None):
     if settings.weight_decay > 0 and not own:
         optimizer.add_hook(WeightDecay(settings.weight_decay))
     return optimizer
+
+
+def _preconditioner(config):
+    if config.optimizer.preconditioner == "none":
+        return None
+    settings = config.kfac
+    return mixprec.KFAC(
+        settings.damping,
+        decay=settings.ema_decay,
+        kl_clip=settings.kl_clip,
+        factor_every=settings.factor_every,
+        inverse_every=settings.inverse_every,
+        largest=settings.largest,
+    )
 
 
 def attribute(optimizer_name):

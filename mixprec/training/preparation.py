@@ -135,6 +135,10 @@ class Run:
         lines += images.describe(self.config, self.train, self.val, trainer.updater.device)
         rate = described_rate(self.config, self.ranks.size)
         lines.append(f"optimizer: {self.config.optimizer.name}, learning rate {rate}")
+        if self.config.optimizer.preconditioner != "none":
+            kfac = self.config.kfac
+            every = f"matrices every {kfac.factor_every}, inverses every {kfac.inverse_every} steps"
+            lines.append(f"preconditioner: K-FAC, damping {kfac.damping:g}, {every}")
         if self.weights is not None:
             lines.append(one_line(f"weights: {self.weights}"))
         lines += self.limited

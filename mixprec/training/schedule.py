@@ -1,6 +1,7 @@
-"""Learning-rate schedules as pure functions of the epoch.
+"""Schedules of learning rate and damping as pure functions of the epoch.
 
-The trainer calls :class:`Schedule` after each step, which sets the learning rate of the next one.
+The trainer calls :class:`Schedule` after each step, which sets the learning rate of the next one; :class:`Damping` does
+so for K-FAC.
 """
 
 import dataclasses
@@ -88,6 +89,31 @@ class Schedule(extension.Extension):
 
     def __call__(self, trainer):
         setattr(self._optimizer, self._attribute, self._rates.at(trainer.updater.epoch_detail))
+
+
+class Damping(extension.Extension):
+    """Sets the damping of K-FAC before every iteration, from the epoch alone: ``start * (end / start) ** progress``.
+
+    Args:
+        kfac: :class:`mixprec.KFAC`.
+        start: damping at the beginning of training.
+        end: damping at the end.
+        epochs: length of training in epochs.
+    """
+
+    trigger = 1, "iteration"
+    priority = Schedule.priority
+
+    def __init__(self, kfac, start, end, epochs):
+        self._kfac, self._start, self._end, self._epochs = kfac, start, end, epochs
+
+    def initialize(self, trainer):
+        """Sets the damping of the first iteration, or of the one after a resume."""
+        self(trainer)
+
+    def __call__(self, trainer):
+        progress = min(1.0, trainer.updater.epoch_detail / self._epochs)
+        self._kfac.damping = self._start * (self._end / self._start) ** progress
 
 
 def rates_of(config, images, ranks=1):

@@ -26,7 +26,7 @@ from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
 from mixprec.training.processes import Alone
 from mixprec.training.rank_states import JointSnapshot, RankStates
-from mixprec.training.schedule import Schedule, rates_of, steps_per_epoch
+from mixprec.training.schedule import Damping, Schedule, rates_of, steps_per_epoch
 from mixprec.training.snapshot_settings import Settings
 from mixprec.training.stopping import Stopping
 from mixprec.training.tensorboard import TensorBoard
@@ -138,6 +138,10 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     else:
         trainer.extend(log)
     trainer.extend(Schedule(optimizer, lr, rates))
+    kfac = optimizer.preconditioner
+    if kfac is not None:
+        end = config.kfac.damping if config.kfac.end_damping is None else config.kfac.end_damping
+        trainer.extend(Damping(kfac, config.kfac.damping, end, config.training.epochs))
     trainer.extend(snapshot, trigger=each_snapshot)
     trainer.extend(stopping)
     trainer.extend(Settings(config, ranks.size))
@@ -153,6 +157,12 @@ def _report(trainer, config, optimizer, log, lr, rates, images, has_validation, 
         name="lr",
         trigger=at(config.log.trigger),
     )
+    if optimizer.preconditioner is not None:
+        trainer.extend(
+            extensions.observe_value("damping", lambda trainer: optimizer.preconditioner.damping),
+            name="damping",
+            trigger=at(config.log.trigger),
+        )
     trainer.extend(LossScaleLog(optimizer), trigger=at(config.log.trigger))
     trainer.extend(Throughput(images), trigger=at(config.log.trigger))
     trainer.extend(log)

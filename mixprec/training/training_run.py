@@ -19,7 +19,8 @@ from mixprec.training.evaluation import Evaluator
 from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.stopping import Stopped
 
-MEMORY = "memory.txt"  # in the results folder: the plans of what waits in another memory
+# In the results folder: the plans of what waits in another memory, and which layers K-FAC preconditions.
+MEMORY, KFAC = "memory.txt", "kfac.txt"
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # the log and plots are written, too
 
 
@@ -127,6 +128,8 @@ def _finish(config, trainer, first, out, ranks):
     optimizer, weights = trainer.updater.get_optimizer("main"), os.path.join(out, "model.npz")
     if trainer.updater.memory is not None and ranks.is_first:
         files.write_text(os.path.join(out, MEMORY), trainer.updater.memory.report() + "\n")
+    if optimizer.preconditioner is not None and ranks.is_first:
+        files.write_text(os.path.join(out, KFAC), optimizer.preconditioner.report() + "\n")
     states, average = rank_states.RankStates(ranks), functools.partial(averaged_weights, trainer)
     if config.capture.mode != "off" and ranks.is_first:
         report, steps = os.path.join(out, "capture.txt"), trainer.updater.iteration - first

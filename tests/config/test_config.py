@@ -119,6 +119,16 @@ def test_defaults_are_those_of_the_design(write):
             "trust_coefficient": None,
             "weight_decay": 0.0,
             "decay_norm_and_bias": False,
+            "preconditioner": "none",
+        },
+        "kfac": {
+            "damping": 0.01,
+            "end_damping": None,
+            "ema_decay": 0.95,
+            "kl_clip": None,
+            "factor_every": 1,
+            "inverse_every": 1,
+            "largest": 8192,
         },
         "update": {"fused": True},
         "cudnn": {"autotune": "measure", "workspace_mib": 512, "deterministic": False, "allow_tf32": False},
@@ -219,7 +229,7 @@ def test_base_is_relative_to_its_file_and_later_files_win_key_by_key(write):
     write("lib/deep/a.yaml", merged(optimizer={"weight_decay": 0.25, "momentum": 0.5}, data={"mean": [1, 2, 3]}))
     write("lib/b.yaml", "base: deep/a.yaml\noptimizer: {weight_decay: 0.125, lr: 2}\n")
     config = load(write("c.yaml", "optimizer: {lr: 3}\nbase: lib/b.yaml\ndata: {mean: [4, 5, 6]}\n"))
-    assert dataclasses.astuple(config.optimizer) == ("CorrectedMomentumSGD", 3.0, None, 0.5, None, 0.125, False)
+    assert dataclasses.astuple(config.optimizer) == ("CorrectedMomentumSGD", 3.0, None, 0.5, None, 0.125, False, "none")
     assert config.data.mean == (4.0, 5.0, 6.0)
     assert config.data.train == "t"
 
@@ -253,24 +263,25 @@ def test_the_script_names_the_architectures(write):
         (
             "optimizer:\n  # 0.1 is too much\n  learning_rate: 0.1\n",
             "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, base_batch_size, momentum, "
-            "trust_coefficient, weight_decay, decay_norm_and_bias; did you mean 'optimizer.lr'?",
+            "trust_coefficient, weight_decay, decay_norm_and_bias, preconditioner; did you mean 'optimizer.lr'?",
         ),
         (
             "model:\n  arch: a\noptimiser: {lr: 1}\n",
-            "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, optimizer, update, "
-            "cudnn, schedule, training, memory, capture, snapshot, log, export, base; did you mean 'optimizer'?",
+            "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, optimizer, kfac, "
+            "update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
+            "did you mean 'optimizer'?",
         ),
         ("training:\n  epochs: 1\n  epochs: 2\n", "c.yaml:3: duplicate key 'epochs'; it is already on line 2"),
         ("log: {}\nmodel: {}\nlog: {}\n", "c.yaml:3: duplicate key 'log'; it is already on line 1"),
         (
             "mode: static\n",
-            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
+            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, kfac, "
             "update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
             "did you mean 'loss_scale.mode'?",
         ),
         (
             "mode: {arch: a}\n",
-            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, "
+            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, kfac, "
             "update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; did you mean 'model'?",
         ),
         ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
@@ -804,6 +815,16 @@ def _configs(draw):
             "trust_coefficient": draw(st.none() | _rate) if name == "LARS" else None,
             "weight_decay": draw(st.floats(0, 10**6)),
             "decay_norm_and_bias": draw(st.booleans()),
+            "preconditioner": draw(st.sampled_from(["none", "kfac"])),
+        },
+        "kfac": {
+            "damping": draw(_rate),
+            "end_damping": draw(st.none() | _rate),
+            "ema_decay": draw(st.floats(0, 0.999999)),
+            "kl_clip": draw(st.none() | _rate),
+            "factor_every": (every := draw(st.integers(1, 1000))),
+            "inverse_every": every * draw(st.integers(1, 1000)),
+            "largest": draw(_count),
         },
         "update": {"fused": fused},
         "cudnn": {

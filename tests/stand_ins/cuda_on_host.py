@@ -1,4 +1,4 @@
-"""The CUDA backend on the host: own kernels compiled by g++, cuDNN's graphs computed by ``fake_cudnn``."""
+"""The CUDA backend on the host: own kernels by g++, cuDNN and cuBLAS by stand-ins that compute with NumPy."""
 
 import contextlib
 import types
@@ -7,9 +7,12 @@ import chainer
 import numpy as np
 
 from mixprec.backends.cuda import Cuda
+from mixprec.backends.cuda.cublas import Cublas
+from mixprec.backends.cuda.matrix_context import MatrixContext
 from mixprec.backends.cudnn.context import CudnnContext
 from tests.stand_ins import fake_cudnn, kernels_on_host
 from tests.stand_ins.cudnn_host import HostDevice
+from tests.stand_ins.fake_cublas import FakeCublas
 from tests.stand_ins.host_launch import HostLauncher
 
 ENGINES = ("cudnn", "kernels")
@@ -27,10 +30,16 @@ class HostCuda(Cuda):
 
     Args:
         node_cost: milliseconds that a node of cuDNN's graphs takes when it is measured; a kernel of ours takes 1.
+
+    Attributes:
+        cublas: :class:`~tests.stand_ins.fake_cublas.FakeCublas`.
     """
 
     def __init__(self, node_cost=1.0):
-        super().__init__(HostLauncher(), _CudnnContext(0, frontend=fake_cudnn, device=HostDevice(self._took)))
+        device = HostDevice(self._took)
+        self.cublas = FakeCublas(device)
+        matrices = MatrixContext(0, cublas=Cublas(self.cublas), device=device)
+        super().__init__(HostLauncher(), _CudnnContext(0, frontend=fake_cudnn, device=device), matrices)
         self._node_cost = node_cost
         self._counted = 0, 0
 

@@ -14,6 +14,7 @@ import pytest
 
 from mixprec.backends.cuda import Cuda
 from mixprec.backends.cuda.candidates import WithoutCudnn
+from mixprec.backends.cuda.matrix_context import MatrixContext
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.cudnn.library import CudnnMissing
 from mixprec.backends.launch import CupyLauncher
@@ -65,7 +66,10 @@ class Side:
 
 
 class OnHost(Side):
-    """Kernels by g++, cuDNN's graphs by :mod:`tests.stand_ins.fake_cudnn`; memory is NaN before it is written."""
+    """Kernels by g++, cuDNN's graphs by :mod:`tests.stand_ins.fake_cudnn`, products by ``fake_cublas``.
+
+    Memory is NaN before it is written.
+    """
 
     is_gpu = False
     send, receive = staticmethod(send), staticmethod(receive)
@@ -112,6 +116,7 @@ class OnHost(Side):
                 mock.patch.object(launcher, "launch", noting(launcher.launch)),
                 mock.patch.object(launcher, "empty", kept_empty),
                 mock.patch.object(fake_cudnn.pygraph, "execute_plan_at_index", noting(run_plan)),
+                mock.patch.object(cuda.cublas, "do", noting(cuda.cublas.do)),
             ):
                 outputs = step()
 
@@ -150,7 +155,7 @@ class OnGpu(Side):
             cudnn = CudnnContext(0)
         except CudnnMissing as error:
             cudnn = WithoutCudnn(str(error))
-        return Cuda(CupyLauncher(0), cudnn)
+        return Cuda(CupyLauncher(0), cudnn, MatrixContext(0))
 
     def send(self, value, misaligned=False):
         """Copies arrays to the GPU, also those in tuples; ``None`` stays."""

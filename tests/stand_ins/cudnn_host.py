@@ -35,8 +35,8 @@ class HostDevice:
 
     def allocate(self, size):
         self.allocated.append(size)
-        memory = np.zeros(size, np.uint8)
-        return types.SimpleNamespace(ptr=memory.ctypes.data, memory=memory)
+        memory = np.zeros(size + 256, np.uint8)
+        return types.SimpleNamespace(ptr=-(-memory.ctypes.data // 256) * 256, memory=memory)
 
     def copy(self, target, source, size):
         ctypes.memmove(target, source, size)

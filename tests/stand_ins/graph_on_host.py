@@ -14,11 +14,14 @@ import numpy as np
 from mixprec.backends.aside import Aside
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cuda import Cuda
+from mixprec.backends.cuda.cublas import Cublas
+from mixprec.backends.cuda.matrix_context import MatrixContext
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.launch import Kernel, record_launch
 from tests.stand_ins import fake_cudnn, graph_array, graph_work
 from tests.stand_ins.copies_on_host import HostCopies
 from tests.stand_ins.cudnn_host import HostDevice
+from tests.stand_ins.fake_cublas import FakeCublas
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.host_launch import HostLauncher
 
@@ -79,7 +82,8 @@ class GraphCuda(Cuda):
     def __init__(self):
         frontend = types.SimpleNamespace(**{**vars(fake_cudnn), "pygraph": _Pygraph})
         device = _Device()
-        super().__init__(GraphLauncher(), CudnnContext(0, frontend=frontend, device=device))
+        matrices = MatrixContext(0, cublas=Cublas(FakeCublas(device, graph_work.do)), device=device)
+        super().__init__(GraphLauncher(), CudnnContext(0, frontend=frontend, device=device), matrices)
         self.graphs = HostGraphs(device)
         self.copies = HostCopies
 

@@ -354,6 +354,29 @@ def test_plans_and_workspaces_are_made_before(cuda):
     same(found, expected)
 
 
+def test_products_and_inverses_of_matrices_are_captured(cuda):
+    rows = graph_array.array(numbers(0, (99, 70), np.float16))
+    shifts = graph_array.array(np.ones(1, np.float32))
+
+    def function():
+        moments, inverse = (cuda.launcher.full((1, 70, 70), 0, np.float32) for _ in range(2))
+        cuda.row_moments(rows, moments)
+        cuda.inverses(moments, shifts, inverse)
+        return cuda.products(moments, inverse)
+
+    with pytest.raises(CaptureError, match="has no handle yet"):
+        captured(cuda, function)
+    expected = graph_array.receive(function())
+    with cuda.graphs.on_stream():
+        function()
+    graph, found = captured(cuda, function)
+    assert np.isnan(graph_array.receive(found)).all()
+    launched(cuda, graph)
+    same(found, expected)
+    exact = graph_array.receive(rows).astype(np.float64)
+    np.testing.assert_allclose(expected[0], np.eye(70) - np.linalg.inv(exact.T @ exact + np.eye(70)), atol=1e-3)
+
+
 def test_an_error_of_the_function_goes_on(cuda):
     def function():
         raise ZeroDivisionError

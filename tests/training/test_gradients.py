@@ -350,7 +350,18 @@ def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, mon
         "training": configs.schema.Training(batch_size=2, epochs=2),
         "log": configs.schema.Log(gradient_histogram=every),
     }
-    for name in ("precision", "loss_scale", "cudnn", "update", "schedule", "memory", "capture", "snapshot", "export"):
+    for name in (
+        "precision",
+        "loss_scale",
+        "kfac",
+        "cudnn",
+        "update",
+        "schedule",
+        "memory",
+        "capture",
+        "snapshot",
+        "export",
+    ):
         sections[name] = configs.schema.Config.__dataclass_fields__[name].type()
     config = configs.Config(**sections)
     asked = []

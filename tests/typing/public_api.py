@@ -104,6 +104,20 @@ def optimizers(model: chainer.Link, x: NDArray[Any], t: NDArray[Any]) -> UpdateR
     return report
 
 
+def kfac(model: chainer.Link, x: NDArray[Any], t: NDArray[Any]) -> mixprec.KFAC:
+    """Makes a preconditioner with all arguments, runs a step, sets what may be set, and reads the report."""
+    found = mixprec.KFAC(0.1, decay=0.9, kl_clip=1e-3, factor_every=2, inverse_every=4, largest=4096)
+    optimizer = mixprec.MixedPrecisionOptimizer(mixprec.LARS(), preconditioner=found).setup(model)
+    optimizer.update(model, x, t)
+    assert_type(found.damping, float)
+    assert_type(found.kl_clip, float | None)
+    assert_type(found.kind, int)
+    assert_type(found.report(), str)
+    found.damping, found.kl_clip = 0.05, None
+    mixprec.MixedPrecisionOptimizer(mixprec.LARS(), preconditioner=None)
+    return found
+
+
 def capture(optimizer: mixprec.MixedPrecisionOptimizer, x: NDArray[Any], t: NDArray[Any]) -> Captured:
     """Captures a step with all arguments, and calls it."""
     step = mixprec.capture(
@@ -148,6 +162,7 @@ def mistakes(model: chainer.Link) -> None:
     mixprec.convert(model, dtype="float16")  # type: ignore[call-arg]
     mixprec.DynamicLossScale(interval="2000")  # type: ignore[arg-type]
     mixprec.StaticLossScale()  # type: ignore[call-arg]
+    mixprec.KFAC(damping="0.1")  # type: ignore[arg-type]
     mixprec.LARS(lr="0.1")  # type: ignore[arg-type]
     mixprec.capture(model, warmup=2.5)  # type: ignore[arg-type]
     mixprec.MixedPrecisionOptimizer(model, loss_scale=[1])  # type: ignore[arg-type]

@@ -149,6 +149,7 @@ def test_objects_are_what_their_types_say(batch):
         assert_as_hinted(scale)
     model = L.Classifier(Network())
     mixprec.convert(model, batch[0])
+    assert_as_hinted(public_api.kfac(model, *batch))
     optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD(0.1)).setup(model)
     step = public_api.capture(optimizer, *batch)
     assert matches(step.replays, int)

@@ -60,6 +60,9 @@ class SecondMoments:
         for matrix, shift, result in zip(moments, shifts, out, strict=True):
             shifted = matrix.astype(np.float64)
             shifted[diagonal, diagonal] += shift
+            if not np.isfinite(np.tril(shifted)).all():  # of an inf on the diagonal the inverse would be 0
+                result[...] = np.nan
+                continue
             try:
                 root = np.linalg.inv(np.linalg.cholesky(shifted))
                 inverse = np.tril(root.T @ root)

@@ -14,6 +14,7 @@ from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.linear import Linears
 from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
 from mixprec.backends.cuda.loss import Losses
+from mixprec.backends.cuda.matrix_context import MatrixContext
 from mixprec.backends.cuda.pooling import Poolings
 from mixprec.backends.cuda.stem import Stems
 from mixprec.backends.cudnn.context import CudnnContext
@@ -51,6 +52,7 @@ class Cuda(
     Args:
         launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
         cudnn: :class:`~mixprec.backends.cudnn.context.CudnnContext` of the device.
+        matrices: :class:`~mixprec.backends.cuda.matrix_context.MatrixContext` of the device.
     """
 
 
@@ -58,7 +60,7 @@ def primitives_of(device_id):
     """Returns the :class:`Cuda` of a device, always the same one.
 
     Without cuDNN it computes everything but convolutions and linear layers, which raise
-    :class:`~mixprec.backends.cudnn.library.CudnnMissing`.
+    :class:`~mixprec.backends.cudnn.library.CudnnMissing`. cuBLAS is loaded at its first use.
     """
     primitives = _by_device.get(device_id)
     if primitives is None:
@@ -68,6 +70,6 @@ def primitives_of(device_id):
                     cudnn = CudnnContext(device_id)
                 except CudnnMissing as error:
                     cudnn = WithoutCudnn(str(error))
-                _by_device[device_id] = Cuda(CupyLauncher(device_id), cudnn)
+                _by_device[device_id] = Cuda(CupyLauncher(device_id), cudnn, MatrixContext(device_id))
         primitives = _by_device[device_id]
     return primitives

@@ -1,4 +1,4 @@
-"""The base of all primitives on a CUDA device: its launcher, cuDNN, and new arrays."""
+"""The base of all primitives on a CUDA device: its launcher, its libraries, and new arrays."""
 
 import math
 
@@ -13,16 +13,19 @@ class Base:
     Args:
         launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
         cudnn: :class:`~mixprec.backends.cudnn.context.CudnnContext` of the device.
+        matrices: :class:`~mixprec.backends.cuda.matrix_context.MatrixContext` of the device.
 
     Attributes:
         launcher: the same.
         cudnn: the same.
+        matrices: the same.
         kernels: :class:`~mixprec.backends.cuda.kernels.Kernels`.
     """
 
-    def __init__(self, launcher, cudnn):
+    def __init__(self, launcher, cudnn, matrices=None):
         self.launcher = launcher
         self.cudnn = cudnn
+        self.matrices = matrices
         self.kernels = Kernels(launcher)
 
     def _empty(self, shape, dtype):

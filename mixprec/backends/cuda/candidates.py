@@ -84,8 +84,8 @@ _NEVER = WithoutCudnn("chainer.config.use_cudnn is 'never'; set it to 'auto'")
 class Candidates(Base):
     """Lists the candidates for something once for each key, and chooses one."""
 
-    def __init__(self, launcher, cudnn):
-        super().__init__(launcher, cudnn)
+    def __init__(self, launcher, cudnn, matrices=None):
+        super().__init__(launcher, cudnn, matrices)
         self._chosen = {}  # dicts of functions by what else they depend on: settings, and whether cuDNN is allowed
         self._last = None, None, None  # these, of the last call
         self._trusting = threading.local()  # set in a thread while it lists the candidates for a known choice

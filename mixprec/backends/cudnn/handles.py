@@ -1,6 +1,6 @@
-"""Handles of cuDNN, which belong to one device, and must not be used by two threads at once.
+"""Handles of a library, which belong to one device, and must not be used by two threads at once.
 
-:class:`~mixprec.backends.cudnn.executor.Executor` asks for the handle of its thread before each run.
+Whoever calls cuDNN or cuBLAS asks for the handle of its thread before each call.
 """
 
 import threading
@@ -15,12 +15,13 @@ class Handles:
     ended serves the next new thread.
 
     Args:
-        frontend: the module of cuDNN's frontend.
+        frontend: the module of cuDNN's frontend, or an object with its ``create_handle`` and ``set_stream``.
         device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
+        library: name of the library, for messages.
     """
 
-    def __init__(self, frontend, device):
-        self._frontend, self._device = frontend, device
+    def __init__(self, frontend, device, library="cuDNN"):
+        self._frontend, self._device, self._library = frontend, device, library
         self._local = threading.local()
         self._free = []  # (handle, stream) of threads that have ended
 
@@ -44,7 +45,7 @@ class Handles:
         except IndexError:
             if self._device.capturing():
                 raise CaptureError(
-                    "cuDNN: this thread has no handle yet and cannot make one while a CUDA graph captures; "
+                    f"{self._library}: this thread has no handle yet and cannot make one while a CUDA graph captures; "
                     "run the step eagerly first, in the same thread"
                 ) from None
             with self._device.current():

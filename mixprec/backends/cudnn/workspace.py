@@ -1,4 +1,4 @@
-"""Temporary memory of engines."""
+"""Temporary memory of engines, and of cuBLAS."""
 
 import threading
 
@@ -11,14 +11,15 @@ class Workspaces:
     """One buffer for each stream of a device, shared by all plans: work on a stream is done one after the other.
 
     A buffer grows with the plan that needs most. How much a plan may need is the plan's matter, see
-    :attr:`mixprec.backends.cudnn.settings.Settings.workspace`.
+    :attr:`mixprec.backends.cudnn.settings.Settings.workspace`. cuBLAS has buffers of its own.
 
     Args:
         device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
+        library: name of what computes in it, for messages.
     """
 
-    def __init__(self, device):
-        self._device = device
+    def __init__(self, device, library="cuDNN"):
+        self._device, self._library = device, library
         self._buffers = {}
         self._captured = []  # buffers whose addresses are in CUDA graphs
 
@@ -36,7 +37,7 @@ class Workspaces:
         if buffer is None or buffer.size < size:
             if capturing:
                 raise CaptureError(
-                    f"cuDNN: a workspace of {size} bytes is needed on this stream, and "
+                    f"{self._library}: a workspace of {size} bytes is needed on this stream, and "
                     f"{0 if buffer is None else buffer.size} bytes are there; none can be made while a CUDA graph "
                     "captures: run the step eagerly first, on the same stream"
                 )

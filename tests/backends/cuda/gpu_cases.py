@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.backends.geometry import Affine, BatchNorm, Convolution, LocalResponseNorm, Pooling
+from mixprec.backends.geometry import Affine, BatchNorm, Convolution, LocalResponseNorm, Pooling, Saved
 from tests.backends.primitive_cases import FLOAT32, arrays, labels
 
 _SAME, _HALVING = Convolution(pad=(1, 1)), Convolution((2, 2), (1, 1))
@@ -162,6 +162,38 @@ def every_primitive(p, put, dtype, size, filters):
     yield "local_response_norm", lambda: (p.local_response_norm(x, LocalResponseNorm()),)
     yield "local_response_norm, another power", lambda: (p.local_response_norm(x, of_window),)
     yield "local_response_norm_backward", lambda: (p.local_response_norm_backward(dx, x, of_window),)
+
+    def added(function, shape):
+        def call():
+            out = put(np.ones(shape, np.float32))
+            function(out)
+            return (out,)
+
+        return call
+
+    size_of_patch = 9 * channels + 1
+    biased = {"bias": True, "prologue": affine}
+    yield (
+        "patch_moments",
+        added(lambda out: p.patch_moments(x, _SAME, (3, 3), out, **biased), (1, size_of_patch, size_of_patch)),
+    )
+    yield "patch_moments, 1x1", added(lambda out: p.patch_moments(x, Convolution(), (1, 1), out), (1, *2 * (channels,)))
+    yield "row_moments", added(lambda out: p.row_moments(dy, out), (2, *2 * (filters // 2,)))
+    saved = Saved(mean, variance)
+    yield (
+        "scale_moments",
+        added(lambda out: p.scale_moments(dx, x, gamma, beta, saved, out, relu=True), (3, channels)),
+    )
+    shifts = put(np.array([0.5, 2], np.float32))
+    for rows_of_inverse in (33, 70):  # in one launch, and by blocks
+        vectors = arrays(rng, (2, rows_of_inverse, 100), np.float32)
+        symmetric = put(vectors @ vectors.transpose(0, 2, 1))
+        yield (
+            f"inverses, {rows_of_inverse}",
+            added(lambda out, symmetric=symmetric: p.inverses(symmetric, shifts, out), symmetric.shape),
+        )
+    left, right = put(arrays(rng, (2, 5, 7), np.float32)), put(arrays(rng, (2, 7, 4), np.float32))
+    yield "products", lambda: (p.products(left, right),)
 
     yield "linear", lambda: (p.linear(rows, matrix, b),)
     yield "linear_dgrad", lambda: (p.linear_dgrad(outputs, matrix),)

@@ -21,6 +21,7 @@ def devices(monkeypatch):
     monkeypatch.setattr(cuda, "_by_device", {})
     monkeypatch.setattr(cuda, "CupyLauncher", lambda number: asked.append(number) or object())
     monkeypatch.setattr(cuda, "CudnnContext", lambda number: ("cudnn", number))
+    monkeypatch.setattr(cuda, "MatrixContext", lambda number: ("matrices", number))
     return asked
 
 
@@ -36,7 +37,7 @@ def test_each_primitive_has_the_signature_of_the_contract():
 def test_a_device_has_one_set_of_primitives(devices):
     first, second = cuda.primitives_of(0), cuda.primitives_of(1)
     assert cuda.primitives_of(0) is first is not second
-    assert second.cudnn == ("cudnn", 1)
+    assert (second.cudnn, second.matrices) == (("cudnn", 1), ("matrices", 1))
     assert devices == [0, 1]
 
 

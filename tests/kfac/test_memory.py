@@ -1,0 +1,124 @@
+"""Parts of a model that are computed again, or lie elsewhere meanwhile: the same factors, bit for bit."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import mixprec
+from tests.kfac import references
+from tests.kfac.networks import batch, build, loss
+from tests.kfac.references import assert_near, assert_same, layer_of, state_of, wrapped
+
+
+class Blocks(chainer.Chain):
+    """conv - BN - ReLU - conv - BN - add - ReLU - linear, the first three as a block."""
+
+    def __init__(self, around=lambda block: block):
+        super().__init__()
+        np.random.seed(0)
+        with self.init_scope():
+            self.block = Block()
+            self.conv = L.Convolution2D(8, 8, 3, pad=1)
+            self.bn = L.BatchNormalization(8)
+            self.out = L.Linear(8 * 36, 4)
+        self.around = around
+
+    def forward(self, x):
+        h = self.around(self.block)(x)
+        return self.out(F.relu(self.bn(self.conv(h)) + h))
+
+
+class Block(chainer.Chain):
+    """conv - BN - ReLU."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, pad=1, nobias=True)
+            self.bn = L.BatchNormalization(8)
+
+    def forward(self, x):
+        return F.relu(self.bn(self.conv(x)))
+
+
+def _forgotten(block):
+    return lambda x: F.forget(block, x)
+
+
+def _run(model, compute="float32", steps=3):
+    optimizer, kfac = wrapped(model, chainer.optimizers.MomentumSGD(0.02, 0.9), compute=compute)
+    for step in range(steps):
+        x, t = batch(step)
+        # F.forget wants an input with a gradient.
+        optimizer.update(loss, model, chainer.Variable(x), t)
+    assert not optimizer.skipped
+    return state_of(optimizer, kfac)
+
+
+@pytest.mark.parametrize("compute", ["float32", "float16"])
+def test_recompute(compute):
+    model = Blocks()
+    mixprec.recompute(model.block)
+    assert_same(_run(model, compute), _run(Blocks(), compute))
+
+
+def test_recompute_of_all_blocks():
+    model = Blocks()
+    for link in (model.block, model.conv, model.bn, model.out):
+        mixprec.recompute(link)
+    found, expected = _run(model), _run(Blocks())
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert_near(found[name], value.astype(np.float64), 1e-6, name)
+
+
+def test_forget():
+    """Chainer's own, whose parameters are not behind an argument."""
+    expected, found = _run(Blocks()), _run(Blocks(_forgotten))
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_offload(tmp_path, recompute):
+    expected = _run(Blocks())
+    with mixprec.offload("100 GB", to=tmp_path, smallest=256, recompute=recompute):
+        found = _run(Blocks())
+    assert_same(found, expected)
+
+
+# --- chainer.grad, which is not the backward pass of a loss
+
+
+def test_other_gradients_in_a_loss_function_are_not_seen():
+    def with_penalty(model, x, t):
+        value = loss(model, x, t)
+        chainer.grad([loss(model, 2 * x, t)], [model[0].W])
+        return value
+
+    def run(function):
+        model = build("conv")
+        optimizer, kfac = wrapped(model)
+        for step in range(2):
+            optimizer.update(function, model, *batch(step))
+        return state_of(optimizer, kfac)
+
+    assert_same(run(with_penalty), run(loss))
+
+
+def test_gradients_by_chainer_grad_are_preconditioned_by_what_is_known():
+    """It is told of no layer: averages stay."""
+    model = build("linear")
+    optimizer, kfac = wrapped(model)
+    optimizer.add_hook(seen := references.Gradients())
+    optimizer.update(loss, model, *batch(0))
+    before = {name: np.array(array) for name, array in kfac.state().items()}
+    model.cleargrads()
+    params = list(model.params())
+    chainer.grad([optimizer.scale_loss(loss(model, *batch(1)))], params, set_grad=True)
+    gradient = np.concatenate([model[0].W.grad, model[0].b.grad[:, None]], axis=1) / optimizer.loss_scale
+    optimizer.update()
+    a, g = (inverse[0].astype(np.float64) for inverse in layer_of(kfac, "/0/W").inverses)
+    assert_near(seen.found["/0/W"], (g @ gradient @ a)[:, :-1], 1e-5)
+    assert_same({name: np.array(array) for name, array in kfac.state().items()}, before)

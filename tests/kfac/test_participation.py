@@ -1,0 +1,299 @@
+"""Which layers take part, in models in which not all is as usual; all others go on with their gradients."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import mixprec
+from tests.kfac import references
+from tests.kfac.networks import batch, build, loss
+from tests.kfac.references import assert_near, assert_same, layer_of, optimizer_of, state_of, wrapped
+
+DAMPING = 0.1
+ROWS = (8, 5)
+
+
+def rows(number):
+    """Returns a batch of rows and labels."""
+    return batch(number, ROWS)
+
+
+class Net(chainer.Chain):
+    """Two layers that are used in each step, and one that is used if asked for."""
+
+    def __init__(self):
+        super().__init__()
+        np.random.seed(0)
+        with self.init_scope():
+            self.first = L.Linear(5, 6)
+            self.last = L.Linear(6, 4)
+            self.other = L.Linear(6, 4)
+
+    def forward(self, x, with_other=False):
+        h = F.tanh(self.first(x))
+        return self.last(h) + self.other(h) if with_other else self.last(h)
+
+
+def _loss(model, x, t, **options):
+    return F.softmax_cross_entropy(model(x, **options), t)
+
+
+def _gradients(model, x, t):
+    """Plain gradients in FP64."""
+    return references.gradients_of(references.doubled(model), lambda model: _loss(model, x.astype(np.float64), t))[1]
+
+
+# --- without a gradient
+
+
+def test_a_layer_that_is_not_used_is_not_touched():
+    model = Net()
+    optimizer, kfac = wrapped(model, damping=DAMPING)
+    weights = model.other.W.array.copy()
+    for step in range(3):
+        optimizer.update(_loss, model, *rows(step))
+    np.testing.assert_array_equal(model.other.W.array, weights)
+    assert list(kfac._collector.layers) == ["/last/W", "/first/W"]
+    assert kfac.report().splitlines() == [
+        "2 layers: 2 by the moments of inputs and outputs, 0 batch normalizations; the largest matrix is 7 x 7",
+        "with their gradients as they are: /other/W, /other/b",
+    ]
+
+
+def test_a_layer_that_is_used_now_and_then_keeps_what_it_has():
+    model = Net()
+    optimizer, kfac = wrapped(model, damping=DAMPING)
+    for step, used in enumerate([False, True, False, True]):
+        before = state_of(optimizer, kfac)
+        optimizer.update(_loss, model, *rows(step), with_other=used)
+        after = state_of(optimizer, kfac)
+        own = [name for name in before if name.endswith("of /other/W")]
+        if step == 2:
+            assert len(own) == 5
+            averages = [name for name in own if name.startswith(("array 0", "array 1", "array 4"))]
+            assert_same({name: after[name] for name in averages}, {name: before[name] for name in averages})
+            np.testing.assert_array_equal(after["master /other/W"], before["master /other/W"])
+    assert layer_of(kfac, "/other/W").steps == 2
+    assert layer_of(kfac, "/first/W").steps == 4
+
+
+def test_a_layer_that_comes_late_has_inverses_in_its_first_step_with_moments():
+    """Whatever the schedule says of inverses; in a plain step before that it goes on with its gradient."""
+    model = Net()
+    optimizer, kfac = wrapped(model, chainer.optimizers.SGD(0.0), damping=DAMPING, factor_every=5, inverse_every=10)
+    optimizer.add_hook(seen := references.Gradients())
+    for step in range(16):
+        if step >= 13:
+            assert kfac.kind == (1 if step == 15 else 0)
+            x, t = rows(step)
+            plain = references.doubled(Net())
+            lossfun = lambda model, x=x, t=t: _loss(model, x.astype(np.float64), t, with_other=True)  # noqa: E731
+            moments, gradients = references.step(plain, lossfun, DAMPING)
+        optimizer.update(_loss, model, *rows(step), with_other=step >= 13)
+        if step == 13:
+            assert_near(seen.found["/other/W"], plain.other.W.grad, 1e-5)
+    assert kfac.kind == 2
+    assert layer_of(kfac, "/other/W").steps == 1
+    assert_near(np.tril(layer_of(kfac, "/other/W").averages[0]), np.tril(moments["/other/W"][0]), 1e-5)
+    assert_near(seen.found["/other/W"], gradients["/other/W"], 1e-4)
+
+
+# --- frozen
+
+
+def test_links_that_are_not_updated_keep_their_weights():
+    """All others as if nothing were frozen."""
+    free, frozen = Net(), Net()
+    found = []
+    for model in (free, frozen):
+        optimizer, kfac = wrapped(model, damping=DAMPING)
+        if model is frozen:
+            model.first.disable_update()
+        optimizer.update(_loss, model, *rows(0))
+        found.append({name: np.array(array) for name, array in kfac.state().items()})
+    assert_same(found[1], found[0])
+    np.testing.assert_array_equal(frozen.first.W.array, Net().first.W.array)
+    np.testing.assert_array_equal(frozen.last.W.array, free.last.W.array)
+    assert (free.first.W.array != frozen.first.W.array).any()
+
+
+def test_a_parameter_whose_rule_is_switched_off():
+    model = Net()
+    optimizer, _ = wrapped(model, damping=DAMPING)
+    model.first.W.update_rule.enabled = False
+    before = {name: param.array.copy() for name, param in model.namedparams()}
+    optimizer.update(_loss, model, *rows(0))
+    moved = {name for name, param in model.namedparams() if (param.array != before[name]).any()}
+    assert moved == {"/first/b", "/last/W", "/last/b"}
+
+
+@pytest.mark.parametrize("frozen", ["W", "b"])
+def test_parameters_that_require_no_gradient(frozen):
+    """Without its bias a layer is one without bias; without its weights none, and the bias has its gradient."""
+    x, t = rows(0)
+    plain = references.doubled(Net())
+    calls, gradients = references.gradients_of(plain, lambda model: _loss(model, x.astype(np.float64), t))
+    model = Net()
+    param = getattr(model.first, frozen)
+    param._requires_grad = param.node._requires_grad = False  # Chainer asks for it where a parameter is made
+    optimizer, kfac = wrapped(model, damping=DAMPING)
+    optimizer.add_hook(seen := references.Gradients())
+    optimizer.update(_loss, model, x, t)
+    if frozen == "W":
+        assert list(kfac._collector.layers) == ["/last/W"]
+        assert_near(seen.found["/first/b"], gradients["/first/b"], 1e-5)
+    else:
+        a, g = references.moments_of(calls["/first"])
+        inverses = references.inverses_of([a[:, :-1, :-1], g], DAMPING)
+        (expected,) = references.preconditioned(plain.first, [gradients["/first/W"]], inverses)
+        assert_near(seen.found["/first/W"], expected, 1e-4)
+    np.testing.assert_array_equal(param.array, getattr(Net().first, frozen).array)
+
+
+def test_too_large_layers_go_on_with_their_gradients():
+    x, t = rows(0)
+    model = Net()
+    optimizer, kfac = wrapped(model, damping=DAMPING, largest=6)
+    optimizer.add_hook(seen := references.Gradients())
+    optimizer.update(_loss, model, x, t)
+    assert list(kfac._collector.layers) == ["/first/W"]
+    assert kfac.report().splitlines() == [
+        "1 layer: 1 by the moments of inputs and outputs, 0 batch normalizations; the largest matrix is 6 x 6",
+        "with their gradients as they are: /last/W (its matrix would have 7 rows), /last/b, /other/W, /other/b",
+    ]
+    gradients = _gradients(Net(), x, t)
+    for name in ("/last/W", "/last/b"):
+        assert_near(seen.found[name], gradients[name], 1e-5, name)
+
+
+def test_all_layers_too_large():
+    model = Net()
+    optimizer, _ = wrapped(model, damping=DAMPING, largest=1)
+    before = model.first.W.array.copy()
+    with pytest.raises(ValueError, match="the smallest matrix of a layer has 6 rows: set a larger largest"):
+        optimizer.update(_loss, model, *rows(0))
+    np.testing.assert_array_equal(model.first.W.array, before)
+    assert optimizer.t == 0
+
+
+# --- other models
+
+
+def test_a_model_that_was_not_converted():
+    """One line; nothing has changed, and after a conversion it goes on."""
+    model = Net()
+    optimizer, _ = optimizer_of(model, damping=DAMPING)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="KFAC has found no layer") as error:
+            optimizer.update(_loss, model, *rows(0))
+        assert "mixprec.convert(model)" in str(error.value)
+        assert "\n" not in str(error.value)
+    for name, param in Net().namedparams():
+        np.testing.assert_array_equal(dict(model.namedparams())[name].array, param.array)
+    assert (optimizer.t, optimizer.skipped) == (0, 0)
+    mixprec.convert(model, compute="float32")
+    optimizer.update(_loss, model, *rows(0))
+    again, _ = wrapped(other := Net(), damping=DAMPING)
+    again.update(_loss, other, *rows(0))
+    np.testing.assert_array_equal(model.first.W.array, other.first.W.array)
+
+
+class Words(chainer.Chain):
+    """An embedding, whose gradient stays, and a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        np.random.seed(0)
+        with self.init_scope():
+            self.embed = L.EmbedID(10, 6)
+            self.out = L.Linear(12, 4)
+
+    def forward(self, x):
+        return self.out(F.reshape(self.embed(x), (len(x), 12)))
+
+
+def test_an_embedding_goes_on_with_its_gradient():
+    x, t = np.random.RandomState(0).randint(0, 10, (8, 2)).astype(np.int32), np.arange(8, dtype=np.int32) % 4
+    plain = references.doubled(Words())
+    calls, gradients = references.gradients_of(plain, lambda model: _loss(model, x, t))
+    model = Words()
+    optimizer, kfac = wrapped(model, damping=DAMPING)
+    optimizer.add_hook(seen := references.Gradients())
+    optimizer.update(_loss, model, x, t)
+    assert kfac.report().splitlines()[1] == "with their gradients as they are: /embed/W"
+    assert_near(seen.found["/embed/W"], gradients["/embed/W"], 1e-5)
+    moments = references.moments_of(calls["/out"])
+    expected = references.preconditioned(
+        plain.out, [gradients["/out/W"], gradients["/out/b"]], references.inverses_of(moments, DAMPING)
+    )
+    assert_near(seen.found["/out/W"], expected[0], 1e-4)
+
+
+class Shared(chainer.Chain):
+    """A layer and a batch normalization that are applied twice."""
+
+    def __init__(self):
+        super().__init__()
+        np.random.seed(0)
+        with self.init_scope():
+            self.linear = L.Linear(5, 5)
+            self.conv = L.Convolution2D(3, 3, 3, pad=1)
+            self.bn = L.BatchNormalization(3)
+            self.last = L.Linear(3 * 36, 4)
+
+    def forward(self, x):
+        if x.ndim == 2:
+            return self.linear(F.tanh(self.linear(x)))[:, :4]
+        h = F.tanh(self.bn(self.conv(x)))
+        return self.last(F.tanh(self.bn(self.conv(h))))
+
+
+@pytest.mark.parametrize("size", [ROWS, (8, 3, 6, 6)])
+def test_a_layer_that_is_applied_twice(size):
+    """Positions are those of both uses; n is still the number of images, by which the loss is divided."""
+    x, t = batch(0, size)
+    expected = references.step(
+        references.doubled(Shared()), lambda model: loss(model, x.astype(np.float64), t), DAMPING
+    )
+    model = Shared()
+    optimizer, kfac = wrapped(model, damping=DAMPING)
+    optimizer.add_hook(seen := references.Gradients())
+    optimizer.update(loss, model, x, t)
+    for name, moments in expected[0].items():
+        for found, moment in zip(layer_of(kfac, name).averages, moments, strict=True):
+            lower = np.tril if found.ndim == 3 else np.asarray
+            assert_near(lower(found), lower(moment), 1e-5, name)
+    for name, gradient in expected[1].items():
+        assert_near(seen.found[name], gradient, 1e-4, name)
+
+
+def test_statistics_that_are_fixed():
+    """A normalization by running statistics is no layer of K-FAC; its gradients stay."""
+    model = build("conv+BN+ReLU")
+    optimizer, kfac = wrapped(model, damping=DAMPING)
+    with chainer.using_config("train", False):
+        optimizer.update(loss, model, *batch(0))
+    of_normalization = {name for name, _ in model.namedparams() if name.endswith(("gamma", "beta"))}
+    assert len(of_normalization) == 2
+    assert kfac._collector.layers.keys().isdisjoint(of_normalization)
+    assert all(name in kfac.report() for name in of_normalization)
+
+
+def test_a_model_of_its_own():
+    kfac = mixprec.KFAC()
+    mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(), preconditioner=kfac).setup(Net())
+    with pytest.raises(ValueError, match="one optimizer and one model"):
+        mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(), preconditioner=kfac).setup(Net())
+
+
+def test_setup_once_more_begins_afresh():
+    model = Net()
+    optimizer, kfac = wrapped(model, damping=DAMPING, factor_every=2, inverse_every=4)
+    for step in range(12):
+        optimizer.update(_loss, model, *rows(step))
+    optimizer.setup(model)
+    assert (kfac.state(), kfac.kind) == ({}, 2)
+    optimizer.update(_loss, model, *rows(0))
+    assert layer_of(kfac, "/first/W").steps == 1

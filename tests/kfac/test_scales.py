@@ -1,0 +1,159 @@
+"""Loss scales cancel, and a step that overflows leaves K-FAC as it was."""
+
+import chainer
+import numpy as np
+import pytest
+
+import mixprec
+from tests.kfac.networks import batch, build, loss
+from tests.kfac.references import assert_near, assert_same, layer_of, state_of, wrapped
+
+STEPS = 5
+
+
+def _run(compute, loss_scale, batched=True):
+    model = build("two of all")
+    rule = chainer.optimizers.MomentumSGD(0.02, 0.9)
+    optimizer, kfac = wrapped(model, rule, compute=compute, loss_scale=loss_scale, batched=batched)
+    for step in range(STEPS):
+        optimizer.update(loss, model, *batch(step))
+    assert not optimizer.skipped
+    return state_of(optimizer, kfac)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_scales_give_the_same_bits_in_float32(batched):
+    """They are powers of two, and so are their squares."""
+    expected = _run("float32", 2.0**8, batched)
+    assert_same(_run("float32", 2.0**14, batched), expected)
+    assert_same(_run("float32", None, batched), expected)
+    assert_same(_run("float32", mixprec.NoLossScale(), batched), expected)
+
+
+def test_scales_give_the_same_masters_in_float16():
+    """But for gradients that are subnormal, or vanish, at the smaller scale."""
+    expected = _run("float16", mixprec.StaticLossScale(2.0**8))
+    found = _run("float16", mixprec.StaticLossScale(2.0**14))
+    masters = [name for name in expected if name.startswith("master")]
+    assert len(masters) > 10
+    for name in masters:
+        assert_near(found[name], expected[name], 1e-3, name)
+
+
+def test_a_scale_whose_square_is_beyond_float32():
+    def run(scale):
+        optimizer, kfac = wrapped(model := build("linear"), loss_scale=scale)
+        optimizer.update(loss, model, *batch(0))
+        return state_of(optimizer, kfac)
+
+    assert_same(run(2.0**64), run(2.0**8))
+
+
+# --- overflows
+
+
+def _poisoned(kind):
+    """Returns arguments of a step that overflows: an image with inf, or a loss that is too large."""
+    x, t = batch(0)
+    if kind == "image":
+        x[0, 0, 0, 0] = np.inf
+        return loss, x, t
+    return (lambda model, x, t: loss(model, x, t) * 1e30 * 1e30), x, t
+
+
+def _steps(plan, kind, compute="float32", **options):
+    """Runs steps, "x" for one that overflows; yields the optimizer, K-FAC and the kind of each step before it."""
+    model = build("two of all")
+    rule = chainer.optimizers.MomentumSGD(0.02, 0.9)
+    scale = mixprec.StaticLossScale(2.0**8)
+    optimizer, kfac = wrapped(model, rule, compute=compute, loss_scale=scale, **options)
+    for step, mark in enumerate(plan):
+        before = state_of(optimizer, kfac)
+        of_step = kfac.kind
+        function, x, t = _poisoned(kind) if mark == "x" else (loss, *batch(step))
+        optimizer.update(function, model, x, t)
+        assert optimizer.last_step_skipped == (mark == "x")
+        yield mark, before, state_of(optimizer, kfac), of_step
+
+
+# Steps are of new inverses until the first success is known, 8 steps later; then every 4th, with moments every 2nd.
+PLANS = {
+    "factors": "." * 10 + "x...",
+    "inverses": "." * 12 + "x...",
+    "plain": "." * 11 + "x...",
+    "first": "x" + "." * 4,
+    "first three": "xxx....",
+    "in a row": "." * 9 + "xxxx...",
+}
+
+
+@pytest.mark.core(6)
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("kind", ["image", "loss"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_overflow_changes_nothing(plan, kind, batched):
+    kinds = []
+    for mark, before, after, of_step in _steps(PLANS[plan], kind, factor_every=2, inverse_every=4, batched=batched):
+        kinds.append(of_step)
+        if mark == "x":
+            common = before.keys()  # of the very first step K-FAC finds its layers, and momentum begins at zero
+            assert_same({name: after[name] for name in common}, before)
+            assert not any(np.any(after[name]) for name in after.keys() - common)
+        else:
+            assert all(np.isfinite(value).all() for value in after.values())
+            moved = [name for name in before if name.startswith("master") and (before[name] != after[name]).any()]
+            assert len(moved) > 10
+    if plan in ("factors", "inverses", "plain"):
+        assert kinds[len(PLANS[plan]) - 4] == {"factors": 1, "inverses": 2, "plain": 0}[plan]
+
+
+@pytest.mark.parametrize("plan", ["x....", "..x..", "..xx.x."])
+def test_a_run_with_overflows_is_one_without_them(plan):
+    """Each step has new inverses: those that were skipped might as well not have been."""
+
+    def run(plan, skip):
+        optimizer, kfac = wrapped(model := build("two of all"), chainer.optimizers.MomentumSGD(0.02, 0.9))
+        for step, mark in enumerate(plan):
+            if mark == "x" and skip:
+                continue
+            function, x, t = _poisoned("image") if mark == "x" else (loss, *batch(step))
+            optimizer.update(function, model, x, t)
+        return state_of(optimizer, kfac)
+
+    assert_same(run(plan, False), run(plan, True))
+
+
+def test_steps_count_those_that_were_not_skipped():
+    model = build("linear")
+    optimizer, kfac = wrapped(model)
+    for mark in ".x.":
+        function, x, t = _poisoned("image") if mark == "x" else (loss, *batch(0))
+        optimizer.update(function, model, x, t)
+    assert layer_of(kfac, "/0/W").steps == 2
+
+
+@pytest.mark.parametrize(("lost", "kind"), [(9, 2), (12, 1)])
+def test_a_lost_step_is_had_again_eight_steps_later(lost, kind):
+    """Where there would have been a plain one."""
+    kinds = {}
+    for mark in ".x":
+        plan = "." * lost + mark + "." * 10
+        kinds[mark] = [of_step for *_, of_step in _steps(plan, "image", factor_every=3, inverse_every=9)]
+    assert kinds["."][lost] == kind
+    assert kinds["."][lost + 8] == 0
+    assert kinds["x"] == [*kinds["."][: lost + 8], kind, *kinds["."][lost + 9 :]]
+
+
+def test_moments_beyond_float32_do_not_stay():
+    """Activations whose squares are inf though gradients are not, in a step with moments but no inverses."""
+    model = build("linear without bias")
+    optimizer, kfac = wrapped(model, factor_every=2, inverse_every=4)
+    for step in range(20):
+        x, t = batch(step)
+        if step == 10:
+            assert kfac.kind == 1
+            x[0] = 3e19
+        optimizer.update(loss, model, x, t)
+        assert not optimizer.last_step_skipped
+    assert layer_of(kfac, "/0/W").steps == 13  # 8 before a success is known, and 8, 12, 14, 16, 18: without 10
+    assert all(np.isfinite(array).all() for array in state_of(optimizer, kfac).values())
