@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import warnings
 from typing import Any
 
 import mixprec
@@ -153,7 +154,9 @@ class Run:
         with ranks.together():
             iterator = trainer.updater.get_iterator("main")
             arrays = rank_states.own(arrays, self.config, len(self.train), ranks, iterator, self.snapshot)
-            snapshots.load(self.snapshot, trainer, arrays)
+            with warnings.catch_warnings():  # the console has a line that says that the config has changed
+                warnings.filterwarnings("ignore", "the snapshot has no matrices of K-FAC")
+                snapshots.load(self.snapshot, trainer, arrays)
             if ranks.is_first:
                 snapshots.check_newest(self.snapshot, trainer.updater.iteration, self.out)
             snapshots.check_length(self.snapshot, trainer.updater.epoch_detail, self.config.training.epochs)

@@ -121,6 +121,7 @@ def _another(key, value):
         "training.epochs": 3,
         "training.ema_decay": 0.9,
         "precision.compute": "float32",
+        "kfac.ema_decay": 0.5,
         "loss_scale.mode": "static",
         "data.loader": "pillow",
         "data.format": None,
@@ -165,7 +166,11 @@ def test_a_changed_setting_is_told_or_refused(train, tmp_path, name):
     value = _another(key, old)
     if value is None:
         pytest.skip("has one value only with these settings")
-    needed = {"model.memory_format": ["model.fuse=false"], "memory.to": ["memory.budget=1 GB"]}
+    needed = {
+        "model.memory_format": ["model.fuse=false"],
+        "memory.to": ["memory.budget=1 GB"],
+        "kfac.factor_every": ["kfac.inverse_every=2"],
+    }
     with_it = needed.get(name, [])
     assert train("--out", "out", *_set(*with_it)).returncode == 0
     before = _content(tmp_path / "out")
