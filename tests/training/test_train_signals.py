@@ -264,6 +264,7 @@ def test_kill_9_and_resume(train, work, whole, place, filename, last):
 
 
 OFTEN = ("--set", "snapshot.every=3 iterations", "--set", "training.epochs=5")
+KFAC = ("--set", "optimizer.preconditioner=kfac", "--set", "kfac.factor_every=2", "--set", "kfac.inverse_every=4")
 
 
 @pytest.fixture(scope="module")
@@ -273,21 +274,37 @@ def often(train, work):
     return work / "often"
 
 
+@pytest.fixture(scope="module")
+def often_by_kfac(train, work):
+    """The same with K-FAC."""
+    assert train("--out", "often-kfac", *OFTEN, *KFAC) == 0
+    return work / "often-kfac"
+
+
+@pytest.mark.sweep
+def test_kill_9_at_random_moments_of_kfac_and_resume(train, work, often_by_kfac):
+    _kill_and_resume(train, work, often_by_kfac, 4, [*OFTEN, *KFAC])
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", range(4))
 def test_kill_9_at_random_moments_and_resume(train, work, often, part):
     """20 in all; in CI always the same ones."""
+    _kill_and_resume(train, work, often, part, OFTEN)
+
+
+def _kill_and_resume(train, work, often, part, settings):
     choose = random.Random(part if "CI" in os.environ else None)
     for number in range(5):
         out, last = work / f"moment{part}-{number}", choose.randrange(3, 25)
-        process = _start(work, out.name, signal.SIGKILL, settings=OFTEN)
+        process = _start(work, out.name, signal.SIGKILL, settings=settings)
         while max(_iterations(out), default=0) < last and process.poll() is None:
             time.sleep(0.005)
         time.sleep(choose.uniform(0, 0.02))  # in a step, an evaluation, or while a file is written
         process.kill()
         process.communicate()
         assert max(_iterations(out)) >= last - 2 or process.returncode == 0
-        assert train("--out", out.name, "--resume", "auto", *OFTEN) == 0
+        assert train("--out", out.name, "--resume", "auto", *settings) == 0
         _assert_same(out, often, last=30)
         assert _files(out) == _files(often)
 
