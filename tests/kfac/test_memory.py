@@ -47,7 +47,7 @@ def _forgotten(block):
     return lambda x: F.forget(block, x)
 
 
-def _run(model, compute="float32", steps=3):
+def _run(model, compute="float32", steps=2):
     optimizer, kfac = wrapped(model, chainer.optimizers.MomentumSGD(0.02, 0.9), compute=compute)
     for step in range(steps):
         x, t = batch(step)
@@ -57,6 +57,7 @@ def _run(model, compute="float32", steps=3):
     return state_of(optimizer, kfac)
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("compute", ["float32", "float16"])
 def test_recompute(compute):
     model = Blocks()
@@ -64,6 +65,7 @@ def test_recompute(compute):
     assert_same(_run(model, compute), _run(Blocks(), compute))
 
 
+@pytest.mark.sweep
 def test_recompute_of_all_blocks():
     model = Blocks()
     for link in (model.block, model.conv, model.bn, model.out):
@@ -80,6 +82,7 @@ def test_forget():
     assert_same(found, expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("recompute", [True, False])
 def test_offload(tmp_path, recompute):
     expected = _run(Blocks())

@@ -288,6 +288,7 @@ def test_a_model_of_its_own():
         mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(), preconditioner=kfac).setup(Net())
 
 
+@pytest.mark.sweep
 def test_setup_once_more_begins_afresh():
     model = Net()
     optimizer, kfac = wrapped(model, damping=DAMPING, factor_every=2, inverse_every=4)
