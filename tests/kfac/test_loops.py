@@ -86,6 +86,26 @@ def test_a_backward_pass_before_a_failure_is_not_a_part_of_the_next_step():
     assert_same(run(True), run(False))
 
 
+def test_an_update_that_failed_can_be_had_again():
+    """With more damping, and the gradients that are there."""
+
+    def run(fails):
+        model = build("linear")
+        optimizer, kfac = wrapped(model)
+        for step in range(2):
+            model.cleargrads()
+            optimizer.scale_loss(loss(model, *batch(step))).backward()
+            if fails:
+                kfac.damping = 1e-30
+                with pytest.raises(ValueError, match="plus damping 1e-30 are not positive definite in float32: set a"):
+                    optimizer.update()
+            kfac.damping = DAMPING
+            optimizer.update()
+        return state_of(optimizer, kfac)
+
+    assert_same(run(True), run(False))
+
+
 def test_gradients_that_a_user_writes_are_preconditioned_by_what_is_known():
     model = build("linear")
     optimizer, kfac = wrapped(model, damping=DAMPING)
@@ -181,8 +201,15 @@ def test_averages_and_inverses_of_several_steps(network, decay):
                 assert_near(lower(found), lower(average), 1e-5, (step, name))
 
 
+def test_kl_clip_needs_a_learning_rate():
+    model = build("linear")
+    optimizer, _ = wrapped(model, chainer.optimizers.AdaDelta(), kl_clip=0.1)
+    with pytest.raises(ValueError, match="kl_clip needs a learning rate, and AdaDelta has none"):
+        optimizer.update(loss, model, *batch(0))
+
+
 @pytest.mark.core(2)
-@pytest.mark.parametrize("rule", ["SGD", "Adam"])
+@pytest.mark.parametrize("rule", ["SGD", "Adam", "RMSprop"])
 @pytest.mark.parametrize("clip", [1e-6, 1e-3, 1e6])
 def test_kl_clip(clip, rule):
     """min(1, sqrt(clip / (lr^2 sum of gradients before and after))), of all layers together."""

@@ -200,6 +200,23 @@ def test_a_model_that_was_not_converted():
     np.testing.assert_array_equal(model.first.W.array, other.first.W.array)
 
 
+def test_a_model_in_nchw():
+    """Chainer computes it: its functions tell of no layer."""
+    model = build("conv")
+    optimizer, _ = optimizer_of(model)
+    mixprec.convert(model, layout="nchw")
+    with pytest.raises(ValueError, match="KFAC has found no layer that mixprec computes in NHWC"):
+        optimizer.update(loss, model, *batch(0))
+
+
+def test_a_parameter_with_two_names_is_reported_once():
+    model = Net()
+    model.other.W = model.last.W
+    optimizer, kfac = wrapped(model, damping=DAMPING)
+    optimizer.update(_loss, model, *rows(0))
+    assert kfac.report().splitlines()[1] == "with their gradients as they are: /other/b"
+
+
 class Words(chainer.Chain):
     """An embedding, whose gradient stays, and a linear layer."""
 
