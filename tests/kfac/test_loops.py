@@ -177,7 +177,7 @@ def _in_fp64(network, steps):
 @pytest.mark.parametrize("decay", [0.95, 0.0, 0.5])
 def test_averages_and_inverses_of_several_steps(network, decay):
     """Inverses in each of the first eight steps, then as the schedule has it; damping is what it is in the step."""
-    model, steps = build(network), 15
+    model, steps = build(network), 13
     optimizer, kfac = wrapped(model, chainer.optimizers.SGD(0.0), decay=decay, factor_every=2, inverse_every=4)
     optimizer.add_hook(seen := references.Gradients())
     averages, inverses = {}, {}

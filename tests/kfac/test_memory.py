@@ -76,6 +76,7 @@ def test_recompute_of_all_blocks():
         assert_near(found[name], value.astype(np.float64), 1e-6, name)
 
 
+@pytest.mark.sweep
 def test_forget():
     """Chainer's own, whose parameters are not behind an argument."""
     expected, found = _run(Blocks()), _run(Blocks(_forgotten))

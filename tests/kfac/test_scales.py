@@ -86,7 +86,7 @@ PLANS = {
 }
 
 
-@pytest.mark.core(3)
+@pytest.mark.core(2)
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("kind", ["image", "loss"])
 @pytest.mark.parametrize("plan", PLANS)
@@ -132,7 +132,7 @@ def test_steps_count_those_that_were_not_skipped():
     assert layer_of(kfac, "/0/W").steps == 2
 
 
-@pytest.mark.core(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(("lost", "kind"), [(9, 2), (12, 1)])
 def test_a_lost_step_is_had_again_eight_steps_later(lost, kind):
     """Where there would have been a plain one."""

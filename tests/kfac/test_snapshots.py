@@ -150,7 +150,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.core(3)
+@pytest.mark.core(2)
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_file_of_another_model_is_refused_and_nothing_changes(files, other):
     """In one line; momentum and counters are what they were, too."""
@@ -170,7 +170,7 @@ def test_a_file_of_another_model_is_refused_and_nothing_changes(files, other):
     optimizer.update(loss, model, *batch(1))
 
 
-@pytest.mark.core(1)
+@pytest.mark.sweep
 def test_a_file_of_another_rule_is_refused_and_nothing_changes(files):
     saved, _ = _optimizer(rule="Adam")
     _run(saved, "...")
@@ -197,7 +197,7 @@ def test_a_file_has_one_triangle_of_each_matrix(tmp_path):
             assert shape == (groups, rows * (rows + 1) // 2)
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))], ids=["deepcopy", "pickle"]
 )
@@ -238,7 +238,7 @@ def test_a_k_fac_that_is_not_set_up_is_copied():
         assert optimizer.t == 1
 
 
-@pytest.mark.core(1)
+@pytest.mark.sweep
 def test_uninitialized_parameters(files):
     """Layers whose shapes the first call finds, and files for a model in which they are not known yet."""
 
