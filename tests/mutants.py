@@ -136,6 +136,9 @@ MUTANTS = [
     Mutant("smoothing-gradient", "backends/cpu/matrices.py", "backends/cpu/test_loss.py",
            "np.float32(smoothing / classes) * weights", "np.float32(smoothing / (classes - 1)) * weights",
            "the gradient is of another smoothing than the loss"),
+    Mutant("inverse-of-infinity", "backends/cpu/second_moments.py", "backends/cpu/test_second_moments.py",
+           "if not np.isfinite(np.tril(shifted)).all():", "if False:",
+           "a step that overflows makes weights stand still"),
     Mutant("pointwise-padding", "backends/cpu/convolution.py", "backends/cpu/test_convolution.py",
            "filter_size == (1, 1) and convolution.pad == (0, 0)", "filter_size == (1, 1)",
            "a 1x1 convolution forgets its padding"),
@@ -418,6 +421,8 @@ MUTANTS = [
     Mutant("rounded-gamma", "functions/widening.py", "functions/test_widening.py",
            "bn.BatchNormalizationGrad: (0, 1, 1)", "bn.BatchNormalizationGrad: (0, 0, 0)",
            "the gradient of gamma is rounded to float16"),
+    Mutant("one-branch", "functions/layer_gradients.py", "kfac/test_layers.py",
+           "dy = dy if plus is None else primitives.add(dy, plus)", "pass", "the curvature is that of one branch only"),
     # links
     Mutant("recomputed", "links/batch_normalization.py", "links/test_batch_normalization.py",
            "if chainer.config.in_recomputing:", "if False:", "F.forget counts each batch twice"),

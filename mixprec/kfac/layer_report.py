@@ -18,7 +18,9 @@ def text(collector, index):
         f"{len(layers) - len(filters)} batch normalizations; the largest matrix is {size} x {size}"
     )
     taken, large = {name for layer in layers for name in layer.names}, collector.too_large
-    others = [] if index is None else [name for name, _ in index.namedparams if name not in taken]
+    namedparams = [] if index is None else index.namedparams
+    known = {id(param) for name, param in namedparams if name in taken}  # some have several names
+    others = [name for name, param in namedparams if id(param) not in known]
     if not others:
         return line
     named = [f"{name} (its matrix would have {large[name]} rows)" if name in large else name for name in others]

@@ -199,8 +199,9 @@ class KFAC:
         self._numbers.take(self._values(optimizer), counts)
         primitives = primitives_of(counts)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            if self.kind != PLAIN:
+            if self.kind != PLAIN and not self._is_averaged:  # by an update that has failed since then
                 sharing.average(self._layers, self._transport, self._decay, self._factor)
+                self._is_averaged = True
             if self.kind == INVERSES:
                 sharing.invert(self._layers, self._transport, primitives, self._numbers.arrays["damping"])
             self._precondition(primitives, layers)
@@ -303,12 +304,14 @@ class KFAC:
         """Returns the numbers that may be others in each step."""
         if self.kl_clip is None:
             return {"damping": self.damping}
-        hyperparam = optimizer.hyperparam
-        rate = hyperparam.alpha if "alpha" in hyperparam.get_dict() else hyperparam.lr
+        numbers = optimizer.hyperparam.get_dict()
+        rate = numbers.get("lr", numbers.get("alpha"))  # of RMSprop alpha is another number; Adam has no lr
+        if rate is None:
+            raise ValueError(f"kl_clip needs a learning rate, and {type(optimizer).__name__} has none")
         return {"damping": self.damping, "kl_clip": self.kl_clip, "lr": rate}
 
     def _forget(self):
-        self._is_begun = self._has_run = False
+        self._is_begun = self._is_averaged = self._has_run = False
         self._factor = None
 
     def _look_for_new(self):
@@ -323,7 +326,8 @@ class KFAC:
                 rows = min(collector.too_large.values())
                 raise ValueError(f"KFAC: the smallest matrix of a layer has {rows} rows: set a larger largest")
             raise ValueError(
-                "KFAC has found no layer that mixprec computes: call mixprec.convert(model), or use mixprec.links"
+                "KFAC has found no layer that mixprec computes in NHWC: call mixprec.convert(model), or use "
+                "mixprec.links"
             )
 
     def _precondition(self, primitives, layers):

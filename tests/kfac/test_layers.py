@@ -72,6 +72,7 @@ def test_a_step_in_16_bits_beside_fp64(name, compute):
             assert_near(lower(ours), lower(theirs), bound, first)
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("name", ["conv+BN+ReLU", "add"])
 def test_statistics_that_a_convolution_takes(name):
     model = build(name)
@@ -136,6 +137,7 @@ def test_the_links_of_mixprec():
     assert_step(found, expected_step(plain, data=(x, data_labels)))
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("batched", [True, False])
 def test_weights_move_by_the_preconditioned_gradient(batched):
     """Without a hook, by SGD."""

@@ -79,6 +79,7 @@ def test_a_layer_that_is_used_now_and_then_keeps_what_it_has():
     assert layer_of(kfac, "/first/W").steps == 4
 
 
+@pytest.mark.sweep
 def test_a_layer_that_comes_late_has_inverses_in_its_first_step_with_moments():
     """Whatever the schedule says of inverses; in a plain step before that it goes on with its gradient."""
     model = Net()
@@ -200,6 +201,23 @@ def test_a_model_that_was_not_converted():
     np.testing.assert_array_equal(model.first.W.array, other.first.W.array)
 
 
+def test_a_model_in_nchw():
+    """Chainer computes it: its functions tell of no layer."""
+    model = build("conv")
+    optimizer, _ = optimizer_of(model)
+    mixprec.convert(model, layout="nchw")
+    with pytest.raises(ValueError, match="KFAC has found no layer that mixprec computes in NHWC"):
+        optimizer.update(loss, model, *batch(0))
+
+
+def test_a_parameter_with_two_names_is_reported_once():
+    model = Net()
+    model.other.W = model.last.W
+    optimizer, kfac = wrapped(model, damping=DAMPING)
+    optimizer.update(_loss, model, *rows(0))
+    assert kfac.report().splitlines()[1] == "with their gradients as they are: /other/b"
+
+
 class Words(chainer.Chain):
     """An embedding, whose gradient stays, and a linear layer."""
 
@@ -288,6 +306,7 @@ def test_a_model_of_its_own():
         mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(), preconditioner=kfac).setup(Net())
 
 
+@pytest.mark.sweep
 def test_setup_once_more_begins_afresh():
     model = Net()
     optimizer, kfac = wrapped(model, damping=DAMPING, factor_every=2, inverse_every=4)

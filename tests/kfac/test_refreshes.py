@@ -52,11 +52,12 @@ def observed(refreshes, events):
 
 
 periods = st.tuples(st.integers(1, 5), st.integers(1, 4)).map(lambda pair: (pair[0], pair[0] * pair[1]))
-histories = st.lists(st.sampled_from([False, False, False, True, np.bool_(True), np.array(False)]), max_size=50)
+outcomes = [False, False, False, True, np.bool_(True), np.array(False)]
+histories = st.lists(st.sampled_from(outcomes), max_size=50)
 
 
 @settings(max_examples=tries(300))
-@given(every=periods, events=histories)
+@given(every=periods, events=st.lists(st.sampled_from([*outcomes, *outcomes, None]), max_size=60))
 def test_kinds_of_steps(every, events):
     assert observed(Refreshes(*every), events) == expected(*every, events)
 

@@ -12,7 +12,7 @@ STEPS = 5
 
 
 def _run(compute, loss_scale, batched=True):
-    model = build("two of all")
+    model = build("conv+BN+ReLU")
     rule = chainer.optimizers.MomentumSGD(0.02, 0.9)
     optimizer, kfac = wrapped(model, rule, compute=compute, loss_scale=loss_scale, batched=batched)
     for step in range(STEPS):
@@ -21,13 +21,12 @@ def _run(compute, loss_scale, batched=True):
     return state_of(optimizer, kfac)
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("batched", [True, False])
-def test_scales_give_the_same_bits_in_float32(batched):
+@pytest.mark.parametrize("scale", [2.0**14, None, mixprec.NoLossScale()], ids=["2^14", "None", "NoLossScale"])
+def test_scales_give_the_same_bits_in_float32(scale, batched):
     """They are powers of two, and so are their squares."""
-    expected = _run("float32", 2.0**8, batched)
-    assert_same(_run("float32", 2.0**14, batched), expected)
-    assert_same(_run("float32", None, batched), expected)
-    assert_same(_run("float32", mixprec.NoLossScale(), batched), expected)
+    assert_same(_run("float32", scale, batched), _run("float32", 2.0**8, batched))
 
 
 def test_scales_give_the_same_masters_in_float16():
@@ -35,7 +34,7 @@ def test_scales_give_the_same_masters_in_float16():
     expected = _run("float16", mixprec.StaticLossScale(2.0**8))
     found = _run("float16", mixprec.StaticLossScale(2.0**14))
     masters = [name for name in expected if name.startswith("master")]
-    assert len(masters) > 10
+    assert len(masters) == 5
     for name in masters:
         assert_near(found[name], expected[name], 1e-3, name)
 
@@ -63,7 +62,7 @@ def _poisoned(kind):
 
 def _steps(plan, kind, compute="float32", **options):
     """Runs steps, "x" for one that overflows; yields the optimizer, K-FAC and the kind of each step before it."""
-    model = build("two of all")
+    model = build("conv+BN+ReLU")
     rule = chainer.optimizers.MomentumSGD(0.02, 0.9)
     scale = mixprec.StaticLossScale(2.0**8)
     optimizer, kfac = wrapped(model, rule, compute=compute, loss_scale=scale, **options)
@@ -87,7 +86,7 @@ PLANS = {
 }
 
 
-@pytest.mark.core(6)
+@pytest.mark.core(2)
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("kind", ["image", "loss"])
 @pytest.mark.parametrize("plan", PLANS)
@@ -102,17 +101,18 @@ def test_an_overflow_changes_nothing(plan, kind, batched):
         else:
             assert all(np.isfinite(value).all() for value in after.values())
             moved = [name for name in before if name.startswith("master") and (before[name] != after[name]).any()]
-            assert len(moved) > 10
+            assert len(moved) == 5
     if plan in ("factors", "inverses", "plain"):
         assert kinds[len(PLANS[plan]) - 4] == {"factors": 1, "inverses": 2, "plain": 0}[plan]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("plan", ["x....", "..x..", "..xx.x."])
 def test_a_run_with_overflows_is_one_without_them(plan):
     """Each step has new inverses: those that were skipped might as well not have been."""
 
     def run(plan, skip):
-        optimizer, kfac = wrapped(model := build("two of all"), chainer.optimizers.MomentumSGD(0.02, 0.9))
+        optimizer, kfac = wrapped(model := build("conv+BN+ReLU"), chainer.optimizers.MomentumSGD(0.02, 0.9))
         for step, mark in enumerate(plan):
             if mark == "x" and skip:
                 continue
@@ -132,6 +132,7 @@ def test_steps_count_those_that_were_not_skipped():
     assert layer_of(kfac, "/0/W").steps == 2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("lost", "kind"), [(9, 2), (12, 1)])
 def test_a_lost_step_is_had_again_eight_steps_later(lost, kind):
     """Where there would have been a plain one."""

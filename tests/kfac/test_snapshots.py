@@ -17,7 +17,7 @@ from tests.circles import tries
 from tests.kfac.networks import batch, build, loss
 from tests.kfac.references import assert_same, layer_of, optimizer_of, state_of, wrapped
 
-NETWORK = "add"
+NETWORK = "conv+BN+ReLU"
 EVERY = {"factor_every": 2, "inverse_every": 4}
 
 
@@ -66,14 +66,20 @@ def files(request, tmp_path):
     return Files(request.param, tmp_path)
 
 
-PLANS = [("..", "......"), ("x.x", ".x...."), ("." * 9, "x......x.."), ("." * 10 + "x", "." * 12), ("", "..x.")]
+ORDERS = ("optimizer", "model"), ("model", "optimizer")
+PLANS = [
+    ("..", "......", ORDERS[0]),
+    ("x.x", ".x....", ORDERS[1]),
+    ("." * 9, "x......x..", ORDERS[0]),
+    ("." * 10 + "x", "." * 12, ORDERS[1]),
+    ("", "..x.", ORDERS[0]),
+]
 
 
-@pytest.mark.core(3)
-@pytest.mark.parametrize("order", [("optimizer", "model"), ("model", "optimizer")], ids="-then-".join)
+@pytest.mark.core(2)
 @pytest.mark.parametrize("compute", ["float32", "float16"])
-@pytest.mark.parametrize(("before", "after"), PLANS)
-def test_a_resumed_run_is_bitwise_one_that_never_stopped(files, before, after, compute, order):
+@pytest.mark.parametrize(("before", "after", "order"), PLANS)
+def test_a_resumed_run_is_bitwise_one_that_never_stopped(files, before, after, order, compute):
     interrupted, its_kfac = _optimizer(compute=compute)
     _run(interrupted, before)
     files.save(interrupted)
@@ -87,6 +93,7 @@ def test_a_resumed_run_is_bitwise_one_that_never_stopped(files, before, after, c
     assert_same(_state(resumed, kfac), _state(interrupted, its_kfac))
 
 
+@pytest.mark.sweep
 @settings(max_examples=tries(8))
 @given(before=st.text("..x", min_size=1, max_size=20), after=st.text("..x", max_size=14))
 def test_a_run_resumes_bitwise_wherever_it_stopped(tmp_path_factory, before, after):
@@ -101,6 +108,7 @@ def test_a_run_resumes_bitwise_wherever_it_stopped(tmp_path_factory, before, aft
     assert_same(_state(resumed, kfac), _state(interrupted, its_kfac))
 
 
+@pytest.mark.core(1)
 def test_a_file_without_k_fac(files):
     """One warning; the run is that of a K-FAC that begins."""
     model = build(NETWORK)
@@ -120,6 +128,7 @@ def test_a_file_without_k_fac(files):
     assert resumed.skipped == 0
 
 
+@pytest.mark.sweep
 def test_a_file_with_k_fac_for_an_optimizer_without(files):
     """As Chainer has it: what is not asked for is not looked at."""
     saved, _ = _optimizer()
@@ -141,6 +150,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_file_of_another_model_is_refused_and_nothing_changes(files, other):
     """In one line; momentum and counters are what they were, too."""
@@ -160,6 +170,7 @@ def test_a_file_of_another_model_is_refused_and_nothing_changes(files, other):
     optimizer.update(loss, model, *batch(1))
 
 
+@pytest.mark.sweep
 def test_a_file_of_another_rule_is_refused_and_nothing_changes(files):
     saved, _ = _optimizer(rule="Adam")
     _run(saved, "...")
@@ -186,6 +197,7 @@ def test_a_file_has_one_triangle_of_each_matrix(tmp_path):
             assert np.prod(shape) == groups * rows * (rows + 1) // 2
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))], ids=["deepcopy", "pickle"]
 )
@@ -226,6 +238,7 @@ def test_a_k_fac_that_is_not_set_up_is_copied():
         assert optimizer.t == 1
 
 
+@pytest.mark.sweep
 def test_uninitialized_parameters(files):
     """Layers whose shapes the first call finds, and files for a model in which they are not known yet."""
 

@@ -1,15 +1,19 @@
 """Second moments and their inverses, by NumPy and by the native library, beside plain loops in FP64."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mixprec.backends.cpu import convolution as host
 from mixprec.backends.geometry import Affine, Convolution, Saved
 from tests.backends.primitive_cases import FLOAT32, STORAGE, arrays, exact, seeds, storage_dtypes
 from tests.circles import tries
 
 TOLERANCE = 1e-5  # of a matrix, relative to its norm
+limits = st.sampled_from([1, 1 << 12, host.LIMIT])  # single rows or images, a few of them, everything at once
 
 
 def assert_near(found, expected, norm=None):
@@ -57,8 +61,8 @@ def windows(draw):
 
 
 @settings(max_examples=tries(100))
-@given(case=windows(), dtype=storage_dtypes, bias=st.booleans(), prologue=st.booleans(), seed=seeds)
-def test_patch_moments(primitives, case, dtype, bias, prologue, seed):
+@given(case=windows(), dtype=storage_dtypes, bias=st.booleans(), prologue=st.booleans(), seed=seeds, limit=limits)
+def test_patch_moments(primitives, case, dtype, bias, prologue, seed, limit):
     convolution, shape, filter_size, own, zeros = case
     rng = np.random.default_rng(seed)
     channels = convolution.groups * own
@@ -74,18 +78,27 @@ def test_patch_moments(primitives, case, dtype, bias, prologue, seed):
     expected = rows.transpose(0, 2, 1) @ rows
     before = arrays(rng, expected.shape, np.float32)  # which stays a part of the sum
     out = before.copy()
-    primitives.patch_moments(x, convolution, filter_size, out, bias=bias, prologue=affine)
+    with mock.patch.object(host, "LIMIT", limit):
+        primitives.patch_moments(x, convolution, filter_size, out, bias=bias, prologue=affine)
     assert_near(np.tril(out), np.tril(expected + before))
 
 
 @settings(max_examples=tries(50))
-@given(rows=st.integers(1, 70), groups=st.integers(1, 3), size=st.integers(1, 20), dtype=storage_dtypes, seed=seeds)
-def test_row_moments(primitives, rows, groups, size, dtype, seed):
+@given(
+    rows=st.integers(1, 70),
+    groups=st.integers(1, 3),
+    size=st.integers(1, 20),
+    dtype=storage_dtypes,
+    seed=seeds,
+    limit=limits,
+)
+def test_row_moments(primitives, rows, groups, size, dtype, seed, limit):
     rng = np.random.default_rng(seed)
     shape = (rows, groups * size) if rows % 2 else (rows // 2, 2, 1, groups * size)
     dy = arrays(rng, shape, dtype)
     out = np.zeros((groups, size, size), np.float32)
-    primitives.row_moments(dy, out)
+    with mock.patch.object(host, "LIMIT", limit):
+        primitives.row_moments(dy, out)
     expected = np.zeros(out.shape)
     for row in exact(dy).reshape(-1, groups, size):
         for group, part in enumerate(row):
@@ -99,14 +112,16 @@ def test_row_moments(primitives, rows, groups, size, dtype, seed):
     dtype=storage_dtypes,
     relu=st.booleans(),
     seed=seeds,
+    limit=limits,
 )
-def test_scale_moments(primitives, shape, dtype, relu, seed):
+def test_scale_moments(primitives, shape, dtype, relu, seed, limit):
     rng = np.random.default_rng(seed)
     x, dy = arrays(rng, shape, dtype, mean=1), arrays(rng, shape, dtype)
     gamma, beta, mean = arrays(rng, (3, shape[-1]), np.float32)
     saved = Saved(mean, np.abs(arrays(rng, shape[-1], np.float32)) + np.float32(0.5))
     out = np.zeros((3, shape[-1]), np.float32)
-    primitives.scale_moments(dy, x, gamma, beta, saved, out, relu=relu)
+    with mock.patch.object(host, "LIMIT", limit):
+        primitives.scale_moments(dy, x, gamma, beta, saved, out, relu=relu)
 
     normalized = (exact(x) - exact(mean)) * exact(saved.invstd)
     opened = exact(gamma) * normalized + exact(beta)
