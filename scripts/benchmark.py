@@ -23,6 +23,8 @@ python scripts/benchmark.py memory [--budget "2 GB"] [--steps 2] [--width 8] [--
     [--folder FOLDER] [--json FILE]
 python scripts/benchmark.py memory-picture FILE.svg [--budget "500 MB"] [--size 1536] [--width 8] [--batch 1]
     [--dtype float16] [--folder FOLDER]
+python scripts/benchmark.py kfac [--data digits|textures] [--batch 480] [--seeds 5] [--epochs 12]
+    [--dtype float16|float32] [--minutes M] [--json FILE]
 """
 
 import dataclasses
@@ -57,6 +59,7 @@ from benchmarks.activations.step_recording import PictureError
 from benchmarks.activations.trial import TrialError
 from benchmarks.bars.record import RecordError
 from benchmarks.command_arguments import ArgumentsError, add_arch, positive, positives
+from benchmarks.kfac_training import kfac_command
 from benchmarks.record_files import Record, WriteError, add_command
 from benchmarks.scaling import scaling_command
 from benchmarks.scaling.rank_processes import RankError
@@ -204,6 +207,7 @@ def main(argv=None):
     step_commands.add(commands, MODELS)
     scaling_command.add(commands, MODELS)
     memory_command.add(commands)
+    kfac_command.add(commands)
     settings = vars(parser.parse_args(argv))
 
     del settings["command"]

@@ -41,10 +41,19 @@ def make_digits(out, *, size=40, force=False):
     parameters = {"source": "sklearn.datasets.load_digits", "size": size, "quality": _QUALITY}
 
     def images():
-        named = _named(*_load())
+        named = named_images()
         return len(named), ((name, _jpeg(pixels, size)) for name, pixels in named)
 
     return make_set(out, "digits", parameters, images, force=force)
+
+
+def named_images():
+    """Returns pairs (path inside the set, pixels 0..16 as uint8 (8, 8)), sorted by path; it begins with the part.
+
+    Raises:
+        DataError: scikit-learn cannot be imported.
+    """
+    return _named(*_load())
 
 
 def _load():

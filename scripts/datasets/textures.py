@@ -137,10 +137,16 @@ def _ignore_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _path(index, images):
+def is_for_validation(index, images):
+    """Returns whether picture ``index`` of a set of so many is for validation."""
     number, label = divmod(index, len(CLASSES))
     members = len(range(label, images, len(CLASSES)))
-    part = "val" if number < members * _VALIDATION // 10 else "train"
+    return number < members * _VALIDATION // 10
+
+
+def _path(index, images):
+    label = index % len(CLASSES)
+    part = "val" if is_for_validation(index, images) else "train"
     return f"{part}/{CLASSES[label].name}/{index:05}.jpg"
 
 
