@@ -88,12 +88,14 @@ class Memory:
     Attributes:
         averages: moving averages of the moments, in float32.
         inverses: of them, in float32.
-        moments: of one step, in float32, until it is known that it has not overflowed.
+        new_inverses: of one step, in float32, until it is known that it has not overflowed, as are the moments.
+        moments: of one step, in float32.
         patches: of a part of a batch, in 16 bits.
     """
 
     averages: int
     inverses: int
+    new_inverses: int
     moments: int
     patches: int
 
@@ -168,7 +170,7 @@ def memory(blocks, batch, dtype):
     matrices = _MATRIX * sum(block.curvature for block in blocks)
     works = [work for block in blocks for work in kfac_work.factor(block, batch, ITEMSIZES[dtype])]
     patches = max((min(kfac_work.PART, work.cached) for work in works), default=0)
-    return Memory(matrices, matrices, matrices, patches)
+    return Memory(matrices, matrices, matrices, matrices, patches)
 
 
 def estimate(network, *, size, batches, dtype, plain):

@@ -242,7 +242,7 @@ def test_steps_add_up(blocks):
 def test_memory(blocks):
     found = kfac_estimate.memory(blocks.values(), 2, "bfloat16")
     numbers = 27**2 + 8**2 + 3 * 8 + 8**2 + 8**2 + 3 * 8 + 9**2 + 1000**2
-    assert found == kfac_estimate.Memory(*[4 * numbers] * 3, patches=2 * 2 * 16 * 27)
+    assert found == kfac_estimate.Memory(*[4 * numbers] * 4, patches=2 * 2 * 16 * 27)
 
 
 def test_layers_of_one_shape_are_one_row():

@@ -1,4 +1,4 @@
-"""K-FAC in captured steps, on the stand-in device with graphs: one graph for each kind of step, bit for bit."""
+"""K-FAC in captured steps, on a GPU and on the stand-in: a graph for each kind of step, bit for bit as eager steps."""
 
 import chainer
 import chainer.functions as F
@@ -11,9 +11,8 @@ from mixprec.backends.transfers import HostCopy
 from mixprec.kfac import refreshes
 from mixprec.kfac.refreshes import INVERSES, MOMENTS, PLAIN
 from tests.graph_capture.captured_runs import CLASSES, REQUIRED, Run, assert_same, batch
-from tests.stand_ins.capture_sides import HOST, device, host  # noqa: F401  (fixtures)
-
-pytestmark = pytest.mark.usefixtures("host")
+from tests.stand_ins.capture_sides import HOST, device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
+from tests.stand_ins.cuda_sides import both_sides
 
 _CAPTURE = {**REQUIRED, "warmup": 2}
 _EVERY = {"factor_every": 2, "inverse_every": 4}
@@ -35,25 +34,26 @@ class Small(chainer.Chain):
         return self.fc(F.average(h, axis=(2, 3)))
 
 
-def new(capture, **settings):
-    return Run(capture, network=Small, preconditioner=mixprec.KFAC(0.1, **settings))
+def new(capture, side=HOST, **settings):  # noqa: F811
+    return Run(capture, network=Small, preconditioner=mixprec.KFAC(0.1, **settings), side=side)
 
 
-def matrices(run):
+def matrices(run, side):  # noqa: F811
     """The moving averages and inverses, as arrays of NumPy by name."""
-    return {name: HOST.receive(array) for name, array in run.optimizer.preconditioner.state().items()}
+    return {name: side.receive(array) for name, array in run.optimizer.preconditioner.state().items()}
 
 
-def assert_same_curvature(found, expected):
-    found, expected = matrices(found), matrices(expected)
+def assert_same_curvature(found, expected, side=HOST):  # noqa: F811
+    found, expected = matrices(found, side), matrices(expected, side)
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-def test_each_kind_of_step_has_a_graph():
+@both_sides
+def test_each_kind_of_step_has_a_graph(side):  # noqa: F811
     """Also in which steps overflow: 9 and 14 do."""
-    captured, expected = new(_CAPTURE, **_EVERY), new(None, **_EVERY)
+    captured, expected = new(_CAPTURE, side, **_EVERY), new(None, side, **_EVERY)
     kinds = []
     for run in (captured, expected):
         for number in range(28):
@@ -65,10 +65,11 @@ def test_each_kind_of_step_has_a_graph():
     assert captured.step.report().count("then a graph") == 3
     assert captured.optimizer.skipped == 2
     assert_same(captured, expected)
-    assert_same_curvature(captured, expected)
+    assert_same_curvature(captured, expected, side)
 
 
 @pytest.mark.sweep
+@pytest.mark.usefixtures("host")
 def test_nothing_is_uploaded_or_read_but_what_is_new(device, monkeypatch):  # noqa: F811
     """Damping and the rate for kl_clip are arrays on the device, which are filled: no upload, and no other graph."""
     # Whether a step was skipped comes to the host by a copy that a GPU makes on the way.
@@ -93,6 +94,7 @@ def test_nothing_is_uploaded_or_read_but_what_is_new(device, monkeypatch):  # no
 
 
 @pytest.mark.sweep
+@pytest.mark.usefixtures("host")
 def test_damping_and_rate_are_those_of_the_step():
     def run(capture):
         run = new(capture, kl_clip=1e-4)
@@ -108,6 +110,7 @@ def test_damping_and_rate_are_those_of_the_step():
 
 
 @pytest.mark.sweep
+@pytest.mark.usefixtures("host")
 def test_a_snapshot_is_loaded_into_a_run(tmp_path):
     """The graphs of before write into matrices that are not those of the optimizer any more: they are dropped."""
     steps = range(7)
@@ -125,6 +128,7 @@ def test_a_snapshot_is_loaded_into_a_run(tmp_path):
 
 
 @pytest.mark.sweep
+@pytest.mark.usefixtures("host")
 def test_gradients_are_left_as_zeros():
     """Those of the parameters, though the update reads those of masters."""
     captured, expected = (
