@@ -105,7 +105,7 @@ class TrainingStep(Capturable):
     @property
     def variant(self):
         """See :attr:`Capturable.variant`: the kind of the next step of a preconditioner."""
-        return None if self._optimizer.preconditioner is None else self._optimizer.preconditioner.kind
+        return None if self._optimizer.preconditioner is None else self._optimizer.preconditioner.variant
 
     def version(self):
         """Returns an object that is replaced when parameters, rules or hooks have changed."""

@@ -21,6 +21,7 @@ class Collector(Observer):
             in which backward passes have come to them.
         too_large: dict from such names to the sizes of matrices of layers that are left out.
         has_new: whether there are layers that were not there when this was set to ``False``.
+        passes: number of backward passes of the step.
     """
 
     def __init__(self, largest):
@@ -29,9 +30,21 @@ class Collector(Observer):
         self.layers, self.too_large = {}, {}
         self.has_new = False
         self._used = set()  # names of layers that the backward pass has come to
+        self.passes = 0
+
+    def begin(self):
+        """Begins a step."""
+        self.passes = 0
+        for layer in self.layers.values():
+            layer.begin()
 
     def begin_pass(self):
-        """To be called before each backward pass."""
+        """To be called before each backward pass. If all gradients were cleared since the last one, sums begin anew."""
+        params = dict(self._index.namedparams)
+        names = [name for layer in self.layers.values() for name in layer.names]
+        if self.passes and all(params[name].grad is None for name in names if name in params):
+            self.begin()
+        self.passes += 1
         self._used = set()
 
     def of(self, index):
@@ -44,7 +57,7 @@ class Collector(Observer):
         if not names or names[0] is None or names[0] in self.too_large:
             return
         names = [name for name in names if name is not None]
-        layer = self.layers.get(names[0])
+        layer = self._known(names, params)
         if layer is None:
             size = FilterLayer.largest(names, w_shape, convolution.groups)
             if size > self.largest:
@@ -52,7 +65,7 @@ class Collector(Observer):
                 return
             layer = self._new(FilterLayer(names, w_shape, convolution.groups, params[0].array))
         layer.to_device(params[0].device)
-        if isinstance(layer, FilterLayer) and layer.fits(w_shape, convolution.groups):
+        if layer.names == names and layer.fits(w_shape, convolution.groups):
             layer.add(primitives_of(x), x, dy, convolution, prologue, is_first=self._is_first(layer))
 
     def scales(self, inputs, x, dy, arrays, saved, relu):
@@ -60,12 +73,18 @@ class Collector(Observer):
         params, names = self._parameters(inputs)
         if None in names:
             return
-        layer = self.layers.get(names[0])
+        layer = self._known(names, params)
         if layer is None:
             layer = self._new(ScaleLayer(names, x.shape[-1], params[0].array))
         layer.to_device(params[0].device)
         if layer.names == names:
             layer.add(primitives_of(x), x, dy, arrays, saved, relu, is_first=self._is_first(layer))
+
+    def _known(self, names, params):
+        """Returns the layer of these parameters; one of others that have had the names before is forgotten."""
+        layer = self.layers.get(names[0])
+        arrays = [param.array for param in params if param is not None]
+        return None if layer is None or (layer.names == names and not layer.suits(arrays)) else layer
 
     def _is_first(self, layer):
         name = layer.names[0]

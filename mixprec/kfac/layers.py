@@ -42,12 +42,14 @@ class Layer(abc.ABC):
         inverses: float32 arrays like ``sums``, of the last step with inverses.
         new_inverses: likewise, of the step under way.
         steps: int64 array of shape (): number of steps in the averages.
+        has_inverses: whether there has been a step that computed inverses.
     """
 
     def __init__(self, names, shapes, like):
         self.names = names
         arrays = [[filled(shape, 0, np.float32, like) for shape in shapes] for _ in range(4)]
         self.sums, self.averages, self.inverses, self.new_inverses = arrays
+        self.has_inverses = False
         self.counts = filled((2,), 0, np.float32, like)
         self.steps = filled((), 0, np.int64, like)
 
@@ -135,6 +137,10 @@ class Layer(abc.ABC):
         """Computes :attr:`new_inverses`, of the matrices plus ``damping``, a float32 array of shape ()."""
 
     @abc.abstractmethod
+    def suits(self, arrays):
+        """Whether the parameters, arrays, may be those that the layer was made for: another one may have the name."""
+
+    @abc.abstractmethod
     def precondition(self, primitives, gradients, inverses, scale):
         """Multiplies gradients by inverses, in place.
 
@@ -179,6 +185,11 @@ class FilterLayer(Layer):
         """What makes the same layer again: kind, and arguments but for ``like``."""
         shape = [self._filters, *self._filter_size, self._elements // (self._filter_size[0] * self._filter_size[1])]
         return {"kind": "filters", "names": self.names, "w_shape": shape, "groups": self.groups}
+
+    def suits(self, arrays):
+        """See :meth:`Layer.suits`."""
+        sizes = [self._filters * self._elements, self._filters]
+        return [array.size for array in arrays] == sizes[: len(self.names)]
 
     @property
     def costs(self):
@@ -271,13 +282,22 @@ class ScaleLayer(Layer):
     def _factors(self, images, positions, unscale):
         return (images * unscale,)
 
+    def suits(self, arrays):
+        """See :meth:`Layer.suits`."""
+        return [array.size for array in arrays] == [self.sums[0].shape[1]] * 2
+
     def invert(self, primitives, damping):
-        """See :meth:`Layer.invert`."""
+        """See :meth:`Layer.invert`.
+
+        Of gradients of one image alone the matrix has the determinant 0: what rounding makes of that is no part of the
+        damped one.
+        """
         gamma, both, beta = self.sums[0]
-        gamma, beta = gamma + damping, beta + damping
-        determinant = gamma * beta - both * both
+        zero = np.float32(0)
+        determinant = damping * (gamma + beta + damping) + self.xp.maximum(gamma * beta - both * both, zero)
         (inverse,) = self.new_inverses
-        inverse[0], inverse[1], inverse[2] = beta / determinant, -both / determinant, gamma / determinant
+        inverse[0], inverse[1] = (beta + damping) / determinant, -both / determinant
+        inverse[2] = (gamma + damping) / determinant
 
     def precondition(self, primitives, gradients, inverses, scale):
         """See :meth:`Layer.precondition`."""

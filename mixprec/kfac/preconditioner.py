@@ -7,6 +7,7 @@
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import chainer
 import numpy as np
 
 from mixprec import arguments
+from mixprec.announcements import announce
 from mixprec.backends import primitives_of
 from mixprec.backends.transfers import on_host
 from mixprec.functions.layer_gradients import observing
@@ -84,6 +86,7 @@ class KFAC:
                 f"inverse_every must be a multiple of factor_every; found {inverse_every} and {factor_every}"
             )
         self._refreshes = Refreshes(factor_every, inverse_every)
+        self._owner = None
         self._collector = Collector(arguments.whole("largest", largest, 1))
         every = {"factor_every": factor_every, "inverse_every": inverse_every}
         self._fixed = {"decay": self._decay, **every, "largest": largest}
@@ -91,20 +94,22 @@ class KFAC:
         self._numbers = DeviceNumbers()
         self._forget()
 
-    def attach(self, index: Any, ranks: Any = None) -> None:
+    def attach(self, owner: Any, index: Any, ranks: Any = None) -> None:
         """Takes the model, by the wrapper's ``setup``.
 
         Args:
+            owner: the wrapper.
             index: :class:`~mixprec.optimizer.model_index.ModelIndex`.
             ranks: :class:`~mixprec.optimizer.ranks.Ranks`, or ``None``.
 
         Raises:
-            ValueError: it has been set up with another model.
+            ValueError: it has been set up with another optimizer or model.
         """
         if self._index is not None and self._index is not index:
-            if self._index.model is not index.model:
+            if self._index.model is not index.model or self._owner() is not owner:
                 raise ValueError("a KFAC is for one optimizer and one model: make another one")
             self.reset()
+        self._owner = weakref.ref(owner)
         self._index, self._ranks = index, ranks
         self._collector.of(index)
 
@@ -112,6 +117,11 @@ class KFAC:
     def kind(self) -> int:
         """Of the next step: 0 plain, 1 with new second moments, 2 with new inverses, too."""
         return self._refreshes.kind
+
+    @property
+    def variant(self) -> Any:
+        """What decides on the launches of the next step: each value has a CUDA graph of its own."""
+        return self.kind, self.kl_clip is None
 
     @property
     def largest(self) -> int:
@@ -143,8 +153,7 @@ class KFAC:
         self._forget()
         self._is_begun = True
         if self.kind != PLAIN:
-            for layer in self._layers:
-                layer.begin()
+            self._collector.begin()
 
     @contextlib.contextmanager
     def collecting(self, factor: Any) -> Any:
@@ -175,15 +184,15 @@ class KFAC:
         """
         self._check()
         if self.kind != PLAIN and not self._is_begun:
-            self.begin()  # gradients were written by the user
-        self._look_for_new()
-        by_name = {name: (name, param, master) for name, param, master in masters}
-        layers = [
-            (layer, [by_name[name] for name in layer.names])
-            for layer in self._layers
-            if all(name in by_name and by_name[name][1].grad is not None for name in layer.names)
-        ]
+            self.begin()  # gradients were written by the user, or come from a pass that was not seen
+        by_name = {name: (name, param, master) for name, param, master in masters if param.grad is not None}
+        self._look_for_new(bool(by_name))
+        layers = [(layer, [by_name[name] for name in layer.names]) for layer in self._layers if _learns(layer, by_name)]
+        if self.kind != INVERSES:
+            layers = [each for each in layers if each[0].has_inverses]
         if not layers:
+            if self.kind == INVERSES:
+                self._refreshes.restart()  # nothing is inverted
             return set()
         for _, parameters in layers:
             for each in parameters:
@@ -273,6 +282,7 @@ class KFAC:
             saved_layers.save(self._collector.layers, serializer)
             self._refreshes.serialize(serializer, False)
             return lambda: None
+        self._index.refresh()
         layers = saved_layers.load(serializer, dict(self._index.namedparams))
 
         def take() -> None:
@@ -290,7 +300,7 @@ class KFAC:
         self._collector.layers.clear()
         self._collector.too_large.clear()
         self._collector.has_new = False
-        self._refreshes.restart()
+        self._refreshes = Refreshes(self._fixed["factor_every"], self._fixed["inverse_every"])
         self._forget()
 
     def _check(self):
@@ -314,13 +324,22 @@ class KFAC:
         self._is_begun = self._is_averaged = self._has_run = False
         self._factor = None
 
-    def _look_for_new(self):
+    def _look_for_new(self, has_gradients):
         collector = self._collector
         if self.kind == PLAIN or self._numbers.is_fixed:  # in a capture no rank is asked; the step before has looked
             return
         if sharing.look_for_new(sorted(collector.layers), collector.has_new, self._transport):
             collector.has_new = False
             self._refreshes.restart()
+        if not has_gradients:
+            return
+        if not collector.passes:
+            if not collector.layers:
+                raise ValueError(
+                    "KFAC has seen no backward pass: call optimizer.update(lossfun, ...), or backward() of "
+                    "optimizer.scale_loss(loss), of this optimizer"
+                )
+            announce("K-FAC has seen no backward pass in a step, and goes on with the second moments of earlier ones")
         if not collector.layers:
             if collector.too_large:
                 rows = min(collector.too_large.values())
@@ -342,9 +361,19 @@ class KFAC:
         if clips:
             limit, rate = self._numbers.arrays["kl_clip"], self._numbers.arrays["lr"]
             xp = chainer.backend.get_array_module(rate)
-            scale = xp.minimum(xp.sqrt(limit / (rate * rate * sum(products))), np.float32(1))
+            length = xp.maximum(rate * rate * sum(products), np.float32(0))  # below 0 by rounding only
+            scale = xp.minimum(xp.sqrt(limit / length), np.float32(1))
             for array in (array for arrays in gradients for array in arrays):
                 array *= scale
 
     def __getstate__(self):
-        return {**self.__dict__, "_index": None, "_ranks": None, "_numbers": DeviceNumbers()}
+        return {**self.__dict__, "_owner": None, "_index": None, "_ranks": None, "_numbers": DeviceNumbers()}
+
+
+def _learns(layer, by_name):
+    """Whether parameters of a layer, ``{name: (name, parameter, master)}`` of those with gradients, are updated."""
+    if not all(name in by_name for name in layer.names):
+        return False
+    params = [by_name[name][1] for name in layer.names]
+    rules = [param.update_rule for param in params]
+    return layer.suits([param.array for param in params]) and any(rule is not None and rule.enabled for rule in rules)

@@ -52,6 +52,7 @@ def load(serializer, params):
         _check_shape(params[description["names"][0]], description)
         kind = _KINDS[description.pop("kind")]
         layer = kind(**description, like=params[description["names"][0]].array)
+        layer.has_inverses = True
         layers[layer.names[0]] = layer
         own = serializer[str(number)]
         layer.steps.fill(int(own("steps", None)))

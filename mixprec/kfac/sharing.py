@@ -14,6 +14,11 @@ from chainer.backend import get_array_module
 from mixprec.backends.transfers import on_host
 from mixprec.kfac import triangles
 from mixprec.kfac.layers import FilterLayer
+from mixprec.messages import OneLineError
+
+
+class DampingTooSmall(OneLineError):
+    """Second moments have no inverse in float32."""
 
 
 def look_for_new(names, has_new, transport):
@@ -74,7 +79,7 @@ def invert(layers, transport, primitives, damping):
         damping: float32 array of shape ().
 
     Raises:
-        ValueError: on NumPy, a finite matrix has no inverse. On a device that gives NaN, and the step is skipped.
+        DampingTooSmall: on NumPy, a finite matrix has no inverse. On a device that gives NaN, and the step is skipped.
     """
     if transport is None:
         for layer in layers:
@@ -82,9 +87,10 @@ def invert(layers, transport, primitives, damping):
     else:
         _invert_shares(layers, transport, primitives, damping)
     for layer in layers:
+        layer.has_inverses = True
         for sums, inverse in zip(layer.sums, layer.new_inverses, strict=True):
             if on_host(inverse) and not np.isfinite(inverse).all() and np.isfinite(sums).all():
-                raise ValueError(
+                raise DampingTooSmall(
                     f"KFAC: second moments of {layer.names[0]} plus damping {float(damping):g} are not positive "
                     "definite in float32: set a larger damping"
                 )

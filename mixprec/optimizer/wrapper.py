@@ -137,7 +137,7 @@ class MixedPrecisionOptimizer(Delegation):
         if self._masters is not None:
             self._statistics.watch(self._masters.index)
             if self._preconditioner is not None:
-                self._preconditioner.attach(self._masters.index)
+                self._preconditioner.attach(self, self._masters.index)
             self._start(scales)
 
     def setup(self, link: chainer.Link) -> "MixedPrecisionOptimizer":
@@ -158,7 +158,7 @@ class MixedPrecisionOptimizer(Delegation):
         if self._ranks is not None:
             self._ranks.set_up(self._masters, self._statistics, self._scaler, self._preconditioner)
         if self._preconditioner is not None:
-            self._preconditioner.attach(self._masters.index, self._ranks)
+            self._preconditioner.attach(self, self._masters.index, self._ranks)
         self._passes.factor = None
         self._counter = StepCounter()
         self._start()
