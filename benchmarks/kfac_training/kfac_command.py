@@ -28,7 +28,7 @@ _DEFAULTS = {
     ),
     "textures": _Default(1024, 8, 3, ("float16",), compared_arms.SMALL_GRID, (100,), (0.4, 0.5, 0.6)),
 }
-_PICTURES = 5860  # of textures: four batches of 1,024 for training
+_PICTURES = 4400  # of textures: three batches of 1,024 for training
 _MOST_SEEDS = 100  # those for tuning come after
 
 
