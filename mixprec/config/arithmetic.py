@@ -157,6 +157,9 @@ class Kfac:
         None,
         limit=RATE,
     )
+    norm_damping: float = key(
+        "What damping is multiplied by for batch normalizations.", 64.0, limit=RATE, aliases=("stab_coeff",)
+    )
     ema_decay: float = key(
         "What is kept of the moving averages of its matrices when they are refreshed.",
         0.95,

@@ -54,6 +54,8 @@ class KFAC:
     Args:
         damping: what is added to the diagonals, as a whole; larger is nearer to the plain gradient. It is an attribute
             that may be set between steps, as may ``kl_clip``.
+        norm_damping: what damping is multiplied by for batch normalizations, which need more (16 to 64 in Osawa et al.
+            2019).
         decay: what is kept of the moving averages in a step that refreshes them.
         kl_clip: gradients are scaled down so that ``lr^2`` times the sum of their products before and after stays at
             or below it (Ba et al. 2017, section 5); ``None`` for no limit.
@@ -69,6 +71,7 @@ class KFAC:
         self,
         damping: float = 0.01,
         *,
+        norm_damping: float = 64.0,
         decay: float = 0.95,
         kl_clip: float | None = None,
         factor_every: int = 1,
@@ -78,6 +81,9 @@ class KFAC:
         self.damping: float = damping
         self.kl_clip: float | None = kl_clip
         self._check()
+        self._norm_damping = arguments.number("norm_damping", norm_damping)
+        if not norm_damping > 0:
+            raise ValueError(f"norm_damping must be above 0; found {norm_damping!r}")
         self._decay = arguments.number("decay", decay, 0.0, 1.0)
         factor_every = arguments.whole("factor_every", factor_every, 1)
         inverse_every = arguments.whole("inverse_every", inverse_every, 1)
@@ -89,7 +95,7 @@ class KFAC:
         self._owner = None
         self._collector = Collector(arguments.whole("largest", largest, 1))
         every = {"factor_every": factor_every, "inverse_every": inverse_every}
-        self._fixed = {"decay": self._decay, **every, "largest": largest}
+        self._fixed = {"norm_damping": norm_damping, "decay": self._decay, **every, "largest": largest}
         self._ranks = self._index = None
         self._numbers = DeviceNumbers()
         self._forget()
@@ -212,7 +218,8 @@ class KFAC:
                 sharing.average(self._layers, self._transport, self._decay, self._factor)
                 self._is_averaged = True
             if self.kind == INVERSES:
-                sharing.invert(self._layers, self._transport, primitives, self._numbers.arrays["damping"])
+                damping = self._numbers.arrays["damping"]
+                sharing.invert(self._layers, self._transport, primitives, damping, self._norm_damping)
             self._precondition(primitives, layers)
         self._has_run = True
         return {id(param) for _, parameters in layers for _, param, _ in parameters}

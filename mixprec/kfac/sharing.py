@@ -70,22 +70,28 @@ def average(layers, transport, decay, factor):
         layer.average(decay, unscale)
 
 
-def invert(layers, transport, primitives, damping):
+def invert(layers, transport, primitives, damping, norm_damping):
     """Computes new inverses of all layers, each matrix on one of the processes.
 
     Args:
         layers, transport: as for :func:`average`.
         primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
         damping: float32 array of shape ().
+        norm_damping: what it is multiplied by for batch normalizations.
 
     Raises:
         DampingTooSmall: on NumPy, a finite matrix has no inverse. On a device that gives NaN, and the step is skipped.
     """
+    shared = [layer for layer in layers if isinstance(layer, FilterLayer)]
     if transport is None:
-        for layer in layers:
+        for layer in shared:
             layer.invert(primitives, damping)
     else:
-        _invert_shares(layers, transport, primitives, damping)
+        _invert_shares(shared, transport, primitives, damping)
+    of_norms = damping * np.float32(norm_damping)
+    for layer in layers:
+        if not isinstance(layer, FilterLayer):
+            layer.invert(primitives, of_norms)
     for layer in layers:
         layer.has_inverses = True
         for sums, inverse in zip(layer.sums, layer.new_inverses, strict=True):
@@ -96,15 +102,11 @@ def invert(layers, transport, primitives, damping):
                 )
 
 
-def _invert_shares(layers, transport, primitives, damping):
-    shared = [layer for layer in layers if isinstance(layer, FilterLayer)]
+def _invert_shares(shared, transport, primitives, damping):
     own = shares([cost for layer in shared for cost in layer.costs], transport.size)[transport.rank]
     for number, layer in enumerate(shared):
         layer.invert(primitives, damping, [part for part in range(2) if 2 * number + part in own])
     _sum([array for layer in shared for array in layer.new_inverses], transport)
-    for layer in layers:
-        if not isinstance(layer, FilterLayer):
-            layer.invert(primitives, damping)
 
 
 def shares(costs, processes):

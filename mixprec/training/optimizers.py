@@ -41,6 +41,7 @@ def _preconditioner(config):
     settings = config.kfac
     return mixprec.KFAC(
         settings.damping,
+        norm_damping=settings.norm_damping,
         decay=settings.ema_decay,
         kl_clip=settings.kl_clip,
         factor_every=settings.factor_every,

@@ -124,6 +124,7 @@ def test_defaults_are_those_of_the_design(write):
         "kfac": {
             "damping": 0.01,
             "end_damping": None,
+            "norm_damping": 64.0,
             "ema_decay": 0.95,
             "kl_clip": None,
             "factor_every": 1,
@@ -820,6 +821,7 @@ def _configs(draw):
         "kfac": {
             "damping": draw(_rate),
             "end_damping": draw(st.none() | _rate),
+            "norm_damping": draw(_rate),
             "ema_decay": draw(st.floats(0, 0.999999)),
             "kl_clip": draw(st.none() | _rate),
             "factor_every": (every := draw(st.integers(1, 1000))),

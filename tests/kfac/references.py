@@ -137,7 +137,8 @@ def inverses_of(moments, damping):
     if len(moments) == 1:
         (gamma, both, beta), found = moments[0], np.empty_like(moments[0])
         for channel in range(len(gamma)):
-            matrix = [[gamma[channel] + damping, both[channel]], [both[channel], beta[channel] + damping]]
+            own = 64 * damping  # the default of norm_damping
+            matrix = [[gamma[channel] + own, both[channel]], [both[channel], beta[channel] + own]]
             inverse = np.linalg.inv(matrix)
             found[:, channel] = inverse[0, 0], inverse[0, 1], inverse[1, 1]
         return [found]
