@@ -159,6 +159,7 @@ class KFAC:
         self._forget()
         self._is_begun = True
         if self.kind != PLAIN:
+            self._index.refresh()
             self._collector.begin()
 
     @contextlib.contextmanager

@@ -856,7 +856,7 @@ def _configs(draw):
             "recompute": draw(st.sampled_from(["none", "blocks", "auto"])),
             **draw(
                 st.sampled_from([{"budget": None}, {"budget": "16 GB"}, {"budget": 0.8, "to": "host"}])
-                | st.builds(lambda budget: {"budget": budget}, st.floats(1e-3, 2.0**50))
+                | st.builds(lambda budget: {"budget": budget}, st.floats(1e-3, 0.999) | st.floats(2.0**16, 2.0**50))
             ),
         },
         "capture": {

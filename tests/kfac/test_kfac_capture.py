@@ -137,3 +137,21 @@ def test_gradients_are_left_as_zeros():
     )
     assert_same(captured, expected)
     assert not any(gradient.any() for gradient in captured.gradients().values())
+
+
+@pytest.mark.sweep
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("clips", [(1e-6, None), (None, 1e-6)])
+def test_kl_clip_that_comes_or_goes(clips):
+    """A graph has the launches of one of both: steps with the other one get graphs of their own."""
+
+    def run(capture):
+        run = new(capture)
+        for number in range(12):
+            run.optimizer.preconditioner.kl_clip = clips[number >= 6]
+            run.run([number])
+        return run
+
+    captured, expected = run(_CAPTURE), run(None)
+    assert captured.step.replays >= 2
+    assert_same(captured, expected)
