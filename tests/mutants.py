@@ -258,8 +258,8 @@ MUTANTS = [
     Mutant("images-of-two-uses", "kfac/collector.py", "kfac/test_participation.py",
            "is_first = name not in self._used", "is_first = True",
            "a layer that is used twice counts its images twice"),
-    Mutant("square-of-the-rate", "kfac/preconditioner.py", "kfac/test_loops.py",
-           "limit / (rate * rate * sum(products))", "limit / (rate * sum(products))",
+    Mutant("square-of-the-rate", "kfac/multiplication.py", "kfac/test_loops.py",
+           'numbers["lr"] * numbers["lr"] * sum(products)', 'numbers["lr"] * sum(products)',
            "the limit of a step is another one at each learning rate"),
     # mixprec
     Mutant("scale-late", "loss_scale.py", "test_loss_scale.py",

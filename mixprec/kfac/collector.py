@@ -3,6 +3,7 @@
 import chainer
 from chainer.functions.array.cast import Cast as ChainersCast
 
+from mixprec.announcements import announce
 from mixprec.backends import primitives_of
 from mixprec.functions.layer_gradients import Observer, creator_of
 from mixprec.functions.layout import Cast
@@ -50,6 +51,28 @@ class Collector(Observer):
     def of(self, index):
         """Takes the parameters of a model, a :class:`~mixprec.optimizer.model_index.ModelIndex`."""
         self._index, self._walked, self._names = index, None, {}
+
+    def check_found(self):
+        """Makes sure, when there are gradients, that backward passes of the step were seen, and layers in them.
+
+        Raises:
+            ValueError: no layer has been found yet.
+        """
+        if not self.passes:
+            if not self.layers:
+                raise ValueError(
+                    "KFAC has seen no backward pass: call optimizer.update(lossfun, ...), or backward() of "
+                    "optimizer.scale_loss(loss), of this optimizer"
+                )
+            announce("K-FAC has seen no backward pass in a step, and goes on with the second moments of earlier ones")
+        if not self.layers:
+            if self.too_large:
+                rows = min(self.too_large.values())
+                raise ValueError(f"KFAC: the smallest matrix of a layer has {rows} rows: set a larger largest")
+            raise ValueError(
+                "KFAC has found no layer that mixprec computes in NHWC: call mixprec.convert(model), or use "
+                "mixprec.links"
+            )
 
     def filters(self, inputs, x, dy, w_shape, convolution, prologue=None):
         """See :class:`~mixprec.functions.layer_gradients.Observer`."""

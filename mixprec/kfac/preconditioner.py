@@ -15,11 +15,10 @@ import chainer
 import numpy as np
 
 from mixprec import arguments
-from mixprec.announcements import announce
 from mixprec.backends import primitives_of
 from mixprec.backends.transfers import on_host
 from mixprec.functions.layer_gradients import observing
-from mixprec.kfac import layer_report, saved_layers, sharing
+from mixprec.kfac import layer_report, multiplication, saved_layers, sharing
 from mixprec.kfac.collector import Collector
 from mixprec.kfac.device_numbers import DeviceNumbers
 from mixprec.kfac.refreshes import INVERSES, PLAIN, Refreshes
@@ -194,11 +193,10 @@ class KFAC:
             self.begin()  # gradients were written by the user, or come from a pass that was not seen
         by_name = {name: (name, param, master) for name, param, master in masters if param.grad is not None}
         self._look_for_new(bool(by_name))
-        layers = [(layer, [by_name[name] for name in layer.names]) for layer in self._layers if _learns(layer, by_name)]
-        if self.kind != INVERSES:
-            layers = [each for each in layers if each[0].has_inverses]
+        takes_new = self.kind == INVERSES
+        layers = multiplication.learning(self._layers, by_name, takes_new)
         if not layers:
-            if self.kind == INVERSES:
+            if takes_new:
                 self._refreshes.restart()  # nothing is inverted
             return set()
         for _, parameters in layers:
@@ -218,10 +216,10 @@ class KFAC:
             if self.kind != PLAIN and not self._is_averaged:  # by an update that has failed since then
                 sharing.average(self._layers, self._transport, self._decay, self._factor)
                 self._is_averaged = True
-            if self.kind == INVERSES:
+            if takes_new:
                 damping = self._numbers.arrays["damping"]
                 sharing.invert(self._layers, self._transport, primitives, damping, self._norm_damping)
-            self._precondition(primitives, layers)
+            multiplication.multiply(layers, primitives, self._numbers.arrays, takes_new)
         self._has_run = True
         return {id(param) for _, parameters in layers for _, param, _ in parameters}
 
@@ -339,49 +337,8 @@ class KFAC:
         if sharing.look_for_new(sorted(collector.layers), collector.has_new, self._transport):
             collector.has_new = False
             self._refreshes.restart()
-        if not has_gradients:
-            return
-        if not collector.passes:
-            if not collector.layers:
-                raise ValueError(
-                    "KFAC has seen no backward pass: call optimizer.update(lossfun, ...), or backward() of "
-                    "optimizer.scale_loss(loss), of this optimizer"
-                )
-            announce("K-FAC has seen no backward pass in a step, and goes on with the second moments of earlier ones")
-        if not collector.layers:
-            if collector.too_large:
-                rows = min(collector.too_large.values())
-                raise ValueError(f"KFAC: the smallest matrix of a layer has {rows} rows: set a larger largest")
-            raise ValueError(
-                "KFAC has found no layer that mixprec computes in NHWC: call mixprec.convert(model), or use "
-                "mixprec.links"
-            )
-
-    def _precondition(self, primitives, layers):
-        clips = self.kl_clip is not None
-        gradients = [[master.grad for _, _, master in parameters] for _, parameters in layers]
-        products = [
-            layer.precondition(
-                primitives, arrays, layer.new_inverses if self.kind == INVERSES else layer.inverses, clips
-            )
-            for (layer, _), arrays in zip(layers, gradients, strict=True)
-        ]
-        if clips:
-            limit, rate = self._numbers.arrays["kl_clip"], self._numbers.arrays["lr"]
-            xp = chainer.backend.get_array_module(rate)
-            length = xp.maximum(rate * rate * sum(products), np.float32(0))  # below 0 by rounding only
-            scale = xp.minimum(xp.sqrt(limit / length), np.float32(1))
-            for array in (array for arrays in gradients for array in arrays):
-                array *= scale
+        if has_gradients:
+            collector.check_found()
 
     def __getstate__(self):
         return {**self.__dict__, "_owner": None, "_index": None, "_ranks": None, "_numbers": DeviceNumbers()}
-
-
-def _learns(layer, by_name):
-    """Whether parameters of a layer, ``{name: (name, parameter, master)}`` of those with gradients, are updated."""
-    if not all(name in by_name for name in layer.names):
-        return False
-    params = [by_name[name][1] for name in layer.names]
-    rules = [param.update_rule for param in params]
-    return layer.suits([param.array for param in params]) and any(rule is not None and rule.enabled for rule in rules)
