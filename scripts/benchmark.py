@@ -23,7 +23,7 @@ python scripts/benchmark.py memory [--budget "2 GB"] [--steps 2] [--width 8] [--
     [--folder FOLDER] [--json FILE]
 python scripts/benchmark.py memory-picture FILE.svg [--budget "500 MB"] [--size 1536] [--width 8] [--batch 1]
     [--dtype float16] [--folder FOLDER]
-python scripts/benchmark.py kfac [--data digits|textures] [--batch 480] [--seeds 5] [--epochs 12]
+python scripts/benchmark.py kfac [--data digits|digits-narrow|textures] [--batch 480] [--seeds 5] [--epochs 12]
     [--dtype float16|float32] [--minutes M] [--json FILE]
 """
 

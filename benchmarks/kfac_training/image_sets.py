@@ -46,15 +46,19 @@ class DigitNetwork(chainer.Chain):
 
     Running statistics have decay 0.5. With Chainer's 0.9 and three steps an epoch they lag by more than three epochs,
     and the accuracy of the first epochs would tell of them and not of the weights.
+
+    Args:
+        channels: of the three convolutions.
     """
 
-    def __init__(self):
+    def __init__(self, channels):
         super().__init__()
+        first, second, third = channels
         with self.init_scope():
-            self.conv1, self.bn1 = _convolution(1, 16)
-            self.conv2, self.bn2 = _convolution(16, 32)
-            self.conv3, self.bn3 = _convolution(32, 32)
-            self.fc = L.Linear(32, 10)
+            self.conv1, self.bn1 = _convolution(1, first)
+            self.conv2, self.bn2 = _convolution(first, second)
+            self.conv3, self.bn3 = _convolution(second, third)
+            self.fc = L.Linear(third, 10)
 
     def forward(self, x):
         """(B, 1, 8, 8) -> (B, 10)."""
@@ -64,8 +68,12 @@ class DigitNetwork(chainer.Chain):
         return self.fc(F.average(h, axis=(2, 3)))
 
 
-def digit_images():
-    """Returns scikit-learn's handwritten digits, 8x8 pixels, split as in ``scripts/make_digits.py``."""
+def digit_images(channels):
+    """Returns scikit-learn's handwritten digits, 8x8 pixels, split as in ``scripts/make_digits.py``.
+
+    Args:
+        channels: of the convolutions of the network.
+    """
     x, y = {"train": [], "val": []}, {"train": [], "val": []}
     for name, pixels in digits.named_images():
         part, digit, _ = name.split("/")
@@ -75,8 +83,9 @@ def digit_images():
     labels = {part: np.array(numbers, np.int32) for part, numbers in y.items()}
     mean, std = levels["train"].mean(), levels["train"].std()
     images = {part: (array - mean) / std for part, array in levels.items()}
-    title = f"digits, 8x8 pixels, {len(x['train'])} for training and {len(x['val'])} for the test"
-    return ImageSet(title, images["train"], labels["train"], images["val"], labels["val"], DigitNetwork)
+    title = f"digits, 8x8 pixels, {len(x['train'])} for training and {len(x['val'])} for the test, channels {channels}"
+    network = functools.partial(DigitNetwork, channels)
+    return ImageSet(title, images["train"], labels["train"], images["val"], labels["val"], network)
 
 
 def texture_images(number, seed=0):

@@ -22,12 +22,13 @@ class _Default:
     targets: tuple[float, float, float]
 
 
+_DIGITS = _Default(480, 12, 5, ("float16", "float32"), compared_arms.LARGE_GRID, (100, 101, 102), (0.95, 0.97, 0.98))
 _DEFAULTS = {
-    "digits": _Default(
-        480, 12, 5, ("float16", "float32"), compared_arms.LARGE_GRID, (100, 101, 102), (0.95, 0.97, 0.98)
-    ),
+    "digits": _DIGITS,
+    "digits-narrow": _DIGITS,
     "textures": _Default(1024, 8, 3, ("float16",), compared_arms.SMALL_GRID, (100,), (0.4, 0.5, 0.6)),
 }
+_CHANNELS = {"digits": (32, 64, 128), "digits-narrow": (16, 32, 32)}
 _PICTURES = 4400  # of textures: three batches of 1,024 for training
 _MOST_SEEDS = 100  # those for tuning come after
 
@@ -61,7 +62,10 @@ def _seeds(text):
 def _kfac(save, data, batch, seeds, epochs, dtype, minutes):
     start, default = time.monotonic(), _DEFAULTS[data]
     batch, epochs, seeds = batch or default.batch, epochs or default.epochs, seeds or default.seeds
-    images = image_sets.digit_images() if data == "digits" else image_sets.texture_images(_PICTURES)
+    if data in _CHANNELS:
+        images = image_sets.digit_images(_CHANNELS[data])
+    else:
+        images = image_sets.texture_images(_PICTURES)
     if batch > len(images.train_x):
         raise command_arguments.ArgumentsError(f"--batch {batch}: must be at most {len(images.train_x)}")
     plan = training_study.Plan(
