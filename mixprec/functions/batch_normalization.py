@@ -198,17 +198,18 @@ class BatchNormalization(_Normalization):
             plus=plus,
             ranks=self._ranks,
         )
-        layer_gradients.tell_scales(
-            self.inputs[1:3],
-            x,
-            dy,
-            (gamma, beta),
-            self._saved,
-            self._attributes,
-            primitives=primitives,
-            plus=plus,
-            dadd=gradients[3],
-        )
+        if layer_gradients.now.observer is not None:
+            layer_gradients.tell_scales(
+                self.inputs[1:3],
+                x,
+                dy,
+                (gamma, beta),
+                self._saved,
+                self._attributes,
+                primitives=primitives,
+                plus=plus,
+                dadd=gradients[3],
+            )
         return gradients[: len(self.inputs)]
 
 

@@ -153,18 +153,20 @@ class ConvolutionBatchNormalization(FilterNode):
         dz, dgamma, dbeta, dadd = primitives.batch_norm_backward(
             dy, self._z, gamma, beta, self._saved, self._attributes, add=len(self.inputs) == 5, plus=plus
         )
-        layer_gradients.tell_scales(
-            self.inputs[2:4],
-            self._z,
-            dy,
-            (gamma, beta),
-            self._saved,
-            self._attributes,
-            primitives=primitives,
-            plus=plus,
-            dadd=dadd,
-        )
-        layer_gradients.tell_filters(self.inputs[1:2], x, dz, w.shape, self.convolution)
+        if layer_gradients.now.observer is not None:
+            layer_gradients.tell_scales(
+                self.inputs[2:4],
+                self._z,
+                dy,
+                (gamma, beta),
+                self._saved,
+                self._attributes,
+                primitives=primitives,
+                plus=plus,
+                dadd=dadd,
+            )
+        if layer_gradients.now.observer is not None:
+            layer_gradients.tell_filters(self.inputs[1:2], x, dz, w.shape, self.convolution)
         dw = self.wgrad(primitives, x, dz, w.shape) if 1 in indexes else None
         return (
             primitives.conv_dgrad(dz, w, self.convolution, x.shape) if 0 in indexes else None,
@@ -217,13 +219,15 @@ class BatchNormalizationReLUConvolution2D(FilterNode):
 
     def gradients(self, primitives, indexes, dy):
         x, gamma, beta, w = self.retained()
-        layer_gradients.tell_filters(self.inputs[3:4], x, dy, w.shape, self.convolution, self._affine)
+        if layer_gradients.now.observer is not None:
+            layer_gradients.tell_filters(self.inputs[3:4], x, dy, w.shape, self.convolution, self._affine)
         dw = self.wgrad(primitives, x, dy, w.shape, prologue=self._affine) if 3 in indexes else None
         if indexes == (3,):
             return None, None, None, dw
         dh = primitives.conv_dgrad(dy, w, self.convolution, x.shape)
         dx, dgamma, dbeta, _ = primitives.batch_norm_backward(dh, x, gamma, beta, self._saved, self._attributes)
-        layer_gradients.tell_scales(
-            self.inputs[1:3], x, dh, (gamma, beta), self._saved, self._attributes, primitives=primitives
-        )
+        if layer_gradients.now.observer is not None:
+            layer_gradients.tell_scales(
+                self.inputs[1:3], x, dh, (gamma, beta), self._saved, self._attributes, primitives=primitives
+            )
         return dx, dgamma, dbeta, dw

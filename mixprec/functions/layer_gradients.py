@@ -79,16 +79,14 @@ def creator_of(node):
 
 def tell_linear(inputs, x, dy):
     """Tells the observer of a linear layer: x (B, C), dy (B, K)."""
-    if now.observer is not None:
-        (rows, channels), outputs = x.shape, dy.shape[1]
-        image, gradient = x.reshape(rows, 1, 1, channels), dy.reshape(rows, 1, 1, outputs)
-        now.observer.filters(inputs, image, gradient, (outputs, 1, 1, channels), _POINTWISE)
+    (rows, channels), outputs = x.shape, dy.shape[1]
+    image, gradient = x.reshape(rows, 1, 1, channels), dy.reshape(rows, 1, 1, outputs)
+    now.observer.filters(inputs, image, gradient, (outputs, 1, 1, channels), _POINTWISE)
 
 
 def tell_filters(inputs, x, dy, w_shape, convolution, prologue=None):
     """Tells the observer of a convolution, see :meth:`Observer.filters`."""
-    if now.observer is not None:
-        now.observer.filters(inputs, x, dy, w_shape, convolution, prologue)
+    now.observer.filters(inputs, x, dy, w_shape, convolution, prologue)
 
 
 def tell_scales(inputs, x, dy, arrays, saved, attributes, *, primitives, plus=None, dadd=None):
@@ -102,8 +100,6 @@ def tell_scales(inputs, x, dy, arrays, saved, attributes, *, primitives, plus=No
         plus: another term of that gradient, or ``None``.
         dadd: the gradient of what was added, which is that of the normalized batch; ``None`` without an addition.
     """
-    if now.observer is None:
-        return
     if dadd is not None:
         now.observer.scales(inputs, x, dadd, arrays, saved, False)
     else:

@@ -189,7 +189,10 @@ class TrainingStep(Capturable):
 
     def finish(self, arguments, *, wait):
         """Raises LossScaleExhausted if as many steps as patience allows have overflowed in a row."""
-        self._optimizer._end_step(self._lossfun, arguments, wait=wait)
+        masters, _, statistics, _, counter = _parts(self._optimizer)
+        if self._optimizer.preconditioner is not None:
+            self._optimizer.preconditioner.over(counter.arrays[1])
+        self._optimizer._watchdog.check(masters, statistics, self._lossfun, arguments, wait=wait)
 
     @property
     def _lossfun(self):

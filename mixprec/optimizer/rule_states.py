@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import warnings
 
 import chainer
 import numpy as np
@@ -121,3 +122,26 @@ def _rule(optimizer):
     if name in _ADAM.values():
         return _ADAM[flags]
     return name + "".join(f", {flag}" for flag in flags)
+
+
+def serialize_counters(serializer, counter, scaler):
+    """Saves or loads the counter of steps and the loss scale; without them in a file the scale begins afresh.
+
+    Args:
+        serializer: of Chainer's.
+        counter: :class:`~mixprec.optimizer.step.StepCounter`.
+        scaler: the loss scale.
+
+    Returns:
+        Whether they were there. If not, there was a warning, and the counter has to be a new one.
+    """
+    try:
+        counter.serialize(serializer)
+        scaler.serialize(serializer["loss_scale"])
+    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
+        scaler.reset()
+        warnings.warn(
+            f"the snapshot has no loss scale: it starts afresh at {scaler.value:g}, and skipped at 0", stacklevel=3
+        )
+        return False
+    return True

@@ -17,10 +17,9 @@ from mixprec.optimizer import grad_scales, gradients, masters, model_files, scal
 from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.no_decay import NoDecay
 from mixprec.optimizer.ranks import ranks_of
-from mixprec.optimizer.rule_states import serialize_optimizer
+from mixprec.optimizer.rule_states import serialize_counters, serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
-from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog
-from mixprec.optimizer.step_counter import StepCounter, serialize_counters
+from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog, StepCounter
 from mixprec.optimizer.update_report import UpdateReport
 
 
@@ -231,13 +230,9 @@ class MixedPrecisionOptimizer(Delegation):
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
         self._step(lossfun, args, kwds)
-        self._end_step(lossfun, lambda: (args, kwds), wait=True)
-
-    def _end_step(self, lossfun, arguments, *, wait):
-        """What the host does once after each step, however often it was computed to be captured."""
         if self._preconditioner is not None:
             self._preconditioner.over(self._counter.arrays[1])
-        self._watchdog.check(self._masters, self._statistics, lossfun, arguments, wait=wait)
+        self._watchdog.check(self._masters, self._statistics, lossfun, lambda: (args, kwds))
 
     def _step(self, lossfun, args, kwds):
         """Runs a step; whether patience has run out is another matter."""
@@ -291,7 +286,8 @@ class MixedPrecisionOptimizer(Delegation):
         own = serializer["mixprec"]
         take = None if self._preconditioner is None else self._preconditioner.serialize(own)
         serialize_optimizer(self._optimizer, self._masters, serializer, own)
-        self._counter = serialize_counters(own, self._counter, self._scaler)
+        if not serialize_counters(own, self._counter, self._scaler):
+            self._counter = StepCounter()
         if take is not None:
             take()
         serialize_dropout(own, dict.fromkeys(param.device for param in self.target.params()))

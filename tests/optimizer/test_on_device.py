@@ -11,7 +11,7 @@ from chainer import optimizer_hooks, optimizers, serializers
 
 import mixprec
 from mixprec import loss_scale
-from mixprec.optimizer import fallback_form, running_statistics, step_counter
+from mixprec.optimizer import fallback_form, optimizer_step, running_statistics
 from mixprec.optimizer.batch import device_batch
 from tests.optimizer.batch.chainer_rules import OPTIMIZERS
 from tests.stand_ins import device_stand_in
@@ -38,7 +38,7 @@ def reads(launcher, monkeypatch):
         through_the_door.append(value)
         return value.item()
 
-    for module in (loss_scale, fallback_form, running_statistics, step_counter, device_batch):
+    for module in (loss_scale, fallback_form, running_statistics, optimizer_step, device_batch):
         monkeypatch.setattr(module, "to_host", counted)
 
     def count():

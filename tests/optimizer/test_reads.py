@@ -8,7 +8,7 @@ from chainer import optimizer_hooks
 
 import mixprec
 from mixprec import loss_scale
-from mixprec.optimizer import fallback_form, running_statistics, step_counter
+from mixprec.optimizer import fallback_form, optimizer_step, running_statistics
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import assert_same_run, batch_of, new_optimizer, run_step
 from tests.stand_ins.device_stand_in import DeviceArray
@@ -28,7 +28,7 @@ def reads(monkeypatch):
         through_the_door.append(value)
         return value.item()
 
-    for module in (loss_scale, fallback_form, running_statistics, step_counter):
+    for module in (loss_scale, fallback_form, running_statistics, optimizer_step):
         monkeypatch.setattr(module, "to_host", counted)
 
     def count():
