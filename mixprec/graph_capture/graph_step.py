@@ -105,7 +105,7 @@ class TrainingStep(Capturable):
     @property
     def variant(self):
         """See :attr:`Capturable.variant`: the kind of the next step of a preconditioner."""
-        return None if self._optimizer.preconditioner is None else self._optimizer.preconditioner.variant
+        return None if self._optimizer._preconditioner is None else self._optimizer._preconditioner.variant
 
     def version(self):
         """Returns an object that is replaced when parameters, rules or hooks have changed."""
@@ -149,8 +149,8 @@ class TrainingStep(Capturable):
         if isinstance(scaler, DynamicLossScale):
             names = ("value", "clean", "hysteresis_left", "overflows_in_row")
             arrays |= {f"{name} of the loss scale": array for name, array in zip(names, scaler.arrays, strict=True)}
-        if self._optimizer.preconditioner is not None:
-            arrays |= self._optimizer.preconditioner.state()
+        if self._optimizer._preconditioner is not None:
+            arrays |= self._optimizer._preconditioner.state()
         unique = {id(array): (name, array) for name, array in reversed(arrays.items()) if _is_array(array)}
         return dict(reversed(unique.values()))
 
@@ -190,8 +190,8 @@ class TrainingStep(Capturable):
     def finish(self, arguments, *, wait):
         """Raises LossScaleExhausted if as many steps as patience allows have overflowed in a row."""
         masters, _, statistics, _, counter = _parts(self._optimizer)
-        if self._optimizer.preconditioner is not None:
-            self._optimizer.preconditioner.over(counter.arrays[1])
+        if self._optimizer._preconditioner is not None:
+            self._optimizer._preconditioner.over(counter.arrays[1])
         self._optimizer._watchdog.check(masters, statistics, self._lossfun, arguments, wait=wait)
 
     @property
@@ -213,7 +213,7 @@ class TrainingSession(GraphSession):
         self._index = masters.index
         self._batch = self._optimizer_step.batch
         self._table = GraphTable(self._batch.table)
-        self._ranks, self._preconditioner = optimizer._ranks, optimizer.preconditioner
+        self._ranks, self._preconditioner = optimizer._ranks, optimizer._preconditioner
         if self._ranks is not None:
             self.number = self._ranks.next_capture()
 

@@ -11,7 +11,8 @@ from chainer import optimizer_hooks, optimizers, serializers
 
 import mixprec
 from mixprec import loss_scale
-from mixprec.optimizer import fallback_form, optimizer_step, running_statistics
+from mixprec.optimizer import fallback_form, running_statistics
+from mixprec.optimizer import step as optimizer_step
 from mixprec.optimizer.batch import device_batch
 from tests.optimizer.batch.chainer_rules import OPTIMIZERS
 from tests.stand_ins import device_stand_in

@@ -8,7 +8,8 @@ from chainer import optimizer_hooks
 
 import mixprec
 from mixprec import loss_scale
-from mixprec.optimizer import fallback_form, optimizer_step, running_statistics
+from mixprec.optimizer import fallback_form, running_statistics
+from mixprec.optimizer import step as optimizer_step
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import assert_same_run, batch_of, new_optimizer, run_step
 from tests.stand_ins.device_stand_in import DeviceArray
