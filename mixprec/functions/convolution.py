@@ -149,7 +149,7 @@ class Convolution2D(FilterNode):
         if self._relu:
             dy = primitives.relu_backward(dy, self.retained_output())
         if layer_gradients.now.observer is not None:
-            layer_gradients.tell_filters(self.inputs[1:], x, dy, w.shape, self.convolution)
+            layer_gradients.now.observer.filters(self.inputs[1:], x, dy, w.shape, self.convolution)
         dw = self.wgrad(primitives, x, dy, w.shape) if 1 in indexes else None
         return (
             primitives.conv_dgrad(dy, w, self.convolution, x.shape) if 0 in indexes else None,

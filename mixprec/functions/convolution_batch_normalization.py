@@ -165,8 +165,7 @@ class ConvolutionBatchNormalization(FilterNode):
                 plus=plus,
                 dadd=dadd,
             )
-        if layer_gradients.now.observer is not None:
-            layer_gradients.tell_filters(self.inputs[1:2], x, dz, w.shape, self.convolution)
+            layer_gradients.now.observer.filters(self.inputs[1:2], x, dz, w.shape, self.convolution)
         dw = self.wgrad(primitives, x, dz, w.shape) if 1 in indexes else None
         return (
             primitives.conv_dgrad(dz, w, self.convolution, x.shape) if 0 in indexes else None,
@@ -220,7 +219,7 @@ class BatchNormalizationReLUConvolution2D(FilterNode):
     def gradients(self, primitives, indexes, dy):
         x, gamma, beta, w = self.retained()
         if layer_gradients.now.observer is not None:
-            layer_gradients.tell_filters(self.inputs[3:4], x, dy, w.shape, self.convolution, self._affine)
+            layer_gradients.now.observer.filters(self.inputs[3:4], x, dy, w.shape, self.convolution, self._affine)
         dw = self.wgrad(primitives, x, dy, w.shape, prologue=self._affine) if 3 in indexes else None
         if indexes == (3,):
             return None, None, None, dw

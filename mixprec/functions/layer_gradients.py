@@ -84,11 +84,6 @@ def tell_linear(inputs, x, dy):
     now.observer.filters(inputs, image, gradient, (outputs, 1, 1, channels), _POINTWISE)
 
 
-def tell_filters(inputs, x, dy, w_shape, convolution, prologue=None):
-    """Tells the observer of a convolution, see :meth:`Observer.filters`."""
-    now.observer.filters(inputs, x, dy, w_shape, convolution, prologue)
-
-
 def tell_scales(inputs, x, dy, arrays, saved, attributes, *, primitives, plus=None, dadd=None):
     """Tells the observer of a batch normalization.
 

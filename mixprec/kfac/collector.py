@@ -41,9 +41,7 @@ class Collector(Observer):
 
     def begin_pass(self):
         """To be called before each backward pass. If all gradients were cleared since the last one, sums begin anew."""
-        params = dict(self._index.namedparams)
-        names = [name for layer in self.layers.values() for name in layer.names]
-        if self.passes and all(params[name].grad is None for name in names if name in params):
+        if self.passes and self._are_cleared():
             self.begin()
         self.passes += 1
         self._used = set()
@@ -102,6 +100,11 @@ class Collector(Observer):
         layer.to_device(params[0].device)
         if layer.names == names:
             layer.add(primitives_of(x), x, dy, arrays, saved, relu, is_first=self._is_first(layer))
+
+    def _are_cleared(self):
+        """Whether no parameter of a layer has a gradient."""
+        names = {name for layer in self.layers.values() for name in layer.names}
+        return all(param.grad is None for name, param in self._index.namedparams if name in names)
 
     def _known(self, names, params):
         """Returns the layer of these parameters; one of others that have had the names before is forgotten."""
