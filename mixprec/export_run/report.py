@@ -5,8 +5,6 @@ import io
 import json
 import math
 
-from matplotlib.figure import Figure
-
 
 def table(rows, images, guessed):
     """Returns the lines of a table.
@@ -65,6 +63,8 @@ def _finite(value):
 
 def picture(rows):
     """Returns a PNG file of accuracy and images a second of all rows."""
+    from matplotlib.figure import Figure  # takes a second: most commands draw nothing
+
     figure = Figure(figsize=(8, 0.5 * len(rows) + 1.4), layout="constrained")
     accuracy, speed = figure.subplots(1, 2, sharey=True)
     names = [row.name for row in rows]

@@ -5,7 +5,6 @@ import os
 
 import numpy as np
 from chainer.training import extension
-from matplotlib.figure import Figure
 
 from mixprec import arguments, files
 from mixprec.training.gradient_counts import (
@@ -91,6 +90,8 @@ class GradientHistogram(extension.Extension):
 
 def draw(summary, title):
     """Returns the picture of a :class:`~mixprec.training.gradient_counts.Summary` as a matplotlib figure."""
+    from matplotlib.figure import Figure  # takes a second: most commands draw nothing
+
     heights = 3.6, 1.2 + 0.13 * len(summary.layers)
     figure = Figure(figsize=(9, sum(heights)), dpi=120, layout="constrained")
     above, below = figure.subplots(2, height_ratios=heights)

@@ -6,7 +6,6 @@ The trainer calls :class:`Plots` after each entry of the log.
 import os
 
 from chainer.training import extension
-from matplotlib.figure import Figure
 
 from mixprec import files
 from mixprec.training.pictures import Pictures
@@ -62,6 +61,8 @@ class Plots(extension.Extension):
                 figure.savefig(temporary)
 
     def _draw(self, title, base, curves):
+        from matplotlib.figure import Figure  # takes a second: most commands draw nothing
+
         figure = Figure(figsize=(6, 4), dpi=120, layout="constrained")
         axes = figure.subplots()
         for key, label in curves.items():

@@ -14,27 +14,46 @@ from tests import ROOT
 FOLDER = ROOT / ".pytest_cache" / "kernels"
 
 
-def library(source, flags=()):
+def library(source, flags=(), header=""):
     """Returns a source as a loaded library, which is kept by a digest of all that it follows from.
 
     Args:
         source: C++ text.
         flags: for g++ beside the usual ones.
+        header: C++ text that comes before the source. g++ reads it once for all libraries with the same flags.
     """
     # Static variables of inline functions, as shared memory is one here, would be those of all libraries of a process.
-    flags = ("-std=c++17", "-O1", "-w", "-fno-gnu-unique", *flags, "-shared", "-fPIC")
-    digest = hashlib.sha256("\0".join([source, *flags, _compiler()]).encode()).hexdigest()[:16]
-    path = FOLDER / f"{digest}.so"
+    flags = ("-std=c++17", "-O1", "-w", "-fno-gnu-unique", *flags, "-fPIC")
+    path = FOLDER / f"{_digest(source, header, *flags)}.so"
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
-        own = FOLDER / f"{digest}-{os.getpid()}"  # another worker may compile the same
-        text, made = own.with_suffix(".cpp"), own.with_suffix(".tmp")
-        text.write_text(source)
-        done = subprocess.run(["g++", *flags, text, "-o", made], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        text.rename(path.with_suffix(".cpp"))
-        made.rename(path)
+        if header:
+            source = f'#include "{_precompiled(header, flags).name}"\n{source}'
+        _made(path, path.with_suffix(".cpp"), source, [*flags, "-shared"])
     return ctypes.CDLL(str(path))
+
+
+def _precompiled(header, flags):
+    """Returns the path of a header, beside which lies what g++ takes for it: parsing one takes longer than a kernel."""
+    path = FOLDER / f"{_digest(header, *flags)}.h"
+    made = path.with_suffix(".h.gch")
+    if not made.exists():
+        _made(made, path, header, [*flags, "-x", "c++-header"])
+    return path
+
+
+def _made(path, text, source, flags):
+    own = FOLDER / f"{path.stem}-{os.getpid()}{text.suffix}"  # another worker may compile the same
+    own.write_text(source)
+    made = own.with_suffix(".tmp")
+    done = subprocess.run(["g++", *flags, own, "-o", made], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    own.rename(text)
+    made.rename(path)
+
+
+def _digest(*texts):
+    return hashlib.sha256("\0".join([*texts, _compiler()]).encode()).hexdigest()[:16]
 
 
 def need_compiler():

@@ -4,6 +4,7 @@ Arrays are (N, C, H, W), filters (K, C / groups, R, S), what is per channel (1, 
 There may be more axes in space.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -78,56 +79,63 @@ def _wgrad_shapes(dims, attributes, found):
 
 
 def _padded(image, attributes):
-    return np.pad(image, ((0, 0), (0, 0), *_padding(attributes)))
+    padding = _padding(attributes)
+    if not any(map(any, padding)):
+        return image
+    size = [size + sum(pad) for size, pad in zip(image.shape[2:], padding, strict=True)]
+    padded = np.zeros((*image.shape[:2], *size))
+    inside = (slice(pad, pad + size) for (pad, _), size in zip(padding, image.shape[2:], strict=True))
+    padded[(..., *inside)] = image
+    return padded
 
 
-def _taps(filter_dim, out, attributes):
-    """Yields (place of an element in each filter, what of a padded image it meets)."""
+def _windows(padded, filter_dim, out, attributes):
+    """Returns what each element of a filter meets, as a view: (N, C, *taps, *out)."""
     _, stride, dilation = _geometry(attributes)
-    for tap in np.ndindex(*filter_dim[2:]):
-        met = (
-            slice(place * step, place * step + (size - 1) * move + 1, move)
-            for place, step, size, move in zip(tap, dilation, out, stride, strict=True)
-        )
-        yield tap, (slice(None), slice(None), *met)
+    whole, space = padded.strides[:2], padded.strides[2:]
+    taps = [step * gap for step, gap in zip(space, dilation, strict=True)]
+    moves = [step * move for step, move in zip(space, stride, strict=True)]
+    shape = (*padded.shape[:2], *filter_dim[2:], *out)
+    return np.lib.stride_tricks.as_strided(padded, shape, (*whole, *taps, *moves), writeable=False)
 
 
-def _grouped(array, groups, axis):
-    return np.split(array, groups, axis)
+def _columns(image, filter_dim, out, attributes):
+    """Returns an image as (N, groups, rows of a filter, places)."""
+    windows = _windows(_padded(image, attributes), filter_dim, out, attributes)
+    groups = image.shape[1] // filter_dim[1]
+    return windows.reshape(len(image), groups, math.prod(filter_dim[1:]), math.prod(out))
 
 
 def _fprop(inputs, attributes, dims):
     image, weight = inputs["image"], inputs["weight"]
-    groups = image.shape[1] // weight.shape[1]
-    padded = _padded(image, attributes)
-    y = np.zeros(dims[0])
-    for tap, met in _taps(weight.shape, dims[0][2:], attributes):
-        parts = zip(_grouped(padded[met], groups, 1), _grouped(weight[(..., *tap)], groups, 0), strict=True)
-        y += np.concatenate([np.einsum("nc...,kc->nk...", x, w, optimize=True) for x, w in parts], 1)
-    return (y,)
+    columns = _columns(image, weight.shape, dims[0][2:], attributes)
+    groups, rows = columns.shape[1:3]
+    return ((weight.reshape(groups, -1, rows) @ columns).reshape(dims[0]),)
 
 
 def _dgrad(inputs, attributes, dims):
     loss, weight = inputs["loss"], inputs["filter"]
     groups = dims[0][1] // weight.shape[1]
+    rows = weight.reshape(groups, -1, math.prod(weight.shape[1:])).swapaxes(1, 2)
+    columns = rows @ loss.reshape(len(loss), groups, -1, math.prod(loss.shape[2:]))
+    columns = columns.reshape(*dims[0][:2], *weight.shape[2:], *loss.shape[2:])
     padded = _padded(np.zeros(dims[0]), attributes)
-    for tap, met in _taps(weight.shape, loss.shape[2:], attributes):
-        parts = zip(_grouped(loss, groups, 1), _grouped(weight[(..., *tap)], groups, 0), strict=True)
-        padded[met] += np.concatenate([np.einsum("nk...,kc->nc...", dy, w, optimize=True) for dy, w in parts], 1)
+    _, stride, dilation = _geometry(attributes)
+    for tap in np.ndindex(*weight.shape[2:]):
+        met = (
+            slice(place * step, place * step + (size - 1) * move + 1, move)
+            for place, step, size, move in zip(tap, dilation, loss.shape[2:], stride, strict=True)
+        )
+        padded[(slice(None), slice(None), *met)] += columns[(slice(None), slice(None), *tap)]
     kept = (slice(pad, pad + size) for (pad, _), size in zip(_padding(attributes), dims[0][2:], strict=True))
     return (padded[(..., *kept)],)
 
 
 def _wgrad(inputs, attributes, dims):
     image, loss = inputs["image"], inputs["loss"]
-    groups = image.shape[1] // dims[0][1]
-    padded = _padded(image, attributes)
-    dw = np.zeros(dims[0])
-    for tap, met in _taps(dims[0], loss.shape[2:], attributes):
-        parts = zip(_grouped(padded[met], groups, 1), _grouped(loss, groups, 1), strict=True)
-        flat = [(x.reshape(*x.shape[:2], -1), dy.reshape(*dy.shape[:2], -1)) for x, dy in parts]
-        dw[(..., *tap)] = np.concatenate([np.einsum("ncp,nkp->kc", x, dy, optimize=True) for x, dy in flat], 0)
-    return (dw,)
+    columns = _columns(image, dims[0], loss.shape[2:], attributes)
+    dy = loss.reshape(len(loss), columns.shape[1], -1, columns.shape[3])
+    return ((dy @ columns.swapaxes(2, 3)).sum(0).reshape(dims[0]),)
 
 
 def _pointwise(*inputs, attributes=(), formula):

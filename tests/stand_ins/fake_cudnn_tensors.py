@@ -75,7 +75,7 @@ def _memory(tensor, buffer):
 
 def _in_logical_order(tensor, flat):
     strides = [step * flat.itemsize for step in tensor.stride]
-    return np.lib.stride_tricks.as_strided(flat, tensor.dim, strides)
+    return np.ndarray(tensor.dim, flat.dtype, flat, strides=strides)  # as_strided() takes five times as long
 
 
 def read(tensor, buffer):

@@ -15,7 +15,6 @@
 #include <cstring>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #define HOST_LAUNCH 1
 #define __device__
@@ -35,52 +34,70 @@ static HostDim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace host {
 struct Barrier { unsigned arrived = 0, generation = 0; int any = 0, result = 0; };
-struct Fibre { ucontext_t context; jmp_buf at; std::vector<char> stack; bool started = false, done = false; };
+// A fibre lives as long as the library: it takes part in one block after the other.
+struct Fibre { jmp_buf at; bool started, done; };
 
-constexpr unsigned WARP_SIZE = 32;
-static std::vector<Fibre> fibres;
+constexpr unsigned WARP_SIZE = 32, MOST_THREADS = 1024, STACK = 128 * 1024;
+static Fibre fibres[MOST_THREADS];
 static jmp_buf scheduler;
-static ucontext_t scheduler_context;
 static unsigned current;
 static void (*body)(void*);
 static void* argument;
-static Barrier block_barrier, warp_barriers[64];
-static uint64_t exchanged[1024];
+static Barrier block_barrier, warp_barriers[MOST_THREADS / WARP_SIZE];
+static uint64_t exchanged[MOST_THREADS];
 static volatile unsigned progress;  // how often a thread has ended, or a barrier has been passed
-static std::vector<void*> poisoned;  // variables in shared memory, of this block
+static void* poisoned[256];  // variables in shared memory, of this block
+static unsigned poisoned_count;
 static const char* error;  // the first of a launch
-
-static void entry() {
-    body(argument);
-    fibres[current].done = true;
-    progress = progress + 1;
-    _longjmp(scheduler, 1);
-}
-
-// All bits set: NaN in every floating dtype.
-static void poison(void* variable, size_t size) {
-    if (std::find(poisoned.begin(), poisoned.end(), variable) != poisoned.end()) return;
-    poisoned.push_back(variable);
-    std::memset(variable, 0xFF, size);
-}
-
-static void shuffle(std::vector<unsigned>& order) {
-    static uint32_t state = 1;  // xorshift: Marsaglia 2003, doi:10.18637/jss.v008.i14
-    for (unsigned left = order.size(); left > 1; left--) {
-        state ^= state << 13, state ^= state >> 17, state ^= state << 5;
-        std::swap(order[left - 1], order[state % left]);
-    }
-}
-
-static std::vector<unsigned> numbers(unsigned count) {
-    std::vector<unsigned> all(count);
-    for (unsigned i = 0; i < count; i++) all[i] = i;
-    return all;
-}
 
 static void yield() {
     const unsigned me = current;
     if (_setjmp(fibres[me].at) == 0) _longjmp(scheduler, 1);
+}
+
+static void entry() {
+    for (;;) {
+        body(argument);
+        fibres[current].done = true;
+        progress = progress + 1;
+        yield();
+    }
+}
+
+// Goes on with a fibre, on a stack of its own.
+static void enter(Fibre& fibre) {
+    if (fibre.started) _longjmp(fibre.at, 1);
+    fibre.started = true;
+    static ucontext_t context;
+    static char* stacks[MOST_THREADS];
+    char*& stack = stacks[&fibre - fibres];
+    if (!stack) stack = static_cast<char*>(std::malloc(STACK));
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = STACK;
+    makecontext(&context, entry, 0);
+    setcontext(&context);
+}
+
+// All bits set: NaN in every floating dtype.
+static void poison(void* variable, size_t size) {
+    for (unsigned i = 0; i < poisoned_count; i++)
+        if (poisoned[i] == variable) return;
+    if (poisoned_count == sizeof(poisoned) / sizeof(void*)) std::abort();
+    poisoned[poisoned_count++] = variable;
+    std::memset(variable, 0xFF, size);
+}
+
+// Fills an array with the numbers below its length, in an order that is drawn.
+static void draw_order(unsigned* order, unsigned count) {
+    static uint32_t state = 1;  // xorshift: Marsaglia 2003, doi:10.18637/jss.v008.i14
+    for (unsigned i = 0; i < count; i++) order[i] = i;
+    for (unsigned left = count; left > 1; left--) {
+        state ^= state << 13, state ^= state >> 17, state ^= state << 5;
+        const unsigned other = order[state % left];
+        order[state % left] = order[left - 1];
+        order[left - 1] = other;
+    }
 }
 
 // Returns whether anybody came with `flag`.
@@ -101,40 +118,26 @@ static int wait(Barrier& barrier, unsigned count, int flag = 0) {
 static void wait_for_warp() { wait(warp_barriers[current / WARP_SIZE], WARP_SIZE); }
 
 static void run_block(unsigned threads) {
-    if (fibres.size() < threads) fibres.resize(threads);
-    for (unsigned t = 0; t < threads; t++) {
-        Fibre& fibre = fibres[t];
-        fibre.started = fibre.done = false;
-        fibre.stack.resize(128 * 1024);
-        getcontext(&fibre.context);
-        fibre.context.uc_stack.ss_sp = fibre.stack.data();
-        fibre.context.uc_stack.ss_size = fibre.stack.size();
-        makecontext(&fibre.context, entry, 0);
-    }
-    poisoned.clear();
+    for (unsigned t = 0; t < threads; t++) fibres[t].done = false;
+    poisoned_count = 0;
     block_barrier = Barrier();
-    std::fill(std::begin(warp_barriers), std::end(warp_barriers), Barrier());
-    static std::vector<unsigned> order;
-    order = numbers(threads);
+    for (Barrier& barrier : warp_barriers) barrier = Barrier();
+    static unsigned order[MOST_THREADS];
     static volatile bool any;
     static volatile unsigned turn, before;
     do {
         any = false;
         before = progress;
-        shuffle(order);
+        draw_order(order, threads);
         for (turn = 0; turn < threads; turn = turn + 1) {
             current = threadIdx.x = order[turn];
-            Fibre& fibre = fibres[current];
-            if (fibre.done) continue;
+            if (fibres[current].done) continue;
             any = true;
-            if (_setjmp(scheduler) == 0) {
-                if (fibre.started) _longjmp(fibre.at, 1);
-                fibre.started = true;
-                setcontext(&fibre.context);
-            }
+            if (_setjmp(scheduler) == 0) enter(fibres[current]);
         }
         if (any && before == progress) {
             if (!error) error = "threads wait at a barrier to which others never come";
+            for (unsigned t = 0; t < threads; t++) fibres[t].started = false;  // the next block begins anew
             return;
         }
     } while (any);
@@ -157,12 +160,13 @@ void launch(unsigned blocks, unsigned threads, Body run) {
     blockDim.x = threads;
     body = [](void* arguments) { (*static_cast<Body*>(arguments))(); };
     argument = &run;
-    std::vector<unsigned> order = numbers(blocks);
-    shuffle(order);
-    for (unsigned block : order) {
-        blockIdx.x = block;
+    unsigned* order = static_cast<unsigned*>(std::malloc(blocks * sizeof(unsigned)));
+    draw_order(order, blocks);
+    for (unsigned i = 0; i < blocks; i++) {
+        blockIdx.x = order[i];
         run_block(threads);
     }
+    std::free(order);
 }
 
 template <class... Types, size_t... Places>

@@ -37,8 +37,7 @@ class HostLauncher:
             for name in names
         )
         poisoned = _SHARED.sub(r"__shared__ \1; host::poison(&\2, sizeof(\2));", source)
-        text = "\n".join([_HEADER.read_text(), poisoned, *wrappers, ""])
-        loaded = compiled.library(text, self._flags)
+        loaded = compiled.library("\n".join([poisoned, *wrappers, ""]), self._flags, _HEADER.read_text())
         kernels = {name: loaded[f"run_{name}"] for name in names}
         for kernel in kernels.values():
             kernel.restype = ctypes.c_char_p
