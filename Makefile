@@ -50,9 +50,10 @@ monitor: install ## pages in a browser about the runs in results, at http://127.
 data/digits: | install ## scikit-learn's handwritten digits as JPEG files
 	@$(BIN)/python scripts/make_digits.py --out $@
 
-# A worker on each core, with one thread of BLAS and up to 3 GB of memory; one line of progress.
+# A worker on each core, with one thread of BLAS and up to 3 GB of memory; one line of progress. Bytecode is kept whatever
+# the environment says: the tests start hundreds of Pythons, which would compile mixprec each time.
 PROGRESS = -q -o console_output_style=classic -p tests.progress
-PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PROGRESS) -n auto --maxprocesses 8 --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PROGRESS) -n auto --maxprocesses 8 --dist worksteal
 
 test: install ## the core of the tests: what a user's trust rests on
 	@$(PYTEST) $(ARGS)

@@ -33,6 +33,7 @@ def images(count, side):
     return np.random.default_rng(0).standard_normal((count, 3, side, side)).astype(np.float32)
 
 
+@pytest.mark.core(3)
 @pytest.mark.parametrize("name", IMAGENET)
 def test_parameter_count_is_torchvisions(name):
     assert models.MODELS[name](1000).count_params() == IMAGENET[name]

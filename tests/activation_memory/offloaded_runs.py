@@ -12,6 +12,7 @@ import mixprec
 from mixprec.functions import reset_dropout
 from mixprec.training.accumulation import Accumulated
 from models import MODELS
+from models.resnet import BasicBlock, ResNet
 from models.unet import UNet
 
 SMALLEST = 2**10  # bytes
@@ -62,6 +63,7 @@ def _sequences(random):
 
 NETWORKS = {
     "resnet18": (lambda: L.Classifier(MODELS["resnet18"](CLASSES)), _images),
+    "narrow_resnet18": (lambda: L.Classifier(ResNet(BasicBlock, (2, 2, 2, 2), CLASSES, channels=16)), _images),
     "unet": (Pixels, _large_images),
     "lstm": (Sequences, _sequences),
 }

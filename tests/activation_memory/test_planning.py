@@ -61,6 +61,7 @@ def rules(recording, budget, bus):
         yield found
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("part", range(8))
 def test_plans_keep_to_their_budget_and_prediction_and_beat_rules(part):
     compared = 0

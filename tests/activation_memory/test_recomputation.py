@@ -34,7 +34,7 @@ from tests.activation_memory.recomputed_programs import (
 )
 
 
-@pytest.mark.core(len(PROGRAMS) * len(COMPUTE))
+@pytest.mark.core(12)
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # of the step that is skipped
 @pytest.mark.parametrize("compute", COMPUTE)
 @pytest.mark.parametrize("program", PROGRAMS)

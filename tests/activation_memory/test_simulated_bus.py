@@ -12,7 +12,7 @@ from mixprec.activation_memory.recording import Bus
 from mixprec.activation_memory.timetable import schedule
 from tests.activation_memory.simulated_bus import ConvolutionWork, SimulatedBus, Work
 
-NETWORKS = 200
+NETWORKS, PARTS = 200, 10
 
 
 class Network:
@@ -105,10 +105,10 @@ def _vdnn(budget, recording, rates):
 
 
 @pytest.mark.core(1)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_plans_hold_what_they_promise(part, monkeypatch):
     """Within 10 % of the time, within the budget, and not slower than two simpler rules; the gradient is the same."""
-    for seed in range(part, NETWORKS, 4):
+    for seed in range(part, NETWORKS, PARTS):
         network, share = Network(seed), np.random.RandomState(seed + 1).rand()
         expected = network.run(SimulatedBus(*network.bus))
         within = _Within(share)

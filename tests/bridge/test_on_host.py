@@ -18,7 +18,9 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("file", EXPECTED)
+@pytest.mark.parametrize(
+    "file", ["tests/bridge/test_gpu.py", pytest.param("tests/bridge/test_curve.py", marks=pytest.mark.sweep)]
+)
 def test_the_tests_of_the_gpu_pass_on_the_host(file):
     compiled.need_compiler()
     mine = ("MIXPREC_CUDNN", "CUDA_VISIBLE_DEVICES", "PYTEST_ADDOPTS")

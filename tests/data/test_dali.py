@@ -253,6 +253,7 @@ def test_training_reset_repeats_the_beginning(make, noise):
     assert_same(first, take(iterator, 8))
 
 
+@pytest.mark.core(4)
 @pytest.mark.parametrize(
     ("train", "delivered"),
     [*((True, delivered) for delivered in (0, 1, 3, 5, 6, 8, 12)), *((False, delivered) for delivered in (0, 3, 5, 6))],
@@ -329,6 +330,7 @@ def images_of(batches):
     return [image for images, _ in batches for image in images]
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("batch_size", "last_batch", "counts"),
     [
@@ -386,7 +388,7 @@ def test_shards_of_validation_are_parts_of_the_whole_in_order(make, flat, last_b
             shard.reset()
 
 
-@pytest.mark.core(3)
+@pytest.mark.core(1)
 @pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_shard_goes_on_after_any_batch(make, noise, last_batch, shard):

@@ -94,6 +94,7 @@ def digits():
     return network.graph(), array[:1440], array[1440:], labels[1440:]
 
 
+@pytest.mark.core(1)
 @BOTH
 @pytest.mark.parametrize("half_ends", [False, True])
 def test_digits_lose_less_than_a_point(digits, target, half_ends):

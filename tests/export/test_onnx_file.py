@@ -63,6 +63,7 @@ def operators(graph):
     return [node.op_type for node in graph.graph.node]
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("reference", [False, True])
 def test_most_of_what_networks_are_made_of(batch, reference):
@@ -150,6 +151,7 @@ def test_the_zoo_is_exported_or_refused(name):
         assert_close(found(graph, *rows), expected(model, *rows))
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("compute", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("has_optimizer", [True, False])
 def test_a_converted_model_has_the_graph_of_the_plain_one(compute, has_optimizer):
@@ -240,6 +242,7 @@ def test_outputs_are_those_of_the_model_in_its_order():
     assert_close(found(graph, images), expected(model, images))
 
 
+@pytest.mark.core(4)
 @pytest.mark.parametrize("outsize", [(7, 7), (8, 7), (8, 8)])
 @pytest.mark.parametrize("pad", [0, 1])
 @pytest.mark.parametrize("dilate", [1, 2])

@@ -19,7 +19,7 @@ from tests.stand_ins.cuda_sides import both_sides
 STEPS = 20
 
 
-@pytest.mark.core(3)
+@pytest.mark.core(2)
 @both_sides
 @pytest.mark.parametrize(
     ("rule", "settings"),
@@ -86,6 +86,7 @@ def test_a_loss_function_of_the_users(side):  # noqa: F811
     assert_same(captured, expected)
 
 
+@pytest.mark.core(1)
 @both_sides
 @pytest.mark.parametrize(
     ("wishes", "replays"),
@@ -140,6 +141,7 @@ def test_evaluation_between(side):  # noqa: F811
     assert_same(captured, eager(12, dropout=0.5, side=side))
 
 
+@pytest.mark.core(2)
 @both_sides
 @pytest.mark.parametrize(("resumed", "middle"), [("captured", 2), ("captured", 4), ("captured", 8), ("eager", 8)])
 def test_snapshot_in_the_middle_and_resume(side, resumed, middle, tmp_path):  # noqa: F811
@@ -241,6 +243,7 @@ def _line_of(fault):
     return f"{__file__}:{first + number} "
 
 
+@pytest.mark.core(2)
 @both_sides
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_with_its_line_and_the_run_goes_on(side, fault, caplog):  # noqa: F811

@@ -68,6 +68,7 @@ def _eager(counted, x, t):
     return peaks[-1], sum(param.size * (2 + 4 + 4) for param in optimizer.target.params())
 
 
+@pytest.mark.sweep
 def test_a_captured_step_needs_what_an_eager_one_does(counted):
     """At its peak, also in the calls that compare; copies of the state come on top there, three at most."""
     x, t = _batch(64)

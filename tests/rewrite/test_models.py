@@ -62,6 +62,7 @@ def _split(errors):
     return gradients, {key: error for key, error in errors.items() if key not in gradients}
 
 
+@pytest.mark.core(8)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
 def test_float32_is_exact_to_1e_5(case, way):

@@ -72,6 +72,7 @@ def _check(case, compute):
         assert error <= 8 * EPS[compute], key
 
 
+@pytest.mark.core(6)
 @pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
 def test_float16(case):
     _check(case, "float16")
@@ -85,6 +86,7 @@ def test_results_are_float32_and_images_in_the_order_of_their_axes(case):
         assert variable.ndim != 4 or variable.array.flags.c_contiguous
 
 
+@pytest.mark.core(4)
 @pytest.mark.parametrize("name", IN_BFLOAT16)
 def test_bfloat16(name):
     _check(SMALL[name], "bfloat16")

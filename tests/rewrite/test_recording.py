@@ -34,6 +34,7 @@ def _launches(name, images, example):
     return counts, [note for note in notes if note.kind == "read"]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("name", "by_hand"), [("resnet18", "resnet18"), ("resnet50", "resnet50"), ("resnext50_32x4d", "resnext50")]
 )

@@ -301,6 +301,7 @@ UPLOADS = {
 }
 
 
+@pytest.mark.core(4)
 @pytest.mark.parametrize(
     ("kind", "name"), [*(("read", name) for name in READS), *(("upload", name) for name in UPLOADS)]
 )

@@ -600,6 +600,7 @@ def _assert_same_run(trainer, out, eager):
         assert _arrays(path) == _arrays(eager[0] / path.name)
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("converter", [_to_device, lambda batch, device: chainer.dataset.concat_examples(batch)])
 def test_a_run_of_graphs_is_the_eager_run(eager, tmp_path, converter):
     """Log, snapshots and evaluations, bit for bit; between log, evaluation and snapshot the host reads nothing."""
@@ -615,6 +616,7 @@ def test_a_run_of_graphs_is_the_eager_run(eager, tmp_path, converter):
             assert seen[iteration + 1][0] == seen[iteration][0]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("iteration", [6, 12])
 def test_a_resumed_run_of_graphs_is_the_uninterrupted_one(eager, tmp_path, iteration):
     trainer, seen = _on_device(CapturedUpdater, tmp_path, snapshot=eager[0] / f"{iteration}.npz")

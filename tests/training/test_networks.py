@@ -157,6 +157,7 @@ def run(work):
     return functools.partial(call, train.main, "--config", "mine.yaml")
 
 
+@pytest.mark.sweep
 def test_the_example_of_the_docs_trains_as_printed(tmp_path):
     """In an empty folder; one epoch of the 355 validation images, as the whole run takes minutes."""
     pytest.importorskip("sklearn", reason='needs scikit-learn: pip install -e ".[digits]"')

@@ -74,7 +74,7 @@ NESTED = [
 ]
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize(("deep", "shallow"), [pair for pair in NESTED if pair[0] > pair[1]])
 def test_a_deeper_networks_snapshot_is_refused_by_a_shallower_one(tmp_path, deep, shallow):
     """All names of the shallower one are in it. Without the settings, too, such as in a trainer of one's own."""

@@ -240,7 +240,7 @@ def _start(work, out, number, place=None, filename=None, before="", settings=())
     )
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("place", "filename", "last"),
     [

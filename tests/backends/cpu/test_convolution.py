@@ -359,6 +359,7 @@ def test_what_is_not_finite_goes_where_it_is_seen_and_nowhere_else(primitives, d
 # --- long sums
 
 
+@pytest.mark.core(4)
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize(("w_shape", "groups"), [((3, 1, 1, 2), 1), ((2, 1, 3, 1), 2)], ids=["dense", "depthwise"])
 def test_a_gradient_of_millions_of_products(primitives, dtype, w_shape, groups):
@@ -440,6 +441,7 @@ def test_memory_does_not_grow_with_the_filter(primitives, dtype, groups):
 # --- PyTorch
 
 
+@pytest.mark.core(8)
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
 @pytest.mark.parametrize(
     ("convolution", "shape", "w_shape"),

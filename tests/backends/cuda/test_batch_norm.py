@@ -150,6 +150,7 @@ def test_the_own_kernels_compute_each_element_as_numpy_does(cuda, shape, dtype, 
     same(dadd, expected[3])
 
 
+@pytest.mark.sweep
 @settings(max_examples=tries(40))
 @given(
     shape=batch_norm_shapes(), dtype=storage_dtypes, relu=st.booleans(), with_add=st.booleans(), by=engines, seed=seeds

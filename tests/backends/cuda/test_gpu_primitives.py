@@ -796,6 +796,7 @@ def test_dropout_by_own_kernels(side, size, dtype, misaligned):
     same(side.receive(state), expected_state)
 
 
+@pytest.mark.core(8)
 @both_sides
 @pytest.mark.parametrize("target", STORAGE, ids=str)
 @pytest.mark.parametrize("source", STORAGE, ids=str)

@@ -72,6 +72,7 @@ def test_odd_values(device, channels, n, dtype, seed, misaligned):
         assert_same(found, expected)
 
 
+@pytest.mark.core(4)
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize("beta", POWERS)
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ def run(work, tmp_path):
     return shutil.copytree(work / "run", tmp_path / "run")
 
 
+@pytest.mark.sweep
 def test_a_run_in_float32_is_evaluated_as_in_its_log(digits):
     folder, entry = digits
     found = answer("evaluate", run=str(folder))

@@ -41,7 +41,7 @@ def twin(launcher, params, hooks=(), rule_hooks=(), seed=0):
     return Twin(launcher, array, receive, params, hooks, rule_hooks, seed)
 
 
-@pytest.mark.core(4)
+@pytest.mark.core(2)
 @pytest.mark.parametrize("hooks", HOOKS)
 def test_all_rules_with_hooks_are_chainers(launcher, hooks):
     both = twin(launcher, of_all_rules(), HOOKS[hooks])
