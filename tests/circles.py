@@ -17,10 +17,10 @@ import os
 import hypothesis
 import pytest
 
-CORE = 12
+CORE = 8
 EXAMPLES = 15
 _CORE = "core"
-WHOLE_FOLDERS = ("tests/benchmarks/",)  # measuring tools: no user's result rests on them
+WHOLE_FOLDERS = ("tests/benchmarks/", "tests/stand_ins/")  # measuring tools, and tests of tests: no user runs them
 
 
 def mark(items):
