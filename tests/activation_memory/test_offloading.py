@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import re
 import tracemalloc
 
@@ -15,7 +16,7 @@ import mixprec
 from mixprec.activation_memory import made_plans, planning
 from mixprec.backends.file_copies import FileCopies
 from mixprec.messages import OneLineError
-from tests.activation_memory.offloaded_runs import NETWORKS, SMALLEST, Run, differences
+from tests.activation_memory.offloaded_runs import SMALLEST, Run, differences
 
 STEPS, POISONED = range(6), {3}
 GENEROUS = "100 GB"
@@ -60,8 +61,13 @@ def slots(monkeypatch):
 
 
 @pytest.mark.core(3)
-@pytest.mark.parametrize("compute", [None, "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        *itertools.product(["narrow_resnet18", "lstm", "unet"], [None, "float32", "float16", "bfloat16"]),
+        pytest.param("resnet18", "float16", marks=pytest.mark.sweep),
+    ],
+)
 def test_the_same_bits(name, compute, tmp_path, at_least):
     """Gradients, masters, statistics, snapshots: with an overflow in the middle, and evaluations in between."""
     at_least()

@@ -74,7 +74,7 @@ def test_most_of_what_networks_are_made_of(batch, reference):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["resnet8", "resnet10_small", "resnet50", "resnext50_32x4d"])  # each kind of block
 def test_our_models(name):
     model, images = trained(lambda: MODELS[name](10), 3, 32, 32, batch=4)
     graph = mixprec.export.onnx(model, images)

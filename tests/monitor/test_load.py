@@ -72,7 +72,7 @@ def test_training_does_not_notice_twenty_tabs(tmp_path):
     images, results = tmp_path / "images", tmp_path / "results"
     results.mkdir()
     subprocess.run([sys.executable, "scripts/make_digits.py", "--out", str(images)], cwd=ROOT, env=ENV, check=True)
-    settings = "training.epochs=4", "log.every=30 iterations"
+    settings = "training.epochs=2", "log.every=30 iterations"
     train(results / "alone", images, *settings)
 
     async def watched():

@@ -120,7 +120,7 @@ def run(program, x, state):
         max_size=15,
     )
 )
-@settings(max_examples=tries(80))
+@settings(max_examples=tries(40))
 def test_random_programs(cuda, program):
     """Captured once and launched three times with other inputs; at once; and by NumPy."""
     on_host, at_once, in_graph = numbers(0), graph_array.array(numbers(0)), graph_array.array(numbers(0))

@@ -1,4 +1,4 @@
-"""300 odd training commands: each ends with 0, or with 2, one line that says why, and nothing left behind."""
+"""120 odd training commands: each ends with 0, or with 2, one line that says why, and nothing left behind."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from tests.called import call
 from tests.guard import guarded
 from tests.training import odd_commands
 
-SEEDS, COMMANDS = 30, 10
+SEEDS, COMMANDS = 12, 10
 
 
 @pytest.fixture(scope="module")
