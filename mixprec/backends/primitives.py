@@ -274,12 +274,13 @@ class Primitives(abc.ABC):
     # Loss
 
     @abc.abstractmethod
-    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1):
+    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None):
         """Cross entropy of the softmax of logits with labels, in float32.
 
         With label smoothing (Szegedy et al. 2016, arXiv:1512.00567, section 7) the target distribution is
         ``(1 - smoothing)`` at the label plus ``smoothing / K`` everywhere; class weights multiply the terms of the sum
-        over classes, as in ``torch.nn.functional.cross_entropy``.
+        over classes, as in ``torch.nn.functional.cross_entropy``. With mixed images (Zhang et al. 2018,
+        arXiv:1710.09412) the share ``1 - smoothing`` is divided between the label and a second one.
 
         Args:
             x: (M, K) logits in the storage dtype.
@@ -287,6 +288,8 @@ class Primitives(abc.ABC):
             class_weight: ``None`` or (K,) float32.
             smoothing: from 0 to below 1.
             ignore_label: rows with this label have a loss of 0.
+            mixed: ``None``, or ``(second, share)``: second labels (M,) int32, from 0 to K - 1 where the first one
+                counts, and the share of the first, from 0 to 1, (M,) float32 or () for all rows.
 
         Returns:
             ``(losses, log_z)``, each (M,) float32: the loss of each row, and the logarithm of the sum of exponentials
@@ -295,12 +298,40 @@ class Primitives(abc.ABC):
 
     @abc.abstractmethod
     def softmax_cross_entropy_backward(
-        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None
+        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None, mixed=None
     ):
         """Returns dx (M, K) in the dtype of ``x``, the other arguments as of :meth:`softmax_cross_entropy`.
 
         ``dlosses`` are (M,) float32, or () float32 for all rows alike; ``factor``, () float32, multiplies them unless
         it is ``None``. Rows with ``ignore_label`` get zeros.
+        """
+
+    @abc.abstractmethod
+    def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None):
+        """Mean over the classes of the cross entropies of the sigmoids of logits with labels, in float32.
+
+        The targets q of a row are those of :meth:`softmax_cross_entropy`, each that of a class by itself; its loss is
+        the mean of ``max(x, 0) - x * q + log(1 + exp(-|x|))``.
+
+        Args:
+            x: (M, K) logits in the storage dtype.
+            t: (M,) int32 labels from 0 to K - 1, or ``ignore_label``. Labels are not checked here.
+            smoothing: from 0 to below 1.
+            threshold: ``None``; or targets above it are 1, and others are 0.
+            ignore_label: rows with this label have a loss of 0.
+            mixed: as for :meth:`softmax_cross_entropy`.
+
+        Returns:
+            The losses of the rows, (M,) float32.
+        """
+
+    @abc.abstractmethod
+    def binary_cross_entropy_backward(
+        self, dlosses, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, factor=None, mixed=None
+    ):
+        """Returns dx (M, K) in the dtype of ``x``, the other arguments as of :meth:`binary_cross_entropy`.
+
+        ``dlosses`` and ``factor`` are as for :meth:`softmax_cross_entropy_backward`.
         """
 
     @abc.abstractmethod

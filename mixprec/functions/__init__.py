@@ -6,7 +6,7 @@ The names below compute with the primitives of :mod:`mixprec.backends`: on (N, H
 
 from mixprec.backends.dropout_state import reset_dropout, serialize_dropout
 from mixprec.functions.batch_normalization import batch_normalization, fixed_batch_normalization
-from mixprec.functions.classification import accuracy, softmax_cross_entropy
+from mixprec.functions.classification import accuracy, binary_cross_entropy, softmax_cross_entropy
 from mixprec.functions.concatenation import concat
 from mixprec.functions.convolution import convolution_2d
 from mixprec.functions.convolution_batch_normalization import (
@@ -26,6 +26,7 @@ __all__ = [
     "average_pooling_2d",
     "batch_normalization",
     "batch_normalization_relu_convolution_2d",
+    "binary_cross_entropy",
     "cast",
     "concat",
     "convolution_2d",

@@ -1,4 +1,4 @@
-"""Logits and labels: the cross entropy of the softmax, and the share of labels that are predicted."""
+"""Logits and labels: cross entropies of the softmax and of sigmoids, and the share of labels that are predicted."""
 
 import chainer
 import numpy as np
@@ -12,12 +12,15 @@ from mixprec.functions.node import Node, dense
 _ACCURACY = "accuracy"
 
 
-def softmax_cross_entropy(x, t, normalize=True, class_weight=None, ignore_label=-1, reduce="mean", *, smoothing=0.0):
+def softmax_cross_entropy(
+    x, t, normalize=True, class_weight=None, ignore_label=-1, reduce="mean", *, smoothing=0.0, mixed=None
+):
     """Computes the loss of :func:`chainer.functions.softmax_cross_entropy` in float32, the classes being the last axis.
 
     With label smoothing (Szegedy et al. 2016, arXiv:1512.00567, section 7) the target distribution is
     ``1 - smoothing`` at the label plus ``smoothing / K`` everywhere; class weights multiply the terms of the sum over
-    classes, as in ``torch.nn.functional.cross_entropy``.
+    classes, as in ``torch.nn.functional.cross_entropy``. Of mixed images (Zhang et al. 2018, arXiv:1710.09412) the
+    share ``1 - smoothing`` is divided between the labels of both.
 
     Args:
         x: logits (N, K) or (N, ..., K) in a storage dtype.
@@ -28,6 +31,9 @@ def softmax_cross_entropy(x, t, normalize=True, class_weight=None, ignore_label=
         ignore_label: a label whose loss is 0.
         reduce: ``"mean"``, or ``"no"`` for the loss of each label.
         smoothing: from 0 to below 1.
+        mixed: ``None``, or a pair ``(second, share)`` for mixed images: the labels of those that were mixed in, like
+            ``t``, and the share of ``t`` in the target, from 0 to 1, float32, of the shape of ``t`` or () for all. They
+            get no gradient, and on a device they are not read.
 
     Returns:
         Variable () or, with ``reduce="no"``, of the shape of ``t``; float32.
@@ -35,6 +41,12 @@ def softmax_cross_entropy(x, t, normalize=True, class_weight=None, ignore_label=
     Raises:
         TypeError: a dtype does not fit.
         ValueError: a shape, an option or a label does not fit.
+
+    Example:
+        >>> x, share = np.zeros((2, 3), np.float16), np.array(0.7, np.float32)
+        >>> t = np.array([0, 2], np.int32)
+        >>> softmax_cross_entropy(x, t, smoothing=0.1, mixed=(t[::-1], share)).dtype
+        dtype('float32')
     """
     name = SoftmaxCrossEntropy.name
     normalize = checks.flag(name, "normalize", normalize)
@@ -45,42 +57,93 @@ def softmax_cross_entropy(x, t, normalize=True, class_weight=None, ignore_label=
         raise TypeError(
             f"{name}: class_weight must be an array, it gets no gradient; found {type(class_weight).__name__}"
         )
-    return SoftmaxCrossEntropy(normalize, class_weight, ignore_label, reduce, smoothing).apply((x, t))[0]
+    node = SoftmaxCrossEntropy(normalize, ignore_label, reduce, class_weight=class_weight, smoothing=smoothing)
+    return node.apply((x, t, *_pair(name, mixed)))[0]
 
 
-class SoftmaxCrossEntropy(Node):
-    """See :func:`softmax_cross_entropy`; inputs x and t."""
+def binary_cross_entropy(
+    x, t, normalize=True, ignore_label=-1, reduce="mean", *, smoothing=0.0, threshold=None, mixed=None
+):
+    """Computes the mean over the classes of the cross entropies of sigmoids, in float32.
 
-    name = "softmax_cross_entropy"
+    Each class is a question of its own: ``max(x, 0) - x * q + log(1 + exp(-|x|))`` with the target q that it has in
+    :func:`softmax_cross_entropy`. So do the recipes of "ResNet strikes back" (Wightman et al. 2021, arXiv:2110.00476,
+    section 2.2); the formula is that of ``torch.nn.functional.binary_cross_entropy_with_logits``.
 
-    def __init__(self, normalize, class_weight, ignore_label, reduce, smoothing):
+    Args:
+        x: logits (N, K) or (N, ..., K) in a storage dtype.
+        t: integer labels, as for :func:`softmax_cross_entropy`.
+        normalize: likewise.
+        ignore_label: likewise.
+        reduce: likewise.
+        smoothing: from 0 to below 1.
+        threshold: ``None``; or targets above it become 1, and others 0. With mixed images both classes are right then,
+            if their share of the target is above it.
+        mixed: as for :func:`softmax_cross_entropy`.
+
+    Returns:
+        Variable () or, with ``reduce="no"``, of the shape of ``t``; float32.
+
+    Raises:
+        TypeError: a dtype does not fit.
+        ValueError: a shape, an option or a label does not fit.
+
+    Example:
+        >>> x, t = np.zeros((2, 3), np.float16), np.array([0, 2], np.int32)
+        >>> float(binary_cross_entropy(x, t).array) == np.log(np.float32(2))
+        True
+    """
+    name = BinaryCrossEntropy.name
+    normalize = checks.flag(name, "normalize", normalize)
+    ignore_label = checks.whole(name, "ignore_label", ignore_label)
+    arguments.choice(f"{name}: reduce", reduce, ("mean", "no"))
+    smoothing = checks.number(name, "smoothing", smoothing, 0.0, below=1.0)
+    threshold = None if threshold is None else checks.number(name, "threshold", threshold, 0.0, below=1.0)
+    node = BinaryCrossEntropy(normalize, ignore_label, reduce, smoothing=smoothing, threshold=threshold)
+    return node.apply((x, t, *_pair(name, mixed)))[0]
+
+
+def _pair(name, mixed):
+    """Returns second labels and shares as inputs, or nothing."""
+    if mixed is None:
+        return ()
+    if not isinstance(mixed, (tuple, list)) or len(mixed) != 2:
+        raise TypeError(f"{name}: mixed must be a pair (second, share); found {arguments.found(mixed)}")
+    return tuple(mixed)
+
+
+class _CrossEntropy(Node):
+    """Of logits and labels; inputs x and t, and second and share of mixed images."""
+
+    def __init__(self, normalize, ignore_label, reduce, **options):
         self._normalize = normalize
         self._mean = reduce == "mean"
-        self._options = {"class_weight": class_weight, "ignore_label": ignore_label, "smoothing": smoothing}
-        self.options = None if class_weight is None else class_weight.shape
+        self._options = {"ignore_label": ignore_label, **options}
 
-    def check(self, x, t):
+    def check(self, x, t, second=None, share=None):
         checks.dtype(self.name, "x", x)
-        if t.dtype.kind != "i":
-            raise TypeError(f"{self.name}: t must be signed integers; found {t.dtype}")
-        if x.ndim < 2 or t.shape != x.shape[:-1]:
+        for argument, labels in (("t", t), ("second", second)):
+            if labels is None:
+                continue
+            if labels.dtype.kind != "i":
+                raise TypeError(f"{self.name}: {argument} must be signed integers; found {labels.dtype}")
+            if x.ndim < 2 or labels.shape != x.shape[:-1]:
+                raise ValueError(
+                    f"{self.name}: {argument} must have the shape of x without its last axis, the classes; found "
+                    f"{labels.shape} and {x.shape}"
+                )
+        if share is not None and (share.dtype != np.float32 or share.shape not in ((), t.shape)):
             raise ValueError(
-                f"{self.name}: t must have the shape of x without its last axis, the classes; found {t.shape} and "
-                f"{x.shape}"
+                f"{self.name}: share must be float32, () or of the shape of t, {t.shape}; found {share.dtype} and "
+                f"{share.shape}"
             )
-        weight = self._options["class_weight"]
-        if weight is not None and weight.shape != x.shape[-1:]:
-            raise ValueError(f"{self.name}: class_weight must have shape {x.shape[-1:]}; found {weight.shape}")
 
-    def compute(self, primitives, x, t):
-        self.retain_inputs((0, 1))
-        self._check_labels(t, x.shape[-1])
-        weight = self._options["class_weight"]
-        if weight is not None:
-            weight = chainer.backend.get_device_from_array(x).send(weight).astype(np.float32, copy=False)
-            self._options["class_weight"] = weight
-        logits, labels = self._flat(x, t)
-        losses, self._log_z = primitives.softmax_cross_entropy(logits, labels, **self._options)
+    def compute(self, primitives, x, t, second=None, share=None):
+        self.retain_inputs((0, 1) if second is None else (0, 1, 2, 3))
+        for labels in (t,) if second is None else (t, second):
+            self._check_labels(labels, x.shape[-1])
+        logits, labels, mixed = self._flat(x, t, second, share)
+        losses = self._losses(primitives, logits, labels, mixed)
         if not self._mean:
             return (losses.reshape(t.shape),)
         count = None if self._normalize else max(1, len(x))
@@ -90,18 +153,25 @@ class SoftmaxCrossEntropy(Node):
         return (loss,)
 
     def gradients(self, primitives, indexes, dy):
-        x, t = self.retained()
+        inputs = self.retained()
         dlosses, factor = (dy, self._factor) if self._mean else (dy.reshape(-1), None)
-        logits, labels = self._flat(x, t)
-        dx = primitives.softmax_cross_entropy_backward(
-            dlosses, logits, labels, self._log_z, factor=factor, **self._options
-        )
-        return dx.reshape(x.shape), None
+        dx = self._gradient_of(primitives, dlosses, *self._flat(*inputs), factor)
+        return dx.reshape(inputs[0].shape), *(None for _ in inputs[1:])
 
-    def _flat(self, x, t):
-        """Returns logits (M, K) and labels (M,) int32."""
-        labels = t.reshape(-1).astype(np.int32, copy=False)
-        return x.reshape(-1, x.shape[-1]), labels
+    def _losses(self, primitives, logits, labels, mixed):
+        """Returns the loss of each row (M,)."""
+        raise NotImplementedError
+
+    def _gradient_of(self, primitives, dlosses, logits, labels, mixed, factor):
+        """Returns the gradient of the logits (M, K)."""
+        raise NotImplementedError
+
+    def _flat(self, x, t, second=None, share=None):
+        """Returns logits (M, K), labels (M,) int32, and ``None`` or a pair of second labels and shares."""
+        logits, labels = x.reshape(-1, x.shape[-1]), _flat_labels(t)
+        if second is None:
+            return logits, labels, None
+        return logits, labels, (_flat_labels(second), share.reshape(-1) if share.ndim else share)
 
     def _check_labels(self, t, classes):
         if type(t) is not np.ndarray:
@@ -112,6 +182,53 @@ class SoftmaxCrossEntropy(Node):
                 f"{self.name}: labels must be from 0 to {classes - 1}, or {self._options['ignore_label']} to be "
                 f"ignored; found {wrong[0]}"
             )
+
+
+def _flat_labels(t):
+    return t.reshape(-1).astype(np.int32, copy=False)
+
+
+class SoftmaxCrossEntropy(_CrossEntropy):
+    """See :func:`softmax_cross_entropy`."""
+
+    name = "softmax_cross_entropy"
+
+    def __init__(self, normalize, ignore_label, reduce, *, class_weight, smoothing):
+        super().__init__(normalize, ignore_label, reduce, class_weight=class_weight, smoothing=smoothing)
+        self.options = None if class_weight is None else class_weight.shape
+
+    def check(self, x, t, second=None, share=None):
+        super().check(x, t, second, share)
+        weight = self._options["class_weight"]
+        if weight is not None and weight.shape != x.shape[-1:]:
+            raise ValueError(f"{self.name}: class_weight must have shape {x.shape[-1:]}; found {weight.shape}")
+
+    def _losses(self, primitives, logits, labels, mixed):
+        weight = self._options["class_weight"]
+        if weight is not None:
+            weight = chainer.backend.get_device_from_array(logits).send(weight).astype(np.float32, copy=False)
+            self._options["class_weight"] = weight
+        losses, self._log_z = primitives.softmax_cross_entropy(logits, labels, mixed=mixed, **self._options)
+        return losses
+
+    def _gradient_of(self, primitives, dlosses, logits, labels, mixed, factor):
+        return primitives.softmax_cross_entropy_backward(
+            dlosses, logits, labels, self._log_z, factor=factor, mixed=mixed, **self._options
+        )
+
+
+class BinaryCrossEntropy(_CrossEntropy):
+    """See :func:`binary_cross_entropy`."""
+
+    name = "binary_cross_entropy"
+
+    def _losses(self, primitives, logits, labels, mixed):
+        return primitives.binary_cross_entropy(logits, labels, mixed=mixed, **self._options)
+
+    def _gradient_of(self, primitives, dlosses, logits, labels, mixed, factor):
+        return primitives.binary_cross_entropy_backward(
+            dlosses, logits, labels, factor=factor, mixed=mixed, **self._options
+        )
 
 
 def accuracy(y, t, ignore_label=None, *, top=None):

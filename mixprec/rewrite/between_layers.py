@@ -106,7 +106,8 @@ def _softmax_cross_entropy(scope, node, inputs):
         return None
     if x.ndim == 4:
         (x,) = chainer_apply(Transpose(TO_NHWC), (x,))
-    return OurSoftmaxCrossEntropy(node.normalize, node.class_weight, node.ignore_label, node.reduce, 0.0).apply((x, t))
+    options = {"class_weight": node.class_weight, "smoothing": 0.0}
+    return OurSoftmaxCrossEntropy(node.normalize, node.ignore_label, node.reduce, **options).apply((x, t))
 
 
 def _accuracy(scope, node, inputs):

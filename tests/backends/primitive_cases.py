@@ -249,19 +249,57 @@ def labels(rng, count, number, ignore_label):
     return t
 
 
-def softmax_cross_entropy(x, t, class_weight, smoothing, ignore_label):
+def mixed_labels(rng, t, count, number, kind):
+    """Returns second labels and shares of mixed images; ``kind`` is none, one share for all rows, or one for each."""
+    if kind == "none":
+        return None
+    shares = rng.uniform(0, 1, ()).astype(np.float32) if kind == "all" else rng.uniform(0, 1, count).astype(np.float32)
+    return rng.integers(0, number, count).astype(np.int32), np.asarray(shares)
+
+
+MIXED = ["none", "all", "rows"]
+
+
+def targets(shape, t, smoothing, ignore_label, mixed=None):
+    """Returns target distributions in FP64: of one label, or of two and the share of the first."""
+    second, share = (t, np.ones(())) if mixed is None else (mixed[0], exact(mixed[1]))
+    rows = np.arange(len(t))[t != ignore_label]
+    share = np.broadcast_to(share, t.shape)[rows]
+    target = np.full(shape, smoothing / shape[1])
+    np.add.at(target, (rows, t[rows]), (1 - smoothing) * share)
+    np.add.at(target, (rows, second[rows]), (1 - smoothing) * (1 - share))
+    return target
+
+
+def softmax_cross_entropy(x, t, class_weight, smoothing, ignore_label, mixed=None):
     """Returns ``(losses, log_z, gradients of each row's loss)`` in FP64."""
     x = exact(x)
-    count = x.shape[1]
     largest = x.max(1, keepdims=True)
     log_z = np.log(np.exp(x - largest).sum(1, keepdims=True)) + largest
-    target = np.full(x.shape, smoothing / count)
     counted = t != ignore_label
-    target[np.arange(len(t))[counted], t[counted]] += 1 - smoothing
+    target = targets(x.shape, t, smoothing, ignore_label, mixed)
     target *= 1 if class_weight is None else exact(class_weight)
     losses = np.where(counted, (target * (log_z - x)).sum(1), 0)
     gradient = np.where(counted[:, None], np.exp(x - log_z) * target.sum(1, keepdims=True) - target, 0)
     return losses, log_z[:, 0], gradient
+
+
+def binary_cross_entropy(x, t, smoothing, threshold, ignore_label, mixed=None):
+    """Returns ``(losses, gradients of each row's loss)`` in FP64."""
+    x, counted = exact(x), t != ignore_label
+    target = targets(x.shape, t, smoothing, ignore_label, mixed)
+    if threshold is not None:
+        target = (target > threshold).astype(np.float64)
+    losses = np.where(counted, (np.maximum(x, 0) - x * target + np.log1p(np.exp(-np.abs(x)))).mean(1), 0)
+    # exp() of the positive half only: it does not overflow.
+    sigmoid = np.where(x < 0, np.exp(np.minimum(x, 0)), 1) / (1 + np.exp(-np.abs(x)))
+    return losses, np.where(counted[:, None], (sigmoid - target) / x.shape[1], 0)
+
+
+def binary_cross_entropy_bounds(x):
+    """Returns error bounds of the losses of rows, and of the elements of the gradient."""
+    count = x.shape[1]
+    return accumulated(count + 8, 2 * np.abs(exact(x)).mean(1) + 1), accumulated(16, 1 / count)
 
 
 def softmax_cross_entropy_bounds(x, class_weight, log_z):

@@ -76,6 +76,49 @@ def test_smoothing_is_torchs(weighted):
     np.testing.assert_allclose(dx, x.grad, rtol=1e-5, atol=1e-6)
 
 
+def _mixed_target(t, second, share, smoothing, classes):
+    """The target of timm's Mixup: a mean of two smoothed rows of the identity, float64."""
+    rows = np.eye(classes) * (1 - smoothing) + smoothing / classes
+    share = wide(np.asarray(share))[..., None]
+    return share * rows[t] + (1 - share) * rows[second]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("function", [F.softmax_cross_entropy, F.binary_cross_entropy])
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+def test_mixed_images_are_torchs(function, smoothing, shape):
+    """In float16: the loss, and each element of the gradient, are within 1 ulp of those of float64, rounded."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
+    random = np.random.RandomState(1)
+    x, (t, second) = normal(0, *shape, 9, dtype=np.dtype(np.float16)), random.randint(0, 9, (2, *shape))
+    share = random.uniform(size=() if smoothing else shape).astype(np.float32)
+    loss, (dx,), _ = run(
+        lambda x: function(x, t, smoothing=smoothing, mixed=(second, np.asarray(share))), [x], np.array(128, "f")
+    )
+    logits = torch.tensor(wide(x).reshape(-1, 9), requires_grad=True)
+    target = torch.tensor(_mixed_target(t, second, share, smoothing, 9).reshape(-1, 9))
+    if function is F.softmax_cross_entropy:
+        expected = torch.nn.functional.cross_entropy(logits, target)
+    else:
+        expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, target)
+    expected.backward(torch.tensor(128.0))
+    assert loss.dtype == np.float32
+    assert dx.dtype == np.float16
+    for found, exact in ((loss, expected.item()), (dx, logits.grad.numpy().reshape(x.shape))):
+        rounded = np.asarray(exact).astype(np.float16)
+        assert (np.abs(wide(np.asarray(found, np.float16)) - wide(rounded)) <= wide(np.spacing(np.abs(rounded)))).all()
+
+
+def test_a_threshold_makes_both_classes_right():
+    x, t, second = np.zeros((1, 4), np.float32), np.array([1]), np.array([3])
+    for share, threshold, right in ((0.7, 0.2, [1, 3]), (0.7, 0.4, [1]), (0.7, 0.8, []), (0.0, 0.0, [3])):
+        mixed = second, np.array(share, np.float32)
+        _, (dx,), _ = run(
+            lambda x: F.binary_cross_entropy(x, t, threshold=threshold, mixed=mixed), [x], np.array(4, "f")
+        )  # noqa: B023
+        np.testing.assert_array_equal(dx[0], [-0.5 if label in right else 0.5 for label in range(4)])
+
+
 def test_all_ignored_and_far_apart_logits():
     x = np.array([[60000, -60000], [-60000, 60000]], np.float16)
     loss, (dx,), _ = run(lambda x: F.softmax_cross_entropy(x, np.array([-1, -1], np.int32)), [x], np.ones((), "f"))
@@ -107,17 +150,25 @@ class _OnDevice:
 
 
 def _plain(value):
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
     return value.view(np.ndarray) if isinstance(value, DeviceArray) else value
 
 
 @pytest.mark.parametrize("reduce", ["mean", "no"])
-def test_nobody_reads_from_a_device(reduce):
+@pytest.mark.parametrize("options", [{}, {"class_weight": True}, {"mixed": True}, {"threshold": 0.2, "mixed": True}])
+def test_nobody_reads_from_a_device(reduce, options):
     """Not even labels that are out of range."""
     backends.register(DeviceArray, _OnDevice())
     try:
         x, t = chainer.Variable(on_device(normal(0, 4, 3))), on_device(np.array([0, 2, 1, -1], np.int32))
+        function = F.binary_cross_entropy if "threshold" in options else F.softmax_cross_entropy
+        if "class_weight" in options:
+            options = {"class_weight": on_device(np.ones(3, "f"))}
+        if "mixed" in options:
+            options = {**options, "mixed": (t, on_device(np.array(0.5, np.float32)))}
         DeviceArray.reads = 0
-        loss = F.softmax_cross_entropy(x, t, reduce=reduce, class_weight=on_device(np.ones(3, "f")))
+        loss = function(x, t, reduce=reduce, **options)
         loss.grad = on_device(np.ones(loss.shape, np.float32))
         loss.backward()
         assert DeviceArray.reads == 0
@@ -154,6 +205,27 @@ def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
             _loss(smoothing=1),
             ValueError,
             "softmax_cross_entropy: smoothing must be from 0 to below 1; found 1",
+        ),
+        (
+            _loss(mixed=np.zeros(2, np.int32)),
+            TypeError,
+            "softmax_cross_entropy: mixed must be a pair (second, share); found ndarray, shape (2,) int32",
+        ),
+        (
+            _loss(mixed=(np.zeros(3, np.int32), np.ones((), "f"))),
+            ValueError,
+            "softmax_cross_entropy: second must have the shape of x without its last axis, the classes; found (3,) and "
+            "(2, 3)",
+        ),
+        (
+            _loss(mixed=(np.zeros(2, np.int32), np.ones(3, "f"))),
+            ValueError,
+            "softmax_cross_entropy: share must be float32, () or of the shape of t, (2,); found float32 and (3,)",
+        ),
+        (
+            lambda: F.binary_cross_entropy(np.zeros((2, 3), "f"), np.array([0, 1]), threshold=1.5),
+            ValueError,
+            "binary_cross_entropy: threshold must be from 0 to below 1; found 1.5",
         ),
         (
             _loss(class_weight=np.ones(2, "f")),

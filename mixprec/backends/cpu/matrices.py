@@ -56,17 +56,19 @@ class Losses:
     """The losses of :class:`~mixprec.backends.primitives.Primitives`."""
 
     @_quiet
-    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1):
+    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.softmax_cross_entropy`."""
         x = widen(x)
         largest = np.maximum.reduce(x, axis=1, keepdims=True)
         shifted = x - largest  # at most 0: exponentials do not overflow
         log_sum = np.log(np.add.reduce(np.exp(shifted), axis=1))
         counted = t != ignore_label
-        labels = np.where(counted, t, 0)
-        losses = log_sum - np.take_along_axis(shifted, labels[:, None], axis=1)[:, 0]
-        if class_weight is not None:
-            losses *= class_weight[labels]
+        losses = np.float32(0)
+        for labels, share in _targets(t, counted, mixed):
+            of_label = log_sum - np.take_along_axis(shifted, labels[:, None], axis=1)[:, 0]
+            if class_weight is not None:
+                of_label *= class_weight[labels]
+            losses = losses + (of_label if share is None else share * of_label)
         if smoothing:
             weights = np.ones(x.shape[1], np.float32) if class_weight is None else class_weight
             of_all = (log_sum[:, None] - shifted) @ weights
@@ -75,25 +77,43 @@ class Losses:
 
     @_quiet
     def softmax_cross_entropy_backward(
-        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None
+        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None, mixed=None
     ):
         """See :meth:`~mixprec.backends.primitives.Primitives.softmax_cross_entropy_backward`."""
         classes = x.shape[1]
         counted = t != ignore_label
-        labels = np.where(counted, t, 0)
         weights = np.ones(classes, np.float32) if class_weight is None else class_weight
-        of_label = np.float32(1 - smoothing) * weights[labels]
+        of_labels = [
+            (labels, np.float32(1 - smoothing) * weights[labels] * (1 if share is None else share))
+            for labels, share in _targets(t, counted, mixed)
+        ]
         of_all = np.float32(smoothing / classes) * weights
         dx = np.exp(widen(x) - log_z[:, None])
         # The derivative of -sum_k q_k log(p_k) is p * sum_k q_k - q, where q holds the weights of the classes, too.
-        dx *= (of_label + np.add.reduce(of_all))[:, None]
+        dx *= (sum(of_label for _, of_label in of_labels) + np.add.reduce(of_all))[:, None]
         if smoothing:
             dx -= of_all
-        dx[np.arange(len(t)), labels] -= of_label
-        dlosses = dlosses if factor is None else dlosses * factor
-        dx *= np.broadcast_to(dlosses, t.shape)[:, None]
-        dx[~counted] = 0
-        return narrow(dx, x.dtype)
+        for labels, of_label in of_labels:
+            dx[np.arange(len(t)), labels] -= of_label
+        return _finished(dx, counted, dlosses, factor, x.dtype)
+
+    @_quiet
+    def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.binary_cross_entropy`."""
+        counted = t != ignore_label
+        x, q = widen(x), _distribution(x.shape, t, counted, smoothing, threshold, mixed)
+        losses = np.add.reduce(np.maximum(x, 0) - x * q + np.log1p(np.exp(-np.abs(x))), axis=1)
+        return np.where(counted, losses * np.float32(1 / x.shape[1]), np.float32(0))
+
+    @_quiet
+    def binary_cross_entropy_backward(
+        self, dlosses, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, factor=None, mixed=None
+    ):
+        """See :meth:`~mixprec.backends.primitives.Primitives.binary_cross_entropy_backward`."""
+        counted = t != ignore_label
+        q = _distribution(x.shape, t, counted, smoothing, threshold, mixed)
+        dx = (1 / (1 + np.exp(-widen(x))) - q) * np.float32(1 / x.shape[1])
+        return _finished(dx, counted, dlosses, factor, x.dtype)
 
     @_quiet
     def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
@@ -115,3 +135,27 @@ class Losses:
         counted = np.ones(len(t), bool) if ignore_label is None else t != ignore_label
         share = np.count_nonzero(right & known & counted) / max(np.count_nonzero(counted), 1)
         return np.array(share, np.float32)
+
+
+def _targets(t, counted, mixed):
+    """Returns ``(labels, share of the target)`` of the one label of a row, whose share is ``None``, or of two."""
+    if mixed is None:
+        return [(np.where(counted, t, 0), None)]
+    second, share = mixed
+    return [(np.where(counted, t, 0), share), (np.where(counted, second, 0), np.float32(1) - share)]
+
+
+def _distribution(shape, t, counted, smoothing, threshold, mixed):
+    """Returns the targets of all classes, float32."""
+    q = np.full(shape, np.float32(smoothing / shape[1]))
+    for labels, share in _targets(t, counted, mixed):
+        q[np.arange(len(t)), labels] += np.float32(1 - smoothing) * (np.float32(1) if share is None else share)
+    return q if threshold is None else (q > np.float32(threshold)).astype(np.float32)
+
+
+def _finished(dx, counted, dlosses, factor, dtype):
+    """Returns gradients of the losses of rows times those of the losses, rounded."""
+    dlosses = dlosses if factor is None else dlosses * factor
+    dx *= np.broadcast_to(dlosses, counted.shape)[:, None]
+    dx[~counted] = 0
+    return narrow(dx, dtype)

@@ -1,4 +1,6 @@
-"""Softmax cross entropy on a CUDA device: one launch each."""
+"""Cross entropies on a CUDA device: one launch each."""
+
+import math
 
 import numpy as np
 
@@ -15,7 +17,7 @@ class Losses(Base):
     A label that is neither a class nor to be ignored gives a loss of NaN.
     """
 
-    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1):
+    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None):
         rows, classes = x.shape
         losses, log_z = self._empty((rows,), np.float32), self._empty((rows,), np.float32)
         width, lanes = self._lanes(x)
@@ -24,20 +26,40 @@ class Losses(Base):
             self._address_or_0(class_weight),
             *map(self._address, (losses, log_z)),
         ]
-        arguments += [rows, classes, lanes, ignore_label, float(smoothing)]
+        arguments += [*self._mixed(mixed), rows, classes, lanes, ignore_label, float(smoothing)]
         self._launch_rows("softmax_cross_entropy", arguments, x, width, lanes)
         return losses, log_z
 
     def softmax_cross_entropy_backward(
-        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None
+        self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None, mixed=None
     ):
         rows, classes = x.shape
         dx = self._empty(x.shape, x.dtype)
         width, lanes = self._lanes(x, dx)
         arguments = [self._address(dlosses), self._address_or_0(factor), *map(self._address, (x, t))]
         arguments.append(self._address_or_0(class_weight))
-        arguments += [*map(self._address, (log_z, dx)), int(dlosses.ndim > 0), rows, classes, lanes, ignore_label]
-        self._launch_rows("softmax_cross_entropy_backward", [*arguments, float(smoothing)], x, width, lanes)
+        arguments += [*map(self._address, (log_z, dx)), int(dlosses.ndim > 0), *self._mixed(mixed)]
+        arguments += [rows, classes, lanes, ignore_label, float(smoothing)]
+        self._launch_rows("softmax_cross_entropy_backward", arguments, x, width, lanes)
+        return dx
+
+    def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None):
+        losses = self._empty((len(x),), np.float32)
+        width, lanes = self._lanes(x)
+        arguments = [*map(self._address, (x, t, losses)), *self._mixed(mixed), *x.shape, lanes, ignore_label]
+        arguments += [float(smoothing), _or_infinity(threshold)]
+        self._launch_rows("binary_cross_entropy", arguments, x, width, lanes)
+        return losses
+
+    def binary_cross_entropy_backward(
+        self, dlosses, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, factor=None, mixed=None
+    ):
+        dx = self._empty(x.shape, x.dtype)
+        width, lanes = self._lanes(x, dx)
+        arguments = [self._address(dlosses), self._address_or_0(factor), *map(self._address, (x, t, dx))]
+        arguments += [int(dlosses.ndim > 0), *self._mixed(mixed), *x.shape, lanes, ignore_label]
+        arguments += [float(smoothing), _or_infinity(threshold)]
+        self._launch_rows("binary_cross_entropy_backward", arguments, x, width, lanes)
         return dx
 
     def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
@@ -61,6 +83,13 @@ class Losses(Base):
         self._launch_rows("accuracy", arguments, x, width, lanes)
         return share
 
+    def _mixed(self, mixed):
+        """Returns addresses of second labels and shares, and the step from the share of a row to that of the next."""
+        if mixed is None:
+            return 0, 0, 0
+        second, share = mixed
+        return self._address(second), self._address(share), int(share.ndim > 0)
+
     def _lanes(self, *arrays):
         """Returns how many classes a thread has at a time, and how many threads a row."""
         classes = arrays[0].shape[1]
@@ -72,3 +101,8 @@ class Losses(Base):
     def _launch_rows(self, name, arguments, x, width, lanes):
         blocks = ceil_div(x.shape[0], self.launcher.threads // lanes)
         self.kernels.launch(_FILE, name, blocks, arguments, x.dtype, width)
+
+
+def _or_infinity(threshold):
+    """Returns a threshold as the kernels take it: no target is above infinity, which stands for none."""
+    return math.inf if threshold is None else float(threshold)

@@ -1,4 +1,4 @@
-// Softmax cross entropy of logits (rows, classes). A row has `lanes` threads: a power of two up to a warp, or a block.
+// Cross entropies of logits (rows, classes), of the softmax or of each sigmoid. A row has `lanes` threads: a power of two up to a warp, or a block.
 // They read it twice, the second time from a cache.
 
 // Calls visit(number of the class, logit) for the part of a row that a thread has.
@@ -16,21 +16,34 @@ __device__ __forceinline__ float weight_of(const float* class_weight, int c) {
     return class_weight ? class_weight[c] : 1.0f;
 }
 
+// The labels of a row and the share of the first one. Where images are not mixed there is one: `second` is null.
+struct Labels {
+    int first, second;
+    float share;
+
+    __device__ __forceinline__ Labels(const int* t, const int* seconds, const float* shares, long long shares_step,
+                                      long long row, bool exists)
+        : first(exists ? t[row] : 0), second(exists && seconds ? seconds[row] : first),
+          share(exists && seconds ? shares[row * shares_step] : 1.0f) {}
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
-    u64 x, const int* t, const float* class_weight, float* losses, float* log_z, long long rows, long long classes_,
-    long long lanes_, long long ignore_label, double smoothing) {
+    u64 x, const int* t, const float* class_weight, float* losses, float* log_z, const int* seconds, const float* shares,
+    long long shares_step, long long rows, long long classes_, long long lanes_, long long ignore_label,
+    double smoothing) {
     const int classes = classes_, lanes = lanes_;
     const long long row = static_cast<long long>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
     const int own = row < rows ? classes : 0;  // the others only come to where all threads of a warp have to
-    const int label = row < rows ? t[row] : 0;
+    const Labels labels(t, seconds, shares, shares_step, row, row < rows);
     float largest = __uint_as_float(0xff800000);  // -inf
     for_each_class(x, row, own, lanes, [&](int, float logit) { largest = fmaxf(largest, logit); });
     largest = combined(largest, lanes, Largest());
     // All relative to the largest logit: nothing overflows, and all terms of a sum have one sign.
-    float exponentials = 0, weights = 0, distances = 0, of_label = 0;
+    float exponentials = 0, weights = 0, distances = 0, of_first = 0, of_second = 0;
     for_each_class(x, row, own, lanes, [&](int c, float logit) {
         exponentials += expf(logit - largest);
-        if (c == label) of_label = largest - logit;
+        if (c == labels.first) of_first = largest - logit;
+        if (c == labels.second) of_second = largest - logit;
         if (smoothing) {
             const float weight = weight_of(class_weight, c);
             weights += weight;
@@ -38,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
         }
     });
     exponentials = combined(exponentials, lanes, Sum());
-    of_label = combined(of_label, lanes, Sum());
+    of_first = combined(of_first, lanes, Sum());
+    if (seconds) of_second = combined(of_second, lanes, Sum());
     if (smoothing) {
         weights = combined(weights, lanes, Sum());
         distances = combined(distances, lanes, Sum());
@@ -46,10 +60,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
     if (row >= rows || threadIdx.x % lanes) return;
     const float log_sum = logf(exponentials);
     float loss = 0;
-    if (label != ignore_label) {
+    if (labels.first != ignore_label) {
         // What is not a class has no loss, but must not look as if it had one.
-        const bool known = 0 <= label && label < classes;
-        loss = known ? weight_of(class_weight, label) * (of_label + log_sum) : __uint_as_float(0x7fffffff);
+        const auto of = [&](int label, float distance) {
+            const bool known = 0 <= label && label < classes;
+            return known ? weight_of(class_weight, label) * (distance + log_sum) : __uint_as_float(0x7fffffff);
+        };
+        loss = of(labels.first, of_first);
+        if (seconds) loss = labels.share * loss + (1 - labels.share) * of(labels.second, of_second);
         if (smoothing) {
             loss = static_cast<float>(1 - smoothing) * loss +
                    static_cast<float>(smoothing / classes) * (distances + log_sum * weights);
@@ -62,12 +80,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
 // dlosses of all rows, or of one that stands for all: dlosses_step is 1 or 0. They are multiplied by *factor, if given.
 extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy_backward(
     const float* dlosses, const float* factor, u64 x, const int* t, const float* class_weight, const float* log_z, u64 dx,
-    long long dlosses_step, long long rows, long long classes_, long long lanes_, long long ignore_label,
-    double smoothing) {
+    long long dlosses_step, const int* seconds, const float* shares, long long shares_step, long long rows,
+    long long classes_, long long lanes_, long long ignore_label, double smoothing) {
     const int classes = classes_, lanes = lanes_;
     const long long row = static_cast<long long>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
     const bool exists = row < rows;
-    const int label = exists ? t[row] : 0;
+    const Labels labels(t, seconds, shares, shares_step, row, exists);
     float weights = 0;
     if (smoothing && class_weight) {
         if (exists) {
@@ -78,23 +96,86 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy_back
         weights = classes;
     }
     if (!exists) return;
-    const bool known = 0 <= label && label < classes;
-    const float of_label = static_cast<float>(1 - smoothing) * (known ? weight_of(class_weight, label) : 0.0f);
+    const auto target_of = [&](int label, float share) {
+        const bool known = 0 <= label && label < classes;
+        return static_cast<float>(1 - smoothing) * (known ? weight_of(class_weight, label) * share : 0.0f);
+    };
+    const float of_first = target_of(labels.first, labels.share);
+    const float of_second = seconds ? target_of(labels.second, 1 - labels.share) : 0.0f;
     const float of_all = static_cast<float>(smoothing / classes);
-    const float of_sum = of_label + of_all * weights;
+    const float of_sum = of_first + of_second + of_all * weights;
     const float dloss = dlosses[row * dlosses_step] * (factor ? *factor : 1.0f), log_sum = log_z[row];
     for (int c = threadIdx.x % lanes * WIDTH; c < classes; c += lanes * WIDTH) {
         float value[WIDTH] = {};
-        if (label != ignore_label) {
+        if (labels.first != ignore_label) {
             load(x, row * classes + c, value);
 #pragma unroll
             for (int k = 0; k < WIDTH; ++k) {
                 // The derivative of -sum(q * log(p)) is p * sum(q) - q.
                 float derivative = expf(value[k] - log_sum) * of_sum;
                 if (smoothing) derivative -= of_all * weight_of(class_weight, c + k);
-                if (c + k == label) derivative -= of_label;
+                if (c + k == labels.first) derivative -= of_first;
+                if (c + k == labels.second) derivative -= of_second;
                 value[k] = derivative * dloss;
             }
+        }
+        store(dx, row * classes + c, value);
+    }
+}
+
+// The target of each class by itself. With a threshold, which is not infinite, it is 0 or 1.
+struct Targets {
+    Labels labels;
+    float of_all, of_first, of_second, threshold;
+
+    __device__ __forceinline__ Targets(const Labels& labels_, int classes, double smoothing, double threshold_)
+        : labels(labels_), of_all(static_cast<float>(smoothing / classes)),
+          of_first(static_cast<float>(1 - smoothing) * labels_.share),
+          of_second(static_cast<float>(1 - smoothing) * (1 - labels_.share)),
+          threshold(static_cast<float>(threshold_)) {}
+
+    __device__ __forceinline__ float of(int c) const {
+        float target = of_all;
+        if (c == labels.first) target += of_first;
+        if (c == labels.second) target += of_second;
+        return threshold > 3e38f ? target : static_cast<float>(target > threshold);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) binary_cross_entropy(
+    u64 x, const int* t, float* losses, const int* seconds, const float* shares, long long shares_step, long long rows,
+    long long classes_, long long lanes_, long long ignore_label, double smoothing, double threshold) {
+    const int classes = classes_, lanes = lanes_;
+    const long long row = static_cast<long long>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
+    const Labels labels(t, seconds, shares, shares_step, row, row < rows);
+    const Targets targets(labels, classes, smoothing, threshold);
+    float sum = 0;
+    for_each_class(x, row, row < rows ? classes : 0, lanes, [&](int c, float logit) {
+        sum += fmaxf(logit, 0.0f) - logit * targets.of(c) + log1pf(expf(-fabsf(logit)));
+    });
+    sum = combined(sum, lanes, Sum());
+    if (row >= rows || threadIdx.x % lanes) return;
+    const bool known = min(labels.first, labels.second) >= 0 && max(labels.first, labels.second) < classes;
+    const float mean = known ? sum * static_cast<float>(1.0 / classes) : __uint_as_float(0x7fffffff);
+    losses[row] = labels.first == ignore_label ? 0.0f : mean;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) binary_cross_entropy_backward(
+    const float* dlosses, const float* factor, u64 x, const int* t, u64 dx, long long dlosses_step, const int* seconds,
+    const float* shares, long long shares_step, long long rows, long long classes_, long long lanes_,
+    long long ignore_label, double smoothing, double threshold) {
+    const int classes = classes_, lanes = lanes_;
+    const long long row = static_cast<long long>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
+    if (row >= rows) return;
+    const Labels labels(t, seconds, shares, shares_step, row, true);
+    const Targets targets(labels, classes, smoothing, threshold);
+    const float dloss = dlosses[row * dlosses_step] * (factor ? *factor : 1.0f) * static_cast<float>(1.0 / classes);
+    for (int c = threadIdx.x % lanes * WIDTH; c < classes; c += lanes * WIDTH) {
+        float value[WIDTH] = {};
+        if (labels.first != ignore_label) {
+            load(x, row * classes + c, value);
+#pragma unroll
+            for (int k = 0; k < WIDTH; ++k) value[k] = (1 / (1 + expf(-value[k])) - targets.of(c + k)) * dloss;
         }
         store(dx, row * classes + c, value);
     }

@@ -11,11 +11,15 @@ from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
+    MIXED,
     STORAGE,
     arrays,
     assert_close,
+    binary_cross_entropy,
+    binary_cross_entropy_bounds,
     exact,
     labels,
+    mixed_labels,
     seeds,
     softmax_cross_entropy,
     softmax_cross_entropy_bounds,
@@ -82,14 +86,16 @@ def test_the_reference_is_torchs(count, number, weighted, smoothing, seed):
     ignore_label=st.sampled_from([-1, 255, 0]),
     spread=st.sampled_from([1.0, 20.0, 1000.0]),
     one_factor=st.booleans(),
+    kind=st.sampled_from(MIXED),
     seed=seeds,
 )
 @settings(max_examples=tries(150))
-def test_softmax_cross_entropy(count, number, dtype, weighted, smoothing, ignore_label, spread, one_factor, seed):
+def test_softmax_cross_entropy(count, number, dtype, weighted, smoothing, ignore_label, spread, one_factor, kind, seed):
     rng = np.random.default_rng(seed)
     x, t = arrays(rng, (count, number), dtype, spread), labels(rng, count, number, ignore_label)
     class_weight = rng.uniform(0.5, 2, number).astype(np.float32) if weighted else None
     options = {"class_weight": class_weight, "smoothing": smoothing, "ignore_label": ignore_label}
+    options["mixed"] = mixed_labels(rng, t, count, number, kind)
     losses, log_z = PRIMITIVES.softmax_cross_entropy(x, t, **options)
 
     expected, expected_log_z, gradient = softmax_cross_entropy(x, t, **options)
@@ -100,6 +106,56 @@ def test_softmax_cross_entropy(count, number, dtype, weighted, smoothing, ignore
 
     factors = np.array(128, np.float32) if one_factor else arrays(rng, count, np.float32)
     dx = PRIMITIVES.softmax_cross_entropy_backward(factors, x, t, log_z, **options)
+    by_row = np.broadcast_to(exact(factors), count)[:, None]
+    assert_close(dx, gradient * by_row, dtype, gradient_bound * np.abs(by_row))
+    assert not dx[t == ignore_label].any()
+
+
+@given(count=rows, number=classes, smoothing=smoothings, threshold=st.sampled_from([None, 0.0, 0.2]), seed=seeds)
+@settings(max_examples=tries(40))
+def test_the_reference_of_sigmoids_is_torchs(count, number, smoothing, threshold, seed):
+    """With the targets that timm's Mixup and BinaryCrossEntropy make: mixed rows of the identity, smoothed."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: it has the loss of sigmoids")
+    rng = np.random.default_rng(seed)
+    x, t = arrays(rng, (count, number), np.float64, 5.0), labels(rng, count, number, -1)
+    second, share = mixed_labels(rng, t, count, number, "all")
+    one_hot = np.eye(number) * (1 - smoothing) + smoothing / number
+    target = exact(share) * one_hot[t] + (1 - exact(share)) * one_hot[second]
+    target = target if threshold is None else np.float64(target > threshold)
+    tensor = torch.tensor(x, requires_grad=True)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(tensor, torch.tensor(target), reduction="none")
+    expected.mean(1).sum().backward()
+    losses, gradient = binary_cross_entropy(x, t, smoothing, threshold, 255, (second, share))
+    counted = t >= 0  # rows without a label take the last one above
+    np.testing.assert_allclose(losses[counted], expected.mean(1).detach().numpy()[counted], atol=1e-12)
+    np.testing.assert_allclose(gradient[counted], tensor.grad.numpy()[counted], atol=1e-12)
+
+
+@given(
+    count=rows,
+    number=classes,
+    dtype=storage_dtypes,
+    smoothing=smoothings,
+    threshold=st.sampled_from([None, 0.0, 0.2]),
+    ignore_label=st.sampled_from([-1, 255, 0]),
+    spread=st.sampled_from([1.0, 20.0, 1000.0]),
+    one_factor=st.booleans(),
+    kind=st.sampled_from(MIXED),
+    seed=seeds,
+)
+@settings(max_examples=tries(100))
+def test_binary_cross_entropy(count, number, dtype, smoothing, threshold, ignore_label, spread, one_factor, kind, seed):
+    rng = np.random.default_rng(seed)
+    x, t = arrays(rng, (count, number), dtype, spread), labels(rng, count, number, ignore_label)
+    options = {"smoothing": smoothing, "threshold": threshold, "ignore_label": ignore_label}
+    options["mixed"] = mixed_labels(rng, t, count, number, kind)
+    losses = PRIMITIVES.binary_cross_entropy(x, t, **options)
+    expected, gradient = binary_cross_entropy(x, t, **options)
+    loss_bound, gradient_bound = binary_cross_entropy_bounds(x)
+    assert_close(losses, expected, FLOAT32, loss_bound)
+    assert (losses[t == ignore_label] == 0).all()
+    factors = np.array(128, np.float32) if one_factor else arrays(rng, count, np.float32)
+    dx = PRIMITIVES.binary_cross_entropy_backward(factors, x, t, **options)
     by_row = np.broadcast_to(exact(factors), count)[:, None]
     assert_close(dx, gradient * by_row, dtype, gradient_bound * np.abs(by_row))
     assert not dx[t == ignore_label].any()

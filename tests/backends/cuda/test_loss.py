@@ -9,12 +9,16 @@ from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
+    MIXED,
     STORAGE,
     accumulated,
     arrays,
     assert_close,
+    binary_cross_entropy,
+    binary_cross_entropy_bounds,
     exact,
     labels,
+    mixed_labels,
     seeds,
     softmax_cross_entropy,
     softmax_cross_entropy_bounds,
@@ -33,6 +37,10 @@ def device():
     return OwnKernels(HostLauncher())
 
 
+def _sent(mixed):
+    return None if mixed is None else tuple(map(send, mixed))
+
+
 @settings(max_examples=tries(80))
 @given(
     count=st.sampled_from([1, 2, 5, 17]),
@@ -43,19 +51,21 @@ def device():
     ignore_label=st.sampled_from([-1, 255, 0]),
     spread=st.sampled_from([1.0, 20.0, 1000.0]),
     one_factor=st.booleans(),
+    kind=st.sampled_from(MIXED),
     misaligned=st.booleans(),
     seed=seeds,
 )
 def test_softmax_cross_entropy(
-    device, count, number, dtype, weighted, smoothing, ignore_label, spread, one_factor, misaligned, seed
+    device, count, number, dtype, weighted, smoothing, ignore_label, spread, one_factor, kind, misaligned, seed
 ):
     rng = np.random.default_rng(seed)
     x, t = arrays(rng, (count, number), dtype, spread), labels(rng, count, number, ignore_label)
     class_weight = rng.uniform(0.5, 2, number).astype(np.float32) if weighted else None
     options = {"smoothing": smoothing, "ignore_label": ignore_label}
-    given_ = {**options, "class_weight": send(class_weight) if weighted else None}
+    mixed = mixed_labels(rng, t, count, number, kind)
+    given_ = {**options, "class_weight": send(class_weight) if weighted else None, "mixed": _sent(mixed)}
     losses, log_z = device.softmax_cross_entropy(send(x, misaligned), send(t), **given_)
-    options["class_weight"] = class_weight
+    options |= {"class_weight": class_weight, "mixed": mixed}
 
     expected, expected_log_z, gradient = softmax_cross_entropy(x, t, **options)
     loss_bound, log_z_bound, gradient_bound = softmax_cross_entropy_bounds(x, class_weight, expected_log_z)
@@ -69,6 +79,39 @@ def test_softmax_cross_entropy(
         send(factors), send(x, misaligned), send(t), log_z, factor=half, **given_
     )
     by_row = np.broadcast_to(exact(factors), count)[:, None] * (0.5 if weighted else 1)
+    assert_close(receive(dx), gradient * by_row, dtype, gradient_bound * np.abs(by_row))
+    assert not receive(dx)[t == ignore_label].any()
+
+
+@settings(max_examples=tries(60))
+@given(
+    count=st.sampled_from([1, 2, 5, 17]),
+    number=classes,
+    dtype=storage_dtypes,
+    smoothing=st.sampled_from([0.0, 0.1, 0.5]),
+    threshold=st.sampled_from([None, 0.0, 0.2]),
+    ignore_label=st.sampled_from([-1, 255, 0]),
+    spread=st.sampled_from([1.0, 20.0, 1000.0]),
+    kind=st.sampled_from(MIXED),
+    misaligned=st.booleans(),
+    seed=seeds,
+)
+def test_binary_cross_entropy(
+    device, count, number, dtype, smoothing, threshold, ignore_label, spread, kind, misaligned, seed
+):
+    rng = np.random.default_rng(seed)
+    x, t = arrays(rng, (count, number), dtype, spread), labels(rng, count, number, ignore_label)
+    options = {"smoothing": smoothing, "threshold": threshold, "ignore_label": ignore_label}
+    mixed = mixed_labels(rng, t, count, number, kind)
+    expected, gradient = binary_cross_entropy(x, t, mixed=mixed, **options)
+    loss_bound, gradient_bound = binary_cross_entropy_bounds(x)
+    losses = device.binary_cross_entropy(send(x, misaligned), send(t), mixed=_sent(mixed), **options)
+    assert_close(receive(losses), expected, FLOAT32, loss_bound)
+    factors = arrays(rng, count, np.float32)
+    dx = device.binary_cross_entropy_backward(
+        send(factors), send(x, misaligned), send(t), factor=send(np.float32(0.5)), mixed=_sent(mixed), **options
+    )
+    by_row = exact(factors)[:, None] / 2
     assert_close(receive(dx), gradient * by_row, dtype, gradient_bound * np.abs(by_row))
     assert not receive(dx)[t == ignore_label].any()
 
@@ -167,6 +210,9 @@ def test_each_is_one_launch(device):
     assert device.launches_of("softmax_cross_entropy", x, t, smoothing=0.1) == 1
     assert device.launches_of("softmax_cross_entropy_backward", losses, x, t, log_z, smoothing=0.1) == 1
     assert device.launches_of("mean_of_counted", losses, t) == 1
+    mixed = send(np.zeros(40, np.int32)), send(np.ones((), np.float32))
+    assert device.launches_of("binary_cross_entropy", x, t, mixed=mixed) == 1
+    assert device.launches_of("binary_cross_entropy_backward", losses, x, t, mixed=mixed) == 1
 
 
 def test_an_empty_batch(device):
