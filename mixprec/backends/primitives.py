@@ -353,6 +353,21 @@ class Primitives(abc.ABC):
             ignore_label: rows with it do not count; ``None``: all do.
         """
 
+    # Mixed images
+
+    @abc.abstractmethod
+    def mix_images(self, x, share, box):
+        """Returns images mixed with those of the same batch in reversed order: image n with image N - 1 - n.
+
+        A pixel is ``share`` times that of the image plus ``1 - share`` times that of the other one, in float32 and
+        rounded once; within the box it is that of the other one.
+
+        Args:
+            x: (N, H, W, C) in a storage dtype.
+            share: float from 0 to 1, which is rounded to float32.
+            box: ``(top, left, bottom, right)`` in pixels, ``0 <= top <= bottom <= H`` and ``0 <= left <= right <= W``.
+        """
+
     # Dropout
 
     @abc.abstractmethod

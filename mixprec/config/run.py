@@ -128,6 +128,45 @@ class Training:
         limit=below(0, 1),
         aliases=("smoothing",),
     )
+    loss: str = key(
+        "cross_entropy is that of the softmax; bce the mean of those of the classes' sigmoids (Wightman et al. 2021). "
+        "Validation has the former.",
+        "cross_entropy",
+        choices=("cross_entropy", "bce"),
+        aliases=("criterion",),
+        synonyms={"softmax": "cross_entropy", "binary_cross_entropy": "bce"},
+    )
+    bce_threshold: float | None = key(
+        "Only for bce: targets above it become 1, and others 0; null leaves them as they are.",
+        None,
+        limit=below(0, 1),
+        aliases=("bce_target_thresh",),
+    )
+    mixup: float = key(
+        "Alpha of Mixup, which takes the mean of two images, with a share from Beta(alpha, alpha) (Zhang et al. 2018); "
+        "0 is no Mixup.",
+        0.0,
+        limit=between(0, 100),
+        aliases=("mixup_alpha",),
+    )
+    cutmix: float = key(
+        "Alpha of CutMix, which puts a box of one image into another (Yun et al. 2019); 0 is no CutMix.",
+        0.0,
+        limit=between(0, 100),
+        aliases=("cutmix_alpha",),
+    )
+    cutmix_probability: float = key(
+        "Probability of CutMix in a batch, if Mixup is on as well.",
+        0.5,
+        limit=between(0, 1),
+        aliases=("mixup_switch_prob", "switch_prob"),
+    )
+    mix_probability: float = key(
+        "Probability that a batch is mixed, if Mixup or CutMix is on.",
+        1.0,
+        limit=between(0, 1),
+        aliases=("mixup_prob",),
+    )
     ema_decay: float | None = key(
         "Decay per step of an exponential moving average of the weights, which is then what is validated; null keeps "
         "none.",

@@ -113,6 +113,16 @@ class Config:
             lambda config: config.memory.to is None or config.memory.budget is not None,
         ),
         Rule(
+            ("training.loss", "training.bce_threshold"),
+            "training.bce_threshold only with training.loss bce",
+            lambda config: config.training.bce_threshold is None or config.training.loss == "bce",
+        ),
+        Rule(
+            ("data.last_batch", "training.mixup", "training.cutmix"),
+            "data.last_batch partial or drop with training.mixup or training.cutmix: padding would be mixed in",
+            lambda config: config.data.last_batch != "pad" or not (config.training.mixup or config.training.cutmix),
+        ),
+        Rule(
             ("data.format", "snapshot.best"),
             "snapshot.best false with data.format synthetic, which has no validation",
             lambda config: config.data.format != "synthetic" or not config.snapshot.best,

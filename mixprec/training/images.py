@@ -15,6 +15,7 @@ from mixprec.data.loaders.dali import DaliIterator
 from mixprec.data.loaders.pillow import PillowIterator
 from mixprec.data.loaders.pipeline import require_dali
 from mixprec.data.loaders.synthetic import SyntheticIterator
+from mixprec.data.mixing import Mixing
 from mixprec.data.sources.classes import check_classes, check_labels, check_same_classes, write_classes
 from mixprec.data.sources.opening import open_images
 
@@ -126,6 +127,21 @@ def val_iterator(config, images, device, *, one_shape, rank=0, ranks=1):
 def converter_of(config):
     """Returns the converter for batches of these iterators."""
     return to_padded_nchw if config.data.pad_channels else to_nchw
+
+
+def mixing_of(config, rank=0):
+    """Returns the :class:`~mixprec.data.mixing.Mixing` of a config, or ``None``."""
+    training = config.training
+    if not (training.mixup or training.cutmix):
+        return None
+    return Mixing(
+        training.mixup,
+        training.cutmix,
+        cutmix_probability=training.cutmix_probability,
+        probability=training.mix_probability,
+        seed=training.seed,
+        rank=rank,
+    )
 
 
 def describe(config, train, val, device):

@@ -55,7 +55,8 @@ def build_model(config, network, device, rank=0, weights=None):
     made = make_network(config, network, keywords)
     if weights is not None:
         weights.load(made)
-    model = ImageClassifier(made, config.training.label_smoothing)
+    options = {"bce": config.training.loss == "bce", "threshold": config.training.bce_threshold}
+    model = ImageClassifier(made, config.training.label_smoothing, **options)
     build_optimizer(config, model)  # the next one goes on with its masters, which are not rounded as the model will be
     report = mixprec.convert(
         model,
@@ -74,38 +75,49 @@ def build_model(config, network, device, rank=0, weights=None):
 
 
 class ImageClassifier(L.Classifier):
-    """Chainer's classifier with label smoothing and a top-5 accuracy; labels of -1 count nowhere.
+    """Chainer's classifier with the losses of today's recipes and a top-5 accuracy; labels of -1 count nowhere.
 
-    It reports ``loss`` and ``accuracy``; where ``chainer.config.train`` is off the loss is that without smoothing, and
-    there is ``accuracy_top5``, unless there are so few classes that it would be 1.
+    It reports ``loss`` and ``accuracy``; where ``chainer.config.train`` is off the loss is that of the softmax without
+    smoothing, and there is ``accuracy_top5``, unless there are so few classes that it would be 1. Of mixed images the
+    accuracy is that of the first label.
 
     Args:
         predictor: link from images to logits (N, K).
         smoothing: from 0 to below 1, see :func:`mixprec.functions.softmax_cross_entropy`.
+        bce: whether the loss is :func:`mixprec.functions.binary_cross_entropy`.
+        threshold: of it.
     """
 
-    def __init__(self, predictor, smoothing=0.0):
-        super().__init__(predictor, _SmoothedLoss(smoothing) if smoothing else F.softmax_cross_entropy, accuracy)
+    def __init__(self, predictor, smoothing=0.0, *, bce=False, threshold=None):
+        super().__init__(predictor, F.softmax_cross_entropy, accuracy)
+        self._smoothing, self._bce, self._threshold = smoothing, bce, threshold
 
-    def forward(self, x, t):
+    def forward(self, x, t, second=None, share=None):
         """Returns the loss of a batch.
 
         Args:
             x: images (N, 3, H, W).
             t: labels (N,), signed integers.
+            second: of mixed images, the labels of those that were mixed in; ``None`` for others.
+            share: likewise, the share of ``t``, see :class:`mixprec.data.mixing.Mixing`.
         """
-        loss = super().forward(x, t)
+        self.y = self.loss = self.accuracy = None
+        self.y = self.predictor(x)
+        self.loss = self._loss(t, None if second is None else (second, share))
+        chainer.report({"loss": self.loss}, self)
+        self.accuracy = self.accfun(self.y, t)
+        chainer.report({"accuracy": self.accuracy}, self)
         if not chainer.config.train and self.y.shape[1] > TOP:
             chainer.report({f"accuracy_top{TOP}": top_k_accuracy(self.y, t)}, self)
-        return loss
+        return self.loss
 
-
-class _SmoothedLoss:
-    def __init__(self, smoothing):
-        self._smoothing = smoothing
-
-    def __call__(self, y, t):
-        return functions.softmax_cross_entropy(y, t, smoothing=self._smoothing if chainer.config.train else 0.0)
+    def _loss(self, t, mixed):
+        options = {"smoothing": self._smoothing, "mixed": mixed}
+        if not chainer.config.train or not (self._bce or self._smoothing or mixed):
+            return self.lossfun(self.y, t)
+        if self._bce:
+            return functions.binary_cross_entropy(self.y, t, threshold=self._threshold, **options)
+        return functions.softmax_cross_entropy(self.y, t, **options)
 
 
 def _keywords(settings, network):

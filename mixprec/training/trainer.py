@@ -19,7 +19,7 @@ from mixprec.training.console import ProgressBar, Shown, Table
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.gradient_histogram import GradientHistogram
 from mixprec.training.heartbeat import Heartbeat
-from mixprec.training.images import converter_of, train_iterator, val_iterator
+from mixprec.training.images import converter_of, mixing_of, train_iterator, val_iterator
 from mixprec.training.log_report import LOG, LogReport
 from mixprec.training.loss_scale_log import LossScaleLog
 from mixprec.training.optimizers import attribute, build_optimizer
@@ -76,6 +76,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
         device=device,
         accumulate=config.training.accumulation_steps,
         ranks=ranks.size,
+        mixing=mixing_of(config, ranks.rank),
     )
     snapshot, states = snapshots.extension(config.snapshot.keep), RankStates(ranks)
     if ranks.size > 1:

@@ -29,6 +29,8 @@ class TimedUpdater(updaters.StandardUpdater):
         accumulate: number of batches in a step.
         ranks: number of processes that train together, each with a shard of the images.
         memory: from :func:`mixprec.offload`, which is entered for each step; ``None`` for none.
+        mixing: :class:`mixprec.data.mixing.Mixing`, which mixes each batch; ``None`` for none. The iterator is one of
+            :mod:`mixprec.data`, which knows how many batches came before.
 
     Attributes:
         memory: the same.
@@ -42,11 +44,12 @@ class TimedUpdater(updaters.StandardUpdater):
     seconds = 0.0
     blocks = None
 
-    def __init__(self, iterator, optimizer, *args, accumulate=1, ranks=1, memory=None, **kwargs):
+    def __init__(self, iterator, optimizer, *args, accumulate=1, ranks=1, memory=None, mixing=None, **kwargs):
         kinds = chainer.dataset.Iterator, dict
         arguments.instance("iterator", iterator, kinds, "a chainer.dataset.Iterator, or a dict of them")
         self._accumulate = arguments.whole("accumulate", accumulate, 1)
         self._ranks = ranks
+        self._mixing = mixing
         self.memory = memory
         super().__init__(iterator, optimizer, *args, **kwargs)
         self._began = None  # where the last iteration began, in epochs
@@ -72,7 +75,8 @@ class TimedUpdater(updaters.StandardUpdater):
             self.get_optimizer("main").new_epoch(auto=True)
 
     def _batch(self, iterator):
-        return convert._call_converter(self.converter, iterator.next(), self.input_device)
+        batch = convert._call_converter(self.converter, iterator.next(), self.input_device)
+        return batch if self._mixing is None else self._mixing(*batch, iterator.delivered - 1)
 
     def _batches(self, iterator):
         batches, images = [self._batch(iterator)], []
@@ -134,6 +138,7 @@ class CapturedUpdater(TimedUpdater):
         accumulate: as for :class:`TimedUpdater`.
         ranks: likewise.
         memory: likewise.
+        mixing: likewise.
         warmup: as for :func:`mixprec.capture`.
         graphs: likewise.
         other_shapes: likewise.

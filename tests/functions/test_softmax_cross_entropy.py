@@ -109,14 +109,14 @@ def test_mixed_images_are_torchs(function, smoothing, shape):
         assert (np.abs(wide(np.asarray(found, np.float16)) - wide(rounded)) <= wide(np.spacing(np.abs(rounded)))).all()
 
 
-def test_a_threshold_makes_both_classes_right():
-    x, t, second = np.zeros((1, 4), np.float32), np.array([1]), np.array([3])
-    for share, threshold, right in ((0.7, 0.2, [1, 3]), (0.7, 0.4, [1]), (0.7, 0.8, []), (0.0, 0.0, [3])):
-        mixed = second, np.array(share, np.float32)
-        _, (dx,), _ = run(
-            lambda x: F.binary_cross_entropy(x, t, threshold=threshold, mixed=mixed), [x], np.array(4, "f")
-        )  # noqa: B023
-        np.testing.assert_array_equal(dx[0], [-0.5 if label in right else 0.5 for label in range(4)])
+@pytest.mark.parametrize(
+    ("share", "threshold", "right"), [(0.7, 0.2, [1, 3]), (0.7, 0.4, [1]), (0.7, 0.8, []), (0.0, 0.0, [3])]
+)
+def test_a_threshold_makes_both_classes_right(share, threshold, right):
+    mixed = np.array([3]), np.array(share, np.float32)
+    x, t = np.zeros((1, 4), np.float32), np.array([1])
+    _, (dx,), _ = run(lambda x: F.binary_cross_entropy(x, t, threshold=threshold, mixed=mixed), [x], np.array(4, "f"))
+    np.testing.assert_array_equal(dx[0], [-0.5 if label in right else 0.5 for label in range(4)])
 
 
 def test_all_ignored_and_far_apart_logits():

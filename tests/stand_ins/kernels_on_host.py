@@ -7,11 +7,12 @@ from mixprec.backends.cuda.dropout import Dropouts
 from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
 from mixprec.backends.cuda.loss import Losses
+from mixprec.backends.cuda.mixtures import Mixtures
 from mixprec.backends.cuda.pooling import Poolings
 from tests.stand_ins.device_stand_in import DeviceArray
 
 
-class OwnKernels(Poolings, LocalResponseNorms, Losses, Dropouts, Layouts, Biases):
+class OwnKernels(Poolings, LocalResponseNorms, Losses, Mixtures, Dropouts, Layouts, Biases):
     """Everything that needs no cuDNN.
 
     Args:

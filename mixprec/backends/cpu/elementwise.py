@@ -1,4 +1,4 @@
-"""Addition and ReLU on NumPy.
+"""Addition, ReLU and mixed images on NumPy.
 
 A ReLU works on bits, as NumPy compares float16 one by one: above 0 the bits are ordered as the numbers are.
 """
@@ -9,7 +9,7 @@ from mixprec.backends.cpu.blocks import narrow, widen
 
 
 class Elementwise:
-    """The primitives of :class:`~mixprec.backends.primitives.Primitives` of one element each: addition and ReLU."""
+    """The primitives of :class:`~mixprec.backends.primitives.Primitives` of one element each."""
 
     def add(self, a, b):
         """See :meth:`~mixprec.backends.primitives.Primitives.add`."""
@@ -26,6 +26,18 @@ class Elementwise:
         """See :meth:`~mixprec.backends.primitives.Primitives.relu_backward`."""
         bits = _bits(dy)
         return np.where(is_positive(y), bits, bits.dtype.type(0)).view(dy.dtype)
+
+    def mix_images(self, x, share, box):
+        """See :meth:`~mixprec.backends.primitives.Primitives.mix_images`."""
+        other, share = x[::-1], np.float32(share)
+        if share == 1 or share == 0:  # as it is: infinity times 0 would be no number
+            y = np.ascontiguousarray(x if share else other).copy()
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                y = narrow(widen(x) * share + widen(other) * (np.float32(1) - share), x.dtype)
+        top, left, bottom, right = box
+        y[:, top:bottom, left:right] = other[:, top:bottom, left:right]
+        return y
 
 
 def is_positive(array):

@@ -15,6 +15,7 @@ from mixprec.backends.cuda.linear import Linears
 from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
 from mixprec.backends.cuda.loss import Losses
 from mixprec.backends.cuda.matrix_context import MatrixContext
+from mixprec.backends.cuda.mixtures import Mixtures
 from mixprec.backends.cuda.pooling import Poolings
 from mixprec.backends.cuda.stem import Stems
 from mixprec.backends.cudnn.context import CudnnContext
@@ -39,6 +40,7 @@ class Cuda(
     LocalResponseNorms,
     Curvatures,
     Losses,
+    Mixtures,
     Dropouts,
     Primitives,
 ):

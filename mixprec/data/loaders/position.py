@@ -15,6 +15,11 @@ class Position(dataset.Iterator):
         self._delivered = 0  # batches since the very beginning
 
     @property
+    def delivered(self):
+        """Number of batches since the very beginning."""
+        return self._delivered
+
+    @property
     def epoch(self):
         return self._epochs.epoch(self._delivered)
 

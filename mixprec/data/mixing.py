@@ -1,0 +1,121 @@
+"""Mixup and CutMix: images of a batch, mixed with others of it, and the labels of both.
+
+The updaters call :class:`Mixing` on each batch when the converter has sent it to the device.
+"""
+
+import math
+from typing import NamedTuple
+
+import chainer
+import numpy as np
+
+from mixprec import arguments
+from mixprec.backends import primitives_of
+
+
+class Mixture(NamedTuple):
+    """How the images of a batch are mixed with those in reversed order.
+
+    Attributes:
+        share: of an image in each pixel outside of the box, from 0 to 1.
+        box: ``(top, left, bottom, right)`` in pixels, where there is the other image alone.
+        target: share of the image's label, float32.
+    """
+
+    share: float
+    box: tuple
+    target: np.float32
+
+
+class Mixing:
+    """Mixes batches of images by Mixup, by CutMix, or by one of them in each batch.
+
+    Mixup (Zhang et al. 2018, arXiv:1710.09412) takes the mean of two images, with a share from the distribution
+    Beta(alpha, alpha). CutMix (Yun et al. 2019, arXiv:1905.04899) draws a share likewise, and puts a box of the other
+    image into the first that covers the rest: sides are ``sqrt(1 - share)`` times those of the image, the centre is
+    uniform, and what lies outside of the image is cut off. Labels have the shares that remain. As in timm, image n is
+    mixed with image N - 1 - n, and all of a batch in the same way.
+
+    The random numbers follow from the seed, the rank and the number of the batch: a run that goes on from a snapshot
+    mixes as one that was never stopped, and so does one with another number of threads.
+
+    Args:
+        mixup: alpha of Mixup's shares; 0 is no Mixup.
+        cutmix: alpha of CutMix's shares; 0 is no CutMix.
+        cutmix_probability: of CutMix in a batch, where both are on.
+        probability: that a batch is mixed at all.
+        seed: from 0 to 2^32 - 1.
+        rank: of the process, where several train together.
+
+    Raises:
+        ValueError: an argument is no number, or out of its range; or both alphas are 0.
+
+    Example:
+        >>> mixing = Mixing(mixup=0.2, cutmix=1.0, seed=1)
+        >>> x, t = np.zeros((2, 3, 8, 8), np.float32), np.array([4, 7], np.int32)
+        >>> x, t, second, share = mixing(x, t, number=0)
+        >>> second.tolist(), share.dtype
+        ([7, 4], dtype('float32'))
+    """
+
+    def __init__(self, mixup=0.0, cutmix=0.0, *, cutmix_probability=0.5, probability=1.0, seed=0, rank=0):
+        self._mixup = arguments.number("mixup", mixup, 0.0)
+        self._cutmix = arguments.number("cutmix", cutmix, 0.0)
+        if not (self._mixup or self._cutmix):
+            raise ValueError("mixup or cutmix must be above 0; found 0 for both")
+        self._cutmix_probability = _share("cutmix_probability", cutmix_probability)
+        self._probability = _share("probability", probability)
+        self._seed = arguments.whole("seed", seed, 0)
+        self._rank = arguments.whole("rank", rank, 0)
+
+    def __call__(self, x, t, number):
+        """Mixes a batch.
+
+        Args:
+            x: images (N, C, H, W) in a storage dtype, as they come from a converter; best in the order (N, H, W, C) in
+                memory, as other orders are copied.
+            t: labels (N,), signed integers; all of them count.
+            number: of the batch since the beginning of training, from 0.
+
+        Returns:
+            ``(x, t, second, share)``: mixed images (N, C, H, W), in the order (N, H, W, C) in memory; the labels; the
+            labels of the images that were mixed in; and the share of the former, () float32. Give the last two as
+            ``mixed=(second, share)`` to :func:`mixprec.functions.softmax_cross_entropy`.
+        """
+        mixture, device = self.draw(number, *x.shape[2:]), chainer.backend.get_device_from_array(x)
+        with chainer.using_device(device):
+            images = device.xp.ascontiguousarray(x.transpose(0, 2, 3, 1))
+            mixed = primitives_of(x).mix_images(images, mixture.share, mixture.box)
+            second = device.xp.ascontiguousarray(t[::-1])
+        return mixed.transpose(0, 3, 1, 2), t, second, device.send(np.array(mixture.target))
+
+    def draw(self, number, height, width):
+        """Returns the :class:`Mixture` of a batch of images of so many pixels."""
+        # Counters of their own: the Pillow loader draws crops from the same keys.
+        random = np.random.Generator(np.random.Philox(key=[self._seed, number], counter=[0, 0, 1, self._rank]))
+        is_mixed, which = random.random(2)
+        is_cut = self._cutmix > 0 and (not self._mixup or which < self._cutmix_probability)
+        alpha = self._cutmix if is_cut else self._mixup
+        share, *centre = random.beta(alpha, alpha), *random.random(2)
+        if is_mixed >= self._probability:
+            return Mixture(1.0, (0, 0, 0, 0), np.float32(1))
+        if not is_cut:
+            return Mixture(share, (0, 0, 0, 0), np.float32(share))
+        (top, bottom), (left, right) = (
+            _cut(side, math.sqrt(1 - share), at) for side, at in zip((height, width), centre, strict=True)
+        )
+        covered = (bottom - top) * (right - left) / (height * width)
+        return Mixture(1.0, (top, left, bottom, right), np.float32(1 - covered))
+
+
+def _cut(side, ratio, at):
+    """Returns where a box of ``ratio`` of a side begins and ends, with its centre at ``at``, from 0 to 1."""
+    half, centre = int(side * ratio) // 2, int(at * side)
+    return max(centre - half, 0), min(centre + half, side)
+
+
+def _share(name, value):
+    value = arguments.number(name, value, 0.0)
+    if value > 1:
+        raise ValueError(f"{name} must be from 0 to 1; found {value}")
+    return value
