@@ -89,6 +89,16 @@ class Mixing:
             second = device.xp.ascontiguousarray(t[::-1])
         return mixed.transpose(0, 3, 1, 2), t, second, device.send(np.array(mixture.target))
 
+    def __str__(self):
+        kinds = [
+            f"{name} (alpha {alpha:g})" for name, alpha in (("CutMix", self._cutmix), ("Mixup", self._mixup)) if alpha
+        ]
+        if len(kinds) == 2:
+            kinds[0] += f" in {self._cutmix_probability:.0%} of the batches"
+            kinds[1] += " in the others"
+        of_all = "" if self._probability == 1 else f"; {1 - self._probability:.0%} of the batches are not mixed"
+        return ", ".join(kinds) + of_all
+
     def draw(self, number, height, width):
         """Returns the :class:`Mixture` of a batch of images of so many pixels."""
         # Counters of their own: the Pillow loader draws crops from the same keys.

@@ -232,8 +232,10 @@ def _batches(config, size, batch):
     """The batches of a step, all of which are there at once, and those that are made ahead."""
     made, accumulated = config.data.prefetch, config.training.accumulation_steps
     image = _image(config, size) * batch
+    mixed = image * accumulated if config.training.mixup or config.training.cutmix else 0
     return [
         Part(f"batches made ahead, {made}", made * image, _the(made > _FEW, "data.prefetch"), images=made * batch),
+        Part("mixed images", mixed, _the(accumulated > _FEW, "training.accumulation_steps"), images=batch),
         Part(
             f"batches of a step, {accumulated}",
             accumulated * image,

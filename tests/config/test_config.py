@@ -148,6 +148,12 @@ def test_defaults_are_those_of_the_design(write):
             "seed": 0,
             "device": "auto",
             "label_smoothing": 0.0,
+            "loss": "cross_entropy",
+            "bce_threshold": None,
+            "mixup": 0.0,
+            "cutmix": 0.0,
+            "cutmix_probability": 0.5,
+            "mix_probability": 1.0,
             "ema_decay": None,
         },
         "memory": {"recompute": "none", "budget": None, "to": None},
@@ -429,7 +435,7 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         (
             "training=true",
             "unknown key 'training'; allowed: batch_size, accumulation_steps, epochs, seed, device, "
-            "label_smoothing, ema_decay",
+            "label_smoothing, loss, bce_threshold, mixup, cutmix, cutmix_probability, mix_probability, ema_decay",
         ),
         ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
         ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
@@ -770,6 +776,8 @@ def _configs(draw):
     fused = draw(st.booleans())
     device = draw(st.sampled_from(["auto", "cpu", "gpu", "gpu:7"]))
     kind = draw(st.sampled_from(["constant", "cosine", "step", "poly"]))
+    last_batch = draw(st.sampled_from(["partial", "drop", "pad"]))
+    padded = last_batch == "pad"
     lr = draw(_rate)
     modes = ["off", "auto", "required"] if device != "cpu" else ["off", "auto"]
     return {
@@ -802,7 +810,7 @@ def _configs(draw):
             "mean": draw(st.tuples(*[st.floats(-32000, 32000)] * 3)),
             "std": draw(st.tuples(*[st.floats(0.5, 65504)] * 3)),
             "pad_channels": draw(st.booleans()),
-            "last_batch": draw(st.sampled_from(["partial", "drop", "pad"])),
+            "last_batch": last_batch,
             "shuffle_window": draw(_count),
             "threads": draw(_several),
             "prefetch": draw(_several),
@@ -847,6 +855,17 @@ def _configs(draw):
             "batch_size": draw(_many),
             "accumulation_steps": draw(st.integers(1, 2**14)),
             "label_smoothing": draw(st.floats(0, 1, exclude_max=True)),
+            **draw(
+                st.just({"loss": "cross_entropy"})
+                | st.builds(
+                    lambda threshold: {"loss": "bce", "bce_threshold": threshold},
+                    st.none() | st.floats(0, 1, exclude_max=True),
+                )
+            ),
+            "mixup": 0.0 if padded else draw(st.floats(0, 100)),
+            "cutmix": 0.0 if padded else draw(st.floats(0, 100)),
+            "cutmix_probability": draw(st.floats(0, 1)),
+            "mix_probability": draw(st.floats(0, 1)),
             "ema_decay": draw(st.none() | st.floats(0, 0.999999, exclude_min=True)),
             "epochs": epochs,
             "seed": draw(st.integers(0, 2**32 - 1)),

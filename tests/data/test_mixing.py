@@ -108,6 +108,21 @@ def test_numbers_follow_from_seed_rank_and_batch():
     assert first != drawn(seed=1, rank=1)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"mixup": 0.2}, "Mixup (alpha 0.2)"),
+        ({"cutmix": 1, "probability": 0.75}, "CutMix (alpha 1); 25% of the batches are not mixed"),
+        (
+            {"mixup": 0.2, "cutmix": 1, "cutmix_probability": 0.3},
+            "CutMix (alpha 1) in 30% of the batches, Mixup (alpha 0.2) in the others",
+        ),
+    ],
+)
+def test_text(arguments, text):
+    assert str(Mixing(**arguments)) == text
+
+
 def test_what_is_left_alone_may_be_infinite():
     x = np.array([1, np.inf], np.float16).reshape(2, 1, 1, 1)
     mixing = Mixing(mixup=1.0, probability=0.0)

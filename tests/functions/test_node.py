@@ -27,6 +27,7 @@ from tests.functions.nhwc import DTYPES, channels_last, normal, run
 
 IMAGES, VECTORS = (2, 5, 4, 8), (8,)
 ONES = np.ones(8, np.float32)
+MIXED = np.array([4, 0, 1]), np.array(0.7, np.float32)
 # name: (function of variables, shapes of the inputs; those of one axis are float32)
 FUNCTIONS = {
     "convolution_2d": (F.convolution_2d, [IMAGES, (6, 8, 3, 3), (6,)]),
@@ -56,6 +57,8 @@ FUNCTIONS = {
     "relu": (F.relu, [(3, 5)]),
     "add": (lambda x, other: Addition().apply((x, other))[0], [IMAGES, IMAGES]),
     "softmax_cross_entropy": (lambda x: F.softmax_cross_entropy(x, np.array([1, 0, 4], np.int32)), [(3, 5)]),
+    "softmax_cross_entropy + mixed": (lambda x: F.softmax_cross_entropy(x, np.array([1, 0, 4]), mixed=MIXED), [(3, 5)]),
+    "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, np.array([1, 0, 4]), mixed=MIXED), [(3, 5)]),
     "concat": (lambda *xs: F.concat(xs), [IMAGES, IMAGES]),
     "dense": (lambda x: Dense().apply((x,))[0], [IMAGES]),
     "dropout": (F.dropout, [(3, 5)]),

@@ -120,6 +120,9 @@ def _another(key, value):
         "training.device": "auto",
         "training.epochs": 3,
         "training.ema_decay": 0.9,
+        "training.bce_threshold": 0.2,
+        "training.cutmix_probability": 0.25,
+        "training.mix_probability": 0.25,
         "precision.compute": "float32",
         "kfac.ema_decay": 0.5,
         "loss_scale.mode": "static",
@@ -170,6 +173,7 @@ def test_a_changed_setting_is_told_or_refused(train, tmp_path, name):
         "model.memory_format": ["model.fuse=false"],
         "memory.to": ["memory.budget=100 GB"],  # what tests before this one have taken counts, too
         "kfac.factor_every": ["kfac.inverse_every=2"],
+        "training.bce_threshold": ["training.loss=bce"],
     }
     with_it = needed.get(name, [])
     assert train("--out", "out", *_set(*with_it)).returncode == 0

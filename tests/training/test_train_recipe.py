@@ -86,15 +86,34 @@ def test_a_recipe_from_config_to_results(run, tmp_path, capsys):
                 np.testing.assert_array_equal(file[name], averages[f"extensions/average/average/predictor/{name}"])
     serializers.load_npz(tmp_path / "whole" / "model.npz", MODELS["resnet8"](7))
 
-    # from a snapshot in the middle of an epoch, the same run
+    _assert_that_it_goes_on(run, tmp_path)
+
+
+def _assert_that_it_goes_on(run, tmp_path, *arguments):
+    """From a snapshot in the middle of an epoch it is the same run."""
     (tmp_path / "resumed").mkdir()
     for name in ("snapshot_iter_5.npz", "classes.txt"):
         shutil.copy(tmp_path / "whole" / name, tmp_path / "resumed" / name)
-    assert run("--out", "resumed", "--resume", "auto") == 0
+    assert run("--out", "resumed", "--resume", "auto", *arguments) == 0
     assert finished_run.log(tmp_path / "resumed") == finished_run.log(tmp_path / "whole")
     for name in ("snapshot_iter_9.npz", "model.npz"):
         whole, resumed = (finished_run.members(tmp_path / folder / name) for folder in ("whole", "resumed"))
         assert resumed == whole
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_mixed_images(run, tmp_path, capsys, threads):
+    """They are others in each step, the same ones after a resume, and the same for any number of threads."""
+    settings = ("data.last_batch=partial", "training.loss=bce", "training.mixup=0.2", "training.cutmix=1")
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    assert run("--out", "whole", "--dry-run", *arguments) == 0
+    out = capsys.readouterr().out
+    assert "mixed images" in out
+    assert "mixing: CutMix (alpha 1) in 50% of the batches, Mixup (alpha 0.2) in the others\n" in out
+    assert run("--out", "whole", *arguments) == 0
+    _assert_that_it_goes_on(run, tmp_path, *arguments, "--set", f"data.threads={threads}")
+    assert run("--out", "plain", *arguments, "--set", "training.mix_probability=0") == 0
+    assert finished_run.log(tmp_path / "plain") != finished_run.log(tmp_path / "whole")
 
 
 def test_a_network_that_cannot_start_its_blocks_as_the_identity_is_named(run, capsys, tmp_path):
