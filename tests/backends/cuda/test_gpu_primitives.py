@@ -44,12 +44,15 @@ from tests.backends.primitive_cases import (
     batch_norm_gradients,
     batch_norm_moments,
     batch_norm_output,
+    binary_cross_entropy,
+    binary_cross_entropy_bounds,
     channel_parameters,
     eps_of,
     exact,
     given_moments,
     labels,
     local_response_norm,
+    mixed_labels,
     softmax_cross_entropy,
     softmax_cross_entropy_bounds,
     tiny_of,
@@ -755,7 +758,7 @@ def test_biases_by_own_kernels(side, shape, dtype, misaligned):
 @on_devices([(1, 1), (5, 3), (17, 10), (9, 100), (4, 136), (3, 1000)])
 @dtypes
 @pytest.mark.parametrize("spread", [1.0, 1000.0])
-@pytest.mark.parametrize("options", [{}, {"weighted": True, "smoothing": 0.1}], ids=["plain", "all"])
+@pytest.mark.parametrize("options", [{}, {"weighted": True, "smoothing": 0.1, "mixed": True}], ids=["plain", "all"])
 def test_softmax_cross_entropy_by_own_kernels(side, case, dtype, spread, options):
     """``expf`` and ``logf`` of CUDA are right to 2 ulp, which is what the bounds have for each term."""
     count, number = case
@@ -764,9 +767,10 @@ def test_softmax_cross_entropy_by_own_kernels(side, case, dtype, spread, options
     weight = rng.uniform(0.5, 2, number).astype(np.float32) if options.get("weighted") else None
     smoothing = options.get("smoothing", 0.0)
     sent = side.send((x, t))
-    given = {"class_weight": side.send(weight), "smoothing": smoothing}
+    mixed = mixed_labels(rng, t, count, number, "rows" if options.get("mixed") else "none")
+    given = {"class_weight": side.send(weight), "smoothing": smoothing, "mixed": side.send(mixed)}
     losses, log_z = side.cuda.softmax_cross_entropy(*sent, **given)
-    expected, expected_log_z, gradient = softmax_cross_entropy(x, t, weight, smoothing, -1)
+    expected, expected_log_z, gradient = softmax_cross_entropy(x, t, weight, smoothing, -1, mixed)
     loss_bound, log_z_bound, gradient_bound = softmax_cross_entropy_bounds(x, weight, expected_log_z)
     assert_close(side.receive(losses), expected, FLOAT32, loss_bound)
     assert_close(side.receive(log_z), expected_log_z, FLOAT32, log_z_bound)
@@ -779,6 +783,33 @@ def test_softmax_cross_entropy_by_own_kernels(side, case, dtype, spread, options
     assert_close(factor, np.float64(1 / divisor), FLOAT32)
     total = exact(side.receive(losses)).sum() / divisor
     assert_close(mean, total, FLOAT32, accumulated(2, abs(total)))
+
+
+@on_devices([(1, 1), (5, 3), (17, 10), (4, 136), (3, 1000)])
+@dtypes
+@pytest.mark.parametrize("options", [{}, {"smoothing": 0.1, "threshold": 0.2, "kind": "rows"}], ids=["plain", "all"])
+def test_binary_cross_entropy_by_own_kernels(side, case, dtype, options):
+    count, number = case
+    rng = np.random.default_rng(0)
+    x, t = arrays(rng, case, dtype, 5.0), labels(rng, count, number, -1)
+    mixed = mixed_labels(rng, t, count, number, options.get("kind", "none"))
+    smoothing, threshold = options.get("smoothing", 0.0), options.get("threshold")
+    sent, given = side.send((x, t)), {"smoothing": smoothing, "threshold": threshold, "mixed": side.send(mixed)}
+    expected, gradient = binary_cross_entropy(x, t, smoothing, threshold, -1, mixed)
+    loss_bound, gradient_bound = binary_cross_entropy_bounds(x)
+    assert_close(side.receive(side.cuda.binary_cross_entropy(*sent, **given)), expected, FLOAT32, loss_bound)
+    dx = side.receive(side.cuda.binary_cross_entropy_backward(side.send(np.array(128, np.float32)), *sent, **given))
+    assert_close(dx, gradient * 128, dtype, gradient_bound * 128)
+
+
+@on_devices([(1, 1, 1, 1), (4, 9, 8, 3), (5, 32, 32, 4)])
+@dtypes
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_mixed_images_by_own_kernels(side, case, dtype, share):
+    x, box = arrays(np.random.default_rng(0), case, dtype), (0, 0, case[1] // 2, case[2] // 3)
+    found = side.receive(side.cuda.mix_images(side.send(x), share, box))
+    of_both = np.abs(exact(x)) + np.abs(exact(x)[::-1])
+    assert_close(found, exact(PRIMITIVES.mix_images(x, share, box)), dtype, 4 * np.finfo(np.float32).eps * of_both)
 
 
 @both_sides
