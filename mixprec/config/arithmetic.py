@@ -6,10 +6,9 @@ from mixprec.bounds import INT32, LARGEST_DECAY, LARGEST_RATE, MIB, SEVERAL
 from mixprec.config.declaration import RATE, between, key, power_of_two
 from mixprec.policy import COMPUTE_DTYPES
 
-# Not AdaDelta, which has no learning rate, and not AdamW, whose weight decay is none of lr and weight_decay here: no
-# schedule moves it.
+# Not AdaDelta, which has no learning rate.
 _OPTIMIZERS = (
-    *("SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "AMSGrad", "AdaBound", "AMSBound"),
+    *("SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "AdamW", "AMSGrad", "AdaBound", "AMSBound"),
     *("AdaGrad", "RMSprop", "RMSpropGraves", "SMORMS3", "MSVAG", "LARS", "LAMB"),
 )
 MOMENTUM_OPTIMIZERS = ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMSpropGraves", "LARS")
@@ -126,10 +125,18 @@ class Optimizer:
         aliases=("eta",),
     )
     weight_decay: float = key(
-        "Factor of the L2 penalty; in LARS and LAMB that of their own formula.",
+        "Factor of the L2 penalty; in LARS and LAMB that of their own formula; AdamW takes lr times this share from a "
+        "parameter in each step (Loshchilov and Hutter 2019).",
         0.0,
         limit=between(0, LARGEST_RATE),
         aliases=("decay", "l2"),
+    )
+    clip_norm: float | None = key(
+        "Gradients are scaled down together so that their L2 norm stays at or below it, before weight decay and the "
+        "optimizer; null does not.",
+        None,
+        limit=RATE,
+        aliases=("clip_grad", "max_grad_norm", "gradient_clipping"),
     )
     decay_norm_and_bias: bool = key(
         "Weight decay, and the trust ratio of LARS and LAMB, also on parameters of at most one dimension: biases, "

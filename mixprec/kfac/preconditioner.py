@@ -321,7 +321,9 @@ class KFAC:
         if self.kl_clip is None:
             return {"damping": self.damping}
         numbers = optimizer.hyperparam.get_dict()
-        rate = numbers.get("lr", numbers.get("alpha"))  # of RMSprop alpha is another number; Adam has no lr
+        rate = numbers.get("lr")  # of RMSprop alpha is another number; Adam has no lr
+        if rate is None and "alpha" in numbers:
+            rate = numbers["alpha"] * numbers.get("eta", 1.0)
         if rate is None:
             raise ValueError(f"kl_clip needs a learning rate, and {type(optimizer).__name__} has none")
         return {"damping": self.damping, "kl_clip": self.kl_clip, "lr": rate}

@@ -113,8 +113,10 @@ class ImageClassifier(L.Classifier):
 
     def _loss(self, t, mixed):
         options = {"smoothing": self._smoothing, "mixed": mixed}
-        if not chainer.config.train or not (self._bce or self._smoothing or mixed):
+        if not (self._bce or self._smoothing or mixed):
             return self.lossfun(self.y, t)
+        if not chainer.config.train:
+            return functions.softmax_cross_entropy(self.y, t)
         if self._bce:
             return functions.binary_cross_entropy(self.y, t, threshold=self._threshold, **options)
         return functions.softmax_cross_entropy(self.y, t, **options)

@@ -5,7 +5,7 @@ that are not rounded, and for the trainer.
 """
 
 from chainer import optimizers
-from chainer.optimizer_hooks import WeightDecay
+from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 import mixprec
 
@@ -13,13 +13,16 @@ import mixprec
 def build_optimizer(config, model, communicator=None):
     """Returns the :class:`~mixprec.MixedPrecisionOptimizer` that the config describes, set up on ``model``."""
     settings = config.optimizer
-    own = settings.name in ("LARS", "LAMB")  # of this package; they have weight decay in their formula
+    own = settings.name in ("LARS", "LAMB")  # of this package
+    decays = own or settings.name == "AdamW"  # in the formula
     keywords = {attribute(settings.name): settings.lr}
     for name in ("momentum", "trust_coefficient"):
         if getattr(settings, name) is not None:
             keywords[name] = getattr(settings, name)
     if own:
         keywords["weight_decay"] = settings.weight_decay
+    elif decays:
+        keywords |= {"alpha": 1.0, "weight_decay_rate": settings.weight_decay}  # eta multiplies both
     inner = getattr(mixprec if own else optimizers, settings.name)(**keywords)
     optimizer = mixprec.MixedPrecisionOptimizer(
         inner,
@@ -30,7 +33,9 @@ def build_optimizer(config, model, communicator=None):
         communicator=communicator,
         allreduce_dtype=None if communicator is None else config.precision.allreduce,
     ).setup(model)
-    if settings.weight_decay > 0 and not own:
+    if settings.clip_norm is not None:
+        optimizer.add_hook(GradientClipping(settings.clip_norm))
+    if settings.weight_decay > 0 and not decays:
         optimizer.add_hook(WeightDecay(settings.weight_decay))
     return optimizer
 
@@ -51,7 +56,13 @@ def _preconditioner(config):
 
 
 def attribute(optimizer_name):
-    """Returns the name of an optimizer's learning rate."""
+    """Returns the name of an optimizer's learning rate.
+
+    That of AdamW is ``eta``: Chainer multiplies weight decay by it, and not by ``alpha``. With an ``alpha`` of 1 it is
+    the ``lr`` of ``torch.optim.AdamW``.
+    """
+    if optimizer_name == "AdamW":
+        return "eta"
     return "alpha" if optimizer_name in ("Adam", "AMSGrad", "AdaBound", "AMSBound") else "lr"
 
 

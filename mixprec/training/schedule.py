@@ -71,7 +71,7 @@ class Schedule(extension.Extension):
 
     Args:
         optimizer: optimizer whose ``attribute`` is set.
-        attribute: ``"lr"``, or ``"alpha"`` for the Adam family.
+        attribute: the name of its learning rate, see :func:`mixprec.training.optimizers.attribute`.
         rates: :class:`Rates`.
     """
 

@@ -118,6 +118,7 @@ def test_defaults_are_those_of_the_design(write):
             "momentum": None,
             "trust_coefficient": None,
             "weight_decay": 0.0,
+            "clip_norm": None,
             "decay_norm_and_bias": False,
             "preconditioner": "none",
         },
@@ -270,7 +271,8 @@ def test_the_script_names_the_architectures(write):
         (
             "optimizer:\n  # 0.1 is too much\n  learning_rate: 0.1\n",
             "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, base_batch_size, momentum, "
-            "trust_coefficient, weight_decay, decay_norm_and_bias, preconditioner; did you mean 'optimizer.lr'?",
+            "trust_coefficient, weight_decay, clip_norm, decay_norm_and_bias, preconditioner; "
+            "did you mean 'optimizer.lr'?",
         ),
         (
             "model:\n  arch: a\noptimiser: {lr: 1}\n",
@@ -823,6 +825,7 @@ def _configs(draw):
             "momentum": draw(momentum),
             "trust_coefficient": draw(st.none() | _rate) if name == "LARS" else None,
             "weight_decay": draw(st.floats(0, 10**6)),
+            "clip_norm": draw(st.none() | _rate),
             "decay_norm_and_bias": draw(st.booleans()),
             "preconditioner": draw(st.sampled_from(["none", "kfac"])),
         },

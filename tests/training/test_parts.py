@@ -19,6 +19,7 @@ from mixprec.training import LogReport, console, output, snapshots
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
+from mixprec.training.schedule import Rates, Schedule
 from mixprec.training.updater import Throughput
 
 NAMES = Optimizer.__dataclass_fields__["name"].metadata["choices"]
@@ -73,6 +74,50 @@ def test_lars_of_a_config(tmp_path, everywhere, bias):
     assert (optimizer.momentum, optimizer.trust_coefficient, optimizer.weight_decay) == (0, 0.125, 0.5)
     np.testing.assert_allclose(optimizer.master(optimizer.target.W).array, 1 - 0.25 * 0.125, rtol=1e-6)
     np.testing.assert_allclose(optimizer.master(optimizer.target.b).array, bias, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("everywhere", "bias"), [("false", 1 - 0.25), ("true", 1 - 0.25 * 1.5)])
+def test_adamw_of_a_config(tmp_path, everywhere, bias):
+    """The first step of Adam is 1 for each element; lr multiplies it and the weight decay."""
+    settings = {"optimizer.name": "AdamW", "optimizer.lr": 0.25, "optimizer.weight_decay": 0.5}
+    optimizer = _optimizer(tmp_path, **settings, **{"optimizer.decay_norm_and_bias": everywhere})
+    np.testing.assert_allclose(optimizer.master(optimizer.target.W).array, 1 - 0.25 * 1.5, rtol=1e-6)
+    np.testing.assert_allclose(optimizer.master(optimizer.target.b).array, bias, rtol=1e-6)
+
+
+def test_adamw_of_a_config_is_pytorchs_while_the_learning_rate_changes(tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
+    settings = {"optimizer.name": "AdamW", "optimizer.lr": 0.1, "optimizer.weight_decay": 0.3}
+    optimizer = _optimizer(tmp_path, **settings, **{"optimizer.decay_norm_and_bias": "true"})
+    found, rng = optimizer.master(optimizer.target.W), np.random.default_rng(0)
+    expected = torch.tensor(found.array.astype(np.float64), requires_grad=True)
+    adamw = torch.optim.AdamW([expected], 0.1, weight_decay=0.3)
+    adamw.state[expected] = {  # after the step that has been taken
+        "step": torch.tensor(1.0),
+        "exp_avg": torch.full(expected.shape, 0.1 * 0.5, dtype=torch.float64),
+        "exp_avg_sq": torch.full(expected.shape, 0.001 * 0.25, dtype=torch.float64),
+    }
+    schedule = Schedule(optimizer, attribute("AdamW"), Rates(kind="cosine", peak=0.1, epochs=6, iteration_epochs=1))
+    for epoch in range(1, 6):
+        schedule(types.SimpleNamespace(updater=types.SimpleNamespace(epoch_detail=epoch)))
+        adamw.param_groups[0]["lr"] = 0.05 * (1 + np.cos(np.pi * epoch / 6))
+        gradient = rng.integers(-8, 9, expected.shape) / 8  # exact in float16
+        expected.grad = torch.tensor(gradient)
+        for param in optimizer.target.params():
+            param.grad = np.broadcast_to(gradient[0], param.shape).astype(param.dtype)
+        optimizer.target.W.grad = gradient.astype(optimizer.target.W.dtype)
+        optimizer.update()
+        adamw.step()
+        np.testing.assert_allclose(found.array, expected.detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("norm", "share"), [(5**0.5 / 2, 0.5), (3, 1)])
+def test_clipping_of_a_config_comes_before_weight_decay(tmp_path, norm, share):
+    """The gradients of W and b have the norms 2 and 1."""
+    settings = {"optimizer.name": "SGD", "optimizer.lr": 0.25, "optimizer.weight_decay": 0.5}
+    optimizer = _optimizer(tmp_path, **settings, **{"optimizer.clip_norm": norm})
+    np.testing.assert_allclose(optimizer.master(optimizer.target.W).array, 1 - 0.25 * (0.5 * share + 0.5), rtol=1e-5)
+    np.testing.assert_allclose(optimizer.master(optimizer.target.b).array, 1 - 0.25 * 0.5 * share, rtol=1e-5)
 
 
 def test_evaluation_counts_every_image_the_same():
