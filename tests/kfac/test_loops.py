@@ -208,8 +208,8 @@ def test_kl_clip_needs_a_learning_rate():
         optimizer.update(loss, model, *batch(0))
 
 
-@pytest.mark.core(2)
-@pytest.mark.parametrize("rule", ["SGD", "Adam", "RMSprop"])
+@pytest.mark.core(3)
+@pytest.mark.parametrize("rule", ["SGD", "Adam", "AdamW", "RMSprop"])
 @pytest.mark.parametrize("clip", [1e-6, 1e-3, 1e6])
 def test_kl_clip(clip, rule):
     """min(1, sqrt(clip / (lr^2 sum of gradients before and after))), of all layers together."""
@@ -223,7 +223,9 @@ def test_kl_clip(clip, rule):
     model = build("two of all")
     optimizer, kfac = wrapped(model, getattr(chainer.optimizers, rule)(0.3), damping=DAMPING, kl_clip=7.0)
     optimizer.add_hook(seen := references.Gradients())
-    setattr(optimizer, "alpha" if rule == "Adam" else "lr", 0.05)  # numbers of the step, not of the beginning
+    numbers = {"Adam": {"alpha": 0.05}, "AdamW": {"alpha": 0.5, "eta": 0.1}}.get(rule, {"lr": 0.05})
+    for name, value in numbers.items():  # of the step, not of the beginning
+        setattr(optimizer, name, value)
     kfac.kl_clip = clip
     optimizer.update(loss, model, x, t)
     for name, gradient in after.items():
