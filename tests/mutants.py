@@ -396,6 +396,12 @@ MUTANTS = [
     Mutant("former-name", "config/writer.py", "config/test_former_names.py",
            "former.get(name, name): value", "name: value", "a resumed run says that renamed keys have changed"),
     # data
+    Mutant("box-beyond-the-image", "data/mixing.py", "data/test_mixing.py",
+           "max(centre - half, 0), min", "centre - half, min", "a box of CutMix at the edge is none"),
+    Mutant("share-of-what-was-drawn", "data/mixing.py", "data/test_mixing.py",
+           "np.float32(1 - covered)", "np.float32(share)", "labels have another share than pixels"),
+    Mutant("second-label-left-out", "backends/cpu/matrices.py", "backends/cpu/test_loss.py",
+           "np.where(counted, second, 0)", "np.where(counted, t, 0)", "mixed images have one label"),
     Mutant("shards", "data/loaders/epochs.py", "data/test_epochs.py",
            "(count * shard // self.num_shards", "(count // self.num_shards * shard",
            "processes read some images twice, and others never"),
