@@ -156,7 +156,7 @@ class _CrossEntropy(Node):
         inputs = self.retained()
         dlosses, factor = (dy, self._factor) if self._mean else (dy.reshape(-1), None)
         dx = self._gradient_of(primitives, dlosses, *self._flat(*inputs), factor)
-        return dx.reshape(inputs[0].shape), *(None for _ in inputs[1:])
+        return dx.reshape(inputs[0].shape), *(None,) * (len(inputs) - 1)
 
     def _losses(self, primitives, logits, labels, mixed):
         """Returns the loss of each row (M,)."""

@@ -88,14 +88,18 @@ class Losses:
             for labels, share in _targets(t, counted, mixed)
         ]
         of_all = np.float32(smoothing / classes) * weights
+        of_each_row = sum([of_label for _, of_label in of_labels]) + np.add.reduce(of_all)
+        by_row = _by_row(dlosses, factor, t.shape)
         dx = np.exp(widen(x) - log_z[:, None])
         # The derivative of -sum_k q_k log(p_k) is p * sum_k q_k - q, where q holds the weights of the classes, too.
-        dx *= (sum(of_label for _, of_label in of_labels) + np.add.reduce(of_all))[:, None]
+        dx *= of_each_row[:, None]
         if smoothing:
             dx -= of_all
         for labels, of_label in of_labels:
             dx[np.arange(len(t)), labels] -= of_label
-        return _finished(dx, counted, dlosses, factor, x.dtype)
+        dx *= by_row
+        dx[~counted] = 0
+        return narrow(dx, x.dtype)
 
     @_quiet
     def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None):
@@ -113,7 +117,9 @@ class Losses:
         counted = t != ignore_label
         q = _distribution(x.shape, t, counted, smoothing, threshold, mixed)
         dx = (1 / (1 + np.exp(-widen(x))) - q) * np.float32(1 / x.shape[1])
-        return _finished(dx, counted, dlosses, factor, x.dtype)
+        dx *= _by_row(dlosses, factor, t.shape)
+        dx[~counted] = 0
+        return narrow(dx, x.dtype)
 
     @_quiet
     def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
@@ -153,9 +159,6 @@ def _distribution(shape, t, counted, smoothing, threshold, mixed):
     return q if threshold is None else (q > np.float32(threshold)).astype(np.float32)
 
 
-def _finished(dx, counted, dlosses, factor, dtype):
-    """Returns gradients of the losses of rows times those of the losses, rounded."""
-    dlosses = dlosses if factor is None else dlosses * factor
-    dx *= np.broadcast_to(dlosses, counted.shape)[:, None]
-    dx[~counted] = 0
-    return narrow(dx, dtype)
+def _by_row(dlosses, factor, shape):
+    """Returns gradients of the losses of rows as a column."""
+    return np.broadcast_to(dlosses if factor is None else dlosses * factor, shape)[:, None]
