@@ -74,8 +74,10 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, commands):
 
 
 def test_a_run_is_stopped_by_sigterm_and_only_its_own_process(tmp_path):
-    holds = f"lock = open({str(tmp_path.resolve() / 'mine' / 'run.lock')!r}, 'w'); print(flush=True); input()"
+    locks = [str(tmp_path.resolve() / name / "run.lock") for name in ("mine", "ended")]
+    holds = f"locks = [open(path, 'w') for path in {locks}]; print(flush=True); input()"
     (tmp_path / "mine").mkdir()
+    (tmp_path / "ended").mkdir()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", holds], **pipes) as process:
         process.stdout.readline()

@@ -164,6 +164,7 @@ BAD = {
 }
 
 
+@pytest.mark.core(len(BAD))
 @pytest.mark.parametrize("what", BAD)
 def test_bad_uploads_are_one_line(what, work):
     image, message = BAD[what]
