@@ -237,7 +237,8 @@ def test_base_is_relative_to_its_file_and_later_files_win_key_by_key(write):
     write("lib/deep/a.yaml", merged(optimizer={"weight_decay": 0.25, "momentum": 0.5}, data={"mean": [1, 2, 3]}))
     write("lib/b.yaml", "base: deep/a.yaml\noptimizer: {weight_decay: 0.125, lr: 2}\n")
     config = load(write("c.yaml", "optimizer: {lr: 3}\nbase: lib/b.yaml\ndata: {mean: [4, 5, 6]}\n"))
-    assert dataclasses.astuple(config.optimizer) == ("CorrectedMomentumSGD", 3.0, None, 0.5, None, 0.125, False, "none")
+    optimizer = config.optimizer
+    assert (optimizer.lr, optimizer.momentum, optimizer.weight_decay) == (3.0, 0.5, 0.125)
     assert config.data.mean == (4.0, 5.0, 6.0)
     assert config.data.train == "t"
 
