@@ -101,7 +101,7 @@ class Optimizer:
         aliases=("type", "kind"),
     )
     lr: float = key(
-        "Learning rate at its peak; alpha of Adam and its variants.",
+        "Learning rate at its peak; alpha of Adam and its variants, eta of AdamW.",
         limit=RATE,
         aliases=("learning_rate", "alpha"),
     )

@@ -118,6 +118,12 @@ class Config:
             lambda config: config.training.bce_threshold is None or config.training.loss == "bce",
         ),
         Rule(
+            ("training.bce_threshold", "training.label_smoothing", "model.classes"),
+            "label_smoothing / classes <= bce_threshold < 1 - label_smoothing + label_smoothing / classes: between the "
+            "targets of other classes and of the label",
+            lambda config: _separates(config.training, config.model.classes),
+        ),
+        Rule(
             ("data.last_batch", "training.mixup", "training.cutmix"),
             "data.last_batch partial or drop with training.mixup or training.cutmix: padding would be mixed in",
             lambda config: config.data.last_batch != "pad" or not (config.training.mixup or config.training.cutmix),
@@ -169,6 +175,11 @@ class Config:
             lambda config: config.training.device != "cpu" or config.capture.mode != "required",
         ),
     )
+
+
+def _separates(training, classes):
+    others = training.label_smoothing / classes
+    return training.bce_threshold is None or others <= training.bce_threshold < 1 - training.label_smoothing + others
 
 
 def _scale_in_range(settings):

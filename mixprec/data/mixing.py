@@ -45,7 +45,7 @@ class Mixing:
         cutmix_probability: of CutMix in a batch, where both are on.
         probability: that a batch is mixed at all.
         seed: from 0 to 2^32 - 1.
-        rank: of the process, where several train together.
+        rank: of the process, where several train together; likewise.
 
     Raises:
         ValueError: an argument is no number, or out of its range; or both alphas are 0.
@@ -65,8 +65,7 @@ class Mixing:
             raise ValueError("mixup or cutmix must be above 0; found 0 for both")
         self._cutmix_probability = _share("cutmix_probability", cutmix_probability)
         self._probability = _share("probability", probability)
-        self._seed = arguments.whole("seed", seed, 0)
-        self._rank = arguments.whole("rank", rank, 0)
+        self._seed, self._rank = (_word(name, value) for name, value in (("seed", seed), ("rank", rank)))
 
     def __call__(self, x, t, number):
         """Mixes a batch.
@@ -94,9 +93,11 @@ class Mixing:
             f"{name} (alpha {alpha:g})" for name, alpha in (("CutMix", self._cutmix), ("Mixup", self._mixup)) if alpha
         ]
         if len(kinds) == 2:
-            kinds[0] += f" in {self._cutmix_probability:.0%} of the batches"
+            kinds[0] += f" in {100 * self._cutmix_probability:g}% of the batches"
             kinds[1] += " in the others"
-        of_all = "" if self._probability == 1 else f"; {1 - self._probability:.0%} of the batches are not mixed"
+        of_all = (
+            "" if self._probability == 1 else f"; {100 * (1 - self._probability):.3g}% of the batches are not mixed"
+        )
         return ", ".join(kinds) + of_all
 
     def draw(self, number, height, width):
@@ -122,6 +123,13 @@ def _cut(side, ratio, at):
     """Returns where a box of ``ratio`` of a side begins and ends, with its centre at ``at``, from 0 to 1."""
     half, centre = int(side * ratio) // 2, int(at * side)
     return max(centre - half, 0), min(centre + half, side)
+
+
+def _word(name, value):
+    value = arguments.whole(name, value, 0)
+    if value >= 2**32:
+        raise ValueError(f"{name} must be from 0 to 2^32 - 1; found {value}")
+    return value
 
 
 def _share(name, value):

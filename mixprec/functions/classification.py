@@ -31,9 +31,9 @@ def softmax_cross_entropy(
         ignore_label: a label whose loss is 0.
         reduce: ``"mean"``, or ``"no"`` for the loss of each label.
         smoothing: from 0 to below 1.
-        mixed: ``None``, or a pair ``(second, share)`` for mixed images: the labels of those that were mixed in, like
-            ``t``, and the share of ``t`` in the target, from 0 to 1, float32, of the shape of ``t`` or () for all. They
-            get no gradient, and on a device they are not read.
+        mixed: ``None``, or a pair ``(second, share)`` for mixed images: the labels of those that were mixed in, from 0
+            to K - 1 where ``t`` counts, and the share of ``t`` in the target, from 0 to 1, float32, of the shape of
+            ``t`` or () for all. They get no gradient, and on a device they are not read.
 
     Returns:
         Variable () or, with ``reduce="no"``, of the shape of ``t``; float32.
@@ -78,7 +78,8 @@ def binary_cross_entropy(
         reduce: likewise.
         smoothing: from 0 to below 1.
         threshold: ``None``; or targets above it become 1, and others 0. With mixed images both classes are right then,
-            if their share of the target is above it.
+            if their share of the target is above it. It must lie between the target of another class,
+            ``smoothing / K``, and that of a label, ``1 - smoothing + smoothing / K``.
         mixed: as for :func:`softmax_cross_entropy`.
 
     Returns:
@@ -140,8 +141,9 @@ class _CrossEntropy(Node):
 
     def compute(self, primitives, x, t, second=None, share=None):
         self.retain_inputs((0, 1) if second is None else (0, 1, 2, 3))
-        for labels in (t,) if second is None else (t, second):
-            self._check_labels(labels, x.shape[-1])
+        self._check_labels(t, x.shape[-1])
+        if second is not None:
+            self._check_second(second, t, x.shape[-1])
         logits, labels, mixed = self._flat(x, t, second, share)
         losses = self._losses(primitives, logits, labels, mixed)
         if not self._mean:
@@ -183,6 +185,15 @@ class _CrossEntropy(Node):
                 f"ignored; found {wrong[0]}"
             )
 
+    def _check_second(self, second, t, classes):
+        if type(second) is not np.ndarray:
+            return
+        wrong = second[((second < 0) | (second >= classes)) & (t != self._options["ignore_label"])]
+        if wrong.size:
+            raise ValueError(
+                f"{self.name}: second labels must be from 0 to {classes - 1} where those of t count; found {wrong[0]}"
+            )
+
 
 def _flat_labels(t):
     return t.reshape(-1).astype(np.int32, copy=False)
@@ -221,6 +232,20 @@ class BinaryCrossEntropy(_CrossEntropy):
     """See :func:`binary_cross_entropy`."""
 
     name = "binary_cross_entropy"
+
+    def __init__(self, normalize, ignore_label, reduce, *, smoothing, threshold):
+        super().__init__(normalize, ignore_label, reduce, smoothing=smoothing, threshold=threshold)
+        self.options = smoothing, threshold
+
+    def check(self, x, t, second=None, share=None):
+        super().check(x, t, second, share)
+        smoothing, threshold = self.options
+        others = smoothing / x.shape[-1]
+        if threshold is not None and not others <= threshold < 1 - smoothing + others:
+            raise ValueError(
+                f"{self.name}: threshold must be from {others:g} to below {1 - smoothing + others:g}, the targets of "
+                f"other classes and of the label; found {threshold:g}"
+            )
 
     def _losses(self, primitives, logits, labels, mixed):
         return primitives.binary_cross_entropy(logits, labels, mixed=mixed, **self._options)

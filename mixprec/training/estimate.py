@@ -235,7 +235,12 @@ def _batches(config, size, batch):
     mixed = image * accumulated if config.training.mixup or config.training.cutmix else 0
     return [
         Part(f"batches made ahead, {made}", made * image, _the(made > _FEW, "data.prefetch"), images=made * batch),
-        Part("mixed images", mixed, _the(accumulated > _FEW, "training.accumulation_steps"), images=batch),
+        Part(
+            "mixed images",
+            mixed,
+            _the(accumulated > _FEW, "training.accumulation_steps"),
+            images=accumulated * batch,
+        ),
         Part(
             f"batches of a step, {accumulated}",
             accumulated * image,

@@ -582,6 +582,11 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             "null with the others",
         ),
         (
+            {"training": {"label_smoothing": 0.1}},
+            ["training.loss=bce", "training.bce_threshold=0"],
+            "'training.bce_threshold' is 0.0 (--set), 'training.label_smoothing' is 0.1 (c.yaml:",
+        ),
+        (
             {},
             ["schedule.warmup_epochs=90"],
             "--set: impossible combination: 'schedule.warmup_epochs' is 90.0 (--set), ",
@@ -781,12 +786,15 @@ def _configs(draw):
     kind = draw(st.sampled_from(["constant", "cosine", "step", "poly"]))
     last_batch = draw(st.sampled_from(["partial", "drop", "pad"]))
     padded = last_batch == "pad"
+    classes, smoothing = draw(st.integers(2, 10**6)), draw(st.floats(0, 1, exclude_max=True))
+    middle = smoothing / classes + (1 - smoothing) / 2
+    threshold = draw(st.sampled_from([None, middle])) if smoothing < 0.999 else None
     lr = draw(_rate)
     modes = ["off", "auto", "required"] if device != "cpu" else ["off", "auto"]
     return {
         "model": {
             "arch": draw(_text),
-            "classes": draw(st.integers(2, 10**6)),
+            "classes": classes,
             "zero_init_residual": draw(st.booleans()),
         },
         "precision": {"compute": draw(st.sampled_from(["float16", "float32"]))},
@@ -858,14 +866,9 @@ def _configs(draw):
         "training": {
             "batch_size": draw(_many),
             "accumulation_steps": draw(st.integers(1, 2**14)),
-            "label_smoothing": draw(st.floats(0, 1, exclude_max=True)),
-            **draw(
-                st.just({"loss": "cross_entropy"})
-                | st.builds(
-                    lambda threshold: {"loss": "bce", "bce_threshold": threshold},
-                    st.none() | st.floats(0, 1, exclude_max=True),
-                )
-            ),
+            "label_smoothing": smoothing,
+            "loss": "cross_entropy" if threshold is None else "bce",
+            "bce_threshold": threshold,
             "mixup": 0.0 if padded else draw(st.floats(0, 100)),
             "cutmix": 0.0 if padded else draw(st.floats(0, 100)),
             "cutmix_probability": draw(st.floats(0, 1)),

@@ -137,6 +137,7 @@ def test_what_is_left_alone_may_be_infinite():
         ({"mixup": -1}, ValueError, "mixup must be a finite number, 0 or more; found -1"),
         ({"cutmix": "1"}, ValueError, "cutmix must be a finite number, 0 or more; found '1'"),
         ({"mixup": 1, "probability": 2}, ValueError, "probability must be from 0 to 1; found 2.0"),
+        ({"mixup": 1, "seed": 2**32}, ValueError, "seed must be from 0 to 2^32 - 1; found 4294967296"),
         ({"mixup": 1, "seed": 0.5}, ValueError, "seed must be a whole number, 0 or more; found 0.5"),
     ],
 )

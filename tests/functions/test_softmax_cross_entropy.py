@@ -228,6 +228,19 @@ def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
             "binary_cross_entropy: threshold must be from 0 to below 1; found 1.5",
         ),
         (
+            lambda: F.binary_cross_entropy(np.zeros((2, 4), "f"), np.array([0, 1]), smoothing=0.2, threshold=0.0),
+            ValueError,
+            "binary_cross_entropy: threshold must be from 0.05 to below 0.85, the targets of other classes and of the "
+            "label; found 0",
+        ),
+        (
+            lambda: F.softmax_cross_entropy(
+                np.zeros((2, 3), "f"), np.array([0, -1]), mixed=(np.array([-1, -1]), np.ones((), "f"))
+            ),
+            ValueError,
+            "softmax_cross_entropy: second labels must be from 0 to 2 where those of t count; found -1",
+        ),
+        (
             _loss(class_weight=np.ones(2, "f")),
             ValueError,
             "softmax_cross_entropy: class_weight must have shape (3,); found (2,)",
