@@ -95,7 +95,7 @@ class FallbackForm(UpdateForm):
                 return skip
         kept = _Kept(self._optimizer, initialize=later)
         try:
-            with np.errstate(over="ignore", invalid="ignore"):
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # GradientClipping: of a norm of 0
                 self._optimizer.update()
                 if self._has_hooks:
                     skip = skip | not_finite(self._optimizer)

@@ -73,7 +73,8 @@ class HostForm(UpdateForm):
         if skip:
             return skip
         if self._of_masters:
-            with self._masters.fixed(of=()), np.errstate(over="ignore", invalid="ignore"):
+            # Chainer's GradientClipping divides by a norm of 0, too.
+            with self._masters.fixed(of=()), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 self._optimizer.reallocate_cleared_grads()
                 if self._plan.before:
                     self._optimizer.call_hooks("pre")

@@ -120,6 +120,17 @@ def test_clipping_of_a_config_comes_before_weight_decay(tmp_path, norm, share):
     np.testing.assert_allclose(optimizer.master(optimizer.target.b).array, 1 - 0.25 * 0.5 * share, rtol=1e-5)
 
 
+@pytest.mark.parametrize("batched", ["true", "false"])
+def test_gradients_of_zero_are_clipped_without_a_warning(tmp_path, batched):
+    settings = {"optimizer.name": "SGD", "optimizer.lr": 0.25, "optimizer.clip_norm": 1, "update.fused": batched}
+    optimizer = _optimizer(tmp_path, **settings)
+    before = optimizer.master(optimizer.target.W).array.copy()
+    for param in optimizer.target.params():
+        param.grad = np.zeros_like(param.array)
+    optimizer.update()
+    np.testing.assert_array_equal(optimizer.master(optimizer.target.W).array, before)
+
+
 def test_evaluation_counts_every_image_the_same():
     """Three images, two of them in the first batch: the mean of batches would be 0.75."""
 
