@@ -49,10 +49,7 @@ def softmax_cross_entropy(
         dtype('float32')
     """
     name = SoftmaxCrossEntropy.name
-    normalize = checks.flag(name, "normalize", normalize)
-    ignore_label = checks.whole(name, "ignore_label", ignore_label)
-    arguments.choice(f"{name}: reduce", reduce, ("mean", "no"))
-    smoothing = checks.number(name, "smoothing", smoothing, 0.0, below=1.0)
+    normalize, ignore_label, smoothing = _checked(name, normalize, ignore_label, reduce, smoothing)
     if class_weight is not None and not isinstance(class_weight, chainer.get_array_types()):
         raise TypeError(
             f"{name}: class_weight must be an array, it gets no gradient; found {type(class_weight).__name__}"
@@ -95,13 +92,18 @@ def binary_cross_entropy(
         True
     """
     name = BinaryCrossEntropy.name
-    normalize = checks.flag(name, "normalize", normalize)
-    ignore_label = checks.whole(name, "ignore_label", ignore_label)
-    arguments.choice(f"{name}: reduce", reduce, ("mean", "no"))
-    smoothing = checks.number(name, "smoothing", smoothing, 0.0, below=1.0)
+    normalize, ignore_label, smoothing = _checked(name, normalize, ignore_label, reduce, smoothing)
     threshold = None if threshold is None else checks.number(name, "threshold", threshold, 0.0, below=1.0)
     node = BinaryCrossEntropy(normalize, ignore_label, reduce, smoothing=smoothing, threshold=threshold)
     return node.apply((x, t, *_pair(name, mixed)))[0]
+
+
+def _checked(name, normalize, ignore_label, reduce, smoothing):
+    """Returns the arguments that both losses have, but for ``reduce``, which is only checked."""
+    normalize = checks.flag(name, "normalize", normalize)
+    ignore_label = checks.whole(name, "ignore_label", ignore_label)
+    arguments.choice(f"{name}: reduce", reduce, ("mean", "no"))
+    return normalize, ignore_label, checks.number(name, "smoothing", smoothing, 0.0, below=1.0)
 
 
 def _pair(name, mixed):

@@ -68,7 +68,7 @@ class Losses:
             of_label = log_sum - np.take_along_axis(shifted, labels[:, None], axis=1)[:, 0]
             if class_weight is not None:
                 of_label *= class_weight[labels]
-            losses = losses + (of_label if share is None else share * of_label)
+            losses = losses + share * of_label
         if smoothing:
             weights = np.ones(x.shape[1], np.float32) if class_weight is None else class_weight
             of_all = (log_sum[:, None] - shifted) @ weights
@@ -84,7 +84,7 @@ class Losses:
         counted = t != ignore_label
         weights = np.ones(classes, np.float32) if class_weight is None else class_weight
         of_labels = [
-            (labels, np.float32(1 - smoothing) * weights[labels] * (1 if share is None else share))
+            (labels, np.float32(1 - smoothing) * weights[labels] * share)
             for labels, share in _targets(t, counted, mixed)
         ]
         of_all = np.float32(smoothing / classes) * weights
@@ -144,9 +144,9 @@ class Losses:
 
 
 def _targets(t, counted, mixed):
-    """Returns ``(labels, share of the target)`` of the one label of a row, whose share is ``None``, or of two."""
+    """Returns ``(labels, share of the target)`` of the one label of a row, whose share is 1, or of two."""
     if mixed is None:
-        return [(np.where(counted, t, 0), None)]
+        return [(np.where(counted, t, 0), np.float32(1))]
     second, share = mixed
     return [(np.where(counted, t, 0), share), (np.where(counted, second, 0), np.float32(1) - share)]
 
@@ -155,7 +155,7 @@ def _distribution(shape, t, counted, smoothing, threshold, mixed):
     """Returns the targets of all classes, float32."""
     q = np.full(shape, np.float32(smoothing / shape[1]))
     for labels, share in _targets(t, counted, mixed):
-        q[np.arange(len(t)), labels] += np.float32(1 - smoothing) * (np.float32(1) if share is None else share)
+        q[np.arange(len(t)), labels] += np.float32(1 - smoothing) * share
     return q if threshold is None else (q > np.float32(threshold)).astype(np.float32)
 
 
