@@ -29,6 +29,7 @@ class Evaluation:
             ui.button("Evaluate", on_click=self.evaluate).props("flat dense no-caps").mark("evaluate")
             ui.button("End it", on_click=self._stop).props("flat dense no-caps").mark("stop")
         self.result, self._worst = ui.element("div"), ui.element("div")
+        self._turn = 0  # of what is shown: of two that overlap, the later one stays
 
     async def evaluate(self):
         """Evaluates the chosen weights in a process of its own, which writes the file beside the run."""
@@ -37,16 +38,21 @@ class Evaluation:
         if answer is not None:
             await self._pictures(answer)
 
+    async def show_first(self):
+        """Shows the last evaluation when the page has been drawn, unless something was asked for before."""
+        if not self._turn:
+            await self.show_last()
+
     async def show_last(self):
         """Shows the evaluation of these weights that goes on, or what an earlier one has written, if there is one."""
         if self._tasks.is_shared("evaluate", self._wanted()):
             await self.evaluate()
             return
         self._clear()
-        weights = self._weights.value
+        weights, turn = self._weights.value, self._turn
         name = f"evaluation-{weights.removesuffix('.npz')}.json"
         text = await asyncio.to_thread(self._run.text, name)
-        if text is None or self._weights.value != weights:
+        if text is None or self._turn != turn:
             return
         try:
             answer = json.loads(text)
@@ -63,6 +69,7 @@ class Evaluation:
                 ui.label(f"{name} cannot be read; evaluate again").classes("faint")
 
     def _clear(self):
+        self._turn += 1
         for place in (self.result, self._worst):
             self._work.leave(place)
             place.clear()
@@ -118,4 +125,4 @@ async def page(monitor, name):
     make = functools.partial(Evaluation, monitor)
     evaluation = await frame.with_weights(monitor, name, f"Evaluate {name}", "/evaluate", make)
     if evaluation is not None:
-        ui.timer(0.1, evaluation.show_last, once=True)
+        ui.timer(0.1, evaluation.show_first, once=True)
