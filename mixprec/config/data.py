@@ -1,8 +1,9 @@
-"""The config section about the images: their place, their decoding, and their augmentation."""
+"""Config sections about the images: their place, their decoding, their augmentation, and their sizes over time."""
 
+import operator
 from dataclasses import dataclass
 
-from mixprec.bounds import HALF, INT32, SEVERAL, SIDE
+from mixprec.bounds import HALF, INT32, MANY, SEVERAL, SIDE
 from mixprec.config.declaration import PATH, Limit, between, key
 
 FORMATS = ("auto", "folders", "list", "tfrecord", "webdataset", "synthetic")
@@ -113,4 +114,40 @@ class Data:
         "Only with a GPU and DALI: whether JPEGs are decoded there or on the CPU. Everything else is done there.",
         "gpu",
         choices=("gpu", "cpu"),
+    )
+
+
+def _list_of(low, high):
+    """Returns the limit of a list of at most so many numbers, each from ``low`` to ``high``."""
+    each = between(low, high)
+    return Limit(f"{each.text}, at most {SEVERAL} of them", lambda value: len(value) <= SEVERAL and each.holds(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progressive:
+    """Earlier stages of training, with images of other sizes, usually smaller ones (Howard 2018; Touvron et al. 2019).
+
+    The last stage, which may be the only one, has data.size and training.batch_size.
+    """
+
+    until: tuple[int, ...] = key(
+        "The epoch at which each of the earlier stages ends; an empty list is training without them.",
+        (),
+        limit=Limit(
+            f">= 1 and <= {MANY}, each larger than the one before, at most {SEVERAL} of them",
+            lambda value: len(value) <= SEVERAL and all(map(operator.lt, (0, *value), (*value, MANY + 1))),
+        ),
+        aliases=("epochs",),
+    )
+    sizes: tuple[int, ...] = key(
+        "Height and width of the images, in pixels, in each of these stages.",
+        (),
+        limit=_list_of(8, SIDE),
+        aliases=("size", "resolutions"),
+    )
+    batch_sizes: tuple[int, ...] = key(
+        "training.batch_size in each of these stages; an empty list leaves it as it is.",
+        (),
+        limit=_list_of(1, MANY),
+        aliases=("batch_size",),
     )

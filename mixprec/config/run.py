@@ -79,6 +79,24 @@ class Schedule:
     warmup_epochs: float = key(
         "Length of the linear rise to lr at the start.", 0.0, limit=between(0, MANY), aliases=("warmup",)
     )
+    warmup_start_lr: float | None = key(
+        "Learning rate at which the rise begins, scaled as lr is. null begins with one step's share of lr, and has all "
+        "of it in the last step of the warm-up.",
+        None,
+        limit=between(0, LARGEST_RATE),
+        aliases=("warmup_lr",),
+    )
+    decay_from: str = key(
+        "Where the decay begins to count: at the end of the warm-up, or at the start of training, so that lr itself is "
+        "not reached, as in timm.",
+        "warmup",
+        choices=("warmup", "start"),
+    )
+    by: str = key(
+        "Whether the learning rate changes with each step, or with each epoch, as in timm and torchvision.",
+        "step",
+        choices=("step", "epoch"),
+    )
     milestones: tuple[float, ...] = key(
         "Only for step: epochs at which the learning rate falls.",
         (),

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from mixprec.bounds import HALF
 from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Capture, Cudnn, Kfac, LossScale, Optimizer, Precision, Update
-from mixprec.config.data import Data
+from mixprec.config.data import Data, Progressive
 from mixprec.config.declaration import Rule
 from mixprec.config.run import Export, Log, Memory, Model, Schedule, Snapshot, Training
 
@@ -22,6 +22,7 @@ class Config:
     precision: Precision
     loss_scale: LossScale
     data: Data
+    progressive: Progressive
     optimizer: Optimizer
     kfac: Kfac
     update: Update
@@ -129,6 +130,16 @@ class Config:
             lambda config: config.data.last_batch != "pad" or not (config.training.mixup or config.training.cutmix),
         ),
         Rule(
+            ("progressive.until", "progressive.sizes", "progressive.batch_sizes"),
+            "progressive.sizes as long as progressive.until, and progressive.batch_sizes, too, if it is not empty",
+            lambda config: _fit(config.progressive),
+        ),
+        Rule(
+            ("progressive.until", "training.epochs"),
+            "each of progressive.until < training.epochs",
+            lambda config: all(epoch < config.training.epochs for epoch in config.progressive.until),
+        ),
+        Rule(
             ("data.format", "snapshot.best"),
             "snapshot.best false with data.format synthetic, which has no validation",
             lambda config: config.data.format != "synthetic" or not config.snapshot.best,
@@ -152,6 +163,21 @@ class Config:
             ("kfac.factor_every", "kfac.inverse_every"),
             "kfac.inverse_every a multiple of kfac.factor_every",
             lambda config: config.kfac.inverse_every % config.kfac.factor_every == 0,
+        ),
+        Rule(
+            ("schedule.warmup_epochs", "schedule.warmup_start_lr"),
+            "schedule.warmup_start_lr only with schedule.warmup_epochs above 0",
+            lambda config: config.schedule.warmup_start_lr is None or config.schedule.warmup_epochs > 0,
+        ),
+        Rule(
+            ("schedule.warmup_start_lr", "optimizer.lr"),
+            "schedule.warmup_start_lr <= optimizer.lr",
+            lambda config: (config.schedule.warmup_start_lr or 0) <= config.optimizer.lr,
+        ),
+        Rule(
+            ("schedule.by", "schedule.warmup_epochs", "schedule.warmup_start_lr"),
+            "schedule.by epoch with schedule.warmup_start_lr, if there is a warm-up",
+            lambda config: _begins(config.schedule),
         ),
         Rule(
             ("schedule.warmup_epochs", "training.epochs"),
@@ -180,6 +206,15 @@ class Config:
 def _separates(training, classes):
     others = training.label_smoothing / classes
     return training.bce_threshold is None or others <= training.bce_threshold < 1 - training.label_smoothing + others
+
+
+def _fit(progressive):
+    stages = len(progressive.until)
+    return len(progressive.sizes) == stages and len(progressive.batch_sizes) in (0, stages)
+
+
+def _begins(schedule):
+    return schedule.by == "step" or schedule.warmup_epochs == 0 or schedule.warmup_start_lr is not None
 
 
 def _scale_in_range(settings):

@@ -16,6 +16,7 @@ from mixprec.backends.host_memory import host_memory
 from mixprec.dtypes import is_half
 from mixprec.native.native_library import library
 from mixprec.training.model import EXAMPLE
+from mixprec.training.stages import largest_stage
 
 # So many arrays of the size of the largest activation are there for a time: its gradient and the one that follows from
 # it, the one of the other branch of a residual block, and one more. On NumPy they are FP32.
@@ -113,15 +114,16 @@ def memory(config, trainer, report, images, val_images=0, ranks=None):
         Memory
     """
     device, optimizer = trainer.updater.device, trainer.updater.get_optimizer("main")
-    on_gpu, batch = isinstance(device, backend.GpuDevice), config.training.batch_size
+    stage, on_gpu = largest_stage(config), isinstance(device, backend.GpuDevice)
+    batch, scale = stage.batch_size, (stage.size / config.data.size) ** 2  # to that of the example
     params = [param for param in optimizer.target.params() if param.array is not None]
     rounded = [param for param in params if param.dtype != np.float32]  # copies of FP32 masters
     weights, masters = report.parameter_bytes[1], 4 * sum(param.size for param in rounded)
     states = state(optimizer)
     wide = 1 if on_gpu or config.precision.compute == "float32" else 2
     blocks = trainer.updater.blocks
-    kept = (report.activation_bytes[1] if blocks is None else blocks.kept_with) * batch // EXAMPLE
-    on_the_way = _ON_THE_WAY * wide * report.largest_activation_bytes * batch // EXAMPLE
+    kept = int((report.activation_bytes[1] if blocks is None else blocks.kept_with) * batch * scale) // EXAMPLE
+    on_the_way = int(_ON_THE_WAY * wide * report.largest_activation_bytes * batch * scale) // EXAMPLE
     arch = "model.arch"
     parts = [
         Part("weights and statistics", weights, arch),
@@ -146,15 +148,19 @@ def memory(config, trainer, report, images, val_images=0, ranks=None):
             parts.append(Part("unfolded images", _COLUMNS, None))
         else:
             parts.append(Part("packed filters", 4 * max(param.size for param in params), arch))
-    parts += _batches(config, config.data.size, batch)
+    parts += _batches(config, stage.size, batch)
     per_batch = {"key": "training.batch_size", "when": "training", "images": batch}
     if blocks is not None:
-        parts.append(Part("the block that is computed again", blocks.largest * batch // EXAMPLE, **per_batch))
+        parts.append(
+            Part("the block that is computed again", int(blocks.largest * batch * scale) // EXAMPLE, **per_batch)
+        )
     parts.append(Part("gradients of activations, temporary arrays", on_the_way, **per_batch))
     kept = min(kept, _left(config, device, sum(part.size for part in parts)))
     parts.append(Part("activations kept for the backward pass", kept, **per_batch))
     if val_images:
-        parts += _evaluation(config, min(batch, val_images), wide * report.largest_activation_bytes, on_gpu)
+        parts += _evaluation(
+            config, min(config.training.batch_size, val_images), wide * report.largest_activation_bytes, on_gpu
+        )
     return Memory(tuple(part for part in parts if part.size), *available(device), size, sharing)
 
 

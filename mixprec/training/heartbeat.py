@@ -33,15 +33,15 @@ class Heartbeat(extension.Extension):
 
     Args:
         epochs: length of training in epochs.
-        steps_per_epoch: from :func:`mixprec.training.schedule.steps_per_epoch`.
+        steps: :class:`mixprec.training.stages.Steps` of the run.
         clock: function that returns seconds.
     """
 
     name = "heartbeat"
     priority = 1000  # before all else: what fails in another extension, also at the beginning, is a failure of the run
 
-    def __init__(self, epochs, steps_per_epoch, clock=time.monotonic):
-        self._epochs, self._steps_per_epoch, self._clock = epochs, steps_per_epoch, clock
+    def __init__(self, epochs, steps, clock=time.monotonic):
+        self._epochs, self._steps, self._clock = epochs, steps, clock
         self._trainer, self._iterations, self._process = None, None, {}
         # Of the last step that has come to its end: where the loader is, that of one that has failed counts, too.
         self._iteration, self._epoch = 0, 0.0
@@ -59,7 +59,7 @@ class Heartbeat(extension.Extension):
         self._process = {"pid": pid, "host": platform.node(), "start": start_of(pid)}
         self._look(trainer.updater)
         # From here on, as a resumed run may have steps of another size. A part of one is a step, a rounding error none.
-        left = (self._epochs - self._epoch) * self._steps_per_epoch
+        left = self._steps.until(self._epochs) - self._steps.until(self._epoch)
         self._iterations = self._iteration + math.ceil(left - 1e-6)
         self._beat("training")
 

@@ -3,6 +3,7 @@
 The training command calls :func:`open_sources` when the network has been tried; the trainer makes the iterators.
 """
 
+import functools
 import os
 
 from chainer import backend
@@ -14,10 +15,12 @@ from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.data.loaders.dali import DaliIterator
 from mixprec.data.loaders.pillow import PillowIterator
 from mixprec.data.loaders.pipeline import require_dali
+from mixprec.data.loaders.staged import StagedIterator
 from mixprec.data.loaders.synthetic import SyntheticIterator
 from mixprec.data.mixing import Mixing
 from mixprec.data.sources.classes import check_classes, check_labels, check_same_classes, write_classes
 from mixprec.data.sources.opening import open_images
+from mixprec.training.stages import epochs_of, stages_of
 
 _CLASSES = "classes.txt"
 _SKIPPED = "skipped.txt"
@@ -66,10 +69,13 @@ def check_sources(config, train, val, ranks=1):
         check_same_classes(train, val)
         for source in (train, val):
             check_labels(source, config.model.classes)
-    if len(train) < config.training.batch_size * ranks:
-        where = "data.synthetic_images" if val is None else data.train
-        each = "" if ranks == 1 else f" for each of {ranks} ranks"
-        raise DataError(f"{where}: {len(train)} images, but training.batch_size is {config.training.batch_size}{each}")
+    batch_sizes = [("training.batch_size", config.training.batch_size)]
+    batch_sizes += [("one of progressive.batch_sizes", batch_size) for batch_size in config.progressive.batch_sizes]
+    for name, batch_size in batch_sizes:
+        if len(train) < batch_size * ranks:
+            where = "data.synthetic_images" if val is None else data.train
+            each = "" if ranks == 1 else f" for each of {ranks} ranks"
+            raise DataError(f"{where}: {len(train)} images, but {name} is {batch_size}{each}")
     if val is not None and len(val) < ranks:
         raise DataError(f"{data.val}: {len(val)} images, which is less than the {ranks} ranks that evaluate them")
 
@@ -84,8 +90,21 @@ def train_iterator(config, images, device, rank=0, ranks=1):
         rank: of the process, which has its part of each batch of all of them.
         ranks: number of processes.
     """
-    data, batch_size = config.data, config.training.batch_size
-    keywords = {**_common(config, rank, ranks), "last_batch": data.last_batch, "size": data.size}
+    epochs, stages = epochs_of(config, len(images), ranks), stages_of(config)
+    if len(stages) == 1:
+        return _of_stage(config, images, device, rank, ranks, *stages)
+    make = [
+        functools.partial(
+            _of_stage, config, images, device, rank, ranks, stage, before=(each.epochs_before, each.batches_before)
+        )
+        for stage, each in zip(stages, epochs.epochs, strict=True)
+    ]
+    return StagedIterator(epochs, make)
+
+
+def _of_stage(config, images, device, rank, ranks, stage, **keywords):
+    data, batch_size = config.data, stage.batch_size
+    keywords |= {**_common(config, rank, ranks), "last_batch": data.last_batch, "size": stage.size}
     if data.format == "synthetic":
         return SyntheticIterator(len(images), batch_size, classes=config.model.classes, device=device, **keywords)
     return _loader(data, device)(

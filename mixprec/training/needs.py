@@ -14,7 +14,7 @@ from mixprec.messages import OneLineError
 from mixprec.training import estimate as estimates
 from mixprec.training import kept_activations, output, snapshots, timing
 from mixprec.training.model import EXAMPLE, build_model
-from mixprec.training.schedule import steps_per_epoch
+from mixprec.training.stages import Steps, at_largest, largest_stage
 
 _ADVICE = {
     "training.batch_size": "lower it, and raise training.accumulation_steps by as much to keep the step",
@@ -120,7 +120,8 @@ def dry_run(config, trainer, report, train, val, out, ranks):
     trainer.updater.memory = None  # its place is in the results folder
     try:
         time = timing.measure(config, trainer, train, ranks.size)
-        activations = kept_activations.compared(config, trainer, timing.some_images(config, trainer, train, time))
+        largest = at_largest(config)
+        activations = kept_activations.compared(largest, trainer, timing.some_images(largest, trainer, train, time))
     finally:
         trainer.updater.finalize()
     return f"{memory}\n\n{activations}\n\n{disk}\n\n{time}"
@@ -129,7 +130,8 @@ def dry_run(config, trainer, report, train, val, out, ranks):
 def _snapshots(config, images, ranks):
     """The number of snapshots that a run writes, the one at its end included."""
     period, unit = config.snapshot.trigger
-    length = config.training.epochs * (1 if unit == "epoch" else steps_per_epoch(config, images, ranks))
+    epochs = config.training.epochs
+    length = epochs if unit == "epoch" else round(Steps(config, images, ranks).until(epochs))
     return -(-length // period)
 
 
@@ -140,14 +142,25 @@ def _too_much(config, memory):
         alone = memory.needed - sum(part.size - part.size // (part.images or 1) for part in memory.together)
         if alone * memory.sharing > memory.available:  # one image is too much
             key = "data.size"
+    if largest.when != "evaluation" and key in ("training.batch_size", "data.size"):
+        key = _of_stage(config, key)
     section, _, name = key.partition(".")
     value, free = getattr(getattr(config, section), name), estimates.in_words(memory.available)
+    value = list(value) if isinstance(value, tuple) else value
     when = f" in the {largest.when}" if largest.when == "evaluation" else ""
     when += f" for each of {memory.sharing} ranks" if memory.sharing > 1 else ""
     return (
         f"{key} {value}: needs about {estimates.in_words(memory.needed)}{when}, most of it for {largest.name}, and "
         f"{memory.where} has {free} free; {_ADVICE.get(key, 'lower it')}"
     )
+
+
+def _of_stage(config, key):
+    """Returns the key that says it for the stage of training which needs most."""
+    if largest_stage(config).first == max((0, *config.progressive.until)):
+        return key
+    is_of_batches = key == "training.batch_size" and config.progressive.batch_sizes
+    return "progressive.batch_sizes" if is_of_batches else "progressive.sizes"
 
 
 def _snapshot(config, trainer):

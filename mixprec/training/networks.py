@@ -84,7 +84,8 @@ def make(config, network, keywords):
         raise ConfigError(_named(settings), f"{called} it returns {type(made).__name__}; {wanted}")
     if not any(True for _ in made.params()):
         raise ConfigError(_named(settings), f"{called} it returns a {type(made).__name__} without parameters to train")
-    for train, size in ((True, data.size), (False, data.val_size or data.size)):
+    sizes = dict.fromkeys((data.size, *config.progressive.sizes))
+    for train, size in (*((True, size) for size in sizes), (False, data.val_size or data.size)):
         images = np.zeros((EXAMPLE, 3, size, size), np.float32)
         called = f"in {'training' if train else 'evaluation'} on images {images.shape} float32"
         with without_trace(made):

@@ -38,14 +38,14 @@ class Plots(extension.Extension):
 
     Args:
         log_report: Chainer's :class:`~chainer.training.extensions.LogReport`.
-        iteration_epochs: length of one iteration in epochs, which places the entries on the x axis.
+        steps: :class:`mixprec.training.stages.Steps` of the run, which places the entries on the x axis.
     """
 
     priority = extension.PRIORITY_READER - 1
 
-    def __init__(self, log_report, iteration_epochs):
+    def __init__(self, log_report, steps):
         self._log_report = log_report
-        self._iteration_epochs = iteration_epochs
+        self._steps = steps
         self._pictures = Pictures()
 
     def __call__(self, trainer):
@@ -67,9 +67,7 @@ class Plots(extension.Extension):
         axes = figure.subplots()
         for key, label in curves.items():
             points = [
-                (entry["iteration"] * self._iteration_epochs, entry[key])
-                for entry in self._log_report.log
-                if key in entry
+                (self._steps.start(entry["iteration"]), entry[key]) for entry in self._log_report.log if key in entry
             ]
             if points:
                 axes.plot(*zip(*points, strict=True), marker="." if len(points) < 100 else None, label=label)

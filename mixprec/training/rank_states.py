@@ -5,6 +5,7 @@ of :meth:`RankStates.in_files`. The training command calls :func:`own` with what
 """
 
 import contextlib
+import dataclasses
 import json
 
 import chainer
@@ -14,16 +15,18 @@ from chainer.backends import cuda
 from chainer.training import extension
 
 from mixprec.backends.dropout_state import serialize_dropout
-from mixprec.data.loaders.epochs import Epochs
+from mixprec.data.loaders.epochs import Stages
 from mixprec.training.averaging import average_of
 from mixprec.training.snapshots import SnapshotError
+from mixprec.training.stages import epochs_of
 
 _PREFIX = "extensions/ranks/"
 _ITERATOR = "updater/iterator:main/"
 _DROPOUT = "updater/optimizer:main/mixprec/dropout_state"
 _CONFIG = "extensions/settings/config"
 _LOG = "extensions/LogReport/_summary/"
-_DIVISION = ("shard", "num_shards", "batch_size", "shuffle_window")  # settings of an iterator that follow from ranks
+# Settings of an iterator that follow from ranks.
+_DIVISION = ("shard", "num_shards", "batch_size", "batches_before", "shuffle_window")
 
 
 class RankStates(extension.Extension):
@@ -194,23 +197,23 @@ def number_of_ranks(arrays):
 
 def _move(arrays, config, images, size, ranks, iterator, path):
     """Sets the iterator's place in a snapshot to that which it has with another number of ranks."""
-    here, delivered = _saved(iterator), int(arrays.get(f"{_ITERATOR}delivered", 0))
+    delivered = int(arrays.get(f"{_ITERATOR}delivered", 0))
     settings = json.loads(arrays[f"{_ITERATOR}settings"].tobytes()) if f"{_ITERATOR}settings" in arrays else {}
-    batch = settings.get("batch_size", _saved_config(arrays).get("training.batch_size", config.training.batch_size))
-    then, now = (
-        Epochs(images=images, batch_size=batch_size, last_batch=config.data.last_batch, num_shards=number)
-        for batch_size, number in ((batch, size), (config.training.batch_size, ranks.size))
-    )
+    then, now = epochs_of(_as_then(config, arrays, settings), images, size), epochs_of(config, images, ranks.size)
     place = now.delivered(then, delivered)
     if place is None:
+        then, now = (each.at(delivered) if isinstance(each, Stages) else each for each in (then, now))
         raise SnapshotError(
-            f"{path}: of {size} ranks with {batch} images each, after {delivered % then.batches} batches of an epoch, "
-            f"and no batch of {ranks.size} ranks with {config.training.batch_size} images each ends there: go on "
-            f"with {size} ranks, or from a snapshot of the end of an epoch"
+            f"{path}: of {size} ranks with {then.batch_size} images each, after "
+            f"{delivered - then.begin(then.epoch(delivered))} batches of an epoch, and no batch of {ranks.size} ranks "
+            f"with {now.batch_size} images each ends there: go on with {size} ranks, or from a snapshot of the end of "
+            "an epoch"
         )
     arrays[f"{_ITERATOR}delivered"] = np.asarray(place)
     if settings:
-        now_settings = json.loads(here["settings"].tobytes())
+        if isinstance(now, Stages):
+            iterator.skip_to(place)
+        now_settings = json.loads(_saved(iterator)["settings"].tobytes())
         for name in _DIVISION:
             settings.pop(name, None)
             settings |= {name: now_settings[name]} if name in now_settings else {}
@@ -218,8 +221,17 @@ def _move(arrays, config, images, size, ranks, iterator, path):
         arrays[f"{_ITERATOR}state"] = np.zeros(0, np.uint8)
 
 
-def _saved_config(arrays):
-    return json.loads(arrays[_CONFIG].tobytes()) if _CONFIG in arrays else {}
+def _as_then(config, arrays, settings):
+    """The config with the batch sizes of a snapshot; ``settings`` are those of its iterator."""
+    saved = json.loads(arrays[_CONFIG].tobytes()) if _CONFIG in arrays else {}
+    name, key = "training.batch_size", "progressive.batch_sizes"
+    batch_size = saved.get(name, settings.get("batch_size", config.training.batch_size))
+    earlier = tuple(saved.get(key, config.progressive.batch_sizes))
+    return dataclasses.replace(
+        config,
+        training=dataclasses.replace(config.training, batch_size=batch_size),
+        progressive=dataclasses.replace(config.progressive, batch_sizes=earlier),
+    )
 
 
 def _saved(iterator):

@@ -5,11 +5,12 @@ so for K-FAC.
 """
 
 import dataclasses
+import itertools
 import math
 
 from chainer.training import extension
 
-from mixprec.data.loaders.epochs import Epochs
+from mixprec.training.stages import Steps, stages_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,15 @@ class Rates:
         epochs: length of training in epochs.
         warmup_epochs: length of the warm-up in epochs, may be fractional; less than ``epochs``.
         iteration_epochs: length of one iteration in epochs.
+        earlier: of stages of training before the last one, in order: the epoch until which it goes, what the rate is
+            multiplied by in it, and the length of one of its iterations in epochs.
         milestones: epochs, for ``step``.
         gamma: factor at each of them.
+        warmup_start: learning rate at which the warm-up begins, and from which it rises to ``peak`` at its end; ``None``
+            for the above.
+        decay_from: ``"warmup"``, or ``"start"``: ``progress`` is 0 at the start of training, as in timm
+            (``CosineLRScheduler`` without ``warmup_prefix``).
+        by: ``"step"``, or ``"epoch"``: all steps of an epoch have the rate at its start.
         power: exponent, for ``poly``.
     """
 
@@ -47,19 +55,33 @@ class Rates:
     epochs: int
     warmup_epochs: float = 0.0
     iteration_epochs: float
+    earlier: tuple[tuple[float, float, float], ...] = ()
     milestones: tuple[float, ...] = ()
     gamma: float = 0.1
     power: float = 2.0
+    warmup_start: float | None = None
+    decay_from: str = "warmup"
+    by: str = "step"
 
     def at(self, epoch):
         """Returns the learning rate of the iteration that starts at ``epoch`` (a float)."""
+        epoch = math.floor(epoch) if self.by == "epoch" else epoch
+        for until, factor, iteration_epochs in self.earlier:
+            if epoch < until:
+                return factor * self._at(epoch, iteration_epochs)
+        return self._at(epoch, self.iteration_epochs)
+
+    def _at(self, epoch, iteration_epochs):
         if epoch < self.warmup_epochs:
-            return self.peak * min(1.0, (epoch + self.iteration_epochs) / self.warmup_epochs)
+            if self.warmup_start is not None:
+                return self.warmup_start + (self.peak - self.warmup_start) * epoch / self.warmup_epochs
+            return self.peak * min(1.0, (epoch + iteration_epochs) / self.warmup_epochs)
         if self.kind == "constant":
             return self.peak
         if self.kind == "step":
             return self.peak * self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
-        left = 1.0 - min(1.0, (epoch - self.warmup_epochs) / (self.epochs - self.warmup_epochs))
+        begin = self.warmup_epochs if self.decay_from == "warmup" else 0.0
+        left = 1.0 - min(1.0, (epoch - begin) / (self.epochs - begin))
         share = left**self.power if self.kind == "poly" else (1.0 - math.cos(math.pi * left)) / 2
         return self.end + (self.peak - self.end) * share
 
@@ -124,30 +146,39 @@ def rates_of(config, images, ranks=1):
         images: number of training images.
         ranks: number of processes that train together.
     """
-    schedule = config.schedule
+    schedule, steps, stages = config.schedule, Steps(config, images, ranks), stages_of(config)
     peak, end = (scaled_rate(config, rate, ranks) for rate in (config.optimizer.lr, schedule.end_lr))
+    scales = config.optimizer.base_batch_size is not None
+    earlier = tuple(
+        (
+            float(following.first),
+            stage.batch_size / config.training.batch_size if scales else 1.0,
+            1 / steps.in_epoch(stage.first),
+        )
+        for stage, following in itertools.pairwise(stages)
+    )
     return Rates(
         kind=schedule.kind,
         peak=peak,
         end=end,
         epochs=config.training.epochs,
         warmup_epochs=schedule.warmup_epochs,
-        iteration_epochs=1 / steps_per_epoch(config, images, ranks),
+        iteration_epochs=1 / steps.in_epoch(stages[-1].first),
+        earlier=earlier,
         milestones=schedule.milestones,
         gamma=schedule.gamma,
         power=schedule.power,
+        warmup_start=None if schedule.warmup_start_lr is None else scaled_rate(config, schedule.warmup_start_lr, ranks),
+        decay_from=schedule.decay_from,
+        by=schedule.by,
     )
 
 
-def steps_per_epoch(config, images, ranks=1):
-    """Returns the number of steps of the optimizer in an epoch; the last one may have fewer batches than the others."""
-    training = config.training
-    epochs = Epochs(images=images, batch_size=training.batch_size, last_batch=config.data.last_batch, num_shards=ranks)
-    return -(-epochs.batches // training.accumulation_steps)
-
-
 def images_per_step(config, ranks=1):
-    """Returns the number of images in a step of the optimizer: batch size * accumulated batches * processes."""
+    """Returns the number of images in a step of the optimizer: batch size * accumulated batches * processes.
+
+    In stages of training before the last one there may be others.
+    """
     return config.training.batch_size * config.training.accumulation_steps * ranks
 
 

@@ -26,8 +26,12 @@ _FIXED = {
     "training.batch_size": "its place in the data is counted in batches",
     "training.accumulation_steps": "its log counts steps",
     "training.seed": "its place in the data is one in an order that the seed gives",
+    "progressive.until": "its place in the data is counted in batches",
+    "progressive.sizes": "its place in the data is one of images of this size",
+    "progressive.batch_sizes": "its place in the data is counted in batches",
 }
-_WITH_RANKS = ("training.batch_size", "training.accumulation_steps")  # which may change if the number of ranks does
+# Those which may change if the number of ranks does.
+_WITH_RANKS = ("training.batch_size", "training.accumulation_steps", "progressive.batch_sizes")
 _AVERAGE = "training.ema_decay"
 _CONFIG, _CHANGES = "extensions/settings/config", "extensions/settings/changes"
 _RANKS = "extensions/settings/ranks"

@@ -7,6 +7,7 @@ import time
 from chainer import backend
 
 from mixprec.training.images import train_iterator
+from mixprec.training.stages import at_largest, stages_of
 
 _BATCHES = 3  # of the loader
 _IMAGES = 32  # in such a batch, at most
@@ -28,6 +29,8 @@ class Timing:
         images: number of training images in an epoch.
         epochs: number of epochs.
         ranks: number of processes that train together, one of which was timed.
+        size: height and width of the images in pixels.
+        work: what all epochs are, in epochs with images of this size, if time goes with the number of pixels.
     """
 
     loader: float
@@ -37,26 +40,29 @@ class Timing:
     images: int
     epochs: int
     ranks: int = 1
+    size: int = 0
+    work: float | None = None
 
     def __str__(self):
         rate = min(self.loader, self.steps) * self.ranks
         epoch = self.images / rate
+        work, at = (self.epochs, "") if self.work is None else (self.work, f" with {self.size} pixels")
         beside = "" if self.ranks == 1 else f" by {self.ranks} ranks, if none slows another one down"
         return (
             f"time, estimated from {self.batches} batches of the loader and {self.step}\n"
             f"  loader alone{self.loader:14.1f} images/s\n"
             f"  steps alone{self.steps:15.1f} images/s\n"
-            f"  about {rate:.3g} images/s{beside}: an epoch ~ {in_words(epoch)}, all {self.epochs} ~ "
-            f"{in_words(self.epochs * epoch)}; evaluation and snapshots come on top"
+            f"  about {rate:.3g} images/s{beside}: an epoch{at} ~ {in_words(epoch)}, all {self.epochs} ~ "
+            f"{in_words(work * epoch)}; evaluation and snapshots come on top"
         )
 
 
 def measure(config, trainer, images, ranks=1):
     """Times batches and steps of a trainer that is not used afterwards.
 
-    It takes some seconds, whatever the config asks for. The loader makes batches of 32 images at most. On a GPU whole
-    steps are timed, none of which is begun after half a minute. On a CPU a step may take minutes: it is cut to so many
-    images that it takes seconds, two at least.
+    It takes some seconds, whatever the config asks for. Images and batches are those of the largest stage. The loader
+    makes batches of 32 images at most. On a GPU whole steps are timed, none of which is begun after half a minute. On a
+    CPU a step may take minutes: it is cut to so many images that it takes seconds, two at least.
 
     Args:
         config: :class:`mixprec.config.Config`.
@@ -67,12 +73,24 @@ def measure(config, trainer, images, ranks=1):
     Returns:
         Timing
     """
-    loader, batches, batch = _time_loader(_small_batches(config, images, trainer.updater.device))
+    largest, stages = at_largest(config), {}
+    if config.progressive.until:
+        stages = {"size": largest.data.size, "work": _work(config, largest.data.size)}
+    loader, batches, batch = _time_loader(_small_batches(largest, images, trainer.updater.device))
     if isinstance(trainer.updater.device, backend.GpuDevice):
+        if stages:
+            trainer.updater._iterators["main"] = train_iterator(largest, images, trainer.updater.device)
         steps, step = _time_updates(trainer.updater, len(images) / ranks)
     else:
         steps, step = _time_some_images(trainer.updater, batch)
-    return Timing(loader, batches, steps, step, len(images), config.training.epochs, ranks)
+    return Timing(loader, batches, steps, step, len(images), config.training.epochs, ranks, **stages)
+
+
+def _work(config, size):
+    """The epochs of all stages, as epochs with images of one size."""
+    stages = stages_of(config)
+    ends = [*(stage.first for stage in stages[1:]), config.training.epochs]
+    return sum((end - stage.first) * (stage.size / size) ** 2 for stage, end in zip(stages, ends, strict=True))
 
 
 def in_words(seconds):

@@ -26,8 +26,9 @@ from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
 from mixprec.training.processes import Alone
 from mixprec.training.rank_states import JointSnapshot, RankStates
-from mixprec.training.schedule import Damping, Schedule, rates_of, steps_per_epoch
+from mixprec.training.schedule import Damping, Schedule, rates_of
 from mixprec.training.snapshot_settings import Settings
+from mixprec.training.stages import Steps
 from mixprec.training.stopping import Stopping
 from mixprec.training.tensorboard import TensorBoard
 from mixprec.training.updater import CapturedUpdater, Throughput, TimedUpdater
@@ -59,7 +60,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     ranks = ranks or Alone()
     optimizer = build_optimizer(config, model, ranks.communicator)
     shard = {"rank": ranks.rank, "ranks": ranks.size} if ranks.size > 1 else {}
-    steps, evaluate, capture = TimedUpdater, None, config.capture
+    updaters, evaluate, capture = TimedUpdater, None, config.capture
     if capture.mode != "off":
         keywords = {
             "graphs": capture.max_graphs,
@@ -68,8 +69,8 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
         }
         if capture.evaluation:
             evaluate = graph_capture.capture_evaluation(model, **keywords)
-        steps = functools.partial(CapturedUpdater, second_stream=capture.second_stream, **keywords)
-    updater = steps(
+        updaters = functools.partial(CapturedUpdater, second_stream=capture.second_stream, **keywords)
+    updater = updaters(
         train_iterator(config, train, device, **shard),
         optimizer,
         converter=converter,
@@ -87,12 +88,12 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     trainer = training.Trainer(updater, stopping.end(config.training.epochs, "epoch"), out=where)
 
     lr = attribute(config.optimizer.name)
-    rates = rates_of(config, len(train), ranks.size)
+    rates, steps = rates_of(config, len(train), ranks.size), Steps(config, len(train), ranks.size)
 
     def at(interval):
         return _EveryAndAtTheEnd(interval, config.training.epochs)
 
-    heartbeat = Heartbeat(config.training.epochs, steps_per_epoch(config, len(train), ranks.size))
+    heartbeat = Heartbeat(config.training.epochs, steps)
 
     def before_batch():
         stopping.check()
@@ -135,7 +136,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     log = LogReport(trigger=at(config.log.trigger), filename=LOG if ranks.is_first else None, gather=ranks.gather)
     if ranks.is_first:
         trainer.extend(heartbeat)
-        _report(trainer, config, optimizer, log, lr, rates, len(train), val is not None, at)
+        _report(trainer, config, optimizer, log, lr, steps, len(train), val is not None, at)
     else:
         trainer.extend(log)
     trainer.extend(Schedule(optimizer, lr, rates))
@@ -151,7 +152,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     return trainer
 
 
-def _report(trainer, config, optimizer, log, lr, rates, images, has_validation, at):
+def _report(trainer, config, optimizer, log, lr, steps, images, has_validation, at):
     """Adds what logs, prints and draws."""
     trainer.extend(
         extensions.observe_value("lr", lambda trainer: getattr(optimizer, lr)),
@@ -168,7 +169,7 @@ def _report(trainer, config, optimizer, log, lr, rates, images, has_validation, 
     trainer.extend(Throughput(images), trigger=at(config.log.trigger))
     trainer.extend(log)
     trainer.extend(Table(config.model.classes, validation=has_validation), trigger=at(config.log.trigger))
-    trainer.extend(Plots(log, rates.iteration_epochs), trigger=at(config.log.trigger))
+    trainer.extend(Plots(log, steps), trigger=at(config.log.trigger))
     if config.log.gradient_histogram is not None:
         trainer.extend(
             GradientHistogram(optimizer), trigger=config.log.gradient_histogram_trigger, priority=PRIORITY_WRITER

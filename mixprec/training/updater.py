@@ -165,6 +165,7 @@ class CapturedUpdater(TimedUpdater):
         **kwargs,
     ):
         super().__init__(iterator, optimizer, *args, **kwargs)
+        self._stage = None
         self.step = mixprec.capture(
             self.get_optimizer("main"),
             self._lossfun() if self._sums else self.loss_func,
@@ -176,6 +177,10 @@ class CapturedUpdater(TimedUpdater):
         )
 
     def _step(self, *args, **kwargs):
+        stage = getattr(self.get_iterator("main"), "stage", None)
+        if stage != self._stage:  # the graph of the last one would keep its memory, and is not launched again
+            self.step.reset()
+            self._stage = stage
         self.step(*args, **kwargs)
 
 

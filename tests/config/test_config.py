@@ -111,6 +111,7 @@ def test_defaults_are_those_of_the_design(write):
             "prefetch": 2,
             "decode": "gpu",
         },
+        "progressive": {"until": (), "sizes": (), "batch_sizes": ()},
         "optimizer": {
             "name": "CorrectedMomentumSGD",
             "lr": 0.5,
@@ -137,6 +138,9 @@ def test_defaults_are_those_of_the_design(write):
         "schedule": {
             "kind": "cosine",
             "warmup_epochs": 0.0,
+            "warmup_start_lr": None,
+            "decay_from": "warmup",
+            "by": "step",
             "milestones": (),
             "gamma": 0.1,
             "power": 2.0,
@@ -277,22 +281,22 @@ def test_the_script_names_the_architectures(write):
         ),
         (
             "model:\n  arch: a\noptimiser: {lr: 1}\n",
-            "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, optimizer, kfac, "
-            "update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
+            "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, progressive, "
+            "optimizer, kfac, update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
             "did you mean 'optimizer'?",
         ),
         ("training:\n  epochs: 1\n  epochs: 2\n", "c.yaml:3: duplicate key 'epochs'; it is already on line 2"),
         ("log: {}\nmodel: {}\nlog: {}\n", "c.yaml:3: duplicate key 'log'; it is already on line 1"),
         (
             "mode: static\n",
-            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, kfac, "
-            "update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
+            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, progressive, "
+            "optimizer, kfac, update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
             "did you mean 'loss_scale.mode'?",
         ),
         (
             "mode: {arch: a}\n",
-            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, optimizer, kfac, "
-            "update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; did you mean 'model'?",
+            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, progressive, "
+            "optimizer, kfac, update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; did you mean 'model'?",
         ),
         ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
         ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every, gradient_histogram"),
@@ -790,6 +794,9 @@ def _configs(draw):
     middle = smoothing / classes + (1 - smoothing) / 2
     threshold = draw(st.sampled_from([None, middle])) if smoothing < 0.999 else None
     lr = draw(_rate)
+    warmup = draw(st.floats(0, epochs, exclude_max=True))
+    start = draw(st.none() | st.floats(0, lr)) if warmup else None
+    until = tuple(sorted(draw(st.sets(st.integers(1, epochs - 1), max_size=3)))) if epochs > 1 else ()
     modes = ["off", "auto", "required"] if device != "cpu" else ["off", "auto"]
     return {
         "model": {
@@ -827,6 +834,11 @@ def _configs(draw):
             "prefetch": draw(_several),
             "decode": draw(st.sampled_from(["gpu", "cpu"])),
         },
+        "progressive": {
+            "until": until,
+            "sizes": draw(st.tuples(*[st.integers(8, 2**14)] * len(until))),
+            "batch_sizes": draw(st.just(()) | st.tuples(*[_many] * len(until))),
+        },
         "optimizer": {
             "name": name,
             "lr": lr,
@@ -857,7 +869,10 @@ def _configs(draw):
         },
         "schedule": {
             "kind": kind,
-            "warmup_epochs": draw(st.floats(0, epochs, exclude_max=True)),
+            "warmup_epochs": warmup,
+            "warmup_start_lr": start,
+            "decay_from": draw(st.sampled_from(["warmup", "start"])),
+            "by": draw(st.sampled_from(["step", "epoch"])) if start is not None or not warmup else "step",
             "milestones": tuple(sorted(draw(st.sets(st.floats(0, 10**6), min_size=1)))) if kind == "step" else (),
             "gamma": draw(st.floats(0, 1, exclude_min=True)),
             "power": draw(st.floats(0, 100, exclude_min=True)),

@@ -353,6 +353,7 @@ def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, mon
     for name in (
         "precision",
         "loss_scale",
+        "progressive",
         "kfac",
         "cudnn",
         "update",

@@ -28,7 +28,8 @@ class Run:
     def __init__(self, out, iteration=0, epoch=0.0, epochs=3, steps_per_epoch=10):
         self.now, self.out, self.elapsed_time = 1000.0, str(out), 0.0
         self.updater = types.SimpleNamespace(iteration=iteration, epoch_detail=epoch)
-        self.heartbeat = Heartbeat(epochs, steps_per_epoch, clock=lambda: self.now)
+        steps = types.SimpleNamespace(until=lambda epoch: epoch * steps_per_epoch)
+        self.heartbeat = Heartbeat(epochs, steps, clock=lambda: self.now)
 
     def begin(self):
         self.heartbeat.initialize(self)

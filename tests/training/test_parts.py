@@ -297,7 +297,7 @@ def test_plots_are_drawn_from_the_log(tmp_path):
     # A skipped step has no norm.
     log._log = [{"iteration": i, "main/loss": 1 / i, "loss_scale": 2.0**i} for i in (1, 2)]
     log._log[0]["gradient_norm"] = 0.5
-    Plots(log, 0.5)(Trainer)
+    Plots(log, types.SimpleNamespace(start=lambda iteration: iteration * 0.5))(Trainer)
     names = {"loss.png", "accuracy.png", "loss_scale.png", "gradient_norm.png", "learning_rate.png"}
     names.add("images_per_second.png")
     assert set(os.listdir(tmp_path)) == names

@@ -14,8 +14,8 @@ from mixprec.training.schedule import (
     images_per_step,
     rates_of,
     scaled_rate,
-    steps_per_epoch,
 )
+from mixprec.training.stages import Steps
 
 _STEPS = 8  # in an epoch: a power of two, so that epochs are exact
 
@@ -216,7 +216,7 @@ def test_every_key_of_the_schedule_arrives(tmp_path):
     ],
 )
 def test_the_number_of_steps_in_an_epoch(tmp_path, overrides, images, ranks, steps):
-    assert steps_per_epoch(_config(tmp_path, *overrides), images, ranks) == steps
+    assert Steps(_config(tmp_path, *overrides), images, ranks).in_epoch(0) == steps
 
 
 def test_the_rate_is_described_with_what_it_was_scaled_from(tmp_path):

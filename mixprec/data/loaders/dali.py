@@ -89,7 +89,7 @@ class DaliIterator(ImageIterator):
 
     def _make(self, number):
         batch, checkpoint = self._run(self._take, self._checkpoint)
-        if (number + 1) % self._epochs.batches == 0:
+        if self._epochs.is_new(number + 1):
             for _ in range(self._made_per_epoch - self._epochs.batches):
                 _, checkpoint = self._run(self._leave_out, checkpoint)
         self._checkpoint = checkpoint
@@ -131,6 +131,12 @@ class DaliIterator(ImageIterator):
     def finalize(self):
         """Ends DALI's threads. The position is kept: a later ``next()`` or ``serialize()`` goes on from there."""
         self._pipeline = None
+
+    def make_way(self):
+        """Waits for work of the GPU that needs the batches, whose memory is DALI's; then as :meth:`finalize`."""
+        if self._on_device is not None:
+            self._on_device.finish()
+        self.finalize()
 
     def _get_state(self):
         return self._checkpoint or b""

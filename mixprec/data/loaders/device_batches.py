@@ -64,6 +64,14 @@ class DeviceBatches:
         with self._device:
             pipeline.run(self._cupy.cuda.get_current_stream())
 
+    def finish(self):
+        """Waits until the GPU has done what was asked for in the current stream; no batch is kept any more."""
+        with self._device:
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(self._cupy.cuda.get_current_stream())
+            event.synchronize()
+        self._given, self._kept = [], collections.deque()
+
     def _keep(self, stream):
         free = [not _is_held(arrays) for arrays in self._given]
         if any(free):

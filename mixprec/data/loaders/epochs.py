@@ -1,5 +1,6 @@
 """The division of images into batches and epochs: everything follows from the number of batches delivered."""
 
+import bisect
 import dataclasses
 
 LAST_BATCH = ("partial", "drop", "pad")
@@ -25,6 +26,8 @@ class Epochs:
         last_batch (str): ``'partial'``, ``'drop'`` or ``'pad'``.
         shard (int): i, 0 to num_shards - 1.
         num_shards (int): n.
+        epochs_before (int): Epochs of earlier stages of training, which had batches of another size.
+        batches_before (int): Batches of these.
     """
 
     images: int
@@ -32,6 +35,8 @@ class Epochs:
     last_batch: str = "partial"
     shard: int = 0
     num_shards: int = 1
+    epochs_before: int = 0
+    batches_before: int = 0
 
     @property
     def batches(self):
@@ -44,7 +49,7 @@ class Epochs:
 
         Batches are numbered from 0, for ever.
         """
-        begin = number % self.batches * self._of_all
+        begin = self._place(number)[1] * self._of_all
         count = self.count_of_all(number)
         first, last = (count * shard // self.num_shards for shard in (self.shard, self.shard + 1))
         return begin + first, begin + last
@@ -56,23 +61,23 @@ class Epochs:
 
     def count_of_all(self, number):
         """Returns how many images of batch ``number`` count in all shards together, 1 or more."""
-        return min(self._of_all, self.images - number % self.batches * self._of_all)
+        return min(self._of_all, self.images - self._place(number)[1] * self._of_all)
 
     def epoch(self, delivered):
         """Returns the number of epochs that are complete after ``delivered`` batches."""
-        return delivered // self.batches
+        return self._place(delivered)[0]
 
     def detail(self, delivered):
         """Returns the epochs after ``delivered`` batches, a float: complete ones, and the share of the images in this.
 
         It is the same in all shards. With drop the last batch of an epoch also counts for the images that are left out.
         """
-        epoch, batch = divmod(delivered, self.batches)
+        epoch, batch = self._place(delivered)
         return epoch + batch * self._of_all / self.images
 
     def is_new(self, delivered):
         """Returns whether the last one of ``delivered`` batches has completed an epoch."""
-        return delivered > 0 and delivered % self.batches == 0
+        return delivered > 0 and self._place(delivered)[1] == 0
 
     def delivered(self, other, delivered):
         """Returns after how many batches these shards have had the images of other shards of the same data set.
@@ -84,10 +89,60 @@ class Epochs:
         Returns:
             int: ``None`` if that is in the middle of a batch here.
         """
-        epoch, batch = divmod(delivered, other.batches)
+        epoch, batch = other._place(delivered)
         number, rest = divmod(batch * other._of_all, self._of_all)
-        return None if rest else epoch * self.batches + number
+        return None if rest else self.begin(epoch) + number
+
+    def begin(self, epoch):
+        """Returns the number of batches before an epoch."""
+        return self.batches_before + (epoch - self.epochs_before) * self.batches
+
+    def _place(self, number):
+        """The epoch of a batch, and its number in the epoch."""
+        epoch, batch = divmod(number - self.batches_before, self.batches)
+        return self.epochs_before + epoch, batch
 
     @property
     def _of_all(self):
         return self.batch_size * self.num_shards
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """Training in stages, each with batches of another size: what :class:`Epochs` tells, of the stage of each batch.
+
+    Attributes:
+        epochs (tuple of Epochs): Of each stage; the last one has no end.
+    """
+
+    epochs: tuple
+    batches_before = 0
+
+    def of(self, number):
+        """Returns the number of the stage of batch ``number``."""
+        return bisect.bisect_right([each.batches_before for each in self.epochs], number) - 1
+
+    def at(self, number):
+        """Returns the :class:`Epochs` of batch ``number``."""
+        return self.epochs[self.of(number)]
+
+    def count_of_all(self, number):
+        """See :meth:`Epochs.count_of_all`."""
+        return self.at(number).count_of_all(number)
+
+    def epoch(self, delivered):
+        """See :meth:`Epochs.epoch`."""
+        return self.at(delivered).epoch(delivered)
+
+    def detail(self, delivered):
+        """See :meth:`Epochs.detail`."""
+        return self.at(delivered).detail(delivered)
+
+    def is_new(self, delivered):
+        """See :meth:`Epochs.is_new`."""
+        return self.at(delivered).is_new(delivered)
+
+    def delivered(self, other, delivered):
+        """See :meth:`Epochs.delivered`; the other one has stages at the same epochs."""
+        stage = other.of(delivered)
+        return self.epochs[stage].delivered(other.epochs[stage], delivered)

@@ -51,6 +51,7 @@ class ImageIterator(Position):
             has no image in the last batch gets one with the label -1.
         shard (int): Which part of each batch of all shards to read.
         num_shards (int): Into how many parts a batch is divided.
+        before (pair of int): Epochs and batches of earlier stages of training: this one goes on after them.
         prefetch (int): Batches made ahead.
         shuffle_window (int): Training from shard files that are read one after the other: images among which the next
             one is drawn. Everything else is shuffled as a whole.
@@ -80,6 +81,7 @@ class ImageIterator(Position):
         last_batch="partial",
         shard=0,
         num_shards=1,
+        before=(0, 0),
         prefetch=2,
         shuffle_window=16384,
     ):
@@ -97,6 +99,8 @@ class ImageIterator(Position):
             last_batch=last_batch,
             shard=int(shard),
             num_shards=int(num_shards),
+            epochs_before=int(before[0]),
+            batches_before=int(before[1]),
         )
         validate(
             self._spec, len(images), dtype=dtype, threads=threads, prefetch=prefetch, shuffle_window=shuffle_window
@@ -159,7 +163,7 @@ class ImageIterator(Position):
         if not self.repeat and self._delivered == self._epochs.batches:
             self._delivered = 0  # the next pass of validation is the same: what was made ahead is of use
         else:
-            self._rewind(0, b"")
+            self._rewind(self._epochs.batches_before, b"")
 
     def __next__(self):
         if not self.repeat and self._delivered == self._epochs.batches:
@@ -200,8 +204,13 @@ class ImageIterator(Position):
 
     def _settings(self):
         """The settings that a snapshot must agree with. Not the dtype: a FP32 snapshot goes on in FP16, and back."""
+        spec = {
+            field.name: getattr(self._spec, field.name)
+            for field in dataclasses.fields(self._spec)
+            if getattr(self._spec, field.name) != field.default  # which snapshots of earlier versions do not have
+        }
         return {
-            **json.loads(json.dumps(dataclasses.asdict(self._spec))),
+            **json.loads(json.dumps(spec)),
             "number of images": len(self._images),
             "files and labels (SHA-256)": self._images.fingerprint,
             **self._loader_settings(),

@@ -12,7 +12,11 @@ class Position(dataset.Iterator):
 
     def __init__(self, epochs):
         self._epochs = epochs
-        self._delivered = 0  # batches since the very beginning
+        self._delivered = epochs.batches_before  # since the very beginning
+
+    def make_way(self):
+        """Ends for good, while the last batches may still be in use; another iterator goes on."""
+        self.finalize()
 
     @property
     def delivered(self):

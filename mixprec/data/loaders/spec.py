@@ -26,6 +26,8 @@ class BatchSpec:
     last_batch: str
     shard: int
     num_shards: int
+    epochs_before: int = 0
+    batches_before: int = 0
 
     def epochs(self, images):
         """Returns the :class:`~mixprec.data.loaders.epochs.Epochs` of a data set of so many images."""
@@ -35,6 +37,8 @@ class BatchSpec:
             last_batch=self.last_batch,
             shard=self.shard,
             num_shards=self.num_shards,
+            epochs_before=self.epochs_before,
+            batches_before=self.batches_before,
         )
 
 

@@ -29,6 +29,7 @@ class SyntheticIterator(Position):
         last_batch (str): How an epoch ends, see :class:`~mixprec.data.loaders.epochs.Epochs`.
         shard (int): Which part of each batch of all shards this is.
         num_shards (int): Into how many parts a batch is divided.
+        before (pair of int): Epochs and batches of earlier stages of training.
 
     Raises:
         DataError: An argument is impossible.
@@ -50,6 +51,7 @@ class SyntheticIterator(Position):
         last_batch="partial",
         shard=0,
         num_shards=1,
+        before=(0, 0),
     ):
         checks = (
             (images <= INT32, f"images {images}: must be at most {INT32}"),
@@ -71,7 +73,15 @@ class SyntheticIterator(Position):
                 raise DataError(message)
         self.batch_size = batch_size
         super().__init__(
-            Epochs(images=images, batch_size=batch_size, last_batch=last_batch, shard=shard, num_shards=num_shards)
+            Epochs(
+                images=images,
+                batch_size=batch_size,
+                last_batch=last_batch,
+                shard=shard,
+                num_shards=num_shards,
+                epochs_before=before[0],
+                batches_before=before[1],
+            )
         )
         random = np.random.default_rng(seed)
         x = np.zeros((batch_size, size, size, 4 if pad_channels else 3), dtype)
@@ -81,14 +91,14 @@ class SyntheticIterator(Position):
         device = chainer.get_device(device)
         self._x = device.send(x)[..., :3]
         self._t = device.send(t)
-        last = self._epochs.count(self._epochs.batches - 1)  # the only batch of an epoch that may differ
+        last = self._epochs.count(before[1] + self._epochs.batches - 1)  # the only batch of an epoch that may differ
         padded = np.where(np.arange(batch_size) < last, t, np.int32(-1))
         kept = batch_size if last_batch == "pad" else max(1, last)
         self._last_t = self._t[:last] if kept == last else device.send(padded[:kept])
 
     def reset(self):
         """Rewinds to the very beginning."""
-        self._delivered = 0
+        self._delivered = self._epochs.batches_before
 
     def __next__(self):
         self._delivered += 1

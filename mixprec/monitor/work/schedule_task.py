@@ -1,10 +1,10 @@
 """The task ``schedule``: the learning rate of each iteration of a config, as training sets it."""
 
 from mixprec.data.data_error import DataError
-from mixprec.data.loaders.epochs import Epochs
 from mixprec.monitor.work.fields import RequestError
 from mixprec.monitor.work.opened import open_config, open_source
-from mixprec.training.schedule import described_rate, images_per_step, rates_of, steps_per_epoch
+from mixprec.training.schedule import described_rate, images_per_step, rates_of
+from mixprec.training.stages import Steps, stages_of
 
 _POINTS = 500
 _BENDS = 200  # points that may be spent on places where the rate jumps or bends
@@ -27,31 +27,20 @@ def plan_schedule(request, progress):
     """
     config = open_config(request.config, request.overrides)
     images = _count(config, progress) if request.images is None else request.images
-    batch = config.training.batch_size * request.ranks
+    batch = max(stage.batch_size for stage in stages_of(config)) * request.ranks
     if images < batch:
         raise RequestError(
             f"'images' is {images}; wanted: at least training.batch_size * ranks, {batch}, as for training"
         )
-    rates, steps = rates_of(config, images, request.ranks), steps_per_epoch(config, images, request.ranks)
-    epochs = Epochs(
-        images=images,
-        batch_size=config.training.batch_size,
-        last_batch=config.data.last_batch,
-        num_shards=request.ranks,
-    )
-
-    def start(iteration):
-        """The place, in epochs, at which an iteration begins; iterations count from 0 here."""
-        epoch, step = divmod(iteration, steps)
-        return epochs.detail(epoch * epochs.batches + step * config.training.accumulation_steps)
-
-    total = steps * config.training.epochs
+    rates, steps = rates_of(config, images, request.ranks), Steps(config, images, request.ranks)
+    total = round(steps.until(config.training.epochs))
     places = _chosen(total, _bends(rates, steps, total))
+    starts = [steps.start(place) for place in places]
     return {
-        "points": [[start(place), place + 1, rates.at(start(place))] for place in places],
+        "points": [[start, place + 1, rates.at(start)] for start, place in zip(starts, places, strict=True)],
         "peak": rates.peak,
         "images_per_step": images_per_step(config, request.ranks),
-        "steps_per_epoch": steps,
+        "steps_per_epoch": steps.in_epoch(config.training.epochs),
         "iterations": total,
         "images": images,
         "text": described_rate(config, request.ranks),
@@ -69,9 +58,10 @@ def _count(config, progress):
 
 
 def _bends(rates, steps, total):
-    """Iterations beside the end of the warm-up and the milestones, so that a plot has its edges in the right place."""
+    """Iterations beside the end of the warm-up, milestones and stages: a plot has its edges in the right place."""
     edges = [rates.warmup_epochs, *(rates.milestones if rates.kind == "step" else ())]
-    around = [int(edge * steps) + offset for edge in edges for offset in (-1, 0, 1)]
+    edges += [until for until, _, _ in rates.earlier]
+    around = [int(steps.until(edge)) + offset for edge in edges for offset in (-1, 0, 1)]
     return [place for place in around if 0 <= place < total][:_BENDS]
 
 

@@ -1,0 +1,68 @@
+"""Training in stages, whose images and batches have other sizes: one loader after the other."""
+
+from chainer.serializer import Deserializer
+
+from mixprec.data.loaders.position import Position
+
+
+class StagedIterator(Position):
+    """The batches of several iterators, each of which goes on where the one before ends; it repeats for ever.
+
+    One of them is there at a time. The position counts batches of all of them, and a snapshot holds what that of the
+    stage holds.
+
+    Args:
+        stages (Stages): Which batches are whose.
+        make (list of callable): Makes the iterator of each stage, with the same ``before`` as its ``Epochs``.
+    """
+
+    repeat = True
+
+    def __init__(self, stages, make):
+        super().__init__(stages)
+        self._make = make
+        self._made = None, None  # the stage whose iterator is there, and that
+
+    @property
+    def stage(self):
+        """Number of the stage of the last batch, from 0; of the first batch, before that is there."""
+        return self._epochs.of(max(0, self._delivered - 1))
+
+    def __next__(self):
+        batch = self._iterator().next()
+        self._delivered += 1
+        return batch
+
+    def reset(self):
+        """Rewinds to the very beginning."""
+        self.finalize()
+        self._delivered, self._made = 0, (None, None)
+
+    def skip_to(self, delivered):
+        """Goes to a position; the loader of its stage begins anew, as far as it has a state of its own."""
+        self.reset()
+        self._delivered = delivered
+
+    def finalize(self):
+        """Ends threads and processes; a later ``next()`` or ``serialize()`` goes on from the position."""
+        if self._made[1] is not None:
+            self._made[1].finalize()
+
+    def serialize(self, serializer):
+        """Saves or restores the position.
+
+        Raises:
+            DataError: The snapshot belongs to an iterator over other images or with other settings; it says which.
+        """
+        if isinstance(serializer, Deserializer):
+            self._delivered = int(serializer("delivered", self._delivered))
+        self._iterator().serialize(serializer)
+
+    def _iterator(self):
+        """The iterator of the next batch."""
+        wanted = self._epochs.of(self._delivered)
+        if self._made[0] != wanted:
+            if self._made[1] is not None:
+                self._made[1].make_way()
+            self._made = wanted, self._make[wanted]()
+        return self._made[1]
