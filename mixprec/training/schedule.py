@@ -41,7 +41,7 @@ class Rates:
             multiplied by in it, and the length of one of its iterations in epochs.
         milestones: epochs, for ``step``.
         gamma: factor at each of them.
-        warmup_start: learning rate at which the warm-up begins, and from which it rises to ``peak`` at its end; ``None``
+        warmup_start: learning rate at which the warm-up begins and from which it rises to ``peak`` at its end; ``None``
             for the above.
         decay_from: ``"warmup"``, or ``"start"``: ``progress`` is 0 at the start of training, as in timm
             (``CosineLRScheduler`` without ``warmup_prefix``).

@@ -296,7 +296,8 @@ def test_the_script_names_the_architectures(write):
         (
             "mode: {arch: a}\n",
             "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, progressive, "
-            "optimizer, kfac, update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; did you mean 'model'?",
+            "optimizer, kfac, update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
+            "did you mean 'model'?",
         ),
         ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
         ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every, gradient_histogram"),

@@ -1,6 +1,7 @@
 """mixprec.data.loaders.dali and .batch: what the batches hold, their order, and that a snapshot goes on bit for bit."""
 
 import copy
+import functools
 import gc
 import itertools
 import pickle
@@ -15,7 +16,8 @@ from PIL import Image
 
 from mixprec.data.data_error import DataError
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
-from mixprec.data.loaders.epochs import Epochs
+from mixprec.data.loaders.epochs import Epochs, Stages
+from mixprec.data.loaders.staged import StagedIterator
 from mixprec.data.sources.folders import ImageFiles, scan_folders
 
 MEAN = (123.675, 116.28, 103.53)
@@ -692,3 +694,87 @@ def test_chainers_updater_and_evaluator_see_every_image(make, noise):
         model.seen = []
         evaluator()
         assert model.seen == noise.labels.tolist()
+
+
+# Stages
+
+
+def _staged(make, images, last_batch="partial", dtype="float32", **settings):
+    """Two epochs of 16 pixels in batches of 4, then one of 24 in batches of 8, then 20 pixels in batches of 5."""
+    chosen, epochs, before = [(0, 16, 4), (2, 24, 8), (3, 20, 5)], [], (0, 0)
+    for first, _, batch_size in chosen:
+        before = (first, epochs[-1].begin(first)) if epochs else before
+        epochs.append(
+            Epochs(
+                images=len(images),
+                batch_size=batch_size,
+                last_batch=last_batch,
+                epochs_before=before[0],
+                batches_before=before[1],
+            )
+        )
+    made = [
+        functools.partial(
+            make,
+            images,
+            batch_size,
+            size=size,
+            last_batch=last_batch,
+            before=(each.epochs_before, each.batches_before),
+            dtype=dtype,
+            **settings,
+        )
+        for (_, size, batch_size), each in zip(chosen, epochs, strict=True)
+    ]
+    return StagedIterator(Stages(tuple(epochs)), made)
+
+
+@pytest.mark.core(1)
+@pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
+def test_stages_have_images_of_their_sizes_each_once_an_epoch(make, flat, last_batch):
+    iterator = _staged(make, flat, last_batch, **PLAIN)
+    orders = []
+    for epoch, (size, batch_size) in enumerate([(16, 4), (16, 4), (24, 8), (20, 5), (20, 5)]):
+        seen = []
+        while True:
+            x, t = next(iterator)
+            assert x.shape[1:] == (size, size, 3)
+            seen += np.round(x[t >= 0].mean((1, 2, 3)) / 10).astype(int).tolist()
+            if iterator.is_new_epoch:
+                break
+        assert (iterator.epoch, iterator.epoch_detail) == (epoch + 1, epoch + 1)
+        assert iterator.stage == (0, 0, 1, 2, 2)[epoch]
+        wanted = COUNT if last_batch != "drop" else COUNT // batch_size * batch_size
+        assert len(seen) == len(set(seen)) == wanted
+        orders.append(seen)
+    assert len(set(map(tuple, orders))) == 5  # a new order in each epoch, also where a stage begins
+    iterator.finalize()
+
+
+@pytest.mark.core(3)
+@pytest.mark.parametrize("delivered", [0, 1, 11, 12, 13, 14, 15, 16, 20])
+def test_a_snapshot_of_any_stage_goes_on_bit_for_bit(make, noise, tmp_path, delivered):
+    """6 batches an epoch for 2 epochs, then 3, then 5: stages begin after 12 and 15 batches."""
+    whole = _staged(make, noise)
+    expected = take(whole, 23)
+    whole.finalize()
+    before = _staged(make, noise)
+    take(before, delivered)
+    serializers.save_npz(tmp_path / "snapshot.npz", before)
+    before.finalize()
+    after = _staged(make, noise)
+    serializers.load_npz(tmp_path / "snapshot.npz", after)
+    assert_same(take(after, 23 - delivered), expected[delivered:])
+    after.reset()
+    assert_same(take(after, 2), expected[:2])
+    after.finalize()
+
+
+def test_a_snapshot_of_other_stages_is_refused(make, noise, tmp_path):
+    before = _staged(make, noise)
+    take(before, 13)
+    serializers.save_npz(tmp_path / "snapshot.npz", before)
+    before.finalize()
+    other = make(noise, 4)
+    with pytest.raises(DataError, match="size is 16 here, 24 in the snapshot"):
+        serializers.load_npz(tmp_path / "snapshot.npz", other)

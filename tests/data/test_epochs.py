@@ -1,11 +1,13 @@
 """mixprec.data.loaders.epochs: batches, epochs and shards, against what is counted one image at a time."""
 
+import dataclasses
+
 import pytest
 from chainer.iterators import SerialIterator
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mixprec.data.loaders.epochs import LAST_BATCH, Epochs
+from mixprec.data.loaders.epochs import LAST_BATCH, Epochs, Stages
 
 
 @st.composite
@@ -106,3 +108,62 @@ def test_one_epoch_is_that_of_chainers_iterator(images, batch_size):
         assert epochs.is_new(number + 1) == iterator.is_new_epoch
     with pytest.raises(StopIteration):
         next(iterator)
+
+
+@st.composite
+def staged(draw, ranks=None):
+    """Stages of training, and the epochs of each but the last one."""
+    images, num_shards = draw(st.integers(20, 50)), ranks or draw(st.integers(1, 3))
+    last_batch = draw(st.sampled_from(LAST_BATCH))
+    lengths, found, before = draw(st.lists(st.integers(1, 3), max_size=3)), [], (0, 0)
+    for length in [*lengths, 1]:
+        epochs = Epochs(
+            images=images,
+            batch_size=draw(st.integers(1, 20 // num_shards)),
+            last_batch=last_batch,
+            num_shards=num_shards,
+            epochs_before=before[0],
+            batches_before=before[1],
+        )
+        found.append(epochs)
+        before = before[0] + length, before[1] + length * epochs.batches
+    return Stages(tuple(found)), lengths
+
+
+@given(staged())
+def test_stages_are_one_after_the_other(drawn):
+    """Against each stage alone, which counts from 0."""
+    stages, lengths = drawn
+    number = epoch = 0
+    for stage, (each, length) in enumerate(zip(stages.epochs, [*lengths, 2], strict=True)):
+        alone = dataclasses.replace(each, epochs_before=0, batches_before=0)
+        for own in range(length * alone.batches):
+            assert stages.of(number) == stage
+            assert stages.epoch(number) == epoch + alone.epoch(own)
+            assert stages.detail(number) == pytest.approx(epoch + alone.detail(own))
+            assert stages.count_of_all(number) == alone.count_of_all(own)
+            assert stages.is_new(number) == (number > 0 and own % alone.batches == 0)
+            assert (each.count(number), each.places(number)) == (alone.count(own), alone.places(own))
+            number += 1
+        assert each.begin(epoch + length) == number
+        epoch += length
+
+
+@given(st.data(), st.integers(0, 60))
+def test_stages_of_another_number_of_shards_go_on_at_the_same_image(data, delivered):
+    old, lengths = data.draw(staged(ranks=2))
+    new, before = [], (0, 0)
+    for each, length in zip(old.epochs, [*lengths, 1], strict=True):
+        one = {"batch_size": 2 * each.batch_size, "num_shards": 1}
+        new.append(dataclasses.replace(each, **one, epochs_before=before[0], batches_before=before[1]))
+        before = before[0] + length, before[1] + length * new[-1].batches
+    assert Stages(tuple(new)).delivered(old, delivered) == delivered  # as many images in a batch of all
+    halved, before = [], (0, 0)
+    for each, length in zip(old.epochs, [*lengths, 1], strict=True):
+        halved.append(dataclasses.replace(each, num_shards=1, epochs_before=before[0], batches_before=before[1]))
+        before = before[0] + length, before[1] + length * halved[-1].batches
+    found = Stages(tuple(halved)).delivered(old, delivered)
+    assert Stages(tuple(halved)).epoch(found) >= old.epoch(delivered)
+    if not old.is_new(delivered):
+        stage = old.of(delivered)
+        assert halved[stage].places(found)[0] == old.epochs[stage].places(delivered)[0]

@@ -1,9 +1,14 @@
 """Training on mixed images: captured steps on a stand-in device or a GPU, and what a step learns from."""
 
+import contextlib
+
+import chainer
+import numpy as np
 import pytest
 
 from mixprec import functions
 from mixprec.data.mixing import Mixing
+from mixprec.training.updater import CapturedUpdater, TimedUpdater
 from tests.graph_capture.captured_runs import FIRST_REPLAY, POISONED, REQUIRED, Run, assert_same, batch
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
 from tests.stand_ins.cuda_sides import both_sides
@@ -46,4 +51,61 @@ def test_a_captured_step_is_the_eager_one(side, lossfun, sizes):  # noqa: F811
         _steps(captured, side, range(first, STEPS), sizes)
     assert captured.step.replays >= STEPS - first
     assert captured.step.why_not is None
+    assert_same(captured, expected)
+
+
+class Growing(chainer.dataset.Iterator):
+    """Batches of 4 images, of 16 pixels in the first 12 steps and of 24 pixels after them."""
+
+    epoch, epoch_detail, is_new_epoch, delivered = 0, 0.0, False, 0
+
+    def __init__(self, send):
+        self._send = send
+
+    @property
+    def stage(self):
+        return int(self.delivered > 12)
+
+    def __next__(self):
+        x, t = batch(self.delivered)
+        if self.delivered >= 12:
+            x = np.pad(x, ((0, 0), (0, 0), (4, 4), (4, 4)), mode="reflect")
+        self.delivered += 1
+        return self._send(x), self._send(t)
+
+
+def _grown(side, kind, **keywords):  # noqa: F811
+    """Runs 26 steps of an updater; returns the run, the updater, and the shapes that the loss was called with."""
+    run = Run(lossfun=_softmax, side=side)
+    steps = []
+
+    def lossfun(*arguments):
+        steps.append(arguments[0].shape)
+        return _softmax(run.model, *arguments)
+
+    updater = kind(Growing(side.send), run.optimizer, converter=_given, loss_func=lossfun, mixing=MIXING, **keywords)
+    for number in range(26):
+        where = contextlib.nullcontext()
+        if kind is TimedUpdater:
+            where = side.eagerly()
+        elif 8 <= number < 12 or number >= 22:
+            where = side.without_reads()
+        with where:
+            updater.update()
+    return run, updater, steps
+
+
+@chainer.dataset.converter()
+def _given(arrays, _):
+    return arrays
+
+
+@both_sides
+def test_a_stage_with_larger_images_has_a_graph_of_its_own(side):  # noqa: F811
+    """Mixup and CutMix, overflows, another size: the same bits; no read in replays; the old graph's memory is free."""
+    expected, _, _ = _grown(side, TimedUpdater)
+    captured, updater, calls = _grown(side, CapturedUpdater, required=True)
+    assert updater.step.replays >= 26 - 2 * (FIRST_REPLAY + 1)
+    assert updater.step.report().count("then a graph") == 1  # that of the first stage is dropped
+    assert {shape[2] for shape in calls} == {16, 24}
     assert_same(captured, expected)

@@ -139,6 +139,10 @@ def _another(key, value):
         "schedule.milestones": None,
         "schedule.kind": "constant",
         "schedule.end_lr": 0.001,
+        "schedule.warmup_start_lr": 0.001,
+        "progressive.until": "[2]",
+        "progressive.sizes": "[10]",
+        "progressive.batch_sizes": "[3]",
         "snapshot.best": None,
         "capture.mode": "auto",
         "log.gradient_histogram": "'1 iteration'",
@@ -159,6 +163,7 @@ def _another(key, value):
 
 REFUSED = ("model.arch", "model.classes", "optimizer.name", "training.batch_size", "training.accumulation_steps")
 REFUSED += ("training.seed", "training.ema_decay", "data.synthetic_images")
+REFUSED += ("progressive.until", "progressive.sizes", "progressive.batch_sizes")
 
 
 @pytest.mark.core(12)
@@ -169,7 +174,12 @@ def test_a_changed_setting_is_told_or_refused(train, tmp_path, name):
     value = _another(key, old)
     if value is None:
         pytest.skip("has one value only with these settings")
+    stages = ["progressive.until=[1]", "progressive.sizes=[8]"]
     needed = {
+        "schedule.warmup_start_lr": ["schedule.warmup_epochs=1"],
+        "progressive.until": [*stages, "training.epochs=3"],
+        "progressive.sizes": stages,
+        "progressive.batch_sizes": stages,
         "model.memory_format": ["model.fuse=false"],
         "memory.to": ["memory.budget=100 GB"],  # what tests before this one have taken counts, too
         "kfac.factor_every": ["kfac.inverse_every=2"],

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from mixprec.training.schedule import (
     rates_of,
     scaled_rate,
 )
-from mixprec.training.stages import Steps
+from mixprec.training.stages import Steps, epochs_of
 
 _STEPS = 8  # in an epoch: a power of two, so that epochs are exact
 
@@ -223,3 +224,84 @@ def test_the_rate_is_described_with_what_it_was_scaled_from(tmp_path):
     assert described_rate(_config(tmp_path)) == "0.25 at its peak, with 32 images in a step"
     scaled = _config(tmp_path, "optimizer.base_batch_size=256", "training.accumulation_steps=4")
     assert described_rate(scaled) == "0.125 at its peak, with 128 images in a step (0.25 * 128 / 256)"
+
+
+def _timm(epoch, lr, start, end, epochs, warmup):
+    """timm/scheduler/cosine_lr.py, CosineLRScheduler._get_lr, without warmup_prefix."""
+    if epoch < warmup:
+        return start + epoch * (lr - start) / warmup
+    return end + 0.5 * (lr - end) * (1 + math.cos(math.pi * epoch / epochs))
+
+
+def test_a_schedule_by_epochs_from_the_start_is_that_of_timm():
+    keywords = {"end": 1e-6, "epochs": 100, "warmup_epochs": 5.0, "warmup_start": 1e-4, "decay_from": "start"}
+    rates = _rates("cosine", peak=8e-3, by="epoch", **keywords)
+    for epoch in range(100):
+        expected = _timm(epoch, 8e-3, 1e-4, 1e-6, 100, 5)
+        for step in (0, 1, 7):
+            assert rates.at(epoch + step / 8) == pytest.approx(expected, rel=1e-12)
+    values = [(0, 1e-4), (4, 6.42e-3), (5, 7.9507595e-3), (50, 4.0005e-3), (99, 2.973512e-6)]
+    assert [rates.at(epoch) for epoch, _ in values] == pytest.approx([value for _, value in values], rel=1e-7)
+
+
+def test_a_schedule_by_epochs_is_that_of_torchvision():
+    """references/classification/train.py: SequentialLR of LinearLR and CosineAnnealingLR, a step an epoch."""
+
+    def build(optimizer):
+        of = _torch_module().optim.lr_scheduler
+        warmup = of.LinearLR(optimizer, start_factor=0.01, total_iters=5)
+        return of.SequentialLR(optimizer, [warmup, of.CosineAnnealingLR(optimizer, T_max=55)], milestones=[5])
+
+    rates = _rates("cosine", peak=0.5, epochs=60, warmup_epochs=5.0, warmup_start=0.005, by="epoch")
+    assert [rates.at(epoch + 0.9) for epoch in range(60)] == pytest.approx(_torch(build, 60, peak=0.5), rel=1e-9)
+
+
+def test_a_straight_rise_and_fall_is_that_of_ffcv():
+    """ffcv-imagenet, train_imagenet.py: get_cyclic_lr at the epochs, np.interp over the iterations of each."""
+
+    def get_cyclic_lr(epoch):
+        return np.interp([epoch], [0, 2, 16], [1e-4 * 1.7, 1.7, 0])[0]
+
+    rates = _rates("poly", peak=1.7, epochs=16, warmup_epochs=2.0, warmup_start=1.7e-4, power=1.0)
+    for epoch in range(16):
+        expected = np.interp(np.arange(8), [0, 8], [get_cyclic_lr(epoch), get_cyclic_lr(epoch + 1)])
+        assert [rates.at(epoch + step / 8) for step in range(8)] == pytest.approx(expected, rel=1e-12)
+
+
+STAGES = ("progressive.until=[2, 5]", "progressive.sizes=[16, 24]", "progressive.batch_sizes=[64, 48]")
+
+
+@given(st.integers(64, 300), st.sampled_from(["partial", "drop"]), st.integers(1, 3))
+def test_steps_are_counted_through_all_stages(tmp_path_factory, images, last_batch, accumulated):
+    """Against an iterator whose batches are counted one by one."""
+    config = _config(
+        tmp_path_factory.getbasetemp(),
+        f"data.last_batch={last_batch}",
+        f"training.accumulation_steps={accumulated}",
+        *STAGES,
+    )
+    steps, epochs = Steps(config, images), epochs_of(config, images)
+    delivered = done = 0
+    while epochs.epoch(delivered) < 7:
+        if epochs.is_new(delivered):
+            assert steps.until(epochs.epoch(delivered)) == done
+        assert steps.start(done) == epochs.detail(delivered)
+        for _ in range(accumulated):
+            delivered += 1
+            if epochs.is_new(delivered):
+                break
+        done += 1
+    assert steps.until(7) == done
+
+
+def test_the_rate_of_a_stage_is_scaled_with_its_batches(tmp_path):
+    """The warm-up's steps are those of the first stage; without a base the rate stays."""
+    warm = ("schedule.warmup_epochs=1", "data.last_batch=drop")
+    scaled = rates_of(_config(tmp_path, "optimizer.base_batch_size=16", *warm, *STAGES), 640)
+    plain, base = rates_of(_config(tmp_path, *warm, *STAGES), 640), rates_of(_config(tmp_path, *warm), 640)
+    for epoch in (1, 1.95, 2, 4.9, 5, 9):
+        factor = 64 / 16 if epoch < 2 else 48 / 16 if epoch < 5 else 32 / 16
+        assert scaled.at(epoch) == pytest.approx(factor * base.at(epoch))
+        assert plain.at(epoch) == base.at(epoch)
+    assert plain.at(0) == pytest.approx(0.25 / 10)  # 10 steps of 64 images
+    assert plain.at(0.9) == pytest.approx(0.25)

@@ -22,6 +22,7 @@ RECIPE = {
     "model": {"arch": "resnet8", "classes": 7, "zero_init_residual": True},
     "loss_scale": {"growth_interval": 2, "init_scale": 2.0**18},
     "data": {"size": 16, "val_size": 24, "resize": 24, "threads": 1, "last_batch": "pad"},
+    "progressive": {"until": [1, 2], "sizes": [8, 12]},
     "optimizer": {"name": "LARS", "lr": 1.0, "base_batch_size": 16, "weight_decay": 0.001},
     "schedule": {"kind": "poly", "warmup_epochs": 1, "end_lr": 0.125, "power": 2.0},
     "training": {

@@ -141,8 +141,7 @@ def new_pipeline(graph, spec, **arguments):
         batch_size=spec.batch_size,
         # Other crops and flips in each shard. Of this seed DALI takes the lower 32 bits; the steps between shards, of
         # 2^32 divided by the golden ratio, lead far away from the seeds that people choose.
-        # Likewise after an earlier stage of training: DALI begins with its epoch 0 again.
-        seed=(spec.seed + spec.shard * 0x9E3779B1 + spec.epochs_before * 0x85EBCA6B) % 2**32,
+        seed=(spec.dali_seed + spec.shard * 0x9E3779B1) % 2**32,
         # The batches are handed out as views of DALI's buffers: only the dynamic executor leaves those alone.
         exec_dynamic=True,
         enable_checkpointing=True,

@@ -27,13 +27,13 @@ def read(dali, images, spec, window):
     """
     common = {"name": "reader", "pad_last_batch": True}
     if spec.train:
-        common |= {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": spec.seed}
+        common |= {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": spec.dali_seed}
     else:
         common |= {"stick_to_shard": True}
     if not isinstance(images, ImageShards):
         return tuple(dali.fn.readers.file(files=images.paths(), labels=images.labels.tolist(), **common))
     if spec.train:
-        common |= {"random_shuffle": True, "initial_fill": window, "seed": spec.seed}
+        common |= {"random_shuffle": True, "initial_fill": window, "seed": spec.dali_seed}
     if images.format == "webdataset":
         found = dali.fn.readers.webdataset(
             paths=list(images.shards),

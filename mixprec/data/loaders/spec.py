@@ -29,6 +29,11 @@ class BatchSpec:
     epochs_before: int = 0
     batches_before: int = 0
 
+    @property
+    def dali_seed(self):
+        """The seed in a stage of training, for DALI, which begins with its epoch 0 in each stage."""
+        return (self.seed + self.epochs_before * 0x85EBCA6B) % 2**32
+
     def epochs(self, images):
         """Returns the :class:`~mixprec.data.loaders.epochs.Epochs` of a data set of so many images."""
         return Epochs(
