@@ -137,6 +137,26 @@ def test_what_grows_with_what(config_of):
     assert single["gradients"] == 4 * weights
 
 
+STAGES = {"training__epochs": 9, "progressive__until": "[3, 6]", "progressive__sizes": "[16, 48]"}
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "largest", "batch"), [("[]", 48, 32), ("[200, 8]", 16, 200), ("[8, 8]", 32, 32)]
+)
+def test_memory_is_that_of_the_stage_with_most_pixels(config_of, batch_sizes, largest, batch):
+    def sizes(**settings):
+        config = config_of(**settings)
+        model, report = build_model(config, Tiny, "@numpy")
+        return _sizes(estimate.memory(config, _trainer(build_optimizer(config, model)), report, 200))
+
+    alone = sizes(data__size=largest, training__batch_size=batch)
+    staged = sizes(**STAGES, progressive__batch_sizes=batch_sizes)
+    assert staged.keys() == alone.keys()
+    for name, size in alone.items():  # a convolution without padding keeps a little less than in proportion
+        assert staged[name] == pytest.approx(size, rel=0.15), name
+    assert staged["batches of a step, 1"] == batch * largest**2 * 3 * 2
+
+
 class Gpu:
     """A stand-in for Chainer's device of CuPy."""
 
@@ -267,11 +287,12 @@ def measure(monkeypatch, config_of):
     loaders = []
 
     def train_iterator(config, images, device):
+        assert config.data.size == 32
         loaders.append((config.training.batch_size, Batches()))
         return loaders[0][1]
 
-    def measure(updater, images, batch_size):
-        config = config_of(training__batch_size=batch_size, training__epochs=3)
+    def measure(updater, images, batch_size, **settings):
+        config = config_of(**{"training__batch_size": batch_size, "training__epochs": 3, **settings})
         found = timing.measure(config, types.SimpleNamespace(updater=updater), range(images))
         ((asked, loader),) = loaders
         assert loader.ended
@@ -295,6 +316,13 @@ def test_on_a_cpu_some_images_are_timed(measure):
         "  steps alone            4.0 images/s",
         "  about 4 images/s: an epoch ~ 26 min 40 s, all 3 ~ 1 h 20 min; evaluation and snapshots come on top",
     ]
+
+
+def test_the_time_of_stages_goes_with_their_pixels(measure):
+    """3 epochs of a quarter of the pixels, 1 of a 16th, 2 in full."""
+    stages = {"training__epochs": 6, "progressive__until": "[3, 4]", "progressive__sizes": "[16, 8]"}
+    text = str(measure(Updater(), 6400, 4096, **stages))
+    assert "4 images/s: an epoch with 32 pixels ~ 26 min 40 s, all 6 ~ 1 h 15 min;" in text
 
 
 def test_a_step_that_takes_long_is_timed_once(measure):
@@ -388,6 +416,13 @@ def test_what_does_not_fit_into_memory(config_of, tmp_path, capsys, monkeypatch)
         (60, ["data.size=2000"], "data.size 2000: 2 images, with which the network is looked at, need about "),
         (200, ["data.size=1000"], "training.batch_size 32: .* raise training.accumulation_steps by as much"),
         (60, ["data.size=1000", "training.batch_size=1"], "data.size 1000: .* free; lower it$"),
+        (60, ["progressive.until=[1]", "progressive.sizes=[600]"], r"progressive.sizes \[600\]: .* free; lower it$"),
+        (
+            60,
+            ["data.synthetic_images=9999", "progressive.until=[1]", "progressive.sizes=[32]"]
+            + ["progressive.batch_sizes=[9999]"],
+            r"progressive.batch_sizes \[9999\]: .* free; lower it$",
+        ),
         (60, ["training.ema_decay=0.9", "model.arch=wide"], "model.arch wide: .* free; choose a smaller network$"),
     ],
 )

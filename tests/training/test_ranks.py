@@ -283,6 +283,28 @@ def test_another_number_of_ranks_goes_on_at_the_same_image(config, delivered, th
     assert not [name for name in arrays if name.startswith("extensions/ranks/")]
 
 
+@pytest.mark.core(3)
+@pytest.mark.parametrize("delivered", [0, 5, 12, 13, 15, 18, 21, 27])
+def test_another_number_of_ranks_goes_on_in_the_stage_of_the_image(config, delivered):
+    """48 images and 2 ranks: an epoch of 12 batches, two of 3, then of 6; one rank has other batches in the second."""
+    stages = ["progressive.until=[1, 3]", "progressive.sizes=[16, 8]"]
+    old, new = (
+        config(4, *stages, "progressive.batch_sizes=[2, 8]"),
+        config(4, *stages, "progressive.batch_sizes=[2, 4]"),
+    )
+    before = images.train_iterator(old, range(48), "@numpy", rank=0, ranks=2)
+    before.skip_to(delivered)
+    arrays = {
+        f"{PLACE}delivered": np.array(delivered),
+        "extensions/settings/config": np.frombuffer(json.dumps(configs.flat(old)).encode(), np.uint8),
+        "extensions/ranks/number": np.array(2),
+    }
+    after = images.train_iterator(new, range(48), "@numpy")
+    moved = rank_states.own(arrays, new, 48, types.SimpleNamespace(rank=0, size=1), after, "s.npz")
+    after.skip_to(int(moved[f"{PLACE}delivered"]))
+    assert after.epoch_detail == before.epoch_detail
+
+
 def test_each_rank_goes_on_with_its_own_random_numbers(config):
     name = "updater/optimizer:main/mixprec/dropout_state0"
     assert [_moved(config, 12, 2, 4, rank=rank).get(name) for rank in range(4)] == [5, 6, None, None]
