@@ -59,6 +59,7 @@ GOOD = {
     "optimizer.weight_decay": ("0", "0.001"),
     "schedule.kind": ("constant", "cosine", "poly"),
     "schedule.power": ("100", "1e-300"),
+    "schedule.decay_from": ("start", "warmup"),
     "schedule.warmup_epochs": ("0.5", "1e-300"),
     "training.accumulation_steps": ("1", "2", "16384"),
     "training.batch_size": ("1", "6", "18"),
