@@ -40,8 +40,8 @@ def _ablation(save, networks, data, arms, seeds, epochs, jobs, out):
     chosen = _chosen(data.arms, arms)
     epochs, out = epochs or data.epochs, out or os.path.join("results", f"ablation-{name}")
     ablation_study.check(data, chosen, networks, epochs=epochs)
-    count = seeds * (len(chosen) + 1)
-    print(f"{name}, {epochs} epochs, {len(chosen)} arms and the baseline, {seeds} seeds: {count} runs", flush=True)
+    runs = seeds * (len(chosen) + 1)
+    print(f"{name}: {runs} runs; epochs: {epochs}, seeds: {seeds}, arms beside the baseline: {len(chosen)}", flush=True)
     save.otherwise = f"the same command goes on from the last snapshots in {out}"
     runs = ablation_study.measure(data, chosen, seeds=seeds, epochs=epochs, jobs=jobs, out=out)
     settings = {"data": name, "config": data.config.name, "overrides": list(data.settings)}
