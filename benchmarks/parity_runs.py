@@ -73,7 +73,7 @@ def run_all(todo, *, config, settings, out, jobs, epochs):
     except OSError as error:
         raise ParityError(f"--out {out}: {error.strerror}") from error
     with _lock(out) as lock:
-        _check_same_study(out, config, settings)
+        _check_same_study(out, config, settings, {arm.name: list(arm.settings) for arm, _ in todo})
         waiting = [(arm, seed) for arm, seed in todo if not _finished(_folder(out, arm, seed))]
         working = {}
         try:
@@ -109,8 +109,8 @@ def _lock(out):
         yield file
 
 
-def _check_same_study(out, config, settings):
-    """Runs of different configs must not get into one table."""
+def _check_same_study(out, config, settings, arms):
+    """Runs of different configs must not get into one table, nor an arm's with other settings than it has now."""
     try:
         with files.open_regular(config) as file:
             text = file.read()
@@ -118,10 +118,11 @@ def _check_same_study(out, config, settings):
         raise ParityError(f"{config}: {error.strerror}") from error
     study = {"config (SHA-256)": hashlib.sha256(text).hexdigest(), "settings": list(settings)}
     path = out / "study.json"
-    if not path.exists():
-        files.write_text(path, json.dumps(study, indent=1) + "\n")
-    elif json.loads(path.read_text()) != study:
+    before = json.loads(path.read_text()) if path.exists() else study
+    known = before.pop("arms", {})
+    if before != study or any(known.get(name, own) != own for name, own in arms.items()):
         raise ParityError(f"{out}: holds runs of another config, or with other settings; give another --out")
+    files.write_text(path, json.dumps({**study, "arms": {**known, **arms}}, indent=1) + "\n")
 
 
 def _folder(out, arm, seed):

@@ -23,10 +23,11 @@ class Record:
     Attributes:
         path: the same.
         is_written: whether the file is there.
+        otherwise: what is left of a command that is interrupted before that.
     """
 
     def __init__(self, path):
-        self.path, self.is_written = path, False
+        self.path, self.is_written, self.otherwise = path, False, "nothing is saved"
 
     def __call__(self, record):
         """Writes a dict, in the place of what was written before.

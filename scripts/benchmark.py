@@ -25,6 +25,8 @@ python scripts/benchmark.py memory-picture FILE.svg [--budget "500 MB"] [--size 
     [--dtype float16] [--folder FOLDER]
 python scripts/benchmark.py kfac [--data digits|digits-narrow|textures] [--batch 480] [--seeds 5] [--epochs 12]
     [--dtype float16|float32] [--minutes M] [--json FILE]
+python scripts/benchmark.py ablation [--data digits|textures] [--arms NAMES] [--seeds 5] [--epochs 4] [--jobs 2]
+    [--out DIR] [--json FILE]
 """
 
 import dataclasses
@@ -54,12 +56,14 @@ from benchmarks import (
     update_gpu,
     walks,
 )
+from benchmarks.ablation import ablation_command
 from benchmarks.activations import memory_command
 from benchmarks.activations.step_recording import PictureError
 from benchmarks.activations.trial import TrialError
 from benchmarks.bars.record import RecordError
 from benchmarks.command_arguments import ArgumentsError, add_arch, positive, positives
 from benchmarks.kfac_training import kfac_command
+from benchmarks.parity_runs import ParityError
 from benchmarks.record_files import Record, WriteError, add_command
 from benchmarks.scaling import scaling_command
 from benchmarks.scaling.rank_processes import RankError
@@ -208,6 +212,7 @@ def main(argv=None):
     scaling_command.add(commands, MODELS)
     memory_command.add(commands)
     kfac_command.add(commands)
+    ablation_command.add(commands, MODELS)
     settings = vars(parser.parse_args(argv))
 
     del settings["command"]
@@ -217,7 +222,7 @@ def main(argv=None):
         sys.stdout.flush()
     except BAD_INPUT as error:
         _end(2, error)
-    except (WriteError, RankError, TrialError) as error:
+    except (ParityError, WriteError, RankError, TrialError) as error:
         _end(1, error)
     except BrokenPipeError:
         if _is_read(sys.stdout):
@@ -241,7 +246,7 @@ def _end(status, text):
 
 
 def _saved(save):
-    return f"what was measured before is in {save.path}" if save.is_written else "nothing is saved"
+    return f"what was measured before is in {save.path}" if save.is_written else save.otherwise
 
 
 if __name__ == "__main__":
