@@ -70,6 +70,12 @@ def check_sources(config, train, val, ranks=1):
         where = "data.synthetic_images" if val is None else data.train
         each = "" if ranks == 1 else f" for each of {ranks} ranks"
         raise DataError(f"{where}: {len(train)} images, but training.batch_size is {config.training.batch_size}{each}")
+    if val is not None and config.training.batch_size * ranks % data.repeats:
+        of_all = "training.batch_size" if ranks == 1 else f"training.batch_size times {ranks} ranks"
+        raise DataError(
+            f"data.repeats: {data.repeats} copies of an image in a batch, which do not divide {of_all}, "
+            f"{config.training.batch_size * ranks}"
+        )
     if val is not None and len(val) < ranks:
         raise DataError(f"{data.val}: {len(val)} images, which is less than the {ranks} ranks that evaluate them")
 
@@ -94,6 +100,13 @@ def train_iterator(config, images, device, rank=0, ranks=1):
         train=True,
         crop_area=data.crop_area,
         flip=data.flip,
+        augment=data.augment,
+        augment_operations=data.augment_operations,
+        augment_magnitude=data.augment_magnitude,
+        augment_deviation=data.augment_deviation,
+        augment_probability=data.augment_probability,
+        erase=data.erase,
+        repeats=data.repeats,
         shuffle_window=data.shuffle_window,
         **_decoding(data),
         **keywords,
@@ -153,12 +166,30 @@ def describe(config, train, val, device):
     skipped = sum(len(source.skipped) for source in (train, val))
     if skipped:
         lines.append(f"skipped: {skipped} files that are no intact images, listed in {_SKIPPED}")
+    lines += _augmentation(data)
     if _loader_class(data) is PillowIterator:
         return [*lines, f"loader: Pillow in {min(data.threads, config.training.batch_size)} processes"]
     where = "on the CPU"
     if _is_gpu(device):
         where = "on the GPU" if data.decode == "gpu" else "on the CPU, and augmented on the GPU"
     return [*lines, f"loader: DALI {require_dali().__version__}, {data.threads} threads, images are decoded {where}"]
+
+
+def _augmentation(data):
+    parts = []
+    if data.augment == "rand":
+        strength = f"{data.augment_magnitude}" + (f" +- {data.augment_deviation:g}" if data.augment_deviation else "")
+        parts.append(
+            f"RandAugment, {data.augment_operations} operations of strength {strength}, each with probability "
+            f"{data.augment_probability:g}"
+        )
+    elif data.augment == "trivial":
+        parts.append("TrivialAugment Wide")
+    if data.erase:
+        parts.append(f"a rectangle is erased with probability {data.erase:g}")
+    if data.repeats > 1:
+        parts.append(f"{data.repeats} copies of an image in a batch")
+    return [f"augmentation: {'; '.join(parts)}"] if parts else []
 
 
 def check_records(out, train):

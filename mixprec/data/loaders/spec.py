@@ -4,6 +4,7 @@ import dataclasses
 
 from mixprec.bounds import HALF, INT32, SEVERAL, SIDE
 from mixprec.data.data_error import DataError
+from mixprec.data.loaders.augmentation import AUGMENTATIONS, LAST_BIN, OPERATIONS
 from mixprec.data.loaders.epochs import LAST_BATCH, Epochs
 
 DTYPES = ("float16", "float32")
@@ -26,6 +27,13 @@ class BatchSpec:
     last_batch: str
     shard: int
     num_shards: int
+    augment: str = "none"
+    augment_operations: int = 2
+    augment_magnitude: int = 9
+    augment_deviation: float = 0.0
+    augment_probability: float = 1.0
+    erase: float = 0.0
+    repeats: int = 1
 
     def epochs(self, images):
         """Returns the :class:`~mixprec.data.loaders.epochs.Epochs` of a data set of so many images."""
@@ -36,6 +44,13 @@ class BatchSpec:
             shard=self.shard,
             num_shards=self.num_shards,
         )
+
+
+def defaults():
+    """Returns a dict of the settings that have a default, which is what snapshots without them were made with."""
+    return {
+        field.name: field.default for field in dataclasses.fields(BatchSpec) if field.default != dataclasses.MISSING
+    }
 
 
 def validate(spec, images, *, dtype, threads, prefetch, shuffle_window):
@@ -70,6 +85,7 @@ def validate(spec, images, *, dtype, threads, prefetch, shuffle_window):
         ),
         (spec.resize is None or spec.resize <= SIDE, f"resize {spec.resize}: must be at most {SIDE}"),
         (spec.train or not spec.flip, "flip: only for training"),
+        *_augmentation(spec),
         (1e-4 <= low <= high <= 1, f"crop_area {spec.crop_area}: must be 0.0001 <= lowest <= highest <= 1"),
         (0 < narrow <= wide, f"aspect {spec.aspect}: must be 0 < lowest <= highest"),
         (
@@ -89,3 +105,28 @@ def validate(spec, images, *, dtype, threads, prefetch, shuffle_window):
     for possible, message in checks:
         if not possible:
             raise DataError(message)
+
+
+def _augmentation(spec):
+    default = defaults()
+    of_all = spec.batch_size * spec.num_shards
+    training = ("augment", "erase", "repeats")
+    yield from (
+        (spec.train or getattr(spec, name) == default[name], f"{name} {getattr(spec, name)}: only for training")
+        for name in training
+    )
+    yield spec.augment in AUGMENTATIONS, f"augment {spec.augment!r}: must be one of {', '.join(AUGMENTATIONS)}"
+    for name, low, high in (
+        ("augment_operations", 1, len(OPERATIONS)),
+        ("augment_magnitude", 0, LAST_BIN),
+        ("augment_deviation", 0, LAST_BIN),
+        ("augment_probability", 0, 1),
+    ):
+        value = getattr(spec, name)
+        yield spec.augment == "rand" or value == default[name], f"{name} {value}: only with augment 'rand'"
+        yield low <= value <= high, f"{name} {value}: must be {low} to {high}"
+    yield 0 <= spec.erase <= 1, f"erase {spec.erase}: must be 0 to 1"
+    yield (
+        spec.repeats >= 1 and of_all % spec.repeats == 0,
+        f"repeats {spec.repeats}: must divide {of_all}, the images of a batch of all shards, which has all copies",
+    )
