@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 from mixprec.bounds import HALF, INT32, SEVERAL, SIDE
 from mixprec.config.declaration import PATH, Limit, between, key
 
-AUGMENTATIONS = ("none", "rand", "trivial")
 FORMATS = ("auto", "folders", "list", "tfrecord", "webdataset", "synthetic")
 
 
@@ -76,7 +75,7 @@ class Data:
         "Training, after crop and flip: rand is RandAugment (Cubuk et al. 2020), trivial is TrivialAugment Wide "
         "(Mueller and Hutter 2021), both with the operations and ranges of torchvision.",
         "none",
-        choices=AUGMENTATIONS,
+        choices=("none", "rand", "trivial"),
         aliases=("auto_augment", "aa"),
     )
     augment_operations: int = key(

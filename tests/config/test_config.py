@@ -543,8 +543,8 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             ["data.augment_magnitude=10"],
             "--set: impossible combination: 'data.augment' is 'trivial' (c.yaml:7), 'data.augment_operations' is 2 "
             "(default), 'data.augment_magnitude' is 10 (--set), 'data.augment_deviation' is 0.0 (default), "
-            "'data.augment_probability' is 1.0 (default); allowed: data.augment_operations 2, data.augment_magnitude 9, "
-            "data.augment_deviation 0.0, data.augment_probability 1.0 unless data.augment is rand",
+            "'data.augment_probability' is 1.0 (default); allowed: data.augment_operations 2, data.augment_magnitude "
+            "9, data.augment_deviation 0.0, data.augment_probability 1.0 unless data.augment is rand",
         ),
         (
             {"model": {"memory_format": "nchw", "fuse": False}},

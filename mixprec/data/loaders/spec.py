@@ -48,9 +48,8 @@ class BatchSpec:
 
 def defaults():
     """Returns a dict of the settings that have a default, which is what snapshots without them were made with."""
-    return {
-        field.name: field.default for field in dataclasses.fields(BatchSpec) if field.default != dataclasses.MISSING
-    }
+    fields = dataclasses.fields(BatchSpec)
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
 def validate(spec, images, *, dtype, threads, prefetch, shuffle_window):
