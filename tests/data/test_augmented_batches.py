@@ -93,6 +93,8 @@ def test_each_place_of_an_epoch_has_its_operations(make, alike, policy, last_bat
             for found, wanted in zip(x, expected, strict=True):
                 assert np.mean(abs(found - wanted) > 2) < 0.005
                 seen.add(found.tobytes())
+            if begin == 4:
+                iterator.finalize()  # what comes is made anew, from this position on
     assert len(seen) > 15
 
 
@@ -232,6 +234,21 @@ def test_impossible_argument_is_named(make, noise, settings, message):  # noqa: 
     with pytest.raises(DataError) as caught:
         make(noise, 4, **settings)
     assert str(caught.value) == message
+
+
+def test_a_damaged_image_is_named(make, noise, tmp_path):  # noqa: F811
+    """What is drawn for a batch does not stand in the way of finding the image that could not be decoded."""
+    (tmp_path / "0").mkdir()
+    for index in range(8):
+        Image.new("RGB", (24, 20)).save(tmp_path / "0" / f"{index}.png")
+    images = fake_scan(tmp_path)
+    iterator = make(images, 4, augment="trivial", erase=0.5)
+    take(iterator, 3)
+    iterator.finalize()
+    for index in range(8):
+        (tmp_path / "0" / f"{index}.png").write_bytes(b"none")
+    with pytest.raises(DataError, match=r"^.*/0/\d\.png: "):
+        take(iterator, 2)
 
 
 def test_snapshots_know_the_settings(loaders, noise):  # noqa: F811

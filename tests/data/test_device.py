@@ -60,7 +60,9 @@ class Graph:
 
     def of_kind(self, kind):
         """The devices of all operators of a kind."""
-        return [operator.device for operator in self._operators.values() if operator.schema_name == kind]
+        return [
+            operator.device for operator in self._operators.values() if getattr(operator, "schema_name", "") == kind
+        ]
 
 
 HINTS = {"preallocate_width_hint", "preallocate_height_hint", "device_memory_padding", "host_memory_padding"}
