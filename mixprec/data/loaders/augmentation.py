@@ -112,9 +112,7 @@ def step(policy, operation, number, sign, size):
         return Step("warp", _rotation(sign * strongest["rotate"] * number / LAST_BIN, size))
     if operation in ("shear_x", "shear_y"):
         shear = sign * strongest["shear"] * number / LAST_BIN
-        return Step(
-            "warp", (1.0, shear, 0.0, 0.0, 1.0, 0.0) if operation == "shear_x" else (1.0, 0, 0, shear, 1.0, 0.0)
-        )
+        return _moving(operation, (1.0, shear, 0.0))
     # Whole pixels; of RandAugment up to 150 of 331. One division, so that it is exact where the result is.
     farthest, parts = (150 * size, 331) if policy == "rand" else (32, 1)
     moved = float(-sign * int(farthest * number / (parts * LAST_BIN)))
