@@ -75,6 +75,8 @@ COUNTERS = "optimizer/batch/test_kernels.py::test_loss_scale_and_counters_advanc
 CAPTURED = "graph_capture/test_on_host.py graph_capture/test_parts.py graph_capture/test_odd.py"
 BRIDGED = "bridge/test_calls.py bridge/test_on_host.py"
 PILLOW = "data/test_pillow.py::test_"
+AUGMENTED = "data/test_augmentation.py::test_"
+BATCHES = "data/test_augmented_batches.py::test_"
 
 # fmt: off
 MUTANTS = [
@@ -416,6 +418,34 @@ MUTANTS = [
            "the rate is that of the next epoch"),
     Mutant("old-graphs-stay", "training/updater.py", "training/test_mixed_training.py",
            "self.step.reset()", "self.step.why_not = None", "graphs of earlier stages keep their memory"),
+    Mutant("operations-of-one-place", "data/loaders/augmentation.py", "data/test_augmentation.py",
+           "epoch, AUGMENT, place))", "epoch, AUGMENT, 0))", "all images of an epoch get the same operations"),
+    Mutant("shear-the-other-way", "data/loaders/augmentation.py", "data/test_augmentation.py",
+           "0.0, other, own, always)", "0.0, -other, own, always)", "vertical shears have the other direction"),
+    Mutant("translation-by-its-bin", "data/loaders/augmentation.py", "data/test_augmentation.py",
+           "(150 * size, 331)", "(150, 1)", "translations do not follow the size of the image"),
+    Mutant("probability-of-operations", "data/loaders/augmentation.py", "data/test_augmentation.py",
+           "skipped >= spec.augment_probability", "skipped < spec.augment_probability",
+           "an operation is left out with its probability"),
+    Mutant("dali-equalizes-as-opencv", "data/loaders/dali_operations.py",
+           AUGMENTED + "operations_of_dali_are_those_of_pillow",
+           "equalize(white - pixels)))", "equalize(pixels)))", "DALI equalizes to other colours than Pillow"),
+    Mutant("resumed-operations", "data/loaders/dali_operations.py",
+           BATCHES + "each_place_of_an_epoch_has_its_operations",
+           "self._first + iteration", "iteration", "a run that goes on repeats the augmentation of the first batches"),
+    Mutant("operations-of-batches-left-out", "data/loaders/dali.py",
+           BATCHES + "each_place_of_an_epoch_has_its_operations",
+           "epoch * self._made_per_epoch + batch", "self._delivered",
+           "a run that goes on with last_batch drop has other operations"),
+    Mutant("wide-erased-boxes", "data/loaders/erasing.py", "data/test_augmentation.py",
+           "math.sqrt(area * ratio)", "math.sqrt(area / ratio)", "erased rectangles are squares"),
+    Mutant("copies-apart", "data/loaders/order.py",
+           BATCHES + "places_of_an_epoch_have_copies_one_behind_the_other",
+           "places // self._spec.repeats", "places % (self._images // self._spec.repeats)",
+           "copies of an image lie in other batches"),
+    Mutant("same-crops-of-copies", "data/loaders/pillow_worker.py",
+           BATCHES + "copies_of_an_image_are_augmented_each_by_itself",
+           "copy=place % spec.repeats", "copy=0", "copies of an image are the same picture"),
     Mutant("shards", "data/loaders/epochs.py", "data/test_epochs.py",
            "(count * shard // self.num_shards", "(count // self.num_shards * shard",
            "processes read some images twice, and others never"),

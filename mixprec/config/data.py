@@ -1,7 +1,7 @@
 """Config sections about the images: their place, their decoding, their augmentation, and their sizes over time."""
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from mixprec.bounds import HALF, INT32, MANY, SEVERAL, SIDE
 from mixprec.config.declaration import PATH, Limit, between, key
@@ -72,6 +72,39 @@ class Data:
         limit=Limit("with 0.0001 <= first <= second <= 1", lambda value: 1e-4 <= value[0] <= value[1] <= 1),
     )
     flip: bool = key("Training: mirror left to right with probability 1/2.", True)
+    augment: str = key(
+        "Training, after crop and flip: rand is RandAugment (Cubuk et al. 2020), trivial is TrivialAugment Wide "
+        "(Mueller and Hutter 2021), both with the operations and ranges of torchvision.",
+        "none",
+        choices=("none", "rand", "trivial"),
+        aliases=("auto_augment", "aa"),
+    )
+    augment_operations: int = key(
+        "Only for augment rand: operations that an image gets.", 2, limit=between(1, 14), aliases=("num_ops",)
+    )
+    augment_magnitude: int = key(
+        "Only for augment rand: strength of the operations.", 9, limit=between(0, 30), aliases=("magnitude",)
+    )
+    augment_deviation: float = key(
+        "Only for augment rand: standard deviation of the strength, which each operation draws anew.",
+        0.0,
+        limit=between(0, 30),
+    )
+    augment_probability: float = key("Only for augment rand: probability of each operation.", 1.0, limit=between(0, 1))
+    erase: float = key(
+        "Training: probability that a rectangle of an image becomes the mean colour (random erasing, Zhong et al. "
+        "2017).",
+        0.0,
+        limit=between(0, 1),
+        aliases=("random_erase", "reprob"),
+    )
+    repeats: int = key(
+        "Training: copies of an image, one behind the other in a batch of all processes, each augmented by itself "
+        "(Hoffer et al. 2020). An epoch has as many images as before, copies included.",
+        1,
+        limit=between(1, SEVERAL),
+        aliases=("aug_repeats",),
+    )
     mean: tuple[float, float, float] = key(
         "Subtracted from red, green and blue, which are 0 to 255.",
         (123.675, 116.28, 103.53),
@@ -151,3 +184,7 @@ class Progressive:
         limit=_list_of(1, MANY),
         aliases=("batch_size",),
     )
+
+
+#: Keys that only RandAugment has, and their values without it.
+RAND_DEFAULTS = {field.name: field.default for field in fields(Data) if field.name.startswith("augment_")}

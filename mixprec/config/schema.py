@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from mixprec.bounds import HALF
 from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Capture, Cudnn, Kfac, LossScale, Optimizer, Precision, Update
-from mixprec.config.data import Data, Progressive
+from mixprec.config.data import RAND_DEFAULTS, Data, Progressive
 from mixprec.config.declaration import Rule
 from mixprec.config.run import Export, Log, Memory, Model, Schedule, Snapshot, Training
 
@@ -87,6 +87,14 @@ class Config:
             ("data.format", "data.root"),
             "data.root only with data.format list",
             lambda config: config.data.root is None or config.data.format == "list",
+        ),
+        Rule(
+            ("data.augment", *(f"data.{name}" for name in RAND_DEFAULTS)),
+            f"{', '.join(f'data.{name} {value}' for name, value in RAND_DEFAULTS.items())} unless data.augment is rand",
+            lambda config: (
+                config.data.augment == "rand"
+                or all(getattr(config.data, name) == value for name, value in RAND_DEFAULTS.items())
+            ),
         ),
         Rule(
             ("model.memory_format", "data.pad_channels"),

@@ -113,6 +113,13 @@ def _of_stage(config, images, device, rank, ranks, stage, **keywords):
         train=True,
         crop_area=data.crop_area,
         flip=data.flip,
+        augment=data.augment,
+        augment_operations=data.augment_operations,
+        augment_magnitude=data.augment_magnitude,
+        augment_deviation=data.augment_deviation,
+        augment_probability=data.augment_probability,
+        erase=data.erase,
+        repeats=data.repeats,
         shuffle_window=data.shuffle_window,
         **_decoding(data),
         **keywords,
@@ -172,12 +179,30 @@ def describe(config, train, val, device):
     skipped = sum(len(source.skipped) for source in (train, val))
     if skipped:
         lines.append(f"skipped: {skipped} files that are no intact images, listed in {_SKIPPED}")
+    lines += _augmentation(data)
     if _loader_class(data) is PillowIterator:
         return [*lines, f"loader: Pillow in {min(data.threads, config.training.batch_size)} processes"]
     where = "on the CPU"
     if _is_gpu(device):
         where = "on the GPU" if data.decode == "gpu" else "on the CPU, and augmented on the GPU"
     return [*lines, f"loader: DALI {require_dali().__version__}, {data.threads} threads, images are decoded {where}"]
+
+
+def _augmentation(data):
+    parts = []
+    if data.augment == "rand":
+        strength = f"{data.augment_magnitude}" + (f" +- {data.augment_deviation:g}" if data.augment_deviation else "")
+        parts.append(
+            f"RandAugment, {data.augment_operations} operations of strength {strength}, each with probability "
+            f"{data.augment_probability:g}"
+        )
+    elif data.augment == "trivial":
+        parts.append("TrivialAugment Wide")
+    if data.erase:
+        parts.append(f"a rectangle is erased with probability {data.erase:g}")
+    if data.repeats > 1:
+        parts.append(f"{data.repeats} copies of an image, one behind the other")
+    return [f"augmentation: {'; '.join(parts)}"] if parts else []
 
 
 def check_records(out, train):

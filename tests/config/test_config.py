@@ -102,6 +102,13 @@ def test_defaults_are_those_of_the_design(write):
             "resize": 256,
             "crop_area": (0.08, 1.0),
             "flip": True,
+            "augment": "none",
+            "augment_operations": 2,
+            "augment_magnitude": 9,
+            "augment_deviation": 0.0,
+            "augment_probability": 1.0,
+            "erase": 0.0,
+            "repeats": 1,
             "mean": (123.675, 116.28, 103.53),
             "std": (58.395, 57.12, 57.375),
             "pad_channels": False,
@@ -400,6 +407,13 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("data.crop_area=[0, 1]", "'data.crop_area' is [0, 1]; allowed: a list of 2 numbers with 0.0001 <= first "),
         ("data.crop_area=[0.5, 0.25]", "'data.crop_area' is [0.5, 0.25]; allowed: "),
         ("data.crop_area=[0.5, 1.5]", "'data.crop_area' is [0.5, 1.5]; allowed: "),
+        ("data.augment=randaug", "'data.augment' is 'randaug'; allowed: none, rand, trivial"),
+        ("data.augment_operations=15", "'data.augment_operations' is 15; allowed: an integer >= 1 and <= 14"),
+        ("data.augment_magnitude=9.5", "'data.augment_magnitude' is 9.5; allowed: an integer >= 0 and <= 30"),
+        ("data.augment_deviation=-1", "'data.augment_deviation' is -1; allowed: a number >= 0 and <= 30"),
+        ("data.augment_probability=1.5", "'data.augment_probability' is 1.5; allowed: a number >= 0 and <= 1"),
+        ("data.erase=2", "'data.erase' is 2; allowed: a number >= 0 and <= 1"),
+        ("data.repeats=0", "'data.repeats' is 0; allowed: an integer >= 1 and <= 1024"),
         ("data.mean=[1, 2]", "'data.mean' is [1, 2]; allowed: a list of 3 numbers"),
         ("data.mean=[1, 2, true]", "'data.mean' is [1, 2, true]; allowed: a list of 3 numbers"),
         ("data.mean=128", "'data.mean' is 128; allowed: a list of 3 numbers"),
@@ -529,6 +543,14 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             "--set: impossible combination: 'data.format' is ",
         ),
         ({}, ["data.root=r"], "--set: impossible combination: 'data.format' is 'auto' (default), 'data.root' is 'r'"),
+        (
+            {"data": {"augment": "trivial"}},
+            ["data.augment_magnitude=10"],
+            "--set: impossible combination: 'data.augment' is 'trivial' (c.yaml:7), 'data.augment_operations' is 2 "
+            "(default), 'data.augment_magnitude' is 10 (--set), 'data.augment_deviation' is 0.0 (default), "
+            "'data.augment_probability' is 1.0 (default); allowed: data.augment_operations 2, data.augment_magnitude "
+            "9, data.augment_deviation 0.0, data.augment_probability 1.0 unless data.augment is rand",
+        ),
         (
             {"model": {"memory_format": "nchw", "fuse": False}},
             ["data.pad_channels=true"],
@@ -776,6 +798,17 @@ _sources = st.fixed_dictionaries(
 ) | st.fixed_dictionaries({"format": st.just("list"), "root": st.none() | _text, "train": _text, "val": _text})
 
 
+_augmentations = st.fixed_dictionaries({"augment": st.sampled_from(["none", "trivial"])}) | st.fixed_dictionaries(
+    {
+        "augment": st.just("rand"),
+        "augment_operations": st.integers(1, 14),
+        "augment_magnitude": st.integers(0, 30),
+        "augment_deviation": st.floats(0, 30),
+        "augment_probability": st.floats(0, 1),
+    }
+)
+
+
 @st.composite
 def _configs(draw):
     floor, init, cap = sorted(draw(st.tuples(_power, _power, _power)))
@@ -826,6 +859,9 @@ def _configs(draw):
             "resize": resize,
             "crop_area": (low, high),
             "flip": draw(st.booleans()),
+            **draw(_augmentations),
+            "erase": draw(st.floats(0, 1)),
+            "repeats": draw(_several),
             "mean": draw(st.tuples(*[st.floats(-32000, 32000)] * 3)),
             "std": draw(st.tuples(*[st.floats(0.5, 65504)] * 3)),
             "pad_channels": draw(st.booleans()),

@@ -16,6 +16,7 @@ dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install
 from mixprec.data.data_error import DataError  # noqa: E402
 from mixprec.data.loaders import dali as iterators  # noqa: E402
 from mixprec.data.loaders import pipeline  # noqa: E402
+from mixprec.data.loaders.dali_operations import DrawnBatches  # noqa: E402
 from mixprec.data.loaders.device_batches import DeviceBatches  # noqa: E402
 from mixprec.data.loaders.pipeline import DaliDevice, define_pipeline, new_pipeline  # noqa: E402
 from mixprec.data.loaders.spec import BatchSpec  # noqa: E402
@@ -31,15 +32,17 @@ class Graph:
         monkeypatch.setattr(
             pipeline, "new_pipeline", lambda *graph, device_id, **rest: new_pipeline(*graph, device_id=None, **rest)
         )
+        spec = BatchSpec(**{**defaults, **settings}, shard=0, num_shards=1)
         found = define_pipeline(
             images,
-            BatchSpec(**{**defaults, **settings}, shard=0, num_shards=1),
+            spec,
             device,
             dtype="float16",
             pad_channels=True,
             threads=3,
             prefetch=5,
             window=100,
+            drawn=DrawnBatches(spec, lambda number: (0, (0, 1)), 0),
         )
         found._build_graph()
         self.prefetch, self.threads = found.prefetch_queue_depth, found.num_threads
@@ -54,6 +57,12 @@ class Graph:
 
     def arguments(self, name):
         return self._operators[name]._init_args
+
+    def of_kind(self, kind):
+        """The devices of all operators of a kind."""
+        return [
+            operator.device for operator in self._operators.values() if getattr(operator, "schema_name", "") == kind
+        ]
 
 
 HINTS = {"preallocate_width_hint", "preallocate_height_hint", "device_memory_padding", "host_memory_padding"}
@@ -124,6 +133,20 @@ def test_no_operator_has_a_name_of_dalis_choice(monkeypatch, flat):  # noqa: F81
         "mirror",
         "normalize",
     }
+
+
+def test_augmentation_is_done_on_the_gpu(monkeypatch, flat):  # noqa: F811
+    """All that has pixels; what is to be done is drawn on the host. Two operations are drawn, of ten kinds each."""
+    graph = Graph(monkeypatch, flat, DaliDevice(device_id=0), flip=True, augment="rand", erase=0.5)
+    for kind in ("WarpAffine", "Filter", "Equalize"):
+        assert graph.of_kind(kind) == ["gpu"] * 2
+    for name in ("resize", "flip", "normalize", "erase"):
+        assert graph.device(name) == "gpu"
+    for name in ("steps", "boxes", "mirror"):
+        assert graph.device(name) == "cpu"
+    assert graph.arguments("normalize")["mirror"] == 0
+    assert graph.devices == ["gpu", "gpu"]
+    assert "flip" not in Graph(monkeypatch, flat, DaliDevice(device_id=0), flip=True, erase=0.5)._operators
 
 
 def test_labels_of_webdataset_stay_on_the_host(monkeypatch):

@@ -69,6 +69,28 @@ def differences(one, other):
     return np.concatenate(found)
 
 
+@pytest.mark.parametrize("policy", [{"augment": "rand", "augment_deviation": 3.0}, {"augment": "trivial"}])
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_augmentation_is_that_of_the_cpu(make, smooth, policy, repeats):
+    """The same operations and rectangles. After two operations levels may be two apart, and a few pixels elsewhere."""
+    settings = {"crop_area": (1, 1), "aspect": (1, 1), "erase": 0.5, "repeats": repeats, **policy}
+    device = batches_of(make(smooth["png"], **settings), 9)
+    host = batches_of(make(smooth["png"], device_id=None, **settings), 9)
+    assert np.mean(differences(device, host) * max(STD) > 3) < 0.01
+    for (x, *_), (other_x, *_) in zip(device, host, strict=True):
+        np.testing.assert_array_equal((x == 0).all(3), (other_x == 0).all(3))
+
+
+def test_augmented_batches_go_on_bit_for_bit(make, smooth):
+    settings = {"augment": "trivial", "erase": 0.5, "flip": True}
+    iterator = make(smooth["png"], **settings)
+    batches_of(iterator, 4)
+    saved = serializers.npz.serialize(iterator)
+    fresh = make(smooth["png"], **settings)
+    serializers.NpzDeserializer(saved).load(fresh)
+    assert_same(batches_of(iterator, 5), batches_of(fresh, 5))
+
+
 def test_crops_of_png_are_those_of_the_cpu(make, smooth):
     """PNGs are decoded by the CPU; (p - m) / s has an error of a few units of the last place of its terms."""
     settings = {"train": False, "size": SIZE}

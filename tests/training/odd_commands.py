@@ -46,6 +46,8 @@ GOOD = {
     "data.on_error": ("stop", "skip"),
     "data.val_size": ("null", "8"),
     "data.crop_area": ("[0.0001, 0.0001]", "[1, 1]"),
+    "data.augment": ("rand", "trivial"),
+    "data.erase": ("0.5", "1"),
     "data.mean": ("[-65504, 0, 128]",),
     "data.pad_channels": ("true", "false"),
     "precision.compute": ("float16", "float32", "bfloat16"),

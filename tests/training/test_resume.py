@@ -136,6 +136,7 @@ def _another(key, value):
         "data.mean": "[1, 2, 3]",
         "data.std": "[1, 2, 3]",
         "data.crop_area": "[0.5, 1]",
+        "data.augment_probability": 0.5,
         "schedule.milestones": None,
         "schedule.kind": "constant",
         "schedule.end_lr": 0.001,
@@ -184,6 +185,10 @@ def test_a_changed_setting_is_told_or_refused(train, tmp_path, name):
         "memory.to": ["memory.budget=100 GB"],  # what tests before this one have taken counts, too
         "kfac.factor_every": ["kfac.inverse_every=2"],
         "training.bce_threshold": ["training.loss=bce"],
+        "data.augment_operations": ["data.augment=rand"],
+        "data.augment_magnitude": ["data.augment=rand"],
+        "data.augment_deviation": ["data.augment=rand"],
+        "data.augment_probability": ["data.augment=rand"],
     }
     with_it = needed.get(name, [])
     assert train("--out", "out", *_set(*with_it)).returncode == 0

@@ -117,6 +117,21 @@ def test_mixed_images(run, tmp_path, capsys, threads):
     assert finished_run.log(tmp_path / "plain") != finished_run.log(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("loader", ["pillow", "dali"])
+def test_augmented_images(run, tmp_path, capsys, loader):
+    """They are the same ones after a resume, and for any number of threads."""
+    if loader == "dali":
+        pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
+    settings = (f"data.loader={loader}", "data.augment=rand", "data.augment_deviation=0.5", "data.erase=0.25")
+    arguments = [word for setting in (*settings, "data.repeats=2") for word in ("--set", setting)]
+    assert run("--out", "whole", *arguments) == 0
+    assert (
+        "augmentation: RandAugment, 2 operations of strength 9 +- 0.5, each with probability 1; a rectangle is erased "
+        "with probability 0.25; 2 copies of an image, one behind the other\n"
+    ) in capsys.readouterr().out
+    _assert_that_it_goes_on(run, tmp_path, *arguments, "--set", "data.threads=3")
+
+
 def test_a_network_that_cannot_start_its_blocks_as_the_identity_is_named(run, capsys, tmp_path):
     assert command.main(["--config", "recipe.yaml", "--out", "out"], {"resnet8": lambda classes: None}) == 2
     assert capsys.readouterr().err == (

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mixprec.data.data_error import DataError
+from mixprec.data.loaders.dali_operations import DrawnBatches
 from mixprec.data.loaders.device_batches import DeviceBatches
 from mixprec.data.loaders.encoded import EncodedBatches
 from mixprec.data.loaders.failed_images import failed_images, images_of
@@ -26,7 +27,8 @@ class DaliIterator(ImageIterator):
 
     Files are shuffled as a whole for each epoch. Of shard files the order is shuffled, and within it images among
     ``shuffle_window`` of them, which DALI keeps in memory or mapped to it. With ``num_shards`` above 1 images of any
-    source are shuffled as a whole, in the order of the Pillow loader, and read by threads of Python.
+    source are shuffled as a whole, in the order of the Pillow loader, and read by threads of Python; with ``repeats``
+    above 1, too.
 
     Args:
         images (ImageFiles or ImageShards): What to read.
@@ -68,9 +70,10 @@ class DaliIterator(ImageIterator):
         self._on_device = None if device_id is None else DeviceBatches(device_id, _KEPT)
         self._pipeline = None
         self._checkpoint = None  # after the last batch delivered; None: at the very beginning
-        self._is_shard = self._spec.num_shards > 1
+        # Read in the order of the Pillow loader: DALI has no such shards, and no copies.
+        self._is_ordered = self._spec.num_shards > 1 or self._spec.repeats > 1
         # See read(): whatever becomes of the last ones.
-        self._made_per_epoch = self._epochs.batches if self._is_shard else -(-len(images) // self.batch_size)
+        self._made_per_epoch = self._epochs.batches if self._is_ordered else -(-len(images) // self.batch_size)
 
     def __getstate__(self):
         """Copies go on from the same position, with a pipeline of their own."""
@@ -148,7 +151,7 @@ class DaliIterator(ImageIterator):
         settings = {"loader": f"DALI {self._dali_version}", "device": "cpu"}
         if self._device.device_id is not None:
             settings |= {"device": "gpu", "decode": self._device.decode, "decoded images are kept": self._device.caches}
-        if self._spec.train and isinstance(self._images, ImageShards) and not self._is_shard:
+        if self._spec.train and isinstance(self._images, ImageShards) and not self._is_ordered:
             settings["shuffle_window"] = self._shuffle_window
         return settings
 
@@ -163,7 +166,8 @@ class DaliIterator(ImageIterator):
             prefetch=self._prefetch,
             window=self._shuffle_window,
             checkpoint=checkpoint,
-            encoded=self._encoded() if self._is_shard else None,
+            encoded=self._encoded() if self._is_ordered else None,
+            drawn=self._drawn() if self._spec.augment != "none" or self._spec.erase else None,
         )
         try:
             pipeline.build()
@@ -181,6 +185,18 @@ class DaliIterator(ImageIterator):
             ahead=self._prefetch,
         )
 
+    def _drawn(self):
+        if self._is_ordered:
+            return DrawnBatches(self._spec, self._order.places, self._delivered)
+        epoch = self._epochs.epoch(self._delivered)
+        batch = self._delivered - self._epochs.begin(epoch)
+        return DrawnBatches(self._spec, self._made_places, epoch * self._made_per_epoch + batch)
+
+    def _made_places(self, number):
+        """As :meth:`Order.places`, of the batches that DALI makes: all are full, and none is left out."""
+        epoch, batch = divmod(number, self._made_per_epoch)
+        return epoch, range(batch * self.batch_size, (batch + 1) * self.batch_size)
+
     def _explain(self, error, checkpoint):
         """One line for DALI's error: the file and what is wrong with it, as far as that can be told."""
         reason = _reason(error)
@@ -191,7 +207,7 @@ class DaliIterator(ImageIterator):
         if (getattr(self._images, "folder", None) or self._images.root) in reason:
             return reason
         try:
-            if self._is_shard:
+            if self._is_ordered:
                 _, indices = self._order.indices(self._delivered)
                 images = images_of(self._images, indices)
             else:

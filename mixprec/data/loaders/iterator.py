@@ -9,7 +9,7 @@ from chainer.serializer import Deserializer
 from mixprec.data.data_error import DataError
 from mixprec.data.loaders.order import Order
 from mixprec.data.loaders.position import Position
-from mixprec.data.loaders.spec import BatchSpec, validate
+from mixprec.data.loaders.spec import BatchSpec, defaults, validate
 
 
 class ImageIterator(Position):
@@ -40,6 +40,17 @@ class ImageIterator(Position):
         crop_area (pair of float): Training: area of the random crop as a fraction of the image's area.
         aspect (pair of float): Training: aspect ratio (width / height) of the random crop.
         flip (bool): Training: mirror half of the images, left to right.
+        augment (str): Training: ``'none'``; ``'rand'``, RandAugment; or ``'trivial'``, TrivialAugment Wide. It comes
+            after crop and flip, see :mod:`mixprec.data.loaders.augmentation`.
+        augment_operations (int): Only with ``'rand'``, as all that follow: operations an image.
+        augment_magnitude (int): Their strength, 0 to 30.
+        augment_deviation (float): Its standard deviation: the strength of each operation is drawn from a normal
+            distribution, rounded and clipped to 0..30.
+        augment_probability (float): Of each operation.
+        erase (float): Training: probability that a rectangle of an image becomes 0, after the normalization, see
+            :mod:`mixprec.data.loaders.erasing`.
+        repeats (int): Training: copies of an image in a batch of all shards, see
+            :class:`~mixprec.data.loaders.order.Order`. It divides the number of images of that.
         mean (three floats): Mean of the channels R, G, B, in 0..255.
         std (three floats): Standard deviation of the channels, in 0..255.
         dtype (str): ``'float16'`` or ``'float32'``.
@@ -72,6 +83,13 @@ class ImageIterator(Position):
         crop_area=(0.08, 1.0),
         aspect=(3 / 4, 4 / 3),
         flip=False,
+        augment="none",
+        augment_operations=2,
+        augment_magnitude=9,
+        augment_deviation=0.0,
+        augment_probability=1.0,
+        erase=0.0,
+        repeats=1,
         mean,
         std,
         dtype,
@@ -93,6 +111,13 @@ class ImageIterator(Position):
             crop_area=tuple(map(float, crop_area)),
             aspect=tuple(map(float, aspect)),
             flip=bool(flip),
+            augment=augment,
+            augment_operations=int(augment_operations),
+            augment_magnitude=int(augment_magnitude),
+            augment_deviation=float(augment_deviation),
+            augment_probability=float(augment_probability),
+            erase=float(erase),
+            repeats=int(repeats),
             mean=tuple(map(float, mean)),
             std=tuple(map(float, std)),
             seed=int(seed),
@@ -194,7 +219,7 @@ class ImageIterator(Position):
         stored = serializer("settings", None)
         if stored is None:  # load_npz(strict=False) of a snapshot without this iterator
             return
-        _compare(json.loads(np.asarray(stored).tobytes()), settings)
+        _compare({**defaults(), **json.loads(np.asarray(stored).tobytes())}, settings)
         self._rewind(int(serializer("delivered", 0)), np.asarray(serializer("state", None)).tobytes())
 
     def _rewind(self, delivered, state):

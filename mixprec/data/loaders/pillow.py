@@ -75,7 +75,7 @@ class PillowIterator(ImageIterator):
             for ahead in range(number + len(self._ahead), last + 1):
                 epoch, indices = self._order.indices(ahead)
                 self._ahead.append((ahead, indices))
-                self._workers.begin(epoch, indices)
+                self._workers.begin(epoch, self._order.places(ahead)[1], indices)
             x = self._workers.end()
             _, indices = self._ahead.popleft()
             return x, self._images.labels[indices]
@@ -125,13 +125,14 @@ class _Workers:
             except OSError as error:
                 raise DataError(f"threads {count}: cannot start so many processes ({error.strerror})") from error
 
-    def begin(self, epoch, indices):
+    def begin(self, epoch, places, indices):
         """Gives each process its share of a batch to do."""
         slot = self._free_slot()
         shares = [share for share in np.array_split(np.arange(len(indices)), len(self._processes)) if len(share)]
         for process, share in zip(self._processes, shares, strict=False):
             try:
-                pickle.dump((slot, int(share[0]), epoch, indices[share].tolist()), process.stdin)
+                images = list(zip(indices[share].tolist(), places[share].tolist(), strict=True))
+                pickle.dump((slot, int(share[0]), epoch, images), process.stdin)
                 process.stdin.flush()
             except BrokenPipeError:
                 raise DataError(_ended(process)) from None

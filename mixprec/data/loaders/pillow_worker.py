@@ -18,7 +18,11 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from mixprec.data.data_error import DataError
+from mixprec.data.loaders.augmentation import steps
+from mixprec.data.loaders.erasing import erased_box
+from mixprec.data.loaders.pillow_operations import augmented
 from mixprec.data.loaders.spec import BatchSpec
+from mixprec.data.loaders.uniforms import CROP, uniforms
 from mixprec.data.sources.image_check import FORMATS, image_problem
 
 _ATTEMPTS = 10  # at a random crop, as in DALI and torchvision
@@ -42,12 +46,13 @@ class Work:
     channels: int
     stride: int
 
-    def pixels(self, index, epoch):
-        """Decodes an image, crops, resizes and flips it.
+    def pixels(self, index, epoch, place=0):
+        """Decodes an image, crops, resizes, flips and augments it.
 
         Args:
             index (int): Of the image.
-            epoch (int): Training: with the seed and the index, what all random numbers follow from.
+            epoch (int): Training: with the seed, the index and the place, what all random numbers follow from.
+            place (int): Training: of the image in the order of the epoch.
 
         Returns:
             numpy.ndarray: uint8, (size, size, 3), RGB.
@@ -57,12 +62,12 @@ class Work:
         """
         encoded = self.images.read(index)
         try:
-            return self._decode(io.BytesIO(encoded), index, epoch)
+            return self._decode(io.BytesIO(encoded), index, epoch, place)
         except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error... for broken images
             reason = image_problem(io.BytesIO(encoded)) or str(error).partition("\n")[0] or type(error).__name__
             raise DataError(f"{self.images.name(index)}: {reason}") from error
 
-    def _decode(self, encoded, index, epoch):
+    def _decode(self, encoded, index, epoch, place):
         spec = self.spec
         with Image.open(encoded, formats=FORMATS) as image:
             for xmp in ("xmp", "XML:com.adobe.xmp"):  # where Pillow looks for an orientation, too, but DALI does not
@@ -70,11 +75,13 @@ class Work:
             ImageOps.exif_transpose(image, in_place=True)
             if not spec.train:
                 return np.asarray(_centre(image, spec.size, spec.resize))
-            mirror, *attempts = _uniforms(spec.seed, epoch, index)
+            # Of the image, not of the place: so a seed has had them since before there were copies of images.
+            mirror, *attempts = uniforms(1 + 4 * _ATTEMPTS, spec, epoch, CROP, index, copy=place % spec.repeats)
             box = random_crop(image.width, image.height, spec.crop_area, spec.aspect, attempts)
             crop = _rgb(image.crop(box)).resize((spec.size, spec.size), Image.Resampling.BILINEAR)
-        pixels = np.asarray(crop)
-        return pixels[:, ::-1] if spec.flip and mirror < 0.5 else pixels
+        if spec.flip and mirror < 0.5:
+            crop = ImageOps.mirror(crop)
+        return np.asarray(augmented(crop, steps(spec, epoch, place)))
 
     def normalize(self, pixels, out):
         """Writes ``(pixels - mean) / std``, rounded to float32 and then to the dtype, into ``out``.
@@ -87,6 +94,18 @@ class Work:
         # Three times as fast as arithmetic, as there are but 256 values a channel.
         values = table.take(pixels.reshape(len(pixels), -1) + first, mode="clip")  # clip: what needs no check is faster
         out[..., :3] = values.reshape(pixels.shape)
+
+    def erase(self, out, epoch, place):
+        """Writes 0 into the rectangle of a normalized image that is erased.
+
+        Args:
+            out (numpy.ndarray): (size, size, 3 or 4).
+            epoch (int): As of :meth:`pixels`.
+            place (int): Likewise.
+        """
+        if self.spec.erase:
+            top, left, height, width = erased_box(self.spec, epoch, place)
+            out[top : top + height, left : left + width, :3] = 0
 
     @functools.cached_property
     def _normalized(self):
@@ -132,13 +151,6 @@ def random_crop(width, height, area, aspect, attempts):
     return left, top, left + w, top + h
 
 
-def _uniforms(seed, epoch, index):
-    """Numbers in [0, 1) that belong to one image in one epoch, in any process and at any time."""
-    # Philox is a function of key and counter (Salmon et al. 2011), and its bits are the same in all versions of NumPy.
-    bits = np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, index]).random_raw(1 + 4 * _ATTEMPTS)
-    return ((bits >> np.uint64(11)) * 2.0**-53).tolist()
-
-
 def _centre(image, size, resize):
     """Resizes the shorter side and cuts out the centre, both as DALI does: only what is cut out is computed."""
     scale = 1 if resize is None else resize / min(image.size)
@@ -161,8 +173,9 @@ def _rgb(image):
 def main(work, memory):
     """Does tasks from standard input until it ends.
 
-    A task is a pickled ``(slot, row, epoch, indices)``: the images go to consecutive rows, from ``row`` on, of the
-    batch whose memory is number ``slot``. The answer, on standard output, is a pickled None, or what is wrong.
+    A task is a pickled ``(slot, row, epoch, images)``, the last being index and place of each: they go to consecutive
+    rows, from ``row`` on, of the batch whose memory is number ``slot``. The answer, on standard output, is a pickled
+    None, or what is wrong.
 
     Args:
         work (int): Descriptor of a file that holds the pickled :class:`Work`.
@@ -178,21 +191,22 @@ def main(work, memory):
     batches = {}
     try:
         while True:
-            slot, row, epoch, indices = pickle.load(tasks)
+            slot, row, epoch, images = pickle.load(tasks)
             if slot not in batches:
                 batch = mmap.mmap(memory, work.stride, offset=slot * work.stride)
                 shape = work.shape(work.spec.batch_size)
                 batches[slot] = np.frombuffer(batch, work.dtype, math.prod(shape)).reshape(shape)
-            answers.write(pickle.dumps(_do(work, batches[slot][row:], epoch, indices)))
+            answers.write(pickle.dumps(_do(work, batches[slot][row:], epoch, images)))
     except (EOFError, BrokenPipeError):  # the trainer has ended
         return
 
 
-def _do(work, rows, epoch, indices):
+def _do(work, rows, epoch, images):
     """Returns None, or what is wrong in one line."""
     try:
-        for row, index in zip(rows, indices, strict=False):
-            work.normalize(work.pixels(index, epoch), row)
+        for row, (index, place) in zip(rows, images, strict=False):
+            work.normalize(work.pixels(index, epoch, place), row)
+            work.erase(row, epoch, place)
     except DataError as error:
         return str(error)
     return None

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 
 from mixprec.data.data_error import DataError
+from mixprec.data.loaders.dali_operations import augment, erase
 from mixprec.data.loaders.readers import read
 
 # The largest image of ImageNet: nothing is allocated later. From NVIDIA's ResNet-50 example for PyTorch
@@ -72,7 +73,7 @@ def require_dali():
 
 
 def define_pipeline(
-    images, spec, device, *, dtype, pad_channels, threads, prefetch, window, checkpoint=None, encoded=None
+    images, spec, device, *, dtype, pad_channels, threads, prefetch, window, checkpoint=None, encoded=None, drawn=None
 ):
     """Defines a pipeline whose ``run()`` returns (images (B, size, size, 3 or 4), labels (B, 1)).
 
@@ -90,6 +91,7 @@ def define_pipeline(
         window (int): Images among which the next one from shard files is drawn.
         checkpoint (bytes or None): ``pipeline.checkpoint()`` of an equal pipeline, to go on from there.
         encoded (EncodedBatches or None): Reads the images; None leaves that to DALI.
+        drawn (DrawnBatches or None): Draws what is done to images by ``spec.augment`` and ``spec.erase``, if any.
 
     Returns:
         nvidia.dali.Pipeline: Not yet built. Outputs are on the device, but for labels from WebDataset, which are texts
@@ -98,7 +100,7 @@ def define_pipeline(
     dali = require_dali()
     fn, types = dali.fn, dali.types
 
-    # Every operator has a name: a checkpoint finds them by it.
+    # Every operator that has a state has a name: a checkpoint finds them by it.
     def graph():
         files, labels = read(dali, images, spec, window) if encoded is None else _external(dali, encoded)
         pixels = _random_crop(dali, files, spec, device) if spec.train else _plain(dali, files, spec, device)
@@ -112,6 +114,8 @@ def define_pipeline(
         elif spec.resize is not None:
             pixels = fn.resize(pixels, resize_shorter=spec.resize, **_filter(types))
         mirror = fn.random.coin_flip(name="mirror", probability=0.5) if spec.flip else 0
+        if spec.augment != "none":
+            pixels, mirror = augment(dali, fn.flip(pixels, name="flip", horizontal=mirror), drawn, spec), 0
         pixels = fn.crop_mirror_normalize(
             pixels,
             name="normalize",
@@ -123,7 +127,7 @@ def define_pipeline(
             dtype=types.FLOAT16 if dtype == "float16" else types.FLOAT,
             output_layout="HWC",
         )
-        return pixels, labels
+        return erase(dali, pixels, drawn) if spec.erase else pixels, labels
 
     return new_pipeline(
         graph,
@@ -131,6 +135,7 @@ def define_pipeline(
         num_threads=threads,
         device_id=device.device_id,
         prefetch_queue_depth=prefetch,
+        enable_conditionals=spec.augment != "none",
         checkpoint=checkpoint,
     )
 

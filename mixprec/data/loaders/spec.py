@@ -4,6 +4,7 @@ import dataclasses
 
 from mixprec.bounds import HALF, INT32, SEVERAL, SIDE
 from mixprec.data.data_error import DataError
+from mixprec.data.loaders.augmentation import AUGMENTATIONS, LAST_BIN, OPERATIONS
 from mixprec.data.loaders.epochs import LAST_BATCH, Epochs
 
 DTYPES = ("float16", "float32")
@@ -28,6 +29,13 @@ class BatchSpec:
     num_shards: int
     epochs_before: int = 0
     batches_before: int = 0
+    augment: str = "none"
+    augment_operations: int = 2
+    augment_magnitude: int = 9
+    augment_deviation: float = 0.0
+    augment_probability: float = 1.0
+    erase: float = 0.0
+    repeats: int = 1
 
     @property
     def dali_seed(self):
@@ -45,6 +53,12 @@ class BatchSpec:
             epochs_before=self.epochs_before,
             batches_before=self.batches_before,
         )
+
+
+def defaults():
+    """Returns a dict of the settings that have a default, which is what snapshots without them were made with."""
+    fields = dataclasses.fields(BatchSpec)
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
 def validate(spec, images, *, dtype, threads, prefetch, shuffle_window):
@@ -79,6 +93,7 @@ def validate(spec, images, *, dtype, threads, prefetch, shuffle_window):
         ),
         (spec.resize is None or spec.resize <= SIDE, f"resize {spec.resize}: must be at most {SIDE}"),
         (spec.train or not spec.flip, "flip: only for training"),
+        *_augmentation(spec),
         (1e-4 <= low <= high <= 1, f"crop_area {spec.crop_area}: must be 0.0001 <= lowest <= highest <= 1"),
         (0 < narrow <= wide, f"aspect {spec.aspect}: must be 0 < lowest <= highest"),
         (
@@ -98,3 +113,24 @@ def validate(spec, images, *, dtype, threads, prefetch, shuffle_window):
     for possible, message in checks:
         if not possible:
             raise DataError(message)
+
+
+def _augmentation(spec):
+    default = defaults()
+    training = ("augment", "erase", "repeats")
+    yield from (
+        (spec.train or getattr(spec, name) == default[name], f"{name} {getattr(spec, name)}: only for training")
+        for name in training
+    )
+    yield spec.augment in AUGMENTATIONS, f"augment {spec.augment!r}: must be one of {', '.join(AUGMENTATIONS)}"
+    for name, low, high in (
+        ("augment_operations", 1, len(OPERATIONS)),
+        ("augment_magnitude", 0, LAST_BIN),
+        ("augment_deviation", 0, LAST_BIN),
+        ("augment_probability", 0, 1),
+    ):
+        value = getattr(spec, name)
+        yield spec.augment == "rand" or value == default[name], f"{name} {value}: only with augment 'rand'"
+        yield low <= value <= high, f"{name} {value}: must be {low} to {high}"
+    yield 0 <= spec.erase <= 1, f"erase {spec.erase}: must be 0 to 1"
+    yield 1 <= spec.repeats <= SEVERAL, f"repeats {spec.repeats}: must be 1 to {SEVERAL}"

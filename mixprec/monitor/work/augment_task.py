@@ -81,6 +81,6 @@ def _alone(source, index):
 
 def _of_single_images(config):
     """The config for a source of one image: each batch is one, and so is each epoch."""
-    data = dataclasses.replace(config.data, threads=1, last_batch="partial")
+    data = dataclasses.replace(config.data, threads=1, last_batch="partial", repeats=1)
     training = dataclasses.replace(config.training, batch_size=1)
     return dataclasses.replace(config, data=data, training=training)

@@ -89,6 +89,19 @@ def test_an_image_of_a_shard(config, loader, form, tmp_path):
     assert found["variants"] == answer("augment", config=str(config), index=1, count=2, overrides=plain)["variants"]
 
 
+@pytest.mark.parametrize("loader", LOADERS)
+def test_operations_and_erasing(config, loader):
+    """As in training; a source of one image has no batch with copies. What is erased has the mean colour."""
+    overrides = [f"data.loader={loader}", "data.augment=trivial", "data.erase=1", "data.repeats=4"]
+    found = answer("augment", config=str(config), index=1, count=6, overrides=overrides)
+    variants = [picture(each) for each in found["variants"]]
+    for each in variants:
+        is_mean = (each == np.rint(configs.load(config).data.mean)).all(2)
+        assert is_mean.sum() >= 0.015 * 24 * 24
+    plain = answer("augment", config=str(config), index=1, count=6, overrides=overrides[:1])
+    assert found["variants"] != plain["variants"]
+
+
 def test_a_list(config, tmp_path):
     (tmp_path / "list.txt").write_text("a/0.png 0\nb/0.png 1\n")
     overrides = ["data.loader=pillow", f"data.train={tmp_path}/list.txt", f"data.root={config.parent}/train"]
