@@ -31,7 +31,7 @@ def new_optimizer(name, place, hooks=(), batched=True, **settings):
     mixprec.convert(model, **CHAINERS)
     place(model)
     scale = mixprec.DynamicLossScale(init=2.0**8, interval=2, **settings)
-    inner = getattr(mixprec if name in ("LARS", "LAMB") else optimizers, name)()
+    inner = getattr(mixprec if hasattr(mixprec, name) else optimizers, name)()
     optimizer = mixprec.MixedPrecisionOptimizer(inner, scale, batched=batched).setup(model)
     for hook in hooks:
         optimizer.add_hook(hook)

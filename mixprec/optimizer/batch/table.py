@@ -65,7 +65,7 @@ class Table:
         self.params = [entry.param for entry in entries]
         self._masters = [entry.master for entry in entries]
         self._rules = [entry.rule for entry in entries if entry.rule is not None]
-        states = [(entry.rule, name) for entry in entries if entry.rule is not None for name in _names(entry.formula)]
+        states = [(entry.rule, name) for entry in entries if entry.rule is not None for name in all_states(entry.formula)]
         self._rule_of_states, self._names_of_states = [rule for rule, _ in states], [name for _, name in states]
         self._arrays = None  # those the rows point to; held, so that no other array gets their addresses
         self._values = Values(entries)
@@ -197,8 +197,8 @@ class Table:
         self.chunks, self.restores = first_chunk, restores
 
 
-def _names(formula):
-    """The states of a rule, of whatever shape."""
+def all_states(formula):
+    """Returns the names of all states of a rule, of whatever shape."""
     return (*formula.states, CARRIED) if formula.carried else formula.states
 
 

@@ -39,7 +39,7 @@ class ScheduleFreeSGDRule(optimizer.UpdateRule):
         """Puts ``z`` into the state, which begins with the parameter in the first step, and the sum of weights."""
         xp = param.device.xp
         self.state["z"] = xp.zeros_like(param.array)
-        self.state[CARRIED] = xp.zeros(2, "float64")
+        self.state[CARRIED] = xp.zeros_like(param.array, "float64", shape=2)
 
     def update_core_cpu(self, param):
         """Updates the parameter on the CPU."""
@@ -68,26 +68,25 @@ class ScheduleFreeSGDRule(optimizer.UpdateRule):
         hp = self.hyperparam
         carried = self.state[CARRIED]
         cuda.elementwise(
-            "T grad, raw float64 carried, float64 lr, float64 momentum, T weight_decay",
+            "T grad, float64 weights, float64 largest, float64 lr, float64 momentum, T weight_decay",
             "T param, T z",
-            """const double largest = lr > carried[1] ? lr : carried[1];
-               const double sum = carried[0] + largest * largest;
-               const double share = sum == 0 ? 0 : largest * largest / sum;
+            """const double weight = (lr > largest ? lr : largest) * (lr > largest ? lr : largest);
+               const double sum = weights + weight;
+               const double share = sum == 0 ? 0 : weight / sum;
                const T g = grad + weight_decay * param;
-               if (carried[0] == 0) z = param;
+               if (weights == 0) z = param;
                param += static_cast<T>(share) * (z - param);
                param += static_cast<T>(lr * (momentum * (1 - share) - 1)) * g;
-               z -= static_cast<T>(lr) * g;""",
+               z -= static_cast<T>(lr) * g""",
             "schedule_free_sgd",
-        )(grad, carried, hp.lr, hp.momentum, hp.weight_decay, param.array, self.state["z"])
+        )(grad, carried[0], carried[1], hp.lr, hp.momentum, hp.weight_decay, param.array, self.state["z"])
         cuda.elementwise(
             "float64 lr",
-            "raw float64 carried",
-            """const double largest = lr > carried[1] ? lr : carried[1];
-               carried[0] += largest * largest;
-               carried[1] = largest;""",
+            "float64 weights, float64 largest",
+            """largest = lr > largest ? lr : largest;
+               weights += largest * largest""",
             "schedule_free_sgd_weight",
-        )(hp.lr, carried, size=1)
+        )(hp.lr, carried[:1], carried[1:])
 
 
 class ScheduleFreeSGD(optimizer.GradientMethod):
