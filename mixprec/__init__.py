@@ -21,6 +21,8 @@ _HOMES = {
     "LossScaleExhausted": "mixprec.loss_scale",
     "LARS": "mixprec.optimizer.rules.lars",
     "LAMB": "mixprec.optimizer.rules.lamb",
+    "SGDW": "mixprec.optimizer.rules.sgdw",
+    "ScheduleFreeSGD": "mixprec.optimizer.rules.schedule_free",
     "capture": "mixprec.graph_capture",
     "convert": "mixprec.rewrite",
     "offload": "mixprec.activation_memory.offloading",
@@ -35,10 +37,12 @@ __all__ = [
     "KFAC",
     "LAMB",
     "LARS",
+    "SGDW",
     "DynamicLossScale",
     "LossScaleExhausted",
     "MixedPrecisionOptimizer",
     "NoLossScale",
+    "ScheduleFreeSGD",
     "StaticLossScale",
     "capture",
     "convert",
@@ -63,6 +67,8 @@ if TYPE_CHECKING:
     from mixprec.optimizer import MixedPrecisionOptimizer
     from mixprec.optimizer.rules.lamb import LAMB
     from mixprec.optimizer.rules.lars import LARS
+    from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGD
+    from mixprec.optimizer.rules.sgdw import SGDW
     from mixprec.rewrite.convert import convert, revert
 else:  # with a ``__getattr__`` a type checker would take any name
 

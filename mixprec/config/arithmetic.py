@@ -3,15 +3,18 @@
 from dataclasses import dataclass
 
 from mixprec.bounds import INT32, LARGEST_DECAY, LARGEST_RATE, MIB, SEVERAL
-from mixprec.config.declaration import RATE, between, key, power_of_two
+from mixprec.config.declaration import RATE, Pairs, between, key, power_of_two
 from mixprec.policy import COMPUTE_DTYPES
 
 # Not AdaDelta, which has no learning rate.
 _OPTIMIZERS = (
     *("SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "AdamW", "AMSGrad", "AdaBound", "AMSBound"),
-    *("AdaGrad", "RMSprop", "RMSpropGraves", "SMORMS3", "MSVAG", "LARS", "LAMB"),
+    *("AdaGrad", "RMSprop", "RMSpropGraves", "SMORMS3", "MSVAG", "LARS", "LAMB", "SGDW", "ScheduleFreeSGD"),
 )
-MOMENTUM_OPTIMIZERS = ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMSpropGraves", "LARS")
+OWN_OPTIMIZERS = ("LARS", "LAMB", "SGDW", "ScheduleFreeSGD")  # of mixprec
+MOMENTUM_OPTIMIZERS = (
+    *("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMSpropGraves", "LARS", "SGDW", "ScheduleFreeSGD"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +98,7 @@ class Optimizer:
     """How the weights are updated."""
 
     name: str = key(
-        "Optimizer of chainer.optimizers; LARS and LAMB are of mixprec.",
+        f"Optimizer of chainer.optimizers; {', '.join(OWN_OPTIMIZERS)} are of mixprec.",
         "CorrectedMomentumSGD",
         choices=_OPTIMIZERS,
         aliases=("type", "kind"),
@@ -124,9 +127,10 @@ class Optimizer:
         limit=RATE,
         aliases=("eta",),
     )
+    nesterov: bool = key("Only for SGDW: a step looks ahead, as with nesterov of torch.optim.SGD.", False)
     weight_decay: float = key(
-        "Factor of the L2 penalty; in LARS and LAMB that of their own formula; AdamW takes lr times this share from a "
-        "parameter in each step (Loshchilov and Hutter 2019).",
+        "Factor of the L2 penalty; in LARS and LAMB that of their own formula; AdamW and SGDW take lr times this share "
+        "from a parameter in each step (Loshchilov and Hutter 2019).",
         0.0,
         limit=between(0, LARGEST_RATE),
         aliases=("decay", "l2"),
@@ -142,6 +146,18 @@ class Optimizer:
         "Weight decay, and the trust ratio of LARS and LAMB, also on parameters of at most one dimension: biases, "
         "scales and shifts of normalizations.",
         False,
+    )
+    rates: Pairs = key(
+        "What lr is multiplied by for parts of the network, by patterns for names as in model.npz; * stands for "
+        "slashes, too, and of the patterns that fit a name the last one counts. 0 freezes.",
+        Pairs(),
+        limit=between(0, LARGEST_RATE),
+        aliases=("lr_mult", "param_groups"),
+    )
+    freeze: tuple[str, ...] = key(
+        "Patterns likewise of parts that stay as they are, whatever rates says; their gradients are not computed.",
+        (),
+        aliases=("frozen",),
     )
     preconditioner: str = key(
         "none; or kfac, by which gradients are multiplied before weight decay and the optimizer, see section kfac.",

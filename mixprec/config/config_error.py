@@ -30,6 +30,9 @@ def shown(value):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(shown(item) for item in value[:8])}{', ...' if len(value) > 8 else ''}]"
+    if isinstance(value, dict):
+        items = [f"{shown(key)}: {shown(item)}" for key, item in list(value.items())[:8]]
+        return f"{{{', '.join(items)}{', ...' if len(value) > 8 else ''}}}"
     return _REPR.repr(value)
 
 

@@ -27,7 +27,7 @@ class Limit:
 
 
 def between(low, high):
-    """Returns the limit of a number, or of each number of a list, from ``low`` to ``high``."""
+    """Returns the limit of a number, or of each number of a list or a mapping, from ``low`` to ``high``."""
     return Limit(f">= {low} and <= {high}", lambda value: all(low <= number <= high for number in _numbers(value)))
 
 
@@ -55,11 +55,21 @@ def power_of_two(text="from 2^-126 to 2^126", low=SMALLEST_SCALE, high=LARGEST_S
 
 
 def _numbers(value):
+    if isinstance(value, Pairs):
+        return [number for _, number in value]
     return value if isinstance(value, tuple) else (value,)
 
 
+class Pairs(tuple):
+    """A mapping of text to numbers as ``(text, number)`` in the order of the file, which counts; YAML has a mapping."""
+
+
 PATH = Limit("that is not empty", lambda value: value != "")
-IMPORT_PATH = Limit("an import path, package.module:function", lambda value: ":" in value)
+IMPORT_class Pairs(tuple):
+    """A mapping of text to numbers as ``(text, number)`` in the order of the file, which counts; YAML has a mapping."""
+
+
+PATH = Limit("an import path, package.module:function", lambda value: ":" in value)
 RATE = between(SMALLEST_RATE, LARGEST_RATE)
 INTERVAL = matching(
     r"[1-9][0-9]{0,8} (epochs?|iterations?)", "'N epochs' or 'N iterations', with N from 1 to 999999999"
@@ -87,8 +97,8 @@ class Key:
 
     Attributes:
         name: dotted name, ``section.key``.
-        type: ``str``, ``int``, ``float``, ``bool``, a tuple of ``float`` (``tuple[float, ...]`` for any number), or one
-            of these ``| None``; ``str | float`` is either.
+        type: ``str``, ``int``, ``float``, ``bool``, a tuple of ``float`` (``tuple[float, ...]`` for any number) or of
+            ``str``, :class:`Pairs`, or one of these ``| None``; ``str | float`` is either.
         default: its default, or ``dataclasses.MISSING`` if it must be given.
         help: one line for the reference.
         limit: :class:`Limit` or ``None``.
@@ -117,6 +127,11 @@ class Key:
     def required(self):
         """Whether the key has no default."""
         return self.default is dataclasses.MISSING
+
+    @property
+    def is_mapping(self):
+        """Whether its values are mappings in YAML."""
+        return self.type is Pairs
 
     @property
     def allowed(self):
@@ -206,14 +221,20 @@ def _described(kind):
     if isinstance(kind, tuple):
         return " or ".join(map(_described, kind))
     if typing.get_origin(kind) is tuple:
-        count = "" if ... in typing.get_args(kind) else f"{len(typing.get_args(kind))} "
-        return f"a list of {count}numbers"
-    return {str: "text", int: "an integer", float: "a number", bool: "true or false"}[kind]
+        kinds = typing.get_args(kind)
+        count = "" if ... in kinds else f"{len(kinds)} "
+        return f"a list of {count}{'texts' if kinds[0] is str else 'numbers'}"
+    names = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
+    return (names | {Pairs: "a mapping from texts to numbers, each"})[kind]
 
 
 def _converted(value, kind):
     if isinstance(kind, tuple):  # one of several
         return _converted(value, str if type(value) is str else next(each for each in kind if each is not str))
+    if kind is Pairs:
+        if not isinstance(value, dict):
+            raise ValueError(value)
+        return Pairs((text, _converted(number, float)) for text, number in value.items())
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise ValueError(value)

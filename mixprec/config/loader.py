@@ -160,7 +160,7 @@ def _switched(section, known, others=()):
 
 
 def _setting(key, entry, name):
-    value = entry.value()
+    value = entry.scalars() if key.is_mapping else entry.value()
     try:
         return _Setting(key.convert(value), entry.where, name)
     except ValueError:

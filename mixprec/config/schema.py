@@ -158,6 +158,26 @@ class Config:
             lambda config: config.optimizer.momentum is None or config.optimizer.name in MOMENTUM_OPTIMIZERS,
         ),
         Rule(
+            ("optimizer.name", "optimizer.momentum"),
+            "optimizer.momentum above 0 with ScheduleFreeSGD",
+            lambda config: config.optimizer.name != "ScheduleFreeSGD" or config.optimizer.momentum != 0,
+        ),
+        Rule(
+            ("optimizer.name", "optimizer.nesterov"),
+            "optimizer.nesterov only with SGDW",
+            lambda config: not config.optimizer.nesterov or config.optimizer.name == "SGDW",
+        ),
+        Rule(
+            ("optimizer.name", "schedule.kind"),
+            "schedule.kind constant with ScheduleFreeSGD; a warm-up is allowed",
+            lambda config: config.optimizer.name != "ScheduleFreeSGD" or config.schedule.kind == "constant",
+        ),
+        Rule(
+            ("optimizer.name", "training.ema_decay"),
+            "training.ema_decay null with ScheduleFreeSGD, which has an average of its own",
+            lambda config: config.optimizer.name != "ScheduleFreeSGD" or config.training.ema_decay is None,
+        ),
+        Rule(
             ("optimizer.name", "optimizer.trust_coefficient"),
             "optimizer.trust_coefficient only with LARS; null with the others",
             lambda config: config.optimizer.trust_coefficient is None or config.optimizer.name == "LARS",

@@ -4,7 +4,7 @@ import dataclasses
 
 import yaml
 
-from mixprec.config.declaration import former_names, keys, sections, switch_of
+from mixprec.config.declaration import Pairs, former_names, keys, sections, switch_of
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import Dumper
 from mixprec.messages import one_line
@@ -15,8 +15,14 @@ def flat(config):
     values = {}
     for section, keys_of_section in dataclasses.asdict(config).items():
         for key, value in keys_of_section.items():
-            values[f"{section}.{key}"] = list(value) if isinstance(value, tuple) else value
+            values[f"{section}.{key}"] = _plain(value)
     return values
+
+
+def _plain(value):
+    if isinstance(value, Pairs):
+        return [list(pair) for pair in value]  # a list, as the order counts
+    return list(value) if isinstance(value, tuple) else value
 
 
 def current(values):

@@ -11,6 +11,7 @@ import yaml
 
 from mixprec import files
 from mixprec.config.config_error import ConfigError, shown
+from mixprec.config.declaration import Pairs
 
 _LARGEST = 1 << 18  # bytes of a file: hundreds of times what all keys take, and read in seconds
 _DIGITS = 1000  # of an integer; no key takes so many
@@ -59,6 +60,11 @@ def _represent_tuple(dumper, items):
     return dumper.represent_sequence(_PREFIX + "seq", items, flow_style=True)
 
 
+def _represent_pairs(dumper, pairs):
+    return dumper.represent_mapping(_PREFIX + "map", dict(pairs).items(), flow_style=True)  # items: not to be sorted
+
+
+Dumper.add_representer(Pairs, _represent_pairs)
 Dumper.add_representer(str, _represent_str)
 Dumper.add_representer(tuple, _represent_tuple)
 
@@ -88,9 +94,14 @@ class Entry:
         except ValueError as error:  # a tag, or an integer of too many digits
             raise ConfigError(self.where, f"{shown(self.key)} cannot be read: {error}") from error
 
+    def scalars(self):
+        """Returns the mapping that the value is, as a dict of what :meth:`value` returns; anything else likewise."""
+        entries = self.mapping()
+        return self.value() if entries is None else {entry.key: entry.value() for entry in entries}
+
     def mapping(self):
         """Returns the entries of the mapping that the value is, or ``None`` if it is none."""
-        file = self.where.rpartition(":")[0]
+        file = self.where.rpartition(":")[0] or self.where
         return _entries(self.node, file) if isinstance(self.node, yaml.MappingNode) else None
 
 

@@ -26,6 +26,8 @@ from mixprec.optimizer.batch.saved_arrays import restore
 from mixprec.optimizer.gradients import gather, not_finite
 from mixprec.optimizer.no_decay import DecayOfSome
 from mixprec.optimizer.rules.lars import LARSRule
+from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGDRule
+from mixprec.optimizer.rules.sgdw import SGDWRule
 from mixprec.optimizer.update_form import UpdateForm
 
 # Update rules and hooks that compute with arrays and hyperparameters only. All others are taken to compute with `t` or
@@ -42,6 +44,8 @@ _ARRAYS_ONLY = {
     smorms3.SMORMS3Rule,
     DecayOfSome,
     LARSRule,
+    SGDWRule,
+    ScheduleFreeSGDRule,
     optimizer_hooks.GradientClipping,
     optimizer_hooks.GradientHardClipping,
     optimizer_hooks.GradientLARS,

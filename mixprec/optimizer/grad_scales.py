@@ -149,7 +149,7 @@ def fill(params, factor):
         factor: that of the passes of the step, or ``None``.
     """
     for param in params:
-        if param.array is not None and param.grad is None:
+        if param.array is not None and param.grad is None and param.requires_grad:
             param.grad = param.xp.zeros_like(param.array)
             param._loss_scale = NOT_REACHED if factor is None else factor
 

@@ -159,4 +159,5 @@ def _key(entry):
     names = entry.formula.hyperparameters
     own = tuple(vars(hyperparam).get(name) for name in names)
     kept = tuple(vars(entry.rule).get(name) for name in names)
-    return (*kind, id(hyperparam.parent), own, kept, entry.rule.t if entry.formula.counts else None)
+    counted = entry.rule.t if entry.formula.counts else None
+    return (*kind, id(hyperparam.parent), own, kept, counted, entry.formula.carried_of(entry.rule))

@@ -16,8 +16,9 @@ from mixprec.dtypes import is_half
 from mixprec.master_arrays import MASTER, OWNER, written
 from mixprec.optimizer.model_index import ModelIndex
 from mixprec.optimizer.no_decay import NoDecay
+from mixprec.optimizer.part_rates import PartRates
 
-_NO_DECAY = NoDecay()
+_NO_DECAY, _NO_RATES = NoDecay(), PartRates()
 _NO_LINKS = (
     "the target of a wrapped optimizer, as hooks see it, has FP32 masters in params() and namedparams(), no links"
 )
@@ -35,11 +36,16 @@ class Masters(chainer.Link):
         model: the user's model.
         no_decay: :class:`~mixprec.optimizer.no_decay.NoDecay`: which parameters go without weight decay. Their masters
             have a true attribute ``no_decay``.
+        rates: :class:`~mixprec.optimizer.part_rates.PartRates`: by what the learning rates of parts are multiplied.
+
+    Attributes:
+        factors: :class:`~mixprec.optimizer.part_rates.Factors` of the parameters of the model.
     """
 
-    def __init__(self, model, no_decay=_NO_DECAY):
+    def __init__(self, model, no_decay=_NO_DECAY, rates=_NO_RATES):
         super().__init__()
         self.model = model
+        self.factors = rates.of(model)
         self._no_decay = no_decay
         self._excluded = no_decay.of(model)
         self.index = ModelIndex(model)
@@ -63,6 +69,7 @@ class Masters(chainer.Link):
         self._masters = {id(param): (param, master) for param, master, _ in state["_masters"]}
         for param in self.model.params():
             setattr(param, OWNER, self)
+            self.factors.set_gradient(param)
         for param, master, no_decay in state["_masters"]:
             master.no_decay = no_decay
             if is_half(param.dtype):
@@ -75,13 +82,16 @@ class Masters(chainer.Link):
             return held[1]
         setattr(param, OWNER, self)
         if param.array is None:
+            self.factors.set_gradient(param)
+            self.factors.apply(param)
             return param
         array = _master_array(param)
         if held is None:
             master = chainer.Parameter(array, name=param.name)
             master.cleargrad()
             master.no_decay = self._excluded(param)
-            self._take_decay(param, master)
+            self.factors.set_gradient(param)
+            self._set_up_rule(param, master)
             self._masters[id(param)] = (param, master)
         else:
             master = held[1]
@@ -90,7 +100,7 @@ class Masters(chainer.Link):
                 master.array = array
         if master.update_rule is not param.update_rule:
             master.update_rule = param.update_rule
-            self._take_decay(param, master)
+            self._set_up_rule(param, master)
         return master
 
     def all_current(self):
@@ -182,9 +192,10 @@ class Masters(chainer.Link):
         """
         for param, master in self._masters.values():
             param.update_rule = master.update_rule
-            self._take_decay(param, master)
+            self._set_up_rule(param, master)
 
-    def _take_decay(self, param, master):
+    def _set_up_rule(self, param, master):
+        self.factors.apply(param)
         if master.no_decay and param.update_rule is not None:
             self._no_decay.apply(param.update_rule)
 

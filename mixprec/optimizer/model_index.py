@@ -141,8 +141,13 @@ class Changes:
         hooks = [hooks for each in hookables for hooks in (each._pre_update_hooks, each._post_update_hooks)]
         self._used_hooks, self._unused_hooks = [each for each in hooks if each], [each for each in hooks if not each]
         self._hyperparams = [vars(rule.hyperparam) for rule in self._rules]
-        parents = {id(rule.hyperparam.parent): rule.hyperparam.parent for rule in self._rules}
-        self._shared = [vars(parent) for parent in parents.values() if parent is not None]
+        parents = {}
+        for rule in self._rules:
+            parent = rule.hyperparam.parent
+            while parent is not None and id(parent) not in parents:  # a ScaledRate has one, too
+                parents[id(parent)] = parent
+                parent = parent.parent
+        self._shared = [vars(parent) for parent in parents.values()]
         updated = [entry for entry in entries if entry.rule is not None]
         states = [(entry.rule, name) for entry in updated for name in entry.rule.state or ()]
         self._rules_of_states, self._state_names = [rule for rule, _ in states], [name for _, name in states]

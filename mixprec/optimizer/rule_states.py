@@ -64,11 +64,12 @@ def _complete_states(masters, serializer):
         serializer: of Chainer's; whether it loads or saves.
     """
     rules = [(master, rule) for _, master in masters.namedparams() if (rule := master.update_rule) is not None]
-    uninitialized = []
+    uninitialized, frozen = [], []
     if isinstance(serializer, chainer.Deserializer):
         # Chainer lets the state of a disabled rule be missing.
         uninitialized = [rule for master, rule in rules if master.array is None and rule.enabled]
     else:
+        frozen = [rule for _, rule in rules if rule.state is None and not rule.enabled]
         for master, rule in rules:
             if master.array is not None:
                 rule._init_states(master)
@@ -79,6 +80,8 @@ def _complete_states(masters, serializer):
     finally:
         for rule in uninitialized:
             rule.enabled = True
+        for rule in frozen:  # it needs none here, but in a file, for a run in which it is updated
+            rule._state = None
     for _, rule in rules:
         for name, value in (rule.state or {}).items():
             if is_half(getattr(value, "dtype", None)):  # from an FP16 run of plain Chainer

@@ -4,6 +4,7 @@ A training loop, or Chainer's updater, calls ``update()`` once a step. The part 
 one page, in :mod:`mixprec.optimizer.step`.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -15,7 +16,9 @@ from mixprec.kfac.preconditioner import KFAC
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.delegation import Delegation, checked
+from mixprec.optimizer.evaluated_weights import evaluated
 from mixprec.optimizer.no_decay import NoDecay
+from mixprec.optimizer.part_rates import PartRates
 from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_counters, serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
@@ -74,10 +77,15 @@ class MixedPrecisionOptimizer(Delegation):
             processes during the last backward pass of an update. All processes step, or skip, together.
         allreduce_dtype: in which gradients in FP16 and BF16 are added then, ``"float32"``, ``"float16"`` or
             ``"bfloat16"``; ``None`` is FP32 on NumPy, their own dtype on a GPU. Those in FP32 always are in FP32.
+        rates: what the learning rate is multiplied by for parts of the model, a dict from patterns for names of
+            parameters to factors: ``{"/fc/*": 10.0, "/conv1/*": 0}``. Of the patterns that fit a name
+            (:mod:`fnmatch`; ``*`` stands for slashes, too) the last one counts. 0 freezes: the parameter stays as it
+            is, without gradient, decay and state, and no backward pass is run for layers before all that is trained.
 
     Raises:
         TypeError: ``optimizer`` is not a gradient method, or another argument none of those.
-        ValueError: ``optimizer`` has been set up already, or the static scale is not a power of two.
+        ValueError: ``optimizer`` has been set up already, the static scale is not a power of two, or a factor in
+            ``rates`` is negative.
     """
 
     _OWN = (
@@ -91,6 +99,7 @@ class MixedPrecisionOptimizer(Delegation):
         "_wishes",
         "_optimizer_step",
         "_no_decay",
+        "_rates",
         "_ranks",
         "_preconditioner",
     )
@@ -106,12 +115,14 @@ class MixedPrecisionOptimizer(Delegation):
         preconditioner: KFAC | None = None,
         communicator: Any = None,
         allreduce_dtype: str | None = None,
+        rates: dict[str, float] | None = None,
     ) -> None:
         self._optimizer = checked(optimizer)
         self._scaler = as_loss_scale(loss_scale)
         self._masters = None
         self._statistics = None
         self._no_decay = NoDecay(no_decay)
+        self._rates = PartRates(rates)
         self._ranks = ranks_of(communicator, allreduce_dtype)
         wishes = {"batched": batched, "zero_gradients": zero_gradients}
         self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
@@ -147,10 +158,11 @@ class MixedPrecisionOptimizer(Delegation):
 
         Raises:
             TypeError: ``link`` is not a :class:`chainer.Link`.
-            ValueError: with a communicator, if model or loss scale are not the same in all processes.
+            ValueError: a pattern of ``rates`` matches no parameter, or all are frozen; with a communicator, if model or
+                loss scale are not the same in all processes.
         """
         arguments.instance("link", link, chainer.Link, "a chainer.Link")
-        self._masters = masters.Masters(link, self._no_decay)
+        self._masters = masters.Masters(link, self._no_decay, self._rates)
         self._statistics = RunningStatistics(self._masters.index)
         self._optimizer.setup(self._masters)
         self._masters.share_update_rules()
@@ -196,6 +208,16 @@ class MixedPrecisionOptimizer(Delegation):
         """
         self._check_set_up()
         return gradients.unscaled(self._masters)
+
+    def evaluated(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context manager, inside of which the model has the weights that it is to be evaluated with.
+
+        With :class:`~mixprec.ScheduleFreeSGD` these are averages; with other optimizers nothing happens. Afterwards
+        everything is, bit for bit, what it was. No step may be run inside of the block. Running statistics stay those
+        of training.
+        """
+        self._check_set_up()
+        return evaluated(self.target)
 
     def report(self) -> UpdateReport:
         """Returns a table of which parameter is updated how, :class:`~mixprec.optimizer.update_report.UpdateReport`."""

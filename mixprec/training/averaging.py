@@ -116,13 +116,16 @@ class WeightAverage(extension.Extension):
 
 
 def averaged_weights(trainer):
-    """Returns a context manager, inside of which a model has the averages, if its trainer has a :class:`WeightAverage`.
+    """Returns a context manager, inside of which the model has the weights that count.
+
+    Those are averages if its trainer has a :class:`WeightAverage`, or else what the optimizer wants evaluated, see
+    :meth:`mixprec.MixedPrecisionOptimizer.evaluated`.
 
     Args:
         trainer: :class:`chainer.training.Trainer`.
     """
     average = average_of(trainer)
-    return contextlib.nullcontext() if average is None else average.applied()
+    return trainer.updater.get_optimizer("main").evaluated() if average is None else average.applied()
 
 
 def average_of(trainer):

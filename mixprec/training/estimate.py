@@ -215,7 +215,7 @@ def state(optimizer):
     rule = optimizer.create_update_rule()
     param = chainer.Parameter(np.zeros(1, np.float32))
     rule._init_states(param)  # as the first update does
-    arrays = sum(np.size(value) for value in (rule.state or {}).values() if isinstance(value, np.ndarray))
+    arrays = sum(np.shape(value) == param.shape for value in (rule.state or {}).values())
     return 4 * arrays * sum(param.size for param in optimizer.target.params() if param.array is not None)
 
 

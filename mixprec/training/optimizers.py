@@ -8,17 +8,33 @@ from chainer import optimizers
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 import mixprec
+from mixprec.config import ConfigError
+from mixprec.config.arithmetic import OWN_OPTIMIZERS
+from mixprec.optimizer.part_rates import NothingToTrain, UnknownPart, factors_of
+
+_NETWORK = "/predictor"  # what the names in model.npz, which patterns are for, have before them in the classifier
 
 
 def build_optimizer(config, model, communicator=None):
-    """Returns the :class:`~mixprec.MixedPrecisionOptimizer` that the config describes, set up on ``model``."""
+    """Returns the :class:`~mixprec.MixedPrecisionOptimizer` that the config describes, set up on ``model``.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        model: :class:`~mixprec.training.model.ImageClassifier` around the network.
+        communicator: of ChainerMN, or ``None``.
+
+    Raises:
+        ConfigError: a pattern of ``optimizer.rates`` or ``optimizer.freeze`` fits no parameter, or nothing is trained.
+    """
     settings = config.optimizer
-    own = settings.name in ("LARS", "LAMB")  # of this package
+    own = settings.name in OWN_OPTIMIZERS
     decays = own or settings.name == "AdamW"  # in the formula
     keywords = {attribute(settings.name): settings.lr}
     for name in ("momentum", "trust_coefficient"):
         if getattr(settings, name) is not None:
             keywords[name] = getattr(settings, name)
+    if settings.nesterov:
+        keywords["nesterov"] = True
     if own:
         keywords["weight_decay"] = settings.weight_decay
     elif decays:
@@ -32,12 +48,49 @@ def build_optimizer(config, model, communicator=None):
         no_decay=None if settings.decay_norm_and_bias else "ndim <= 1",
         communicator=communicator,
         allreduce_dtype=None if communicator is None else config.precision.allreduce,
-    ).setup(model)
+        rates={f"{_NETWORK}{pattern}": factor for pattern, factor in _rates(settings).items()},
+    )
+    _set_up(optimizer, model, settings)
     if settings.clip_norm is not None:
         optimizer.add_hook(GradientClipping(settings.clip_norm))
     if settings.weight_decay > 0 and not decays:
         optimizer.add_hook(WeightDecay(settings.weight_decay))
     return optimizer
+
+
+def described_parts(optimizer):
+    """Returns in words what is frozen and what has another rate than that of the schedule; ``None`` if nothing is."""
+    factors, lines = {}, []
+    for param, factor in dict((id(param), (param, factor)) for param, factor in factors_of(optimizer).values()).values():
+        factors.setdefault(factor, []).append(param)
+    for factor, params in sorted(factors.items()):
+        if factor == 1:
+            continue
+        what = "frozen" if factor == 0 else f"with {factor:g} times the learning rate"
+        elements = sum(param.size for param in params if param.array is not None)
+        lines.append(f"{len(params)} parameters ({elements:,} elements) {what}")
+    return ", ".join(lines) or None
+
+
+def _rates(settings):
+    """Returns the factors by pattern, the last of which counts: what is frozen is frozen."""
+    rates = dict(settings.rates)
+    for pattern in settings.freeze:
+        rates.pop(pattern, None)
+        rates[pattern] = 0.0
+    return rates
+
+
+def _set_up(optimizer, model, settings):
+    try:
+        optimizer.setup(model)
+    except UnknownPart as error:
+        pattern = error.pattern.removeprefix(_NETWORK)
+        key = "freeze" if pattern in settings.freeze else "rates"
+        reason = error.reason.replace(_NETWORK, "")
+        raise ConfigError(f"'optimizer.{key}' has {pattern!r}, which {reason}") from error
+    except NothingToTrain as error:
+        raise ConfigError("'optimizer.freeze' and 'optimizer.rates' freeze all parameters") from error
 
 
 def _preconditioner(config):

@@ -28,6 +28,7 @@ from mixprec.training import (
 from mixprec.training.lock import locked
 from mixprec.training.model import build_model
 from mixprec.training.networks import find as find_network
+from mixprec.training.optimizers import described_parts
 from mixprec.training.schedule import described_rate
 from mixprec.training.starting_weights import StartingWeights
 from mixprec.training.trainer import build_trainer
@@ -139,6 +140,9 @@ class Run:
             lines.append(f"mixing: {mixing}")
         rate = described_rate(self.config, self.ranks.size)
         lines.append(f"optimizer: {self.config.optimizer.name}, learning rate {rate}")
+        parts = described_parts(trainer.updater.get_optimizer("main"))
+        if parts is not None:
+            lines.append(f"parts: {parts}")
         if self.config.optimizer.preconditioner != "none":
             kfac = self.config.kfac
             every = f"matrices every {kfac.factor_every}, inverses every {kfac.inverse_every} steps"

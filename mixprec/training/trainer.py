@@ -3,7 +3,6 @@
 The training command calls :func:`build_trainer` when model and images are there.
 """
 
-import contextlib
 import functools
 import os
 
@@ -99,7 +98,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
         stopping.check()
         heartbeat.evaluating()  # on rank 0, where it has been initialized
 
-    each_snapshot, weights = at(config.snapshot.trigger), contextlib.nullcontext
+    each_snapshot, weights = at(config.snapshot.trigger), optimizer.evaluated
     if config.training.ema_decay is not None:
         average = WeightAverage(optimizer, config.training.ema_decay)
         trainer.extend(average)

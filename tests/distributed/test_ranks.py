@@ -66,6 +66,12 @@ def test_slow_sums_are_waited_for(twins):
     assert_same_runs(train, "float16", lambda: new_optimizer("LARS"))
 
 
+@pytest.mark.parametrize("compute", ["float16", "float32"])
+def test_parts_may_be_frozen_or_have_rates_of_their_own(compute):
+    rates = {"/predictor/first/*": 0, "/predictor/norm/gamma": 0, "/predictor/out/*": 3.0}
+    assert_same_runs(train, compute, lambda: new_optimizer("MomentumSGD"), rates=rates)
+
+
 def test_gradients_are_views_that_stay(twins):
     model, optimizer = built("float16", optimizers.SGD(), wrapped, allreduce_dtype="float16")
     optimizer.update(model, *batch(0))

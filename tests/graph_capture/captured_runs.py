@@ -55,7 +55,7 @@ def batch(step, size=4):
 
 
 def new_rule(name):
-    rule = getattr(mixprec if name in ("LARS", "LAMB") else optimizers, name)()
+    rule = getattr(mixprec if hasattr(mixprec, name) else optimizers, name)()
     rate = "alpha" if hasattr(rule, "alpha") else "lr"
     return rule, rate
 

@@ -45,6 +45,8 @@ OPTIMIZERS = {
     "MSVAG": (optimizers.MSVAG, {}, "lr"),
     "LARS": (mixprec.LARS, {}, "lr"),
     "LAMB": (mixprec.LAMB, {}, "lr"),
+    "SGDW": (mixprec.SGDW, {"nesterov": True}, "lr"),
+    "ScheduleFreeSGD": (mixprec.ScheduleFreeSGD, {"lr": 0.1}, "lr"),
 }
 CASES = [("resnet18", name) for name in OPTIMIZERS]
 CASES += [("resnet50", name) for name in ("CorrectedMomentumSGD", "AdamW", "LAMB")]

@@ -59,7 +59,7 @@ def _run(optimizer, steps, place=device_stand_in.array, by_hand=False):
 
 @pytest.mark.core(8)
 @pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "SGDW", "ScheduleFreeSGD"])
 def test_a_step_reads_nothing_and_is_that_of_the_host(name, by_hand, reads):
     """Promises 2 and 10: all rules of Chainer's, overflowing steps, the first among them; bit for bit."""
     hooks = [optimizer_hooks.WeightDecay(0.01), optimizer_hooks.Lasso(0.001)]

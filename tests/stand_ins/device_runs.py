@@ -25,14 +25,14 @@ class Net(chainer.Chain):
         return self.out(F.relu(self.bn(self.hidden(x))))
 
 
-def new_optimizer(name, place, hooks=(), batched=True, **settings):
+def new_optimizer(name, place, hooks=(), batched=True, rates=None, **settings):
     np.random.seed(0)
     model = Net()
     mixprec.convert(model, **CHAINERS)
     place(model)
     scale = mixprec.DynamicLossScale(init=2.0**8, interval=2, **settings)
-    inner = getattr(mixprec if name in ("LARS", "LAMB") else optimizers, name)()
-    optimizer = mixprec.MixedPrecisionOptimizer(inner, scale, batched=batched).setup(model)
+    inner = getattr(mixprec if hasattr(mixprec, name) else optimizers, name)()
+    optimizer = mixprec.MixedPrecisionOptimizer(inner, scale, batched=batched, rates=rates).setup(model)
     for hook in hooks:
         optimizer.add_hook(hook)
     return optimizer

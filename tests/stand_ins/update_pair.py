@@ -36,6 +36,9 @@ RULES = {
     "Adam, everything": (optimizers.Adam, {**_BOUND, "amsgrad": True, "adabound": True, "weight_decay_rate": 0.013}),
     "LARS, not adapted": (mixprec.LARS, {"lr": 0.037, "weight_decay": 0.013, "adapt": False}),
     "LAMB, not adapted": (mixprec.LAMB, {"lr": 0.037, "weight_decay": 0.013, "adapt": False}),
+    "SGDW": (mixprec.SGDW, {"lr": 0.037, "momentum": 0.87, "weight_decay": 0.13}),
+    "SGDW, nesterov": (mixprec.SGDW, {"lr": 0.037, "momentum": 0.87, "weight_decay": 0.13, "nesterov": True}),
+    "ScheduleFreeSGD": (mixprec.ScheduleFreeSGD, {"lr": 0.037, "momentum": 0.87, "weight_decay": 0.013}),
     "LARS": (mixprec.LARS, {"lr": 0.37, "weight_decay": 0.013, "trust_coefficient": 0.1}),
     "LAMB": (mixprec.LAMB, {"lr": 0.037, "weight_decay": 0.013}),
 }

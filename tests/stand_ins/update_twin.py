@@ -7,10 +7,13 @@ from chainer import optimizer_hooks, optimizers
 from mixprec.dtypes import BFLOAT16
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batch.entries import BatchedHook, Entry
+from mixprec.optimizer.batch.table import all_states
 from mixprec.optimizer.rules import rule_formula_of
 from mixprec.optimizer.rules.formulas import hook_formula_of
 from mixprec.optimizer.rules.lamb import LAMB
 from mixprec.optimizer.rules.lars import LARS
+from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGD
+from mixprec.optimizer.rules.sgdw import SGDW
 from tests.optimizer.batch.chainer_rules import OPTIMIZERS
 from tests.stand_ins.device_stand_in import DeviceArray
 
@@ -21,6 +24,9 @@ RULES["LARS"] = (LARS, {"lr": 0.1, "weight_decay": 0.01})
 RULES["LARS, not adapted"] = (LARS, {"lr": 0.1, "weight_decay": 0.01, "adapt": False})
 RULES["LAMB"] = (LAMB, {"lr": 0.1, "weight_decay": 0.01})
 RULES["LAMB, not adapted"] = (LAMB, {"lr": 0.1, "weight_decay": 0.01, "adapt": False})
+RULES["SGDW"] = (SGDW, {"lr": 0.1, "weight_decay": 0.01})
+RULES["SGDW, nesterov"] = (SGDW, {"lr": 0.1, "weight_decay": 0.01, "nesterov": True})
+RULES["ScheduleFreeSGD"] = (ScheduleFreeSGD, {"lr": 0.1, "weight_decay": 0.01})
 WITH_NORMS = {"LARSRule", "LAMBRule"}  # the classes of update rules
 
 
@@ -138,7 +144,7 @@ class Twin:
 
 
 def _names(entry):
-    return entry.formula.states
+    return all_states(entry.formula)
 
 
 def ulps(found, expected, around):

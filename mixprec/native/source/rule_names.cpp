@@ -21,6 +21,9 @@ const FormulaName RULE_NAMES[] = {
     {"AmsBound", 8, 3},
     {"LarsUnadapted", 3, 1},
     {"LambUnadapted", 7, 2},
+    {"Sgdw", 3, 1},
+    {"SgdwNesterov", 3, 1},
+    {"ScheduleFreeSgd", 5, 1},
     {},
 };
 

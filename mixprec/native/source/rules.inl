@@ -238,6 +238,45 @@ void ruleLambUnadapted(
     }
 }
 
+void ruleSgdw(
+    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
+    const float lr = numbers_[0], momentum = numbers_[1], keep = numbers_[2];
+    float *__restrict v_s = states_[0];
+    for (long i_ = 0; i_ < count_; ++i_) {
+        float &param = param_[i_], &v = v_s[i_];
+        const float grad = grad_[i_];
+        v = momentum * v + grad;
+        param = keep * param - lr * v;
+    }
+}
+
+void ruleSgdwNesterov(
+    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
+    const float lr = numbers_[0], momentum = numbers_[1], keep = numbers_[2];
+    float *__restrict v_s = states_[0];
+    for (long i_ = 0; i_ < count_; ++i_) {
+        float &param = param_[i_], &v = v_s[i_];
+        const float grad = grad_[i_];
+        v = momentum * v + grad;
+        param = keep * param - lr * (grad + momentum * v);
+    }
+}
+
+void ruleScheduleFreeSgd(
+    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
+    const float first = numbers_[0], c = numbers_[1], y_rate = numbers_[2], lr = numbers_[3], weight_decay = numbers_[4];
+    float *__restrict z_s = states_[0];
+    for (long i_ = 0; i_ < count_; ++i_) {
+        float &param = param_[i_], &z = z_s[i_];
+        const float grad = grad_[i_];
+        const float g = grad + weight_decay * param;
+        z = first != 0.0f ? param : z;
+        param += c * (z - param);
+        param += y_rate * g;
+        z -= lr * g;
+    }
+}
+
 void hookWeightDecay(
     const float *numbers_, const float *__restrict param_, float *__restrict grad_, long count_) {
     const float rate = numbers_[0];
@@ -286,6 +325,9 @@ void (*const RULES[])(const float *, float *, const float *, float *const *, lon
     ruleAmsBound,
     ruleLarsUnadapted,
     ruleLambUnadapted,
+    ruleSgdw,
+    ruleSgdwNesterov,
+    ruleScheduleFreeSgd,
 };
 
 void (*const HOOKS[])(const float *, const float *, float *, long) = {

@@ -6,6 +6,8 @@
 import abc
 import operator
 
+from mixprec.optimizer.rules.formulas import CARRIED
+
 
 class Group(abc.ABC):
     """Entries of one dtype with the same hooks and the same rule, by the same hyperparameters.
@@ -18,7 +20,7 @@ class Group(abc.ABC):
     def __init__(self, members, count):
         self._rules = [entry.rule for _, entry in members]
         self._formula, self._hooks = members[0][1].formula, members[0][1].hooks
-        self._numbers = None
+        self._numbers = self._carried = None
         numbers = [number for number, _ in members]
         self._pick = list if numbers == list(range(count)) else picker(numbers)
 
@@ -49,6 +51,7 @@ class Group(abc.ABC):
             ValueError: a hyperparameter is refused, as in Chainer.
         """
         self._numbers = self._formula.numbers_of(self._rules[0], self._rules[0].t + 1)
+        self._carried = self._formula.carried_after(self._rules[0])
 
     @abc.abstractmethod
     def is_finite_after_hooks(self):
@@ -59,6 +62,8 @@ class Group(abc.ABC):
         self._update()
         for rule in self._rules:
             rule.t += 1
+            if self._carried:
+                rule.state[CARRIED][...] = self._carried
         for power, base in self._formula.powers.items():
             for rule in self._rules:
                 setattr(rule, power, getattr(rule, power) * getattr(rule.hyperparam, base))

@@ -45,6 +45,11 @@ class KernelProgram:
         """How many numbers a step has."""
         return sum(len(owner.numbers) for owner in self._owners())
 
+    @property
+    def carries(self):
+        """Whether the rule has numbers that it carries from step to step."""
+        return self._formula is not None and bool(self._formula.carried)
+
     def _owners(self):
         return [hook for hook, _ in self._hooks] + [self._formula] * (self._formula is not None)
 
@@ -62,6 +67,7 @@ class KernelProgram:
             "NOISES": sum(hook.noise for hook, _ in self._hooks),
             "UPDATES": int(formula is not None),
             "STEPS": int(formula is not None and bool(formula.step)),
+            "CARRIED": int(self.carries),
             "ENDS_WITH_NORMS": int(self._ends_with_norms),
             "LOOKS_AT_PARAM": int("each" in self.norms or any(uses(text, "param") for text in texts)),
         }
@@ -75,11 +81,14 @@ class KernelProgram:
             lines += [_function("void last_hook", arguments), *_block(hook, first, _norms("norms_")), "}"]
         if formula is not None:
             lines += self._rule(hook_numbers)
+        if self.carries:
+            lines += self._carry()
         return "\n".join([*lines, "};"])
 
     def _number(self):
         """The formulas, on the hyperparameters of hooks and rule, which follow ``t`` in the table."""
-        yield _function("float number", "int number_, const double* values_, double applied_")
+        arguments = "int number_, const double* values_, const double* carried_, double applied_"
+        yield _function("float number", arguments)
         yield "switch (number_) {"
         number, value = 0, 1
         counted = [hook_counted for _, hook_counted in self._hooks] + [True]
@@ -95,10 +104,24 @@ class KernelProgram:
                     if name in needed:
                         moved = f" * pow({powers[name]}, applied_)" if name in powers else ""
                         yield f"const double {name} = values_[{value + place}]{moved};"
+                yield from _carried(owner, formula)
                 yield f"return static_cast<float>({formula}); }}"
                 number += 1
             value += len(owner.hyperparameters)
         yield "}\nreturn 0; }"
+
+    def _carry(self):
+        """The formulas of what the rule carries; hooks have the numbers before those of the rule."""
+        formula, texts = self._formula, " ".join(self._formula.carried.values())
+        first = 1 + sum(len(hook.hyperparameters) for hook, _ in self._hooks)
+        yield _function("void carry", "const double* values_, double* carried_")
+        for place, name in enumerate(formula.hyperparameters):
+            if uses(texts, name):
+                yield f"const double {name} = values_[{first + place}];"
+        yield from _carried(formula, texts)
+        for place, text in enumerate(formula.carried.values()):
+            yield f"carried_[{place}] = {text};"
+        yield "}"
 
     def _hooks_code(self):
         arguments = (
@@ -149,6 +172,7 @@ def source_of(programs, threads, chunk):
         "MAX_NUMBERS": max([1, *(program.numbers for program in programs)]),
         "MAX_POINTS": points_of(programs),
         "PROGRAMS": len(programs),
+        "CARRIES": int(any(program.carries for program in programs)),
     }
     parts = [f"#define {name} {value}" for name, value in macros.items()]
     parts += [text_of("mixprec.backends", name) for name in _SHARED]
@@ -164,6 +188,13 @@ def source_of(programs, threads, chunk):
 def points_of(programs):
     """Returns for how many norms of a parameter there is room in the table of norms."""
     return max([1, *(len(program.norms) for program in programs)])
+
+
+def _carried(owner, text):
+    """Declares the carried numbers that a formula uses, as they were before the step."""
+    for place, name in enumerate(getattr(owner, "carried", ())):
+        if uses(text, name):
+            yield f"const double {name} = carried_[{place}];"
 
 
 def _function(name, arguments):

@@ -4,7 +4,7 @@ Their C++ code, ``mixprec/native/source/rules.inl``, is written by ``python -m t
 texts for CUDA. :class:`~mixprec.optimizer.batch.native_group.NativeGroup` looks formulas up here.
 """
 
-from mixprec.optimizer.rules import adam, adaptive, formulas, lamb, lars, momentum, variance
+from mixprec.optimizer.rules import adam, adaptive, formulas, lamb, lars, momentum, schedule_free, sgdw, variance
 
 RULES = {
     "Sgd": formulas.SGD,
@@ -24,6 +24,9 @@ RULES = {
     "AmsBound": adam.AMSBOUND,
     "LarsUnadapted": lars.LARS_UNADAPTED,
     "LambUnadapted": lamb.LAMB_UNADAPTED,
+    "Sgdw": sgdw.SGDW_PLAIN,
+    "SgdwNesterov": sgdw.SGDW_NESTEROV,
+    "ScheduleFreeSgd": schedule_free.SCHEDULE_FREE_SGD,
 }
 HOOKS = {
     "WeightDecay": formulas.WEIGHT_DECAY,

@@ -15,6 +15,7 @@ import numpy as np
 from mixprec.backends.memory import is_dense, same_order
 from mixprec.optimizer.batch.kernel_program import MAX_STATES
 from mixprec.optimizer.batch.values import Values, owners
+from mixprec.optimizer.rules.formulas import CARRIED
 
 # As in kernels/common.cuh.
 _DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2}
@@ -25,6 +26,7 @@ _ROW = np.dtype(
         ("half", np.uint64),
         ("master", np.uint64),
         ("states", np.uint64, MAX_STATES),
+        ("carried", np.uint64),
         ("size", np.int64),
         ("dtype", np.int32),
         ("program", np.int32),
@@ -63,7 +65,7 @@ class Table:
         self.params = [entry.param for entry in entries]
         self._masters = [entry.master for entry in entries]
         self._rules = [entry.rule for entry in entries if entry.rule is not None]
-        states = [(entry.rule, name) for entry in entries if entry.rule is not None for name in entry.formula.states]
+        states = [(entry.rule, name) for entry in entries if entry.rule is not None for name in all_states(entry.formula)]
         self._rule_of_states, self._names_of_states = [rule for rule, _ in states], [name for _, name in states]
         self._arrays = None  # those the rows point to; held, so that no other array gets their addresses
         self._values = Values(entries)
@@ -169,6 +171,8 @@ class Table:
             row["half"] = 0 if param.dtype == np.float32 else self._launcher.address(param)
             row["master"] = self._launcher.address(master)
             row["states"][: len(states)] = [self._launcher.address(state) for state in states]
+            if entry.rule is not None and entry.formula.carried:
+                row["carried"] = self._launcher.address(entry.rule.state[CARRIED])
             row["size"] = master.size
             row["dtype"] = _DTYPES[str(param.dtype)]
             row["program"] = program
@@ -193,6 +197,11 @@ class Table:
         self.chunks, self.restores = first_chunk, restores
 
 
+def all_states(formula):
+    """Returns the names of all states of a rule, of whatever shape."""
+    return (*formula.states, CARRIED) if formula.carried else formula.states
+
+
 def _arrays_of(entry):
     """Parameter, master, states."""
     if entry.rule is None:
@@ -205,6 +214,11 @@ def _check(entry, launcher):
     param, master, *states = _arrays_of(entry)
     if str(param.dtype) not in _DTYPES:
         raise ValueError(f"{entry.name} has dtype {param.dtype}; allowed are {', '.join(_DTYPES)}")
+    if entry.rule is not None and entry.formula.carried:
+        carried = entry.rule.state[CARRIED]
+        shape = (len(entry.formula.carried),)
+        if not launcher.holds(carried) or carried.dtype != np.float64 or carried.shape != shape:
+            raise ValueError(f"{entry.name}: the state {CARRIED} must be float64 of shape {shape} on its device")
     named = [("its array", param), ("its master", master), *(("a state of its rule", state) for state in states)]
     for what, array in named:
         if not launcher.holds(array):

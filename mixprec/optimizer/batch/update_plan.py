@@ -15,6 +15,7 @@ from mixprec.backends.memory import is_dense
 from mixprec.backends.transfers import on_host
 from mixprec.optimizer.batch.entries import BatchedHook, Entry
 from mixprec.optimizer.no_decay import DecayOfSome
+from mixprec.optimizer.part_rates import is_frozen
 from mixprec.optimizer.rules import rule_formula_of
 from mixprec.optimizer.rules.formulas import CLIPPING, hook_formula_of
 
@@ -99,7 +100,8 @@ def _plan(optimizer, params):
         elif name in sharing:
             reason = "it shares memory with another parameter"
         elif rule is None or not rule.enabled:
-            reasons[name] = f"not updated: {'no update rule' if rule is None else 'its rule is disabled'}"
+            why = "frozen" if is_frozen(param) else "its rule is disabled"
+            reasons[name] = f"not updated: {'no update rule' if rule is None else why}"
             # Clipping by the norm of all gradients takes in those that are not updated.
             clipped = hooks if any(hook_formula_of(hook) is CLIPPING for hook in hooks) and not before else ()
             entries.append(Entry(name, param, master, None, None, _folded(clipped, (), master)))

@@ -18,6 +18,8 @@ from mixprec.optimizer.rules.formulas import MOMENTUM_SGD, SGD
 from mixprec.optimizer.rules.lamb import LAMB_ADAPTED, LAMB_UNADAPTED, LAMBRule
 from mixprec.optimizer.rules.lars import LARS_ADAPTED, LARS_UNADAPTED, LARSRule
 from mixprec.optimizer.rules.momentum import CORRECTED_MOMENTUM_SGD, NESTEROV_AG
+from mixprec.optimizer.rules.schedule_free import SCHEDULE_FREE_SGD, ScheduleFreeSGDRule
+from mixprec.optimizer.rules.sgdw import SGDW_NESTEROV, SGDW_PLAIN, SGDWRule
 from mixprec.optimizer.rules.variance import MSVAG, SMORMS3
 
 # By class and, for those that have them, by the switches among the hyperparameters.
@@ -26,6 +28,7 @@ _SWITCHES = {
     RMSpropRule: ("eps_inside_sqrt",),
     LARSRule: ("adapt",),
     LAMBRule: ("adapt",),
+    SGDWRule: ("nesterov",),
 }
 RULE_FORMULAS = {
     (SGDRule,): SGD,
@@ -47,6 +50,9 @@ RULE_FORMULAS = {
     (LARSRule, False): LARS_UNADAPTED,
     (LAMBRule, True): LAMB_ADAPTED,
     (LAMBRule, False): LAMB_UNADAPTED,
+    (SGDWRule, False): SGDW_PLAIN,
+    (SGDWRule, True): SGDW_NESTEROV,
+    (ScheduleFreeSGDRule,): SCHEDULE_FREE_SGD,
 }
 
 

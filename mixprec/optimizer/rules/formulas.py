@@ -17,7 +17,8 @@ from chainer.optimizer_hooks.gradient_noise import exponential_decay_noise
 
 from mixprec.optimizer.no_decay import DecayOfSome
 
-_FUNCTIONS = {"__builtins__": {}, "min": min, "pow": math.pow, "sqrt": math.sqrt}
+CARRIED = "carried"  # the name of a state: what RuleFormula.carried says
+_FUNCTIONS = {"__builtins__": {}, "min": min, "max": max, "pow": math.pow, "sqrt": math.sqrt}
 _FLUSHED = 2.0**-150  # half of the smallest number of float32
 
 
@@ -50,6 +51,9 @@ class RuleFormula:
             is an error, as in Chainer.
         powers: attributes of the rule, among :attr:`hyperparameters`, that it multiplies by another hyperparameter
             after each update, by their names: ``{"beta_power": "beta"}``.
+        carried: numbers of a parameter that go on from one update to the next, 0 at first, each with the formula of
+            what it becomes, of hyperparameters and of carried numbers. :attr:`numbers` may use them, as they are before
+            the update. They are the state ``"carried"``, a float64 array, which is on the device where the master is.
     """
 
     states: tuple[str, ...]
@@ -61,9 +65,11 @@ class RuleFormula:
     step: str = ""
     not_flushed: tuple[str, ...] = ()
     powers: dict[str, str] = dataclasses.field(default_factory=dict)
+    carried: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        object.__setattr__(self, "_formulas", [compile(text, name, "eval") for name, text in self.numbers.items()])
+        for name, texts in (("_formulas", self.numbers), ("_carrying", self.carried)):
+            object.__setattr__(self, name, [compile(text, name, "eval") for name, text in texts.items()])
 
     def kept(self, rule):
         """Returns the names of the attributes of the rule itself that the numbers of a step depend on."""
@@ -91,8 +97,21 @@ class RuleFormula:
             rule: update rule of Chainer's.
             t: how many updates it has made with this one.
         """
-        values = dict(zip(self.hyperparameters, self.hyperparameters_of(rule), strict=True), t=t)
-        return tuple(eval(formula, _FUNCTIONS, values) for formula in self._formulas)
+        values = self._values(rule) | {"t": t}
+        return tuple(float(eval(formula, _FUNCTIONS, values)) for formula in self._formulas)
+
+    def carried_of(self, rule):
+        """Returns the carried numbers of a rule on the host, as a tuple of floats."""
+        return tuple(rule.state[CARRIED].tolist()) if self.carried else ()
+
+    def carried_after(self, rule):
+        """Returns what they are after an update with the hyperparameters as they are now."""
+        values = self._values(rule)
+        return tuple(eval(formula, _FUNCTIONS, values) for formula in self._carrying)
+
+    def _values(self, rule):
+        names, values = (*self.hyperparameters, *self.carried), (*self.hyperparameters_of(rule), *self.carried_of(rule))
+        return dict(zip(names, values, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

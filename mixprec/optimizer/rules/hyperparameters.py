@@ -1,4 +1,4 @@
-"""The hyperparameters that LARS and LAMB are given: checked, as Python's numbers."""
+"""The hyperparameters that the optimizers of this package are given: checked, as Python's numbers."""
 
 import math
 
@@ -12,18 +12,19 @@ _RANGES = {
     "trust_coefficient": (0.0, math.inf),
     "eps": (0.0, math.inf),
 }
+_FLAGS = ("adapt", "nesterov")
 
 
 def set_all(hyperparam, **given):
     """Sets hyperparameters.
 
     Raises:
-        TypeError: ``adapt`` is no bool.
+        TypeError: ``adapt`` or ``nesterov`` is no bool.
         ValueError: another one is no number, or out of its range.
     """
     for name, value in given.items():
-        if name == "adapt":
-            hyperparam.adapt = arguments.flag(name, value)
+        if name in _FLAGS:
+            setattr(hyperparam, name, arguments.flag(name, value))
         else:
             setattr(hyperparam, name, arguments.number(name, value, *_RANGES.get(name, ())))
 

@@ -18,6 +18,8 @@ import mixprec
 INDEX = "https://download.pytorch.org/whl/cpu"
 torch = pytest.importorskip("torch", reason=f"needs torch: pip install torch --index-url {INDEX}")
 
+from tests.optimizer.batch import torch_rules  # noqa: E402  (it imports torch)
+
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 1, 4), (257, 129)]
 STEPS = 50
 SKIPPED = {0, 1, 17, 49}  # numbers of steps before which there is one with an inf gradient
@@ -78,6 +80,18 @@ CASES = {
         lambda: optimizers.NesterovAG(lr=0.1, momentum=0.9),
         lambda params: [_sgd(params, lr=0.09, momentum=0.9, nesterov=True), _sgd(params)],
         scheduled=(),
+    ),
+    "SGDW": Case(
+        lambda: mixprec.SGDW(lr=0.1, momentum=0.9, weight_decay=0.1),
+        lambda params: [torch_rules.SGDW(params, lr=0.1, decay=0.1, momentum=0.9)],
+    ),
+    "SGDW, Nesterov": Case(
+        lambda: mixprec.SGDW(lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+        lambda params: [torch_rules.SGDW(params, lr=0.1, decay=0.1, momentum=0.9, nesterov=True)],
+    ),
+    "ScheduleFreeSGD": Case(
+        lambda: mixprec.ScheduleFreeSGD(lr=0.1, momentum=0.9, weight_decay=0.01),
+        lambda params: [torch_rules.ScheduleFreeSGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)],
     ),
     "RMSprop": Case(
         lambda: optimizers.RMSprop(lr=0.01, alpha=0.75, eps=1e-2),
@@ -237,4 +251,21 @@ def test_gradient_clipping(dtype, batched):
         # torch divides by norm + 1e-6
         torch.nn.utils.clip_grad_norm_(run.params, 100 * (norm + 1e-6) / norm)
         run.step([other])
+    run.assert_same()
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_schedule_free_after_a_warm_up_is_evaluated_at_the_x_of_its_authors(batched):
+    run = Run("float64", mixprec.ScheduleFreeSGD(lr=0.1), batched)
+    other = torch_rules.ScheduleFreeSGD(run.params, lr=0.1)
+    for step in range(STEPS):
+        run.optimizer.lr = other.param_groups[0]["lr"] = 0.1 * min(1, (step + 1) / 20)
+        if step in SKIPPED:
+            run.skip()
+        run.write_gradients()
+        run.step([other])
+    run.assert_same()
+    with run.optimizer.evaluated():
+        for param, expected in zip(run.model.params(), other.eval_arrays(), strict=True):
+            np.testing.assert_allclose(param.array, expected, rtol=0, atol=1e-13)
     run.assert_same()

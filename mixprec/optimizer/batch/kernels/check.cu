@@ -10,7 +10,9 @@ template <class P>
 __device__ __forceinline__ bool stays_finite(const double* values, long long applied, const Norms& norms) {
     float numbers[P::NUMBERS ? P::NUMBERS : 1];
 #pragma unroll
-    for (int n = 0; n < P::HOOK_NUMBERS; ++n) numbers[n] = P::number(n, values, static_cast<double>(applied));
+    for (int n = 0; n < P::HOOK_NUMBERS; ++n) {
+        numbers[n] = P::number(n, values, nullptr, static_cast<double>(applied));
+    }
     float sum = norms.grad, difference = norms.grad;
     P::last_hook(numbers, norms, norms.param, sum);
     P::last_hook(numbers, norms, -norms.param, difference);
@@ -104,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) check(
             if (stage >= P::PASSES) return;
             const bool steps = P::STEPS && stage == P::POINTS - 1;
             compute_numbers<P>(
-                steps ? P::NUMBERS : P::HOOK_NUMBERS, values + job.row.values, *applied, numbers);
+                steps ? P::NUMBERS : P::HOOK_NUMBERS, values + job.row.values, job.row.carried, *applied, numbers);
             constexpr bool QUICK = P::UPDATES && !P::POINTS;
             const bool quick = QUICK && numbers_are_small<P>(numbers);
             for_each_group<CHECK_WIDTH>(job, chunk.number, [&](auto width, long long i) {

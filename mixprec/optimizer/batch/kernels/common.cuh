@@ -2,7 +2,8 @@
 // mixprec/optimizer/batch/kernel_program.py puts the programs of the parameters after this file: Program<P> is the code of
 // an update rule and its hooks. Every block has one chunk of one parameter.
 //
-// Macros from there: THREADS of a block, CHUNK elements of a chunk, MAX_STATES, MAX_NUMBERS, MAX_POINTS, PROGRAMS.
+// Macros from there: THREADS of a block, CHUNK elements of a chunk, MAX_STATES, MAX_NUMBERS, MAX_POINTS, PROGRAMS, and CARRIES: whether a rule has
+// numbers that it carries from step to step.
 
 // Elements for a thread at once. An update writes 16 bytes of float32, so that a warp writes whole lines; a check, which
 // reads only, has as much under way with 16 bytes of a 16-bit type.
@@ -26,6 +27,7 @@ struct Row {
     u64 half;  // in `dtype`; 0 if the master is the parameter itself
     u64 master;
     u64 states[MAX_STATES];
+    u64 carried;  // doubles that go on from step to step; 0 if the rule has none
     long long size;
     int dtype;  // of gradient and half parameter
     int program;

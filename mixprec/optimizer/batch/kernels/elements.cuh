@@ -14,8 +14,12 @@ __device__ __forceinline__ void with_program(int program, Body body) {
 
 // The numbers of a step, each computed in double precision by a thread. Every thread of the block comes here.
 template <class P>
-__device__ __forceinline__ void compute_numbers(int count, const double* values, long long applied, float* numbers) {
-    for (int n = threadIdx.x; n < count; n += THREADS) numbers[n] = P::number(n, values, static_cast<double>(applied));
+__device__ __forceinline__ void compute_numbers(
+    int count, const double* values, u64 carried, long long applied, float* numbers) {
+    const double* const own = reinterpret_cast<const double*>(carried);
+    for (int n = threadIdx.x; n < count; n += THREADS) {
+        numbers[n] = P::number(n, values, own, static_cast<double>(applied));
+    }
     __syncthreads();
 }
 

@@ -1,5 +1,5 @@
 // The update of every parameter, or of none: then arrays that the forward pass has moved are as before. At its end
-// counters and loss scale advance.
+// numbers that rules carry, counters and loss scale advance.
 
 // The same as mixprec.loss_scale.DynamicLossScale.adjust.
 __device__ __forceinline__ void adjust(
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
             with_program(job.row.program, [&](auto program) {
                 using P = decltype(program);
                 if constexpr (P::UPDATES) {
-                    compute_numbers<P>(P::NUMBERS, values + job.row.values, *applied, numbers);
+                    compute_numbers<P>(P::NUMBERS, values + job.row.values, job.row.carried, *applied, numbers);
                     for_each_group<UPDATE_WIDTH>(job, chunk.number, [&](auto width, long long i) {
                         constexpr int W = decltype(width)::value;
                         Loaded<W> loaded;
@@ -88,7 +88,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
     if (skips && blockIdx.x >= chunk_count && blockIdx.x < chunk_count + restore_count) {
         restore(restores[blockIdx.x - chunk_count]);
     }
-    if (!is_last_block(ticket, gridDim.x) || threadIdx.x != 0) return;
+    if (!is_last_block(ticket, gridDim.x)) return;
+    if constexpr (CARRIES) {  // all blocks have used what was there
+        for (int e = threadIdx.x; e < entries && !skips; e += THREADS) {
+            with_program(rows[e].program, [&](auto program) {
+                using P = decltype(program);
+                if constexpr (P::CARRIED) P::carry(values + rows[e].values, reinterpret_cast<double*>(rows[e].carried));
+            });
+        }
+    }
+    if (threadIdx.x != 0) return;
     if (!skips) *applied += 1;
     if (skipped) {
         *skipped += skips;

@@ -1,0 +1,200 @@
+"""Learning rates of parts of a model: factors on the rate of the optimizer, by patterns for names; 0 freezes.
+
+The wrapper makes :class:`PartRates` of its argument ``rates``, and :class:`~mixprec.optimizer.masters.Masters` asks the
+:class:`Factors` of its model for each parameter.
+"""
+
+import difflib
+import fnmatch
+
+import chainer
+from chainer.optimizer import Hyperparameter
+
+from mixprec import arguments
+
+# Of the hyperparameters of a rule the first of these that it has is scaled. The step of Adam and MSVAG, with its weight
+# decay, is proportional to eta; alpha of RMSprop is no rate, and RMSprop has lr.
+_RATES = ("eta", "lr", "alpha")
+_FROZEN = "_mixprec_frozen"  # attribute of a parameter that takes no gradient because of this module
+
+
+class UnknownPart(ValueError):
+    """A pattern that matches no parameter.
+
+    Attributes:
+        pattern: the pattern.
+        reason: what is wrong with it, and what may be meant.
+    """
+
+    def __init__(self, pattern, reason):
+        super().__init__(f"rates: {pattern!r} {reason}")
+        self.pattern, self.reason = pattern, reason
+
+
+class NothingToTrain(ValueError):
+    """All parameters are frozen."""
+
+
+class PartRates:
+    """Factors by pattern.
+
+    Args:
+        rates: ``None``, or a dict from patterns to factors, which are finite and 0 or more. A pattern is one of
+            :func:`fnmatch.fnmatchcase` for a whole name, in which ``*`` stands for slashes, too.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a factor is not such a number.
+    """
+
+    def __init__(self, rates=None):
+        if rates is not None and not isinstance(rates, dict):
+            raise arguments.not_a("rates", rates, "a dict from patterns to numbers, or None")
+        for pattern in rates or ():
+            arguments.instance("a pattern of rates", pattern, str, 'a text such as "/fc/*"')
+        self._rates = {pattern: arguments.number(f"rates[{pattern!r}]", f, 0.0) for pattern, f in (rates or {}).items()}
+
+    def __bool__(self):
+        return bool(self._rates)
+
+    def of(self, model):
+        """Returns :class:`Factors`, which answers for the parameters of a model.
+
+        Raises:
+            UnknownPart: a pattern matches none of them.
+            NothingToTrain: all of them are frozen.
+        """
+        return Factors(model, self._rates)
+
+
+class Factors:
+    """Says of a parameter of a model by what its learning rate is multiplied: the factor of the last pattern that fits.
+
+    One that occurs under several names has that of the last pattern that fits any of them. Parameters may be added at
+    any time. The model is walked only for one that has not been asked for before.
+
+    Args:
+        model: the link with the parameters.
+        rates: dict from patterns to factors.
+    """
+
+    def __init__(self, model, rates):
+        self._model, self._rates = model, rates
+        self._known = {}  # id(parameter) -> (parameter, factor); the parameter is held so that its id stays its own
+        self._shared = {}  # (id of hyperparameters, factor) -> ScaledRate, which holds the former
+        if not rates:
+            return
+        names = [name for name, _ in model.namedparams()]
+        for pattern in rates:
+            if not fnmatch.filter(names, pattern):
+                raise UnknownPart(pattern, _no_parameter(pattern, names))
+        if all(self(param) == 0 for param in model.params()):
+            raise NothingToTrain("rates: all parameters are frozen, and there is nothing to train")
+
+    def __getstate__(self):
+        return {**self.__dict__, "_known": {}, "_shared": {}}  # a copy has other parameters
+
+    def __call__(self, param):
+        """Returns the factor of ``param``, 1.0 if no pattern fits."""
+        if not self._rates:
+            return 1.0
+        if id(param) not in self._known:
+            names = {}
+            for name, own in self._model.namedparams():
+                names.setdefault(id(own), (own, []))[1].append(name)
+            self._known = {key: (own, self._factor(own_names)) for key, (own, own_names) in names.items()}
+            self._known.setdefault(id(param), (param, 1.0))
+        return self._known[id(param)][1]
+
+    def _factor(self, names):
+        fitting = [factor for pattern, factor in self._rates.items() if fnmatch.filter(names, pattern)]
+        return fitting[-1] if fitting else 1.0
+
+    def apply(self, param):
+        """Gives the update rule of a parameter its rate; one without a rule stays as it is.
+
+        The factor is on what the rule has from its optimizer, which a schedule moves. A learning rate that was set for
+        the rule itself is what it is.
+
+        Raises:
+            ValueError: the rule has no learning rate.
+        """
+        factor, rule = self(param), param.update_rule
+        if rule is not None and factor == 0:
+            rule.enabled = False
+        elif rule is not None and rule.hyperparam.parent is not None:
+            self._scale(rule, factor)
+
+    def _scale(self, rule, factor):
+        parent = rule.hyperparam.parent
+        if isinstance(parent, ScaledRate):
+            parent = parent.parent
+        rule.hyperparam._parent = parent if factor == 1 else self._scaled(parent, factor, rule)
+
+    def _scaled(self, parent, factor, rule):
+        """Returns one object for all rules of a factor, so that they are updated together."""
+        key = id(parent), factor
+        if key not in self._shared:
+            rate = next((name for name in _RATES if hasattr(parent, name)), None)
+            if rate is None:
+                raise ValueError(f"rates: {type(rule).__name__} has no learning rate; only 0 can be a factor")
+            self._shared[key] = ScaledRate(parent, rate, factor)
+        return self._shared[key]
+
+    def set_gradient(self, param):
+        """Lets a parameter go without a gradient if it is frozen, so that no backward pass computes it."""
+        frozen = self(param) == 0
+        if frozen and param.requires_grad:
+            param.__dict__[_FROZEN] = True
+            param.cleargrad()
+        elif frozen or not param.__dict__.pop(_FROZEN, False):
+            return
+        # Chainer has no setter; the node of a parameter lives as long as it.
+        param._requires_grad = param.node._requires_grad = not frozen
+
+
+class ScaledRate(Hyperparameter):
+    """The hyperparameters of an optimizer with its learning rate, whatever it is by now, times a factor.
+
+    Args:
+        parent: :class:`chainer.optimizer.Hyperparameter` of the optimizer.
+        rate: name of the learning rate.
+        factor: what it is multiplied by.
+    """
+
+    def __init__(self, parent, rate, factor):
+        super().__init__(parent)
+        self._rate, self._factor = rate, factor
+
+    def __getattr__(self, name):
+        value = super().__getattr__(name)
+        return value * self._factor if name == self._rate else value
+
+    def get_dict(self):
+        """Returns all of them, a dict."""
+        values = self._parent.get_dict()
+        return {name: value * self._factor if name == self._rate else value for name, value in values.items()}
+
+
+def factors_of(optimizer):
+    """Returns ``{name: (parameter, factor)}`` of the model of a :class:`~mixprec.MixedPrecisionOptimizer`."""
+    masters = optimizer._masters
+    return {name: (param, masters.factors(param)) for name, param in masters.model.namedparams()}
+
+
+def _no_parameter(pattern, names):
+    """Says that a pattern fits no name, and which patterns are like it."""
+    parts = {name: None for name in names}
+    for name in names:
+        folders = name.split("/")
+        parts |= {"/".join([*folders[:end], "*"]): None for end in range(2, len(folders))}
+    near = difflib.get_close_matches(pattern, parts, n=3, cutoff=0.6)
+    if not near:
+        near = [part for part in parts if part.endswith("/*") and part.count("/") == 2][:5] or list(parts)[:5]
+        return f"matches no parameter; there are {', '.join(near)}, ..."
+    return f"matches no parameter; did you mean {' or '.join(map(repr, near))}?"
+
+
+def is_frozen(param: chainer.Parameter) -> bool:
+    """Returns whether a parameter goes without a gradient because its factor is 0."""
+    return _FROZEN in param.__dict__
