@@ -492,8 +492,8 @@ def test_ways_between_which_to_measure(cuda):
         (True, True, cudnn_mask, True, ["cudnn+plus", "plus, cudnn"]),
         (True, True, np.dtype(np.uint8), True, kernels),
     ]:
-        assert [name for name, _ in cuda._backward_candidates(shape, FLOAT16, relu, add, mask, plus)] == expected
-    assert [name for name, _ in cuda._forward_candidates(shape, FLOAT16, BatchNorm(), False)] == ["cudnn", *kernels]
+        assert [name for name, _ in cuda._backward_candidates(shape, FLOAT16, relu, add, mask, plus, False)] == expected
+    assert [name for name, _ in cuda._forward_candidates(shape, FLOAT16, BatchNorm(), False, False)] == ["cudnn", *kernels]
 
 
 @pytest.mark.parametrize("by", ENGINES)
