@@ -31,7 +31,7 @@ from mixprec.functions.relu import ReLU as OurReLU
 from mixprec.functions.stochastic_depth import StochasticDepth, row_factors
 from mixprec.rewrite.between_layers import elementwise
 from mixprec.rewrite.deferred import Deferred, compute, taken
-from mixprec.rewrite.dtype_rules import CHAINERS_OWN, whose
+from mixprec.rewrite.dtype_rules import CHAINERS_OWN, chainer_apply, whose
 from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, is_part, run, run_in_order_of
 from mixprec.rewrite.multi_node_links import ranks_of
 from mixprec.rewrite.places import ADD_RELU
@@ -221,7 +221,7 @@ def _stochastic_depth(scope, node, inputs):
             factors = row_factors(x.normalization.x.array, node.ratio)
             return (Deferred(scope, x.normalization, x, factors=factors),)
         taken(x, _STOCHASTIC_DEPTH)
-    return node.apply((scope.images(x) if is_part(x) else x,))
+    return chainer_apply(node, (scope.images(x) if is_part(x) else x,))
 
 
 def _add(scope, node, inputs):
