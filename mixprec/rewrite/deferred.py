@@ -1,8 +1,9 @@
 """Batch normalizations that wait for an addition and a ReLU, to be computed together with them.
 
 A batch normalization in a converted model returns a variable that does not compute itself before its value is needed:
-it is *deferred*. Stochastic depth of it, adding to it, and a ReLU of it, is deferred as well; any other function, or an access to its array or
-to its place in the graph, makes it compute all that it stands for, as one node. From then on it is a plain variable.
+it is *deferred*. Stochastic depth of it, adding to it, and a ReLU of it, is deferred as well; any other function, or an
+access to its array or to its place in the graph, makes it compute all that it stands for, as one node. From then on it
+is a plain variable.
 
 The input of a fused ReLU has no array and no gradient. If it is needed after all, it is computed a second time and
 takes its place in the graph, so that results and gradients are right. Its batch normalization is not deferred any more,

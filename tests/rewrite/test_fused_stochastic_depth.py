@@ -75,7 +75,10 @@ def test_it_is_fused(function):
     if function is several_blocks:
         assert found["/bn2"] == [ADD_RELU]
     assert not report.unconverted
-    assert not report.conversions or {each.function for each in report.conversions} <= {"Convolution2DFunction", "result"}
+    assert not report.conversions or {each.function for each in report.conversions} <= {
+        "Convolution2DFunction",
+        "result",
+    }
 
 
 def _nodes(variable):

@@ -81,6 +81,6 @@ class Dropouts:
     def scale_rows(self, x, factors):
         """See :meth:`~mixprec.backends.primitives.Primitives.scale_rows`."""
         y = np.empty(x.shape, x.dtype)
-        for row, factor, out in zip(x, factors, y, strict=True):
-            narrow_to(np.asarray(widen(row) * factor), out)
+        for n, factor in enumerate(factors):
+            narrow_to(widen(x[n : n + 1]) * factor, y[n : n + 1])
         return y

@@ -83,7 +83,12 @@ class BatchNorms(BatchNormKernels):
         operation = operations.batch_norm(shape, dtype, attributes, add=add)
         backward = operations.batch_norm_backward(shape, dtype, mask=True)
         # A single row has no unbiased variance, and cuDNN no factors. Its mask can be read by itself only.
-        if math.prod(shape[:-1]) > 1 and not factors and cudnn.supports(operation) and (not masked or cudnn.supports(backward)):
+        if (
+            math.prod(shape[:-1]) > 1
+            and not factors
+            and cudnn.supports(operation)
+            and (not masked or cudnn.supports(backward))
+        ):
             forward = self._forward_by_cudnn
             candidates.append(("cudnn", functools.partial(forward, cudnn.plan(operation), attributes, masked)))
         for name, backwards in _KERNELS:
@@ -155,9 +160,7 @@ class BatchNorms(BatchNormKernels):
         parameters = gamma, beta, saved.mean, saved.invstd
         of_ranks = None if ranks is None else (ranks, saved.count)
         options = {"plus": plus, "backwards": backwards, "of_ranks": of_ranks, "factors": factors}
-        dx, dgamma, dbeta, kept = self._gradients(
-            dy, x, parameters, INVSTD, 0.0, opening, saved.mask, **options
-        )
+        dx, dgamma, dbeta, kept = self._gradients(dy, x, parameters, INVSTD, 0.0, opening, saved.mask, **options)
         if not add:
             return dx, dgamma, dbeta, None
         return dx, dgamma, dbeta, dy if kept is None else kept
