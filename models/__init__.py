@@ -1,4 +1,4 @@
-"""Plain Chainer models, NCHW and float32, that know nothing of mixprec: what users bring.
+"""Plain Chainer models, NCHW and float32, that know nothing of mixprec but its stochastic depth: what users bring.
 
 ``MODELS[name](classes)`` makes a model; calling it on images (B, 3, H, W) returns logits (B, classes).
 """

@@ -37,6 +37,15 @@ def projection(in_channels, out_channels, stride):
     return chainer.Sequential(convolution(in_channels, out_channels, 1, stride), batch_normalization(out_channels))
 
 
+def dropped(h, ratio):
+    """Stochastic depth of a residual branch (Huang et al. 2016, arXiv:1603.09382); mixprec is imported for it only."""
+    if not ratio:
+        return h
+    from mixprec.functions import stochastic_depth
+
+    return stochastic_depth(h, ratio)
+
+
 def global_average(x):
     """(B, C, H, W) -> (B, C)."""
     return F.reshape(F.average_pooling_2d(x, x.shape[2:]), x.shape[:2])
@@ -47,6 +56,7 @@ class BasicBlock(chainer.Chain):
 
     expansion = 1
     last_normalization = "bn2"
+    stochastic_depth = 0.0  # probability that an image skips the branch
 
     def __init__(self, in_channels, channels, stride):
         super().__init__()
@@ -59,7 +69,7 @@ class BasicBlock(chainer.Chain):
 
     def forward(self, x):
         h = F.relu(self.bn1(self.conv1(x)))
-        h = self.bn2(self.conv2(h))
+        h = dropped(self.bn2(self.conv2(h)), self.stochastic_depth)
         shortcut = x if self.downsample is None else self.downsample(x)
         return F.relu(h + shortcut)
 
@@ -69,6 +79,7 @@ class Bottleneck(chainer.Chain):
 
     expansion = 4
     last_normalization = "bn3"
+    stochastic_depth = 0.0
     groups, group_width = 1, 64  # of the 3x3 convolution; the width is that of the first stage
 
     def __init__(self, in_channels, channels, stride):
@@ -87,7 +98,7 @@ class Bottleneck(chainer.Chain):
     def forward(self, x):
         h = F.relu(self.bn1(self.conv1(x)))
         h = F.relu(self.bn2(self.conv2(h)))
-        h = self.bn3(self.conv3(h))
+        h = dropped(self.bn3(self.conv3(h)), self.stochastic_depth)
         shortcut = x if self.downsample is None else self.downsample(x)
         return F.relu(h + shortcut)
 
@@ -115,6 +126,17 @@ def zero_last_scales(model):
             getattr(link, link.last_normalization).gamma.array[...] = 0
 
 
+def set_stochastic_depth(stages, ratio):
+    """Sets with which probability an image skips the branch of each block: 0 in the first one, ``ratio`` in the last.
+
+    That of block b of B is ``ratio * b / (B - 1)``, as timm has it for ``drop_path_rate`` (``make_blocks`` in
+    timm/models/resnet.py); Huang et al. 2016, section 3, begin with ``ratio / B``.
+    """
+    blocks = [block for each in stages for block in each]
+    for place, block in enumerate(blocks):
+        block.stochastic_depth = ratio * place / (len(blocks) - 1)
+
+
 class ResNet(chainer.Chain):
     """Images (B, 3, H, W), usually 224x224 -> logits (B, classes).
 
@@ -123,11 +145,12 @@ class ResNet(chainer.Chain):
         blocks (four ints): Blocks in each stage.
         classes (int): Number of classes.
         zero_init_residual (bool): See :func:`zero_last_scales`.
+        stochastic_depth (float): From 0 to below 1, see :func:`set_stochastic_depth`.
         channels (int): Channels of the first convolution; each stage after the first has twice those of the one before.
         ksize (int): Height and width of the first convolution.
     """
 
-    def __init__(self, block, blocks, classes, zero_init_residual=False, *, channels=64, ksize=7):
+    def __init__(self, block, blocks, classes, zero_init_residual=False, stochastic_depth=0.0, *, channels=64, ksize=7):
         super().__init__()
         c, width = channels, block.expansion
         with self.init_scope():
@@ -140,6 +163,7 @@ class ResNet(chainer.Chain):
             self.fc = L.Linear(8 * c * width, classes)
         if zero_init_residual:
             zero_last_scales(self)
+        set_stochastic_depth((self.layer1, self.layer2, self.layer3, self.layer4), stochastic_depth)
 
     def forward(self, x):
         h = F.relu(self.bn1(self.conv1(x)))
@@ -148,30 +172,30 @@ class ResNet(chainer.Chain):
         return self.fc(global_average(h))
 
 
-def resnet10_small(classes=10, zero_init_residual=False):
+def resnet10_small(classes=10, zero_init_residual=False, stochastic_depth=0.0):
     """A quarter of the channels, for images of about 64x64 pixels: a CPU trains it in minutes."""
-    return ResNet(BasicBlock, (1, 1, 1, 1), classes, zero_init_residual, channels=16, ksize=5)
+    return ResNet(BasicBlock, (1, 1, 1, 1), classes, zero_init_residual, stochastic_depth, channels=16, ksize=5)
 
 
-def resnet18(classes=1000, zero_init_residual=False):
-    return ResNet(BasicBlock, (2, 2, 2, 2), classes, zero_init_residual)
+def resnet18(classes=1000, zero_init_residual=False, stochastic_depth=0.0):
+    return ResNet(BasicBlock, (2, 2, 2, 2), classes, zero_init_residual, stochastic_depth)
 
 
-def resnet34(classes=1000, zero_init_residual=False):
-    return ResNet(BasicBlock, (3, 4, 6, 3), classes, zero_init_residual)
+def resnet34(classes=1000, zero_init_residual=False, stochastic_depth=0.0):
+    return ResNet(BasicBlock, (3, 4, 6, 3), classes, zero_init_residual, stochastic_depth)
 
 
-def resnet50(classes=1000, zero_init_residual=False):
-    return ResNet(Bottleneck, (3, 4, 6, 3), classes, zero_init_residual)
+def resnet50(classes=1000, zero_init_residual=False, stochastic_depth=0.0):
+    return ResNet(Bottleneck, (3, 4, 6, 3), classes, zero_init_residual, stochastic_depth)
 
 
-def resnet101(classes=1000, zero_init_residual=False):
-    return ResNet(Bottleneck, (3, 4, 23, 3), classes, zero_init_residual)
+def resnet101(classes=1000, zero_init_residual=False, stochastic_depth=0.0):
+    return ResNet(Bottleneck, (3, 4, 23, 3), classes, zero_init_residual, stochastic_depth)
 
 
-def resnet152(classes=1000, zero_init_residual=False):
-    return ResNet(Bottleneck, (3, 8, 36, 3), classes, zero_init_residual)
+def resnet152(classes=1000, zero_init_residual=False, stochastic_depth=0.0):
+    return ResNet(Bottleneck, (3, 8, 36, 3), classes, zero_init_residual, stochastic_depth)
 
 
-def resnext50_32x4d(classes=1000, zero_init_residual=False):
-    return ResNet(ResNeXtBottleneck, (3, 4, 6, 3), classes, zero_init_residual)
+def resnext50_32x4d(classes=1000, zero_init_residual=False, stochastic_depth=0.0):
+    return ResNet(ResNeXtBottleneck, (3, 4, 6, 3), classes, zero_init_residual, stochastic_depth)

@@ -10,7 +10,15 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from .resnet import BasicBlock, batch_normalization, convolution, global_average, stage, zero_last_scales
+from .resnet import (
+    BasicBlock,
+    batch_normalization,
+    convolution,
+    global_average,
+    set_stochastic_depth,
+    stage,
+    zero_last_scales,
+)
 
 
 class CifarResNet(chainer.Chain):
@@ -20,9 +28,10 @@ class CifarResNet(chainer.Chain):
         blocks (int): Blocks in each of the three stages, n.
         classes (int): Number of classes.
         zero_init_residual (bool): See :func:`models.resnet.zero_last_scales`.
+        stochastic_depth (float): From 0 to below 1, see :func:`models.resnet.set_stochastic_depth`.
     """
 
-    def __init__(self, blocks, classes, zero_init_residual=False):
+    def __init__(self, blocks, classes, zero_init_residual=False, stochastic_depth=0.0):
         super().__init__()
         with self.init_scope():
             self.conv1 = convolution(3, 16, 3)
@@ -33,6 +42,7 @@ class CifarResNet(chainer.Chain):
             self.fc = L.Linear(64, classes)
         if zero_init_residual:
             zero_last_scales(self)
+        set_stochastic_depth((self.layer1, self.layer2, self.layer3), stochastic_depth)
 
     def forward(self, x):
         h = F.relu(self.bn1(self.conv1(x)))
@@ -40,29 +50,29 @@ class CifarResNet(chainer.Chain):
         return self.fc(global_average(h))
 
 
-def resnet8(classes=10, zero_init_residual=False):
-    return CifarResNet(1, classes, zero_init_residual)
+def resnet8(classes=10, zero_init_residual=False, stochastic_depth=0.0):
+    return CifarResNet(1, classes, zero_init_residual, stochastic_depth)
 
 
-def resnet14(classes=10, zero_init_residual=False):
-    return CifarResNet(2, classes, zero_init_residual)
+def resnet14(classes=10, zero_init_residual=False, stochastic_depth=0.0):
+    return CifarResNet(2, classes, zero_init_residual, stochastic_depth)
 
 
-def resnet20(classes=10, zero_init_residual=False):
-    return CifarResNet(3, classes, zero_init_residual)
+def resnet20(classes=10, zero_init_residual=False, stochastic_depth=0.0):
+    return CifarResNet(3, classes, zero_init_residual, stochastic_depth)
 
 
-def resnet32(classes=10, zero_init_residual=False):
-    return CifarResNet(5, classes, zero_init_residual)
+def resnet32(classes=10, zero_init_residual=False, stochastic_depth=0.0):
+    return CifarResNet(5, classes, zero_init_residual, stochastic_depth)
 
 
-def resnet44(classes=10, zero_init_residual=False):
-    return CifarResNet(7, classes, zero_init_residual)
+def resnet44(classes=10, zero_init_residual=False, stochastic_depth=0.0):
+    return CifarResNet(7, classes, zero_init_residual, stochastic_depth)
 
 
-def resnet56(classes=10, zero_init_residual=False):
-    return CifarResNet(9, classes, zero_init_residual)
+def resnet56(classes=10, zero_init_residual=False, stochastic_depth=0.0):
+    return CifarResNet(9, classes, zero_init_residual, stochastic_depth)
 
 
-def resnet110(classes=10, zero_init_residual=False):
-    return CifarResNet(18, classes, zero_init_residual)
+def resnet110(classes=10, zero_init_residual=False, stochastic_depth=0.0):
+    return CifarResNet(18, classes, zero_init_residual, stochastic_depth)

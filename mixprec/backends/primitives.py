@@ -87,8 +87,8 @@ class Primitives(abc.ABC):
     # Batch normalization (Ioffe and Szegedy 2015, arXiv:1502.03167), over all axes but the last
 
     @abc.abstractmethod
-    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None):
-        """Normalizes with the statistics of the batch: ``relu(gamma * (x - mean) * invstd + beta + add)``.
+    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None, factors=None):
+        """Normalizes with the statistics of the batch: ``relu(factor * (gamma * (x - mean) * invstd + beta) + add)``.
 
         Args:
             x: (..., C) in the storage dtype; gamma and beta are (C,) float32.
@@ -99,6 +99,8 @@ class Primitives(abc.ABC):
                 standard deviation is not far below its mean: the variance is the difference of two float32 sums.
             ranks: ``None``, or :class:`~mixprec.backends.joint_batch.JointBatch`: the batches of these processes are
                 normalized as one, by its ``statistics``. They have as many channels; numbers of rows may differ.
+            factors: ``None`` for 1, or those of :meth:`row_factors` (N,) float32, one for each of the N images of x,
+                which is (N, ..., C) then; only with ``add``. The statistics are those of the whole batch.
 
         Returns:
             ``(y, saved)``: y like ``x``, and Saved, which the backward pass needs.
@@ -109,7 +111,9 @@ class Primitives(abc.ABC):
         """Returns (3, C) for ``ranks``: number of rows, mean and spread of each channel, in a form of the backend."""
 
     @abc.abstractmethod
-    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None):
+    def batch_norm_backward(
+        self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None, factors=None
+    ):
         """Returns the gradients of :meth:`batch_norm`.
 
         Args:
@@ -120,6 +124,7 @@ class Primitives(abc.ABC):
                 the same bits as it would of that; one that does not may keep it in float32.
             ranks: as there. dx is that of the sum of the losses of all processes; dgamma and dbeta are means over the
                 processes, and so the same in all of them, as ChainerMN has it.
+            factors: as there; dx, dgamma and dbeta are those of the product, dadd is without it.
 
         Returns:
             ``(dx, dgamma, dbeta, dadd)``: dadd is ``None`` without an addition, otherwise like ``x`` - with no ReLU it
@@ -386,6 +391,14 @@ class Primitives(abc.ABC):
         as easy as 1, 2, 3") with the counter ``(i // 4, key[1])`` and the key ``key[0]``, each as two 32-bit words, low
         word first, is at least ``ratio * 2**32``, rounded down. The same on every backend.
         """
+
+    @abc.abstractmethod
+    def row_factors(self, count, ratio, key):
+        """Returns :meth:`dropout` of ``count`` ones, (count,) float32: each is 0 or ``1 / (1 - ratio)``."""
+
+    @abc.abstractmethod
+    def scale_rows(self, x, factors):
+        """Returns ``factors[n] * x[n]``, like x (N, ...), for factors (N,) float32; 0 times inf or NaN is NaN."""
 
     # Dtype and layout
 

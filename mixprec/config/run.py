@@ -58,6 +58,14 @@ class Model:
         False,
         aliases=("zero_init_gamma", "zero_init_last_gamma", "zero_gamma"),
     )
+    stochastic_depth: float = key(
+        "Probability that an image skips the branch of the last residual block in training, from 0 to below 1; it "
+        "rises linearly from 0 in the first block (Huang et al. 2016; timm's drop_path_rate). Only for architectures "
+        "that have it.",
+        0.0,
+        limit=below(0, 1),
+        aliases=("drop_path", "drop_path_rate", "stochastic_depth_rate"),
+    )
 
     @property
     def fuses(self):

@@ -20,6 +20,7 @@ from mixprec.functions.linear import linear
 from mixprec.functions.local_response_normalization import local_response_normalization
 from mixprec.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
 from mixprec.functions.relu import relu
+from mixprec.functions.stochastic_depth import stochastic_depth
 
 __all__ = [
     "accuracy",
@@ -42,6 +43,7 @@ __all__ = [
     "reset_dropout",
     "serialize_dropout",
     "softmax_cross_entropy",
+    "stochastic_depth",
     "to_nchw",
     "to_nhwc",
 ]

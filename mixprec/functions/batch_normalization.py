@@ -10,6 +10,7 @@ import numpy as np
 from mixprec.backends.geometry import BatchNorm
 from mixprec.functions import checks, layer_gradients
 from mixprec.functions.node import Node, dense
+from mixprec.functions.stochastic_depth import row_factors
 
 
 def batch_normalization(
@@ -24,6 +25,7 @@ def batch_normalization(
     add=None,
     relu=False,
     sums=None,
+    stochastic_depth=0.0,
 ):
     """Computes ``relu(gamma * (x - mean) / sqrt(variance + eps) + beta + add)`` with the statistics of the batch.
 
@@ -41,18 +43,25 @@ def batch_normalization(
         add: ``None`` or what is added, like ``x``.
         relu: whether a ReLU follows, after the addition.
         sums: ``None`` or those that :func:`~mixprec.functions.convolution_2d` has returned together with ``x``.
+        stochastic_depth: ratio of :func:`~mixprec.functions.stochastic_depth` of what is normalized, before the
+            addition, in the same pass; only with ``add``.
 
     Returns:
         Variable like ``x``.
 
     Raises:
         TypeError: a dtype does not fit.
-        ValueError: a shape does not fit.
+        ValueError: a shape does not fit, ``stochastic_depth`` is out of range, or given without ``add``.
     """
     name = BatchNormalization.name
     running = checks.running_statistics(name, running_mean, running_var)
     sums = None if sums is None else checks.array(name, "sums", sums)
-    node = BatchNormalization(attributes_of(name, eps, decay, relu), running, sums)
+    ratio = checks.number(name, "stochastic_depth", stochastic_depth, 0.0, below=1.0)
+    if ratio and add is None:
+        raise ValueError(f"{name}: stochastic_depth needs add, the shortcut; found {ratio} without it")
+    draws = ratio and chainer.config.train
+    factors = row_factors(checks.array(name, "x", x), ratio) if draws else None
+    node = BatchNormalization(attributes_of(name, eps, decay, relu), running, sums, factors=factors)
     return node.apply((x, gamma, beta) if add is None else (x, gamma, beta, add))[0]
 
 
@@ -149,10 +158,11 @@ class BatchNormalization(_Normalization):
     name = "batch_normalization"
     takes_two_terms = True
 
-    def __init__(self, attributes, running, sums, ranks=None):
+    def __init__(self, attributes, running, sums, ranks=None, factors=None):
         super().__init__(attributes, running)
         self._sums = sums
         self._ranks = ranks  # the processes whose batches are one, see Primitives.batch_norm
+        self.factors = factors  # of stochastic depth, see there
         if sums is not None:
             self.options = *self.options, sums.shape, sums.dtype
 
@@ -175,6 +185,7 @@ class BatchNormalization(_Normalization):
             add=add,
             sums=self._sums,
             ranks=self._ranks,
+            factors=self.factors,
         )
         return (y,)
 
@@ -197,6 +208,7 @@ class BatchNormalization(_Normalization):
             add=len(self.inputs) == 4,
             plus=plus,
             ranks=self._ranks,
+            factors=self.factors,
         )
         if layer_gradients.now.observer is not None:
             layer_gradients.tell_scales(
@@ -208,7 +220,7 @@ class BatchNormalization(_Normalization):
                 self._attributes,
                 primitives=primitives,
                 plus=plus,
-                dadd=gradients[3],
+                dadd=gradients[3] if self.factors is None else primitives.scale_rows(gradients[3], self.factors),
             )
         return gradients[: len(self.inputs)]
 

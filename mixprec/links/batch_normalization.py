@@ -94,7 +94,7 @@ class BatchNormalization(L.BatchNormalization):
             if array is not None:  # of the file itself, if there was none before
                 setattr(self, name, self.device.send(array).astype(np.float32, copy=False))
 
-    def forward(self, x, *, add=None, relu=False, finetune=False):
+    def forward(self, x, *, add=None, relu=False, finetune=False, stochastic_depth=0.0):
         """Normalizes, by the statistics of the batch if ``chainer.config.train``.
 
         Args:
@@ -103,6 +103,7 @@ class BatchNormalization(L.BatchNormalization):
             relu: whether a ReLU follows, after the addition.
             finetune: in training, whether the running statistics are to become the mean over all batches since
                 :meth:`start_finetuning`.
+            stochastic_depth: in training, see :func:`~mixprec.functions.batch_normalization`.
 
         Returns:
             Variable like ``x``.
@@ -131,4 +132,5 @@ class BatchNormalization(L.BatchNormalization):
             decay=decay,
             add=add,
             relu=relu,
+            stochastic_depth=stochastic_depth,
         )

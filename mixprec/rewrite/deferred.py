@@ -1,8 +1,9 @@
 """Batch normalizations that wait for an addition and a ReLU, to be computed together with them.
 
 A batch normalization in a converted model returns a variable that does not compute itself before its value is needed:
-it is *deferred*. Adding to it, and a ReLU of it, is deferred as well; any other function, or an access to its array or
-to its place in the graph, makes it compute all that it stands for, as one node. From then on it is a plain variable.
+it is *deferred*. Stochastic depth of it, adding to it, and a ReLU of it, is deferred as well; any other function, or an
+access to its array or to its place in the graph, makes it compute all that it stands for, as one node. From then on it
+is a plain variable.
 
 The input of a fused ReLU has no array and no gradient. If it is needed after all, it is computed a second time and
 takes its place in the graph, so that results and gradients are right. Its batch normalization is not deferred any more,
@@ -17,6 +18,7 @@ import chainer
 from mixprec.announcements import announce
 from mixprec.functions.addition import Addition
 from mixprec.functions.relu import ReLU
+from mixprec.functions.stochastic_depth import StochasticDepth
 from mixprec.rewrite.memory_order import run_in_order_of
 from mixprec.rewrite.places import ADD_RELU, RELU, Unfused, of_sum
 
@@ -29,17 +31,19 @@ class Normalization:
     Args:
         x: variable, the input.
         rest: other inputs of the node, before what is added.
-        build: function that makes the node of ``(relu, add, count)``: whether a ReLU follows, whether there is an
-            addition before it, whether running statistics move.
+        build: function that makes the node of ``(relu, add, count, factors)``: whether a ReLU follows, whether there is
+            an addition before it, whether running statistics move, and factors of images before the addition or
+            ``None``.
         statistics: the running statistics that it reads or moves, arrays.
-        moves: whether it moves them.
+        moves: whether it moves them, and so normalizes by the statistics of the batch.
         site: :class:`~mixprec.rewrite.places.NormalizationPlace`, or ``None``.
         scope: :class:`~mixprec.rewrite.scope.Scope`.
 
     Attributes:
         counted: whether it has been computed.
         fused: ``None``, or the node that computed it together with a ReLU, and weak references to the
-            :class:`Deferred` whose ReLU that was, and to the node of the result.
+            :class:`Deferred` whose ReLU that was, to the :class:`Deferred` to which there was added in it, and to the
+            node of the result.
     """
 
     def __init__(self, x, rest, build, statistics, moves, site, scope):
@@ -55,9 +59,9 @@ class Normalization:
         self.counted = False
         self._build = build
 
-    def compute(self, add=None, relu=False):
+    def compute(self, add=None, relu=False, factors=None):
         """Applies the node, and returns its output. Running statistics move when it is done first."""
-        node = self._build(relu, add is not None, not self.counted)
+        node = self._build(relu, add is not None, not self.counted, factors)
         trace = self.scope.trace
         if trace is not None and not self.counted:
             fused = ADD_RELU if add is not None else RELU if relu else ""
@@ -74,20 +78,23 @@ class Deferred(chainer.Variable):
     Args:
         scope: :class:`~mixprec.rewrite.scope.Scope`, which computes the variable at the end of its call if it is kept.
         normalization: :class:`Normalization`.
-        source: ``None``, or the :class:`Deferred` to which there is added, or of which the ReLU is taken.
+        source: ``None``, or the :class:`Deferred` to which there is added, or of which the ReLU is taken, or whose
+            images are multiplied by factors.
         add: ``None``, or the variable that is added to ``source``.
+        factors: ``None``, or those of stochastic depth (N,).
 
     Attributes:
         takers: names of the functions that have taken it.
     """
 
-    def __init__(self, scope, normalization, source=None, add=None):
+    def __init__(self, scope, normalization, source=None, add=None, factors=None):
         # Not those of Chainer's constructor, which wants an array: _data and _node come when they are needed.
         inputs = (normalization.x, *normalization.rest) if add is None else (source, add)
         self.__dict__.update(
             normalization=normalization,
             source=source,
             add=add,
+            factors=factors,
             takers=[],
             _device=None,
             _grad_valid=True,
@@ -173,8 +180,9 @@ def compute(deferred, why=None):
 
 
 def _compute(deferred, why, total=None):
-    normalization, source, add, fused = deferred.normalization, deferred.source, deferred.add, None
-    if source is not None and add is None:
+    normalization, source, add, factors = deferred.normalization, deferred.source, deferred.add, deferred.factors
+    fused = None
+    if source is not None and add is None and factors is None:
         result = _relu(source)
     else:
         if normalization.fused is not None:
@@ -184,8 +192,8 @@ def _compute(deferred, why, total=None):
             result = _alone(deferred, why, total)
         else:
             if type(source) is Deferred:
-                _compute(source, of_sum(why), deferred)
-            result = _sum(normalization, source, _plain(add))
+                _compute(source, *((why, total) if add is None else (of_sum(why), deferred)))
+            result = _scaled(source, factors) if add is None else _sum(normalization, source, _plain(add))
     # It becomes the variable that the user expects.
     object.__setattr__(deferred, "__class__", chainer.Variable)
     deferred.__dict__.clear()
@@ -224,11 +232,15 @@ def _sum(normalization, x, other):
     return node.apply((x, normalization.scope.images(other) if x.ndim == 4 else other))[0]
 
 
+def _scaled(x, factors):
+    return StochasticDepth(factors=factors).apply((x,))[0]
+
+
 def _relu(source):
     """Returns the ReLU of a variable that was deferred when it was taken."""
     if type(source) is not Deferred:
         return _relu_alone(source)
-    normalization, add = source.normalization, source.add
+    normalization, add, operand = source.normalization, source.add, source.source
     if add is not None:
         add = _plain(add)
         if add.ndim == 4:
@@ -236,9 +248,10 @@ def _relu(source):
     if normalization.counted:
         return _relu_alone(_plain(source))
     normalization.site.fused = RELU if add is None else ADD_RELU
-    result = normalization.compute(add=add, relu=True)
+    result = normalization.compute(add=add, relu=True, factors=None if operand is None else operand.factors)
     if result.creator_node is not None:
-        normalization.fused = result.creator_node, weakref.ref(source), weakref.ref(result.node)
+        held = source, source if operand is None else operand, result.node
+        normalization.fused = result.creator_node, *map(weakref.ref, held)
     return result
 
 
@@ -246,16 +259,17 @@ def _relu_alone(x):
     return run_in_order_of(x, ReLU(), x)
 
 
-def _split(variable, normalization, node, source, y):
+def _split(variable, normalization, node, source, operand, y):
     """Puts what was computed too late into the graph, as if it had been computed on the way to the ReLU.
 
     Gradients then go through it, and end at it if it is unchained.
 
     Args:
-        variable: batch normalization alone, or a sum with it.
+        variable: batch normalization alone, with factors, or a sum with it.
         normalization: its :class:`Normalization`.
         node: what has been computed, the ReLU included.
         source: what the ReLU was taken of: ``variable``, a sum with it, or ``None`` for a sum that is not held.
+        operand: what was added to in that sum: ``variable``, or ``None`` for it with factors, if that is not held.
         y: node of the ReLU's result; ``None`` if it is not held.
     """
     if node.inputs is None:  # by `unchain_backward` of what follows, which would have come by here
@@ -265,7 +279,8 @@ def _split(variable, normalization, node, source, y):
     if y is None or y.creator_node is not node:
         return
     if source is None:
-        source = _sum(normalization, variable, node.inputs[3].get_variable())
+        operand = _scaled(variable, node.factors) if operand is None else _plain(operand)
+        source = _sum(normalization, operand, node.inputs[3].get_variable())
     result = _relu_alone(_plain(source))
     relu = result.creator_node
     _rank_after(node.rank, relu)

@@ -56,7 +56,7 @@ def _take(scope, x, name):
 def _rule(cls, nhwc):
     """Returns the rule for a class that comes before the one for dtypes, or ``None``."""
     if cls.__module__.startswith(_OURS):
-        return _ours
+        return layer_rules.RULES.get(cls, _ours) if nhwc else _ours
     if not cls.__module__.startswith("chainer."):
         return between_layers.fence
     rule = between_layers.RULES_IN_ANY_ORDER.get(cls)
@@ -68,7 +68,7 @@ def _rule(cls, nhwc):
 
 
 def _ours():
-    """Stands for functions of mixprec, which come here only if function hooks are registered."""
+    """Stands for functions of mixprec without a rule, which come here only if function hooks are registered."""
 
 
 def compute_whole(function, args, kwargs):

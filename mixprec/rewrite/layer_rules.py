@@ -28,13 +28,15 @@ from mixprec.functions.layout import lay_out
 from mixprec.functions.linear import Linear
 from mixprec.functions.node import as_nhwc, dense
 from mixprec.functions.relu import ReLU as OurReLU
+from mixprec.functions.stochastic_depth import StochasticDepth, row_factors
 from mixprec.rewrite.between_layers import elementwise
-from mixprec.rewrite.deferred import Deferred, compute
-from mixprec.rewrite.dtype_rules import CHAINERS_OWN, whose
-from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, run, run_in_order_of
+from mixprec.rewrite.deferred import Deferred, compute, taken
+from mixprec.rewrite.dtype_rules import CHAINERS_OWN, chainer_apply, whose
+from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, is_part, run, run_in_order_of
 from mixprec.rewrite.multi_node_links import ranks_of
 from mixprec.rewrite.places import ADD_RELU
 
+_STOCHASTIC_DEPTH = StochasticDepth.__name__
 _STEM = 3  # channels of an image; a Tensor core wants a multiple of 8, or 4 of the first layer
 
 
@@ -143,11 +145,11 @@ def _batch_normalization(scope, node, inputs):
     if not is_chainers or (convolved is not None and not convolved.is_of(x)):
         convolved = None
 
-    def build(relu, add, count):
+    def build(relu, add, count, factors):
         sums = None
         if convolved is not None:
             convolved.place.following, sums = Following(relu, add), convolved.sums
-        ours = OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, sums, ranks)
+        ours = OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, sums, ranks, factors)
         ours.channels_first = x.ndim == 4
         return ours
 
@@ -162,7 +164,7 @@ def _fixed_batch_normalization(scope, node, inputs):
     statistics = tuple(dense(chainer.as_array(each).astype(FLOAT32, copy=False)) for each in (mean, var))
     eps = node.eps
 
-    def build(relu, add, count):
+    def build(relu, add, count, factors):
         ours = OurFixedBatchNormalization(BatchNorm(eps, relu=relu), statistics)
         ours.channels_first = x.ndim == 4
         return ours
@@ -203,13 +205,29 @@ def _relu(scope, node, inputs):
     if type(x) is Deferred and (x.source is None or x.add is not None) and _is_as_before(x):
         x.takers.append("ReLU")
         return (Deferred(scope, x.normalization, x),)
+    if type(x) is Deferred:
+        taken(x, "ReLU")
     if not (in_storage_dtype(x) and is_dense(x)):
         return None
     return (run_in_order_of(x, OurReLU(), x),)
 
 
+def _stochastic_depth(scope, node, inputs):
+    (x,) = inputs
+    if type(x) is Deferred:
+        # Statistics that are constant have no kernel with factors.
+        if x.source is None and x.normalization.moves and _can_wait(x):
+            x.takers.append(_STOCHASTIC_DEPTH)
+            factors = row_factors(x.normalization.x.array, node.ratio)
+            return (Deferred(scope, x.normalization, x, factors=factors),)
+        taken(x, _STOCHASTIC_DEPTH)
+    return chainer_apply(node, (scope.images(x) if is_part(x) else x,))
+
+
 def _add(scope, node, inputs):
-    x, other = inputs if _can_wait_for_relu(*inputs) else inputs[::-1]
+    x, other = inputs
+    if not _can_wait_for_relu(x, other) or (type(other) is Deferred and other.factors is not None):
+        x, other = other, x
     can_wait = _can_wait_for_relu(x, other)
     for each in inputs:
         if type(each) is Deferred:
@@ -230,14 +248,18 @@ def _can_wait_for_relu(x, other):
     """Whether ``x`` is a deferred batch normalization, and its sum with ``other`` can be deferred as well."""
     return (
         type(x) is Deferred
-        and x.source is None
-        and x.normalization.site.fused in (None, ADD_RELU)
+        and (x.source is None or x.factors is not None)
         and isinstance(other, chainer.Variable)
         and other is not x
         and other.shape == x.shape
         and other.dtype == x.dtype
-        and _is_as_before(x)
+        and _can_wait(x)
     )
+
+
+def _can_wait(x):
+    """Whether a deferred batch normalization can wait for an addition and a ReLU."""
+    return x.normalization.site.fused in (None, ADD_RELU) and _is_as_before(x)
 
 
 def _is_as_before(x):
@@ -258,5 +280,6 @@ RULES = {
     FixedBatchNormalization: _fixed_batch_normalization,
     LinearFunction: _linear,
     ReLU: _relu,
+    StochasticDepth: _stochastic_depth,
 }
-TAKING_DEFERRED = (_add, _relu)
+TAKING_DEFERRED = (_add, _relu, _stochastic_depth)

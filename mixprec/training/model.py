@@ -25,7 +25,7 @@ def build_model(config, network, device, rank=0, weights=None):
     Args:
         config: :class:`mixprec.config.Config`.
         network: callable that takes the number of classes and returns a Chainer link from images to logits. It is
-            called with ``zero_init_residual=True`` if the config says so.
+            called with ``zero_init_residual=True`` and with ``stochastic_depth`` if the config says so.
         device: device specifier of Chainer (``"@numpy"``, ``"@cupy:0"``).
         rank: of this process, where several train together.
         weights: :class:`mixprec.training.starting_weights.StartingWeights`, or ``None`` for those of the
@@ -36,7 +36,7 @@ def build_model(config, network, device, rank=0, weights=None):
         from the weights as the network or the file has them, in float32.
 
     Raises:
-        ConfigError: ``model.zero_init_residual`` is on, and the network does not take it; or a network of the user's
+        ConfigError: one of these keys is set, and the network does not take it; or a network of the user's
             raised, or is none; or ``weights`` are not for it.
     """
     keywords = _keywords(config.model, network)
@@ -123,10 +123,14 @@ class ImageClassifier(L.Classifier):
 
 
 def _keywords(settings, network):
-    if not settings.zero_init_residual:
-        return {}
+    defaults = {"zero_init_residual": False, "stochastic_depth": 0.0}
+    found = {name: value for name in defaults if (value := getattr(settings, name))}
+    if not found:
+        return found
     signature = signature_of(network)
     parameters = () if signature is None else signature.parameters.values()
-    if not any(each.name == "zero_init_residual" or each.kind == each.VAR_KEYWORD for each in parameters):
-        raise ConfigError(f"'model.zero_init_residual' is true, which {settings.arch} does not have; set it to false")
-    return {"zero_init_residual": True}
+    for name, value in found.items():
+        if not any(each.name == name or each.kind == each.VAR_KEYWORD for each in parameters):
+            value, default = (str(each).lower() for each in (value, defaults[name]))
+            raise ConfigError(f"'model.{name}' is {value}, which {settings.arch} does not have; set it to {default}")
+    return found

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import (
+    EPS32,
     FLOAT32,
     accumulated,
     arrays,
@@ -38,7 +39,9 @@ def split(array, sizes):
     return [None] * len(sizes) if array is None else np.split(array, np.cumsum(sizes)[:-1])
 
 
-def check(primitives, send, receive, sizes, channels, dtype, attributes, with_add, with_plus, mean, seed):
+def check(
+    primitives, send, receive, sizes, channels, dtype, attributes, with_add, with_plus, mean, seed, with_factors=False
+):
     """Checks a forward and a backward pass.
 
     Args:
@@ -53,6 +56,7 @@ def check(primitives, send, receive, sizes, channels, dtype, attributes, with_ad
         with_plus: whether the gradient is the sum of two arrays.
         mean: of the first process, in standard deviations.
         seed: of random numbers.
+        with_factors: whether the rows have factors; only with ``with_add``.
     """
     rng = np.random.default_rng(seed)
     rows, processes = sum(sizes), len(sizes)
@@ -60,12 +64,16 @@ def check(primitives, send, receive, sizes, channels, dtype, attributes, with_ad
     x = (x + mean + np.repeat(np.arange(processes), sizes)[:, None]).astype(dtype)
     add = arrays(rng, (rows, channels), dtype) if with_add else None
     parameters = channel_parameters(rng, channels)
+    factors = rng.choice([0, 1.25], rows).astype(np.float32) if with_factors else None
+    of_rows = 1.0 if factors is None else exact(factors)[:, None]
     before = arrays(rng, channels, np.float32), np.exp(arrays(rng, channels, np.float32))
 
     def forward(rank, ranks):
         running = send(tuple(array.copy() for array in before))
-        part, added = send(split(x, sizes)[rank]), send(split(add, sizes)[rank])
-        y, saved = primitives.batch_norm(part, *send(parameters), running, attributes, add=added, ranks=ranks)
+        part, added, scaled = (send(split(array, sizes)[rank]) for array in (x, add, factors))
+        y, saved = primitives.batch_norm(
+            part, *send(parameters), running, attributes, add=added, ranks=ranks, factors=scaled
+        )
         return saved, receive(y), running
 
     found = rank_threads.run(processes, forward)
@@ -84,7 +92,9 @@ def check(primitives, send, receive, sizes, channels, dtype, attributes, with_ad
         assert_close(receive(moved), kept + added, FLOAT32, bound + accumulated(3, np.abs(kept) + np.abs(added)))
 
     known = given_moments(receive(saved.mean), receive(saved.invstd))
-    output, bound = batch_norm_output(x, *parameters, known, add)
+    output, bound = batch_norm_output(x, *parameters, known, None if with_factors else add)
+    if with_factors:
+        output, bound = of_rows * output + exact(add), 2 * of_rows * bound + 8 * EPS32 * np.abs(exact(add))
     is_open = output > 0 if attributes.relu else np.full(output.shape, True)
     assert_close(np.concatenate([y for _, y, _ in found]), np.where(is_open, output, 0), dtype, bound)
     doubtful = np.abs(output) <= bound  # there the ReLU is open or closed by a rounding
@@ -92,15 +102,20 @@ def check(primitives, send, receive, sizes, channels, dtype, attributes, with_ad
     plus = np.where(doubtful, 0, arrays(rng, dy.shape, dtype)).astype(dtype) if with_plus else None
 
     def backward(rank, ranks):
-        part, slope, other = (send(split(array, sizes)[rank]) for array in (x, dy, plus))
+        part, slope, other, scaled = (send(split(array, sizes)[rank]) for array in (x, dy, plus, factors))
         gradients = primitives.batch_norm_backward(
-            slope, part, *send(parameters), found[rank][0], attributes, add=with_add, plus=other, ranks=ranks
+            *(slope, part, *send(parameters), found[rank][0], attributes),
+            add=with_add,
+            plus=other,
+            ranks=ranks,
+            factors=scaled,
         )
         return [receive(gradient) for gradient in gradients]
 
     gradients = rank_threads.run(processes, backward)
     g = exact(PRIMITIVES.add(dy, plus) if with_plus else dy) * is_open
-    expected = batch_norm_gradients(g, x, parameters[0], known.mean, known.invstd)
+    expected = batch_norm_gradients(of_rows * g, x, parameters[0], known.mean, known.invstd)
+    expected = {name: (right, (1 + with_factors) * bound) for name, (right, bound) in expected.items()}
     assert_close(np.concatenate([dx for dx, *_ in gradients]), expected["dx"][0], dtype, expected["dx"][1])
     for _, dgamma, dbeta, _ in gradients:
         for mine, name in ((dgamma, "dgamma"), (dbeta, "dbeta")):

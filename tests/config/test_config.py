@@ -76,6 +76,7 @@ def test_defaults_are_those_of_the_design(write):
             "fuse": None,
             "conv_statistics": None,
             "zero_init_residual": False,
+            "stochastic_depth": 0.0,
         },
         "precision": {"compute": "float16", "allreduce": None},
         "loss_scale": {
@@ -837,6 +838,7 @@ def _configs(draw):
             "arch": draw(_text),
             "classes": classes,
             "zero_init_residual": draw(st.booleans()),
+            "stochastic_depth": draw(st.floats(0, 1, exclude_max=True)),
         },
         "precision": {"compute": draw(st.sampled_from(["float16", "float32"]))},
         "loss_scale": {

@@ -93,5 +93,5 @@ def test_whatever_is_quoted_a_message_is_one_printable_line_that_is_not_too_long
 
 def test_a_message_about_a_long_key_keeps_what_is_allowed(work):
     assert refusal("c.yaml", [f"model.{5000 * 'x'}=1"]).endswith(
-        "; allowed: arch, classes, weights, memory_format, fuse, conv_statistics, zero_init_residual"
+        "; allowed: arch, classes, weights, memory_format, fuse, conv_statistics, zero_init_residual, stochastic_depth"
     )

@@ -31,7 +31,7 @@ SECTIONS = {
 
 
 class Tiny(chainer.Chain):
-    def __init__(self, classes, zero_init_residual=False):
+    def __init__(self, classes, zero_init_residual=False, stochastic_depth=0.0):
         super().__init__()
         with self.init_scope():
             self.conv = L.Convolution2D(3, 4, 3, nobias=True)

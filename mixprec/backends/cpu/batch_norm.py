@@ -1,5 +1,7 @@
 """Batch normalization on NumPy: statistics in one pass over the input, the output in another."""
 
+import functools
+
 import numpy as np
 
 from mixprec.backends.cpu.blocks import Rows, read, target, write
@@ -15,7 +17,7 @@ class BatchNorms:
     """The batch normalizations of :class:`~mixprec.backends.primitives.Primitives`."""
 
     @_quiet
-    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None):
+    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None, factors=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm`."""
         count = _count(x)
         if ranks is not None:
@@ -23,7 +25,8 @@ class BatchNorms:
         else:
             mean, variance = self._moments(x) if sums is None else _moments_of_sums(sums, count)
         affine, saved = _finish(mean, variance, count, gamma, beta, running, attributes)
-        y, mask = self.apply_affine(x, affine, attributes.relu, add, keep_mask=True)
+        apply = self.apply_affine if factors is None else functools.partial(self._apply_to_images, factors)
+        y, mask = apply(x, affine, attributes.relu, add, keep_mask=True)
         return y, saved._replace(mask=mask, count=None if ranks is None else count)
 
     @_quiet
@@ -41,10 +44,14 @@ class BatchNorms:
         return _finish(*_moments_of_sums(sums, count), count, gamma, beta, running, attributes)
 
     @_quiet
-    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None):
+    def batch_norm_backward(
+        self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None, factors=None
+    ):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_backward`."""
         affine = _affine(gamma, beta, saved.mean, saved.invstd)
-        g, dgamma, dbeta = self._reduce(dy, plus, x, saved.mean, affine, attributes.relu, add, saved.mask)
+        of_images = factors is not None
+        reduce = functools.partial(self._reduce_images, factors) if of_images else self._reduce
+        g, dgamma, dbeta = reduce(dy, plus, x, saved.mean, affine, attributes.relu, add, saved.mask)
         dgamma *= saved.invstd
         count, processes = _count(x), 1
         if ranks is not None:
@@ -53,7 +60,8 @@ class BatchNorms:
         # With xhat = (x - mean) * invstd: dx = gamma * invstd * (g - dbeta / m - xhat * dgamma / m)
         slope = affine.scale * saved.invstd * (dgamma / -count)
         offset = affine.scale * (dbeta / -count)
-        dx = self._combine(g, affine.scale, x, saved.mean, slope, offset, reuse=attributes.relu and not add)
+        combine = functools.partial(self._combine_images, factors) if of_images else self._combine
+        dx = combine(g, affine.scale, x, saved.mean, slope, offset, reuse=attributes.relu and not add)
         dgamma, dbeta = dgamma / processes, dbeta / processes
         return dx, dgamma.astype(np.float32), dbeta.astype(np.float32), g if add else None
 
@@ -74,7 +82,35 @@ class BatchNorms:
         dx = self._scaled(g, x, affine.scale)
         return dx, dgamma.astype(np.float32), dbeta.astype(np.float32), None if y is None else g
 
-    # The pieces, which the native library has too: mixprec.backends.native.native_batch_norm
+    # With factors image by image: one multiplies scale and bias, and sums
+
+    def _apply_to_images(self, factors, x, affine, relu, add, keep_mask):
+        y, mask = new_output(x, relu and keep_mask)
+        for n, factor in enumerate(factors):
+            scaled = Affine(affine.scale * factor, affine.bias * factor)
+            out = y[n], None if mask is None else mask[n]
+            self.apply_affine(x[n], scaled, relu, add[n], keep_mask, out)
+        return y, mask
+
+    def _reduce_images(self, factors, dy, plus, x, mean, affine, relu, add, mask):
+        dy = dy if plus is None else self.add(dy, plus)
+        g = np.empty(dy.shape, dy.dtype) if relu else dy
+        dgamma, dbeta = np.zeros((2, x.shape[-1]))
+        for n, factor in enumerate(factors.astype(np.float64)):
+            opened = None if mask is None else mask[n]
+            _, products, sums = self._reduce(dy[n], None, x[n], mean, affine, relu, add, opened, out=g[n])
+            dgamma += factor * products
+            dbeta += factor * sums
+        return g, dgamma, dbeta
+
+    def _combine_images(self, factors, g, scale, x, mean, slope, offset, reuse):
+        dx = np.empty(x.shape, x.dtype)
+        for n, factor in enumerate(factors):
+            self._combine(g[n], scale * factor, x[n], mean, slope, offset, False, out=dx[n])
+        return dx
+
+    # The pieces, which the native library has too: mixprec.backends.native.native_batch_norm. Each writes into `out` if
+    # that is given.
 
     def _moments(self, x):
         """Returns mean and biased variance of each channel, (C,) float64.
@@ -108,28 +144,27 @@ class BatchNorms:
     # A ReLU is open where its input is above 0 before it is rounded. Without an addition that is computed again in the
     # backward pass, in the same steps: scale * x, then + bias, each rounded to float32.
 
-    def apply_affine(self, x, affine, relu, add=None, keep_mask=False):
+    def apply_affine(self, x, affine, relu, add=None, keep_mask=False, out=None):
         """Returns ``relu(scale * x + bias + add)``, and, if wanted, where the ReLU after an addition was open."""
         rows = Rows(x.shape)
-        y = np.empty(x.shape, x.dtype)
-        mask = np.empty(x.shape, bool) if relu and add is not None and keep_mask else None
+        y, mask = out or new_output(x, relu and add is not None and keep_mask)
         flat_x, flat_y = x.reshape(-1), y.reshape(-1)
         scale, bias = map(rows.repeat, affine)
         x_scratch, add_scratch, zeros = rows.scratch(), rows.scratch(), np.zeros_like(scale)
         for part in rows.blocks():
-            block, out = read(flat_x, part, x_scratch), target(flat_y, part, x_scratch)
-            np.multiply(block, scale[: block.size], out=out)
-            np.add(out, bias[: block.size], out=out)
+            block, result = read(flat_x, part, x_scratch), target(flat_y, part, x_scratch)
+            np.multiply(block, scale[: block.size], out=result)
+            np.add(result, bias[: block.size], out=result)
             if add is not None:
-                np.add(out, read(add.reshape(-1), part, add_scratch), out=out)
+                np.add(result, read(add.reshape(-1), part, add_scratch), out=result)
             if mask is not None:
-                np.greater(out, _ZERO, out=mask.reshape(-1)[part])
-            if relu:
-                np.maximum(out, zeros[: block.size], out=out)  # as an array: NumPy does not vectorize it as a number
-            write(flat_y, part, out)
+                np.greater(result, _ZERO, out=mask.reshape(-1)[part])
+            if relu:  # zeros as an array: NumPy does not vectorize a maximum with a number
+                np.maximum(result, zeros[: block.size], out=result)
+            write(flat_y, part, result)
         return y, mask
 
-    def _reduce(self, dy, plus, x, mean, affine, relu, add, mask):
+    def _reduce(self, dy, plus, x, mean, affine, relu, add, mask, out=None):
         """Returns ``dy + plus`` behind the ReLU, and its sums: of its products with ``x - mean``, and its own.
 
         The first is an array with an addition, ``dy`` itself without ReLU and ``plus``; otherwise in a form of the
@@ -138,7 +173,7 @@ class BatchNorms:
         if plus is not None:
             dy = self.add(dy, plus)
         rows = Rows(x.shape)
-        g = np.empty(dy.shape, dy.dtype) if relu else dy
+        g = dy if not relu else np.empty(dy.shape, dy.dtype) if out is None else out
         flat_x, flat_dy, flat_g = x.reshape(-1), dy.reshape(-1), g.reshape(-1)
         bits = np.dtype(f"i{dy.dtype.itemsize}")
         scale, bias = map(rows.repeat, affine)
@@ -167,23 +202,23 @@ class BatchNorms:
             g_sum += rows.sum(gradient)
         return g, products_sum, g_sum
 
-    def _combine(self, g, scale, x, mean, slope, offset, reuse):
+    def _combine(self, g, scale, x, mean, slope, offset, reuse, out=None):
         """Returns ``scale * g + slope * (x - mean) + offset``, in the memory of ``g`` if ``reuse``."""
         rows = Rows(x.shape)
-        dx = g if reuse else np.empty(x.shape, x.dtype)
+        dx = out if out is not None else g if reuse else np.empty(x.shape, x.dtype)
         flat_g, flat_x, flat_dx = g.reshape(-1), x.reshape(-1), dx.reshape(-1)
         scale, mean, slope, offset = map(rows.repeat, (scale, mean, slope, offset))
         x_scratch, g_scratch = rows.scratch(), rows.scratch()
         deviations = rows.scratch()
         for part in rows.blocks():
             block, gradient = read(flat_x, part, x_scratch), read(flat_g, part, g_scratch)
-            out, deviation = target(flat_dx, part, g_scratch), deviations[: block.size]
+            result, deviation = target(flat_dx, part, g_scratch), deviations[: block.size]
             np.subtract(block, mean[: block.size], out=deviation)
             np.multiply(deviation, slope[: block.size], out=deviation)
             np.add(deviation, offset[: block.size], out=deviation)
-            np.multiply(gradient, scale[: block.size], out=out)
-            np.add(out, deviation, out=out)
-            write(flat_dx, part, out)
+            np.multiply(gradient, scale[: block.size], out=result)
+            np.add(result, deviation, out=result)
+            write(flat_dx, part, result)
         return dx
 
     def _scaled(self, g, x, scale):
@@ -197,6 +232,11 @@ class BatchNorms:
             np.multiply(block, scale[: block.size], out=out)
             write(flat_dx, part, out)
         return dx
+
+
+def new_output(x, masked):
+    """Returns an uninitialized array like ``x``, and one for a mask of it, or ``None``."""
+    return np.empty(x.shape, x.dtype), np.empty(x.shape, bool) if masked else None
 
 
 def _count(x):

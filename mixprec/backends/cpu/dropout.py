@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.backends.cpu.blocks import narrow_to, widen_to
+from mixprec.backends.cpu.blocks import narrow_to, widen, widen_to
 
 _BLOCK = 1 << 12  # counters, each of them for four elements
 _WORD = np.uint64(0xFFFFFFFF)
@@ -71,4 +71,16 @@ class Dropouts:
             np.divide(block, rest, out=block)
             block[random[: block.size] < threshold] = 0
             narrow_to(block, flat_y[part])
+        return y
+
+    def row_factors(self, count, ratio, key):
+        """See :meth:`~mixprec.backends.primitives.Primitives.row_factors`."""
+        return self.dropout(np.ones(count, np.float32), ratio, key)
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def scale_rows(self, x, factors):
+        """See :meth:`~mixprec.backends.primitives.Primitives.scale_rows`."""
+        y = np.empty(x.shape, x.dtype)
+        for n, factor in enumerate(factors):
+            narrow_to(widen(x[n : n + 1]) * factor, y[n : n + 1])
         return y

@@ -31,16 +31,16 @@ _FLOAT = np.dtype(np.float32)
 class BatchNorms(BatchNormKernels):
     """The batch normalizations of :class:`~mixprec.backends.primitives.Primitives`."""
 
-    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None):
+    def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None, factors=None):
         if ranks is not None:  # cuDNN has no engine that would stop between its passes
             saved = self._statistics_of_ranks(x, attributes, running, ranks)
-            return self._apply_batch(x, gamma, beta, saved, attributes, add)
+            return self._apply_batch(x, gamma, beta, saved, attributes, add, factors=factors)
         if sums is not None:
             saved = self._finish_sums(sums, rows_of(x)[0], None, running, attributes)[1]
-            return self._apply_batch(x, gamma, beta, saved, attributes, add)
-        key = "batch_norm", x.shape, x.dtype, attributes, add is not None
-        compute = self._choose(key, self._forward_candidates, (x, gamma, beta, None, add))
-        return compute(x, gamma, beta, running, add)
+            return self._apply_batch(x, gamma, beta, saved, attributes, add, factors=factors)
+        key = "batch_norm", x.shape, x.dtype, attributes, add is not None, factors is not None
+        compute = self._choose(key, self._forward_candidates, (x, gamma, beta, None, add, factors))
+        return compute(x, gamma, beta, running, add, factors)
 
     def batch_norm_part(self, x):
         rows, channels = rows_of(x)
@@ -49,12 +49,15 @@ class BatchNorms(BatchNormKernels):
         self._statistics(x, BatchNorm(eps=0.0), mean=own[1], invstd=own[2])
         return own
 
-    def batch_norm_backward(self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None):
+    def batch_norm_backward(
+        self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None, factors=None
+    ):
+        arguments = dy, x, gamma, beta, saved, plus, factors
         if ranks is not None:
-            return self._backward_by_kernels(attributes.relu, add, False, dy, x, gamma, beta, saved, plus, ranks)
+            return self._backward_by_kernels(attributes.relu, add, False, *arguments, ranks)
         mask = None if saved.mask is None else saved.mask.dtype
-        key = "batch_norm_backward", x.shape, x.dtype, attributes.relu, add, mask, plus is not None
-        arguments = dy, x, gamma, beta, saved, plus
+        options = attributes.relu, add, mask, plus is not None, factors is not None
+        key = "batch_norm_backward", x.shape, x.dtype, *options
         return self._choose(key, self._backward_candidates, arguments)(*arguments)
 
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
@@ -73,24 +76,29 @@ class BatchNorms(BatchNormKernels):
 
     # The candidates
 
-    def _forward_candidates(self, shape, dtype, attributes, add):
+    def _forward_candidates(self, shape, dtype, attributes, add, factors):
         cudnn = self._cudnn()
         candidates = []
         masked = add and attributes.relu
         operation = operations.batch_norm(shape, dtype, attributes, add=add)
         backward = operations.batch_norm_backward(shape, dtype, mask=True)
-        # A single row has no unbiased variance. And cuDNN's mask can be read by cuDNN only.
-        if math.prod(shape[:-1]) > 1 and cudnn.supports(operation) and (not masked or cudnn.supports(backward)):
+        # A single row has no unbiased variance, and cuDNN no factors. Its mask can be read by itself only.
+        if (
+            math.prod(shape[:-1]) > 1
+            and not factors
+            and cudnn.supports(operation)
+            and (not masked or cudnn.supports(backward))
+        ):
             forward = self._forward_by_cudnn
             candidates.append(("cudnn", functools.partial(forward, cudnn.plan(operation), attributes, masked)))
         for name, backwards in _KERNELS:
             candidates.append((name, functools.partial(self._forward_by_kernels, attributes, backwards)))
         return candidates
 
-    def _backward_candidates(self, shape, dtype, relu, add, mask, plus):
+    def _backward_candidates(self, shape, dtype, relu, add, mask, plus, factors):
         cudnn = self._cudnn()
         candidates = []
-        if mask != _BITS:
+        if mask != _BITS and not factors:
             ask = functools.partial(
                 operations.batch_norm_backward, shape, dtype, recompute=relu and not add, mask=mask is not None
             )
@@ -107,7 +115,7 @@ class BatchNorms(BatchNormKernels):
                 candidates.append((name, functools.partial(self._backward_by_kernels, relu, add, backwards)))
         return candidates
 
-    def _forward_by_cudnn(self, plan, attributes, masked, x, gamma, beta, running, add):
+    def _forward_by_cudnn(self, plan, attributes, masked, x, gamma, beta, running, add, factors=None):
         y, mean, invstd = self._empty(x.shape, x.dtype), self._per_channel(gamma), self._per_channel(gamma)
         moves = running is not None and CUDNN_VARIANCE_IS_UNBIASED
         moved = running if moves else (self._per_channel(gamma), self._per_channel(gamma))
@@ -126,7 +134,7 @@ class BatchNorms(BatchNormKernels):
             )
         return y, Saved(mean, invstd, mask)
 
-    def _backward_by_cudnn(self, plan, relu, add, fused, dy, x, gamma, beta, saved, plus):
+    def _backward_by_cudnn(self, plan, relu, add, fused, dy, x, gamma, beta, saved, plus, factors=None):
         if plus is not None and not fused:
             dy = self.add(dy, plus)
         dx, dgamma, dbeta = self._empty(x.shape, x.dtype), self._per_channel(gamma), self._per_channel(gamma)
@@ -142,18 +150,17 @@ class BatchNorms(BatchNormKernels):
         plan.run(*map(self._address, inputs), *map(self._address, outputs))
         return dx, dgamma, dbeta, dadd
 
-    def _forward_by_kernels(self, attributes, backwards, x, gamma, beta, running, add):
+    def _forward_by_kernels(self, attributes, backwards, x, gamma, beta, running, add, factors=None):
         mean, invstd = self._per_channel(gamma), self._per_channel(gamma)
         self._statistics(x, attributes, mean=mean, invstd=invstd, running=running)
-        return self._apply_batch(x, gamma, beta, Saved(mean, invstd), attributes, add, backwards)
+        return self._apply_batch(x, gamma, beta, Saved(mean, invstd), attributes, add, backwards, factors)
 
-    def _backward_by_kernels(self, relu, add, backwards, dy, x, gamma, beta, saved, plus, ranks=None):
+    def _backward_by_kernels(self, relu, add, backwards, dy, x, gamma, beta, saved, plus, factors=None, ranks=None):
         opening = ALWAYS if not relu else IN_BITS if add else RECOMPUTED
         parameters = gamma, beta, saved.mean, saved.invstd
         of_ranks = None if ranks is None else (ranks, saved.count)
-        dx, dgamma, dbeta, kept = self._gradients(
-            dy, x, parameters, INVSTD, 0.0, opening, saved.mask, plus=plus, backwards=backwards, of_ranks=of_ranks
-        )
+        options = {"plus": plus, "backwards": backwards, "of_ranks": of_ranks, "factors": factors}
+        dx, dgamma, dbeta, kept = self._gradients(dy, x, parameters, INVSTD, 0.0, opening, saved.mask, **options)
         if not add:
             return dx, dgamma, dbeta, None
         return dx, dgamma, dbeta, dy if kept is None else kept

@@ -64,17 +64,17 @@ class BatchNormKernels(Candidates):
         self._run_channels("batch_norm_finalize_ranks", arguments, attributes, channels)
         return Saved(mean, invstd, count=count)
 
-    def _apply_batch(self, x, gamma, beta, saved, attributes, add, backwards=False):
+    def _apply_batch(self, x, gamma, beta, saved, attributes, add, backwards=False, factors=None):
         mask = None
         if attributes.relu and add is not None:
             rows, channels = rows_of(x)
             mask = self._empty((rows, ceil_div(channels, _GROUP)), _BITS)
         parameters = gamma, beta, saved.mean, saved.invstd
-        y = self._apply(x, parameters, INVSTD, 0.0, attributes.relu, add, mask, backwards)
+        y = self._apply(x, parameters, INVSTD, 0.0, attributes.relu, add, mask, backwards, factors)
         return y, saved._replace(mask=mask)
 
-    def _apply(self, x, parameters, spread, eps, relu, add, mask=None, backwards=False):
-        """Returns ``relu(scale * x + bias + add)``.
+    def _apply(self, x, parameters, spread, eps, relu, add, mask=None, backwards=False, factors=None):
+        """Returns ``relu(factor * (scale * x + bias) + add)``.
 
         Args:
             x: (..., C).
@@ -86,16 +86,31 @@ class BatchNormKernels(Candidates):
             mask: ``None``, or where to write in which places the ReLU was open.
             backwards: whether to walk through memory from its end: what a launch before has read last is still in the
                 second-level cache then.
+            factors: ``None`` for 1, or (N,) for x (N, ..., C).
         """
         y = self._empty(x.shape, x.dtype)
         dense = [self._address(x), self._address_or_0(add), self._address(y)]
-        how = [*map(self._address_or_0, parameters), spread, float(eps), int(backwards)]
-        macros = ("ADD", int(add is not None)), ("RELU", int(relu)), ("MASK", int(mask is not None))
+        how = [*map(self._address_or_0, parameters), spread, float(eps), int(backwards), *self._factors(x, factors)]
+        given = {"ADD": add is not None, "RELU": relu, "MASK": mask is not None, "FACTORS": factors is not None}
+        macros = tuple([(name, int(value)) for name, value in given.items()])
         before = [*dense, self._address_or_0(mask)]
         self._run_rows("batch_norm_apply", "batch_norm_apply", x, before, how, dense, macros)
         return y
 
-    def _gradients(self, dy, x, parameters, spread, eps, opening, opened, plus=None, backwards=False, of_ranks=None):
+    def _gradients(
+        self,
+        dy,
+        x,
+        parameters,
+        spread,
+        eps,
+        opening,
+        opened,
+        plus=None,
+        backwards=False,
+        of_ranks=None,
+        factors=None,
+    ):
         """Returns dx, dgamma, dbeta, and the gradient behind the ReLU if that was written on the way.
 
         Args:
@@ -109,6 +124,7 @@ class BatchNormKernels(Candidates):
             plus: ``None``, or an array like ``dy`` to be added to it.
             backwards: as of :meth:`_apply`, for the second launch.
             of_ranks: ``None``, or the processes and the count (C,) of all their rows.
+            factors: as of :meth:`_apply`.
         """
         gamma = parameters[0]
         dgamma, dbeta = self._per_channel(gamma), self._per_channel(gamma)
@@ -119,7 +135,8 @@ class BatchNormKernels(Candidates):
         keeps = plus is not None or opening in (IN_BITS, BY_OUTPUT)
         kept = self._empty(x.shape, x.dtype) if keeps else None
 
-        file, macros = "batch_norm_backward", (("OPENING", opening), ("PLUS", int(plus is not None)))
+        file = "batch_norm_backward"
+        macros = (("OPENING", opening), ("PLUS", int(plus is not None)), ("FACTORS", int(factors is not None)))
         inputs = [self._address(dy), self._address_or_0(plus), self._address(x), self._address_or_0(opened)]
         before = [*inputs, self._address_or_0(kept)]
         dense = [*before[:3], before[4], self._address(dx)] + [before[3]] * (opening == BY_OUTPUT)
@@ -129,12 +146,13 @@ class BatchNormKernels(Candidates):
         own = None if of_ranks is None else self._empty((2, *gamma.shape), _FLOAT)
         written = results if own is None else [self._address(own[0]), self._address(own[1]), 0, 0]
         partial = self._partial(x)
-        after = [*self._parts(partial, x), *how, *written]
+        of_images = self._factors(x, factors)
+        after = [*self._parts(partial, x), *how, *written, *of_images]
         self._run_rows(file, "batch_norm_backward_sums", x, before, after, dense, macros)
         if own is not None:
             self._finish_gradients(own, *of_ranks, gamma, parameters[3], results)
         before = [self._address(dy if kept is None else kept), self._address(x), self._address(dx)]
-        after = [*how, *lines, int(backwards)]
+        after = [*how, *lines, int(backwards), *of_images]
         self._run_rows(file, "batch_norm_backward_apply", x, before, after, dense, macros)
         return dx, dgamma, dbeta, kept
 
@@ -143,6 +161,10 @@ class BatchNormKernels(Candidates):
         arguments = [self._address(sums), ranks.size, channels, *map(self._address, (gamma, invstd, count)), *results]
         blocks = ceil_div(channels, self.launcher.threads)
         self.kernels.launch("batch_norm_channels", "batch_norm_backward_finalize_ranks", blocks, arguments, _FLOAT)
+
+    def _factors(self, x, factors):
+        """Returns the arguments of a kernel that multiplies images by factors: their address, and rows of an image."""
+        return (0, 1) if factors is None else (self._address(factors), rows_of(x)[0] // len(factors))
 
     def _partial(self, x):
         """Returns an array for what blocks leave, or ``None`` if no other block needs it."""

@@ -1,13 +1,13 @@
-// The pass of a batch normalization that writes: y = relu(scale * x + bias + add), and eight bits for each group where it
-// was open.
+// The pass of a batch normalization that writes: y = relu(factor * (scale * x + bias) + add), and eight bits for each group
+// where it was open. The factor is one for each image of `image_rows` rows.
 //
-// Macros, each 0 or 1: ADD, RELU, MASK, what of that there is.
+// Macros, each 0 or 1: ADD, RELU, MASK, FACTORS, what of that there is.
 
 #include "batch_norm_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_apply(
     u64 x, u64 add, u64 y, u64 mask, TILE, const float* gamma, const float* beta, const float* mean,
-    const float* spread, long long kind, double eps, long long backwards) {
+    const float* spread, long long kind, double eps, long long backwards, const float* factors, long long image_rows) {
     constexpr int ROWS = ROWS_AT_ONCE<1 + ADD>;
     Tile tile(TILE_GIVEN, backwards);
     if (tile.left <= 0) return;
@@ -24,9 +24,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_apply(
             widen(values[r], value);
             if constexpr (ADD) widen(others[r], other);
             u32 bits = 0;
+            float factor = 1.0f;
+            if constexpr (FACTORS) factor = factors[some.at(r) / image_rows];
 #pragma unroll
             for (int k = 0; k < GROUP; ++k) {
                 value[k] = scale[k] * value[k] + bias[k];
+                if constexpr (FACTORS) value[k] *= factor;
                 if constexpr (ADD) value[k] += other[k];
                 if constexpr (MASK) bits |= value[k] > 0.0f ? 1u << k : 0u;
                 if constexpr (RELU) value[k] = value[k] <= 0.0f ? 0.0f : value[k];  // NaN stays

@@ -1,10 +1,12 @@
 // The gradients of a batch normalization of arrays (rows, channels), in two launches: sums, and the pass that writes dx.
 //
-// Macros: OPENING, how to know where a ReLU was open; PLUS, whether there is another array to be added to dy.
+// Macros: OPENING, how to know where a ReLU was open; PLUS, whether there is another array to be added to dy; FACTORS,
+// whether the images, of `image_rows` rows each, have factors behind the normalization.
 //
 // The gradient g of the normalization's own output is dy, or dy + plus, where the ReLU was open. Where more than dy and x
 // has to be read to know it, the first pass writes it, in the storage dtype, and the second reads that instead: with a
 // mask and its dadd that takes 6 arrays and a mask in place of 6 and two, with `plus` 7 and one in place of 8 and two.
+// With factors g is what was written, and each pass multiplies it by them.
 
 #include "batch_norm_rows.cuh"
 
@@ -22,12 +24,17 @@ __device__ __forceinline__ void close(
     for (int k = 0; k < GROUP; ++k) gradient[k] = scale[k] * x[k] + bias[k] > 0.0f ? gradient[k] : 0.0f;
 }
 
+__device__ __forceinline__ void multiply(float factor, float (&gradient)[GROUP]) {
+#pragma unroll
+    for (int k = 0; k < GROUP; ++k) gradient[k] *= factor;
+}
+
 // The sums of g and of g * (x - mean): dgamma and dbeta; and, if mean and variance depend on x, `slope` and `offset` of
 // dx = scale * g + slope * (x - mean) + offset. `opened` is bits or output, `kept` where to write g.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_sums(
     u64 dy, u64 plus, u64 x, u64 opened, u64 kept, TILE, u64 partial, u32* counters, long long joined,
     const float* gamma, const float* beta, const float* mean, const float* spread, long long kind, double eps,
-    float* dgamma, float* dbeta, float* slope, float* offset) {
+    float* dgamma, float* dbeta, float* slope, float* offset, const float* factors, long long image_rows) {
     constexpr int ROWS = ROWS_AT_ONCE<2 + PLUS + (OPENING == OUTPUT)>;
     Tile tile(TILE_GIVEN);
     const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
@@ -77,6 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_sum
                     narrow(gradient, gradients[r]);
                     store_raw(kept, some.at(r) * channels + tile.channel, tile, gradients[r]);
                 }
+                if constexpr (FACTORS) multiply(factors[some.at(r) / image_rows], gradient);
 #pragma unroll
                 for (int k = 0; k < GROUP; ++k) {
                     const float own = some.has(r) ? gradient[k] : 0.0f, from = some.has(r) ? value[k] : center[k];
@@ -105,7 +113,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_sum
 // dx; `gradient` is g if that was kept, otherwise dy.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_apply(
     u64 gradient, u64 x, u64 dx, TILE, const float* gamma, const float* beta, const float* mean, const float* spread,
-    long long kind, double eps, const float* slope, const float* offset, long long backwards) {
+    long long kind, double eps, const float* slope, const float* offset, long long backwards, const float* factors,
+    long long image_rows) {
     constexpr int ROWS = ROWS_AT_ONCE<2>;
     constexpr bool RECOMPUTES = OPENING == RECOMPUTED && !KEEPS;
     Tile tile(TILE_GIVEN, backwards);
@@ -127,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_app
             widen(values[r], value);
             widen(gradients[r], result);
             if constexpr (RECOMPUTES) close(scale, bias, value, result);
+            if constexpr (FACTORS) multiply(factors[some.at(r) / image_rows], result);
 #pragma unroll
             for (int k = 0; k < GROUP; ++k) {
                 result[k] *= scale[k];

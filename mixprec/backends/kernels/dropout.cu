@@ -42,3 +42,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout(
         for (long long k = i; k < size; ++k) drop<1>(x, y, k, seed, sequence, threshold, rest);
     }
 }
+
+// What dropout makes of ones.
+extern "C" __global__ void __launch_bounds__(THREADS) row_factors(
+    float* factors, const u64* key, long long count, long long threshold, double rest) {
+    const u64 seed = key[0], sequence = key[1];
+    const long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
+    if (i >= count) return;
+    const u64 counter = static_cast<u64>(i) / 4;
+    u32 random[4] = {
+        static_cast<u32>(counter), static_cast<u32>(counter >> 32), static_cast<u32>(sequence),
+        static_cast<u32>(sequence >> 32)};
+    philox(random, static_cast<u32>(seed), static_cast<u32>(seed >> 32));
+    const int k = i % 4;
+    const u32 drawn = k == 0 ? random[0] : k == 1 ? random[1] : k == 2 ? random[2] : random[3];
+    factors[i] = drawn < threshold ? 0.0f : 1.0f / static_cast<float>(rest);
+}
+
+// Each row times its factor; a row has a multiple of WIDTH elements.
+extern "C" __global__ void __launch_bounds__(THREADS) scale_rows(
+    u64 x, u64 y, const float* factors, long long size, long long row) {
+    const long long i = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) * WIDTH;
+    if (i >= size) return;
+    const float factor = factors[i / row];
+    float value[WIDTH];
+    load(x, i, value);
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) value[k] *= factor;
+    store(y, i, value);
+}

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mixprec.backends.cpu.batch_norm import new_output
 from mixprec.native.native_library import are_stored_alike, library, raw
 
 
@@ -25,31 +26,30 @@ class NativeBatchNorms:
         library().moments(raw(x), x.shape[-1], mean, squares)
         return mean, squares / (x.size // x.shape[-1])
 
-    def apply_affine(self, x, affine, relu, add=None, keep_mask=False):
+    def apply_affine(self, x, affine, relu, add=None, keep_mask=False, out=None):
         """See :meth:`~mixprec.backends.cpu.batch_norm.BatchNorms.apply_affine`."""
         if not are_stored_alike(x, add):
-            return super().apply_affine(x, affine, relu, add, keep_mask)
-        y = np.empty(x.shape, x.dtype)
-        mask = np.empty(x.shape, bool) if relu and add is not None and keep_mask else None
+            return super().apply_affine(x, affine, relu, add, keep_mask, out)
+        y, mask = out or new_output(x, relu and add is not None and keep_mask)
         scale, bias = map(_float32, affine)
         library().affine(raw(x), x.shape[-1], scale, bias, _raw(add), int(relu), mask, raw(y))
         return y, mask
 
-    def _reduce(self, dy, plus, x, mean, affine, relu, add, mask):
+    def _reduce(self, dy, plus, x, mean, affine, relu, add, mask, out=None):
         if not are_stored_alike(dy, plus, x):
-            return super()._reduce(dy, plus, x, mean, affine, relu, add, mask)
+            return super()._reduce(dy, plus, x, mean, affine, relu, add, mask, out)
         is_new = relu or plus is not None
-        g = np.empty(dy.shape, dy.dtype) if add and is_new else None
+        g = (np.empty(dy.shape, dy.dtype) if out is None else out) if add and is_new else None
         again = _Again(dy, plus, affine if relu and not add else None)
         products, sums = np.empty((2, x.shape[-1]))
         mask = raw(mask) if relu and add else None
         library().gradient_sums(*_arguments(again, mask), raw(x), _float32(mean), _raw(g), products, sums)
         return (dy if not is_new else again if g is None else g), products, sums
 
-    def _combine(self, g, scale, x, mean, slope, offset, reuse):
+    def _combine(self, g, scale, x, mean, slope, offset, reuse, out=None):
         if not are_stored_alike(_array(g), x):
-            return super()._combine(g, scale, x, mean, slope, offset, reuse)
-        dx = np.empty(x.shape, x.dtype)
+            return super()._combine(g, scale, x, mean, slope, offset, reuse, out)
+        dx = np.empty(x.shape, x.dtype) if out is None else out
         library().combine(*_arguments(g), raw(x), *map(_float32, (scale, mean, slope, offset)), raw(dx))
         return dx
 

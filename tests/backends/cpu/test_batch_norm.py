@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends.cpu.blocks import BLOCK
 from mixprec.backends.geometry import BatchNorm
+from tests.backends import batches_with_factors
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
@@ -45,6 +46,10 @@ def gradient_without_doubt(rng, before, bound, dtype):
 
 def masked(dy, before, attributes):
     return exact(dy) * (before > 0) if attributes.relu else exact(dy)
+
+
+def here(value):
+    return value
 
 
 # --- the reference
@@ -283,3 +288,23 @@ def test_inputs_are_left_as_they_are(primitives):
                 )
         for array, old in zip(inputs, before, strict=True):
             np.testing.assert_array_equal(exact(array), exact(old))
+
+
+@given(**batches_with_factors.CASES)
+@EXAMPLES
+def test_images_with_factors(primitives, **case):
+    batches_with_factors.check(primitives, here, here, **case)
+
+
+def test_a_factor_of_one_changes_no_bit(primitives):
+    rng = np.random.default_rng(0)
+    x, add, dy = arrays(rng, (3, 4, 5, 5, 24), FLOAT16)
+    parameters, attributes, found = channel_parameters(rng, 24), BatchNorm(relu=True), []
+    for factors in (None, np.ones(4, np.float32)):
+        y, saved = primitives.batch_norm(x, *parameters, None, attributes, add=add, factors=factors)
+        gradients = primitives.batch_norm_backward(
+            dy, x, *parameters, saved, attributes, add=True, plus=add, factors=factors
+        )
+        found.append([y, gradients[3]])
+    for ours, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, expected)

@@ -21,6 +21,12 @@ def test_forward_and_backward(primitives, **case):
     check(primitives, here, here, **case)
 
 
+@settings(max_examples=tries(40))
+@given(**CASES)
+def test_rows_with_factors(primitives, **case):
+    check(primitives, here, here, **case | {"with_add": True, "with_factors": True})
+
+
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_a_channel_of_constants_has_no_variance(primitives, dtype):
     """A difference of sums of squares would leave one."""

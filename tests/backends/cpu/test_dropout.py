@@ -127,3 +127,29 @@ def test_shares_are_right():
     for zeros, share in ((first, 0.3), (second, 0.3), (first & second, 0.09), (first[1:] & first[:-1], 0.09)):
         deviation = abs(zeros.mean() - share) / np.sqrt(share * (1 - share) / zeros.size)
         assert deviation < stats.norm.isf(1e-6)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 0.75])
+def test_factors_of_rows_are_the_dropout_of_ones(ratio):
+    key = np.array([3, 4], np.uint64)
+    factors = PRIMITIVES.row_factors(37, ratio, key)
+    np.testing.assert_array_equal(factors, PRIMITIVES.dropout(np.ones(37, np.float32), ratio, key), strict=True)
+    assert set(factors) <= {np.float32(0), np.float32(1) / np.float32(1 - ratio)}
+
+
+@given(dtype=storage_dtypes, shape=st.sampled_from([(3,), (5, 7), (2, 4, 3, 8), (0, 4), (3, 0)]), seed=seeds)
+@settings(max_examples=tries(30))
+def test_rows_times_factors(dtype, shape, seed):
+    rng = np.random.default_rng(seed)
+    x, factors = arrays(rng, shape, dtype), rng.choice([0, 1.25, 3], shape[0]).astype(np.float32)
+    expected = exact(x) * factors.reshape(-1, *[1] * (len(shape) - 1))
+    assert_close(PRIMITIVES.scale_rows(x, factors), expected, dtype, EPS32 * np.abs(expected))
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_what_is_not_finite_stays_visible_in_a_dropped_row(dtype):
+    """As 0 times it is NaN in PyTorch: the loss scale has to see it."""
+    x = np.array([[np.inf, 1], [np.nan, 1]], dtype)
+    y = exact(PRIMITIVES.scale_rows(x, np.zeros(2, np.float32)))
+    assert np.isnan(y[:, 0]).all()
+    assert (y[:, 1] == 0).all()

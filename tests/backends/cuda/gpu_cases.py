@@ -99,6 +99,7 @@ def every_primitive(p, put, dtype, size, filters):
     t = put(labels(rng, 33, filters, -1))
     pooling, of_means = Pooling((3, 3), (2, 2), (1, 1)), Pooling((3, 2), (2, 1), (1, 0))
     weight = put(rng.uniform(0.5, 2, filters).astype(np.float32))
+    factors = put(np.where(np.arange(size[0]) % 3, 1.25, 0).astype(np.float32))
     losses, log_z = put(tuple(arrays(rng, (2, 33), FLOAT32)))
     where = put(rng.integers(0, 9, (size[0], *pooling.out_size(size[1:3]), channels)).astype(np.uint8))
     small = put(arrays(rng, where.shape, dtype))
@@ -119,13 +120,15 @@ def every_primitive(p, put, dtype, size, filters):
     yield "conv_wgrad, prologue", lambda: (p.conv_wgrad(x, dy, _SAME, w.shape, prologue=affine),)
     yield "deconv_fprop", lambda: (p.deconv_fprop(dy, w, _SAME, size, gamma),)
 
-    def normalized(attributes, add):
+    def normalized(attributes, add, factors=None):
         def call():
             running = put(tuple(np.ones((2, channels), np.float32)))
-            found, saved = p.batch_norm(x, gamma, beta, running, attributes, add=dx if add else None)
+            found, saved = p.batch_norm(x, gamma, beta, running, attributes, add=dx if add else None, factors=factors)
             found = [found, *saved[:2], *running]
             for plus in (None, x):
-                *gradients, dadd = p.batch_norm_backward(dx, x, gamma, beta, saved, attributes, add=add, plus=plus)
+                *gradients, dadd = p.batch_norm_backward(
+                    dx, x, gamma, beta, saved, attributes, add=add, plus=plus, factors=factors
+                )
                 found += [*gradients, dadd] if add else gradients
             return tuple(found)
 
@@ -135,6 +138,7 @@ def every_primitive(p, put, dtype, size, filters):
         for add in (False, True):
             kind = f"batch_norm{', addition' * add}{name}"
             yield f"{kind}, with batch_norm_backward", normalized(attributes, add)
+    yield "batch_norm, factors and ReLU, with batch_norm_backward", normalized(relu, True, factors)
     yield "batch_norm, sums", lambda: p.batch_norm(x, gamma, beta, None, plain, sums=sums)[:1]
     yield "batch_norm_part", lambda: (p.batch_norm_part(x),)
     given = gamma, beta, mean, variance
@@ -224,9 +228,10 @@ def every_primitive(p, put, dtype, size, filters):
     def dropout():
         state = p.new_random_state(3)
         key = p.dropout_key(state)
-        return state, key, p.dropout(x, 0.3, key)
+        return state, key, p.dropout(x, 0.3, key), p.row_factors(9, 0.3, key)
 
-    yield "new_random_state, dropout_key, dropout", dropout
+    yield "new_random_state, dropout_key, dropout, row_factors", dropout
+    yield "scale_rows", lambda: (p.scale_rows(x, factors),)
     yield "cast", lambda: tuple(p.cast(x, other) for other in (np.dtype(np.float16), FLOAT32))
     yield "to_nhwc", lambda: (p.to_nhwc(planes, dtype, 4),)
     yield "to_nchw", lambda: (p.to_nchw(x, FLOAT32),)

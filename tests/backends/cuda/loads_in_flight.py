@@ -25,13 +25,14 @@ from mixprec.backends.cuda import kernels
 # What files with macros of their own are compiled with: pairs of name and value, by file.
 MACROS = {
     "batch_norm_apply": [
-        tuple(zip(("ADD", "RELU", "MASK"), of, strict=True))
-        for of in ((0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1))
+        tuple(zip(("ADD", "RELU", "MASK", "FACTORS"), of, strict=True))
+        for of in ((0, 0, 0, 0), (0, 1, 0, 0), (1, 0, 0, 0), (1, 1, 0, 0), (1, 1, 1, 0), (1, 0, 0, 1), (1, 1, 1, 1))
     ],
     "batch_norm_backward": [
-        (("OPENING", opening), ("PLUS", plus))
-        for opening, plus in itertools.product(range(4), range(2))
-        if (opening, plus) != (3, 1)  # only in inference is an output looked at
+        (("OPENING", opening), ("PLUS", plus), ("FACTORS", factors))
+        for opening, plus, factors in itertools.product(range(4), range(2), range(2))
+        # Only in inference is an output looked at; factors are those of a batch with an addition.
+        if (opening, plus) != (3, 1) and (not factors or opening in (0, 2))
     ],
 }
 

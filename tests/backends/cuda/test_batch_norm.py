@@ -9,6 +9,7 @@ from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import batch_norm
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.geometry import BatchNorm
+from tests.backends import batches_with_factors
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
@@ -492,8 +493,11 @@ def test_ways_between_which_to_measure(cuda):
         (True, True, cudnn_mask, True, ["cudnn+plus", "plus, cudnn"]),
         (True, True, np.dtype(np.uint8), True, kernels),
     ]:
-        assert [name for name, _ in cuda._backward_candidates(shape, FLOAT16, relu, add, mask, plus)] == expected
-    assert [name for name, _ in cuda._forward_candidates(shape, FLOAT16, BatchNorm(), False)] == ["cudnn", *kernels]
+        assert [name for name, _ in cuda._backward_candidates(shape, FLOAT16, relu, add, mask, plus, False)] == expected
+    assert [name for name, _ in cuda._forward_candidates(shape, FLOAT16, BatchNorm(), False, False)] == [
+        "cudnn",
+        *kernels,
+    ]
 
 
 @pytest.mark.parametrize("by", ENGINES)
@@ -564,3 +568,26 @@ def test_the_faster_engine_is_chosen_by_measurement(add, node_cost):
         _, saved = cuda.batch_norm(*send((x, *parameters)), None, attributes, add=send(x) if add else None)
         cuda.batch_norm_backward(*send((dy, x, *parameters)), saved, attributes, add=add)
     assert (found.kernels, len(found.plans)) == ((0, 2) if node_cost < 1 else (4, 0))
+
+
+@settings(max_examples=tries(60))
+@given(**batches_with_factors.CASES)
+def test_images_with_factors(cuda, **case):
+    batches_with_factors.check(cuda, send, receive, **case)
+
+
+def test_factors_take_no_further_launch_and_are_for_own_kernels(cuda):
+    shape, kernels = (4, 3, 3, 8), ["kernels", "kernels, backwards"]
+    assert [name for name, _ in cuda._forward_candidates(shape, FLOAT16, BatchNorm(relu=True), True, True)] == kernels
+    mask = np.dtype(np.uint8)
+    assert [name for name, _ in cuda._backward_candidates(shape, FLOAT16, True, True, mask, True, True)] == kernels
+    rng = np.random.default_rng(0)
+    x, add = send(arrays(rng, (2, *shape), FLOAT16))
+    parameters, factors = send(channel_parameters(rng, 8)), send(np.ones(4, np.float32))
+    launches = cuda.launcher.launches
+    with engine("kernels"):
+        before = len(launches)
+        _, saved = cuda.batch_norm(x, *parameters, None, BatchNorm(relu=True), add=add, factors=factors)
+        assert len(launches) - before == 2
+        cuda.batch_norm_backward(x, x, *parameters, saved, BatchNorm(relu=True), add=True, factors=factors)
+        assert len(launches) - before == 4

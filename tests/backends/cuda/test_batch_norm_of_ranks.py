@@ -52,7 +52,7 @@ def test_one_process_finds_what_it_finds_without_ranks(cuda, relu):
                     if each is None
                     else (cuda.batch_norm(x, *parameters, None, attributes, add=add, ranks=each))
                 )
-                gradients = cuda._backward_by_kernels(relu, True, False, dy, x, *parameters, saved, None, each)
+                gradients = cuda._backward_by_kernels(relu, True, False, dy, x, *parameters, saved, None, None, each)
             sides.append(([y, *gradients], counted.kernels))
         return sides
 

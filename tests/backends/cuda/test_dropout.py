@@ -58,3 +58,26 @@ def test_each_is_one_launch(device):
     assert device.launches_of("dropout_key", state) == 1
     assert device.launches_of("dropout", send(np.ones((3, 1000), np.float16)), 0.5, key) == 1
     assert device.launches_of("dropout", send(np.ones(0, np.float16)), 0.5, key) == 0
+    assert device.launches_of("row_factors", 256, 0.5, key) == 1
+    assert device.launches_of("scale_rows", send(np.ones((3, 1000), np.float16)), send(np.ones(3, np.float32))) == 1
+    assert device.launches_of("scale_rows", send(np.ones((0, 5), np.float16)), send(np.ones(0, np.float32))) == 0
+
+
+@settings(max_examples=tries(30))
+@given(count=st.integers(1, 1100), ratio=st.floats(0, 0.999), key=st.tuples(words, words))
+def test_factors_of_rows(device, count, ratio, key):
+    key = np.array(key, np.uint64)
+    assert_same(device.row_factors(count, ratio, send(key)), PRIMITIVES.row_factors(count, ratio, key))
+
+
+@settings(max_examples=tries(60))
+@given(
+    shape=st.sampled_from([(1, 1), (7, 3), (5, 8), (3, 16, 33), (2, 5, 4, 8), (300, 24)]),
+    dtype=storage_dtypes,
+    misaligned=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_rows_times_factors(device, shape, dtype, misaligned, seed):
+    rng = np.random.default_rng(seed)
+    x, factors = odd_values(rng, shape, dtype), rng.choice([0, 1.25], shape[0]).astype(np.float32)
+    assert_same(device.scale_rows(send(x, misaligned), send(factors)), PRIMITIVES.scale_rows(x, factors))

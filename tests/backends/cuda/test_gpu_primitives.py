@@ -22,6 +22,7 @@ from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.geometry import Affine, BatchNorm, Convolution, LocalResponseNorm, Pooling
 from mixprec.backends.primitives import Primitives
+from tests.backends import batches_with_factors
 from tests.backends.cpu.test_convolution import activated, counts, drawn
 from tests.backends.cuda.gpu_cases import (
     BATCH_NORMS,
@@ -825,6 +826,25 @@ def test_dropout_by_own_kernels(side, size, dtype, misaligned):
         expected = PRIMITIVES.dropout(x, ratio, PRIMITIVES.dropout_key(expected_state))
         same(side.receive(y), expected)
     same(side.receive(state), expected_state)
+
+
+@both_sides
+@dtypes
+def test_rows_times_factors_by_own_kernels(side, dtype):
+    """The same rows as on NumPy, with all bits."""
+    x, key = arrays(np.random.default_rng(0), (37, 5, 3, 8), dtype), np.array([5, 6], np.uint64)
+    factors = side.cuda.row_factors(37, 0.3, side.send(key))
+    expected = PRIMITIVES.row_factors(37, 0.3, key)
+    same(side.receive(factors), expected)
+    same(side.receive(side.cuda.scale_rows(side.send(x), factors)), PRIMITIVES.scale_rows(x, expected))
+
+
+@both_sides
+@dtypes
+@pytest.mark.parametrize("relu", [False, True])
+def test_batch_norm_with_factors_of_images(side, dtype, relu):
+    for with_plus in (False, True):
+        batches_with_factors.check(side.cuda, side.send, side.receive, (6, 9, 8, 40), dtype, relu, with_plus, 0)
 
 
 @pytest.mark.core(8)
