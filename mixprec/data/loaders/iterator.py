@@ -229,13 +229,8 @@ class ImageIterator(Position):
 
     def _settings(self):
         """The settings that a snapshot must agree with. Not the dtype: a FP32 snapshot goes on in FP16, and back."""
-        spec = {
-            field.name: getattr(self._spec, field.name)
-            for field in dataclasses.fields(self._spec)
-            if getattr(self._spec, field.name) != field.default  # which snapshots of earlier versions do not have
-        }
         return {
-            **json.loads(json.dumps(spec)),
+            **json.loads(json.dumps(dataclasses.asdict(self._spec))),
             "number of images": len(self._images),
             "files and labels (SHA-256)": self._images.fingerprint,
             **self._loader_settings(),
