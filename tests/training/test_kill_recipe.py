@@ -1,4 +1,4 @@
-"""A run with every ingredient of today's recipes at once, killed with SIGKILL at ten random moments and resumed."""
+"""A run with every ingredient of today's recipes at once, killed with SIGKILL at random moments and resumed."""
 
 import os
 import random
@@ -17,7 +17,7 @@ from tests.training import finished_run
 
 pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
 
-KILLS = 10
+KILLS = 5  # of each loader
 # 40 images: 4 epochs of 10 batches of 4, of 5 of 8, and of 10 of 4; two batches a step, 5 or 3 steps an epoch.
 EVERYTHING = {
     "model": {"arch": "resnet8", "classes": 4, "zero_init_residual": True, "stochastic_depth": 0.3},
@@ -90,7 +90,7 @@ def _start(work, out, *arguments):
 
 def _finish(process):
     out, err = process.communicate(timeout=600)
-    assert (process.returncode, err) == (0, "")
+    assert process.returncode == 0, err
     return out
 
 
@@ -119,7 +119,7 @@ def test_kill_9_at_random_moments_with_everything_on(work, loader):
         if not _newest(work / "killed"):
             for path in (work / "killed").glob("*"):
                 path.unlink()
-    assert kills >= KILLS - 2  # a busy machine may let one come to its end before it is killed
+    assert kills >= KILLS - 1  # a busy machine may let one come to its end before it is killed
     if _newest(work / "killed") < last:
         _finish(_start(work, "killed", *settings, "--resume", "auto"))
     assert finished_run.log(work / "killed") == finished_run.log(work / "whole")
