@@ -65,11 +65,7 @@ class Pairs(tuple):
 
 
 PATH = Limit("that is not empty", lambda value: value != "")
-IMPORT_class Pairs(tuple):
-    """A mapping of text to numbers as ``(text, number)`` in the order of the file, which counts; YAML has a mapping."""
-
-
-PATH = Limit("an import path, package.module:function", lambda value: ":" in value)
+IMPORT_PATH = Limit("an import path, package.module:function", lambda value: ":" in value)
 RATE = between(SMALLEST_RATE, LARGEST_RATE)
 INTERVAL = matching(
     r"[1-9][0-9]{0,8} (epochs?|iterations?)", "'N epochs' or 'N iterations', with N from 1 to 999999999"

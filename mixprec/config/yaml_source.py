@@ -61,7 +61,7 @@ def _represent_tuple(dumper, items):
 
 
 def _represent_pairs(dumper, pairs):
-    return dumper.represent_mapping(_PREFIX + "map", dict(pairs).items(), flow_style=True)  # items: not to be sorted
+    return dumper.represent_mapping(_PREFIX + "map", dict(pairs), flow_style=True)
 
 
 Dumper.add_representer(Pairs, _represent_pairs)

@@ -117,6 +117,8 @@ def _another(key, value):
         "optimizer.name": "MomentumSGD",
         "optimizer.momentum": 0.8,
         "optimizer.trust_coefficient": None,
+        "optimizer.rates": "{/linear/*: 2}",
+        "optimizer.freeze": "[/conv/*]",
         "training.device": "auto",
         "training.epochs": 3,
         "training.ema_decay": 0.9,
@@ -174,6 +176,7 @@ def test_a_changed_setting_is_told_or_refused(train, tmp_path, name):
         "memory.to": ["memory.budget=100 GB"],  # what tests before this one have taken counts, too
         "kfac.factor_every": ["kfac.inverse_every=2"],
         "training.bce_threshold": ["training.loss=bce"],
+        "optimizer.nesterov": ["optimizer.name=SGDW"],
     }
     with_it = needed.get(name, [])
     assert train("--out", "out", *_set(*with_it)).returncode == 0
