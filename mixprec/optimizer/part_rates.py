@@ -184,7 +184,7 @@ def factors_of(optimizer):
 
 def _no_parameter(pattern, names):
     """Says that a pattern fits no name, and which patterns are like it."""
-    parts = {name: None for name in names}
+    parts = dict.fromkeys(names)
     for name in names:
         folders = name.split("/")
         parts |= {"/".join([*folders[:end], "*"]): None for end in range(2, len(folders))}

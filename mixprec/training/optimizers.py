@@ -61,7 +61,8 @@ def build_optimizer(config, model, communicator=None):
 def described_parts(optimizer):
     """Returns in words what is frozen and what has another rate than that of the schedule; ``None`` if nothing is."""
     factors, lines = {}, []
-    for param, factor in dict((id(param), (param, factor)) for param, factor in factors_of(optimizer).values()).values():
+    once = {id(param): (param, factor) for param, factor in factors_of(optimizer).values()}
+    for param, factor in once.values():
         factors.setdefault(factor, []).append(param)
     for factor, params in sorted(factors.items()):
         if factor == 1:

@@ -808,7 +808,9 @@ def _configs(draw):
     floor, init, cap = sorted(draw(st.tuples(_power, _power, _power)))
     size, resize = sorted(draw(st.tuples(st.integers(8, 2**14), st.integers(8, 2**14))))
     low, high = sorted(draw(st.tuples(*[st.floats(1e-4, 1)] * 2)))
-    name = draw(st.sampled_from(["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "LARS", "LAMB", *NEW]))
+    name = draw(
+        st.sampled_from(["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "LARS", "LAMB", *NEW])
+    )
     momentum = st.none()
     free = name == "ScheduleFreeSGD"
     if name in ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "LARS", *NEW):

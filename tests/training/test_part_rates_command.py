@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import yaml
 
-
 from mixprec.training import command, snapshots
 from mixprec.training.plots import Plots
 from tests.called import call
@@ -86,5 +85,3 @@ def test_schedule_free_sgd_saves_its_average_and_resumes_bit_for_bit(train):
     assert train("again", *FREE, more=["--resume", first]).returncode == 0
     for name, value in _weights("again").items():
         assert value.tobytes() == found[name].tobytes(), name
-
-
