@@ -10,7 +10,7 @@ from chainer.optimizer_hooks import GradientClipping, WeightDecay
 import mixprec
 from mixprec.config import ConfigError
 from mixprec.config.arithmetic import OWN_OPTIMIZERS
-from mixprec.optimizer.part_rates import NothingToTrain, UnknownPart, factors_of
+from mixprec.optimizer.part_rates import NothingToTrain, UnknownPart, factors_of, no_parameter
 
 _NETWORK = "/predictor"  # what the names in model.npz, which patterns are for, have before them in the classifier
 
@@ -88,7 +88,7 @@ def _set_up(optimizer, model, settings):
     except UnknownPart as error:
         pattern = error.pattern.removeprefix(_NETWORK)
         key = "freeze" if pattern in settings.freeze else "rates"
-        reason = error.reason.replace(_NETWORK, "")
+        reason = no_parameter(pattern, [name.removeprefix(_NETWORK) for name in error.names])
         raise ConfigError(f"'optimizer.{key}' has {pattern!r}, which {reason}") from error
     except NothingToTrain as error:
         raise ConfigError("'optimizer.freeze' and 'optimizer.rates' freeze all parameters") from error

@@ -56,6 +56,7 @@ def test_parts_are_frozen_and_said_to_be(train):
             "error: --set: 'optimizer.freeze' has '/linaer/*', which matches no parameter; did you mean '/linear/*'",
         ),
         ("optimizer.rates={conv/W: 2}", "'optimizer.rates' has 'conv/W', which matches no parameter; did you mean"),
+        ("optimizer.rates={/x: 2}", "'/x', which matches no parameter; there are /conv/*, /linear/*, /norm/*, ..."),
         ('optimizer.freeze=["*"]', "'optimizer.freeze' and 'optimizer.rates' freeze all parameters"),
     ],
 )

@@ -77,7 +77,7 @@ def optimizers(model: chainer.Link, x: NDArray[Any], t: NDArray[Any]) -> UpdateR
     free = mixprec.ScheduleFreeSGD(lr=1.0, momentum=0.9, weight_decay=1e-4)
     assert_type(free.momentum, float)
     assert_type(free.create_update_rule(), ScheduleFreeSGDRule)
-    averaging = mixprec.MixedPrecisionOptimizer(free, rates={"/fc/*": 10.0, "/conv1/*": 0}).setup(model)
+    averaging = mixprec.MixedPrecisionOptimizer(free, rates={"*": 10.0}).setup(model)
     with averaging.evaluated():
         model(x, t)
     for scale in (
