@@ -7,7 +7,10 @@ import pytest
 
 import mixprec
 
-_EXAMPLES = ["DynamicLossScale", "LAMB", "LARS", "MixedPrecisionOptimizer", "NoLossScale", "StaticLossScale"]
+_EXAMPLES = [
+    *("DynamicLossScale", "LAMB", "LARS", "MixedPrecisionOptimizer", "NoLossScale", "SGDW", "ScheduleFreeSGD"),
+    "StaticLossScale",
+]
 
 
 @pytest.mark.parametrize("module", sorted({getattr(mixprec, name).__module__ for name in mixprec.__all__}))

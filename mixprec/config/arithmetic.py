@@ -147,7 +147,7 @@ class Optimizer:
         "scales and shifts of normalizations.",
         False,
     )
-    rates: Pairs = key(
+    rates: Pairs = key(  # noqa: RUF009  (Pairs is a tuple)
         "What lr is multiplied by for parts of the network, by patterns for names as in model.npz; * stands for "
         "slashes, too, and of the patterns that fit a name the last one counts. 0 freezes.",
         Pairs(),

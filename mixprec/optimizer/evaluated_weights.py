@@ -1,4 +1,4 @@
-"""The weights that a model is to be evaluated with, where these are others than in training: those of schedule-free SGD.
+"""The weights that a model is to be evaluated with, where these are others than in training: of schedule-free SGD.
 
 ``MixedPrecisionOptimizer.evaluated`` is :func:`evaluated`.
 """

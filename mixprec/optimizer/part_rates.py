@@ -23,12 +23,12 @@ class UnknownPart(ValueError):
 
     Attributes:
         pattern: the pattern.
-        reason: what is wrong with it, and what may be meant.
+        names: those of the parameters.
     """
 
-    def __init__(self, pattern, reason):
-        super().__init__(f"rates: {pattern!r} {reason}")
-        self.pattern, self.reason = pattern, reason
+    def __init__(self, pattern, names):
+        super().__init__(f"rates: {pattern!r} {no_parameter(pattern, names)}")
+        self.pattern, self.names = pattern, names
 
 
 class NothingToTrain(ValueError):
@@ -87,7 +87,7 @@ class Factors:
         names = [name for name, _ in model.namedparams()]
         for pattern in rates:
             if not fnmatch.filter(names, pattern):
-                raise UnknownPart(pattern, _no_parameter(pattern, names))
+                raise UnknownPart(pattern, names)
         if all(self(param) == 0 for param in model.params()):
             raise NothingToTrain("rates: all parameters are frozen, and there is nothing to train")
 
@@ -182,16 +182,18 @@ def factors_of(optimizer):
     return {name: (param, masters.factors(param)) for name, param in masters.model.namedparams()}
 
 
-def _no_parameter(pattern, names):
-    """Says that a pattern fits no name, and which patterns are like it."""
-    parts = {name: None for name in names}
+def no_parameter(pattern, names):
+    """Returns the end of a message: a pattern fits none of these names, and which patterns are like it."""
+    parts = dict.fromkeys(names)
     for name in names:
         folders = name.split("/")
         parts |= {"/".join([*folders[:end], "*"]): None for end in range(2, len(folders))}
     near = difflib.get_close_matches(pattern, parts, n=3, cutoff=0.6)
     if not near:
-        near = [part for part in parts if part.endswith("/*") and part.count("/") == 2][:5] or list(parts)[:5]
-        return f"matches no parameter; there are {', '.join(near)}, ..."
+        depths = range(2, max(name.count("/") for name in names) + 1)
+        folders = ([part for part in parts if part.endswith("/*") and part.count("/") == depth] for depth in depths)
+        several = next((found for found in folders if len(found) > 1), list(parts))
+        return f"matches no parameter; there are {', '.join(several[:5])}, ..."
     return f"matches no parameter; did you mean {' or '.join(map(repr, near))}?"
 
 

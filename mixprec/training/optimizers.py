@@ -10,7 +10,7 @@ from chainer.optimizer_hooks import GradientClipping, WeightDecay
 import mixprec
 from mixprec.config import ConfigError
 from mixprec.config.arithmetic import OWN_OPTIMIZERS
-from mixprec.optimizer.part_rates import NothingToTrain, UnknownPart, factors_of
+from mixprec.optimizer.part_rates import NothingToTrain, UnknownPart, factors_of, no_parameter
 
 _NETWORK = "/predictor"  # what the names in model.npz, which patterns are for, have before them in the classifier
 
@@ -61,7 +61,8 @@ def build_optimizer(config, model, communicator=None):
 def described_parts(optimizer):
     """Returns in words what is frozen and what has another rate than that of the schedule; ``None`` if nothing is."""
     factors, lines = {}, []
-    for param, factor in dict((id(param), (param, factor)) for param, factor in factors_of(optimizer).values()).values():
+    once = {id(param): (param, factor) for param, factor in factors_of(optimizer).values()}
+    for param, factor in once.values():
         factors.setdefault(factor, []).append(param)
     for factor, params in sorted(factors.items()):
         if factor == 1:
@@ -87,7 +88,7 @@ def _set_up(optimizer, model, settings):
     except UnknownPart as error:
         pattern = error.pattern.removeprefix(_NETWORK)
         key = "freeze" if pattern in settings.freeze else "rates"
-        reason = error.reason.replace(_NETWORK, "")
+        reason = no_parameter(pattern, [name.removeprefix(_NETWORK) for name in error.names])
         raise ConfigError(f"'optimizer.{key}' has {pattern!r}, which {reason}") from error
     except NothingToTrain as error:
         raise ConfigError("'optimizer.freeze' and 'optimizer.rates' freeze all parameters") from error

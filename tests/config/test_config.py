@@ -13,7 +13,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixprec.config import Config, ConfigError, dump, load, reference
+from mixprec.config import Config, ConfigError, dump, flat, load, reference
+from mixprec.config.declaration import Pairs
 from models import MODELS
 from tests import ROOT
 
@@ -126,9 +127,12 @@ def test_defaults_are_those_of_the_design(write):
             "base_batch_size": None,
             "momentum": None,
             "trust_coefficient": None,
+            "nesterov": False,
             "weight_decay": 0.0,
             "clip_norm": None,
             "decay_norm_and_bias": False,
+            "rates": (),
+            "freeze": (),
             "preconditioner": "none",
         },
         "kfac": {
@@ -284,7 +288,7 @@ def test_the_script_names_the_architectures(write):
         (
             "optimizer:\n  # 0.1 is too much\n  learning_rate: 0.1\n",
             "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, base_batch_size, momentum, "
-            "trust_coefficient, weight_decay, clip_norm, decay_norm_and_bias, preconditioner; "
+            "trust_coefficient, nesterov, weight_decay, clip_norm, decay_norm_and_bias, rates, freeze, preconditioner; "
             "did you mean 'optimizer.lr'?",
         ),
         (
@@ -600,7 +604,33 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             ["optimizer.name=Adam"],
             "--set: impossible combination: 'optimizer.name' is 'Adam' (--set), "
             "'optimizer.momentum' is 0.9 (c.yaml:9); allowed: optimizer.momentum only with "
-            "MomentumSGD, CorrectedMomentumSGD, NesterovAG, RMSpropGraves, LARS; null with the others",
+            "MomentumSGD, CorrectedMomentumSGD, NesterovAG, RMSpropGraves, LARS, SGDW, ScheduleFreeSGD; null with the "
+            "others",
+        ),
+        (
+            {},
+            ["optimizer.nesterov=true"],
+            "--set: impossible combination: 'optimizer.name' is 'CorrectedMomentumSGD' (default), 'optimizer.nesterov' "
+            "is true (--set); allowed: optimizer.nesterov only with SGDW",
+        ),
+        (
+            {},
+            ["optimizer.name=ScheduleFreeSGD"],
+            "--set: impossible combination: 'optimizer.name' is 'ScheduleFreeSGD' (--set), "
+            "'schedule.kind' is 'cosine' (default); allowed: schedule.kind constant with ScheduleFreeSGD; a warm-up is "
+            "allowed",
+        ),
+        (
+            {"schedule": {"kind": "constant"}},
+            ["optimizer.name=ScheduleFreeSGD", "optimizer.momentum=0"],
+            "--set: impossible combination: 'optimizer.name' is 'ScheduleFreeSGD' (--set), "
+            "'optimizer.momentum' is 0.0 (--set); allowed: optimizer.momentum above 0 with ScheduleFreeSGD",
+        ),
+        (
+            {"schedule": {"kind": "constant"}},
+            ["optimizer.name=ScheduleFreeSGD", "training.ema_decay=0.9"],
+            "--set: impossible combination: 'optimizer.name' is 'ScheduleFreeSGD' (--set), "
+            "'training.ema_decay' is 0.9 (--set); allowed: training.ema_decay null with ScheduleFreeSGD, which has an",
         ),
         (
             {"optimizer": {"trust_coefficient": 0.001}},
@@ -794,6 +824,8 @@ _every = st.tuples(st.integers(1, 999_999_999), st.sampled_from(["epoch", "epoch
 _every = _every.map("{0[0]} {0[1]}".format)
 
 
+NEW = ("SGDW", "ScheduleFreeSGD")
+
 _sources = st.fixed_dictionaries(
     {"format": st.sampled_from(["auto", "folders", "tfrecord", "webdataset"]), "train": _text, "val": _text}
 ) | st.fixed_dictionaries({"format": st.just("list"), "root": st.none() | _text, "train": _text, "val": _text})
@@ -815,14 +847,17 @@ def _configs(draw):
     floor, init, cap = sorted(draw(st.tuples(_power, _power, _power)))
     size, resize = sorted(draw(st.tuples(st.integers(8, 2**14), st.integers(8, 2**14))))
     low, high = sorted(draw(st.tuples(*[st.floats(1e-4, 1)] * 2)))
-    name = draw(st.sampled_from(["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "LARS", "LAMB"]))
+    name = draw(
+        st.sampled_from(["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "LARS", "LAMB", *NEW])
+    )
     momentum = st.none()
-    if name in ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "LARS"):
-        momentum |= st.floats(0, 0.999999)
+    free = name == "ScheduleFreeSGD"
+    if name in ("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "LARS", *NEW):
+        momentum |= st.floats(0, 0.999999, exclude_min=free)
     epochs = draw(_many)
     fused = draw(st.booleans())
     device = draw(st.sampled_from(["auto", "cpu", "gpu", "gpu:7"]))
-    kind = draw(st.sampled_from(["constant", "cosine", "step", "poly"]))
+    kind = "constant" if free else draw(st.sampled_from(["constant", "cosine", "step", "poly"]))
     last_batch = draw(st.sampled_from(["partial", "drop", "pad"]))
     padded = last_batch == "pad"
     classes, smoothing = draw(st.integers(2, 10**6)), draw(st.floats(0, 1, exclude_max=True))
@@ -884,6 +919,9 @@ def _configs(draw):
             "base_batch_size": draw(st.none() | _count),
             "momentum": draw(momentum),
             "trust_coefficient": draw(st.none() | _rate) if name == "LARS" else None,
+            "nesterov": name == "SGDW" and draw(st.booleans()),
+            "rates": Pairs(draw(st.dictionaries(st.text(), st.floats(0, 10**6))).items()),
+            "freeze": tuple(draw(st.lists(st.text()))),
             "weight_decay": draw(st.floats(0, 10**6)),
             "clip_norm": draw(st.none() | _rate),
             "decay_norm_and_bias": draw(st.booleans()),
@@ -927,7 +965,7 @@ def _configs(draw):
             "cutmix": 0.0 if padded else draw(st.floats(0, 100)),
             "cutmix_probability": draw(st.floats(0, 1)),
             "mix_probability": draw(st.floats(0, 1)),
-            "ema_decay": draw(st.none() | st.floats(0, 0.999999, exclude_min=True)),
+            "ema_decay": None if free else draw(st.none() | st.floats(0, 0.999999, exclude_min=True)),
             "epochs": epochs,
             "seed": draw(st.integers(0, 2**32 - 1)),
             "device": device,
@@ -1007,6 +1045,7 @@ def test_a_dumped_config_is_plain_yaml_for_other_readers(write):
         section: {name: list(value) if isinstance(value, tuple) else value for name, value in keys.items()}
         for section, keys in dataclasses.asdict(config).items()
     }
+    expected["optimizer"]["rates"] = {}
     assert yaml.safe_load(dump(config)) == expected
 
 
@@ -1118,3 +1157,40 @@ def test_loading_a_config_imports_nothing_heavy():
     )
     command = [sys.executable, "-c", code, str(ROOT / "configs/digits.yaml")]
     assert subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout == "[]\n"
+
+
+# Mappings
+
+
+def test_a_mapping_keeps_its_order_in_files_overrides_and_dumps(write):
+    path = write("c.yaml", merged(optimizer={"rates": {"*": 0.5, "/a/*": 2, "10": 0}, "freeze": ["/b/*", "/c"]}))
+    config = load(path)
+    assert config.optimizer.rates == (("*", 0.5), ("/a/*", 2.0), ("10", 0.0))
+    assert config.optimizer.freeze == ("/b/*", "/c")
+    assert load(write("dumped.yaml", dump(config))) == config
+    over = load(path, ['optimizer.rates={"/fc/*": 10, /a/*: 1e-1}', "optimizer.freeze=[]"]).optimizer
+    assert (over.rates, over.freeze) == ((("/fc/*", 10.0), ("/a/*", 0.1)), ())
+    turned = load(path, ['optimizer.rates={"/a/*": 1e-1, "/fc/*": 10}'])
+    assert turned.optimizer.rates != over.rates
+    assert flat(turned)["optimizer.rates"] == [["/a/*", 0.1], ["/fc/*", 10.0]]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.rates=[1]", "--set: 'optimizer.rates' is [1]; allowed: a mapping from texts to numbers, each >= 0"),
+        ("optimizer.rates=0.5", "--set: 'optimizer.rates' is 0.5; allowed: a mapping"),
+        ("optimizer.rates={a: b}", "--set: 'optimizer.rates' is {'a': 'b'}; allowed: a mapping"),
+        ("optimizer.rates={a: -1}", "--set: 'optimizer.rates' is {'a': -1}; allowed: a mapping"),
+        ("optimizer.rates={a: {b: 1}}", "--set: 'optimizer.rates' is {'a': a mapping}; allowed: a mapping"),
+        ("optimizer.rates={a: 1, a: 2}", "--set:1: duplicate key 'a'; it is already on line 1"),
+        ("optimizer.rates={[a]: 1}", "--set:1: found a list or mapping as a key; allowed: a name"),
+        ("optimizer.freeze=/fc/*", "--set: 'optimizer.freeze' is '/fc/*'; allowed: a list of texts"),
+        ("optimizer.freeze=[1]", "--set: 'optimizer.freeze' is [1]; allowed: a list of texts"),
+        ("optimizer.lr={a: 1}", "--set: 'optimizer.lr' is a mapping; allowed: a number"),
+    ],
+)
+def test_what_is_no_mapping_is_refused(write, override, message):
+    found = refusal(write("c.yaml", merged()), [override])
+    assert message in found
+    assert "\n" not in found

@@ -1,4 +1,4 @@
-"""Learning rates of parts of a model, and parts that are frozen: on the host, on a device, in graphs, over processes."""
+"""Learning rates of parts of a model, and parts that are frozen: on the host, on a device, in graphs."""
 
 import copy
 import fnmatch

@@ -117,6 +117,8 @@ def _another(key, value):
         "optimizer.name": "MomentumSGD",
         "optimizer.momentum": 0.8,
         "optimizer.trust_coefficient": None,
+        "optimizer.rates": "{/linear/*: 2}",
+        "optimizer.freeze": "[/conv/*]",
         "training.device": "auto",
         "training.epochs": 3,
         "training.ema_decay": 0.9,
@@ -189,6 +191,7 @@ def test_a_changed_setting_is_told_or_refused(train, tmp_path, name):
         "data.augment_magnitude": ["data.augment=rand"],
         "data.augment_deviation": ["data.augment=rand"],
         "data.augment_probability": ["data.augment=rand"],
+        "optimizer.nesterov": ["optimizer.name=SGDW"],
     }
     with_it = needed.get(name, [])
     assert train("--out", "out", *_set(*with_it)).returncode == 0

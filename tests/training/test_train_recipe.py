@@ -10,7 +10,9 @@ from chainer import serializers
 from matplotlib.figure import Figure
 from PIL import Image
 
+from mixprec.master_arrays import master_of
 from mixprec.training import command
+from mixprec.training.evaluation import Evaluator
 from mixprec.training.plots import Plots
 from models import MODELS
 from tests.training import finished_run
@@ -100,6 +102,26 @@ def _assert_that_it_goes_on(run, tmp_path, *arguments):
     for name in ("snapshot_iter_9.npz", "model.npz"):
         whole, resumed = (finished_run.members(tmp_path / folder / name) for folder in ("whole", "resumed"))
         assert resumed == whole
+
+
+def test_schedule_free_sgd_is_validated_with_what_it_saves(run, tmp_path, monkeypatch):
+    """The weights in the last validation are those in model.npz, and no others; and a resumed run is the same."""
+    seen = []
+    observe = Evaluator._observe
+
+    def looking(self, arrays):
+        seen.append(np.array(master_of(self.get_target("main").predictor.fc.W)))
+        return observe(self, arrays)
+
+    monkeypatch.setattr(Evaluator, "_observe", looking)
+    settings = ("training.ema_decay=null", "optimizer.name=ScheduleFreeSGD", "schedule.kind=constant")
+    settings += ("schedule.end_lr=0", 'optimizer.rates={"/fc/*": 2}', 'optimizer.freeze=["/conv1/*"]')
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    assert run("--out", "whole", *arguments) == 0
+    with np.load(tmp_path / "whole" / "snapshot_iter_9.npz") as file, np.load(tmp_path / "whole" / "model.npz") as x:
+        assert (file["updater/model:main/predictor/fc/W"] != x["fc/W"]).any()
+        np.testing.assert_array_equal(seen[-1], x["fc/W"])
+    _assert_that_it_goes_on(run, tmp_path, *arguments)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -13,6 +13,8 @@ import mixprec
 from mixprec.graph_capture.captured import Captured
 from mixprec.optimizer.rules.lamb import LAMBRule
 from mixprec.optimizer.rules.lars import LARSRule
+from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGDRule
+from mixprec.optimizer.rules.sgdw import SGDWRule
 from mixprec.optimizer.update_report import ParameterReport, UpdateReport
 from mixprec.rewrite.conversion_report import LinkReport, Report
 from mixprec.rewrite.trace import LayoutConversion
@@ -69,6 +71,15 @@ def optimizers(model: chainer.Link, x: NDArray[Any], t: NDArray[Any]) -> UpdateR
     lamb = mixprec.LAMB(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.0, adapt=False)
     assert_type(lamb.adapt, bool)
     assert_type(lamb.create_update_rule(), LAMBRule)
+    sgdw = mixprec.SGDW(lr=0.1, momentum=0.9, weight_decay=1e-4, nesterov=True)
+    assert_type(sgdw.nesterov, bool)
+    assert_type(sgdw.create_update_rule(), SGDWRule)
+    free = mixprec.ScheduleFreeSGD(lr=1.0, momentum=0.9, weight_decay=1e-4)
+    assert_type(free.momentum, float)
+    assert_type(free.create_update_rule(), ScheduleFreeSGDRule)
+    averaging = mixprec.MixedPrecisionOptimizer(free, rates={"*": 10.0}).setup(model)
+    with averaging.evaluated():
+        model(x, t)
     for scale in (
         "dynamic",
         128.0,
@@ -164,6 +175,8 @@ def mistakes(model: chainer.Link) -> None:
     mixprec.StaticLossScale()  # type: ignore[call-arg]
     mixprec.KFAC(damping="0.1")  # type: ignore[arg-type]
     mixprec.LARS(lr="0.1")  # type: ignore[arg-type]
+    mixprec.SGDW(nesterov="no")  # type: ignore[arg-type]
+    mixprec.MixedPrecisionOptimizer(mixprec.SGDW(), rates=["/fc/*"])  # type: ignore[arg-type]
     mixprec.capture(model, warmup=2.5)  # type: ignore[arg-type]
     mixprec.MixedPrecisionOptimizer(model, loss_scale=[1])  # type: ignore[arg-type]
     mixprec.recompute(3)  # type: ignore[type-var]

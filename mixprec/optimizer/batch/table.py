@@ -65,7 +65,9 @@ class Table:
         self.params = [entry.param for entry in entries]
         self._masters = [entry.master for entry in entries]
         self._rules = [entry.rule for entry in entries if entry.rule is not None]
-        states = [(entry.rule, name) for entry in entries if entry.rule is not None for name in all_states(entry.formula)]
+        states = [
+            (entry.rule, name) for entry in entries if entry.rule is not None for name in all_states(entry.formula)
+        ]
         self._rule_of_states, self._names_of_states = [rule for rule, _ in states], [name for _, name in states]
         self._arrays = None  # those the rows point to; held, so that no other array gets their addresses
         self._values = Values(entries)

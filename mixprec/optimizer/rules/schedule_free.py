@@ -90,7 +90,7 @@ class ScheduleFreeSGDRule(optimizer.UpdateRule):
 
 
 class ScheduleFreeSGD(optimizer.GradientMethod):
-    """SGD without a schedule: gradients are taken between a fast iterate and its average, and the average is the result.
+    """SGD without a schedule: gradients are taken between a fast iterate and its average, which is the result.
 
     See: Defazio et al. 2024, "The Road Less Scheduled" <https://arxiv.org/abs/2405.15682>. With gradient :math:`g` at
     :math:`y`, which is what the model has in training, step :math:`t` is
