@@ -220,6 +220,7 @@ WRONG = [
     ("xs[1]", lambda: F.concat([X, 3]), "array or a variable; found 3"),
     ("ratio", lambda: F.dropout(X, "0.5"), "from 0 to below 1; found '0.5'"),
     ("ratio", lambda: F.dropout(X, 1), "from 0 to below 1; found 1"),
+    ("ratio", lambda: F.stochastic_depth(X, 1), "from 0 to below 1; found 1"),
     ("serializer", lambda: F.serialize_dropout({}, []), "chainer.AbstractSerializer; found dict"),
     ("n_batch_axes", lambda: F.linear(X, W, n_batch_axes="1"), "found '1'"),
     ("x", lambda: F.linear([[1.0]], W), "found [[1.0]]"),

@@ -1,6 +1,7 @@
 """models/: sizes, names and strides as published, He's initial values, and one block against SciPy."""
 
 import re
+import sys
 from pathlib import Path
 
 import chainer
@@ -193,8 +194,13 @@ def test_block_agrees_with_scipy(block, stride):
 
 
 def test_models_do_not_import_mixprec():
-    for path in Path(models.__file__).parent.glob("*.py"):
-        assert not re.search(r"^\s*(import|from) mixprec", path.read_text(), re.MULTILINE), path
+    """But for stochastic depth, where a network asks for it."""
+    found = [
+        line
+        for path in Path(models.__file__).parent.glob("*.py")
+        for line in re.findall(r"^\s*(?:import|from) mixprec.*", path.read_text(), re.MULTILINE)
+    ]
+    assert found == ["    from mixprec.functions import stochastic_depth"]  # within a function
 
 
 def test_the_training_script_takes_the_networks_of_the_checkout():
@@ -241,3 +247,41 @@ def test_the_unet_joins_what_it_had_at_the_same_resolution():
     join = [shapes[f"/join/{level}"] for level in range(4)]
     assert join == [(64, 8, 8), (32, 16, 16), (16, 32, 32), (8, 64, 64)]
     assert shapes["/head"] == (4, 64, 64)
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("resnet8", 3), ("resnet18", 8), ("resnet50", 16)])
+def test_stochastic_depth_grows_linearly_with_the_blocks(name, blocks):
+    """As timm's: ``drop_path_rate * net_block_idx / (net_num_blocks - 1)``, in the order of the forward pass."""
+    model = models.MODELS[name](10, stochastic_depth=0.3)
+    called = []
+
+    class Watch(chainer.LinkHook):
+        def forward_preprocess(self, args):
+            if isinstance(args.link, (BasicBlock, Bottleneck)):
+                called.append(args.link.stochastic_depth)
+
+    with chainer.using_config("train", False), chainer.no_backprop_mode(), Watch():
+        model(images(1, 32))
+    np.testing.assert_allclose(called, 0.3 * np.arange(blocks) / (blocks - 1))
+    plain = models.MODELS[name](10)
+    assert {link.stochastic_depth for link in plain.links() if isinstance(link, (BasicBlock, Bottleneck))} == {0.0}
+
+
+def test_a_dropped_branch_leaves_the_shortcut():
+    """In training; what is left of an image whose branches are all dropped is what its shortcuts make of it."""
+    block = models.MODELS["resnet8"](10, stochastic_depth=0.5).layer1[0]
+    block.stochastic_depth = 0.5
+    x = np.abs(np.random.RandomState(0).normal(size=(32, 16, 6, 6)).astype(np.float32))
+    y = block(x).array
+    dropped = (y == x).all((1, 2, 3))
+    assert 0 < dropped.sum() < 32
+    with chainer.using_config("train", False):
+        assert not (block(x).array == x).all((1, 2, 3)).any()
+
+
+def test_without_stochastic_depth_the_blocks_ask_nothing_of_mixprec(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mixprec.functions", None)  # an import of it fails
+    x = np.random.RandomState(0).normal(size=(4, 3, 32, 32)).astype(np.float32)
+    assert models.MODELS["resnet8"](10)(x).shape == (4, 10)
+    with pytest.raises(ImportError):
+        models.MODELS["resnet8"](10, stochastic_depth=0.5)(x)

@@ -42,6 +42,7 @@ _PRIMITIVES = {
     "binary_cross_entropy": LOSS,
     "binary_cross_entropy_backward": LOSS,
     "mix_images": ELEMENTWISE,
+    "scale_rows": ELEMENTWISE,
     "mean_of_counted": LOSS,
     "accuracy": LOSS,
     "cast": LAYOUT,

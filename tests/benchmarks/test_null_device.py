@@ -319,6 +319,28 @@ def test_conversions_leave_arrays_on_the_device_on_the_stream_of_graphs():
     assert type(np.asarray(x)) is np.ndarray
 
 
+def test_stochastic_depth_of_a_block_is_two_small_launches_more():
+    """A key and the factors of its images; the batch normalization, the addition and the ReLU stay one primitive."""
+    counts = []
+    for ratio in (0.0, 0.3):
+        functions.reset_dropout()
+        x, add = (null_device.array(np.ones((4, 6, 6, 8), np.float16)) for _ in range(2))
+        gamma, beta = (null_device.array(np.ones(8, np.float32)) for _ in range(2))
+        functions.stochastic_depth(x, 0.5)  # makes the state
+        with recording() as notes:
+            y = functions.batch_normalization(x, gamma, beta, add=add, relu=True, stochastic_depth=ratio)
+            y.grad = null_device.array(np.ones(y.shape, np.float16))
+            y.backward()
+        counts.append([note.name for note in _asked(notes)])
+    functions.reset_dropout()
+    plain, dropping = counts
+    assert [name for name in dropping if name not in plain and not name.startswith("batch_norm")] == [
+        "next_key",
+        "row_factors",
+    ]
+    assert not {"add", "scale_rows"} & set(dropping)
+
+
 def test_functions_of_chainer_are_seen_as_on_a_device():
     widening.install()  # what convert() does to float16 on NumPy
     x = chainer.Variable(null_device.array(np.ones((2, 3), np.float16)))

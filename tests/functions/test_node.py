@@ -62,10 +62,12 @@ FUNCTIONS = {
     "concat": (lambda *xs: F.concat(xs), [IMAGES, IMAGES]),
     "dense": (lambda x: Dense().apply((x,))[0], [IMAGES]),
     "dropout": (F.dropout, [(3, 5)]),
+    "stochastic_depth": (lambda x: F.stochastic_depth(x, 0.5), [(3, 5)]),
     "to_nhwc": (F.to_nhwc, [IMAGES]),
     "to_nchw": (F.to_nchw, [IMAGES]),
     "cast": (lambda x: F.cast(x, "float16" if x.dtype != "float16" else "float32"), [(3, 5)]),
 }
+RANDOM = ("dropout", "stochastic_depth")
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 
 
@@ -86,7 +88,7 @@ def test_forward_and_backward_in_every_dtype(name, dtype):
         assert gradient.strides == array.strides
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ("dropout", "cast")])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in (*RANDOM, "cast")])
 def test_gradients_are_numerical_derivatives(name):
     function, arrays = _case(name)
     y = function(*map(chainer.Variable, arrays))
@@ -130,7 +132,7 @@ def test_without_backprop_nothing_is_kept(name):
     assert len(nodes) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "dropout"])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in RANDOM])
 def test_forget_gives_the_same(name):
     function, arrays = _case(name)
     expected, gradients_expected, dy = run(function, arrays)
@@ -159,7 +161,7 @@ def test_a_policy_for_chainers_functions_leaves_these_alone(name):
     function, arrays = _case(name)
     expected, _, dy = run(function, arrays)
     replacements.install(chainer.Link)
-    if name == "dropout":
+    if name in RANDOM:
         return
     with calling(Scope(Conversion(Policy()))):
         found, gradients, _ = run(function, arrays, dy)
@@ -244,7 +246,7 @@ def test_primitives_get_contiguous_arrays_only(name, monkeypatch):
     expected, expected_gradients, dy = run(function, arrays)
     monkeypatch.setattr(backends, "_on_numpy", _Dense)
     strided = [np.repeat(array, 2, axis=0)[::2] for array in arrays]
-    if name != "dropout":
+    if name not in RANDOM:
         found, gradients, _ = run(function, strided, dy)
         np.testing.assert_array_equal(found, expected)
         for gradient, other in zip(gradients, expected_gradients, strict=True):

@@ -12,11 +12,20 @@ import pytest
 
 from mixprec import functions
 from mixprec.graph_capture import CaptureError, capture_evaluation
-from tests.graph_capture.captured_runs import FIRST_REPLAY, POISONED, REQUIRED, Run, assert_same, batch, eager
+from tests.graph_capture.captured_runs import FIRST_REPLAY, POISONED, REQUIRED, Network, Run, assert_same, batch, eager
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
 from tests.stand_ins.cuda_sides import both_sides
 
 STEPS = 20
+
+
+class Dropping(Network):
+    """Its blocks drop half of the images."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        for block in self.stages:
+            block.stochastic_depth = 0.5
 
 
 @pytest.mark.core(2)
@@ -28,6 +37,7 @@ STEPS = 20
         ("Adam", {"dropout": 0.5}),
         ("LARS", {}),
         ("LAMB", {"compute": "bfloat16"}),
+        ("MomentumSGD", {"network": Dropping}),
     ],
 )
 def test_twenty_steps(side, rule, settings):  # noqa: F811

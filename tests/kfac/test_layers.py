@@ -157,3 +157,35 @@ def test_both_triangles_are_stored_near_each_other():
         for matrices in averages:
             if matrices.ndim == 3:
                 assert_near(matrices, matrices.transpose(0, 2, 1).astype(np.float64), FACTORS)
+
+
+class Dropping(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.stem = L.Convolution2D(3, 3, 1, nobias=True)
+            self.conv = L.Convolution2D(3, 3, 3, pad=1, nobias=True)
+            self.bn = L.BatchNormalization(3)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return F.relu(functions.stochastic_depth(self.bn(self.conv(x)), 0.5) + x)
+
+
+def test_images_that_a_fused_block_drops_have_no_share_in_its_moments():
+    """As in the block that is not fused, in which gradients come to the batch normalization multiplied already."""
+    x, target = np.random.RandomState(0).normal(size=(2, 12, 3, 6, 6)).astype(np.float32)
+
+    def lossfun(model, x, t):
+        return F.sum((model(x) - t.astype(x.dtype)) ** 2) / len(x)
+
+    steps = []
+    for fuse in (None, False):
+        np.random.seed(0)
+        model = Dropping()
+        report = mixprec.convert(model, x, compute="float32", fuse=fuse)
+        assert report.fused.get("add + ReLU", 0) == (fuse is None)
+        functions.reset_dropout()
+        np.random.seed(1)
+        steps.append(first_step(model, lossfun, (x, target)))
+    assert_step(*steps)

@@ -224,3 +224,18 @@ def test_a_network_without_such_blocks_is_refused(tmp_path):
     config = _config(tmp_path, "model.zero_init_residual=true", arch="mine")
     with pytest.raises(ConfigError, match=r"'model\.zero_init_residual' is true, which mine does not have"):
         build_model(config, lambda classes: L.Linear(3 * 32 * 32, classes), "@numpy")
+
+
+def test_a_config_asks_for_stochastic_depth(tmp_path):
+    for value in ("0.25", "0"):
+        config = _config(tmp_path, f"model.stochastic_depth={value}")
+        model, report = build_model(config, models.MODELS["resnet8"], "@numpy")
+        assert model.predictor.layer3[0].stochastic_depth == float(value)
+        assert report.fused["add + ReLU"] == 3  # the blocks of which some may be dropped are fused as others are
+
+
+def test_a_network_without_stochastic_depth_is_refused(tmp_path):
+    config = _config(tmp_path, "model.stochastic_depth=0.1", arch="mine")
+    message = r"^'model\.stochastic_depth' is 0\.1, which mine does not have; set it to 0\.0$"
+    with pytest.raises(ConfigError, match=message):
+        build_model(config, lambda classes, zero_init_residual=False: L.Linear(3 * 32 * 32, classes), "@numpy")

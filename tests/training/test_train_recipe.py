@@ -152,6 +152,16 @@ def test_augmented_images(run, tmp_path, capsys, loader):
         "with probability 0.25; 2 copies of an image, one behind the other\n"
     ) in capsys.readouterr().out
     _assert_that_it_goes_on(run, tmp_path, *arguments, "--set", "data.threads=3")
+def test_stochastic_depth(run, tmp_path, capsys):
+    """Other images are dropped in each step, and the same ones after a resume; the memory is estimated with it."""
+    arguments = ["--set", "model.stochastic_depth=0.5"]
+    assert run("--out", "whole", "--dry-run", *arguments) == 0
+    assert "stochastic_depth: 0.5" in capsys.readouterr().out
+    assert run("--out", "whole", *arguments) == 0
+    _assert_that_it_goes_on(run, tmp_path, *arguments)
+    with np.load(tmp_path / "whole" / "snapshot_iter_9.npz") as file:
+        # Nine steps of two batches, and two of the three blocks: the first one drops nothing.
+        assert file["updater/optimizer:main/mixprec/dropout_state0"].tolist()[1] == 9 * 2 * 2
 
 
 def test_a_network_that_cannot_start_its_blocks_as_the_identity_is_named(run, capsys, tmp_path):

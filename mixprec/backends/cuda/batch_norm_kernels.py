@@ -164,7 +164,12 @@ class BatchNormKernels(Candidates):
 
     def _factors(self, x, factors):
         """Returns the arguments of a kernel that multiplies images by factors: their address, and rows of an image."""
-        return (0, 1) if factors is None else (self._address(factors), rows_of(x)[0] // len(factors))
+        if factors is None:
+            return 0, 1
+        rows = rows_of(x)[0]
+        if rows >= 2**32:  # the kernels divide in 32 bits
+            raise ValueError(f"factors of images go up to 2**32 - 1 rows; found an array of shape {x.shape}")
+        return self._address(factors), rows // len(factors)
 
     def _partial(self, x):
         """Returns an array for what blocks leave, or ``None`` if no other block needs it."""

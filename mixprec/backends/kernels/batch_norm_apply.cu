@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_apply(
             if constexpr (ADD) widen(others[r], other);
             u32 bits = 0;
             float factor = 1.0f;
-            if constexpr (FACTORS) factor = factors[some.at(r) / image_rows];
+            if constexpr (FACTORS) factor = factor_of(factors, some.at(r), image_rows);
 #pragma unroll
             for (int k = 0; k < GROUP; ++k) {
                 value[k] = scale[k] * value[k] + bias[k];

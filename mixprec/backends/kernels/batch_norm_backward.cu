@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_sum
                     narrow(gradient, gradients[r]);
                     store_raw(kept, some.at(r) * channels + tile.channel, tile, gradients[r]);
                 }
-                if constexpr (FACTORS) multiply(factors[some.at(r) / image_rows], gradient);
+                if constexpr (FACTORS) multiply(factor_of(factors, some.at(r), image_rows), gradient);
 #pragma unroll
                 for (int k = 0; k < GROUP; ++k) {
                     const float own = some.has(r) ? gradient[k] : 0.0f, from = some.has(r) ? value[k] : center[k];
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_app
             widen(values[r], value);
             widen(gradients[r], result);
             if constexpr (RECOMPUTES) close(scale, bias, value, result);
-            if constexpr (FACTORS) multiply(factors[some.at(r) / image_rows], result);
+            if constexpr (FACTORS) multiply(factor_of(factors, some.at(r), image_rows), result);
 #pragma unroll
             for (int k = 0; k < GROUP; ++k) {
                 result[k] *= scale[k];

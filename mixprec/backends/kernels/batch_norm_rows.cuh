@@ -114,6 +114,11 @@ __device__ __forceinline__ void load_rows(
     for (int r = 0; r < ROWS; ++r) load_raw(address, some.at(r) * channels + tile.channel, tile, x[r]);
 }
 
+// The factor of the image that a row belongs to. A division of 64 bits would take more registers than there are.
+__device__ __forceinline__ float factor_of(const float* factors, long long row, long long image_rows) {
+    return factors[static_cast<u32>(row) / static_cast<u32>(image_rows)];
+}
+
 // What is per channel, float32; a value instead if there is no array.
 __device__ __forceinline__ void load_channels(
     const float* values, const Tile& tile, float (&x)[GROUP], float missing = 0.0f) {
