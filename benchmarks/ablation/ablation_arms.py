@@ -91,10 +91,10 @@ DATA = {
         _CONFIGS / "textures.yaml",
         (
             *("data.size=32", "data.resize=36"),
-            *("data.train=data/textures-3000/train", "data.val=data/textures-3000/val"),
+            *("data.train=data/textures-small/train", "data.val=data/textures-small/val"),
         ),
-        "python scripts/make_textures.py --images 3000 --out data/textures-3000",
-        5,
+        "python scripts/make_textures.py --images 5000 --side 40 --out data/textures-small",
+        8,
         _arms(0.1, 0.0005, _arm("progressive", "progressive.epochs=[2, 3]", "progressive.sizes=[24, 32]")),
     ),
 }
