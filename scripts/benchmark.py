@@ -25,7 +25,7 @@ python scripts/benchmark.py memory-picture FILE.svg [--budget "500 MB"] [--size 
     [--dtype float16] [--folder FOLDER]
 python scripts/benchmark.py kfac [--data digits|digits-narrow|textures] [--batch 480] [--seeds 5] [--epochs 12]
     [--dtype float16|float32] [--minutes M] [--json FILE]
-python scripts/benchmark.py ablation [--data digits|textures] [--arms NAMES] [--seeds 5] [--epochs 4] [--jobs 2]
+python scripts/benchmark.py ablation [--data digits|textures] [--arms NAMES] [--seeds 5] [--epochs E] [--jobs 2]
     [--out DIR] [--json FILE]
 """
 

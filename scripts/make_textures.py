@@ -33,10 +33,11 @@ def main(argv=None):
         "--images", type=int, default=10000, help="number of pictures, 100 to 10000000 (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="another one gives other pictures (default: %(default)s)")
+    parser.add_argument("--side", type=int, help="pixels of the shorter side, 16 to 320 (default: 330 to 420)")
     parser.add_argument("--force", action="store_true", help="replace a damaged set, or one of other parameters")
     args = parser.parse_args(argv)
     try:
-        train, val, made = make_textures(args.out, images=args.images, seed=args.seed, force=args.force)
+        train, val, made = make_textures(args.out, images=args.images, seed=args.seed, side=args.side, force=args.force)
     except DataError as error:
         print(f"make_textures: {error}", file=sys.stderr)
         sys.exit(2)

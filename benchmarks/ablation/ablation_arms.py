@@ -37,7 +37,8 @@ def _arms(lr, weight_decay, *more):
         weight_decay: of the config.
         *more: arms for these data only.
     """
-    # The mean over ten classes has a tenth of the gradients of their sum: the learning rate makes up for it, and the
+    # A decay that momentum does not add up is ten times as large for the same effect, with a momentum of 0.9; so is the
+    # rate of a method whose steps have no velocity. The mean over ten classes has a tenth of the gradients of their sum: the learning rate makes up for it, and the
     # other factor keeps lr * weight_decay.
     bce = ("training.loss=bce", f"optimizer.lr={10 * lr:g}", f"optimizer.weight_decay={weight_decay / 10:g}")
     both = ("training.mixup=0.2", "training.cutmix=1.0")
@@ -59,8 +60,8 @@ def _arms(lr, weight_decay, *more):
         _optimizer("adamw", "AdamW", "optimizer.lr=0.003", "optimizer.weight_decay=0.05", "optimizer.momentum=null"),
         _optimizer("lamb", "LAMB", "optimizer.lr=0.02", "optimizer.weight_decay=0.02", "optimizer.momentum=null"),
         _optimizer("lars", "LARS", "optimizer.lr=1.0", "optimizer.trust_coefficient=0.02"),
-        _optimizer("sgdw", "SGDW", "optimizer.nesterov=true"),
-        _optimizer("schedule-free", "ScheduleFreeSGD", "schedule.kind=constant"),
+        _optimizer("sgdw", "SGDW", "optimizer.nesterov=true", f"optimizer.weight_decay={10 * weight_decay:g}"),
+        _optimizer("schedule-free", "ScheduleFreeSGD", f"optimizer.lr={10 * lr:g}", "schedule.kind=constant"),
         *more,
     )
     return {arm.name: arm for arm in arms}
@@ -91,10 +92,10 @@ DATA = {
         _CONFIGS / "textures.yaml",
         (
             *("data.size=32", "data.resize=36"),
-            *("data.train=data/textures-3000/train", "data.val=data/textures-3000/val"),
+            *("data.train=data/textures-small/train", "data.val=data/textures-small/val"),
         ),
-        "python scripts/make_textures.py --images 3000 --out data/textures-3000",
-        5,
-        _arms(0.1, 0.0005, _arm("progressive", "progressive.epochs=[2, 3]", "progressive.sizes=[24, 32]")),
+        "python scripts/make_textures.py --images 5000 --side 40 --out data/textures-small",
+        8,
+        _arms(0.1, 0.0005, _arm("progressive", "progressive.until=[3, 5]", "progressive.sizes=[24, 28]")),
     ),
 }

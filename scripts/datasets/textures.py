@@ -67,7 +67,7 @@ CLASSES = (
 )
 
 
-def make_textures(out, *, images=10000, seed=0, force=False):
+def make_textures(out, *, images=10000, seed=0, side=None, force=False):
     """Writes ``out/train/<class>/*.jpg`` and ``out/val/<class>/*.jpg`` and a manifest of them.
 
     A picture shows one object, a shape with an oriented grating, before a blotchy background and among other shapes,
@@ -83,6 +83,8 @@ def make_textures(out, *, images=10000, seed=0, force=False):
         out (path): Folder to make; its parent folders are made too.
         images (int): Number of pictures, from 100, ten of a class, to 10 million.
         seed (int): 0 to 2^32 - 1; another one gives other pictures of the same classes.
+        side (int): Pixels of the shorter side, from 16 to 320, to which the pictures are made smaller; ``None`` leaves
+            them as they are.
         force (bool): Make an earlier set again that is damaged or has other parameters.
 
     Returns:
@@ -96,9 +98,11 @@ def make_textures(out, *, images=10000, seed=0, force=False):
         raise DataError(f"images {images}: must be {10 * len(CLASSES)}, ten of a class, to {_MOST}")
     if not 0 <= seed < 2**32:
         raise DataError(f"seed {seed}: must be 0 to 2^32 - 1")
+    if side is not None and not 16 <= side <= 320:
+        raise DataError(f"side {side}: must be 16 to 320")
     parameters = {"source": "mixprec.data.textures", "version": _VERSION, "images": images, "seed": seed}
-    parameters |= {"quality": _QUALITY, "difficulty": _DIFFICULTY}
-    return make_set(out, "textures", parameters, lambda: (images, _contents(images, seed)), force=force)
+    parameters |= {"quality": _QUALITY, "difficulty": _DIFFICULTY, "side": side}
+    return make_set(out, "textures", parameters, lambda: (images, _contents(images, seed, side)), force=force)
 
 
 def picture(index, seed):
@@ -119,13 +123,13 @@ def picture(index, seed):
     return np.rint(pixels.clip(0, 255)).astype(np.uint8)
 
 
-def _contents(images, seed):
+def _contents(images, seed, side=None):
     """Yields (path inside the set, JPEG in bytes); worked out by processes, in order."""
     pool = ProcessPoolExecutor(
         len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
     )
     try:
-        made = pool.map(functools.partial(_jpeg, seed=seed), range(images), chunksize=16)
+        made = pool.map(functools.partial(_jpeg, seed=seed, side=side), range(images), chunksize=16)
         for index, content in enumerate(made):
             yield _path(index, images), content
     finally:
@@ -150,9 +154,12 @@ def _path(index, images):
     return f"{part}/{CLASSES[label].name}/{index:05}.jpg"
 
 
-def _jpeg(index, seed):
-    file = io.BytesIO()
-    Image.fromarray(picture(index, seed)).save(file, "JPEG", quality=_QUALITY)
+def _jpeg(index, seed, side=None):
+    file, image = io.BytesIO(), Image.fromarray(picture(index, seed))
+    if side is not None:
+        share = side / min(image.size)
+        image = image.resize((round(share * image.width), round(share * image.height)), Image.Resampling.BILINEAR)
+    image.save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()
 
 

@@ -48,7 +48,9 @@ def here(monkeypatch):
     monkeypatch.setattr(
         textures,
         "_contents",
-        lambda images, seed: ((textures._path(index, images), b"%d %d" % (index, seed)) for index in range(images)),
+        lambda images, seed, side: (
+            (textures._path(index, images), b"%d %d" % (index, seed)) for index in range(images)
+        ),
     )
 
 
@@ -66,6 +68,26 @@ def test_set_is_complete_split_by_class_and_readable(complete):
         assert found == {name: share + (size - 10 if images is train else 0) for name, size in sizes.items()}
     numbers = sorted(int(Path(file).stem) for file in train.files + val.files)
     assert numbers == list(range(104))
+
+
+def test_smaller_pictures_are_the_same_ones_made_smaller(tmp_path, complete):
+    assert textures.make_textures(tmp_path / "small", images=104, side=40) == (74, 30, True)
+    paths = sorted(path.relative_to(complete) for path in complete.glob("*/*/*.jpg"))
+    assert sorted(path.relative_to(tmp_path / "small") for path in (tmp_path / "small").glob("*/*/*.jpg")) == paths
+    for path in paths[::10]:
+        with Image.open(complete / path) as large, Image.open(tmp_path / "small" / path) as small:
+            assert min(small.size) == 40
+            assert max(small.size) == pytest.approx(40 * max(large.size) / min(large.size), abs=0.5)
+            again = np.asarray(large.resize(small.size, Image.Resampling.BOX), np.float32)
+            assert np.abs(np.asarray(small, np.float32) - again).mean() < 12
+    with pytest.raises(DataError, match="holds textures of side 40, not None"):
+        textures.make_textures(tmp_path / "small", images=104)
+
+
+@pytest.mark.parametrize("side", [15, 321])
+def test_side_is_within_bounds(side, tmp_path):
+    with pytest.raises(DataError, match=f"side {side}: must be 16 to 320"):
+        textures.make_textures(tmp_path / "small", images=104, side=side)
 
 
 def test_pictures_have_the_size_of_imagenets(complete):
@@ -213,7 +235,7 @@ def test_interrupted_run_leaves_nothing_behind(here, tmp_path, monkeypatch):
     """Neither files nor an open generator, whose processes would go on."""
     closed = []
 
-    def images(count, seed):
+    def images(count, seed, side):
         try:
             yield from ((f"train/a/{index}.jpg", b"x") for index in range(5))
             raise KeyboardInterrupt

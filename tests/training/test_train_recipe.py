@@ -152,6 +152,8 @@ def test_augmented_images(run, tmp_path, capsys, loader):
         "with probability 0.25; 2 copies of an image, one behind the other\n"
     ) in capsys.readouterr().out
     _assert_that_it_goes_on(run, tmp_path, *arguments, "--set", "data.threads=3")
+
+
 def test_stochastic_depth(run, tmp_path, capsys):
     """Other images are dropped in each step, and the same ones after a resume; the memory is estimated with it."""
     arguments = ["--set", "model.stochastic_depth=0.5"]
