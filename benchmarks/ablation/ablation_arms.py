@@ -38,8 +38,8 @@ def _arms(lr, weight_decay, *more):
         *more: arms for these data only.
     """
     # A decay that momentum does not add up is ten times as large for the same effect, with a momentum of 0.9; so is the
-    # rate of a method whose steps have no velocity. The mean over ten classes has a tenth of the gradients of their sum: the learning rate makes up for it, and the
-    # other factor keeps lr * weight_decay.
+    # rate of a method whose steps have no velocity. The mean over ten classes has a tenth of the gradients of their
+    # sum: the learning rate makes up for it, and the other factor keeps lr * weight_decay.
     bce = ("training.loss=bce", f"optimizer.lr={10 * lr:g}", f"optimizer.weight_decay={weight_decay / 10:g}")
     both = ("training.mixup=0.2", "training.cutmix=1.0")
     arms = (

@@ -170,7 +170,6 @@ class Progressive:
             f">= 1 and <= {MANY}, each larger than the one before, at most {SEVERAL} of them",
             lambda value: len(value) <= SEVERAL and all(map(operator.lt, (0, *value), (*value, MANY + 1))),
         ),
-        aliases=("epochs",),
     )
     sizes: tuple[int, ...] = key(
         "Height and width of the images, in pixels, in each of these stages.",
