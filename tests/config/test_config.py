@@ -642,7 +642,7 @@ def test_a_key_like_no_other_gets_no_proposal(write):
         (
             {"training": {"label_smoothing": 0.1}},
             ["training.loss=bce", "training.bce_threshold=0"],
-            "--set: impossible combination: 'training.bce_threshold' is 0.0 (--set), 'training.label_smoothing' is 0.1 (c.",
+            "--set: impossible combination: 'training.bce_threshold' is 0.0 (--set), 'training.label_smoothing' is 0.1",
         ),
         (
             {},
