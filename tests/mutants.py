@@ -542,7 +542,7 @@ MUTANTS = [
     Mutant("hooks-of-ranks", "compat/multi_node.py", "compat/test_multi_node.py",
            "hook.forward_preprocess(before)", "pass", "statistics of a skipped step stay NaN under ChainerMN"),
     Mutant("ranks-forgotten", "rewrite/layer_rules.py", "rewrite/test_multi_node.py",
-           "BatchNorm(eps, decay, relu), running if count else None, sums, ranks)",
+           "BatchNorm(eps, decay, relu), running if count else None, sums, ranks, factors)",
            "BatchNorm(eps, decay, relu), running if count else None, sums)",
            "ChainerMN's batch normalization becomes a local one, and the report says it is not"),
     Mutant("average-padding", "rewrite/between_layers.py", "rewrite/test_odd.py",

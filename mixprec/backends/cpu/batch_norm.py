@@ -85,7 +85,7 @@ class BatchNorms:
     # With factors image by image: one multiplies scale and bias, and sums
 
     def _apply_to_images(self, factors, x, affine, relu, add, keep_mask):
-        y, mask = new_output(x, relu and keep_mask)
+        y, mask = _new_output(x, relu and keep_mask)
         for n, factor in enumerate(factors):
             scaled = Affine(affine.scale * factor, affine.bias * factor)
             out = y[n], None if mask is None else mask[n]
@@ -147,7 +147,7 @@ class BatchNorms:
     def apply_affine(self, x, affine, relu, add=None, keep_mask=False, out=None):
         """Returns ``relu(scale * x + bias + add)``, and, if wanted, where the ReLU after an addition was open."""
         rows = Rows(x.shape)
-        y, mask = out or new_output(x, relu and add is not None and keep_mask)
+        y, mask = out or _new_output(x, relu and add is not None and keep_mask)
         flat_x, flat_y = x.reshape(-1), y.reshape(-1)
         scale, bias = map(rows.repeat, affine)
         x_scratch, add_scratch, zeros = rows.scratch(), rows.scratch(), np.zeros_like(scale)
@@ -234,7 +234,7 @@ class BatchNorms:
         return dx
 
 
-def new_output(x, masked):
+def _new_output(x, masked):
     """Returns an uninitialized array like ``x``, and one for a mask of it, or ``None``."""
     return np.empty(x.shape, x.dtype), np.empty(x.shape, bool) if masked else None
 

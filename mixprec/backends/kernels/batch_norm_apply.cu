@@ -16,6 +16,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_apply(
     normalization.affine(tile, scale, bias);
     each<ROWS>(tile, [&](const auto& some) {
         Raw values[ROWS], others[ROWS];
+        float of_rows[ROWS];  // before the loop, whose loads would wait for them
+        if constexpr (FACTORS) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) of_rows[r] = factor_of(factors, some.at(r), image_rows);
+        }
         load_rows(x, some, tile, channels, values);
         if constexpr (ADD) load_rows(add, some, tile, channels, others);
 #pragma unroll
@@ -24,12 +29,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_apply(
             widen(values[r], value);
             if constexpr (ADD) widen(others[r], other);
             u32 bits = 0;
-            float factor = 1.0f;
-            if constexpr (FACTORS) factor = factor_of(factors, some.at(r), image_rows);
 #pragma unroll
             for (int k = 0; k < GROUP; ++k) {
                 value[k] = scale[k] * value[k] + bias[k];
-                if constexpr (FACTORS) value[k] *= factor;
+                if constexpr (FACTORS) value[k] *= of_rows[r];
                 if constexpr (ADD) value[k] += other[k];
                 if constexpr (MASK) bits |= value[k] > 0.0f ? 1u << k : 0u;
                 if constexpr (RELU) value[k] = value[k] <= 0.0f ? 0.0f : value[k];  // NaN stays

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_sum
     u64 dy, u64 plus, u64 x, u64 opened, u64 kept, TILE, u64 partial, u32* counters, long long joined,
     const float* gamma, const float* beta, const float* mean, const float* spread, long long kind, double eps,
     float* dgamma, float* dbeta, float* slope, float* offset, const float* factors, long long image_rows) {
-    constexpr int ROWS = ROWS_AT_ONCE<2 + PLUS + (OPENING == OUTPUT)>;
+    constexpr int ROWS = ROWS_AT_ONCE<2 + PLUS + (OPENING == OUTPUT) + FACTORS>;
     Tile tile(TILE_GIVEN);
     const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
     GroupPairs sums[1] = {};
@@ -46,6 +46,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_sum
         each<ROWS>(tile, [&](const auto& some) {
             Raw values[ROWS], gradients[ROWS], others[ROWS], outputs[ROWS];
             u8 bits[ROWS];
+            float of_rows[ROWS];  // before the loop, whose loads would wait for them
+            if constexpr (FACTORS) {
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) of_rows[r] = factor_of(factors, some.at(r), image_rows);
+            }
             load_rows(x, some, tile, channels, values);
             load_rows(dy, some, tile, channels, gradients);
             if constexpr (PLUS) load_rows(plus, some, tile, channels, others);
@@ -84,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_sum
                     narrow(gradient, gradients[r]);
                     store_raw(kept, some.at(r) * channels + tile.channel, tile, gradients[r]);
                 }
-                if constexpr (FACTORS) multiply(factor_of(factors, some.at(r), image_rows), gradient);
+                if constexpr (FACTORS) multiply(of_rows[r], gradient);
 #pragma unroll
                 for (int k = 0; k < GROUP; ++k) {
                     const float own = some.has(r) ? gradient[k] : 0.0f, from = some.has(r) ? value[k] : center[k];

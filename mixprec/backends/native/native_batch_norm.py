@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mixprec.backends.cpu.batch_norm import new_output
 from mixprec.native.native_library import are_stored_alike, library, raw
 
 
@@ -30,7 +29,9 @@ class NativeBatchNorms:
         """See :meth:`~mixprec.backends.cpu.batch_norm.BatchNorms.apply_affine`."""
         if not are_stored_alike(x, add):
             return super().apply_affine(x, affine, relu, add, keep_mask, out)
-        y, mask = out or new_output(x, relu and add is not None and keep_mask)
+        y, mask = (np.empty(x.shape, x.dtype), None) if out is None else out
+        if out is None and relu and add is not None and keep_mask:
+            mask = np.empty(x.shape, bool)
         scale, bias = map(_float32, affine)
         library().affine(raw(x), x.shape[-1], scale, bias, _raw(add), int(relu), mask, raw(y))
         return y, mask
