@@ -1,6 +1,7 @@
 """Writes a config: as a YAML file that loads back to it, and the reference of all keys."""
 
 import dataclasses
+import inspect
 
 import yaml
 
@@ -58,7 +59,7 @@ def reference():
     known = keys(Config)
     parts = []
     for section, declaration in sections(Config).items():
-        parts += [f"## `{section}`", "", declaration.__doc__, ""]
+        parts += [f"## `{section}`", "", inspect.cleandoc(declaration.__doc__), ""]
         switch = switch_of(section, known)
         if switch is not None:
             off, on = switch.switch

@@ -76,7 +76,7 @@ class Node(chainer.FunctionNode):
         needed = any(x.requires_grad for x in variables)
         results = tuple([_variable(y, needed) for y in outputs])
         self._output_count = len(outputs)
-        if config.enable_backprop:
+        if config.enable_backprop and needed:  # else it would keep its arrays for a pass that never comes
             self._join_graph(variables, outputs, results)
             if watching.now.watchers:
                 watching.report(self, results)

@@ -22,13 +22,16 @@ def evaluated(model):
 
     Args:
         model: the link; its parameters have update rules.
+
+    Yields:
+        bool: whether anything has an average.
     """
     before = []
     try:
         for param in {id(param): param for param in model.params(include_uninit=False)}.values():
             rule = param.update_rule
-            if not isinstance(rule, ScheduleFreeSGDRule) or rule.state is None:
-                continue
+            if not isinstance(rule, ScheduleFreeSGDRule) or rule.state is None or not rule.enabled:
+                continue  # one that is frozen stays as it is
             master = master_of(param) if is_half(param.dtype) else param.array
             if master is None:  # no step yet
                 continue
@@ -37,7 +40,7 @@ def evaluated(model):
                 before.append((array, in_order_of(array, array)))
                 with np.errstate(over="ignore"):
                     array[...] = x
-        yield
+        yield bool(before)
     finally:
         for array, value in before:
             array[...] = value

@@ -54,6 +54,9 @@ class PartRates:
             arguments.instance("a pattern of rates", pattern, str, 'a text such as "/fc/*"')
         self._rates = {pattern: arguments.number(f"rates[{pattern!r}]", f, 0.0) for pattern, f in (rates or {}).items()}
 
+    def __str__(self):
+        return str(self._rates)
+
     def __bool__(self):
         return bool(self._rates)
 

@@ -68,7 +68,7 @@ class Ranks:
         self._mpi = None
         self._captures = 0
 
-    def set_up(self, masters, statistics, scaler, preconditioner):
+    def set_up(self, masters, statistics, scaler, preconditioner, rates):
         """Makes all ranks begin with the parameters of rank 0.
 
         Args:
@@ -76,6 +76,7 @@ class Ranks:
             statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`.
             scaler: the loss scale.
             preconditioner: :class:`~mixprec.kfac.preconditioner.KFAC`, or ``None``.
+            rates: :class:`~mixprec.optimizer.part_rates.PartRates`.
 
         Raises:
             ValueError: parameters or settings are not the same on all ranks; on all ranks, naming the first difference.
@@ -89,7 +90,7 @@ class Ranks:
         self._walked, self._named = None, []
         self._exchange = GradientExchange(self._mpi, self._dtype_of_sum, self._all())
         members = self._exchange.members
-        of_ranks = self._mpi.gather((members.description, _settings(scaler, self._dtype_of_sum, preconditioner)))
+        of_ranks = self._mpi.gather((members.description, _settings(scaler, self._dtype_of_sum, preconditioner, rates)))
         check_same([description for description, _ in of_ranks])
         check_settings([settings for _, settings in of_ranks])
         self._choose_transport()
@@ -282,12 +283,13 @@ class Ranks:
                     param.array[...] = array
 
 
-def _settings(scaler, dtype_of_sum, preconditioner):
+def _settings(scaler, dtype_of_sum, preconditioner, rates):
     own = {name: value for name, value in vars(scaler).items() if not name.startswith("_")}
     return {
         "loss_scale": type(scaler).__name__,
         **{f"{name} of the loss scale": value for name, value in {**own, "value": scaler.value}.items()},
         "allreduce_dtype": None if dtype_of_sum is None else dtype_of_sum.name,
+        "rates": str(rates),
         "preconditioner": None if preconditioner is None else type(preconditioner).__name__,
         **({} if preconditioner is None else {f"{k} of K-FAC": v for k, v in preconditioner.settings.items()}),
     }

@@ -172,6 +172,10 @@ class OptimizerStep:
                 self._masters_in_step = functools.partial(masters.fixed, of=self._plan.others)
         self._changes = Changes(optimizer, masters, self._plan.entries)
 
+    def plan_anew(self):
+        """To be called when states have been loaded: numbers in them may part what was one group."""
+        self._changes = None
+
     def _preconditioned(self):
         """Leaves preconditioned gradients in masters; returns the ids of their parameters.
 

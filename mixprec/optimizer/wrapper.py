@@ -100,6 +100,7 @@ class MixedPrecisionOptimizer(Delegation):
         "_optimizer_step",
         "_no_decay",
         "_rates",
+        "_has_averages",
         "_ranks",
         "_preconditioner",
     )
@@ -123,6 +124,7 @@ class MixedPrecisionOptimizer(Delegation):
         self._statistics = None
         self._no_decay = NoDecay(no_decay)
         self._rates = PartRates(rates)
+        self._has_averages = False
         self._ranks = ranks_of(communicator, allreduce_dtype)
         wishes = {"batched": batched, "zero_gradients": zero_gradients}
         self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
@@ -158,8 +160,8 @@ class MixedPrecisionOptimizer(Delegation):
 
         Raises:
             TypeError: ``link`` is not a :class:`chainer.Link`.
-            ValueError: a pattern of ``rates`` matches no parameter, or all are frozen; with a communicator, if model or
-                loss scale are not the same in all processes.
+            ValueError: a pattern of ``rates`` matches no parameter, or all are frozen; with a communicator, if model,
+                loss scale or ``rates`` are not the same in all processes.
         """
         arguments.instance("link", link, chainer.Link, "a chainer.Link")
         self._masters = masters.Masters(link, self._no_decay, self._rates)
@@ -167,7 +169,7 @@ class MixedPrecisionOptimizer(Delegation):
         self._optimizer.setup(self._masters)
         self._masters.share_update_rules()
         if self._ranks is not None:
-            self._ranks.set_up(self._masters, self._statistics, self._scaler, self._preconditioner)
+            self._ranks.set_up(self._masters, self._statistics, self._scaler, self._preconditioner, self._rates)
         if self._preconditioner is not None:
             self._preconditioner.attach(self, self._masters.index, self._ranks)
         self._passes.factor = None
@@ -213,11 +215,22 @@ class MixedPrecisionOptimizer(Delegation):
         """Returns a context manager, inside of which the model has the weights that it is to be evaluated with.
 
         With :class:`~mixprec.ScheduleFreeSGD` these are averages; with other optimizers nothing happens. Afterwards
-        everything is, bit for bit, what it was. No step may be run inside of the block. Running statistics stay those
-        of training.
+        everything is, bit for bit, what it was. Inside of the block the model may be saved, and the optimizer neither
+        steps nor is saved: both raise :class:`RuntimeError`. Running statistics stay those of training.
         """
         self._check_set_up()
-        return evaluated(self.target)
+        return self._evaluated()
+
+    @contextlib.contextmanager
+    def _evaluated(self):
+        if self._has_averages:  # a block inside of another one
+            yield
+            return
+        with evaluated(self.target) as self._has_averages:
+            try:
+                yield
+            finally:
+                self._has_averages = False
 
     def report(self) -> UpdateReport:
         """Returns a table of which parameter is updated how, :class:`~mixprec.optimizer.update_report.UpdateReport`."""
@@ -251,6 +264,7 @@ class MixedPrecisionOptimizer(Delegation):
             UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``. Nothing has changed.
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
+        self._check_weights("update")
         self._step(lossfun, args, kwds)
         if self._preconditioner is not None:
             self._preconditioner.over(self._counter.arrays[1])
@@ -303,6 +317,7 @@ class MixedPrecisionOptimizer(Delegation):
                 has changed.
         """
         self._check_set_up()
+        self._check_weights("serialize")
         arguments.instance("serializer", serializer, chainer.AbstractSerializer, "a chainer.AbstractSerializer")
         self._settle()
         own = serializer["mixprec"]
@@ -316,12 +331,17 @@ class MixedPrecisionOptimizer(Delegation):
         if isinstance(serializer, chainer.Deserializer):
             self._passes.factor = None
             self._watchdog.look_next_time()
+            self._optimizer_step.plan_anew()
 
     def _start(self, scales=()):
         self._optimizer_step = OptimizerStep(self._optimizer, self._masters, self._preconditioner, **self._wishes)
         model_files.install()
         scaled_loss.install()
         grad_scales.start(self.target, scales)
+
+    def _check_weights(self, method):
+        if self._has_averages:
+            raise RuntimeError(f"{method}() inside of evaluated(), where the model has averages of its weights")
 
     def _check_set_up(self):
         if self._masters is None:

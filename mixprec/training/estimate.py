@@ -129,7 +129,7 @@ def memory(config, trainer, report, images, val_images=0, ranks=None):
         Part("weights and statistics", weights, arch),
         Part("FP32 masters", masters, arch),
         Part("optimizer state", states, "optimizer.name"),
-        Part("gradients", sum(param.array.nbytes for param in params), arch),
+        Part("gradients", sum(param.array.nbytes for param in params if param.requires_grad), arch),
         Part("matrices of K-FAC", 4 * 4 * curvature(optimizer), "optimizer.preconditioner"),
     ]
     size, sharing = (1, 1) if ranks is None else (ranks.size, 1 if on_gpu else ranks.local_size)
@@ -216,7 +216,8 @@ def state(optimizer):
     param = chainer.Parameter(np.zeros(1, np.float32))
     rule._init_states(param)  # as the first update does
     arrays = sum(np.shape(value) == param.shape for value in (rule.state or {}).values())
-    return 4 * arrays * sum(param.size for param in optimizer.target.params() if param.array is not None)
+    trained = [param for param in optimizer.target.params() if param.array is not None and param.requires_grad]
+    return 4 * arrays * sum(param.size for param in trained)
 
 
 def curvature(optimizer):
@@ -267,9 +268,10 @@ def _image(config, size):
 
 def _graphs(config, images, activations, state):
     """The copies to compare with, and the graph of the last, smaller batch of an epoch, whose memory is its own."""
-    size, rest = _COPIES_COMPARED * state, images % config.training.batch_size
+    batch_size = largest_stage(config).batch_size
+    size, rest = _COPIES_COMPARED * state, images % batch_size
     if rest and config.data.last_batch == "partial" and config.capture.dynamic_shapes == "capture":
-        size += activations * rest // config.training.batch_size
+        size += activations * rest // batch_size
     return size
 
 

@@ -10,6 +10,7 @@ import shutil
 
 import numpy as np
 
+from mixprec.config.data import Progressive
 from mixprec.messages import OneLineError
 from mixprec.training import estimate as estimates
 from mixprec.training import kept_activations, output, snapshots, timing
@@ -33,9 +34,9 @@ class DoesNotFit(OneLineError):
 
 
 def check_size(config, network, device):
-    """Makes sure that there is memory to look at a network with images of ``data.size``, before that is done.
+    """Makes sure that there is memory to look at a network with images of all sizes, before that is done.
 
-    It is looked at with smaller ones if ``data.size`` is so large that it may not fit, which is rare.
+    It is looked at with smaller ones if they are so large that they may not fit, which is rare.
 
     Args:
         config: :class:`mixprec.config.Config`.
@@ -45,19 +46,21 @@ def check_size(config, network, device):
     Raises:
         DoesNotFit: there is not.
     """
-    size, (free, where) = config.data.size, estimates.available_on_host()
+    size, (free, where) = max(config.data.size, *config.progressive.sizes, 0), estimates.available_on_host()
     if EXAMPLE * _PIXEL * size**2 <= free:
         return
     try:
-        small = dataclasses.replace(config, data=dataclasses.replace(config.data, size=_SMALL))
+        data = dataclasses.replace(config.data, size=_SMALL)
+        small = dataclasses.replace(config, data=data, progressive=Progressive())
         _, report = build_model(small, network, device)
         needed = sum(report.activation_bytes) + report.largest_activation_bytes
     except Exception:  # a network for images of one size, which is then looked at with that
         needed = EXAMPLE * _SMALL**2 * 3 * 4
     needed = needed * size**2 // _SMALL**2
     if needed > free:
+        key = "data.size" if size == config.data.size else "progressive.sizes with"
         raise DoesNotFit(
-            f"data.size {size}: {EXAMPLE} images, with which the network is looked at, need about "
+            f"{key} {size}: {EXAMPLE} images, with which the network is looked at, need about "
             f"{estimates.in_words(needed)}, and {where} has {estimates.in_words(free)} free; lower it"
         )
 

@@ -202,7 +202,9 @@ def _move(arrays, config, images, size, ranks, iterator, path):
     then, now = epochs_of(_as_then(config, arrays, settings), images, size), epochs_of(config, images, ranks.size)
     place = now.delivered(then, delivered)
     if place is None:
-        then, now = (each.at(delivered) if isinstance(each, Stages) else each for each in (then, now))
+        if isinstance(then, Stages):
+            stage = then.of(delivered)
+            then, now = then.epochs[stage], now.epochs[stage]
         raise SnapshotError(
             f"{path}: of {size} ranks with {then.batch_size} images each, after "
             f"{delivered - then.begin(then.epoch(delivered))} batches of an epoch, and no batch of {ranks.size} ranks "

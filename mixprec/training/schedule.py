@@ -196,6 +196,8 @@ def described_rate(config, ranks=1):
     """Returns the peak of the learning rate, and what it was scaled from, as text."""
     optimizer, images = config.optimizer, images_per_step(config, ranks)
     text = f"{scaled_rate(config, optimizer.lr, ranks):g} at its peak, with {images} images in a step"
+    if config.progressive.batch_sizes:
+        text += " of the last stage"
     if optimizer.base_batch_size is not None and optimizer.base_batch_size != images:
         text += f" ({optimizer.lr:g} * {images} / {optimizer.base_batch_size})"
     return text

@@ -12,6 +12,7 @@ from chainer.training import extension
 
 from mixprec import config as configs
 from mixprec.announcements import announce
+from mixprec.config.declaration import keys
 from mixprec.messages import one_line
 from mixprec.training.output import CONFIG
 from mixprec.training.snapshots import SnapshotError, read
@@ -32,7 +33,7 @@ _FIXED = {
 }
 # Those which may change if the number of ranks does.
 _WITH_RANKS = ("training.batch_size", "training.accumulation_steps", "progressive.batch_sizes")
-_AVERAGE = "training.ema_decay"
+_AVERAGE, _MOMENTUM = "training.ema_decay", "optimizer.momentum"
 _CONFIG, _CHANGES = "extensions/settings/config", "extensions/settings/changes"
 _RANKS = "extensions/settings/ranks"
 _FIRST = ("loss_scale.init_scale", "model.weights", "model.zero_init_residual")
@@ -97,6 +98,7 @@ def compare(path, config, ranks=1):
     then = _settings(path)
     if then is None:
         return []
+    then = {**_defaults(), **then}  # an earlier version did as the default of a key says that it did not have
     # A key that is a constant now differs if the snapshot has another value.
     now = configs.flat(config) | {key: value for key, value in configs.Config.CONSTANTS.items() if key in then}
     different = {key: (then.get(key), now.get(key)) for key in {**now, **then} if then.get(key) != now.get(key)}
@@ -107,6 +109,8 @@ def compare(path, config, ranks=1):
         why = None if ranks != ranks_then and key in _WITH_RANKS else _FIXED.get(key)
         if key == _AVERAGE and None in (old, new):
             why = "averages begin with the run"
+        if key == _MOMENTUM and config.optimizer.name == "ScheduleFreeSGD":
+            why = "the average is computed with it"
         if why is not None:
             raise SnapshotError(
                 f"{path}: {key} is {configs.shown(new)} here, {configs.shown(old)} in the snapshot, and cannot change: "
@@ -116,6 +120,12 @@ def compare(path, config, ranks=1):
         note = ", which has no effect: it is for the start of a run" if is_past else ""
         lines.append(f"{key} {configs.shown(old)} -> {configs.shown(new)}{note}")
     return lines
+
+
+def _defaults():
+    known = keys(configs.Config).items()
+    defaults = {name: key.default for name, key in known if not key.required}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
 
 
 def _settings(path):

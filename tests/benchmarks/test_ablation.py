@@ -26,7 +26,6 @@ from models import MODELS
 from scripts import benchmark
 from tests import ROOT
 
-# Arms whose keys come with other parts of the recipes; empty when these are there.
 CHOICES = {"model.arch": sorted(MODELS)}
 ARMS = [Arm("mixup", "mixup=0.2", ("training.mixup=0.2",)), Arm("ema", "ema_decay=0.98", ("training.ema_decay=0.98",))]
 

@@ -18,8 +18,10 @@ from mixprec.data.loaders import dali as iterators  # noqa: E402
 from mixprec.data.loaders import pipeline  # noqa: E402
 from mixprec.data.loaders.dali_operations import DrawnBatches  # noqa: E402
 from mixprec.data.loaders.device_batches import DeviceBatches  # noqa: E402
+from mixprec.data.loaders.epochs import Epochs, Stages  # noqa: E402
 from mixprec.data.loaders.pipeline import DaliDevice, define_pipeline, new_pipeline  # noqa: E402
 from mixprec.data.loaders.spec import BatchSpec  # noqa: E402
+from mixprec.data.loaders.staged import StagedIterator  # noqa: E402
 from mixprec.data.sources.shards import ImageShards  # noqa: E402
 
 
@@ -318,6 +320,38 @@ def test_a_batch_that_nobody_wants_does_not_replace_the_last_one(cupy):
     batches.leave_out(made)
     assert made.number == 2
     assert memory() is not None
+
+
+def test_a_pipeline_that_makes_way_has_its_batches_until_they_are_used(cupy):
+    """The host waits for all that was asked for in the current stream, once; then nothing is kept."""
+    made, batches = Pipeline(cupy.log), DeviceBatches(0, 4)
+    kept = [weakref.ref(batches.take(made)[0]) for _ in range(2)]
+    cupy.log.clear()
+    batches.finish()
+    assert cupy.log == [("record", cupy.stream), ("wait for event", cupy.events[-1])]
+    assert [memory() for memory in kept] == [None, None]
+
+
+def test_the_loader_of_a_stage_that_is_over_makes_way(on_device, flat, cupy):  # noqa: F811
+    """And an iterator that is ended otherwise waits for nothing, as it may be when Python ends."""
+    make = on_device
+    settings = {"train": True, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 1}
+    epochs = [
+        Epochs(images=len(flat), batch_size=7),
+        Epochs(images=len(flat), batch_size=7, epochs_before=1, batches_before=3),
+    ]
+    iterator = StagedIterator(
+        Stages(tuple(epochs)),
+        [lambda: make(flat, 7, device_id=0, **settings), lambda: make(flat, 7, device_id=0, before=(1, 3), **settings)],
+    )
+    for _ in range(3):
+        next(iterator)
+    cupy.log.clear()
+    next(iterator)
+    assert [words[0] for words in cupy.log].count("wait for event") == 1
+    cupy.log.clear()
+    iterator.finalize()
+    assert "wait for event" not in [words[0] for words in cupy.log]
 
 
 @pytest.fixture

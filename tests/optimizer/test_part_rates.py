@@ -228,12 +228,22 @@ def test_a_frozen_parameter_has_no_update_no_gradient_and_no_state(batched):
     assert paths["/hidden/W"] == ("not updated: frozen" if batched else "one by one: batched=False")
 
 
+def test_in_a_converted_model_a_frozen_beginning_keeps_nothing():
+    """The graph begins where the first trained parameter is."""
+    model = chainer.Sequential(L.Linear(6, 5), F.relu, L.Linear(5, 2))
+    mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(), rates={"/0/*": 0}).setup(model)
+    x = np.zeros((2, 6), np.float32)
+    mixprec.convert(model, x)
+    frozen = model[0](x)
+    assert frozen.creator_node is None
+    assert not frozen.requires_grad
+
+
 def test_a_frozen_beginning_has_no_backward_pass():
-    """Nothing is retained for it either: the graph begins where the first trained parameter is."""
     optimizer = new_optimizer("SGD", stay_on_host, rates={"/hidden/*": 0})
     model = optimizer.target
     x = batch_of(1, np.array)
-    assert model.hidden(x).creator_node is None or not model.hidden(x).requires_grad
+    assert not model.hidden(x).requires_grad
     found = []
 
     class Backward(chainer.FunctionHook):

@@ -1,5 +1,6 @@
 """What a run may go on from, and what it says of settings that have changed."""
 
+import json
 import os
 import re
 import shutil
@@ -196,7 +197,7 @@ def test_a_changed_setting_is_told_or_refused(train, tmp_path, name):
     with_it = needed.get(name, [])
     assert train("--out", "out", *_set(*with_it)).returncode == 0
     before = _content(tmp_path / "out")
-    resumed = train("--out", "out", "--resume", "auto", *_set(f"{name}={value}", *with_it))
+    resumed = train("--out", "out", "--resume", "auto", *_set(*with_it, f"{name}={value}"))
     if resumed.returncode == 2:
         (line,) = resumed.stderr.splitlines()
         assert name in REFUSED
@@ -222,6 +223,31 @@ def test_a_run_with_the_same_settings_says_nothing_of_them(train, tmp_path):
     assert "changed" not in resumed.stdout
     assert (tmp_path / "out" / "config.yaml").read_text() == config
     assert {name for name in os.listdir("out") if re.search(r"\.\d+\.", name)} <= {"environment.1.txt"}
+
+
+def test_a_snapshot_of_before_a_key_goes_on_as_its_default_says(train, tmp_path):
+    """As those of the version before, whose config had fewer keys."""
+    assert train("--out", "out").returncode == 0
+    path = tmp_path / "out" / "snapshot_iter_10.npz"
+    with np.load(path) as file:
+        arrays = dict(file)
+    settings = json.loads(arrays["extensions/settings/config"].tobytes())
+    earlier = {name: value for name, value in settings.items() if not name.startswith(("progressive", "schedule.by"))}
+    assert len(earlier) == len(settings) - 4
+    arrays["extensions/settings/config"] = np.frombuffer(json.dumps(earlier).encode(), np.uint8)
+    np.savez(path, **arrays)
+    resumed = train("--out", "out", "--resume", "auto", *_set("training.epochs=3"))
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert re.findall("^changed: (.*)$", resumed.stdout, re.MULTILINE) == ["training.epochs 2 -> 3"]
+
+
+def test_the_momentum_of_schedule_free_sgd_stays(train):
+    """The average is computed with it."""
+    settings = _set("optimizer.name=ScheduleFreeSGD", "schedule.kind=constant")
+    assert train("--out", "out", *settings).returncode == 0
+    resumed = train("--out", "out", "--resume", "auto", *settings, *_set("optimizer.momentum=0.5"))
+    assert resumed.returncode == 2
+    assert "optimizer.momentum is 0.5 here, null in the snapshot, and cannot change: the average is" in resumed.stderr
 
 
 def test_who_ran_before_is_kept(train, tmp_path, monkeypatch):

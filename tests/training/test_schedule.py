@@ -268,6 +268,12 @@ def test_a_straight_rise_and_fall_is_that_of_ffcv():
         assert [rates.at(epoch + step / 8) for step in range(8)] == pytest.approx(expected, rel=1e-12)
 
 
+def test_the_rate_of_stages_is_described_as_that_of_the_last(tmp_path):
+    settings = ("optimizer.base_batch_size=32", "progressive.until=[2]", "progressive.sizes=[16]")
+    described = described_rate(_config(tmp_path, *settings, "progressive.batch_sizes=[128]"))
+    assert described == "0.25 at its peak, with 32 images in a step of the last stage"
+
+
 STAGES = ("progressive.until=[2, 5]", "progressive.sizes=[16, 24]", "progressive.batch_sizes=[64, 48]")
 
 

@@ -136,7 +136,10 @@ class DaliIterator(ImageIterator):
         self._pipeline = None
 
     def make_way(self):
-        """Waits for work of the GPU that needs the batches, whose memory is DALI's; then as :meth:`finalize`."""
+        """Waits for work of the GPU that needs the batches, whose memory is DALI's; then as :meth:`finalize`.
+
+        A batch that is still held must not be used on the GPU afterwards.
+        """
         if self._on_device is not None:
             self._on_device.finish()
         self.finalize()

@@ -50,7 +50,7 @@ class ImageIterator(Position):
         erase (float): Training: probability that a rectangle of an image becomes 0, after the normalization, see
             :mod:`mixprec.data.loaders.erasing`.
         repeats (int): Training: copies of an image in a batch of all shards, see
-            :class:`~mixprec.data.loaders.order.Order`. It divides the number of images of that.
+            :class:`~mixprec.data.loaders.order.Order`.
         mean (three floats): Mean of the channels R, G, B, in 0..255.
         std (three floats): Standard deviation of the channels, in 0..255.
         dtype (str): ``'float16'`` or ``'float32'``.

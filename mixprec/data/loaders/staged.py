@@ -29,9 +29,11 @@ class StagedIterator(Position):
         return self._epochs.of(max(0, self._delivered - 1))
 
     def __next__(self):
-        batch = self._iterator().next()
-        self._delivered += 1
-        return batch
+        iterator = self._iterator()
+        try:
+            return iterator.next()
+        finally:  # Ctrl-C may come when a batch is out
+            self._delivered = iterator.delivered
 
     def reset(self):
         """Rewinds to the very beginning."""

@@ -8,6 +8,7 @@ import tempfile
 import chainer
 import numpy as np
 
+from mixprec.config.data import Progressive
 from mixprec.data.sources.folders import ImageFiles
 from mixprec.monitor.work.opened import check_index, open_config, open_source
 from mixprec.monitor.work.thumbnails import png_of_array, thumbnail
@@ -83,4 +84,4 @@ def _of_single_images(config):
     """The config for a source of one image: each batch is one, and so is each epoch."""
     data = dataclasses.replace(config.data, threads=1, last_batch="partial", repeats=1)
     training = dataclasses.replace(config.training, batch_size=1)
-    return dataclasses.replace(config, data=data, training=training)
+    return dataclasses.replace(config, data=data, training=training, progressive=Progressive())

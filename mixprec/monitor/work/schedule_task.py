@@ -27,11 +27,11 @@ def plan_schedule(request, progress):
     """
     config = open_config(request.config, request.overrides)
     images = _count(config, progress) if request.images is None else request.images
-    batch = max(stage.batch_size for stage in stages_of(config)) * request.ranks
+    largest = max(stage.batch_size for stage in stages_of(config))
+    batch = largest * request.ranks
     if images < batch:
-        raise RequestError(
-            f"'images' is {images}; wanted: at least training.batch_size * ranks, {batch}, as for training"
-        )
+        name = "training.batch_size" if largest == config.training.batch_size else "one of progressive.batch_sizes"
+        raise RequestError(f"'images' is {images}; wanted: at least {name} * ranks, {batch}, as for training")
     rates, steps = rates_of(config, images, request.ranks), Steps(config, images, request.ranks)
     total = round(steps.until(config.training.epochs))
     places = _chosen(total, _bends(rates, steps, total))

@@ -102,6 +102,13 @@ def test_operations_and_erasing(config, loader):
     assert found["variants"] != plain["variants"]
 
 
+def test_an_image_has_the_size_of_the_last_stage(config):
+    stages = ["training.epochs=3", "progressive.until=[2]", "progressive.sizes=[8]", "progressive.batch_sizes=[8]"]
+    found = answer("augment", config=str(config), index=1, count=2, overrides=["data.loader=pillow", *stages])
+    plain = answer("augment", config=str(config), index=1, count=2, overrides=["data.loader=pillow"])
+    assert found["variants"] == plain["variants"]
+
+
 def test_a_list(config, tmp_path):
     (tmp_path / "list.txt").write_text("a/0.png 0\nb/0.png 1\n")
     overrides = ["data.loader=pillow", f"data.train={tmp_path}/list.txt", f"data.root={config.parent}/train"]

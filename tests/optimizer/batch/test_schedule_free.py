@@ -196,6 +196,57 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, how):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_file_with_other_numbers_for_each_parameter_may_be_loaded_after_a_step(tmp_path, batched):
+    """That of a run in which one part was frozen, into an optimizer whose parameters were all one group."""
+    optimizers = [new_optimizer("ScheduleFreeSGD", lambda link: link, batched=batched) for _ in range(3)]
+    whole, late, fresh = optimizers
+    whole.target.out.disable_update()
+    for step in range(3):
+        run_step(whole, step, np.array)
+    serializers.save_npz(tmp_path / "o.npz", whole)
+    serializers.save_npz(tmp_path / "m.npz", whole.target)
+    run_step(late, 5, np.array)
+    for optimizer in (late, fresh):
+        serializers.load_npz(tmp_path / "m.npz", optimizer.target)
+        serializers.load_npz(tmp_path / "o.npz", optimizer)
+        for step in range(3, 6):
+            run_step(optimizer, step, np.array)
+    found, expected = state_of(late), state_of(fresh)
+    for name, value in expected.items():
+        if "mixprec/" not in name:  # counters of steps
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_an_evaluation_inside_of_another_changes_nothing_and_steps_and_files_are_refused(tmp_path):
+    optimizer, loss = mixed(mixprec.ScheduleFreeSGD(**SETTINGS), WEIGHTS)
+    for gradient in GRADIENTS:
+        optimizer.update(loss, gradient.astype(np.float16))
+    before = _bits(optimizer)
+    with optimizer.evaluated():
+        inside = _bits(optimizer)
+        with optimizer.evaluated():
+            assert _bits(optimizer) == inside
+        with pytest.raises(RuntimeError, match="inside of evaluated"):
+            optimizer.update(loss, GRADIENTS[0].astype(np.float16))
+        with pytest.raises(RuntimeError, match="inside of evaluated"):
+            serializers.save_npz(tmp_path / "o.npz", optimizer)
+        serializers.save_npz(tmp_path / "m.npz", optimizer.target)
+        assert _bits(optimizer) == inside
+    assert _bits(optimizer) == before
+    optimizer.update(loss, GRADIENTS[0].astype(np.float16))
+
+
+def test_a_part_that_is_frozen_later_stays_as_it_is_in_an_evaluation():
+    optimizer, loss = mixed(mixprec.ScheduleFreeSGD(**SETTINGS), WEIGHTS)
+    for gradient in GRADIENTS:
+        optimizer.update(loss, gradient.astype(np.float16))
+    before = _bits(optimizer)
+    optimizer.target.disable_update()
+    with optimizer.evaluated():
+        assert _bits(optimizer) == before
+
+
 def test_another_optimizers_file_is_refused():
     momentum = state_of(new_optimizer("MomentumSGD", lambda link: link))
     saved = serializers.NpzDeserializer({k[len("optimizer/") :]: v for k, v in momentum.items() if "optimizer/" in k})
