@@ -283,7 +283,7 @@ MUTANTS = [
            "a kill while a snapshot is written destroys the one before"),
     # training
     Mutant("warmup", "training/schedule.py", "training/test_schedule.py",
-           "(epoch + self.iteration_epochs) / self.warmup_epochs", "epoch / self.warmup_epochs",
+           "(epoch + iteration_epochs) / self.warmup_epochs", "epoch / self.warmup_epochs",
            "the first step has a rate of 0, and the warm-up is one step behind"),
     Mutant("milestone", "training/schedule.py", "training/test_schedule.py",
            "epoch >= milestone", "epoch > milestone", "the rate falls a step late"),
@@ -467,7 +467,7 @@ MUTANTS = [
            'rest > 0 and self.last_batch != "drop"', 'rest > 0 and self.last_batch == "pad"',
            "the last images are never seen"),
     Mutant("other-ranks", "data/loaders/epochs.py", "data/test_epochs.py",
-           "None if rest else epoch", "epoch", "a run that goes on with other ranks leaves images out"),
+           "None if rest else self.begin", "self.begin", "a run that goes on with other ranks leaves images out"),
     Mutant("resumed-batch", "data/loaders/iterator.py", PILLOW + "loading_a_snapshot_goes_on_bit_for_bit",
            'serializer("delivered", self._delivered)', 'serializer("delivered", self._delivered + 1)',
            "a resumed run leaves out a batch"),

@@ -7,6 +7,10 @@ from mixprec.backends.device_log import record
 from mixprec.backends.launch import record_launch
 from mixprec.backends.memory import flat
 
+# The address of numbers that Chainer leaves on the host: that of their memory would be another one now and then, and so
+# would be what a step does. A device's pool of memory gives the same one again.
+_OF_NUMBERS = 256
+
 
 class Address(int):
     """The address of an array on the device, which knows what lies there.
@@ -17,7 +21,7 @@ class Address(int):
     """
 
     def __new__(cls, array):
-        address = super().__new__(cls, array.ctypes.data)
+        address = super().__new__(cls, array.ctypes.data if isinstance(array, Array) else _OF_NUMBERS)
         address.shape, address.nbytes = array.shape, array.nbytes
         return address
 

@@ -47,6 +47,7 @@ def test_every_optimizer_of_the_schema_takes_a_step(tmp_path, name, batched):
     optimizer = _optimizer(
         tmp_path,
         **{"optimizer.name": name, "optimizer.lr": 0.25, "optimizer.weight_decay": 0.5, "update.fused": batched},
+        **{"schedule.kind": "constant"},
     )
     assert getattr(optimizer, attribute(name)) == 0.25
     for param in optimizer.target.params():
