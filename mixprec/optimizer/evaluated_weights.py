@@ -1,6 +1,6 @@
 """The weights that a model is to be evaluated with, where these are others than in training: of schedule-free SGD.
 
-``MixedPrecisionOptimizer.evaluated`` is :func:`evaluated`.
+``MixedPrecisionOptimizer`` has an :class:`Evaluation`.
 """
 
 import contextlib
@@ -13,34 +13,54 @@ from mixprec.master_arrays import master_of
 from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGDRule, average
 
 
-@contextlib.contextmanager
-def evaluated(model):
-    """Inside of the block masters and parameters have the averages of their update rules, if these have any.
+class Evaluation:
+    """Gives a model these weights for a time."""
 
-    After it everything is, bit for bit, what it was: what was there is kept, and copied back. Arrays are written in
-    place, so that graphs stay valid; the optimizer must not step meanwhile. Nothing is read from a device.
+    def __init__(self):
+        self._has_averages = False
 
-    Args:
-        model: the link; its parameters have update rules.
+    def check(self, method):
+        """Raises :class:`RuntimeError` if the model has averages now, which ``method`` would take for its weights."""
+        if self._has_averages:
+            raise RuntimeError(f"{method}() inside of evaluated(), where the model has averages of its weights")
 
-    Yields:
-        bool: whether anything has an average.
-    """
-    before = []
-    try:
-        for param in {id(param): param for param in model.params(include_uninit=False)}.values():
-            rule = param.update_rule
-            if not isinstance(rule, ScheduleFreeSGDRule) or rule.state is None or not rule.enabled:
-                continue  # one that is frozen stays as it is
-            master = master_of(param) if is_half(param.dtype) else param.array
-            if master is None:  # no step yet
-                continue
-            x = average(rule, master)
-            for array in (master,) if master is param.array else (master, param.array):
+    @contextlib.contextmanager
+    def of(self, model):
+        """Inside of the block masters and parameters have the averages of their update rules, if these have any.
+
+        After it everything is, bit for bit, what it was: what was there is kept, and copied back. Arrays are written in
+        place, so that graphs stay valid. Nothing is read from a device. A block inside of another one does nothing.
+
+        Args:
+            model: the link; its parameters have update rules.
+        """
+        if self._has_averages:
+            yield
+            return
+        before = []
+        try:
+            for array, x in _averages(model):
+                self._has_averages = True
                 before.append((array, in_order_of(array, array)))
                 with np.errstate(over="ignore"):
                     array[...] = x
-        yield bool(before)
-    finally:
-        for array, value in before:
-            array[...] = value
+            yield
+        finally:
+            for array, value in before:
+                array[...] = value
+            self._has_averages = False
+
+
+def _averages(model):
+    """Yields each array of a master or a parameter that has an average, and that."""
+    for param in {id(param): param for param in model.params(include_uninit=False)}.values():
+        rule = param.update_rule
+        if not isinstance(rule, ScheduleFreeSGDRule) or rule.state is None or not rule.enabled:
+            continue  # one that is frozen stays as it is
+        master = master_of(param) if is_half(param.dtype) else param.array
+        if master is None:  # no step yet
+            continue
+        x = average(rule, master)
+        yield master, x
+        if master is not param.array:
+            yield param.array, x

@@ -16,7 +16,7 @@ from mixprec.kfac.preconditioner import KFAC
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
 from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
 from mixprec.optimizer.delegation import Delegation, checked
-from mixprec.optimizer.evaluated_weights import evaluated
+from mixprec.optimizer.evaluated_weights import Evaluation
 from mixprec.optimizer.no_decay import NoDecay
 from mixprec.optimizer.part_rates import PartRates
 from mixprec.optimizer.ranks import ranks_of
@@ -100,7 +100,7 @@ class MixedPrecisionOptimizer(Delegation):
         "_optimizer_step",
         "_no_decay",
         "_rates",
-        "_has_averages",
+        "_evaluation",
         "_ranks",
         "_preconditioner",
     )
@@ -124,7 +124,7 @@ class MixedPrecisionOptimizer(Delegation):
         self._statistics = None
         self._no_decay = NoDecay(no_decay)
         self._rates = PartRates(rates)
-        self._has_averages = False
+        self._evaluation = Evaluation()
         self._ranks = ranks_of(communicator, allreduce_dtype)
         wishes = {"batched": batched, "zero_gradients": zero_gradients}
         self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
@@ -219,18 +219,7 @@ class MixedPrecisionOptimizer(Delegation):
         steps nor is saved: both raise :class:`RuntimeError`. Running statistics stay those of training.
         """
         self._check_set_up()
-        return self._evaluated()
-
-    @contextlib.contextmanager
-    def _evaluated(self):
-        if self._has_averages:  # a block inside of another one
-            yield
-            return
-        with evaluated(self.target) as self._has_averages:
-            try:
-                yield
-            finally:
-                self._has_averages = False
+        return self._evaluation.of(self.target)
 
     def report(self) -> UpdateReport:
         """Returns a table of which parameter is updated how, :class:`~mixprec.optimizer.update_report.UpdateReport`."""
@@ -264,7 +253,7 @@ class MixedPrecisionOptimizer(Delegation):
             UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``. Nothing has changed.
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
-        self._check_weights("update")
+        self._evaluation.check("update")
         self._step(lossfun, args, kwds)
         if self._preconditioner is not None:
             self._preconditioner.over(self._counter.arrays[1])
@@ -317,7 +306,7 @@ class MixedPrecisionOptimizer(Delegation):
                 has changed.
         """
         self._check_set_up()
-        self._check_weights("serialize")
+        self._evaluation.check("serialize")
         arguments.instance("serializer", serializer, chainer.AbstractSerializer, "a chainer.AbstractSerializer")
         self._settle()
         own = serializer["mixprec"]
@@ -338,10 +327,6 @@ class MixedPrecisionOptimizer(Delegation):
         model_files.install()
         scaled_loss.install()
         grad_scales.start(self.target, scales)
-
-    def _check_weights(self, method):
-        if self._has_averages:
-            raise RuntimeError(f"{method}() inside of evaluated(), where the model has averages of its weights")
 
     def _check_set_up(self):
         if self._masters is None:
