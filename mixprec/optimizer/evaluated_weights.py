@@ -14,15 +14,18 @@ from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGDRule, average
 
 
 class Evaluation:
-    """Gives a model these weights for a time."""
+    """Gives a model these weights for a time.
+
+    Attributes:
+        has_averages: whether it has them now.
+    """
 
     def __init__(self):
-        self._has_averages = False
+        self.has_averages = False
 
-    def check(self, method):
-        """Raises :class:`RuntimeError` if the model has averages now, which ``method`` would take for its weights."""
-        if self._has_averages:
-            raise RuntimeError(f"{method}() inside of evaluated(), where the model has averages of its weights")
+    def refuse(self, method):
+        """Raises :class:`RuntimeError`: ``method`` would take averages for the weights of training."""
+        raise RuntimeError(f"{method}() inside of evaluated(), where the model has averages of its weights")
 
     @contextlib.contextmanager
     def of(self, model):
@@ -34,13 +37,13 @@ class Evaluation:
         Args:
             model: the link; its parameters have update rules.
         """
-        if self._has_averages:
+        if self.has_averages:
             yield
             return
         before = []
         try:
             for array, x in _averages(model):
-                self._has_averages = True
+                self.has_averages = True
                 before.append((array, in_order_of(array, array)))
                 with np.errstate(over="ignore"):
                     array[...] = x
@@ -48,7 +51,7 @@ class Evaluation:
         finally:
             for array, value in before:
                 array[...] = value
-            self._has_averages = False
+            self.has_averages = False
 
 
 def _averages(model):

@@ -253,7 +253,8 @@ class MixedPrecisionOptimizer(Delegation):
             UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``. Nothing has changed.
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
-        self._evaluation.check("update")
+        if self._evaluation.has_averages:
+            self._evaluation.refuse("update")
         self._step(lossfun, args, kwds)
         if self._preconditioner is not None:
             self._preconditioner.over(self._counter.arrays[1])
@@ -306,7 +307,8 @@ class MixedPrecisionOptimizer(Delegation):
                 has changed.
         """
         self._check_set_up()
-        self._evaluation.check("serialize")
+        if self._evaluation.has_averages:
+            self._evaluation.refuse("serialize")
         arguments.instance("serializer", serializer, chainer.AbstractSerializer, "a chainer.AbstractSerializer")
         self._settle()
         own = serializer["mixprec"]
