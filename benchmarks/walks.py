@@ -84,7 +84,8 @@ def walks_on(device):
     """
     if device == STAND_IN:
         null_device.install()
-    counted = {FORWARD: _forward(device), UPDATE: _update(device), STEP: _step(device), **_captured(device)}
+    with _no_collection():  # before what is counted, too: it would give memory back at one time or another
+        counted = {FORWARD: _forward(device), UPDATE: _update(device), STEP: _step(device), **_captured(device)}
     return [Walk(device, name, files, changes) for name, (files, changes) in counted.items()]
 
 
