@@ -422,7 +422,7 @@ MUTANTS = [
     Mutant("settings-of-an-earlier-version", "training/snapshot_settings.py", "training/test_resume.py",
            "{**_defaults(), **then}", "dict(then)", "snapshots of the version before are refused"),
     Mutant("frozen-layers-keep-activations", "functions/node.py", "optimizer/test_part_rates.py",
-           "if config.enable_backprop and needed:", "if config.enable_backprop:",
+           "(needed or not any(isinstance(x, chainer.Parameter) for x in variables))", "True",
            "frozen layers keep what no backward pass wants"),
     Mutant("stage-rate", "training/schedule.py", "training/test_schedule.py",
            "stage.batch_size / config.training.batch_size", "config.training.batch_size / stage.batch_size",

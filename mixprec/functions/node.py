@@ -76,7 +76,8 @@ class Node(chainer.FunctionNode):
         needed = any(x.requires_grad for x in variables)
         results = tuple([_variable(y, needed) for y in outputs])
         self._output_count = len(outputs)
-        if config.enable_backprop and needed:  # else it would keep its arrays for a pass that never comes
+        # A layer that is frozen, as are all before it, would keep its arrays for a pass that never comes.
+        if config.enable_backprop and (needed or not any(isinstance(x, chainer.Parameter) for x in variables)):
             self._join_graph(variables, outputs, results)
             if watching.now.watchers:
                 watching.report(self, results)
