@@ -20,6 +20,11 @@ def flat(config):
     return values
 
 
+def defaults():
+    """Returns the default of each key that has one, in the form of :func:`flat`."""
+    return {name: _plain(key.default) for name, key in keys(Config).items() if not key.required}
+
+
 def _plain(value):
     if isinstance(value, Pairs):
         return [list(pair) for pair in value]  # a list, as the order counts

@@ -12,7 +12,6 @@ from chainer.training import extension
 
 from mixprec import config as configs
 from mixprec.announcements import announce
-from mixprec.config.declaration import keys
 from mixprec.messages import one_line
 from mixprec.training.output import CONFIG
 from mixprec.training.snapshots import SnapshotError, read
@@ -98,7 +97,7 @@ def compare(path, config, ranks=1):
     then = _settings(path)
     if then is None:
         return []
-    then = {**_defaults(), **then}  # an earlier version did as the default of a key says that it did not have
+    then = {**configs.defaults(), **then}  # an earlier version did as the default of a key says that it did not have
     # A key that is a constant now differs if the snapshot has another value.
     now = configs.flat(config) | {key: value for key, value in configs.Config.CONSTANTS.items() if key in then}
     different = {key: (then.get(key), now.get(key)) for key in {**now, **then} if then.get(key) != now.get(key)}
@@ -120,12 +119,6 @@ def compare(path, config, ranks=1):
         note = ", which has no effect: it is for the start of a run" if is_past else ""
         lines.append(f"{key} {configs.shown(old)} -> {configs.shown(new)}{note}")
     return lines
-
-
-def _defaults():
-    known = keys(configs.Config).items()
-    defaults = {name: key.default for name, key in known if not key.required}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
 
 
 def _settings(path):

@@ -1,4 +1,4 @@
-"""What the tests of LARS and LAMB share: parameters, steps, and the kernels of a rule as CUDA source."""
+"""What the tests of the rules of this package share: parameters, steps, and the kernels of a rule as CUDA source."""
 
 import re
 
