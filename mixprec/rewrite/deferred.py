@@ -16,6 +16,7 @@ import weakref
 import chainer
 
 from mixprec.announcements import announce
+from mixprec.functions import layer_gradients
 from mixprec.functions.addition import Addition
 from mixprec.functions.relu import ReLU
 from mixprec.functions.stochastic_depth import StochasticDepth
@@ -268,7 +269,8 @@ def _split(variable, normalization, node, source, operand, y):
         variable: batch normalization alone, with factors, or a sum with it.
         normalization: its :class:`Normalization`.
         node: what has been computed, the ReLU included.
-        source: what the ReLU was taken of: ``variable``, a sum with it, or ``None`` for a sum that is not held.
+        source: what the ReLU was taken of: ``variable``, a sum with it, or ``None`` for a sum that is not held, and so
+            is not computed again.
         operand: what was added to in that sum: ``variable``, or ``None`` for it with factors, if that is not held.
         y: node of the ReLU's result; ``None`` if it is not held.
     """
@@ -280,14 +282,37 @@ def _split(variable, normalization, node, source, operand, y):
         return
     if source is None:
         operand = _scaled(variable, node.factors) if operand is None else _plain(operand)
-        source = _sum(normalization, operand, node.inputs[3].get_variable())
-    result = _relu_alone(_plain(source))
-    relu = result.creator_node
-    _rank_after(node.rank, relu)
-    relu.outputs = (weakref.ref(y),)
-    y.creator_node = relu
-    if y.data is None:
-        y.data = result.array
+        last = _SumAndReLU(node, operand.node)
+    else:
+        result = _relu_alone(_plain(source))
+        last = result.creator_node
+        if y.data is None:
+            y.data = result.array
+    _rank_after(node.rank, last)
+    last.outputs = (weakref.ref(y),)
+    y.creator_node = last
+
+
+class _SumAndReLU(chainer.FunctionNode):
+    """The addition and the ReLU that a node has computed behind its batch normalization, going backward only.
+
+    What was added may have no array any more, so they cannot be computed again.
+
+    Args:
+        node: what has computed them.
+        operand: variable node of what was added to.
+    """
+
+    def __init__(self, node, operand):
+        self._node = node
+        self.inputs = operand, node.inputs[3]
+        self.rank = max(each.rank for each in self.inputs)
+        self.lazy_grad_sum = node.lazy_grad_sum
+
+    def backward(self, indexes, grad_outputs):
+        with layer_gradients.observing(None):  # the batch normalization itself goes backward elsewhere
+            gradient = self._node.backward((3,), grad_outputs)[3]
+        return (gradient,) * len(indexes)
 
 
 def _rank_after(rank, node):

@@ -7,6 +7,7 @@ that they compute.
 
 import contextlib
 import copy
+import gc
 import threading
 
 import chainer
@@ -198,6 +199,9 @@ class Scope:
 
     def settle(self):
         """Ends the call: computes what is still deferred and was kept, or moves running statistics."""
+        if any(type(reference()) is Deferred for reference in self.deferred):
+            # Not by garbage: an exception that a library has caught and keeps in a cycle holds all calls around it.
+            gc.collect()
         for reference in reversed(self.deferred):
             variable = reference()
             if type(variable) is Deferred:

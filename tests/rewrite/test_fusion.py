@@ -477,6 +477,61 @@ def test_gradients_of_what_the_user_keeps(added, keep_from):
     assert site(converted.bn1).fused is False
 
 
+def _kept_without_shortcut(m, x):
+    """The shortcut, whose array nothing needs any more, and the sum with it are gone when the call ends."""
+    number = calls(m)
+    x = m.stem(x)
+    h = m.bn1(m.conv1(x))
+    if number == m.keeps:
+        m.notes.append(h)
+    return F.average(F.relu(h + m.conv3(x)), axis=(2, 3))
+
+
+@pytest.mark.parametrize("unchained", [False, True])
+def test_what_is_kept_without_its_shortcut_has_gradients_and_can_be_unchained(unchained):
+    plain, converted = new(_kept_without_shortcut), new(_kept_without_shortcut)
+    mixprec.convert(converted, compute="float32")
+    for call in range(4):
+        found = []
+        for model in (plain, converted):
+            del model.notes[:]
+            model.keeps = 2
+            model.cleargrads()
+            loss = F.sum(model(images(call)) ** 2)
+            if unchained and model.notes:
+                model.notes[0].unchain()
+            loss.backward(retain_grad=True)
+            kept = {str(number): h.grad for number, h in enumerate(model.notes)}
+            found.append({name: param.grad for name, param in sorted(model.namedparams())} | kept)
+        assert (found[0]["/conv1/W"] is None) == (unchained and call == 1)
+        assert_same(found[1], found[0])
+    assert site(converted.bn1).fused is False
+
+
+def test_what_only_an_exception_in_a_cycle_holds_is_not_kept(announced):
+    """As cuDNN's frontend does it: the frame of an exception has it as a variable, and all frames around it."""
+
+    def caught():
+        try:
+            raise ValueError
+        except ValueError as error:
+            kept = error
+        return kept is None
+
+    def function(m, x):
+        h = m.bn1(m.conv1(m.stem(x)))
+        caught()
+        return m.conv2(F.relu(h))
+
+    gc.disable()
+    try:
+        model, _ = beside(function)
+    finally:
+        gc.enable()
+    assert site(model.bn1).fused == RELU
+    assert not announced.records
+
+
 # The model does something else in later calls.
 
 

@@ -130,8 +130,12 @@ class Gpu(OnGpu):
     @contextlib.contextmanager
     def peak(self):
         """See :meth:`Host.peak`; of CuPy's pool the bytes in use count, of graphs all that they have."""
-        peak, used = types.SimpleNamespace(bytes=0), self._used
-        self.graphs.release()
+        peak, pool, graphs = types.SimpleNamespace(bytes=0), self._cupy.get_default_memory_pool(), self.graphs
+        graphs.release()
+
+        def used():
+            return pool.used_bytes() + graphs.pool_bytes
+
         before = used()
 
         class Peak(self._cupy.cuda.MemoryHook):
@@ -142,9 +146,6 @@ class Gpu(OnGpu):
 
         with Peak():
             yield peak
-
-    def _used(self):
-        return self._cupy.get_default_memory_pool().used_bytes() + self.graphs.pool_bytes
 
     @contextlib.contextmanager
     def held(self):

@@ -368,9 +368,11 @@ def test_captured_training_is_averaged_without_a_read_and_evaluated_in_the_same_
         for number in range(FIRST_REPLAY + 1):
             run.run([number])
             extension(None)
+        batches = {number: tuple(map(side.send, batch(number))) for number in range(FIRST_REPLAY + 1, 10)}
         with side.without_reads():
-            for number in range(FIRST_REPLAY + 1, 10):
-                run.run([number])
+            for number, arrays in batches.items():
+                run.set_rate(number)
+                run.once(*arrays)
                 extension(None)
         evaluated = []
         evaluate = mixprec.graph_capture.capture_evaluation(run.model) if capture else run.model

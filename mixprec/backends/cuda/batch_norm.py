@@ -99,17 +99,14 @@ class BatchNorms(BatchNormKernels):
         cudnn = self._cudnn()
         candidates = []
         if mask != _BITS and not factors:
-            ask = functools.partial(
-                operations.batch_norm_backward, shape, dtype, recompute=relu and not add, mask=mask is not None
+            # cuDNN 9.19 builds plans in which ``plus`` is added to ``dy`` first, but no engine runs them on an H100:
+            # CUDNN_STATUS_BAD_PARAM, nullptr == params.gmem_dy.
+            operation = operations.batch_norm_backward(
+                shape, dtype, recompute=relu and not add, mask=mask is not None
             )
-            # Without a ReLU between sum and normalization neither cuDNN 9.19 nor 9.28 has an engine.
-            names = {True: "cudnn+plus", False: "plus, cudnn"} if plus and relu else {False: "cudnn"}
-            for fused, name in names.items():
-                operation = ask(plus=fused)
-                usable = math.prod(shape[:-1]) > 1 and cudnn.supports(operation)
-                if usable or (mask is not None and not fused):
-                    function = functools.partial(self._backward_by_cudnn, cudnn.plan(operation), relu, add, fused)
-                    candidates.append((name, function))
+            if mask is not None or (math.prod(shape[:-1]) > 1 and cudnn.supports(operation)):
+                function = functools.partial(self._backward_by_cudnn, cudnn.plan(operation), relu, add)
+                candidates.append(("cudnn", function))
         if mask is None or mask == _BITS:
             for name, backwards in _KERNELS:
                 candidates.append((name, functools.partial(self._backward_by_kernels, relu, add, backwards)))
@@ -134,8 +131,8 @@ class BatchNorms(BatchNormKernels):
             )
         return y, Saved(mean, invstd, mask)
 
-    def _backward_by_cudnn(self, plan, relu, add, fused, dy, x, gamma, beta, saved, plus, factors=None):
-        if plus is not None and not fused:
+    def _backward_by_cudnn(self, plan, relu, add, dy, x, gamma, beta, saved, plus, factors=None):
+        if plus is not None:
             dy = self.add(dy, plus)
         dx, dgamma, dbeta = self._empty(x.shape, x.dtype), self._per_channel(gamma), self._per_channel(gamma)
         inputs, outputs = [dy, x, gamma, saved.mean, saved.invstd], [dx, dgamma, dbeta]
@@ -146,7 +143,6 @@ class BatchNorms(BatchNormKernels):
             outputs.append(dadd)
         elif relu:
             inputs.append(beta)
-        inputs += [plus] * fused
         plan.run(*map(self._address, inputs), *map(self._address, outputs))
         return dx, dgamma, dbeta, dadd
 

@@ -67,7 +67,7 @@ def batch_norm(shape, dtype, attributes, *, add):
     return operation("batch_norm", inputs, outputs, relu=attributes.relu, **numbers)
 
 
-def batch_norm_backward(shape, dtype, *, recompute=False, mask=False, plus=False):
+def batch_norm_backward(shape, dtype, *, recompute=False, mask=False):
     """Returns the operation of a batch normalization's gradients.
 
     Args:
@@ -75,7 +75,6 @@ def batch_norm_backward(shape, dtype, *, recompute=False, mask=False, plus=False
         dtype: the storage dtype, of NumPy.
         recompute: whether there was a ReLU without an addition.
         mask: whether there was a ReLU after an addition.
-        plus: whether there is another array to be added to dy.
     """
     shape = _image(shape)
     inputs = [Tensor("dy", shape, dtype.name), Tensor("x", shape, dtype.name)]
@@ -84,8 +83,6 @@ def batch_norm_backward(shape, dtype, *, recompute=False, mask=False, plus=False
     if mask:
         inputs.append(Tensor("mask", shape, "boolean"))
         outputs.append(Tensor("dadd", shape, dtype.name))
-    if plus:
-        inputs.append(Tensor("plus", shape, dtype.name))
     return operation("batch_norm_backward", inputs, outputs)
 
 

@@ -38,13 +38,12 @@ class Operation:
     ``batch_norm``          x, gamma, beta, running_mean, running_var      y, mean, invstd, next_mean, next_var
                             [, add]                                        [, mask]
     ``batch_norm_backward`` dy, x, gamma, mean, invstd [, beta | mask]     dx, dgamma, dbeta [, dadd]
-                            [, plus]
     ======================  =============================================  =========================================
 
     What is in brackets is there or not, and decides on the graph: ``scale`` and ``bias`` are a prologue with ReLU,
     ``sum`` and ``square_sum`` the sums of each channel of y, ``add`` an addition before the ReLU, ``beta`` the
     recomputation of a ReLU without an addition, ``mask`` (boolean, shape of x) where the ReLU after an addition was
-    open, ``dadd`` the gradient after that mask, ``plus`` a second gradient of y, added to dy.
+    open, ``dadd`` the gradient after that mask.
 
     A boolean takes a bit, it seems: since 9.25 cuDNN has another type for booleans that take a byte,
     ``CUDNN_DATA_BYTE_BOOLEAN``. That and the order of the bits have not been seen on a device.

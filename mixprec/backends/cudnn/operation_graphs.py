@@ -138,8 +138,6 @@ def _batch_norm(builder):
 def _batch_norm_backward(builder):
     graph = builder.graph
     dy, x, gamma, mean, invstd = (builder.input(name) for name in ("dy", "x", "gamma", "mean", "invstd"))
-    if builder.has("plus"):
-        dy = graph.add(a=dy, b=builder.input("plus"))  # stays float32, and is rounded behind the ReLU
     if builder.has("beta"):
         y = graph.batchnorm_inference(input=x, mean=mean, inv_variance=invstd, scale=gamma, bias=builder.input("beta"))
         dy = builder.rounded(graph.relu_backward(loss=dy, input=y), "dy")
