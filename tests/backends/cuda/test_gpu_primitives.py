@@ -712,8 +712,8 @@ LOCAL_RESPONSE_NORMS = {
     "rows of many blocks": (LocalResponseNorm(n=40, alpha=0.5), (2, 4104)),
 }
 LARGE_LOCAL_RESPONSE_NORMS = {
-    "GoogLeNet": (LocalResponseNorm(), (32, 56, 56, 192)),
-    "AlexNet": (LocalResponseNorm(), (32, 55, 55, 96)),
+    "GoogLeNet": (LocalResponseNorm(), (8, 56, 56, 192)),
+    "AlexNet": (LocalResponseNorm(), (8, 55, 55, 96)),
 }
 
 
