@@ -114,8 +114,7 @@ class CudnnContext:
         x, has = operation.inputs[0], operation.has
         if operation.kind.startswith("batch_norm"):
             adds_only = "add" in has and not operation.attribute("relu")
-            sums_only = "plus" in has and not has & {"mask", "beta"}
-            return x.shape[-1] % (4 if x.dtype == "float32" else 8) == 0 and not adds_only and not sums_only
+            return x.shape[-1] % (4 if x.dtype == "float32" else 8) == 0 and not adds_only
         if "scale" in has:
             return operation.kind == "conv_fprop" and x.dtype != "float32" and "sum" not in has
         if "sum" in has:

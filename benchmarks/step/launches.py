@@ -127,9 +127,7 @@ def _of_operation(note, batch):
         names = {each.name for each in operation.inputs}
         passed = {"batch_norm": {"x"}}.get(operation.kind, names)
         again = sum(size for name, size in images.items() if name in names & passed)
-        added = images.get("plus", 0)
-        numbers = (number / batch for number in (sum(images.values()) + again, again, added, 2 * added))
-        return Launch(kind, note.primitive, *numbers)
+        return Launch(kind, note.primitive, (sum(images.values()) + again) / batch, again / batch)
     shapes = {each.name: each.shape for each in operation.tensors}
     w = shapes.get("w") or shapes["dw"]
     y = shapes.get("y") or shapes["dy"]

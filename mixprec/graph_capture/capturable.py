@@ -28,6 +28,7 @@ class Capturable(abc.ABC):
         name: for messages, such as ``"the training step"``.
         model: the :class:`chainer.Link` whose arrays the work reads and moves.
         second_stream: whether the work may use a second stream of the device.
+        course: names of arrays of :meth:`state` that say which of several ways the work has gone.
         is_alone: whether there are no other ranks that do the same work at the same time.
         variant: what the next call does that others do not, hashable: each variant has graphs of its own.
     """
@@ -35,6 +36,7 @@ class Capturable(abc.ABC):
     name: str
     model: chainer.Link
     second_stream = False
+    course = ()
     is_alone = True
     variant = None
 

@@ -33,6 +33,7 @@ class TrainingStep(Capturable):
     """
 
     name = "the training step"
+    course = ("last_step_skipped",)
 
     def __init__(self, optimizer, lossfun, second_stream):
         self._optimizer, self._given_lossfun = optimizer, lossfun

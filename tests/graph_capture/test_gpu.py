@@ -364,7 +364,8 @@ def test_memory(side):  # noqa: F811
     size = 256 if side.is_gpu else 96
     # After the first one cuDNN has its workspace.
     _, (eager, state), (captured, _) = (_peak(side, capture, size) for capture in (REQUIRED, None, REQUIRED))
-    assert captured <= 1.1 * eager + 3 * state
+    # Of a graph its whole pool counts, of which CuPy leaves some unused: 16 % on an H100.
+    assert captured <= (1.25 if side.is_gpu else 1.1) * eager + 3 * state
     gc.collect()
     side.graphs.release()
     assert side.graphs.pool_bytes <= before

@@ -299,6 +299,34 @@ def test_one_bit_is_wrong_only_if_bits_count():
             np.testing.assert_array_equal(weights, [1.5, 2.25, 4])
 
 
+@pytest.mark.parametrize(("apart", "right"), [(0.0, False), (0.2, False), (0.3, True)])
+def test_a_graph_that_differs_from_itself_may_differ_from_an_eager_step(apart, right):
+    """By 4 times as much: here it is off by about 1, and a step changes the weights by 1.15."""
+    weights, verification, expected = _verification(False)
+    _again(weights, verification)
+    weights[1] += 1
+    found = verification.outcome(RESULTS)
+    verification.turn_back()
+    _again(weights, verification)
+    weights[1] += np.float32(1 - apart)
+    spread = verification.spread(found, RESULTS)
+    np.testing.assert_allclose(spread.arrays["weights"], apart, atol=1e-6)
+    assert (spread.arrays["t"], spread.values) == (0.0, [0.0, 0.0])
+    assert verification.difference(found, expected) is not None
+    assert (verification.difference(found, expected, spread) is None) == right
+
+
+def test_a_loss_may_be_as_far_from_that_of_an_eager_step_as_from_that_of_another_launch():
+    weights, verification, expected = _verification(False)
+    losses = [[("loss", np.array(0.25 + apart, np.float32)), ("images", 3)] for apart in (0.1, 0.15)]
+    _again(weights, verification)
+    found = verification.outcome(losses[0])
+    spread = verification.spread(found, losses[1])
+    np.testing.assert_allclose(spread.values, [0.05, 0], atol=1e-6)
+    assert verification.difference(found, expected).startswith("loss is 0.3")
+    assert verification.difference(found, expected, spread) is None
+
+
 @pytest.mark.parametrize("bitwise", [False, True])
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_an_overflow_is_the_same_in_both(bitwise, value):

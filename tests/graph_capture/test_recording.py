@@ -296,7 +296,7 @@ def test_what_a_comparison_does_with_filters_is_flat():
         outcome = verification.outcome([])
         verification.turn_back()
         verification.take(outcome)
-        verification._same_array(outcome.arrays["W"], verification.now([]).arrays["W"], outcome.arrays["W"])
+        verification._same_array(outcome.arrays["W"], verification.now([]).arrays["W"], outcome.arrays["W"], 0.0)
     launched = [note for note in notes if note.kind == "array"]
     assert [note.name for note in launched][:4] == ["copy", "copy", "setitem", "setitem"]
     shapes = [part[1] for note in launched for part in note.arguments if isinstance(part, tuple) and len(part) == 3]

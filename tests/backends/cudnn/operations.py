@@ -52,8 +52,8 @@ def batch_norm(x, dtype, *, relu=False, add=False, eps=1e-5, momentum=0.1):
     return _operation("batch_norm", inputs, outputs, relu=relu, eps=eps, momentum=momentum)
 
 
-def batch_norm_backward(x, dtype, *, relu=False, add=False, plus=False):
-    """With a ReLU: recomputed without an addition, and from the mask with one. ``plus``: a second gradient."""
+def batch_norm_backward(x, dtype, *, relu=False, add=False):
+    """With a ReLU: recomputed without an addition, and from the mask with one."""
     inputs = [Tensor("dy", x, dtype), Tensor("x", x, dtype)]
     inputs += [Tensor(name, x[-1:], "float32") for name in ("gamma", "mean", "invstd")]
     outputs = [Tensor("dx", x, dtype), *(Tensor(name, x[-1:], "float32") for name in ("dgamma", "dbeta"))]
@@ -62,5 +62,4 @@ def batch_norm_backward(x, dtype, *, relu=False, add=False, plus=False):
         outputs.append(Tensor("dadd", x, dtype))
     elif relu:
         inputs.append(Tensor("beta", x[-1:], "float32"))
-    inputs += [Tensor("plus", x, dtype)] if plus else []
     return _operation("batch_norm_backward", inputs, outputs)

@@ -53,8 +53,6 @@ def of_a_step(dtype):
         "batch norm backward": backward(x, dtype),
         "recompute -> batch norm backward": backward(narrow, dtype, relu=True),
         "mask -> batch norm backward": backward(x, dtype, relu=True, add=True),
-        "plus -> recompute -> batch norm backward": backward(narrow, dtype, relu=True, plus=True),
-        "plus -> mask -> batch norm backward": backward(x, dtype, relu=True, add=True, plus=True),
         "stem": operations.conv_fprop(*_STEM, dtype),
         "stem wgrad": operations.conv_wgrad(*_STEM, dtype),
     }
@@ -122,8 +120,6 @@ def _normalizations(dtype):
             found[f"batch norm{name}, {channels} channels"] = operations.batch_norm(x, dtype, relu=relu, add=add)
             backward = operations.batch_norm_backward(x, dtype, relu=relu, add=add)
             found[f"batch norm{name} backward, {channels} channels"] = backward
-            plus = operations.batch_norm_backward(x, dtype, relu=relu, add=add, plus=True)
-            found[f"plus -> batch norm{name} backward, {channels} channels"] = plus
     found["batch norm + add"] = operations.batch_norm(_X, dtype, add=True)
     found["batch norm of (32, 128)"] = operations.batch_norm((32, 1, 1, 128), dtype)
     found["batch norm of one image"] = operations.batch_norm((1, 7, 7, 128), dtype)

@@ -1,0 +1,101 @@
+"""Capture of steps whose gradients differ from run to run, as with engines that add in another order each time."""
+
+import numpy as np
+import pytest
+
+import mixprec
+from mixprec.backends.cudnn import settings as cudnn
+from mixprec.graph_capture import CaptureError, specialization, verification
+from tests.graph_capture.captured_runs import REQUIRED, Run
+from tests.stand_ins import fake_cudnn
+from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host  # noqa: F401  (fixtures)
+from tests.stand_ins.graph_on_host import HostGraph
+
+CALLS = 40
+
+
+def _disturb(monkeypatch, change):
+    """Lets ``change`` alter what cuDNN's stand-in gives as gradients of inputs of convolutions and linear layers."""
+    node = fake_cudnn.NODES["conv_dgrad"]
+
+    def compute(*arguments):
+        return tuple(change(np.array(result)) for result in node.compute(*arguments))
+
+    monkeypatch.setitem(fake_cudnn.NODES, "conv_dgrad", node._replace(compute=compute))
+
+
+@pytest.fixture
+def noise(host, monkeypatch):  # noqa: F811
+    """Gradients as uncertain as those of a deep network at its first steps."""
+    cudnn.configure(deterministic=False)
+    random = np.random.default_rng(0)
+    _disturb(monkeypatch, lambda gradient: gradient * random.normal(1, 0.7, gradient.shape))
+
+
+def test_a_step_with_uncertain_gradients_is_captured(noise):
+    run = Run(REQUIRED).run(range(12))
+    assert run.step.why_not is None
+    assert run.step.replays >= 4
+
+
+def test_what_a_graph_is_off_by_is_compared_with_what_it_is_off_from_itself(noise, monkeypatch):
+    monkeypatch.setattr(verification, "_APART", 0)
+    with pytest.raises(CaptureError, match="is another one after the graph than after an eager step"):
+        Run(REQUIRED).run(range(12))
+
+
+def _overflow_at_random(gradient, random):
+    """In every other step, in the last layer's gradient."""
+    if gradient.shape[2:] == (1, 1) and random.integers(2):
+        gradient[...] = np.inf
+    return gradient
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_steps_that_overflow_in_one_of_the_two_only_are_no_comparison(host, monkeypatch, seed):  # noqa: F811
+    cudnn.configure(deterministic=False)
+    random = np.random.default_rng(seed)
+    _disturb(monkeypatch, lambda gradient: _overflow_at_random(gradient, random))
+    scale = mixprec.DynamicLossScale(init=2.0**7, floor=2.0**7, patience=1000)
+    run = Run(REQUIRED, loss_scale=scale)
+    applied = 0
+    for number in range(CALLS):
+        run.run([number])
+        applied += not run.optimizer.last_step_skipped
+    assert run.step.why_not is None
+    assert run.step.replays >= 5
+    assert run.optimizer.t == applied
+    assert run.optimizer.skipped == CALLS - applied > 5
+
+
+def test_a_graph_that_always_overflows_where_an_eager_step_does_not_is_a_difference(host, monkeypatch):  # noqa: F811
+    cudnn.configure(deterministic=False)
+    launch, launched = HostGraph.launch, []
+
+    def noted(self):
+        launched.append(self)
+        try:
+            return launch(self)
+        finally:
+            launched.append(None)
+
+    monkeypatch.setattr(HostGraph, "launch", noted)
+
+    def change(gradient):
+        return gradient * (np.inf if launched and launched[-1] is not None else 1)
+
+    _disturb(monkeypatch, change)
+    run = Run(REQUIRED)
+    with pytest.raises(CaptureError, match="is another one after the graph than after an eager step"):
+        run.run(range(30))
+    assert len(launched) / 2 >= specialization._PARTED
+    assert run.optimizer.skipped <= 2  # those of the batches
+
+
+@pytest.mark.gpu
+def test_uncertain_engines_are_captured(gpu):  # noqa: F811
+    """With all engines of cuDNN, those that add in another order each time among them."""
+    cudnn.configure(deterministic=False)
+    run = Run(REQUIRED, side=gpu).run(range(12))
+    assert run.step.why_not is None
+    assert run.step.replays >= 4
