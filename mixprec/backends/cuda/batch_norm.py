@@ -101,9 +101,7 @@ class BatchNorms(BatchNormKernels):
         if mask != _BITS and not factors:
             # cuDNN 9.19 builds plans in which ``plus`` is added to ``dy`` first, but no engine runs them on an H100:
             # CUDNN_STATUS_BAD_PARAM, nullptr == params.gmem_dy.
-            operation = operations.batch_norm_backward(
-                shape, dtype, recompute=relu and not add, mask=mask is not None
-            )
+            operation = operations.batch_norm_backward(shape, dtype, recompute=relu and not add, mask=mask is not None)
             if mask is not None or (math.prod(shape[:-1]) > 1 and cudnn.supports(operation)):
                 function = functools.partial(self._backward_by_cudnn, cudnn.plan(operation), relu, add)
                 candidates.append(("cudnn", function))
