@@ -45,8 +45,8 @@ class Operation:
     recomputation of a ReLU without an addition, ``mask`` (boolean, shape of x) where the ReLU after an addition was
     open, ``dadd`` the gradient after that mask.
 
-    A boolean takes a bit, it seems: since 9.25 cuDNN has another type for booleans that take a byte,
-    ``CUDNN_DATA_BYTE_BOOLEAN``. That and the order of the bits have not been seen on a device.
+    A boolean takes a bit, the lowest one of a byte first: seen with 9.19 on an H100. Since 9.25 cuDNN has another type
+    for booleans that take a byte, ``CUDNN_DATA_BYTE_BOOLEAN``.
     For some of these there is no engine: ``tests/stand_ins/fake_cudnn_limits.py`` has what cuDNN 9.19 and 9.28 refuse.
 
     Attributes:
