@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mixprec.backends.capture_error import CaptureError
-from mixprec.backends.cudnn import search, settings
+from mixprec.backends.cudnn import engines, search, settings
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine
 from mixprec.backends.cudnn.handles import Handles
@@ -806,3 +806,33 @@ def test_streams_of_threads_have_workspaces_of_their_own(device, stream, count):
 
     in_threads([ask, ask])
     assert len(found) == count
+
+
+# --- what cuDNN offers, and should not
+
+
+@pytest.mark.parametrize(
+    ("dtype", "x", "w", "engine"),
+    [
+        ("bfloat16", (5, 1, 1, 17), (8, 1, 1, 17), "eng1_k0=0"),
+        ("bfloat16", (5, 1, 1, 16), (10, 1, 1, 16), "eng1_k0=0"),
+        ("bfloat16", (5, 1, 1, 16), (8, 1, 1, 16), "eng0_k0=0"),
+        ("float16", (5, 1, 1, 17), (10, 1, 1, 17), "eng0_k0=0"),
+    ],
+)
+def test_engines_that_are_wrong_in_bfloat16_are_not_taken(context, monkeypatch, dtype, x, w, engine):
+    """Where rows of an input or output are no multiple of 16 bytes; also not if they were chosen before."""
+    monkeypatch.setattr(engines, "_WRONG_IF_NARROW", ("eng0",))
+    operation = conv_fprop(x, w, Convolution(), dtype)
+    assert context.plan(operation).engine == engine
+    found = engines.Engines(fake_cudnn, operation, settings.Settings(), sm_version=90)
+    assert found.build("eng0_k0=0") == (engine == "eng0_k0=0")
+
+
+def test_sums_of_channels_that_differ_from_run_to_run_are_not_taken_where_bits_count(context):
+    operation = conv_fprop(X, W, Convolution(pad=(1, 1)), "float16", sums=True)
+    assert context.supports(operation)
+    settings.configure(deterministic=True)
+    with pytest.raises(NoEngine, match="differ from run to run, and cudnn.deterministic is set"):
+        context.plan(operation)
+    assert context.supports(CONV)
