@@ -31,7 +31,7 @@ DOWNLOADED = (
     "nvidia-cudnn-frontend",
     *("ml-dtypes", "pyyaml", "pillow", "tqdm", "six", "filelock", "typing-extensions"),  # mixprec and Chainer
     *("matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "packaging", "pyparsing", "python-dateutil"),
-    *("hypothesis", "sortedcontainers"),  # tests
+    *("hypothesis", "sortedcontainers", "pytest-xdist", "execnet"),  # tests
 )
 _GLIBC = range(5, 35)  # 2.N of manylinux tags: pip takes exactly those that are named
 

@@ -4,8 +4,8 @@ python scripts/check_gpu.py [--budget SECONDS] [--resume FILE] [--stage NAME ...
     [--scratch DIR]
 
 Stages, each with a limit of its own: environment, smoke (six checks), the file from which cuDNN builds plans for this
-GPU where there is none, images/s with everything on at batch 256 and 32, a profile, PyTorch, the tests that need a GPU,
-images/s with autotuning, training. After each one `check.tgz` is rewritten; with `--resume` of that file a later call
+GPU where there is none, images/s with everything on at batch 256 and 32, a profile, PyTorch, images/s with autotuning,
+the tests that need a GPU, training. After each one `check.tgz` is rewritten; with `--resume` of that file a later call
 goes on. Needs Python, NumPy, CuPy, cuDNN and pytest; what else is missing is carried as wheels, see
 scripts/carry_wheels.py. docs/check-gpu.md says more.
 
@@ -66,7 +66,7 @@ def main(argv=None):
         action="append",
         default=[],
         metavar="NAME",
-        help=f"also a pattern, such as 'tests-*'; may be repeated; default: all of {names}",
+        help=f"also a pattern, such as 'tuned-*'; may be repeated; default: all of {names}",
     )
     parser.add_argument(
         "--out", type=path("a folder"), metavar="DIR", help="of the results; default: results/check_gpu/<date-time>"

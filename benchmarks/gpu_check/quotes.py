@@ -92,22 +92,18 @@ def _junit(path):
 
 
 def _verbose(lines):
-    """The same from the lines that pytest prints with -v while it runs."""
-    outcomes, failures, running = collections.Counter(), [], None
+    """The same from the lines that pytest prints with -v while it runs in several processes."""
+    outcomes, failures = collections.Counter(), []
     words = {"PASSED": "passed", "SKIPPED": "skipped", "FAILED": "failed", "ERROR": "failed", "XFAIL": "skipped"}
     for line in lines:
         if re.match(r"=+ (FAILURES|ERRORS|warnings summary|short test summary info)", line):
             break
-        match = re.match(r"(\S+\.py::.+?)(?: (PASSED|SKIPPED|FAILED|ERROR|XFAIL)\b.*)?$", line)
-        if match is None:
-            continue
-        running = None if match[2] else match[1].strip()
-        if match[2]:
-            outcomes[words[match[2]]] += 1
-            if words[match[2]] == "failed":
-                failures.append(match[1])
-    ended = [f"{running} was running"] if running else []
-    return outcomes, [*_first(failures), *ended]
+        match = re.match(r"\[gw\d+\] \[ *\d+%\] (PASSED|SKIPPED|FAILED|ERROR|XFAIL) (\S+\.py::.+?) *$", line)
+        if match is not None:
+            outcomes[words[match[1]]] += 1
+            if words[match[1]] == "failed":
+                failures.append(match[2])
+    return outcomes, _first(failures)
 
 
 def bars(folder, lines):

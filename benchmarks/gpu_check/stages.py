@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import sys
 
-from benchmarks.gpu_check import parts_of_tests, properties, quotes
+from benchmarks.gpu_check import properties, quotes, tests_at_once
 from benchmarks.gpu_check.group import Stop
 
 EVERYTHING = "static_graph.yaml"  # everything on
@@ -63,8 +63,8 @@ def stages(root, scratch):
         *(_bar(root, scratch, f"mixprec-{batch}", UNTUNED, batch) for batch in BATCHES),
         _profile(root, scratch),
         *(_bar(root, scratch, f"pytorch-{batch}", PYTORCH, batch, 90.0, "--peer", "pytorch") for batch in BATCHES),
-        *(_tests(scratch, name, words, limit) for name, words, limit in parts_of_tests.shards(root)),
-        *(_bar(root, scratch, f"tuned-{batch}", EVERYTHING, batch, 300.0) for batch in BATCHES),
+        *(_bar(root, scratch, f"tuned-{batch}", EVERYTHING, batch, 330.0) for batch in BATCHES),
+        _tests(scratch),
         _training(root, scratch),
     ]
 
@@ -86,9 +86,9 @@ def _profile(root, scratch):
     return Stage("profile", command, 120.0, quotes.profile, least=20.0)
 
 
-def _tests(scratch, name, words, limit):
-    junit = f"--junitxml={scratch / name / quotes.JUNIT}"
-    return Stage(name, _module("pytest", *parts_of_tests.OPTIONS, junit, *words), limit, quotes.tests, least=15.0)
+def _tests(scratch):
+    words = (*tests_at_once.options(), f"--junitxml={scratch / 'tests' / quotes.JUNIT}", "tests")
+    return Stage("tests", _module("pytest", *words), 360.0, quotes.tests, least=60.0)
 
 
 def _training(root, scratch):

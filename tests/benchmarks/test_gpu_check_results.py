@@ -20,13 +20,13 @@ from benchmarks.gpu_check import (
     archive,
     group,
     machine_report,
-    parts_of_tests,
     properties,
     quotes,
     smoke,
     smoke_nccl,
     stage_summary,
     stages,
+    tests_at_once,
     wheels,
 )
 from benchmarks.profile import kinds
@@ -155,13 +155,14 @@ def test_warning():
 
 @pytest.fixture(scope="module")
 def tested(tmp_path_factory):
-    """A folder with what pytest leaves with the options of a shard, and the lines that it has printed."""
+    """A folder with what pytest leaves with the options of the stage, and the lines that it has printed."""
     folder = tmp_path_factory.mktemp("pytest")
     (folder / "test_cases.py").write_text(CASES)
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings =\n    error\n")
-    options = [word for word in parts_of_tests.OPTIONS if word not in ("-m", "gpu")]
+    options = [word for word in tests_at_once.options() if word not in ("-m", "gpu")]
     command = [sys.executable, "-m", "pytest", *options, f"--junitxml={folder / quotes.JUNIT}", "test_cases.py"]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     return folder, ended.stdout.splitlines()
 
@@ -170,29 +171,25 @@ def test_quotes_of_tests(tested):
     """A warning is no error, whatever the project's own settings say."""
     counts, *failures = quotes.tests(*tested)
     assert counts == "4 passed, 2 failed, 1 skipped"
-    assert failures == [
-        "test_cases::test_with_words: AssertionError: not the same",
+    assert sorted(failures) == [
         'test_cases::test_error: failed on setup with "RuntimeError: no device"',
+        "test_cases::test_with_words: AssertionError: not the same",
     ]
     assert any("nobody has pinned this" in line for line in tested[1])
 
 
 def test_quotes_of_tests_that_were_killed(tested, tmp_path):
-    """From the log, whole or broken off while a test was running."""
+    """From the log, whole or broken off; a failure stands there with its reason before the run is over."""
     lines = tested[1]
-    assert quotes.tests(tmp_path, lines) == [
-        "4 passed, 2 failed, 1 skipped",
-        "test_cases.py::test_with_words",
-        "test_cases.py::test_error",
-        "pytest did not come to its end; these are counts of its log",
-    ]
-    text = "\n".join(lines)
-    assert quotes.tests(tmp_path, text[: text.index("SKIPPED")].splitlines()) == [
-        "3 passed, 1 failed",
-        "test_cases.py::test_with_words",
-        "test_cases.py::test_skipped was running",
-        "pytest did not come to its end; these are counts of its log",
-    ]
+    counts, *failures, end = quotes.tests(tmp_path, lines)
+    assert sorted(counts.split(", ")) == ["1 skipped", "2 failed", "4 passed"]
+    assert sorted(failures) == ["test_cases.py::test_error", "test_cases.py::test_with_words"]
+    assert end == "pytest did not come to its end; these are counts of its log"
+    ended = next(place for place, line in enumerate(lines) if "= FAILURES =" in line or "= ERRORS =" in line)
+    assert any("AssertionError: not the same" in line for line in lines[:ended])
+    third = [place for place, line in enumerate(lines) if re.match(r"\[gw", line)][2]
+    counts, *_ = quotes.tests(tmp_path, lines[: third + 1])
+    assert sum(int(word.split()[0]) for word in counts.split(", ")) == 3
     for wrong in ([], ["ImportError"]):
         with pytest.raises(ValueError, match="no test has run"):
             quotes.tests(tmp_path, wrong)
@@ -322,31 +319,16 @@ def run_here(command, **variables):
 def test_what_is_worth_most_comes_first(stage_of):
     names = list(stage_of)
     order = ["environment", "smoke-kernel", "mixprec-256", "mixprec-32", "profile", "pytorch-256", "pytorch-32"]
-    order += ["tests-unknown", "tests-captures", "tests-update", "tests-links", "tests-rest", "tuned-256", "train"]
+    order += ["tuned-256", "tuned-32", "tests", "train"]
     assert [name for name in names if name in order] == order
-    assert all(stage.limit <= 90 for name, stage in stage_of.items() if name.startswith("tests-"))
     first = names[: names.index("profile") + 1]
     assert sum(stage_of[name].limit for name in first if not name.startswith("smoke-")) + 60 <= 700
 
 
-def test_each_test_for_a_gpu_is_in_one_shard():
-    """The files by name; what is split by -k is so into two that exclude each other."""
-    words = [words for _, words, _ in parts_of_tests.shards(ROOT)]
-    own = [word for each in words for word in each if word.endswith(".py")]
-    others = [str(path) for path in (ROOT / "tests").glob("**/test_*.py") if re.search("gpu|_sides", path.read_text())]
-    command = (sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-m", "gpu")
-    ended = run_here([*command, *others])
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr
-    assert {line.partition("::")[0] for line in ended.stdout.splitlines() if "::" in line} <= set(own)
-    split = {name for name in own if own.count(name) > 1}
-    assert len(split) == 1
-    first, second, third = (each[each.index("-k") + 1] for each in words if split & set(each))
-    assert (second, third) == (f"not ({first}) and float16", f"not ({first}) and not float16")
-
-
 def test_pytest_takes_the_arguments(stage_of):
-    command = [*stage_of["tests-links"].command, "--collect-only"]
-    ended = run_here(command)
+    *command, folder = stage_of["tests"].command
+    assert folder == "tests"
+    ended = run_here([*command, "--collect-only", "tests/links/test_gpu.py"])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "<Module test_gpu.py>" in ended.stdout
 
