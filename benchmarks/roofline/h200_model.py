@@ -102,9 +102,7 @@ def sums_in_batch_norm(launches):
     for launch in sums_apart(launches):
         if pending is not None and launch.kind == kinds.BN_BACKWARD:
             array = pending.bytes / 3
-            again = (
-                array if launch.again else 0
-            )  # cuDNN's launch reads all twice, the first one of two own kernels once
+            again = array if launch.again else 0  # one launch reads all twice, the first of two own kernels once
             moved = launch.bytes + array + again
             more = {"bytes": moved, "again": launch.again + again, "added": array, "for_sums": array + again}
             launch = dataclasses.replace(launch, **more)

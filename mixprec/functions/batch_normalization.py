@@ -151,6 +151,10 @@ class _Normalization(Node):
         if add is not None:
             checks.like(self.name, "add", add, "x", x)
 
+    def alone(self):
+        """Returns a node with what this one has retained, whose backward pass asks nothing of other processes."""
+        return self
+
 
 class BatchNormalization(_Normalization):
     """See :func:`batch_normalization`."""
@@ -187,13 +191,15 @@ class BatchNormalization(_Normalization):
             ranks=self._ranks,
             factors=self.factors,
         )
+        self._statistics = None  # they have moved, and belong to the link
         return (y,)
 
     def again(self):
-        if self._ranks is not None:
-            return None
+        return copy.copy(self) if self._ranks is None else None
+
+    def alone(self):
         twin = copy.copy(self)
-        twin._statistics = None
+        twin._ranks = None
         return twin
 
     def gradients(self, primitives, indexes, dy, plus=None):

@@ -132,16 +132,9 @@ class TrainingStep(Capturable):
 
     def state(self):
         """Returns every array that a step moves, by a name for messages."""
-        masters, step, _, scaler, counter = _parts(self._optimizer)
+        _, step, _, scaler, counter = _parts(self._optimizer)
         step.before_launch()  # what it settles would come back with these arrays, and count twice
-        arrays = {}
-        for name, param, master in masters.all_current():
-            if param.array is not None:
-                arrays[name] = param.array
-                arrays[f"the master of {name}"] = master.array
-                rule = param.update_rule
-                for key, value in (rule.state or {}).items() if rule is not None else ():
-                    arrays[f"{key} of {name}"] = value
+        arrays = dict(self._updated())
         for name, link in self.model.namedlinks():
             arrays |= {f"{key} of {name}": link.__dict__.get(key) for key in link._persistent}
         applied = step.batch.applied
@@ -154,6 +147,20 @@ class TrainingStep(Capturable):
             arrays |= self._optimizer._preconditioner.state()
         unique = {id(array): (name, array) for name, array in reversed(arrays.items()) if _is_array(array)}
         return dict(reversed(unique.values()))
+
+    def _updated(self):
+        """Yields names and arrays of what the optimizer's rules update."""
+        for name, param, master in _parts(self._optimizer).masters.all_current():
+            if param.array is not None:
+                yield name, param.array
+                yield f"the master of {name}", master.array
+                rule = param.update_rule
+                for key, value in (rule.state or {}).items() if rule is not None else ():
+                    yield f"{key} of {name}", value
+
+    def uncertain(self):
+        """See :meth:`Capturable.uncertain`."""
+        return {name for name, _ in self._updated()}
 
     def outputs(self):
         """Returns gradients and kept variables, for :meth:`restore`.

@@ -118,6 +118,7 @@ class Specialization:
         """Drops the graph; the next calls are eager again, two of them at least."""
         self._drop_graph()
         self._log, self._to_compare, self.calls = None, _COMPARED, self._warmup - 2
+        self._parted = 0
 
     def _drop_graph(self):
         if self.graph is not None:
@@ -164,7 +165,9 @@ class Specialization:
         """
         self._log = None
         state = self._state()
-        verification = Verification(state, bitwise=settings.current().deterministic)
+        # One rank is enough whose engines may give other bits each time.
+        varies = self._capturable.first_of_ranks(None if settings.current().deterministic else "other bits")
+        verification = Verification(state, bitwise=varies is None, uncertain=self._capturable.uncertain())
         again = spread = None
         if self.graph is not None:
             self._launch_graph()
@@ -182,20 +185,18 @@ class Specialization:
             reports.repeat()  # the state, or a part of it, has come to the device in this step: from a file, or drawn
             return result
         expected = verification.outcome([("the result", result), *reports.values])
-        if again is not None and self._went_alike(verification, again, expected):
-            self._fails(verification.difference(again, expected, spread))
+        says = again is None or self._compares(verification, again, expected, spread)
         del again  # memory
         if self.failure is None:
             self._fails(self._capture(outputs))
         if self.failure is None:
             verification.turn_back()
             self._launch_graph()
-            if not self._went_alike(verification, verification.now(self._values_of_graph()), expected):
+            if not self._compares_graph(verification, expected):
                 verification.take(expected)
                 self._capturable.restore(outputs)
                 reports.repeat()
                 return result
-            self._fails(self._difference_of_graph(verification, expected))
             if self.failure is not None:
                 verification.take(expected)
         if self.failure is not None:
@@ -203,19 +204,40 @@ class Specialization:
             self._graphs.release()  # what a capture has left that failed
             reports.repeat()
             return result
-        self._to_compare -= self._capturable.applied()
+        self._to_compare -= says and self._capturable.applied()
         return self._result_of_graph()
 
-    def _difference_of_graph(self, verification, expected):
-        """Compares what the graph has just left with an eager step; returns the difference, or ``None``."""
-        reason = verification.difference(verification.now(self._values_of_graph()), expected)
-        if verification.bitwise or self._capturable.first_of_ranks(reason) is None:
-            return reason
-        found = verification.outcome(self._values_of_graph())
-        return verification.difference(found, expected, self._spread(verification, found))
+    def _compares_graph(self, verification, expected):
+        """Compares what the graph has just left with an eager step; returns whether that says anything."""
+        found = verification.now(self._values_of_graph())
+        reason = verification.difference(found, expected)
+        if self._capturable.first_of_ranks(reason) is None:
+            return True
+        spread = None
+        if not verification.bitwise:
+            found = verification.outcome(found.values)
+            spread = self._spread(verification, found)
+        return self._compares(verification, found, expected, spread)
+
+    def _compares(self, verification, found, expected, spread):
+        """Compares a launch with an eager step; notes a difference, and returns whether that says anything.
+
+        It says nothing if only one of the two has overflowed, or no other launch went the same way, for some calls.
+        """
+        if not verification.bitwise:
+            alike = spread is not None and verification.same_course(found, expected, self._capturable.course)
+            alike = self._capturable.first_of_ranks(None if alike else "parted") is None
+            self._parted = 0 if alike else self._parted + 1
+            if not alike and self._capturable.first_of_ranks("over" if self._parted > _PARTED else None) is None:
+                return False
+        self._fails(verification.difference(found, expected, spread))
+        return True
 
     def _spread(self, verification, found):
-        """Launches the graph once more and returns how far the result is from ``found``, unless it must be the same."""
+        """Launches the graph again, and returns how far the result is from ``found``, or ``None``.
+
+        All ranks launch equally often; that a step has overflowed is the same on all.
+        """
         for _ in range(0 if verification.bitwise else _SPREADS):
             verification.turn_back()
             self._launch_graph()
@@ -223,14 +245,6 @@ class Specialization:
             if verification.same_course(found, verification.now(values), self._capturable.course):
                 return verification.spread(found, values)
         return None
-
-    def _went_alike(self, verification, found, expected):
-        """Whether a launch and an eager step can be compared: not if only one of the two has overflowed, at first."""
-        if verification.bitwise or self._parted >= _PARTED:
-            return True
-        alike = verification.same_course(found, expected, self._capturable.course)
-        self._parted = 0 if alike else self._parted + 1
-        return alike
 
     def _fails(self, reason):
         """Notes why there can be no graph, on this rank or another one, if there is a reason."""

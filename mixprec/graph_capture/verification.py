@@ -34,33 +34,23 @@ class Outcome(NamedTuple):
     arrays: dict
 
 
-class Spread(NamedTuple):
-    """How far apart two launches of a graph are, from the same state.
-
-    Attributes:
-        values: the largest difference in each value, in order; 0 of what is no number.
-        arrays: dict from names of arrays to the norm of their difference.
-    """
-
-    values: list
-    arrays: dict
-
-
 class Verification:
     """Compares several runs of a step that begin from the same state.
 
     Args:
         arrays: dict from names to the arrays that the step moves, all of them.
         bitwise: whether outcomes must be the same bit for bit; otherwise within bounds.
+        uncertain: names of arrays that follow from gradients.
 
     Attributes:
         bitwise: see above.
     """
 
-    def __init__(self, arrays, bitwise):
+    def __init__(self, arrays, bitwise, uncertain=()):
         # CuPy goes through an array in the order of its axes: through a filter, strided, unless it is seen as flat.
         self._arrays = {name: flat(array) if is_dense(array) else array for name, array in arrays.items()}
         self.bitwise = bitwise
+        self._uncertain = uncertain
         self._before = _copies(self._arrays)
 
     def outcome(self, values):
@@ -84,14 +74,17 @@ class Verification:
         return all(_same_bits(*map(_on_host, (found.arrays[name], expected.arrays[name]))) for name in names)
 
     def spread(self, first, values):
-        """Returns the :class:`Spread` between the :class:`Outcome` of one launch and what the next has left now.
+        """Returns how far two launches of a graph from the same state are apart, where that may be.
 
         Args:
-            first: the outcome, with copies.
+            first: the :class:`Outcome` of one launch, with copies; the next one has left what is there now.
             values: ``[(name, array or number)]``: the results of the next launch.
+
+        Returns:
+            dict from names of arrays that follow from gradients to the norm of their difference.
         """
-        apart = [_largest(value, other) for (_, value), (_, other) in zip(values, first.values, strict=True)]
-        return Spread(apart, {name: _apart(array, first.arrays[name]) for name, array in self._arrays.items()})
+        now = self.now(values).arrays
+        return {name: _apart(now[name], array) for name, array in first.arrays.items() if name in self._uncertain}
 
     def difference(self, found, expected, spread=None):
         """Returns the first difference between two outcomes, as text; the host waits for the device.
@@ -99,19 +92,18 @@ class Verification:
         Args:
             found: :class:`Outcome` of the graph.
             expected: that of an eager step.
-            spread: :class:`Spread` of the graph, or ``None`` if it is the same each time.
+            spread: of :meth:`spread`, or ``None``.
 
         Returns:
             str, or ``None``.
         """
         if [name for name, _ in found.values] != [name for name, _ in expected.values]:
             return "other values are reported by the graph than by an eager step"
-        noises = [0.0] * len(found.values) if spread is None else spread.values
-        for (name, ours), (_, theirs), noise in zip(found.values, expected.values, noises, strict=True):
-            if not self._same_value(theirs, ours, noise):
+        for (name, ours), (_, theirs) in zip(found.values, expected.values, strict=True):
+            if not self._same_value(theirs, ours):
                 return f"{name} is {_number(ours)!r} by the graph, and {_number(theirs)!r} by an eager step"
         for name, array in found.arrays.items():
-            noise = 0.0 if spread is None else spread.arrays[name]
+            noise = (spread or {}).get(name, 0.0)
             if not self._same_array(array, expected.arrays[name], self._before[name], noise):
                 return f"{name} is another one after the graph than after an eager step"
         return None
@@ -120,28 +112,29 @@ class Verification:
         for name, array in self._arrays.items():
             array[...] = values[name]
 
-    def _same_value(self, expected, found, noise):
+    def _same_value(self, expected, found):
         if not isinstance(expected, (chainer.Variable, *chainer.get_array_types())):
             return expected == found
         expected, found = _on_host(chainer.as_array(expected)), _on_host(chainer.as_array(found))
         if self.bitwise or expected.dtype.kind not in "fV":
             return _same_bits(expected, found)
         found, expected = (x.astype(np.float32, copy=False) for x in (found, expected))
-        with np.errstate(invalid="ignore"):  # of a step that overflows
-            near = abs(found - expected) <= np.maximum(_VALUE * np.maximum(abs(expected), 1), _APART * noise)
-        both = (found == expected) | (np.isnan(found) & np.isnan(expected))
-        return bool((near | both).all())
+        finite = np.isfinite(found) & np.isfinite(expected)  # not those of a step that overflows
+        same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+        with np.errstate(invalid="ignore"):
+            near = abs(found - expected) <= _VALUE * np.maximum(abs(expected), 1)
+        return bool((same | (finite & near)).all())
 
     def _same_array(self, found, expected, before, noise):
         by_bits = self.bitwise or found.dtype.kind not in "fV"
         if not by_bits and found.dtype.itemsize < 4:  # rounded from a master that is compared
             return True
         found, expected = _on_host(found), _on_host(expected)
-        if by_bits:
-            return _same_bits(found, expected)
-        with np.errstate(invalid="ignore"):
-            near = _norm(found - expected) <= max(_CHANGE * _norm(expected - _on_host(before)), _APART * noise)
-        return near or _same_bits(found, expected)
+        if _same_bits(found, expected):
+            return True
+        if by_bits or not (np.isfinite(found).all() and np.isfinite(expected).all()):
+            return False
+        return _norm(found - expected) <= max(_CHANGE * _norm(expected - _on_host(before)), _APART * noise)
 
 
 def _copies(arrays):
@@ -149,29 +142,17 @@ def _copies(arrays):
 
 
 def _on_host(array):
-    """Returns an array of NumPy: CuPy would compile its reductions first, 20 seconds for a GPU that is new to it."""
+    """Returns an array of NumPy, waiting for the device; CuPy would compile its reductions first, for seconds."""
     return np.asarray(cuda.to_cpu(array))
 
 
 def _apart(a, b):
-    """The norm of the difference of two arrays in floating point, 0 of others and of what is not compared so."""
+    """The norm of the difference of two arrays, 0 if it is not compared."""
     if a.dtype.kind not in "fV" or a.dtype.itemsize < 4:
         return 0.0
     with np.errstate(invalid="ignore"):
         norm = _norm(_on_host(a) - _on_host(b))
     return norm if np.isfinite(norm) else 0.0
-
-
-def _largest(a, b):
-    """The largest difference of two values, 0 of what is no array in floating point."""
-    if not isinstance(a, (chainer.Variable, *chainer.get_array_types())):
-        return 0.0
-    a, b = (_on_host(chainer.as_array(value)) for value in (a, b))
-    if a.dtype.kind not in "fV" or a.size == 0:
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        largest = float(abs(a.astype(np.float32) - b.astype(np.float32)).max())
-    return largest if np.isfinite(largest) else 0.0
 
 
 def _same_bits(a, b):

@@ -106,6 +106,11 @@ class Deferred(chainer.Variable):
         scope.deferred.append(weakref.ref(self))
 
     @property
+    def is_relu(self):
+        """Whether it is a ReLU, the last of what one node computes."""
+        return self.source is not None and self.add is None and self.factors is None
+
+    @property
     def shape(self):
         """That of the input of the batch normalization, as are the other attributes of this kind."""
         return self.normalization.x.shape
@@ -183,7 +188,7 @@ def compute(deferred, why=None):
 def _compute(deferred, why, total=None):
     normalization, source, add, factors = deferred.normalization, deferred.source, deferred.add, deferred.factors
     fused = None
-    if source is not None and add is None and factors is None:
+    if deferred.is_relu:
         result = _relu(source)
     else:
         if normalization.fused is not None:
@@ -304,7 +309,7 @@ class _SumAndReLU(chainer.FunctionNode):
     """
 
     def __init__(self, node, operand):
-        self._node = node
+        self._node = node.alone()  # other processes have no such function
         self.inputs = operand, node.inputs[3]
         self.rank = max(each.rank for each in self.inputs)
         self.lazy_grad_sum = node.lazy_grad_sum

@@ -199,14 +199,11 @@ class Scope:
 
     def settle(self):
         """Ends the call: computes what is still deferred and was kept, or moves running statistics."""
-        if any(type(reference()) is Deferred for reference in self.deferred):
-            # Not by garbage: an exception that a library has caught and keeps in a cycle holds all calls around it.
+        self._compute_kept(relus_only=True)  # as they were to be
+        if gc.isenabled() and any(type(reference()) is Deferred for reference in self.deferred):
+            # Not for garbage: an exception that a library has caught and keeps in a cycle holds all calls around it.
             gc.collect()
-        for reference in reversed(self.deferred):
-            variable = reference()
-            if type(variable) is Deferred:
-                compute(variable, KEPT)
-        variable = None
+        self._compute_kept()
         for each in self.unfused.values():
             each.end()
         self.unfused.clear()
@@ -214,6 +211,12 @@ class Scope:
         for normalization in self.pending.values():
             normalization.site.give_up(UNUSED)
         self.move_statistics()
+
+    def _compute_kept(self, relus_only=False):
+        for reference in reversed(self.deferred):
+            variable = reference()
+            if type(variable) is Deferred and (variable.is_relu or not relus_only):
+                compute(variable, KEPT)
 
     def move_statistics(self):
         """Moves the running statistics of batch normalizations that no function has made compute."""

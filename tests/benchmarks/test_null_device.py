@@ -365,15 +365,15 @@ def test_dropout_with_its_random_state():
     ]
 
 
-def test_resnet50_needs_280_launches_and_no_conversion_in_its_trunk():
+def test_resnet50_needs_295_launches_and_no_conversion_in_its_trunk():
     counts = by_hand.count("resnet50", batch=2, size=64)
-    assert counts.total == 280  # as README.md and docs say
+    assert counts.total == 295  # as docs say
     assert counts.reads == 0
     found = counts.launches
     # 53, but for the images; the filter of 3 channels becomes one of 4, and its gradient the reverse.
     assert (found["conv_fprop"], found["conv_dgrad"], found["conv_wgrad"]) == (54, 52, 54)
-    # A batch normalization adds the two gradients of a block that come to it; those of the pooled images are left.
-    assert (found["batch_norm"], found["batch_norm_backward"], found["add"]) == (53, 53, 1)
+    # The two gradients of a block are added for the batch normalization they come to, those of the pooling for none.
+    assert (found["batch_norm"], found["batch_norm_backward"], found["add"]) == (53, 53 + 15, 1)
     assert found["to_nhwc"] == 1  # the images at the entrance
     assert not {"to_nchw", "cast"} & found.keys()
     assert sum(number for name, number in found.items() if name.startswith(by_hand.OTHERS)) <= 4

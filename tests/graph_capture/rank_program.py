@@ -40,7 +40,7 @@ def main(steps=12):
     device = GraphCuda()
     backends.register(GraphArray, device)
     sys.modules["mixprec.backends.dropout_state"]._primitives = lambda _: device
-    settings.configure(deterministic=True, cache=None)
+    settings.configure(deterministic=WORLD.rank == 0, cache=None)  # the stand-in gives the same bits anyway
     buckets.MOST = 2**10
     with device.graphs.on_stream():
         captured, eager = trained({"required": True}, steps), trained(None, steps)

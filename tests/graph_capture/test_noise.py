@@ -6,7 +6,7 @@ import pytest
 import mixprec
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.graph_capture import CaptureError, specialization, verification
-from tests.graph_capture.captured_runs import REQUIRED, Run
+from tests.graph_capture.captured_runs import FIRST_REPLAY, REQUIRED, Run
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host  # noqa: F401  (fixtures)
 from tests.stand_ins.graph_on_host import HostGraph
@@ -44,18 +44,19 @@ def test_what_a_graph_is_off_by_is_compared_with_what_it_is_off_from_itself(nois
         Run(REQUIRED).run(range(12))
 
 
-def _overflow_at_random(gradient, random):
+def _overflow_at_random(gradient, random, noise):
     """In every other step, in the last layer's gradient."""
     if gradient.shape[2:] == (1, 1) and random.integers(2):
         gradient[...] = np.inf
-    return gradient
+    return gradient * random.normal(1, noise, gradient.shape)
 
 
+@pytest.mark.parametrize("noise", [0, 0.7])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_steps_that_overflow_in_one_of_the_two_only_are_no_comparison(host, monkeypatch, seed):  # noqa: F811
+def test_steps_that_overflow_in_one_of_the_two_only_are_no_comparison(host, monkeypatch, seed, noise):  # noqa: F811
     cudnn.configure(deterministic=False)
     random = np.random.default_rng(seed)
-    _disturb(monkeypatch, lambda gradient: _overflow_at_random(gradient, random))
+    _disturb(monkeypatch, lambda gradient: _overflow_at_random(gradient, random, noise))
     scale = mixprec.DynamicLossScale(init=2.0**7, floor=2.0**7, patience=1000)
     run = Run(REQUIRED, loss_scale=scale)
     applied = 0
@@ -66,6 +67,32 @@ def test_steps_that_overflow_in_one_of_the_two_only_are_no_comparison(host, monk
     assert run.step.replays >= 5
     assert run.optimizer.t == applied
     assert run.optimizer.skipped == CALLS - applied > 5
+
+
+def test_a_comparison_that_says_nothing_does_not_count(host, monkeypatch):  # noqa: F811
+    """The second one, in which the launch overflows: so a number of the host that changes after it is found."""
+    cudnn.configure(deterministic=False)
+    launch, launches = HostGraph.launch, []
+
+    def noted(self):
+        launches.append("running")
+        try:
+            return launch(self)
+        finally:
+            launches[-1] = "over"
+
+    def change(gradient):
+        return gradient * (np.inf if len(launches) in (2, 3) and launches[-1] == "running" else 1)
+
+    monkeypatch.setattr(HostGraph, "launch", noted)
+    _disturb(monkeypatch, change)
+    factor = [1.0]
+    run = Run(REQUIRED, lossfun=lambda model, x, t: model(x, t) * factor[0])
+    run.run(range(FIRST_REPLAY))
+    assert len(launches) == 4
+    factor[0] = 2.0
+    with pytest.raises(CaptureError, match="by the graph, and"):
+        run.run([FIRST_REPLAY])
 
 
 def test_a_graph_that_always_overflows_where_an_eager_step_does_not_is_a_difference(host, monkeypatch):  # noqa: F811

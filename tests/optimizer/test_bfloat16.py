@@ -141,8 +141,9 @@ def _copies(arrays):
 
 def _same(found, expected, where):
     """CuPy's kernels for Chainer's own updates round a product and a sum once, NumPy rounds twice."""
-    if found.dtype == np.float32:
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2.0**-21 * np.abs(expected).max(), err_msg=where)
+    eps = {"float32": 2.0**-21, "float16": 2.0**-10, "bfloat16": 2.0**-7}[found.dtype.name]
+    found, expected = (np.asarray(array, np.float64) for array in (found, expected))
+    np.testing.assert_allclose(found, expected, rtol=eps, atol=2.0**-21 * np.abs(expected).max(), err_msg=where)
 
 
 def _beside_the_host(send, place, receive, inner, batched, same=assert_same_bits):

@@ -523,13 +523,31 @@ def test_what_only_an_exception_in_a_cycle_holds_is_not_kept(announced):
         caught()
         return m.conv2(F.relu(h))
 
-    gc.disable()
+    threshold = gc.get_threshold()
+    gc.set_threshold(0)  # none but that of mixprec
     try:
         model, _ = beside(function)
     finally:
-        gc.enable()
+        gc.set_threshold(*threshold)
     assert site(model.bn1).fused == RELU
     assert not announced.records
+
+
+def test_a_relu_that_is_kept_makes_no_call_collect_garbage(monkeypatch):
+    """It is computed as it was to be, so that nothing depends on whether it is kept."""
+    collected = []
+
+    def function(m, x):
+        m.notes[:] = [F.relu(m.bn1(m.conv1(m.stem(x))))]
+        return m.conv2(m.notes[0]) if calls(m) < 2 else m.conv2(m.stem(x))
+
+    model = new(function)
+    mixprec.convert(model, compute="float32")
+    monkeypatch.setattr(gc, "collect", lambda *_: collected.append(None))
+    for call in range(4):
+        step(model, images(call))
+    assert not collected
+    assert site(model.bn1).fused == RELU
 
 
 # The model does something else in later calls.

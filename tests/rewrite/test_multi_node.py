@@ -5,7 +5,7 @@ import pytest
 from tests import mpi
 
 _MODEL = """
-    import functools, chainer, chainermn, chainer.functions as F, chainer.links as L, numpy as np
+    import functools, itertools, chainer, chainermn, chainer.functions as F, chainer.links as L, numpy as np
     import mixprec
     from chainermn.links import MultiNodeBatchNormalization
 
@@ -126,13 +126,13 @@ def test_one_process_may_look_at_what_it_likes():
         class Printing(Net):
             def forward(self, x):
                 h = self.bn(self.conv(x))
-                y = F.relu(h)
+                y = F.relu(h + self.conv(x)) if shortcut else F.relu(h)  # the shortcut is gone by the look
                 total = F.sum(y)
                 if comm.rank == 0 and chainer.config.train and look:
                     print(h.shape, bool(h.array.min() < 0))  # a second computation, as it was fused
                 return self.fc(y) + 0 * total
 
-        for layout in ("nhwc", "nchw"):
+        for layout, shortcut in itertools.product(("nhwc", "nchw"), (False, True)):
             look = False
             model = L.Classifier(Printing())
             mixprec.convert(model, *[images] * (comm.rank == 0), layout=layout)
@@ -147,7 +147,7 @@ def test_one_process_may_look_at_what_it_likes():
             np.testing.assert_allclose(gradients[2], gradients[0], rtol=1e-3)
         """,
     )
-    assert lines == 6 * ["(4, 8, 6, 6) True"]
+    assert lines == 12 * ["(4, 8, 6, 6) True"]
 
 
 @pytest.mark.sweep
