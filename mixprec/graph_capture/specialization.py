@@ -23,9 +23,10 @@ _MORE_CALLS = 3  # are watched if the last two differ: some things happen in the
 # Two, as by the second one a number or an array of the host that is another in each step is not what it was at the
 # capture any more.
 _COMPARED = 2
-# Comparisons in a row, two a call, in which only one of launch and eager step may overflow before that is taken for a
-# difference. Gradients that vary from run to run do so while the loss scale falls to what a network bears.
-_PARTED = 16
+# Calls in a row with a comparison that says nothing before a difference counts. Where bits vary from run to run, only
+# one of launch and eager step may overflow while the loss scale falls to what a network bears; or an image is
+# classified otherwise.
+_UNDECIDED = 8
 _SPREADS = 3  # launches until one goes the same way as the one before
 _UNDER_WAY = (
     "the model was called for training before the step, whose statistics come back if the step is skipped; "
@@ -61,7 +62,7 @@ class Specialization:
         self._own_failure = None  # what other ranks have still to be told
         self._version = self._other_links = None  # at the last watched call
         self._differed, self._to_compare = 0, _COMPARED
-        self._parted = 0  # comparisons in which launch and eager step went different ways
+        self._undecided = 0  # calls in a row in which a comparison said nothing
 
     @property
     def wants_graph(self):
@@ -118,7 +119,7 @@ class Specialization:
         """Drops the graph; the next calls are eager again, two of them at least."""
         self._drop_graph()
         self._log, self._to_compare, self.calls = None, _COMPARED, self._warmup - 2
-        self._parted = 0
+        self._undecided = 0
 
     def _drop_graph(self):
         if self.graph is not None:
@@ -192,7 +193,9 @@ class Specialization:
         if self.failure is None:
             verification.turn_back()
             self._launch_graph()
-            if not self._compares_graph(verification, expected):
+            says = self._compares_graph(verification, expected) and says
+            self._undecided = 0 if says else self._undecided + 1
+            if not says:
                 verification.take(expected)
                 self._capturable.restore(outputs)
                 reports.repeat()
@@ -204,7 +207,7 @@ class Specialization:
             self._graphs.release()  # what a capture has left that failed
             reports.repeat()
             return result
-        self._to_compare -= says and self._capturable.applied()
+        self._to_compare -= self._capturable.applied()
         return self._result_of_graph()
 
     def _compares_graph(self, verification, expected):
@@ -222,13 +225,15 @@ class Specialization:
     def _compares(self, verification, found, expected, spread):
         """Compares a launch with an eager step; notes a difference, and returns whether that says anything.
 
-        It says nothing if only one of the two has overflowed, or no other launch went the same way, for some calls.
+        It says nothing if only one of the two has overflowed, no other launch went the same way, or a reported value is
+        another one; but not for ever.
         """
         if not verification.bitwise:
             alike = spread is not None and verification.same_course(found, expected, self._capturable.course)
-            alike = self._capturable.first_of_ranks(None if alike else "parted") is None
-            self._parted = 0 if alike else self._parted + 1
-            if not alike and self._capturable.first_of_ranks("over" if self._parted > _PARTED else None) is None:
+            alike = alike and verification.difference_of_values(found, expected) is None
+            over = self._undecided >= _UNDECIDED
+            undecided = self._capturable.first_of_ranks(None if alike else "undecided") is not None
+            if undecided and self._capturable.first_of_ranks("over" if over else None) is None:
                 return False
         self._fails(verification.difference(found, expected, spread))
         return True

@@ -97,15 +97,22 @@ class Verification:
         Returns:
             str, or ``None``.
         """
+        reason = self.difference_of_values(found, expected)
+        if reason is not None:
+            return reason
+        for name, array in found.arrays.items():
+            noise = (spread or {}).get(name, 0.0)
+            if not self._same_array(array, expected.arrays[name], self._before[name], noise):
+                return f"{name} is another one after the graph than after an eager step"
+        return None
+
+    def difference_of_values(self, found, expected):
+        """Returns the same of the reported values alone."""
         if [name for name, _ in found.values] != [name for name, _ in expected.values]:
             return "other values are reported by the graph than by an eager step"
         for (name, ours), (_, theirs) in zip(found.values, expected.values, strict=True):
             if not self._same_value(theirs, ours):
                 return f"{name} is {_number(ours)!r} by the graph, and {_number(theirs)!r} by an eager step"
-        for name, array in found.arrays.items():
-            noise = (spread or {}).get(name, 0.0)
-            if not self._same_array(array, expected.arrays[name], self._before[name], noise):
-                return f"{name} is another one after the graph than after an eager step"
         return None
 
     def _put(self, values):
