@@ -12,6 +12,8 @@ from tests import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
+OF_MAKE = ("PYTHON", "EXTRAS", "ARGS")  # variables of this Makefile, which a make around the tests hands on
+
 
 @pytest.fixture
 def checkout(tmp_path):
@@ -32,7 +34,7 @@ def _installs(folder, *arguments):
     """The extras that `make install` would install in a new environment, or ``None`` if it would make none."""
     command = ["make", "--dry-run", "install", *arguments]
     # `make test` gives its own variables to a make that a test runs.
-    env = {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in ("PYTHON", "EXTRAS")}
+    env = {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in OF_MAKE}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True, timeout=60)
     printed = done.stdout
     assert ("a new environment" in printed) == ("--clear" in printed)
@@ -45,7 +47,7 @@ def test_several_ranks_are_started_by_an_mpiexec_of_the_environment(checkout, ha
     _made(checkout, "digits")
     if has_mpi:
         checkout.joinpath(".venv", "bin", "mpiexec").touch()
-    env = {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in ("PYTHON", "EXTRAS")}
+    env = {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in OF_MAKE}
     command = ["make", "--dry-run", "train", "RANKS=2", "CONFIG=c.yaml"]
     done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert ('--editable ".[mpi]"' in done.stdout) == (not has_mpi)
