@@ -38,10 +38,6 @@ def _addition_alone(nodes, kinds, storage):
     return "batchnorm" in kinds and "add" in kinds and "relu" not in kinds
 
 
-def _sum_without_relu(nodes, kinds, storage):
-    return "batchnorm_backward" in kinds and "add" in kinds and not {"scale", "relu_backward"} & set(kinds)
-
-
 def _wide_operand(nodes, kinds, storage):
     """An intermediate float32 value as an operand of a convolution or of batchnorm_backward."""
     return storage != "FLOAT" and any(
@@ -72,7 +68,6 @@ def _wide_scale(nodes):
 _RULES = {
     "batch normalization wants a multiple of 8 channels, of 4 in float32": _channels,
     "an addition after batch normalization wants a ReLU after it": _addition_alone,
-    "a sum of gradients before batchnorm_backward wants a ReLU between them": _sum_without_relu,
     "an operand between two nodes is not in the storage dtype": _wide_operand,
     "statistics want float16 throughout, multiples of 8 channels, and filters up to 5x5": _statistics,
     "scale and bias before conv_wgrad want float16": _prologue_of_wgrad,
