@@ -19,7 +19,13 @@ def options():
     return [*chosen, "-n", str(processes), "--dist", "worksteal"]
 
 
+def pytest_configure(config):
+    """Called by pytest, in each process; those of the tests leave printing to the one that hears from all."""
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.unregister(name=__name__)
+
+
 def pytest_runtest_logreport(report):
     """Called by pytest, with each report of a test."""
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+    if report.failed:
         print(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext}", flush=True)

@@ -225,17 +225,18 @@ class Specialization:
     def _compares(self, verification, found, expected, spread):
         """Compares a launch with an eager step; notes a difference, and returns whether that says anything.
 
-        It says nothing if only one of the two has overflowed, no other launch went the same way, or a reported value is
-        another one; but not for ever.
+        A difference says nothing if only one of the two has overflowed, no other launch went the same way, or a reported
+        value is another one; but not for ever.
         """
-        if not verification.bitwise:
+        reason = verification.difference(found, expected, spread)
+        if not verification.bitwise and self._capturable.first_of_ranks(reason) is not None:
             alike = spread is not None and verification.same_course(found, expected, self._capturable.course)
             alike = alike and verification.difference_of_values(found, expected) is None
             over = self._undecided >= _UNDECIDED
             undecided = self._capturable.first_of_ranks(None if alike else "undecided") is not None
             if undecided and self._capturable.first_of_ranks("over" if over else None) is None:
                 return False
-        self._fails(verification.difference(found, expected, spread))
+        self._fails(reason)
         return True
 
     def _spread(self, verification, found):
