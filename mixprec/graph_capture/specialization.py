@@ -225,8 +225,8 @@ class Specialization:
     def _compares(self, verification, found, expected, spread):
         """Compares a launch with an eager step; notes a difference, and returns whether that says anything.
 
-        A difference says nothing if only one of the two has overflowed, no other launch went the same way, or a reported
-        value is another one; but not for ever.
+        A difference says nothing if only one of the two has overflowed, no other launch went the same way, or a
+        reported value is another one; but not for ever.
         """
         reason = verification.difference(found, expected, spread)
         if not verification.bitwise and self._capturable.first_of_ranks(reason) is not None:
