@@ -331,7 +331,7 @@ MUTANTS = [
     Mutant("unwaited-copy-out", "activation_memory/buffers.py", "activation_memory/test_offloading_on_device.py",
            "self._copies.wait(self._leaving)", "pass", "memory is given back while it is still being copied away"),
     Mutant("statistics-of-the-second-call", "functions/batch_normalization.py", "activation_memory/test_retained.py",
-           "self._statistics = None  #", "pass  #", "running statistics move again with each array that is computed again"),
+           "self._statistics = None  #", "pass  #", "running statistics move with each array computed again"),
     Mutant("places-left-out", "activation_memory/retained.py", "activation_memory/test_retained.py",
            "isinstance(value, (tuple, list)):", "isinstance(value, list):", "masks of batch normalizations never move"),
     Mutant("budget-in-gib", "activation_memory/budget.py", "activation_memory/test_budget.py",
