@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is imported
 
 
 def options():
-    """Returns the arguments of ``pytest`` for all tests that need a GPU, in as many processes as there are cores.
+    """Returns the arguments of ``pytest`` for all tests that need a GPU, in up to 14 processes.
 
     With a line for each test. The packages of a lent machine are not pinned: their warnings are no errors.
     """

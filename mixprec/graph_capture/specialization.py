@@ -247,9 +247,9 @@ class Specialization:
         for _ in range(0 if verification.bitwise else _SPREADS):
             verification.turn_back()
             self._launch_graph()
-            values = self._values_of_graph()
-            if verification.same_course(found, verification.now(values), self._capturable.course):
-                return verification.spread(found, values)
+            now = verification.now(self._values_of_graph())
+            if verification.same_course(found, now, self._capturable.course):
+                return verification.spread(found)
         return None
 
     def _fails(self, reason):

@@ -73,18 +73,18 @@ class Verification:
         """Returns whether arrays of these names are the same in both outcomes; the host waits for the device."""
         return all(_same_bits(*map(_on_host, (found.arrays[name], expected.arrays[name]))) for name in names)
 
-    def spread(self, first, values):
+    def spread(self, first):
         """Returns how far two launches of a graph from the same state are apart, where that may be.
 
         Args:
             first: the :class:`Outcome` of one launch, with copies; the next one has left what is there now.
-            values: ``[(name, array or number)]``: the results of the next launch.
 
         Returns:
             dict from names of arrays that follow from gradients to the norm of their difference.
         """
-        now = self.now(values).arrays
-        return {name: _apart(now[name], array) for name, array in first.arrays.items() if name in self._uncertain}
+        return {
+            name: _apart(array, first.arrays[name]) for name, array in self._arrays.items() if name in self._uncertain
+        }
 
     def difference(self, found, expected, spread=None):
         """Returns the first difference between two outcomes, as text; the host waits for the device.

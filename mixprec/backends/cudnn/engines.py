@@ -46,6 +46,7 @@ class Engines:
         self._operation = operation
         self._frontend, self._where = frontend, where
         self._stored, self._never = stored, never
+        self._wrong = _WRONG_IF_NARROW if _is_narrow(operation) else ()
         self._places = {}  # (graph, index) of the engines that were built
         self._compiled = {}  # serialized graphs of those that were compiled, until they are kept or dropped
         self._unsupported = frontend.cudnnGraphNotSupportedError
@@ -84,15 +85,11 @@ class Engines:
     @property
     def names(self):
         """The names of all engines that are listed, in the order of cuDNN's heuristics."""
-        return [name for name in self._indices if name not in self._never and not self._is_wrong(name)]
+        return [name for name in self._indices if not self._is_out(name)]
 
-    def _is_wrong(self, name):
-        """Whether an engine is known to give wrong results for such an operation."""
-        narrow = self._operation.kind.startswith("conv") and any(
-            tensor.dtype == "bfloat16" and len(tensor.shape) == 4 and tensor.shape[3] % 8
-            for tensor in self._operation.tensors
-        )
-        return narrow and name.split("_")[0] in _WRONG_IF_NARROW
+    def _is_out(self, name):
+        """Whether an engine has failed before, or is known to give wrong results for such an operation."""
+        return name in self._never or name.split("_")[0] in self._wrong
 
     def place(self, name):
         """Returns the graph of an engine that was built, and its number in there."""
@@ -123,7 +120,7 @@ class Engines:
         """
         if name in self._sizes:
             return True
-        if name not in self._indices or name in self._too_large or name in self._never or self._is_wrong(name):
+        if name not in self._indices or name in self._too_large or self._is_out(name):
             return False
         graph, index = self.graph, self._indices[name]
         try:
@@ -204,6 +201,13 @@ class Engines:
         self._reason = one_line(error)
         if not isinstance(error, self._unsupported) and _FAULT.search(str(error)):
             self._fault = self._reason
+
+
+def _is_narrow(operation):
+    """Whether a convolution in bfloat16 has rows of an image or a filter that are no multiple of 16 bytes."""
+    return operation.kind.startswith("conv") and any(
+        tensor.dtype == "bfloat16" and len(tensor.shape) == 4 and tensor.shape[3] % 8 for tensor in operation.tensors
+    )
 
 
 def _excluded_notes(operation, settings):
