@@ -167,8 +167,8 @@ class Specialization:
         self._log = None
         state = self._state()
         # One rank is enough whose engines may give other bits each time.
-        varies = self._capturable.first_of_ranks(None if settings.current().deterministic else "other bits")
-        verification = Verification(state, bitwise=varies is None, uncertain=self._capturable.uncertain())
+        bitwise = not self._on_a_rank(not settings.current().deterministic)
+        verification = Verification(state, bitwise, self._capturable.uncertain())
         again = spread = None
         if self.graph is not None:
             self._launch_graph()
@@ -182,7 +182,7 @@ class Specialization:
         outputs = self._capturable.outputs()
         now = self._state()
         is_new = now.keys() != state.keys() or any(now[name] is not array for name, array in state.items())
-        if self._capturable.first_of_ranks("new" if is_new else None):
+        if self._on_a_rank(is_new):
             reports.repeat()  # the state, or a part of it, has come to the device in this step: from a file, or drawn
             return result
         expected = verification.outcome([("the result", result), *reports.values])
@@ -214,7 +214,7 @@ class Specialization:
         """Compares what the graph has just left with an eager step; returns whether that says anything."""
         found = verification.now(self._values_of_graph())
         reason = verification.difference(found, expected)
-        if self._capturable.first_of_ranks(reason) is None:
+        if not self._on_a_rank(reason is not None):
             return True
         spread = None
         if not verification.bitwise:
@@ -229,12 +229,11 @@ class Specialization:
         reported value is another one; but not for ever.
         """
         reason = verification.difference(found, expected, spread)
-        if not verification.bitwise and self._capturable.first_of_ranks(reason) is not None:
+        if not verification.bitwise and self._on_a_rank(reason is not None):
             alike = spread is not None and verification.same_course(found, expected, self._capturable.course)
             alike = alike and verification.difference_of_values(found, expected) is None
             over = self._undecided >= _UNDECIDED
-            undecided = self._capturable.first_of_ranks(None if alike else "undecided") is not None
-            if undecided and self._capturable.first_of_ranks("over" if over else None) is None:
+            if self._on_a_rank(not alike) and not self._on_a_rank(over):
                 return False
         self._fails(reason)
         return True
@@ -251,6 +250,10 @@ class Specialization:
             if verification.same_course(found, now, self._capturable.course):
                 return verification.spread(found)
         return None
+
+    def _on_a_rank(self, condition):
+        """Whether a condition holds on a rank; all ask at the same time."""
+        return self._capturable.first_of_ranks("so" if condition else None) is not None
 
     def _fails(self, reason):
         """Notes why there can be no graph, on this rank or another one, if there is a reason."""

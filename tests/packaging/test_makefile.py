@@ -12,7 +12,11 @@ from tests import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
-OF_MAKE = ("PYTHON", "EXTRAS", "ARGS")  # variables of this Makefile, which a make around the tests hands on
+
+def _environment():
+    """The variables of this process without those that a make around the tests hands on."""
+    own = ("PYTHON", "EXTRAS", "ARGS")
+    return {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in own}
 
 
 @pytest.fixture
@@ -33,8 +37,7 @@ def _made(folder, extras):
 def _installs(folder, *arguments):
     """The extras that `make install` would install in a new environment, or ``None`` if it would make none."""
     command = ["make", "--dry-run", "install", *arguments]
-    # `make test` gives its own variables to a make that a test runs.
-    env = {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in OF_MAKE}
+    env = _environment()
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True, timeout=60)
     printed = done.stdout
     assert ("a new environment" in printed) == ("--clear" in printed)
@@ -47,7 +50,7 @@ def test_several_ranks_are_started_by_an_mpiexec_of_the_environment(checkout, ha
     _made(checkout, "digits")
     if has_mpi:
         checkout.joinpath(".venv", "bin", "mpiexec").touch()
-    env = {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in OF_MAKE}
+    env = _environment()
     command = ["make", "--dry-run", "train", "RANKS=2", "CONFIG=c.yaml"]
     done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert ('--editable ".[mpi]"' in done.stdout) == (not has_mpi)
