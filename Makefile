@@ -27,7 +27,7 @@ LIBRARY := $(VENV)/.compiled
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .NOTPARALLEL:
-.PHONY: train monitor help test test-all test-sweep test-cupy test-plans lint install clean
+.PHONY: train monitor help test test-all test-sweep test-long test-cupy test-plans lint install clean
 
 # With RANKS=2 and more a thread of BLAS for each process, unless OMP_NUM_THREADS says otherwise.
 ifneq ($(RANKS),1)
@@ -58,16 +58,21 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN
 test: install ## the core of the tests: what a user's trust rests on
 	@$(PYTEST) $(ARGS)
 
-test-all: test test-sweep test-cupy test-plans ## all tests: the core, and everything below
+test-all: test test-sweep test-long test-cupy test-plans ## all tests: the core, and everything below
 
 test-sweep: install ## the other cases of the core's tests, all examples of property tests, and the measuring tools
-	@$(PYTEST) -m "(sweep or examples) and not cupy and not plans" $(ARGS)
+	@$(PYTEST) -m "(sweep or examples) and not long and not cupy and not plans" $(ARGS)
+
+test-long: install ## longer cases of what the sweep shows, which CI leaves out: large networks, more kills
+	@$(PYTEST) -m "long and not cupy and not plans" $(ARGS)
 
 # Without a GPU importing CuPy changes nothing, and kernels compile. What is not here has its backend handed to it or does
-# not import CuPy; of training one file stands for all.
-CUPY = tests/*.py $(addprefix tests/,bridge compat functions graph_capture links optimizer rewrite) \
-	tests/backends/*.py tests/backends/cuda/test_kernels*.py tests/backends/cudnn/test_device.py \
-	tests/benchmarks/test_profile.py tests/training/test_train_command.py
+# not import CuPy; of training and of captures a file or two stand for all.
+CUPY = $(filter-out tests/test_models.py,$(wildcard tests/*.py)) $(addprefix tests/,bridge compat functions links rewrite) \
+	tests/optimizer/*.py tests/optimizer/batch/test_cubin.py tests/graph_capture/test_kept.py \
+	tests/graph_capture/test_second_stream.py tests/backends/*.py tests/backends/cuda/test_kernels*.py \
+	tests/backends/cudnn/test_device.py tests/stand_ins/test_cupy_rules.py tests/benchmarks/test_profile.py \
+	tests/training/test_part_rates_command.py
 test-cupy: install ## with CuPy installed, without a GPU: parts of the core again, and all kernels compile
 	@echo "install: CuPy and NVRTC"
 	@$(INSTALL) --no-build-isolation --editable ".[test-cupy]"

@@ -1,4 +1,4 @@
-"""Which cases belong to the core, which `make test` runs, and which to the sweep, which `make test-all` adds.
+"""Which cases belong to the core, which `make test` runs, and which to the sweep, which `make test-sweep` runs.
 
 A test function with many cases is a family. The core has at most :data:`CORE` cases of it, which together show each
 value of each parameter, and each pair of values, as far as that number goes. All other cases get the mark ``sweep``.
@@ -7,6 +7,9 @@ on the names of the cases only, so that all runs and all workers of pytest-xdist
 
 Property tests get the mark ``examples``. The core tries few examples of each, always the same ones; the sweep tries as
 many as the test asks for.
+
+What takes long and tells little that a shorter case does not, as a network of 152 layers, has the mark ``long``.
+`make test-long` runs it, as before a release; `make test-sweep` and CI leave it out.
 """
 
 import functools
@@ -17,7 +20,7 @@ import os
 import hypothesis
 import pytest
 
-CORE = 8
+CORE = 4
 EXAMPLES = 15
 _CORE = "core"
 WHOLE_FOLDERS = ("tests/benchmarks/", "tests/stand_ins/")  # measuring tools, and tests of tests: no user runs them
@@ -31,7 +34,7 @@ def mark(items):
     """
     families = {}
     for item in items:
-        if item.nodeid.startswith(WHOLE_FOLDERS):
+        if item.nodeid.startswith(WHOLE_FOLDERS) or item.get_closest_marker("long"):
             item.add_marker(pytest.mark.sweep)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.examples)
@@ -84,6 +87,12 @@ def load_profile(config):
     register(_CORE, derandomize=True, max_examples=EXAMPLES)
     register("sweep", derandomize="CI" in os.environ)  # CI repeats the same examples, other runs look for new ones
     hypothesis.settings.load_profile(_CORE if "not sweep" in config.option.markexpr else "sweep")
+
+
+def first(number, cases):
+    """Returns cases for ``pytest.mark.parametrize`` of which all but the first ``number`` have the mark ``long``."""
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*row, marks=() if place < number else pytest.mark.long) for place, row in enumerate(rows)]
 
 
 def tries(number):

@@ -30,7 +30,7 @@ def run_python(code, *options, env=None):
     return done.stdout
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     "imports",
     ["import chainer", "import chainer, mixprec", "import mixprec, chainer", "import chainermn"],
@@ -74,6 +74,7 @@ def test_neither_a_bare_interpreter_nor_mixprec_imports_anything_heavy(statement
     assert run_python(code).strip() == "[]"
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_worker_started_from_pytest_unpickles_chainer_objects(method, tmp_path):
     """The worker imports nothing but what it unpickles: a function of Chainer and a link."""

@@ -69,6 +69,7 @@ def _in_use():
     return nan_pool.in_use()
 
 
+@pytest.mark.sweep
 def test_a_hard_limit(least, monkeypatch):
     """The model fails without, and trains with: at every step there is no more than the limit, down to the least."""
     _peaks(Run(None), range(1))  # workspaces are there from now on
@@ -107,7 +108,7 @@ def test_a_budget_below_the_least(least, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize("wishes", [{}, {"second_stream": True}])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_captured_in_any_order(recompute, wishes, least):
@@ -134,6 +135,7 @@ def test_eager_in_any_order(least):
         assert_same(run, expected)
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("fault", ["before memory is given back", "before it is read", "for the device"])
 def test_a_missing_wait_is_found(fault, least, monkeypatch):
     """Without one of the waits some order gives other numbers."""

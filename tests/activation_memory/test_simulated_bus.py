@@ -11,6 +11,7 @@ from mixprec.activation_memory import made_plans, offloading, planning
 from mixprec.activation_memory.recording import Bus
 from mixprec.activation_memory.timetable import schedule
 from tests.activation_memory.simulated_bus import ConvolutionWork, SimulatedBus, Work
+from tests.circles import first
 
 NETWORKS, PARTS = 200, 10
 
@@ -104,8 +105,8 @@ def _vdnn(budget, recording, rates):
     raise AssertionError("swapping all does not fit")
 
 
-@pytest.mark.core(1)
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", first(3, range(PARTS)))
 def test_plans_hold_what_they_promise(part, monkeypatch):
     """Within 10 % of the time, within the budget, and not slower than two simpler rules; the gradient is the same."""
     for seed in range(part, NETWORKS, PARTS):

@@ -274,6 +274,7 @@ def _wait_until_nobody_is_at_work(out):
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
+@pytest.mark.long
 def test_study_is_killed_and_goes_on(tmp_path, monkeypatch, capsys):
     """Finished runs are not repeated, and numbers are those of the runs' own logs."""
     pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")

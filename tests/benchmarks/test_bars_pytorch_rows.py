@@ -258,6 +258,7 @@ def test_it_has_the_threads_of_the_other_rows(torch, torch_step, monkeypatch):
     assert torch.get_num_threads() == 1
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # of torch itself, while it imports its compiler
 def test_compiled_steps_are_the_eager_ones(torch, torch_step, tmp_path, monkeypatch):
     """On a network of three layers: a compiler takes a minute for one of eighteen. Both beside a step in float64.

@@ -150,7 +150,7 @@ def test_bad_arguments_end_with_one_line_and_exit_code_2(arguments, error, tmp_p
 
 
 def test_ctrl_c_is_one_line_that_says_where_the_numbers_are(tmp_path):
-    arguments = ("--batch", "2,4096", "--arch", "resnet8", "--size", "32", "--blocks", "1", "--block-steps", "1")
+    arguments = ("--batch", "2,1024", "--arch", "resnet8", "--size", "32", "--blocks", "1", "--block-steps", "1")
     rows = ("--rows", "plain Chainer FP32")
     with subprocess.Popen(
         [sys.executable, SCRIPT, "bars", *arguments, *rows, "--json", "bars.json"],

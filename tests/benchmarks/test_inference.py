@@ -14,6 +14,7 @@ WAYS = ["plain Chainer FP32", "mixprec FP32", "mixprec FP16", "mixprec BF16"]
 WAYS += ["onnxruntime FP32", "onnxruntime FP16", "onnxruntime INT8"]
 
 
+@pytest.mark.long
 def test_all_ways_are_measured(tmp_path, capsys):
     path = tmp_path / "inference.json"
     small = ("--arch", "resnet8", "--batch", "1,2", "--size", "32", "--repeats", "1", "--seconds", "1")

@@ -80,6 +80,7 @@ def test_processes_keep_to_the_budget(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_offloading_takes_less(tmp_path):
     kept = trial.run("kept", _setting(10**9), 1024)
     budget = int(0.3 * kept.before + 0.7 * kept.peak)

@@ -249,6 +249,7 @@ def pictures(folder):
     return folder
 
 
+@pytest.mark.long
 def test_study_with_one_seed_is_killed_and_goes_on(pictures, capsys):
     """What was finished is kept, bit for bit; what is said follows from the runs' own logs."""
     out = pictures / "runs"

@@ -77,6 +77,7 @@ def test_the_step_of_a_network(monkeypatch):
     assert [row["kind"] for row in record["kinds"]][-2:] == ["gaps", "all"]
 
 
+@pytest.mark.long
 def test_choices_of_the_device():
     """Batch normalization: one launch each way, or two passes of own kernels; from sums, masks are of own kernels."""
     choices = (recorded.AS_IT_IS, recorded.OWN_KERNELS, recorded.CONV_STATISTICS)

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests import ROOT
+from tests.circles import first
 from tests.stand_ins import compiled
 
 TIMEOUT = 900  # seconds; it takes one minute, two on a busy machine
@@ -18,9 +19,8 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize(
-    "file", ["tests/bridge/test_gpu.py", pytest.param("tests/bridge/test_curve.py", marks=pytest.mark.sweep)]
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("file", first(1, EXPECTED))
 def test_the_tests_of_the_gpu_pass_on_the_host(file):
     compiled.need_compiler()
     mine = ("MIXPREC_CUDNN", "CUDA_VISIBLE_DEVICES", "PYTEST_ADDOPTS")

@@ -58,6 +58,7 @@ def test_the_bridge_is_in_the_list_of_what_is_replaced_and_can_be_taken_back(tmp
     assert python(code, machine(tmp_path)) == ([], [])
 
 
+@pytest.mark.sweep
 def test_everything_of_chainer_imports(tmp_path):
     code = """
         import importlib, pkgutil, chainer, chainermn, chainermn.functions, chainermn.links
@@ -71,7 +72,7 @@ def test_everything_of_chainer_imports(tmp_path):
     assert python(code, machine(tmp_path)) == (["True"], [])
 
 
-@pytest.mark.core(3)
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("settings", "variables"),
     [
@@ -96,13 +97,14 @@ def test_switched_on(tmp_path, value):
     assert python(SEEN, machine(tmp_path, MIXPREC_CUDNN=value)) == ([ON], [])
 
 
+@pytest.mark.sweep
 def test_an_odd_switch_is_named(tmp_path):
     found, said = python(SEEN, machine(tmp_path, MIXPREC_CUDNN="off"))
     assert found == [ON]
     assert said == ["MIXPREC_CUDNN=off: expected 0 or 1; it is taken as 1"]
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("frontend", "named"),
     [
@@ -128,6 +130,7 @@ def test_what_is_missing_is_named_once(tmp_path, frontend, named):
     assert named in said[0]
 
 
+@pytest.mark.sweep
 def test_chainers_own_switch(tmp_path):
     """As with CuPy's own cuDNN: the module is there, and Chainer does not use it."""
     code = """
@@ -156,6 +159,7 @@ def test_cudnn_of_cupy_stays(tmp_path, frontend):
     assert python(code, machine(tmp_path, frontend=frontend, more=OWN)) == (["True 8000 True True"], [])
 
 
+@pytest.mark.sweep
 def test_cudnn_of_cupy_that_does_not_load_is_replaced(tmp_path):
     more = {**OWN, "cupy/cudnn.py": "raise ImportError('libcudnn.so.8')"}
     assert python(SEEN, machine(tmp_path, more=more)) == ([ON], [])
@@ -263,7 +267,7 @@ BRANCHES = """
 """
 
 
-@pytest.mark.core(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("use_cudnn", ["auto", "always", "never"])
 def test_rnn_and_spatial_transformer_take_chainers_own_branch(tmp_path, use_cudnn):
     """With NumPy in place of CuPy, so that the conditions of the branches see a GPU's arrays."""
@@ -328,7 +332,7 @@ def test_functions_stay_what_they_were(tmp_path):
 # --- the report
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("settings", "variables", "row"),
     [

@@ -28,7 +28,7 @@ def test_parameters_are_unpacked_into_another_dtype():
     assert without_mpi.run(code) == [str(expected)]
 
 
-@pytest.mark.core(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 @pytest.mark.parametrize("setup_first", [True, False])
 def test_processes_that_begin_with_other_weights_have_the_same_masters(setup_first, compute):
@@ -111,6 +111,7 @@ def test_gradients_and_parameters_in_another_order_of_axes():
 # In two and three processes
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.sweep)])
 def test_no_mean_of_finite_gradients_overflows(processes):
     """Each is the mean in float64, rounded once: large ones, subnormal ones, and all in between."""

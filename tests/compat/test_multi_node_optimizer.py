@@ -40,6 +40,7 @@ _TWO_BRANCHES = """
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("dtype", "own_loop", "tolerance"),
     [

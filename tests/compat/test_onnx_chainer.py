@@ -24,6 +24,7 @@ print(numpy_helper.to_array(shape).tolist())
 """
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("first", ["", "import mixprec", pytest.param("import onnx", marks=pytest.mark.sweep)])
 def test_a_graph_is_written(first):
     """In a process of its own, whatever is imported first; without warnings."""

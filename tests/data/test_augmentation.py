@@ -179,6 +179,7 @@ def test_operations_of_pillow_are_the_formulas(pictures, policy, operation):
                 assert np.mean(difference > 0) < 0.12
 
 
+@pytest.mark.core(4)
 @pytest.mark.core(len(OPERATIONS))
 @pytest.mark.parametrize("policy", ["rand", "trivial"])
 @pytest.mark.parametrize("operation", OPERATIONS)

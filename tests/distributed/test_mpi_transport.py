@@ -59,6 +59,7 @@ def test_sums(processes, sizes):
     assert mpi.run(processes, _SETTING, code) == ["right"] * processes
 
 
+@pytest.mark.sweep
 def test_sums_go_on_while_the_process_computes():
     code = """
         array = np.full(300_000, rank, np.float32)
@@ -84,6 +85,7 @@ def test_sums_that_are_joined_are_forgotten_where_none_asks_for_progress():
     assert mpi.run(1, _SETTING, code) == ["1"]
 
 
+@pytest.mark.sweep
 def test_any_number_of_transports_one_after_the_other_use_few_communicators_of_which_mpich_has_2048():
     code = """
         for _ in range(2100):

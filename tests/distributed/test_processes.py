@@ -149,6 +149,7 @@ def test_an_exit_while_gradients_are_on_their_way():
         assert mpi.run(3, SETTING, code) == []
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.sweep)])
 def test_differences_between_ranks_are_errors_on_all(processes):
     """At setup, and in a later step: no rank waits for another one."""

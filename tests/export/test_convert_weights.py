@@ -68,13 +68,14 @@ def assert_same_bits(path, other):
         assert (a[name].dtype, a[name].shape, a[name].tobytes()) == (b[name].dtype, b[name].shape, b[name].tobytes())
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("arch", "classes", "tensors"),
     [
         ("resnet8", 10, 56),
         ("resnet10_small", 3, 74),
-        pytest.param("resnet50", 1000, 320, marks=pytest.mark.sweep),
-        pytest.param("resnext50_32x4d", 7, 320, marks=pytest.mark.sweep),
+        pytest.param("resnet50", 1000, 320, marks=pytest.mark.long),
+        pytest.param("resnext50_32x4d", 7, 320, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])

@@ -131,7 +131,14 @@ def _called_with_arrays(case):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", sorted(name for name, case in CASES.items() if _called_with_arrays(case)))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if case.large and name != "resnet18" else ())
+        for name, case in sorted(CASES.items())
+        if _called_with_arrays(case)
+    ],
+)
 def test_the_zoo_is_exported_or_refused(name):
     case = CASES[name]
     np.random.seed(0)

@@ -250,6 +250,7 @@ def test_tensors_that_are_not_dense(torch):
         load_torchvision(small(), state)
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [

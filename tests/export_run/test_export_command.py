@@ -80,6 +80,7 @@ def _validation(work):
     return np.array(images, np.float32), np.array(labels)
 
 
+@pytest.mark.sweep
 def test_files_that_take_pixels(work, exported, tmp_path):
     assert export(work, tmp_path, *ALL, "--preprocess")[0] == 0
     images, _ = _validation(work)
@@ -97,7 +98,7 @@ def test_files_that_take_pixels(work, exported, tmp_path):
         np.testing.assert_allclose(found, expected, rtol=0, atol=bound * np.abs(expected).max())
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize("target", ["tensorrt", "cpu"])
 @pytest.mark.parametrize("half_ends", [True, False])
 def test_int8_for(target, half_ends, work, tmp_path):
@@ -109,6 +110,7 @@ def test_int8_for(target, half_ends, work, tmp_path):
     assert bool(found["rows"][2]["speeds"]) == (target == "cpu")
 
 
+@pytest.mark.sweep
 def test_a_file_above_its_limit_has_another_name(work, tmp_path, capsys, monkeypatch):
     def worse(model):
         worse = onnx.ModelProto()
@@ -256,6 +258,7 @@ def test_logits_that_are_not_finite(work, tmp_path, monkeypatch, capsys):
     assert found["rows"][2]["difference"] is None
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("there", [pytest.param(True, marks=pytest.mark.sweep), False])
 def test_weights_of_7_bits_are_told(there, work, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("mixprec.export.int8.has_vnni", lambda: there)
@@ -361,7 +364,7 @@ def test_predictions_are_those_of_the_network(work, exported, capsys):
             assert (float(percent), name) == (pytest.approx(100 * share[index], abs=0.06), "abc"[index])
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_the_digits_end_to_end(tmp_path, monkeypatch):
     """Trained in FP16; FP16 is equal on all images, INT8 is within a point, for both targets."""
     pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[digits]'")

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("host")
 # --- a step
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("first", [0, 3, 4])
 def test_the_first_steps_overflow(first):
     """Also that in which the graph is compared: it is compared again with one that moves something."""
@@ -79,6 +80,7 @@ def test_results_are_new_and_have_no_graph():
         assert observed["returned"].array == observed["main/loss"].array
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("loss_scale", [None, 64.0])
 def test_other_loss_scales_and_zeros(loss_scale):
     captured, expected = (
@@ -109,6 +111,7 @@ def test_weights_are_loaded_into_a_run(tmp_path):
     assert_same(captured, run(None))
 
 
+@pytest.mark.sweep
 def test_parameters_are_frozen_and_thawed():
     def run(capture):
         run = Run(capture).run(range(7))

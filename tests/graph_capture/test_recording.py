@@ -48,8 +48,7 @@ OPTIMIZERS = {
     "SGDW": (mixprec.SGDW, {"nesterov": True}, "lr"),
     "ScheduleFreeSGD": (mixprec.ScheduleFreeSGD, {"lr": 0.1}, "lr"),
 }
-CASES = [("resnet18", name) for name in OPTIMIZERS]
-CASES += [("resnet50", name) for name in ("CorrectedMomentumSGD", "AdamW", "LAMB")]
+CASES = [("resnet8", name) for name in OPTIMIZERS] + [("resnet18", "MomentumSGD"), ("resnet50", "LAMB")]
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +100,7 @@ class Run:
 # --- the proof
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize(("model", "name"), CASES, ids=[f"{model}, {name}" for model, name in CASES])
 def test_two_steps_in_a_row_ask_for_the_same(model, name, uploads):
     cls, settings, moved = OPTIMIZERS[name]

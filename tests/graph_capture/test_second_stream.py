@@ -88,6 +88,7 @@ class Forgetting(Network):
         return self.fc(F.average(second(h), axis=(2, 3)))
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("host")
 def test_gradients_that_a_pass_within_the_pass_has_left(ran_aside):
     captured, expected = (Run(capture, network=Forgetting).run(range(STEPS)) for capture in (BOTH_STREAMS, REQUIRED))
@@ -111,6 +112,7 @@ def _of_two(model, x, t):
     yield model(x[::-1], t) / 2
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("host")
 def test_zeros_that_are_added_to():
     captured, expected = (Run(capture, zero_gradients=True).run(range(STEPS)) for capture in (BOTH_STREAMS, REQUIRED))

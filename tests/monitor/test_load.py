@@ -68,6 +68,7 @@ def _entries(out):
     return entries, float(np.mean(speeds[1:]))
 
 
+@pytest.mark.long
 def test_training_does_not_notice_twenty_tabs(tmp_path):
     images, results = tmp_path / "images", tmp_path / "results"
     results.mkdir()
@@ -99,6 +100,7 @@ def test_training_does_not_notice_twenty_tabs(tmp_path):
     print(f"images/s with {TABS} open tabs over those without: {second / first:.3f}")
 
 
+@pytest.mark.long
 def test_memory_with_many_runs_and_a_long_log(tmp_path):
     for number in range(2000):
         make_run(tmp_path / f"{number % 20}" / f"{number:04}", accuracies=20 * (number / 2000,))

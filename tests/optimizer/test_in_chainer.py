@@ -175,6 +175,7 @@ def test_double_buffering(loss_scale):
     assert lines[1].startswith("This communicator does not support double buffering")
 
 
+@pytest.mark.sweep
 def test_two_communicators():
     """Raises: gradients would be averaged twice."""
     lines = without_mpi.run(
@@ -192,6 +193,7 @@ def test_two_communicators():
     ]
 
 
+@pytest.mark.sweep
 def test_a_capture_of_chainermns_optimizer():
     """Raises, and says where the communicator goes."""
     lines = without_mpi.run(

@@ -117,6 +117,7 @@ def test_ranks_are_one_process_with_all_images(ranks):
     mpi.run(ranks, _MODEL, _ONE_PROCESS)
 
 
+@pytest.mark.sweep
 def test_one_process_may_look_at_what_it_likes():
     """Neither the example of one process nor a result that it looks at makes it wait for the others."""
     lines = mpi.run(

@@ -46,6 +46,7 @@ def test_a_converted_network_launches_what_one_written_for_nhwc_does(name, by_ha
     assert counts["to_nhwc"] == 1
 
 
+@pytest.mark.sweep
 def test_nothing_is_converted_if_images_come_in_nhwc():
     images = np.empty((8, 64, 64, 4), np.float16).view(null_device.Array).transpose(0, 3, 1, 2)
     counts, reads = _launches("resnet50", images, np.zeros((2, 3, 64, 64), np.float32))

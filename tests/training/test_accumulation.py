@@ -342,6 +342,7 @@ def _lossfun(model, batches):
     return Accumulated(model)(batches)
 
 
+@pytest.mark.sweep
 @both_sides
 def test_a_captured_step_of_several_batches_is_the_eager_one(side):  # noqa: F811
     """Bit for bit, with overflows; the whole group is one launch, and reads nothing."""

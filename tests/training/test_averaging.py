@@ -357,6 +357,7 @@ def test_it_begins_with_the_weights_that_training_begins_with(tmp_path):
     np.testing.assert_array_equal(trainer.get_extension("average")._average.averages["/predictor/out/b"], 8)
 
 
+@pytest.mark.sweep
 @both_sides
 def test_captured_training_is_averaged_without_a_read_and_evaluated_in_the_same_graph(side):  # noqa: F811
     """Steps and evaluations in graphs: the averages are those of eager steps, bit for bit."""

@@ -616,7 +616,7 @@ def test_a_run_of_graphs_is_the_eager_run(eager, tmp_path, converter):
             assert seen[iteration + 1][0] == seen[iteration][0]
 
 
-@pytest.mark.core(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("iteration", [6, 12])
 def test_a_resumed_run_of_graphs_is_the_uninterrupted_one(eager, tmp_path, iteration):
     trainer, seen = _on_device(CapturedUpdater, tmp_path, snapshot=eager[0] / f"{iteration}.npz")

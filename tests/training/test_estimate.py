@@ -419,6 +419,7 @@ def test_what_does_not_fit_into_memory(config_of, tmp_path, capsys, monkeypatch)
     assert os.listdir(tmp_path) == ["c.yaml"]
 
 
+@pytest.mark.core(3)
 @pytest.mark.parametrize(
     ("free", "settings", "words"),
     [

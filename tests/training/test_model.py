@@ -200,6 +200,7 @@ _WITH_BLOCKS = [
 ]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("name", _WITH_BLOCKS)
 def test_zero_initialized_blocks_start_as_their_shortcuts(name):
     plain, zero = (models.MODELS[name](10, **keywords) for keywords in ({}, {"zero_init_residual": True}))

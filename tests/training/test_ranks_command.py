@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.circles import first
 from tests.training import finished_run, rank_runs
 
 NORM = ("model.arch=small_norm", "training.ema_decay=0.9", "precision.compute=float16", "loss_scale.init_scale=1048576")
@@ -46,7 +47,7 @@ def _logged(folder):
     return {entry["iteration"]: entry for entry in finished_run.log(folder)}
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_ranks_start_from_weights_as_one_process_does(work, one):
     start = "model.weights=one/model.npz"
     for ranks, out in ((1, "from_one"), (2, "from_two")):
@@ -61,7 +62,7 @@ def test_ranks_start_from_weights_as_one_process_does(work, one):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", first(1, [2, 4]))
 def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
     """22 images in steps of 4: the last step of an epoch has 2, and of 4 ranks two have none."""
     out = work / f"of{ranks}"
@@ -93,7 +94,8 @@ def whole(work):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("call", "words"), [(4, "at the end of iteration 4"), (7, "in the evaluation of iteration 6"), (9, "iteration 7")]
+    ("call", "words"),
+    first(1, [(7, "in the evaluation of iteration 6"), (4, "at the end of iteration 4"), (9, "iteration 7")]),
 )
 def test_sigterm_to_rank_1_and_resume(work, whole, call, words):
     """Bit for bit: with averages, statistics and dropout of each rank's own."""
@@ -116,7 +118,7 @@ def _assert_same(found, expected):
         assert [member for member in first if first[member] != second[member]] == [], name
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_sigterm_and_resume_with_dali(work):
     pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
     settings = (*NORM, "data.loader=dali", "data.flip=true")
@@ -129,7 +131,7 @@ def test_sigterm_and_resume_with_dali(work):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("then", "now", "call"), [(2, 1, 7), (1, 2, 7), (2, 4, 4), (4, 2, 7)])
+@pytest.mark.parametrize(("then", "now", "call"), first(2, [(2, 1, 7), (1, 2, 7), (2, 4, 4), (4, 2, 7)]))
 def test_another_number_of_ranks_goes_on(work, one, then, now, call):
     """With as many images in a step the run is the one that was left alone; after an epoch, and in the middle of it."""
     out = work / f"moved{then}{now}{call}"
@@ -196,7 +198,9 @@ FAILED = {
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("fault", FAILED)
+@pytest.mark.parametrize(
+    "fault", first(4, ["raise:1:6", "image:1:6", "kill:1:6", "exit:0:6", "raise:0:6", "full:0:6", "interrupt:1:6"])
+)
 def test_the_end_of_one_rank_ends_all(work, tmp_path, fault):
     """And the run goes on from its last snapshot, as it does from any."""
     shutil.copytree(work / "images", tmp_path / "images")

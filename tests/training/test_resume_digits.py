@@ -63,7 +63,7 @@ def _killed(folder, choose):
     return _newest_snapshot(folder / "killed")
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_kill_9_at_a_random_step(digits):
     """The final snapshot and the log are those of an uninterrupted run, byte for byte, times aside."""
     whole = _finish(_start(digits, "whole"))

@@ -54,6 +54,7 @@ def _set(*settings):
     return [word for setting in settings for word in ("--set", setting)]
 
 
+@pytest.mark.sweep
 def test_a_run_from_weights_of_another_number_of_classes(train, tmp_path):
     """From a file of PyTorch, in FP16, as all of a run: the head is new, the rest is that of the file."""
     network = weights("resnet8", 1000)
@@ -79,7 +80,7 @@ def test_a_run_from_weights_of_another_number_of_classes(train, tmp_path):
     assert "weights: 56 tensors of out/snapshot_iter_3.npz" in snapshot.stdout.splitlines()
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("compute", "layout"), [("float16", "nhwc"), ("bfloat16", "nhwc"), ("float16", "nchw"), ("float32", "nchw")]
 )

@@ -162,7 +162,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("compute", ["float16", pytest.param("float32", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("compute", ["float16", pytest.param("float32", marks=pytest.mark.long)])
 def test_kill_and_resume_give_the_log_and_the_snapshot_of_an_uninterrupted_run(whole, work, compute):
     arguments = ("--config", "small.yaml", "--set", f"precision.compute={compute}", "--out")
     expected = whole[1]

@@ -8,6 +8,7 @@ import itertools
 import chainer
 import chainer.links as L
 import numpy as np
+import pytest
 from chainer import FunctionNode
 from chainer.functions.noise.dropout import Dropout
 
@@ -18,6 +19,10 @@ from tests.zoo.models import CASES
 
 SMALL = {name: case for name, case in CASES.items() if not case.large}
 LARGE = {name: case for name, case in CASES.items() if case.large}
+LARGE_CASES = [  # the others have the same blocks
+    pytest.param(case, id=name, marks=() if name in ("resnet18", "chainer_resnet50") else pytest.mark.long)
+    for name, case in LARGE.items()
+]
 # What has running statistics that are read between a normalization and its ReLU is not right if they are fused.
 NOT_FUSED = {name: SMALL.pop(name) for name in ("statistics_are_read_between",)}
 TRAINING, EVALUATION = True, False

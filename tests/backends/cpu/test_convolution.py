@@ -352,7 +352,7 @@ def test_what_is_not_finite_goes_where_it_is_seen_and_nowhere_else(primitives, d
 # --- long sums
 
 
-@pytest.mark.core(4)
+@pytest.mark.core(2)
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize(("w_shape", "groups"), [((3, 1, 1, 2), 1), ((2, 1, 3, 1), 2)], ids=["dense", "depthwise"])
 def test_a_gradient_of_millions_of_products(primitives, dtype, w_shape, groups):

@@ -13,6 +13,7 @@ from tests.monitor.work.asking import answer, error
 RUN = ("training.batch_size=10", "data.last_batch=partial")
 
 
+@pytest.mark.sweep
 def test_the_last_rate_is_that_of_the_log(digits):
     folder, entry = digits
     found = answer("schedule", config=str(folder / "config.yaml"))
