@@ -188,19 +188,17 @@ def test_bad_images_of_all_ranks_are_one_line(work):
 
 FAILED = {
     "raise:1:6": (1, r"rank 1: Traceback (?s:.*)\nZeroDivisionError: a fault\n\n" + ABORTED),
-    "raise:0:6": (1, r"rank 0: Traceback (?s:.*)\nZeroDivisionError: a fault\n\n" + ABORTED),
-    "full:0:6": (1, r"rank 0: error: \S+: cannot be written \(No space left on device\)\n" + ABORTED),
     "image:1:6": (1, r"rank \d: error: \S+/images/train/\S+: not an image .*; --resume auto goes on .*\n" + ABORTED),
-    "interrupt:1:6": (130, r"rank 1: interrupted; --resume auto goes on .*\n" + ABORTED),
     "kill:1:6": (9, r"rank 1: process \d+ on \S+ was killed, or has crashed; all ranks end\n"),
     "exit:0:6": (None, r"rank 0: process \d+ on \S+ was killed, or has crashed; all ranks end\n"),
+    "raise:0:6": (1, r"rank 0: Traceback (?s:.*)\nZeroDivisionError: a fault\n\n" + ABORTED),
+    "full:0:6": (1, r"rank 0: error: \S+: cannot be written \(No space left on device\)\n" + ABORTED),
+    "interrupt:1:6": (130, r"rank 1: interrupted; --resume auto goes on .*\n" + ABORTED),
 }
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    "fault", first(4, ["raise:1:6", "image:1:6", "kill:1:6", "exit:0:6", "raise:0:6", "full:0:6", "interrupt:1:6"])
-)
+@pytest.mark.parametrize("fault", first(4, FAILED))
 def test_the_end_of_one_rank_ends_all(work, tmp_path, fault):
     """And the run goes on from its last snapshot, as it does from any."""
     shutil.copytree(work / "images", tmp_path / "images")
