@@ -78,7 +78,7 @@ def _expected(images, policy, places, **settings):
     return [np.asarray(augmented(picture, steps(spec, *each)), np.float64) for each in places]
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(4)
 @pytest.mark.parametrize("policy", ["rand", "trivial"])
 @pytest.mark.parametrize("last_batch", ["partial", "drop"])
 def test_each_place_of_an_epoch_has_its_operations(make, alike, policy, last_batch):

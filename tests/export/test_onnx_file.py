@@ -345,6 +345,7 @@ BAD = {
 }
 
 
+@pytest.mark.core(20)
 @pytest.mark.parametrize("what", BAD)
 def test_what_cannot_be_exported_is_one_line(what, tmp_path):
     build, message = BAD[what]
