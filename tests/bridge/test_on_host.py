@@ -19,7 +19,6 @@ EXPECTED = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("file", first(1, EXPECTED))
 def test_the_tests_of_the_gpu_pass_on_the_host(file):
     compiled.need_compiler()

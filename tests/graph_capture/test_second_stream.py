@@ -88,7 +88,6 @@ class Forgetting(Network):
         return self.fc(F.average(second(h), axis=(2, 3)))
 
 
-@pytest.mark.sweep
 @pytest.mark.usefixtures("host")
 def test_gradients_that_a_pass_within_the_pass_has_left(ran_aside):
     captured, expected = (Run(capture, network=Forgetting).run(range(STEPS)) for capture in (BOTH_STREAMS, REQUIRED))
