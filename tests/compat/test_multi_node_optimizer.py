@@ -40,7 +40,7 @@ _TWO_BRANCHES = """
 """
 
 
-@pytest.mark.sweep
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("dtype", "own_loop", "tolerance"),
     [

@@ -175,7 +175,6 @@ def test_double_buffering(loss_scale):
     assert lines[1].startswith("This communicator does not support double buffering")
 
 
-@pytest.mark.sweep
 def test_two_communicators():
     """Raises: gradients would be averaged twice."""
     lines = without_mpi.run(
