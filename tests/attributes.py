@@ -61,7 +61,8 @@ def keys_of(replaced, after):
             keys |= {("sys.modules", name), tuple(name.rsplit(".", 1))}
         elif isinstance(owner, types.ModuleType):
             value = vars(owner)[name]
-            keys |= {key for key, other in after.items() if other is value} if callable(value) else set()
+            shared = value is None or isinstance(value, (bool, int, str))  # with names that have nothing to do with it
+            keys |= set() if shared else {key for key, other in after.items() if other is value}
             keys.add((owner.__name__, name))
         else:
             keys.add((owner.__module__, f"{owner.__qualname__}.{name}"))

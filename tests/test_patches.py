@@ -59,6 +59,8 @@ COMPARE = """
     x = numpy.ones((2, 3, 5, 5), "float32")
     chainer.optimizers.Adam().setup(model).update(lambda: F.sum(model(x)))  # Chainer sets some names at first use
 
+    chainer.backends.cuda.check_cuda_available._already_warned = False  # where CuPy can be used, it has told of cuDNN
+
     plain = snapshot()
     import mixprec
     from mixprec.compat import registry
