@@ -258,7 +258,7 @@ def test_logits_that_are_not_finite(work, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("there", [pytest.param(True, marks=pytest.mark.sweep), False])
+@pytest.mark.parametrize("there", [True, False])
 def test_weights_of_7_bits_are_told(there, work, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("mixprec.export.int8.has_vnni", lambda: there)
     _, found = export(work, tmp_path, "--int8", "--images", "16", "--set", "export.max_drop_int8=100")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import platform
 import shutil
 import subprocess
@@ -139,8 +138,11 @@ def test_a_wheel_made_from_an_sdist_has_the_same_but_for_the_library(checkout, w
     shutil.unpack_archive(sdist, tmp_path)
     unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
     assert not (unpacked / "tests").exists()
-    sources = pathlib.Path("mixprec", "native", "source")
-    assert sorted(os.listdir(unpacked / sources)) == sorted(os.listdir(checkout / sources))
+    sources, expected_sources = (
+        {path.name: path.read_bytes() for path in (folder / "mixprec" / "native" / "source").iterdir()}
+        for folder in (unpacked, checkout)
+    )
+    assert sources == expected_sources
     made, expected = contents(build(unpacked, tmp_path, **NO_COMPILER)), contents(wheel)
     own = {*NATIVE, *(INFO + name for name in ("RECORD", "WHEEL"))}
     assert {name: made[name] for name in made.keys() - own} == {name: expected[name] for name in expected.keys() - own}

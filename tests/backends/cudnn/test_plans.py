@@ -168,7 +168,7 @@ def test_float32(builder, gpu, tf32):
     assert_as_stand_in(builder, variants("float32"), gpu, Settings(autotune="off", tf32=tf32))
 
 
-@pytest.mark.parametrize("gpu", ["H200", "B200"])
+@pytest.mark.parametrize("gpu", WITHOUT_L4)
 def test_deterministic(builder, gpu):
     """What has an engine has one that gives the same bits each time, but for the sums of a convolution."""
     operations = variants("float16")
