@@ -27,6 +27,7 @@ _COMPARED = 2
 # one of launch and eager step may overflow while the loss scale falls to what a network bears; or an image is
 # classified otherwise.
 _UNDECIDED = 8
+CONFIRMED = 3  # calls in a row with a difference before it counts, where bits vary from run to run
 _SPREADS = 3  # launches until one goes the same way as the one before
 _UNDER_WAY = (
     "the model was called for training before the step, whose statistics come back if the step is skipped; "
