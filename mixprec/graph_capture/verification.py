@@ -40,21 +40,35 @@ class Outcome(NamedTuple):
     arrays: dict
 
 
+class Runs(NamedTuple):
+    """Two runs of the same kind: eager steps, or launches of a graph.
+
+    Attributes:
+        outcome: the :class:`Outcome` of one of them, in copies.
+        apart: what :meth:`Verification.apart` returned of both; ``None`` if there is only one, or none that went the same
+            way.
+    """
+
+    outcome: Outcome
+    apart: dict | None
+
+
 class Verification:
     """Compares several runs of a step that begin from the same state.
 
     Args:
         arrays: dict from names to the arrays that the step moves, all of them.
         bitwise: whether outcomes must be the same bit for bit; otherwise within bounds.
+        course: names of those arrays that say which of several ways the step has gone.
 
     Attributes:
         bitwise: see above.
     """
 
-    def __init__(self, arrays, bitwise):
+    def __init__(self, arrays, bitwise, course=()):
         # CuPy goes through an array in the order of its axes: through a filter, strided, unless it is seen as flat.
         self._arrays = {name: flat(array) if is_dense(array) else array for name, array in arrays.items()}
-        self.bitwise = bitwise
+        self.bitwise, self._course = bitwise, course
         self._before = _copies(self._arrays)
 
     def outcome(self, values):
@@ -73,21 +87,41 @@ class Verification:
         """Goes on from what a step has left."""
         self._put(outcome.arrays)
 
-    def same_course(self, found, expected, names):
-        """Returns whether arrays of these names are the same in both outcomes; the host waits for the device."""
-        return all(_same_bits(*map(_on_host, (found.arrays[name], expected.arrays[name]))) for name in names)
+    def same_course(self, found, expected):
+        """Returns whether two runs went the same way; the host waits for the device."""
+        return all(_same_bits(*map(_on_host, (found.arrays[name], expected.arrays[name]))) for name in self._course)
 
     def apart(self, first):
-        """Returns how far the last run is from another one of the same kind, eager or a launch.
+        """Returns how far the last run is from another one of the same kind.
 
         Args:
-            first: the :class:`Outcome` of the other one, with copies.
+            first: the :class:`Outcome` of the other one, in copies.
 
         Returns:
-            dict from the names of arrays in FP32 or wider to the norm of the difference, 0 if that is not finite.
+            dict from the names of arrays in FP32 or wider to the norm of the difference, 0 if that is not finite;
+            ``None`` if the two went different ways.
         """
+        if not self.same_course(first, self.now([])):
+            return None
         compared = {name: array for name, array in self._arrays.items() if _is_bounded(array)}
         return {name: _distance(_on_host(array), _on_host(first.arrays[name])) for name, array in compared.items()}
+
+    def compared(self, launches, eager):
+        """Compares launches of a graph with eager steps; the host waits for the device.
+
+        Args:
+            launches, eager: :class:`Runs`.
+
+        Returns:
+            ``(difference, says_little)``: see :meth:`difference`; and whether a difference is likely where bits vary from
+            run to run: only one of launch and eager step has overflowed, or a reported value is another one.
+        """
+        known = launches.apart is not None and eager.apart is not None
+        noise = noise_of(eager.apart, launches.apart) if known else None
+        found, expected = launches.outcome, eager.outcome
+        reason = self.difference(found, expected, noise)
+        is_likely = not known or not self.same_course(found, expected)
+        return reason, is_likely or self.difference_of_values(found, expected) is not None
 
     def difference(self, found, expected, noise=None):
         """Returns the differences between two outcomes, as text; the host waits for the device.
