@@ -3,22 +3,18 @@
 The command ``comparison`` of ``scripts/benchmark.py``; ``docs/capture.md`` has its table.
 """
 
-import itertools
 import random
 from typing import NamedTuple
-
 
 from benchmarks import machine
 from benchmarks.command_arguments import add_arch, amount, positive, positives
 from benchmarks.comparison_runs import FAULTS, NOISE, Training
 from benchmarks.record_files import add_command
 from mixprec.graph_capture.specialization import CONFIRMED
-from mixprec.graph_capture.verification import Outcome, Verification, noise_of
+from mixprec.graph_capture.verification import Outcome, Runs, Verification
 from models import MODELS
 
-_RUNS = 6  # from each state
-_PAIRINGS = 100  # of four of them: two eager steps, two launches
-_FAULTY = 3  # runs of each fault
+_MOST = CONFIRMED + 1  # runs of each kind in the last one of them
 
 
 class Power(NamedTuple):
@@ -26,92 +22,83 @@ class Power(NamedTuple):
 
     Attributes:
         steps: that number.
-        exact: dict from faults to whether each of its runs differs where nothing varies, bit for bit.
-        noisy: likewise where sums vary: how many of ``_FAULTY`` pairings differ.
-        differing: how many right pairings differ in one call.
-        refused: how many differ in so many calls in a row that the graph would be refused.
+        exact: dict from faults to whether they are found where nothing varies, bit for bit.
+        noisy: likewise where sums vary: in how many of the calls in a row that a refusal takes.
+        differing: how many pairings of right runs differ in the first of these calls, the second ...
+        refused: how many differ in all of them, so that the graph would be refused.
         pairings: of how many.
     """
 
     steps: int
     exact: dict
     noisy: dict
-    differing: int
+    differing: list
     refused: int
     pairings: int
 
 
-class _Compared:
-    """The runs of one state, and their comparison.
+class _State:
+    """The comparison of runs from one state.
 
     Args:
         before: dict of arrays, the state.
-        runs: list of dicts of arrays, right ones.
     """
 
-    def __init__(self, before, runs):
+    def __init__(self, before):
         self._verification = Verification({name: array.copy() for name, array in before.items()}, False)
-        self._runs = [self._outcome(run) for run in runs]
-        self._noise = {}
 
-    def _outcome(self, run):
+    def outcome(self, run):
+        """Returns what a run has left, as :class:`~mixprec.graph_capture.verification.Outcome`."""
         self._verification.take(Outcome([], {name: array.reshape(-1) for name, array in run.items()}))
         return self._verification.outcome([])
 
-    def _apart(self, a, b):
-        self._verification.take(a)
-        return self._verification.apart(b)
-
-    def differs(self, eager, launches):
-        """Whether launches are another step than two eager ones; numbers of right runs, or runs with a fault."""
-        (first, second), (launch, again) = (
-            [self._runs[run] if isinstance(run, int) else self._outcome(run) for run in pair] for pair in (eager, launches)
-        )
-        if self._verification.difference(launch, second) is None:
+    def differ(self, launches, eager):
+        """Whether launches are another step than eager ones; both are lists of outcomes."""
+        if self._verification.difference(launches[0], eager[0]) is None:
             return False
-        noise = noise_of(self._apart(second, first), self._apart(again, launch))
-        return self._verification.difference(launch, second, noise) is not None
+        return self._verification.compared(self._runs(launches), self._runs(eager))[0] is not None
+
+    def _runs(self, outcomes):
+        apart = {}
+        for each in outcomes[1:]:
+            self._verification.take(each)
+            apart = self._verification.apart(outcomes[0], apart)
+        return Runs(outcomes[0], apart)
 
 
-def measure(training, targets, say=lambda text: None):
+def measure(training, targets, pairings, say=lambda text: None):
     """Looks at the comparison after so many steps each.
 
     Args:
-        training: :class:`Training`.
+        training: :class:`~benchmarks.comparison_runs.Training`.
         targets: ascending numbers of steps.
+        pairings: number of right graphs, each of runs that are drawn from as many as it takes for two.
         say: called with a line of progress.
 
     Yields:
         :class:`Power`.
     """
     draw = random.Random(0)
-    quadruples = list(itertools.permutations(range(_RUNS), 4))
     with training.sums.varying():
         for target in targets:
             training.advance(target)
-            pairings = draw.sample(quadruples, _PAIRINGS)
-            differs = []
-            for call in range(CONFIRMED):
-                training.begin()
-                compared = _Compared(training.before, [training.run() for _ in range(_RUNS)])
-                differs.append([compared.differs(pairing[:2], pairing[2:]) for pairing in pairings])
-                if call == 0:
-                    noisy = {name: _found(training, compared, fault) for name, fault in FAULTS.items()}
-                    exact = _exactly(training)
+            training.begin()
+            exact = _exactly(training)
+            differs, faults = [], dict.fromkeys(FAULTS, 0)
+            for runs in range(2, _MOST + 1):  # of each kind, in one call after the other
+                state = _State(training.before)
+                right = [state.outcome(training.run()) for _ in range(2 * _MOST)]
+                drawn = [draw.sample(right, 2 * runs) for _ in range(pairings)]
+                differs.append([state.differ(each[:runs], each[runs:]) for each in drawn])
+                for name, fault in FAULTS.items():
+                    wrong = [state.outcome(training.run(fault)) for _ in range(runs)]
+                    faults[name] += state.differ(wrong, draw.sample(right, runs))
                 training.end()
+                training.begin()
             refused = sum(all(each) for each in zip(*differs, strict=True))
-            found = Power(target, exact, noisy, sum(map(sum, differs)), refused, _PAIRINGS)
-            say(f"after {target} steps: {found.differing} of {CONFIRMED * _PAIRINGS} differ, {refused} are refused")
+            found = Power(target, exact, faults, list(map(sum, differs)), refused, pairings)
+            say(f"after {target} steps: {refused} of {pairings} refused; {found.differing} differ in the calls alone")
             yield found
-
-
-def _found(training, compared, fault):
-    runs = [training.run(fault) for _ in range(_FAULTY)]
-    launches = itertools.permutations(range(_FAULTY), 2)
-    return sum(
-        compared.differs((2 * number, 2 * number + 1), (runs[one], runs[other]))
-        for number, (one, other) in zip(range(_FAULTY), launches, strict=False)
-    )
 
 
 def _exactly(training):
@@ -140,7 +127,7 @@ def table(found):
 
 
 def _in_words(count):
-    return "found" if count == _FAULTY else "not found" if count == 0 else f"{count} of {_FAULTY}"
+    return "found" if count == CONFIRMED else f"{count} of {CONFIRMED}" if count else "not found"
 
 
 def add(commands):
@@ -151,13 +138,14 @@ def add(commands):
     own.add_argument("--size", type=positive, default=32, help="height and width of an image in pixels")
     own.add_argument("--batch", type=positive, default=8, help="images in a batch")
     own.add_argument("--lr", type=amount, default=1e-3, help="learning rate")
+    own.add_argument("--pairings", type=positive, default=100, help="right graphs that are compared after each of them")
     own.add_argument("--steps", type=positives, default=[3, 30, 110, 300], help="of training, with commas, ascending")
 
 
-def _run(save, arch, size, batch, lr, steps):
+def _run(save, arch, size, batch, lr, pairings, steps):
     print(f"{arch}, {size}x{size} pixels, one batch of {batch}, learning rate {lr:g}", flush=True)
     training = Training(arch, size=size, batch=batch, lr=lr)
-    found = list(measure(training, sorted(steps), lambda text: print(text, flush=True)))
+    found = list(measure(training, sorted(steps), pairings, lambda text: print(text, flush=True)))
     print(table(found))
-    settings = {"arch": arch, "size": size, "batch": batch, "lr": lr, "steps": steps}
+    settings = {"arch": arch, "size": size, "batch": batch, "lr": lr, "pairings": pairings, "steps": steps}
     save({"settings": settings, **machine.record(), "rows": [power._asdict() for power in found]})

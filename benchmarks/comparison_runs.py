@@ -98,7 +98,7 @@ class Training:
             self.steps += 1
 
     def begin(self):
-        """Begins with repetitions: returns the :class:`~mixprec.graph_capture.verification.Verification` of this state."""
+        """Begins with repetitions from the state as it is, which ``before`` holds from then on, a dict of arrays."""
         arrays = {}
         for name, param, master in self._optimizer._masters.all_current():
             arrays |= {name: param.array, f"the master of {name}": master.array}

@@ -12,6 +12,7 @@ each step.
 from mixprec.announcements import announce
 from mixprec.backends import aside
 from mixprec.backends.cudnn import settings
+from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.graph_capture.called_links import OtherLinks, called
 from mixprec.graph_capture.origin import cause_of
 from mixprec.graph_capture.reports import Reports, copied
@@ -23,12 +24,12 @@ _MORE_CALLS = 3  # are watched if the last two differ: some things happen in the
 # Two, as by the second one a number or an array of the host that is another in each step is not what it was at the
 # capture any more.
 _COMPARED = 2
-# Where bits vary from run to run, a right graph may differ by chance. So a difference counts when it comes in so many
-# calls in a row, each with another state and another graph. Those are more where the comparison says little: only one of
-# launch and eager step overflows while the loss scale falls to what a network bears, or an image is classified otherwise.
+# Where bits vary from run to run, a right graph may differ by chance. So a difference counts if it comes in so many
+# calls in a row, each with another state and another graph.
 CONFIRMED = 3
+# Likewise where a difference is likely: only one of launch and eager step overflows, while the loss scale falls to what
+# a network bears, or an image is classified otherwise.
 _UNDECIDED = 8
-_AGAIN = 3  # launches until one goes the same way as the first
 _UNDER_WAY = (
     "the model was called for training before the step, whose statistics come back if the step is skipped; "
     "with chainer.config.train or enable_backprop off that is no part of it"
@@ -63,6 +64,9 @@ class Specialization:
         self._own_failure = None  # what other ranks have still to be told
         self._version = self._other_links = None  # at the last watched call
         self._differed, self._to_compare = 0, _COMPARED
+        self._lacks_memory = self._begins_again = (
+            False  # on a rank: was there no memory for a graph; not for the first time
+        )
         self._differing = 0  # calls in a row in which a graph differed by what may be chance
 
     @property
@@ -121,6 +125,19 @@ class Specialization:
         self._drop_graph()
         self._log, self._to_compare, self.calls = None, _COMPARED, self._warmup - 2
         self._differing = 0
+
+    def begins_again(self):
+        """After a failure: whether it was for want of memory, for the first time; eager calls follow again then.
+
+        Otherwise nothing of it is needed any more.
+        """
+        again = self._lacks_memory and not self._begins_again
+        self.drop()
+        if again:
+            self.failure, self._begins_again, self._lacks_memory = None, True, False
+        else:
+            self._buffers = None
+        return again
 
     def _drop_graph(self):
         if self.graph is not None:
@@ -186,6 +203,7 @@ class Specialization:
         del former  # memory
         if self.failure is None:
             self._fails(self._capture(outputs))
+            self._lacks_memory = self.failure is not None and self._on_a_rank(self._lacks_memory)
         if self.failure is None:
             verification.turn_back()
             self._launch_graph()
@@ -206,40 +224,42 @@ class Specialization:
         return self._result_of_graph()
 
     def _run_to_compare(self, verification, state):
-        """Runs the work eagerly, and where bits vary from run to run once more, to see by how much.
+        """Runs the work eagerly, and where bits vary from run to run some times more, to see by how much.
 
         Returns:
-            ``(runs, result, reports)``: :class:`~mixprec.graph_capture.verification.Runs`, ``None`` if the state, or a
-            part of it, has come to the device in the first run: from a file, or drawn.
+            ``(runs, result, reports)`` of the last run: :class:`~mixprec.graph_capture.verification.Runs`, ``None`` if
+            the state, or a part of it, has come to the device in the first run: from a file, or drawn.
         """
-        first = None
-        while True:
+        first, apart = None, {}
+        for more in reversed(range(self._runs(verification))):
             with Reports() as reports:
                 result = self._run(unchains=True)  # or a model that keeps its loss keeps memory that the graph needs
             now = self._state()
             if self._on_a_rank(now.keys() != state.keys() or any(now[name] is not state[name] for name in state)):
                 return None, result, reports
-            found = verification.outcome([("the result", result), *reports.values])
             if first is not None:
-                return Runs(found, verification.apart(first)), result, reports
-            if verification.bitwise:
-                return Runs(found, None), result, reports
-            first = found
-            verification.turn_back()
+                apart = verification.apart(first, apart)
+            if more:
+                first = first or verification.outcome([])
+                verification.turn_back()
+        first = None  # memory
+        return Runs(verification.outcome([("the result", result), *reports.values]), apart), result, reports
 
     def _launched_again(self, verification):
-        """Returns the :class:`~mixprec.graph_capture.verification.Runs` of the last launch and another one.
+        """Returns the :class:`~mixprec.graph_capture.verification.Runs` of the last launch and of some more.
 
         All ranks launch equally often; that a step has overflowed is the same on all.
         """
-        first = verification.outcome(self._values_of_graph())
-        for _ in range(0 if verification.bitwise else _AGAIN):
+        first, apart = verification.outcome(self._values_of_graph()), {}
+        for _ in range(1, self._runs(verification)):
             verification.turn_back()
             self._launch_graph()
-            apart = verification.apart(first)
-            if apart is not None:
-                return Runs(first, apart)
-        return Runs(first, None)
+            apart = verification.apart(first, apart)
+        return Runs(first, apart)
+
+    def _runs(self, verification):
+        """How many runs of each kind are compared: one more in a call that comes after a difference."""
+        return 1 if verification.bitwise else 2 + min(self._differing, CONFIRMED - 1)
 
     def _differs(self, verification, launches, eager):
         """Whether launches are not the eager step; there is a failure then if that cannot be chance."""
@@ -281,6 +301,7 @@ class Specialization:
             self._capturable.restore(outputs)
             if not isinstance(error, Exception):
                 raise
+            self._lacks_memory = lacks_memory(error)
             return cause_of(error)
         self._session, self._reports = session, reports
         return None

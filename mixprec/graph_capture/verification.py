@@ -18,10 +18,10 @@ from mixprec.graph_capture.reports import copied
 _CHANGE = 0.25  # of what the step adds to an array: two results may be so far apart
 # Some engines of cuDNN add in another order each time, and gradients of a deep network that is not trained yet, or has
 # learnt its batch by heart, then differ from run to run by as much as they are. So a launch and an eager step may also
-# be some times as far apart as two launches are and as two eager steps are, whichever is more.
+# be some times as far apart as launches are among themselves, or eager steps are, whichever is more.
 _APART = 4
-# But if one of the two pairs is so much further apart than the other, they do not repeat the same step with other
-# rounding: a graph that leaves out a gradient is as uncertain as its optimizer's arithmetic.
+# But if the ones are so many times further apart than the others, they do not repeat the same step with other rounding:
+# a graph that leaves out a gradient has the same momentum in each launch.
 _UNLIKE = 64
 _UNITS = 2  # in the last place of FP32: numbers that are so close are equal
 _VALUE = 2.0**-8  # of losses and reported values, relative: a forward pass is nearly the same bits
@@ -41,16 +41,15 @@ class Outcome(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Two runs of the same kind: eager steps, or launches of a graph.
+    """Runs of the same kind: eager steps, or launches of a graph.
 
     Attributes:
         outcome: the :class:`Outcome` of one of them, in copies.
-        apart: what :meth:`Verification.apart` returned of both; ``None`` if there is only one, or none that went the same
-            way.
+        apart: what :meth:`Verification.apart` has returned of all of them; empty if no two are compared.
     """
 
     outcome: Outcome
-    apart: dict | None
+    apart: dict
 
 
 class Verification:
@@ -91,20 +90,25 @@ class Verification:
         """Returns whether two runs went the same way; the host waits for the device."""
         return all(_same_bits(*map(_on_host, (found.arrays[name], expected.arrays[name]))) for name in self._course)
 
-    def apart(self, first):
-        """Returns how far the last run is from another one of the same kind.
+    def apart(self, first, before):
+        """Returns how far runs of the same kind are apart; the host waits for the device.
 
         Args:
-            first: the :class:`Outcome` of the other one, in copies.
+            first: the :class:`Outcome` of the first one, in copies; the last one has left what is there now.
+            before: what this returned of those in between; ``{}`` for none.
 
         Returns:
-            dict from the names of arrays in FP32 or wider to the norm of the difference, 0 if that is not finite;
-            ``None`` if the two went different ways.
+            dict from the names of arrays in FP32 or wider to the norm of the difference of the first run and the one
+            that is furthest from it, 0 where that is not finite. A run that went another way than the first, as only
+            one of them has overflowed, does not count.
         """
         if not self.same_course(first, self.now([])):
-            return None
-        compared = {name: array for name, array in self._arrays.items() if _is_bounded(array)}
-        return {name: _distance(_on_host(array), _on_host(first.arrays[name])) for name, array in compared.items()}
+            return before
+        return {
+            name: max(_distance(_on_host(array), _on_host(first.arrays[name])), before.get(name, 0.0))
+            for name, array in self._arrays.items()
+            if _is_bounded(array)
+        }
 
     def compared(self, launches, eager):
         """Compares launches of a graph with eager steps; the host waits for the device.
@@ -113,14 +117,13 @@ class Verification:
             launches, eager: :class:`Runs`.
 
         Returns:
-            ``(difference, says_little)``: see :meth:`difference`; and whether a difference is likely where bits vary from
-            run to run: only one of launch and eager step has overflowed, or a reported value is another one.
+            ``(difference, is_likely)``: see :meth:`difference`; and whether it is likely where bits vary from run to
+            run, as only one of launch and eager step has overflowed, or a reported value is another one.
         """
-        known = launches.apart is not None and eager.apart is not None
-        noise = noise_of(eager.apart, launches.apart) if known else None
+        noise = noise_of(eager, launches)
         found, expected = launches.outcome, eager.outcome
         reason = self.difference(found, expected, noise)
-        is_likely = not known or not self.same_course(found, expected)
+        is_likely = noise is None or not self.same_course(found, expected)
         return reason, is_likely or self.difference_of_values(found, expected) is not None
 
     def difference(self, found, expected, noise=None):
@@ -200,13 +203,16 @@ def noise_of(eager, launches):
     """Returns which distances of a launch from an eager step say nothing.
 
     Args:
-        eager: what :meth:`Verification.apart` returned of two eager steps.
-        launches: likewise of two launches.
+        eager: :class:`Runs` of eager steps.
+        launches: likewise of launches.
 
     Returns:
-        dict from names to distances: the larger of the two, unless the smaller one is another order of magnitude.
+        dict from names to distances: by how much eager steps differ, or launches, whichever is more, unless one of the
+        two is another order of magnitude. ``None`` if that is not known.
     """
-    pairs = {name: sorted((distance, launches[name])) for name, distance in eager.items()}
+    if not eager.apart or not launches.apart:
+        return None
+    pairs = {name: sorted((distance, launches.apart[name])) for name, distance in eager.apart.items()}
     return {name: min(larger, _UNLIKE * smaller) for name, (smaller, larger) in pairs.items()}
 
 
