@@ -31,6 +31,8 @@ _WITHOUT = {
 }
 
 _WITH = {"second stream": ["capture.second_stream=true"]}
+# Everything is on, and only engines or streams are chosen in another way
+WHOLE = (ALL, *(f"{ALL}, {name}" for name in ("no autotuning", "second stream")))
 
 # (name, group, file, overrides) of each row
 WAYS = (
