@@ -1,6 +1,7 @@
 """The rehearsal: it knows every shape of a run, leaves nothing to build or measure, and changes not a bit."""
 
 import random
+import re
 import shutil
 
 import chainer
@@ -20,9 +21,10 @@ from mixprec.training.evaluation import Evaluator
 from mixprec.training.rehearsal import Shape
 from mixprec.training.updater import CapturedUpdater, TimedUpdater
 from tests.graph_capture.captured_runs import Run, assert_same, batch
+from tests.stand_ins import compiled
 from tests.stand_ins.capture_sides import host  # noqa: F401  (a fixture)
 from tests.stand_ins.graph_on_host import GraphCuda
-from tests.training import finished_run, small_images
+from tests.training import finished_run, rank_runs, small_images
 
 # Shapes
 
@@ -279,3 +281,30 @@ def _all(updater, evaluator, host):  # noqa: F811
         if number % 11 == 10:
             with host.eagerly():
                 evaluator()
+
+
+# The command, on a stand-in for CuPy
+
+
+@pytest.mark.sweep
+def test_the_command_measures_nothing_in_training(tmp_path):
+    """With the rehearsal all is built and measured before the trainer runs, without it all in training."""
+    compiled.need_compiler()
+    settings = ["model.arch=small_norm", "cudnn.autotune=measure", "progressive.until=[1]", "progressive.sizes=[16]"]
+    settings += ["training.device=gpu", "training.batch_size=4"]
+    left, counted = [], []
+    for how in ("with", "without"):
+        folder = tmp_path / how
+        folder.mkdir()
+        rank_runs.make_work(folder)
+        done = rank_runs.run(folder, 1, "out", *settings, program=("rehearsal_on_device", how))
+        assert (done.returncode, done.stderr) == (0, "")
+        words = r"^rehearsal: .* training 4 x 16x16, 2 x 16x16, 4 x 8x8, 2 x 8x8; evaluation 4 x 8x8, 3 x 8x8, [\d.]+ s$"
+        assert bool(re.search(words, done.stdout, re.MULTILINE)) == (how == "with")
+        counted.append(re.search(r"^built (\d+) and (\d+), measured (\d+) and (\d+)$", done.stdout, re.MULTILINE))
+        left.append(_left(folder / "out"))
+    built, built_later, measured, measured_later = map(int, counted[0].groups())
+    assert built > 0 < measured
+    assert (built_later, measured_later) == (0, 0)
+    assert tuple(map(int, counted[1].groups())) == (0, built, 0, measured)
+    assert left[0] == left[1]
