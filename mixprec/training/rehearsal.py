@@ -46,7 +46,7 @@ def rehearse(config, trainer, train, val, ranks):
     a snapshot holds, and random numbers, are afterwards what they were, bit for bit. The largest shape comes first, and
     the memory of each is given back, so that no more is needed than for a step. Ranks do not wait for each other.
 
-    On a CPU there are no engines, and nothing happens.
+    On a CPU there are no engines, and nothing happens. Nor does it at the end of training.
 
     Args:
         config: :class:`mixprec.config.Config`.
@@ -60,6 +60,8 @@ def rehearse(config, trainer, train, val, ranks):
         return
     begin = time.perf_counter()
     steps = training_shapes(config, len(train), ranks.rank, ranks.size, updater.epoch_detail)
+    if not steps:
+        return
     evaluator, evaluations = None, []
     if val is not None:
         evaluator = trainer.get_extension(Evaluator.default_name)
@@ -129,11 +131,11 @@ def pass_of_training(updater, arrays):
     optimizer = updater.get_optimizer("main")
     model, memory = optimizer.target, updater.memory
     lossfun = updater.loss_func or model
-    with _unchanged(optimizer), _stream(model, isinstance(updater, CapturedUpdater)):
-        with contextlib.nullcontext() if memory is None else within_budget(memory.afresh()):
-            loss = lossfun(*arrays)
-            model.cleargrads()
-            loss.backward(loss_scale=optimizer.loss_scale)
+    budget = contextlib.nullcontext() if memory is None else within_budget(memory.afresh())
+    with _unchanged(optimizer), _stream(model, isinstance(updater, CapturedUpdater)), budget:
+        loss = lossfun(*arrays)
+        model.cleargrads()
+        loss.backward(loss_scale=optimizer.loss_scale)
 
 
 def pass_of_evaluation(evaluator, optimizer, arrays):
@@ -145,9 +147,9 @@ def pass_of_evaluation(evaluator, optimizer, arrays):
         arrays: as for :func:`pass_of_training`.
     """
     model = optimizer.target
-    with _unchanged(optimizer), _stream(model, evaluator.eval_func is not None):
-        with using_config("train", False), no_backprop_mode():
-            model(*arrays)
+    stream = _stream(model, evaluator.eval_func is not None)
+    with _unchanged(optimizer), stream, using_config("train", False), no_backprop_mode():
+        model(*arrays)
 
 
 def _has_engines(device):

@@ -81,7 +81,8 @@ def test_the_shapes_of_an_evaluation_are_those_of_its_batches(tmp_path, one_shap
 @pytest.mark.parametrize("pad_channels", [True, False])
 @pytest.mark.parametrize("compute", ["float16", "float32"])
 def test_a_batch_of_random_numbers_is_laid_out_as_those_of_the_run(tmp_path, pad_channels, compute):
-    config = _config(tmp_path, f"data.pad_channels={str(pad_channels).lower()}", *SYNTHETIC, f"precision.compute={compute}")
+    keys = f"data.pad_channels={str(pad_channels).lower()}", f"precision.compute={compute}"
+    config = _config(tmp_path, *SYNTHETIC, *keys)
     device, converter = chainer.get_device("@numpy"), images.converter_of(config)
     own = converter(images.random_batch(config, 12, 4, device), device)
     iterator = images.train_iterator(config, range(8), device)
@@ -258,6 +259,8 @@ def test_after_the_rehearsal_no_plan_is_built_and_no_engine_measured(host, monke
         with host.eagerly():
             rehearsal.pass_of_evaluation(evaluator, run.optimizer, _batch(host.send, 100, count, 32))
     assert counter.built > 0 < counter.measured
+    assert not run.optimizer._statistics.are_saved
+    assert all(param.grad is None for param in run.model.params())
     before = counter.built, counter.measured
     _all(updater, evaluator, host)
     assert (counter.built, counter.measured) == before
@@ -283,6 +286,22 @@ def _all(updater, evaluator, host):  # noqa: F811
                 evaluator()
 
 
+@pytest.mark.parametrize("kind", [TimedUpdater, CapturedUpdater])
+def test_the_rehearsal_needs_no_more_memory_than_a_step(host, kind):  # noqa: F811
+    cudnn.configure(autotune="heuristic", cache=None)
+    run = Run(side=host)
+    updater = kind(Batches(host.send), run.optimizer, converter=_given)
+    batches = [_batch(host.send, 100, count, size) for count, size in ((4, 24), (3, 24), (4, 16), (3, 16))]
+    with host.peak() as rehearsed, host.eagerly():
+        for arrays in batches:
+            rehearsal.pass_of_training(updater, arrays)
+    del batches, arrays
+    with host.peak() as trained, host.eagerly():
+        for _ in range(13):
+            updater.update()
+    assert 0 < rehearsed.bytes <= trained.bytes
+
+
 # The command, on a stand-in for CuPy
 
 
@@ -299,7 +318,9 @@ def test_the_command_measures_nothing_in_training(tmp_path):
         rank_runs.make_work(folder)
         done = rank_runs.run(folder, 1, "out", *settings, program=("rehearsal_on_device", how))
         assert (done.returncode, done.stderr) == (0, "")
-        words = r"^rehearsal: .* training 4 x 16x16, 2 x 16x16, 4 x 8x8, 2 x 8x8; evaluation 4 x 8x8, 3 x 8x8, [\d.]+ s$"
+        words = (
+            r"^rehearsal: .* training 4 x 16x16, 2 x 16x16, 4 x 8x8, 2 x 8x8; evaluation 4 x 8x8, 3 x 8x8, \d+\.\d s$"
+        )
         assert bool(re.search(words, done.stdout, re.MULTILINE)) == (how == "with")
         counted.append(re.search(r"^built (\d+) and (\d+), measured (\d+) and (\d+)$", done.stdout, re.MULTILINE))
         left.append(_left(folder / "out"))
