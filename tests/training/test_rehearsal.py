@@ -1,5 +1,6 @@
 """The rehearsal: it knows every shape of a run, leaves nothing to build or measure, and changes not a bit."""
 
+import contextlib
 import random
 import re
 import shutil
@@ -23,7 +24,8 @@ from mixprec.training.rehearsal import Shape
 from mixprec.training.updater import CapturedUpdater, TimedUpdater
 from tests.graph_capture.captured_runs import Run, assert_same, batch
 from tests.stand_ins import compiled
-from tests.stand_ins.capture_sides import host  # noqa: F401  (a fixture)
+from tests.stand_ins.capture_sides import gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
+from tests.stand_ins.cuda_sides import both_sides
 from tests.stand_ins.graph_on_host import GraphCuda
 from tests.training import finished_run, rank_runs, small_images
 
@@ -252,33 +254,33 @@ class Counter:
         return counted
 
 
+@both_sides
 @pytest.mark.parametrize("kind", core_of((TimedUpdater, CapturedUpdater), CapturedUpdater))
-def test_after_the_rehearsal_no_plan_is_built_and_no_engine_measured(host, monkeypatch, kind):  # noqa: F811
+def test_after_the_rehearsal_no_plan_is_built_and_no_engine_measured(side, monkeypatch, kind):  # noqa: F811
     """In two stages, with a last smaller batch, in steps, captures and evaluations; and the run is the same."""
     cudnn.configure(autotune="measure", cache=None)
-    run, counter = Run(side=host, dropout=0.2), Counter(monkeypatch)
-    updater = kind(Batches(host.send), run.optimizer, converter=_given)
+    run, counter = Run(side=side, dropout=0.2), Counter(monkeypatch)
+    updater = kind(Batches(side.send), run.optimizer, converter=_given)
     own = None if kind is TimedUpdater else capture_evaluation(run.model)
-    test = [_batch(host.send, number, count, 32) for number, count in enumerate((4, 4, 3))]
+    test = [_batch(side.send, number, count, 32) for number, count in enumerate((4, 4, 3))]
     evaluator = Evaluator(chainer.iterators.SerialIterator(test, 1, False, False), run.model, _first, eval_func=own)
 
-    for count, size in ((4, 24), (3, 24), (4, 16), (3, 16)):
-        with host.eagerly():
-            rehearsal.pass_of_training(updater, _batch(host.send, 100, count, size))
-    for count in (4, 3):
-        with host.eagerly():
-            rehearsal.pass_of_evaluation(evaluator, run.optimizer, _batch(host.send, 100, count, 32))
+    with side.eagerly() if kind is TimedUpdater else contextlib.nullcontext():  # a captured one has a stream of its own
+        for count, size in ((4, 24), (3, 24), (4, 16), (3, 16)):
+            rehearsal.pass_of_training(updater, _batch(side.send, 100, count, size))
+        for count in (4, 3):
+            rehearsal.pass_of_evaluation(evaluator, run.optimizer, _batch(side.send, 100, count, 32))
     assert counter.built > 0 < counter.measured
     assert not run.optimizer._statistics.are_saved
     assert all(param.grad is None for param in run.model.params())
     before = counter.built, counter.measured
-    _all(updater, evaluator, host)
+    _all(updater, evaluator, side)
     assert (counter.built, counter.measured) == before
 
-    expected = Run(side=host, dropout=0.2)
-    updater = TimedUpdater(Batches(host.send), expected.optimizer, converter=_given)
+    expected = Run(side=side, dropout=0.2)
+    updater = TimedUpdater(Batches(side.send), expected.optimizer, converter=_given)
     test = Evaluator(chainer.iterators.SerialIterator(test, 1, False, False), expected.model, _first)
-    _all(updater, test, host)
+    _all(updater, test, side)
     assert_same(run, expected)
 
 
@@ -287,12 +289,12 @@ def _first(batches, _):
     return batches[0]
 
 
-def _all(updater, evaluator, host):  # noqa: F811
+def _all(updater, evaluator, side):  # noqa: F811
     for number in range(22):
-        with host.eagerly():
+        with side.eagerly():
             updater.update()
         if number % 11 == 10:
-            with host.eagerly():
+            with side.eagerly():
                 evaluator()
 
 
