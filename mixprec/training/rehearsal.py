@@ -55,12 +55,9 @@ def rehearse(config, trainer, train, val, ranks):
         val: validation images, or ``None``.
         ranks: of :mod:`mixprec.training.processes`.
     """
-    updater = trainer.updater
-    if not _has_engines(updater.device):
-        return
-    begin = time.perf_counter()
+    updater, begin = trainer.updater, time.perf_counter()
     steps = training_shapes(config, len(train), ranks.rank, ranks.size, updater.epoch_detail)
-    if not steps:
+    if not steps or not _has_engines(updater.device):
         return
     evaluator, evaluations = None, []
     if val is not None:
@@ -73,14 +70,12 @@ def rehearse(config, trainer, train, val, ranks):
         print(f"rehearsal: engines are chosen for batches of {words}", end="", flush=True)
     mixing = mixing_of(config, ranks.rank)
     for shape in steps:
-        arrays = updater.converter(random_batch(config, shape.size, shape.images, updater.device), updater.device)
+        arrays = _arrays(config, updater, shape)
         pass_of_training(updater, arrays if mixing is None else mixing(*arrays, 0))
         del arrays
         _give_memory_back(updater.device)
     for shape in evaluations:
-        arrays = updater.converter(random_batch(config, shape.size, shape.images, updater.device), updater.device)
-        pass_of_evaluation(evaluator, updater.get_optimizer("main"), arrays)
-        del arrays
+        pass_of_evaluation(evaluator, updater.get_optimizer("main"), _arrays(config, updater, shape))
         _give_memory_back(updater.device)
     if ranks.is_first:
         print(f", {time.perf_counter() - begin:.1f} s", flush=True)
@@ -154,6 +149,11 @@ def pass_of_evaluation(evaluator, optimizer, arrays):
 
 def _has_engines(device):
     return isinstance(device, backend.GpuDevice)
+
+
+def _arrays(config, updater, shape):
+    batch = random_batch(config, shape.size, shape.images, updater.device)
+    return updater.converter(batch, updater.device)
 
 
 def _counts(epochs, rank):
