@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks import machine
 from benchmarks.command_arguments import add_arch, amount, positive, positives
-from benchmarks.comparison_runs import FAULTS, NOISE, Training
+from benchmarks.comparison_runs import FAULTS, NOISE, SKIPPED, Training
 from benchmarks.record_files import add_command
 from mixprec.graph_capture.specialization import CONFIRMED
 from mixprec.graph_capture.verification import Outcome, Runs, Verification
@@ -45,7 +45,8 @@ class _State:
     """
 
     def __init__(self, before):
-        self._verification = Verification({name: array.copy() for name, array in before.items()}, False)
+        arrays = {name: array.copy() for name, array in before.items()}
+        self._verification = Verification(arrays, False, (SKIPPED,))
 
     def outcome(self, run):
         """Returns what a run has left, as :class:`~mixprec.graph_capture.verification.Outcome`."""
@@ -53,10 +54,14 @@ class _State:
         return self._verification.outcome([])
 
     def differ(self, launches, eager):
-        """Whether launches are another step than eager ones; both are lists of outcomes."""
+        """Whether launches are another step than eager ones; both are lists of outcomes.
+
+        Not so if only one of them has overflowed, which says nothing.
+        """
         if self._verification.difference(launches[0], eager[0]) is None:
             return False
-        return self._verification.compared(self._runs(launches), self._runs(eager))[0] is not None
+        difference, is_likely = self._verification.compared(self._runs(launches), self._runs(eager))
+        return difference is not None and not is_likely
 
     def _runs(self, outcomes):
         apart = {}
@@ -82,10 +87,10 @@ def measure(training, targets, pairings, say=lambda text: None):
     with training.sums.varying():
         for target in targets:
             training.advance(target)
-            training.begin()
-            exact = _exactly(training)
-            differs, faults = [], dict.fromkeys(FAULTS, 0)
+            exact, differs, faults = None, [], dict.fromkeys(FAULTS, 0)
             for runs in range(2, _MOST + 1):  # of each kind, in one call after the other
+                training.begin()
+                exact = exact or _exactly(training)
                 state = _State(training.before)
                 right = [state.outcome(training.run()) for _ in range(2 * _MOST)]
                 drawn = [draw.sample(right, 2 * runs) for _ in range(pairings)]
@@ -94,7 +99,6 @@ def measure(training, targets, pairings, say=lambda text: None):
                     wrong = [state.outcome(training.run(fault)) for _ in range(runs)]
                     faults[name] += state.differ(wrong, draw.sample(right, runs))
                 training.end()
-                training.begin()
             refused = sum(all(each) for each in zip(*differs, strict=True))
             found = Power(target, exact, faults, list(map(sum, differs)), refused, pairings)
             say(f"after {target} steps: {refused} of {pairings} refused; {found.differing} differ in the calls alone")

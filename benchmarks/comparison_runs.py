@@ -6,6 +6,7 @@ late in such a run gradients are little but noise.
 """
 
 import contextlib
+import copy
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from mixprec.backends import primitives_of
 from models import MODELS
 
 NOISE = 2.0**-23
+SKIPPED = "last_step_skipped"
 _LOUD = 2.0**-10
 
 
@@ -106,26 +108,29 @@ class Training:
         for name, link in self._optimizer.target.namedlinks():
             arrays |= {f"{key} of {name}": link.__dict__[key] for key in link._persistent}
         self._arrays = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
-        self.before = {name: array.copy() for name, array in self._arrays.items()}
+        self.before = {name: array.copy() for name, array in self._arrays.items()} | {SKIPPED: np.array(False)}
+        self._scale = copy.deepcopy(vars(self._optimizer._scaler))
 
     def end(self):
         """Ends with repetitions, by a step that counts."""
-        self._put(self.before)
+        self._turn_back()
         self.advance(self.steps + 1)
 
     def run(self, fault=None):
         """Repeats the step from the same state; returns what it leaves, a dict of arrays."""
-        self._put(self.before)
+        self._turn_back()
         self.sums.count = 0
         with fault(self) if fault is not None else contextlib.nullcontext(lambda found: None) as spoil:
             self._updater.update()
             found = {name: array.copy() for name, array in self._arrays.items()}
+            found[SKIPPED] = np.array(self._optimizer.last_step_skipped)
             spoil(found)
         return found
 
-    def _put(self, arrays):
+    def _turn_back(self):
         for name, array in self._arrays.items():
-            array[...] = arrays[name]
+            array[...] = self.before[name]
+        vars(self._optimizer._scaler).update(copy.deepcopy(self._scale))
 
     # The faults: contexts for a step, which give what spoils its results.
 

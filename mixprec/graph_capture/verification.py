@@ -15,7 +15,7 @@ from mixprec.backends.memory import flat, is_dense
 from mixprec.backends.transfers import to_host
 from mixprec.graph_capture.reports import copied
 
-_CHANGE = 0.25  # of what the step adds to an array: two results may be so far apart
+_CHANGE = 2.0**-8  # of what the step adds to an array: two results may be so far apart
 # Some engines of cuDNN add in another order each time, and gradients of a deep network that is not trained yet, or has
 # learnt its batch by heart, then differ from run to run by as much as they are. So a launch and an eager step may also
 # be some times as far apart as launches are among themselves, or eager steps are, whichever is more.

@@ -6,7 +6,7 @@ import pytest
 import mixprec
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.graph_capture import CaptureError, specialization, verification
-from tests.graph_capture.captured_runs import REQUIRED, Run
+from tests.graph_capture.captured_runs import REQUIRED, Run, batch
 from tests.stand_ins import fake_cudnn, graph_array
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host  # noqa: F401  (fixtures)
 from tests.stand_ins.graph_on_host import HostGraph
@@ -38,7 +38,25 @@ def test_a_step_with_uncertain_gradients_is_captured(noise):
     assert run.step.replays >= 4
 
 
-def test_what_a_graph_is_off_by_is_compared_with_what_it_is_off_from_itself(noise, monkeypatch):
+def test_a_late_capture_of_a_batch_that_is_learnt_by_heart(host, monkeypatch):  # noqa: F811
+    """Weights and statistics stand still then, and what varies does not."""
+    cudnn.configure(deterministic=False)
+    random, node = np.random.default_rng(0), fake_cudnn.NODES["conv_fprop"]
+
+    def compute(*arguments):
+        first, *others = map(np.array, node.compute(*arguments))
+        return (first * (1 + 2.0**-10 * random.standard_normal(first.shape)), *others)
+
+    monkeypatch.setitem(fake_cudnn.NODES, "conv_fprop", node._replace(compute=compute))
+    run, same = Run({**REQUIRED, "warmup": 60}), batch(0)
+    for _ in range(70):
+        run.once(*map(np.copy, same))
+    assert float(run.observed[50]["main/loss"].array) < 0.1 * float(run.observed[0]["main/loss"].array)
+    assert run.step.why_not is None
+    assert run.step.replays >= 4
+
+
+def test_what_a_graph_is_off_by_is_compared_with_how_much_runs_vary(noise, monkeypatch):
     monkeypatch.setattr(verification, "_APART", 0)
     with pytest.raises(CaptureError, match="is not the same after the graph as after an eager step"):
         Run(REQUIRED).run(range(12))
