@@ -5,6 +5,7 @@ import signal
 import time
 
 from benchmarks.gpu_check import group, stages, summary
+from benchmarks.gpu_check.group import GRACE
 
 _LAST = 6  # lines of a stage that has left no results
 
@@ -62,10 +63,11 @@ class Check:
         say,
         former,
         date,
-        device=stages.DEVICE,
-        grace=group.GRACE,
+        device=None,
+        grace=GRACE,
     ):
-        self._end, self._device, self._grace = end, device, grace
+        self._end, self._grace = end, grace
+        self._device = device = device or stages.DEVICE
         asks = any(stage.needs_device and stage.name not in former for stage in wanted)
         self._stages = [device] * asks + list(wanted)
         self._root, self._scratch, self._environment = root, scratch, environment
@@ -143,7 +145,7 @@ class Check:
         elif ended.status == stages.NO_GPU and stage is self._device:
             result.state, result.note, result.quotes = summary.NO_DEVICE, last, []
         elif ended.status != 0:
-            result.state, result.note = summary.FAILED, f"{_in_words(ended.status)}; {wrong or last}"
+            result.state, result.note = summary.FAILED, f"{_in_words(ended.status)}; {last}"
         elif wrong is not None:
             result.state, result.note = summary.FAILED, f"ended well, but: {wrong}"
         else:

@@ -96,7 +96,7 @@ def pytest_runtest_logreport(report):
 def pytest_sessionfinish(session, exitstatus):
     """Called by pytest when all tests are over; a signal has a status of its own."""
     _write(OUTCOMES, {**_counts, "failures": _failures, "complete": exitstatus in (0, 1)})
-    if exitstatus in (0, 1):
+    if exitstatus in (0, 1) and _counts["passed"]:
         passed = json.loads(RECORD.read_text())
         for other in sorted(pathlib.Path(os.environ[_FOLDER]).parent.glob(f"tests-*/{PASSED}")):
             passed |= json.loads(other.read_text())

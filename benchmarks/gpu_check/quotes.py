@@ -79,6 +79,8 @@ def tests(folder, lines):
     found = json.loads((folder / TESTS).read_text())
     counts = ", ".join(f"{found[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
     counts += "" if found["complete"] else "; pytest did not come to its end"
+    if not found["passed"]:
+        raise ValueError(counts)
     more = len(found["failures"]) - _MOST
     return [counts, *found["failures"][:_MOST], *([f"and {more} more"] if more > 0 else [])]
 

@@ -95,7 +95,7 @@ def stages(scratch):
     compiled = "PyTorch AMP, channels_last, compiled, graph"
     talk = {"blocks": 2, "on_request": True}
     return [
-        Stage("environment", 5, ("sh", "-c", environment), quotes.environment, False),
+        Stage("environment", 8, ("sh", "-c", environment), quotes.environment, False),
         Stage("smoke", 20, _module("gpu_tests", scratch / "smoke", *SMOKE), quotes.tests),
         bars("captured-256", 75, 256, BY_RULE),
         bars("captured-32", 55, 32, BY_RULE),
@@ -111,7 +111,7 @@ def stages(scratch):
         bars("compiled-256", 90, 256, compiled),
         profile("profile-32", 30, 32),
         training("kfac", 25, **{"optimizer.preconditioner": "kfac"}),
-        training("offload", 25, **{"memory.budget": "300 MB", "memory.to": "host"}),
+        training("offload", 25, **{"memory.budget": "500 MB", "memory.to": "host"}),
         training("two-sizes", 25, **{"progressive.until": "[1]", "progressive.sizes": "[96]"}),
         Stage("nccl", 15, _module("gpu_tests", scratch / "nccl", NCCL), quotes.tests),
         tests("others", 60),

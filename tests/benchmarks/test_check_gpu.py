@@ -67,7 +67,7 @@ def test_without_a_gpu_it_comes_to_its_end(finished):
     assert printed[-1] == f"nothing failed, but no GPU was looked at; all is in {out / 'check.tgz'}"
     assert [line for line in printed if line.endswith(" s ...")] == [
         "device: at most 30 s ...",
-        "environment: at most 22 s ...",
+        "environment: at most 27 s ...",
     ]
     text = (out / "summary.txt").read_text().splitlines()[3:]
     assert text == [line for line in printed[1 : printed.index("== in short")] if not line.endswith(" s ...")]

@@ -284,6 +284,9 @@ def test_a_run_that_is_killed_says_what_it_has_seen(project):
     found = json.loads((folder / gpu_tests.OUTCOMES).read_text())
     (folder / gpu_tests.OUTCOMES).write_text(json.dumps({**found, "complete": False, "failures": list("abcdefghijkl")}))
     lines = quotes.tests(folder, [])
+    (folder / gpu_tests.OUTCOMES).write_text(json.dumps({**found, "passed": 0, "skipped": 9}))
+    with pytest.raises(ValueError, match="0 passed, 0 failed, 9 skipped"):
+        quotes.tests(folder, [])
     assert lines[0].endswith(" 0 skipped; pytest did not come to its end")
     assert lines[1:] == [*"abcdefghij", "and 2 more"]
 
