@@ -1,6 +1,7 @@
 """Runs the stages one after the other within a budget, and keeps what is known of them up to date."""
 
 import fnmatch
+import shutil
 import signal
 import time
 
@@ -118,7 +119,8 @@ class Check:
         output = self._outputs[stage.name] = group.Output()
         folder = self._scratch / stage.name
         try:
-            folder.mkdir(exist_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)  # what a former try has left
+            folder.mkdir()
             ended = group.run(
                 stage.command,
                 output,

@@ -14,7 +14,7 @@ EVERYTHING = "static_graph.yaml"
 BY_RULE = "static_graph.yaml, no autotuning"
 MEASURED = "static_graph.yaml, 30 s of search"
 PLAIN = "plain Chainer FP32, cuDNN"
-PYTORCH = "PyTorch AMP, channels_last, graph"
+PYTORCH, COMPILED = "PyTorch AMP, channels_last, graph", "PyTorch AMP, channels_last, compiled, graph"
 SMOKE = (
     "tests/backends/test_gpu.py::test_losses_are_those_of_numpy",
     "tests/graph_capture/test_gpu.py::test_an_overflow_in_a_graph",
@@ -68,12 +68,12 @@ def stages(scratch):
         scratch: folder in which each stage has one of its name for its files, an absolute path.
     """
 
-    def bars(name, seconds, batch, *rows, blocks=3, quote=quotes.bars, **more):
+    def bars(name, seconds, batch, *rows, blocks=3, **more):
         words = [word for row in rows for word in ("--rows", row)]
         words += ["--batch", batch, "--blocks", blocks, "--block-steps", 10, "--no-rates", "--limit", 25]
         words += ["--prepare-limit", min(seconds, 90), "--json", scratch / name / quotes.BARS]
         words += ["--peer", "pytorch"] if any(row.startswith("PyTorch") for row in rows) else []
-        return Stage(name, seconds, _script("benchmark.py", "bars", *words), quote, **more)
+        return Stage(name, seconds, _script("benchmark.py", "bars", *words), quotes.bars, **more)
 
     def profile(name, seconds, batch):
         words = ("--config", EVERYTHING, "--set", "cudnn.autotune=heuristic", "--batch", batch)
@@ -92,8 +92,6 @@ def stages(scratch):
     python = shlex.quote(sys.executable)
     environment = f"echo cores: $(env -u OMP_NUM_THREADS nproc); free -g; df -h {scratch}; timeout 5 nvidia-smi"
     environment += f"; timeout 20 {python} -m mixprec; {python} -m pip list; :"
-    compiled = "PyTorch AMP, channels_last, compiled, graph"
-    talk = {"blocks": 2, "on_request": True}
     return [
         Stage("environment", 8, ("sh", "-c", environment), quotes.environment, False),
         Stage("smoke", 20, _module("gpu_tests", scratch / "smoke", *SMOKE), quotes.tests),
@@ -106,16 +104,16 @@ def stages(scratch):
         tests("changed", 60),
         bars("measured-256", 75, 256, MEASURED),
         Stage("segments", 8, _module("segments")),
-        bars("second-256", 25, 256, "static_graph.yaml, no autotuning, second stream"),
+        bars("second-256", 25, 256, f"{BY_RULE}, second stream"),
         bars("plain-32", 40, 32, PLAIN),
-        bars("compiled-256", 90, 256, compiled),
+        bars("compiled-256", 90, 256, COMPILED),
         profile("profile-32", 30, 32),
         training("kfac", 25, **{"optimizer.preconditioner": "kfac"}),
         training("offload", 25, **{"memory.budget": "500 MB", "memory.to": "host"}),
         training("two-sizes", 25, **{"progressive.until": "[1]", "progressive.sizes": "[96]"}),
         Stage("nccl", 15, _module("gpu_tests", scratch / "nccl", NCCL), quotes.tests),
         tests("others", 60),
-        bars("talk", 350, "32,64,128,256", *TALK, **talk),
+        bars("talk", 350, "32,64,128,256", *TALK, blocks=2, on_request=True),
     ]
 
 

@@ -156,7 +156,7 @@ def test_a_stage_has_no_more_time_than_is_left(run, monkeypatch):
 
 
 def test_a_second_check_goes_on_with_what_did_not_go_well(run, tmp_path):
-    script = "echo $0 >> ran; echo '{}' > scratch/$0/$0.json"
+    script = "echo $0 >> ran; test -e scratch/$0/$0.json && echo twice; echo '{}' > scratch/$0/$0.json"
     good, bad = (
         Stage(name, 60.0, ("sh", "-c", f"{script}{end}", name), needs_device=False)
         for name, end in (("good", ""), ("bad", "; exit 1"))
@@ -172,6 +172,7 @@ def test_a_second_check_goes_on_with_what_did_not_go_well(run, tmp_path):
     results, _ = run(good, bad, former=former, members=members)
     assert (tmp_path / "ran").read_text().split() == ["good", "bad", "bad"]
     assert states(results) == {"good": "ok", "bad": "failed"}
+    assert results["bad"].quotes == []  # what the first try has left is gone
     assert set(members_of(run)) == set(members)
 
 
@@ -320,11 +321,8 @@ def test_small_files_go_home_and_of_the_cache_what_there_is_room_for(run):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(size << 20))
         os.utime(path, (age, age))
-    (run.scratch / "one" / "deep").mkdir(parents=True)
-    for name in ("a.json", "deep/b.png", "snapshot.npz", "picture.jpg", "c.txt"):
-        (run.scratch / "one" / name).write_text(name)
-    (run.scratch / "one" / "large.json").write_bytes(bytes(3 << 20))
-    run(shell("one", "true"))
+    made = "echo 1 | tee a.json deep/b.png snapshot.npz picture.jpg c.txt; head -c 3000000 /dev/zero > large.json"
+    run(shell("one", f"cd scratch/one; mkdir deep; {made}"))
     small = {"one/a.json", "one/deep/b.png", "one/c.txt", "one.log", "summary.json", "summary.txt"}
     kept = {f"cache/{name}" for name in ("mixprec/x.json", "mixprec/plans/b", "mixprec/kernels/c", "cupy/a.cubin")}
     assert set(members_of(run)) == small | kept

@@ -98,6 +98,7 @@ def test_training_on_synthetic_images_here(stage_of, tmp_path):
     command = list(stage_of["two-sizes"].command)
     small = ("training.device=cpu", "model.arch=resnet8", "data.size=24", "data.resize=24", "data.synthetic_images=32")
     command += [word for setting in (*small, "progressive.sizes=[16]") for word in ("--set", setting)]
+    (tmp_path / "two-sizes").mkdir()  # as the check does
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
