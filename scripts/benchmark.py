@@ -15,6 +15,8 @@ python scripts/benchmark.py inference [--arch resnet50] [--batch 1,8] [--size 22
     [--json FILE]
 python scripts/benchmark.py step [--arch resnet50] [--size 224] [--repeats 15] [--json FILE]
 python scripts/benchmark.py walks [-v] [--json FILE]
+python scripts/benchmark.py comparison [--arch resnet20] [--size 32] [--batch 8] [--lr 0.001]
+    [--steps 3,30,110,300] [--pairings 100] [--json FILE]
 python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--threads 2] [--repeats 7] [--seconds 10]
     [--gpu-batch 256] [--gpu-threads 8] [--json FILE]
 python scripts/benchmark.py scaling [--no-model | --no-measure] [--arch resnet20] [--ranks 2] [--batch 32]
@@ -45,6 +47,7 @@ if __name__ == "__main__":
 
 from benchmarks import (
     compared_loaders,
+    comparison_power,
     convolution_speed,
     loader_gpu,
     loader_speed,
@@ -213,6 +216,7 @@ def main(argv=None):
     memory_command.add(commands)
     kfac_command.add(commands)
     ablation_command.add(commands, MODELS)
+    comparison_power.add(commands)
     settings = vars(parser.parse_args(argv))
 
     del settings["command"]

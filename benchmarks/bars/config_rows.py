@@ -38,6 +38,8 @@ _WITH = {
 }
 if any(field.name == "search_seconds" for field in dataclasses.fields(arithmetic.Cudnn)):
     _WITH["30 s of search"] = ["cudnn.search_seconds=30"]
+# Everything is on, and only engines or streams are chosen in another way
+WHOLE = (ALL, *(f"{ALL}, {name}" for name in ("no autotuning", *_WITH)))
 
 # (name, group, file, overrides) of each row
 WAYS = (

@@ -25,13 +25,14 @@ _NO_GPU = """
 the speed of a GPU.
 """
 _GOALS = """
-Every batch size is 32, 64, 128 and 256. A number is that of the newest run that has the rows for it. These are the
-row with everything on, plain Chainer if the goal compares with that, and all rows of PyTorch if it compares with
-them. Rows without one thing are not our best. A goal is open as long as a number of it is not measured, and that
-about PyTorch as long as one of PyTorch's rows is not.
+The network is ResNet-50 on 224x224 pixels, and the GPU a whole one with exactly this name. Our number is that of the
+fastest of three rows on the newest day: `static_graph.yaml`, and the same without autotuning or with a second stream.
+The rows of PyTorch and of plain Chainer are the newest ones on the same kind of GPU. "In another call" means another
+run, perhaps on another machine.
 
-The highest public figure for this GPU is 7,950 images/s at batch 400, by MLPerf Training v4.0. That is for each of 8
-GPUs, with real JPEGs, and with gradients summed over all of them. A run on one GPU with synthetic data is easier.
+The highest public figures for a GPU are of MLPerf Training v4.0: 7,450 images/s on an H100 (Fujitsu, 4 GPUs, batches of
+816), and 7,950 on an H200 (8 GPUs, batches of 400). These runs read real JPEGs, and sum gradients over their GPUs. A
+run on one GPU with synthetic data is easier.
 """
 _COUNTS = """
 A step of ResNet-50 with 224x224 pixels on a null device, which computes nothing and records every request. A launch
@@ -58,7 +59,8 @@ _COLUMNS = """\
   counts. On a GPU it computes at 70 % of that product, which convolutions reach, and a microsecond passes between
   kernels. Copy and product are measured in the same run. Rows without fusion have a lower roof: a high share does not
   mean that a row is fast.
-- **over plain FP32** is the ratio of our best row; **ours / PyTorch** is of the two medians beside it.
+- **over plain FP32** is the ratio of our best row; **ours / PyTorch** is of the two medians beside it. Rows without
+  one thing are not our best, but for those whose engines were not measured, or that use a second stream.
 - An empty cell was not measured or does not apply.
 - Of runs of the same rows of a network in the same batches on a machine, the newest that has come to its end is here.
   A run of some rows or batch sizes does not take the place of one of all.
@@ -112,7 +114,7 @@ def page(records, others=(), inferences=None, memory=None):
     parts = [_HEAD]
     if not any(record["kind"] == "gpu" and _is_measured(record) for record in shown.values()):
         parts.append(_NO_GPU)
-    parts += ["\n## Goals: ResNet-50 on an H200\n\n", _goals(list(records.values())), _GOALS]
+    parts += ["\n## Goals\n", *_goals(list(records.values())), _GOALS]
     for path, record in shown.items():
         parts += _section(path, record)
     for path, record in shown.items():
@@ -158,8 +160,11 @@ def _is_measured(record):
 
 
 def _goals(records):
-    lines = [(goal.text, *goals.answer(goal, records)) for goal in goals.GOALS]
-    return _markdown(("goal", "measured", "gap"), lines)
+    """A table for each GPU that has goals."""
+    for gpu, device in goals.GPUS.items():
+        own = [goal for goal in goals.GOALS if goal.gpu == gpu]
+        lines = [(str(goal.batch), goal.text, *goals.answer(goal, records)) for goal in own]
+        yield f"\n### {device}\n\n" + _markdown(("batch", "goal", "measured", "gap", "rows"), lines)
 
 
 def _section(path, record):

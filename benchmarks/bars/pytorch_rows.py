@@ -50,6 +50,8 @@ _ON_GPU = {
     ),
 }
 NAMES_ON_GPU = tuple(_ON_GPU)
+# The fastest ones without a search of minutes, eager and compiled
+RIVALS = ("PyTorch AMP, channels_last, graph", "PyTorch AMP, channels_last, compiled, graph")
 _ON_CPU = {
     "PyTorch FP32": _STOCK,
     "PyTorch FP32, channels_last": PyTorchSettings("float32"),

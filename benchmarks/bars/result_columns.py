@@ -7,12 +7,12 @@ SUMMARY_TITLES = ("batch", "our best", "images/s", "over plain FP32", "best of P
 
 def summary(batch, rows):
     """Returns the cells of :data:`SUMMARY_TITLES` for the rows of a batch size: our best row, and that of PyTorch."""
-    own, peer = goals.best(rows, goals.OURS), goals.best(rows, goals.PEERS)
+    own, peer = goals.ours(rows), goals.peer(rows)
     return (
         str(batch),
         *((own["name"], _rate(own["median"]), _maybe(own["ratio"], ".2f")) if own else ("", "", "")),
         *((peer["name"], _rate(peer["median"])) if peer else ("", "")),
-        _maybe(goals.over_peers(rows), ".2f"),
+        _maybe(goals.over_peer(rows), ".2f"),
     )
 
 

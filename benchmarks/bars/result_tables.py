@@ -13,9 +13,9 @@ def table(record, batch):
     """
     rows = [row for row in record["rows"] if row["batch"] == batch]
     lines = _aligned(ROW_COLUMNS, rows)
-    own, peer = goals.best(rows, goals.OURS), goals.best(rows, goals.PEERS)
+    own, peer = goals.ours(rows), goals.peer(rows)
     if own and peer:
-        lines.append(f"  {own['name']} over {peer['name']}: {goals.over_peers(rows):.2f}")
+        lines.append(f"  {own['name']} over {peer['name']}: {goals.over_peer(rows):.2f}")
     return "\n".join([f"batch {batch}", *lines])
 
 

@@ -41,6 +41,10 @@ class Plans:
         self.made, self.plans, self.recordings = [], [], []
         self.has_deviated = False
 
+    def afresh(self):
+        """Returns others with the same arguments, which say nothing."""
+        return Plans(self._budget, self._recompute, self._smallest, lambda text: None)
+
     @property
     def wants_recording(self):
         """Whether the next round is to be recorded."""

@@ -70,7 +70,7 @@ def blocks_of(model: chainer.Link, *example: Any) -> Blocks:
         example: arguments of the model; its results are not used. Sizes are those of this batch.
     """
     recorder = _Recorder()
-    with without_trace(model), _unnoticed(model), keeping_all(), recorder, watching.watch_alone(recorder.made):
+    with without_trace(model), unnoticed(model), keeping_all(), recorder, watching.watch_alone(recorder.made):
         result = call_on_example(model, example, train=True)
     root = recorder.finished()
     names = {id(link): name for name, link in reversed(list(model.namedlinks()))}
@@ -88,7 +88,7 @@ def blocks_of(model: chainer.Link, *example: Any) -> Blocks:
 
 
 @contextlib.contextmanager
-def _unnoticed(model):
+def unnoticed(model):
     """Inside of the block the model is called on an example: there are no reports, and ``random`` is put back."""
     states = [state for state in map(state_of, model.links()) if state is not None]
     conversions = {state.conversion: state.conversion.on_example for state in states}

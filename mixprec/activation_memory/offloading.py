@@ -149,6 +149,10 @@ class Offload:
         finally:
             self._measuring.close()
 
+    def afresh(self) -> "Offload":
+        """Returns another one with the same arguments, which knows no round yet and says nothing."""
+        return Offload(self._plans.afresh(), self._to, self._smallest)
+
     def report(self) -> str:
         """Returns the plans as text."""
         if not self.plans:

@@ -88,10 +88,6 @@ class Capturable(abc.ABC):
         """Returns the arrays that the work moves, in a dict by names for messages."""
         return {}
 
-    def uncertain(self):
-        """Returns the names of arrays of :meth:`state` that follow from gradients, a set."""
-        return frozenset()
-
     def outputs(self):  # noqa: B027
         """Returns what the last call has left in the model beside :meth:`state`, for :meth:`restore`."""
 

@@ -144,7 +144,8 @@ class Captured:
         required: likewise.
 
     Attributes:
-        why_not: why nothing is captured any more, as text; ``None`` if it is, or may still be.
+        why_not: why calls with the arguments of the last one are not captured, as text; ``None`` if they are, or may
+            still be.
         replays: number of calls that launched a graph.
 
     Raises:
@@ -168,6 +169,7 @@ class Captured:
         self._required = arguments.flag("required", required)
         self._specializations = collections.OrderedDict()  # by key, the one that was called last at the end
         self._first_key = None  # with other_shapes="eager": of the only specialization
+        self._unfit = set()  # reasons why arguments cannot be given to a graph
         self.why_not: str | None = None
         self.replays: int = 0
 
@@ -191,8 +193,6 @@ class Captured:
             if self._required:
                 raise self._error("it needs a CUDA device")
             return self._eager(args, kwargs, wait=True)
-        if self.why_not is not None and self._required:
-            raise self._error(self.why_not)
         given = Arguments(args, kwargs)
         with graphs.on_stream():
             specialization, own = self._look(given, graphs)
@@ -200,7 +200,7 @@ class Captured:
                 if wish.kind == EAGER and wish is not own:
                     announce("%s runs eagerly in calls in which ranks differ: %s", self._name, wish.reason)
                 if wish.kind == REFUSED:
-                    raise CaptureError(f"{self._name} is required to be captured, and {wish.reason}")
+                    raise self._error(wish.reason)
                 if specialization is None:
                     result = self._eager(*given.on_device(graphs), wait=False)
                     failure = wish.reason if wish.kind == FAILED else None
@@ -210,8 +210,11 @@ class Captured:
                     self.replays += specialization.launches - launches
                     specialization.finish()
                     failure = specialization.failure
+                    if failure is not None and specialization.begins_again():
+                        failure = None
+                        self._drop_others(specialization)
         if failure is not None:
-            self._give_up(failure)
+            self._fails(failure, given.shapes)
         return result
 
     def reset(self) -> None:
@@ -222,14 +225,17 @@ class Captured:
         for specialization in self._specializations.values():
             specialization.drop()
         self._specializations.clear()
+        self._unfit.clear()
         self.why_not = self._first_key = None
 
     def report(self) -> str:
         """Returns what is captured, and why something is not, as text."""
-        lines = [] if self.why_not is None else [f"{self._name} is not captured: {self.why_not}"]
+        lines = [f"{self._name} is not captured: {reason}" for reason in sorted(self._unfit)]
         for each in self._specializations.values():
             state = f"{each.calls} eager calls"
-            if each.graph is not None:
+            if each.failure is not None:
+                state = f"{self._name} is not captured: {each.failure}"
+            elif each.graph is not None:
                 state += f", then a graph that was launched {each.launches} times"
             lines.append(f"{each.shapes}: {state}")
         return "\n".join(lines) or f"{self._name} was not called yet, or is not on a CUDA device"
@@ -241,17 +247,18 @@ class Captured:
 
     def _look(self, given, graphs):
         """Returns the :class:`Specialization` for a call, ``None`` if the call is eager, and a :class:`Wish`."""
-        if self.why_not is not None:
-            return None, Wish(EAGER, self.why_not)
         hook = self._hook()
         if hook is not None:
-            return None, Wish(REFUSED if self._required else EAGER, f"a graph would leave out {hook}")
+            return None, Wish(self._failed_before, f"a graph would leave out {hook}")
         everywhere, here = vars(chainer.global_config), vars(chainer.config._local)
         config = tuple([here.get(name, everywhere[name]) for name in _CONFIG])
         try:
             key = graphs, given.key, config, settings.current(), offloading.active(), self._capturable.variant
         except TypeError as error:
-            return None, Wish(FAILED, str(error))
+            self.why_not = str(error)
+            kind = self._failed_before if self.why_not in self._unfit else FAILED
+            self._unfit.add(self.why_not)
+            return None, Wish(kind, self.why_not)
         if self._other_shapes == "eager":
             self._first_key = self._first_key or key[:-1]
             if key[:-1] != self._first_key:
@@ -261,7 +268,16 @@ class Captured:
         self._specializations.move_to_end(key)
         if len(self._specializations) > 1:
             self._make_room()
-        return self._specializations[key], self._specializations[key].wish()
+        specialization = self._specializations[key]
+        self.why_not = specialization.failure
+        if self.why_not is not None:
+            return None, Wish(self._failed_before, self.why_not)
+        return specialization, specialization.wish()
+
+    @property
+    def _failed_before(self):
+        """The kind of :class:`Wish` of a call that cannot be captured, as is known."""
+        return REFUSED if self._required else EAGER
 
     def _make_room(self):
         """Drops the specialization that was called least recently, so that the current one may have a graph."""
@@ -285,12 +301,21 @@ class Captured:
             return type(hook).__name__
         return None
 
-    def _give_up(self, reason):
-        self.reset()
+    def _drop_others(self, specialization):
+        """Drops all other graphs, for whose memory one that could not be captured is tried once more."""
+        others = [
+            each for each in self._specializations.values() if each is not specialization and each.graph is not None
+        ]
+        if others:
+            announce("%s: graphs of other arguments make room for one that did not fit into memory", self._name)
+        for other in others:
+            other.drop()
+
+    def _fails(self, reason, shapes):
         self.why_not = reason
         if self._required:
             raise self._error(reason)
-        announce("%s runs eagerly, it cannot be captured: %s", self._name, reason)
+        announce("%s runs eagerly with %s, it cannot be captured: %s", self._name, shapes, reason)
 
     def _error(self, reason):
         return CaptureError(f"{self._name} cannot be captured, which is required: {reason}")

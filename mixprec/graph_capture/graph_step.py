@@ -158,10 +158,6 @@ class TrainingStep(Capturable):
                 for key, value in (rule.state or {}).items() if rule is not None else ():
                     yield f"{key} of {name}", value
 
-    def uncertain(self):
-        """See :meth:`Capturable.uncertain`."""
-        return {name for name, _ in self._updated()}
-
     def outputs(self):
         """Returns gradients and kept variables, for :meth:`restore`.
 

@@ -12,10 +12,11 @@ each step.
 from mixprec.announcements import announce
 from mixprec.backends import aside
 from mixprec.backends.cudnn import settings
+from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.graph_capture.called_links import OtherLinks, called
 from mixprec.graph_capture.origin import cause_of
 from mixprec.graph_capture.reports import Reports, copied
-from mixprec.graph_capture.verification import Verification
+from mixprec.graph_capture.verification import Runs, Verification
 from mixprec.graph_capture.watch import difference, watching
 from mixprec.graph_capture.wishes import CAPTURE, EAGER, FAILED, LAUNCH, Wish
 
@@ -23,11 +24,12 @@ _MORE_CALLS = 3  # are watched if the last two differ: some things happen in the
 # Two, as by the second one a number or an array of the host that is another in each step is not what it was at the
 # capture any more.
 _COMPARED = 2
-# Calls in a row with a comparison that says nothing before a difference counts. Where bits vary from run to run, only
-# one of launch and eager step may overflow while the loss scale falls to what a network bears; or an image is
-# classified otherwise.
+# Where bits vary from run to run, a right graph may differ by chance. So a difference counts if it comes in so many
+# calls in a row, each with another state and another graph.
+CONFIRMED = 3
+# Likewise where a difference is likely: only one of launch and eager step overflows, while the loss scale falls to what
+# a network bears, or an image is classified otherwise.
 _UNDECIDED = 8
-_SPREADS = 3  # launches until one goes the same way as the one before
 _UNDER_WAY = (
     "the model was called for training before the step, whose statistics come back if the step is skipped; "
     "with chainer.config.train or enable_backprop off that is no part of it"
@@ -62,7 +64,10 @@ class Specialization:
         self._own_failure = None  # what other ranks have still to be told
         self._version = self._other_links = None  # at the last watched call
         self._differed, self._to_compare = 0, _COMPARED
-        self._undecided = 0  # calls in a row in which a comparison said nothing
+        self._lacks_memory = self._begins_again = (
+            False  # on a rank: was there no memory for a graph; not for the first time
+        )
+        self._differing = 0  # calls in a row in which a graph differed by what may be chance
 
     @property
     def wants_graph(self):
@@ -119,7 +124,20 @@ class Specialization:
         """Drops the graph; the next calls are eager again, two of them at least."""
         self._drop_graph()
         self._log, self._to_compare, self.calls = None, _COMPARED, self._warmup - 2
-        self._undecided = 0
+        self._differing = 0
+
+    def begins_again(self):
+        """After a failure: whether it was for want of memory, for the first time; eager calls follow again then.
+
+        Otherwise nothing of it is needed any more.
+        """
+        again = self._lacks_memory and not self._begins_again
+        self.drop()
+        if again:
+            self.failure, self._begins_again, self._lacks_memory = None, True, False
+        else:
+            self._buffers = None
+        return again
 
     def _drop_graph(self):
         if self.graph is not None:
@@ -168,88 +186,92 @@ class Specialization:
         state = self._state()
         # One rank is enough whose engines may give other bits each time.
         bitwise = not self._on_a_rank(not settings.current().deterministic)
-        verification = Verification(state, bitwise, self._capturable.uncertain())
-        again = spread = None
+        verification = Verification(state, bitwise, self._capturable.course)
+        former = None
         if self.graph is not None:
             self._launch_graph()
-            again = verification.outcome(self._values_of_graph())
-            spread = self._spread(verification, again)
+            former = self._launched_again(verification)
             verification.turn_back()
             self._session.release()
             self._drop_graph()
-        with Reports() as reports:
-            result = self._run(unchains=True)  # or a model that keeps its loss keeps memory that the graph needs
-        outputs = self._capturable.outputs()
-        now = self._state()
-        is_new = now.keys() != state.keys() or any(now[name] is not array for name, array in state.items())
-        if self._on_a_rank(is_new):
-            reports.repeat()  # the state, or a part of it, has come to the device in this step: from a file, or drawn
+        eager, result, reports = self._run_to_compare(verification, state)
+        if eager is None:
+            reports.repeat()
             return result
-        expected = verification.outcome([("the result", result), *reports.values])
-        says = again is None or self._compares(verification, again, expected, spread)
-        del again  # memory
+        outputs = self._capturable.outputs()
+        differs = former is not None and self._differs(verification, former, eager)
+        del former  # memory
         if self.failure is None:
             self._fails(self._capture(outputs))
+            self._lacks_memory = self.failure is not None and self._on_a_rank(self._lacks_memory)
         if self.failure is None:
             verification.turn_back()
             self._launch_graph()
-            says = self._compares_graph(verification, expected) and says
-            self._undecided = 0 if says else self._undecided + 1
-            if not says:
-                verification.take(expected)
-                self._capturable.restore(outputs)
-                reports.repeat()
-                return result
-            if self.failure is not None:
-                verification.take(expected)
-        if self.failure is not None:
+            found = verification.now(self._values_of_graph())
+            if self._on_a_rank(verification.difference(found, eager.outcome) is not None):
+                launches = self._launched_again(verification)
+                differs = self._differs(verification, launches, eager) or differs
+            if self.failure is not None or differs:
+                verification.take(eager.outcome)
+        if self.failure is not None or differs:
+            self._differing, self._to_compare = self._differing + 1, _COMPARED
             self._capturable.restore(outputs)
             self._graphs.release()  # what a capture has left that failed
             reports.repeat()
             return result
+        self._differing = 0
         self._to_compare -= self._capturable.applied()
         return self._result_of_graph()
 
-    def _compares_graph(self, verification, expected):
-        """Compares what the graph has just left with an eager step; returns whether that says anything."""
-        found = verification.now(self._values_of_graph())
-        reason = verification.difference(found, expected)
-        if not self._on_a_rank(reason is not None):
-            return True
-        spread = None
-        if not verification.bitwise:
-            found = verification.outcome(found.values)
-            spread = self._spread(verification, found)
-        return self._compares(verification, found, expected, spread)
+    def _run_to_compare(self, verification, state):
+        """Runs the work eagerly, and where bits vary from run to run some times more, to see by how much.
 
-    def _compares(self, verification, found, expected, spread):
-        """Compares a launch with an eager step; notes a difference, and returns whether that says anything.
-
-        A difference says nothing if only one of the two has overflowed, no other launch went the same way, or a
-        reported value is another one; but not for ever.
+        Returns:
+            ``(runs, result, reports)`` of the last run: :class:`~mixprec.graph_capture.verification.Runs`, ``None`` if
+            the state, or a part of it, has come to the device in the first run: from a file, or drawn.
         """
-        reason = verification.difference(found, expected, spread)
-        if not verification.bitwise and self._on_a_rank(reason is not None):
-            alike = spread is not None and verification.same_course(found, expected, self._capturable.course)
-            alike = alike and verification.difference_of_values(found, expected) is None
-            over = self._undecided >= _UNDECIDED
-            if self._on_a_rank(not alike) and not self._on_a_rank(over):
-                return False
-        self._fails(reason)
-        return True
+        first, apart = None, {}
+        for more in reversed(range(self._runs(verification))):
+            with Reports() as reports:
+                result = self._run(unchains=True)  # or a model that keeps its loss keeps memory that the graph needs
+            now = self._state()
+            if self._on_a_rank(now.keys() != state.keys() or any(now[name] is not state[name] for name in state)):
+                return None, result, reports
+            if first is not None:
+                apart = verification.apart(first, apart)
+            if more:
+                first = first or verification.outcome([])
+                verification.turn_back()
+        first = None  # memory
+        return Runs(verification.outcome([("the result", result), *reports.values]), apart), result, reports
 
-    def _spread(self, verification, found):
-        """Launches the graph again, and returns how far the result is from ``found``, or ``None``.
+    def _launched_again(self, verification):
+        """Returns the :class:`~mixprec.graph_capture.verification.Runs` of the last launch and of some more.
 
         All ranks launch equally often; that a step has overflowed is the same on all.
         """
-        for _ in range(0 if verification.bitwise else _SPREADS):
+        first, apart = verification.outcome(self._values_of_graph()), {}
+        for _ in range(1, self._runs(verification)):
             verification.turn_back()
             self._launch_graph()
-            now = verification.now(self._values_of_graph())
-            if verification.same_course(found, now, self._capturable.course):
-                return verification.spread(found)
-        return None
+            apart = verification.apart(first, apart)
+        return Runs(first, apart)
+
+    def _runs(self, verification):
+        """How many runs of each kind are compared: one more in a call that comes after a difference."""
+        return 1 if verification.bitwise else 2 + min(self._differing, CONFIRMED - 1)
+
+    def _differs(self, verification, launches, eager):
+        """Whether launches are not the eager step; there is a failure then if that cannot be chance."""
+        reason, is_likely = verification.compared(launches, eager)
+        if not self._on_a_rank(reason is not None):
+            return False
+        if not verification.bitwise:
+            calls = _UNDECIDED if self._on_a_rank(is_likely) else CONFIRMED
+            if self._differing + 1 < calls:
+                return True
+        self._fails(reason)
+        return True
 
     def _on_a_rank(self, condition):
         """Whether a condition holds on a rank; all ask at the same time."""
@@ -279,6 +301,7 @@ class Specialization:
             self._capturable.restore(outputs)
             if not isinstance(error, Exception):
                 raise
+            self._lacks_memory = lacks_memory(error)
             return cause_of(error)
         self._session, self._reports = session, reports
         return None

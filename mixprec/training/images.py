@@ -13,6 +13,7 @@ from mixprec.announcements import announce
 from mixprec.data.data_error import DataError
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.data.loaders.dali import DaliIterator
+from mixprec.data.loaders.epochs import Epochs
 from mixprec.data.loaders.pillow import PillowIterator
 from mixprec.data.loaders.pipeline import require_dali
 from mixprec.data.loaders.staged import StagedIterator
@@ -126,6 +127,33 @@ def _of_stage(config, images, device, rank, ranks, stage, **keywords):
     )
 
 
+def random_batch(config, size, batch_size, device):
+    """Returns a batch of random numbers as an iterator would deliver it, see :class:`SyntheticIterator`.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        size: height and width of the images in pixels.
+        batch_size: number of images.
+        device: Chainer's device.
+    """
+    keywords = {**_common(config, 0, 1), "size": size, "classes": config.model.classes}
+    return SyntheticIterator(batch_size, batch_size, device=device, **keywords).next()
+
+
+def val_epochs(config, images, *, one_shape, ranks=1):
+    """Returns how batches make up the validation images: :class:`~mixprec.data.loaders.epochs.Epochs`.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        images: number of validation images.
+        one_shape: as for :func:`val_iterator`.
+        ranks: number of processes that evaluate together.
+    """
+    batch_size = min(config.training.batch_size, images // ranks)
+    last_batch = "pad" if one_shape else "partial"
+    return Epochs(images=images, batch_size=batch_size, last_batch=last_batch, num_shards=ranks)
+
+
 def val_iterator(config, images, device, *, one_shape, rank=0, ranks=1):
     """Returns the iterator over the validation images, the second of :func:`open_sources`; it ends after one pass.
 
@@ -137,14 +165,14 @@ def val_iterator(config, images, device, *, one_shape, rank=0, ranks=1):
         rank: as for :func:`train_iterator`.
         ranks: likewise.
     """
-    data = config.data
+    data, epochs = config.data, val_epochs(config, len(images), one_shape=one_shape, ranks=ranks)
     return _loader(data, device)(
         images,
-        min(config.training.batch_size, len(images) // ranks),
+        epochs.batch_size,
         train=False,
         size=data.val_size or data.size,
         resize=data.resize,
-        last_batch="pad" if one_shape else "partial",
+        last_batch=epochs.last_batch,
         **_decoding(data),
         **_common(config, rank, ranks),
     )

@@ -13,7 +13,7 @@ from chainer import serializers
 from mixprec import files
 from mixprec.command_line import one_line
 from mixprec.data.data_error import DataError
-from mixprec.training import images, needs, output, preparation, rank_states, snapshots, surroundings
+from mixprec.training import images, needs, output, preparation, rank_states, rehearsal, snapshots, surroundings
 from mixprec.training.averaging import averaged_weights
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.heartbeat import Heartbeat
@@ -82,6 +82,7 @@ def _train(run, lock):
     with _failing(run.out):
         if run.ranks.is_first:
             _write_about(run, resolved)
+        rehearsal.rehearse(run.config, trainer, run.train, run.val, run.ranks)
         try:
             with _heartbeat(trainer, run.ranks):
                 trainer.run(show_loop_exception_msg=False)

@@ -64,7 +64,7 @@ class TimedUpdater(updaters.StandardUpdater):
         iterator = self.get_iterator("main")
         self._began = iterator.epoch_detail
         given = self._batches(iterator) if self._sums else self._batch(iterator)
-        with contextlib.nullcontext() if self.memory is None else _within_budget(self.memory):
+        with contextlib.nullcontext() if self.memory is None else within_budget(self.memory):
             if isinstance(given, tuple):
                 self._step(*given)
             elif isinstance(given, dict):
@@ -115,7 +115,8 @@ class TimedUpdater(updaters.StandardUpdater):
 
 
 @contextlib.contextmanager
-def _within_budget(memory):
+def within_budget(memory):
+    """Enters what :func:`mixprec.offload` has returned; a budget that is too small is an error with its key."""
     try:
         with memory:
             yield

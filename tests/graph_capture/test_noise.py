@@ -40,7 +40,7 @@ def test_a_step_with_uncertain_gradients_is_captured(noise):
 
 def test_what_a_graph_is_off_by_is_compared_with_what_it_is_off_from_itself(noise, monkeypatch):
     monkeypatch.setattr(verification, "_APART", 0)
-    with pytest.raises(CaptureError, match="is another one after the graph than after an eager step"):
+    with pytest.raises(CaptureError, match="is not the same after the graph as after an eager step"):
         Run(REQUIRED).run(range(12))
 
 
@@ -126,7 +126,7 @@ def test_a_graph_that_always_overflows_where_an_eager_step_does_not_is_a_differe
 
     _disturb(monkeypatch, change)
     run = Run(REQUIRED)
-    with pytest.raises(CaptureError, match="is another one after the graph than after an eager step"):
+    with pytest.raises(CaptureError, match="is not the same after the graph as after an eager step"):
         run.run(range(30))
     assert len(launched) / 2 >= 2 * specialization._UNDECIDED
     assert run.optimizer.skipped <= 2  # those of the batches

@@ -149,9 +149,9 @@ def _one_for_all(self, stream, size, address=Workspaces.address):
     ("owner", "name", "fault", "said"),
     [
         (Aside, "join", lambda self: self.forget(), "Unjoined"),
-        (Aside, "run", _without_holding, "another one after the graph"),
-        (graph_on_host._Streams, "fork", _fork_at_first, "another one after the graph"),
-        (scaled_loss, "sole_uses", _everything, "another one after the graph"),
+        (Aside, "run", _without_holding, "not the same after the graph"),
+        (graph_on_host._Streams, "fork", _fork_at_first, "not the same after the graph"),
+        (scaled_loss, "sole_uses", _everything, "not the same after the graph"),
         (Workspaces, "address", _one_for_all, "two streams have one workspace"),
     ],
     ids=["not joined", "not held", "no fork", "read too early", "one workspace"],

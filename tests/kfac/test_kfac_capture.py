@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 import mixprec
+from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.transfers import HostCopy
 from mixprec.kfac import refreshes
 from mixprec.kfac.refreshes import INVERSES, MOMENTS, PLAIN
 from tests.graph_capture.captured_runs import CLASSES, REQUIRED, Run, assert_same, batch
+from tests.stand_ins import fake_cudnn
 from tests.stand_ins.capture_sides import HOST, device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
 from tests.stand_ins.cuda_sides import both_sides
 
@@ -155,3 +157,24 @@ def test_kl_clip_that_comes_or_goes(clips):
     captured, expected = run(_CAPTURE), run(None)
     assert captured.step.replays >= 2
     assert_same(captured, expected)
+
+
+@pytest.mark.parametrize("noise", [0, 0.7])
+def test_steps_whose_bits_may_vary_are_captured(host, monkeypatch, noise):  # noqa: F811
+    """As with engines that add in another order each time: K-FAC's matrices vary from run to run with gradients."""
+    cudnn.configure(deterministic=False)
+    random, node = np.random.default_rng(0), fake_cudnn.NODES["conv_dgrad"]
+
+    def compute(*arguments):
+        return tuple(array * random.normal(1, noise, array.shape) for array in map(np.array, node.compute(*arguments)))
+
+    monkeypatch.setitem(fake_cudnn.NODES, "conv_dgrad", node._replace(compute=compute))
+    captured = new(_CAPTURE, **_EVERY)
+    captured.run(range(28))
+    assert captured.step.why_not is None
+    assert captured.step.replays >= 4
+    if noise == 0:
+        expected = new(None, **_EVERY)
+        expected.run(range(28))
+        assert_same(captured, expected)
+        assert_same_curvature(captured, expected)

@@ -129,6 +129,8 @@ def _random(generator=None):
 
     return {
         "seed": lambda seed=None: None,
+        "get_random_state": lambda: None,
+        "set_random_state": lambda state: None,
         "rand": drawn(generator.random),
         "randn": drawn(generator.standard_normal),
         "standard_normal": lambda size=None, dtype=float: _on_device(generator.standard_normal(size).astype(dtype)),
