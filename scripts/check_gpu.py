@@ -20,6 +20,7 @@ import tempfile
 import time
 import zipfile
 
+BEGAN = time.monotonic()  # what is imported counts, too
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from mixprec import interruption
@@ -46,7 +47,6 @@ def main(argv=None):
     Returns:
         int: exit code.
     """
-    end = time.monotonic()
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     help = "for everything (default: %(default)s)"
     parser.add_argument("--budget", type=amount, default=BUDGET, metavar="SECONDS", help=help)
@@ -58,7 +58,6 @@ def main(argv=None):
     help = "of the results; default: results/check_gpu/<date-time>"
     parser.add_argument("--out", type=path("a folder"), metavar="DIR", help=help)
     settings = parser.parse_args(argv)
-    end += settings.budget
     out = pathlib.Path(settings.out or f"results/check_gpu/{datetime.datetime.now():%Y%m%d-%H%M%S}").absolute()
     former, members = {}, {}
     try:
@@ -84,7 +83,7 @@ def main(argv=None):
         found = machine.record()
         results = check.Check(
             check.chosen(stages.stages(scratch), settings.stage, former),
-            end,
+            BEGAN + settings.budget,
             root=stages.ROOT,
             scratch=scratch,
             environment=prepared(scratch, WHEELS, members),
@@ -98,13 +97,7 @@ def main(argv=None):
 
 
 def prepared(scratch, folder, members):
-    """Unpacks wheels and what a former check has left; returns the variables of the stages' processes.
-
-    Args:
-        scratch: folder for all files, a path.
-        folder: of the wheels, likewise.
-        members: of the archive of the former check, as a dict from names to bytes.
-    """
+    """Unpacks wheels and the members of a former archive into a folder; returns the variables of stages' processes."""
     site, cache = scratch / "site", scratch / "cache"
     try:
         archive.write_files(scratch, members)

@@ -35,17 +35,15 @@ class Home:
     def keep(self, results, outputs, complete):
         """Writes both summaries, and the archive unless a stage has only begun.
 
-        Args:
-            results: list of :class:`~benchmarks.gpu_check.summary.Result`.
-            outputs: dict from names of stages to :class:`~benchmarks.gpu_check.group.Output`.
-            complete: whether no more is to come.
+        Of a list of :class:`~benchmarks.gpu_check.summary.Result`, and a dict from names of stages to
+        :class:`~benchmarks.gpu_check.group.Output`.
         """
         members = {
             summary.JSON: summary.as_json(self._machine, results, complete=complete).encode(errors="replace"),
             summary.TEXT: summary.as_text(self._machine, results).encode(errors="replace"),
         }
         for name, data in members.items():
-            self._write(name, data)
+            self._write(name, [data])
         if any(result.state == summary.RUNNING for result in results):
             return
         self._logs |= {f"{name}.log": output.bytes() for name, output in outputs.items()}
@@ -61,16 +59,21 @@ class Home:
                 cache |= _contents(self._scratch, paths, _CACHE - sum(map(len, cache.values())))
         except OSError as error:  # a file that cannot be read
             self._complain(f"not all files are in {NAME}: {error}")
-        self._write(NAME, packed(members, self._logs, found, cache))
+        # On a disk that is nearly full there may be room without the cache.
+        self._write(NAME, (packed(members, self._logs, found, each) for each in (cache, {})))
 
-    def _write(self, name, data):
+    def _write(self, name, tries):
+        """Writes the first of some contents that can be written."""
         path = self._out / name
-        try:
-            self._out.mkdir(parents=True, exist_ok=True)
-            with files.replacing(path) as temporary, open(temporary, "wb") as file:
-                file.write(data)
-        except OSError as error:
-            self._complain(f"{path} cannot be written: {error.strerror or error}; the check goes on, and prints all")
+        for data in tries:
+            try:
+                self._out.mkdir(parents=True, exist_ok=True)
+                with files.replacing(path) as temporary, open(temporary, "wb") as file:
+                    file.write(data)
+                return
+            except OSError as error:
+                why = error.strerror or error
+        self._complain(f"{path} cannot be written: {why}; the check goes on, and prints all")
 
     def _complain(self, line):
         if line not in self._said:
@@ -143,7 +146,7 @@ def _cut(data, size):
 
 def _tar(members):
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=4) as archive:
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for name, data in members.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(data)

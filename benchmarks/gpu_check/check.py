@@ -14,10 +14,7 @@ _LAST = 6  # lines of a stage that has left no results
 def chosen(every, patterns, former=()):
     """Returns the stages whose names match a pattern, in order; without a pattern all but those that are to be named.
 
-    Args:
-        every: list of :class:`~benchmarks.gpu_check.stages.Stage`.
-        patterns: list of them, as in a shell.
-        former: names of those whose results are to be kept; they are returned too.
+    Those whose results are to be kept, by their names in ``former``, are returned, too.
 
     Raises:
         ValueError: a pattern matches no name.
@@ -41,8 +38,7 @@ class Check:
         root: working directory of the commands.
         scratch: folder for the files of the stages, a path; it exists.
         environment: dict of variables of the commands, beside those of this process.
-        keep: called after each change with the list of :class:`~benchmarks.gpu_check.summary.Result`, a dict from names
-            of stages to :class:`~benchmarks.gpu_check.group.Output`, and whether it is complete.
+        keep: :meth:`benchmarks.gpu_check.archive.Home.keep`, called after each change.
         interruption: :class:`~benchmarks.gpu_check.group.Interruption`: after a signal no more is run.
         say: callable that prints a line.
         former: dict from names of stages to results of a check before this one; what went well there is not run.
@@ -92,7 +88,7 @@ class Check:
                     self._kept()
                     self._say(f"{stage.name}: at most {seconds:.0f} s ...")
                     self._run(stage, result)
-                self._kept()
+                    self._kept()
             for line in result.lines(self._date):
                 self._say(line)
         self._kept(complete=not self._interruption.signals)

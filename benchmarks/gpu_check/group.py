@@ -1,12 +1,12 @@
 """A command in a process group of its own: its output kept, a time limit, and nothing of it left at the end."""
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import signal
 import subprocess
 import time
+from typing import NamedTuple
 
 _POLL = 0.05  # seconds
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
@@ -16,21 +16,13 @@ _KEPT = 500_000  # bytes of the output that are kept of its beginning, and as ma
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Ended:
-    """How a command ended.
+class Ended(NamedTuple):
+    """How a command ended."""
 
-    Attributes:
-        status: its exit status, -N after signal N; ``None`` if not even SIGKILL has ended it.
-        seconds: how long it ran.
-        timed_out: whether it reached its limit.
-        interrupted: whether it was ended because this process was asked to end.
-    """
-
-    status: int | None
+    status: int | None  # -N after signal N; None if not even SIGKILL has ended it
     seconds: float
     timed_out: bool
-    interrupted: bool
+    interrupted: bool  # because this process was asked to end
 
 
 class Output:

@@ -29,17 +29,9 @@ def source(threads):
 
 
 def copies(launcher, array, blocks, seconds, receive):
-    """Copies an array in pieces of each width; returns lines with rates relative to whole rows.
+    """Copies an array, uint8 (rows, ROW), in pieces of each width; returns lines with rates relative to whole rows.
 
-    Args:
-        launcher: :class:`~mixprec.backends.launch.CupyLauncher`.
-        array: uint8 (rows, ROW) on the device.
-        blocks: number of blocks.
-        seconds: callable that returns how long a callable without arguments takes on the device.
-        receive: callable that returns an array of the device as one of NumPy.
-
-    Raises:
-        AssertionError: a copy is wrong.
+    ``seconds`` returns how long a callable takes on the device, ``receive`` an array of the device as one of NumPy.
     """
     kernel = launcher.compile(source(launcher.threads), ("copy_slices",))["copy_slices"]
     found, expected, target = {}, receive(array), launcher.empty(array.shape, array.dtype)
@@ -55,11 +47,7 @@ def copies(launcher, array, blocks, seconds, receive):
 
 
 def cooperative(launcher, cupy, graphs, seconds):
-    """Captures a cooperative launch and launches the graph; returns a line.
-
-    Raises:
-        AssertionError: a block did not see what another one has written before the barrier.
-    """
+    """Captures a cooperative launch and launches the graph: each block has to see all others; returns a line."""
     blocks = cupy.cuda.Device().attributes["MultiProcessorCount"]
     function = launcher.compile(source(launcher.threads), ("meet",))["meet"].function
     driver = cupy.cuda.driver

@@ -56,13 +56,7 @@ def cut(line):
 
 
 def as_json(machine, results, *, complete):
-    """Returns the summary for programs, as text.
-
-    Args:
-        machine: dict from :func:`benchmarks.machine.record`.
-        results: list of :class:`Result`.
-        complete: whether no more is to come in this check.
-    """
+    """Returns the summary for programs, as text; ``machine`` is :func:`benchmarks.machine.record`."""
     stages = [dataclasses.asdict(result) for result in results]
     return json.dumps({"format": FORMAT, "complete": complete, **machine, "stages": stages}, indent=2) + "\n"
 

@@ -6,20 +6,10 @@ from importlib import metadata
 
 
 def unpack(folder, target):
-    """Unpacks the wheels of packages that this interpreter does not have, and can use.
-
-    Nothing is installed: ``target`` is to be on ``PYTHONPATH``.
-
-    Args:
-        folder: where the wheels are, a path; without one nothing is unpacked.
-        target: folder to unpack them into.
+    """Unpacks the wheels in a folder whose packages this interpreter does not have, and can use, to be on its path.
 
     Returns:
         The names of what was unpacked, and of what cannot be used, as a list.
-
-    Raises:
-        OSError: they cannot be unpacked.
-        zipfile.BadZipFile: a file is not whole.
     """
     taken, ours = [], f"cp{sys.version_info[0]}{sys.version_info[1]}"
     for path in sorted(folder.glob("*.whl")):

@@ -222,6 +222,23 @@ def test_what_cannot_be_written_is_said_once_and_printed(run, monkeypatch, error
     ]
 
 
+def test_where_there_is_no_room_for_it_the_cache_is_left_out(run, monkeypatch):
+    (run.scratch / "cache" / "cupy").mkdir(parents=True)
+    (run.scratch / "cache" / "cupy" / "a.cubin").write_text("a")
+    real, tries = files.replacing, []
+
+    def nearly_full(path):
+        tries.append(path.name)
+        if tries.count(archive.NAME) % 2 and path.name == archive.NAME:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return real(path)
+
+    monkeypatch.setattr(files, "replacing", nearly_full)
+    _, printed = run(shell("one", "echo 4711"))
+    assert set(members_of(run)) == {"one.log", "summary.json", "summary.txt"}
+    assert not any(line.startswith("check_gpu: ") for line in printed)
+
+
 # Processes
 
 
