@@ -81,16 +81,31 @@ def pytest_configure(config):
         config.pluginmanager.unregister(name=__name__)
 
 
+def pytest_collectreport(report):
+    """Called by pytest for each file; one that cannot be imported is a failure."""
+    if report.failed:
+        _fail(report, "import")
+
+
 def pytest_runtest_logreport(report):
     """Called by pytest with each report of a test, of which there are up to three."""
     if report.failed:
-        print(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext}", flush=True)
-        lines = report.longreprtext.splitlines() or [""]
-        _failures.append(f"{report.nodeid}, {report.when}: {lines[-1]}")
-        _failed.add(report.nodeid.partition("::")[0])
-    if report.when == "call" or not report.passed:
+        _fail(report, report.when)
+    elif report.when == "call" or report.skipped:
         _counts[report.outcome] += 1
         _write(OUTCOMES, {**_counts, "failures": _failures, "complete": False})
+
+
+def _fail(report, when):
+    name = report.nodeid.partition("::")[0]
+    if when == "import" and name in _failed:  # in another process, too
+        return
+    print(f"\n{report.nodeid}, {when}:\n{report.longreprtext}", flush=True)
+    lines = report.longreprtext.splitlines() or [""]
+    _failures.append(f"{report.nodeid}, {when}: {lines[-1]}")
+    _failed.add(name)
+    _counts["failed"] += 1
+    _write(OUTCOMES, {**_counts, "failures": _failures, "complete": False})
 
 
 def pytest_sessionfinish(session, exitstatus):

@@ -282,6 +282,15 @@ def test_changed_tests_run_and_passed_ones_are_the_next_record(project):
     assert (ended.returncode, quotes.tests(folder, ended.stdout.splitlines())) == (0, ["no such file of tests"])
 
 
+def test_a_file_that_cannot_be_imported_is_a_failure(project):
+    (project / "tests" / "links" / "test_gpu.py").write_text("import mixprec_no  # gpu")
+    folder, ended = run_tests(project, "changed")
+    assert ended.returncode == 1
+    counts, *failures = quotes.tests(folder, ended.stdout.splitlines())
+    assert counts == "4 passed, 3 failed, 1 skipped"
+    assert "tests/links/test_gpu.py, import: E   ModuleNotFoundError: No module named 'mixprec_no'" in failures
+
+
 def test_a_run_that_is_killed_says_what_it_has_seen(project):
     folder, ended = run_tests(project, "others", DIE="1")
     assert ended.returncode == -9
