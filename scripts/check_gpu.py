@@ -1,13 +1,11 @@
-"""Looks at a new machine with a GPU within minutes, what is worth most first, and brings home one archive.
+"""Looks at a machine with a GPU in two calls, 11 minutes, what is worth most first, and brings home one archive.
 
-python scripts/check_gpu.py [--budget SECONDS] [--resume FILE] [--stage NAME ...] [--out DIR] [--wheels DIR]
-    [--scratch DIR]
+python scripts/check_gpu.py --budget 190 --out DIR
+python scripts/check_gpu.py --budget 450 --out DIR2 --resume DIR/check.tgz
 
-Stages, each with a limit of its own: environment, smoke (six checks), the file from which cuDNN builds plans for this
-GPU where there is none, images/s with everything on at batch 256 and 32, a profile, PyTorch, images/s with autotuning,
-the tests that need a GPU, training. After each one `check.tgz` is rewritten; with `--resume` of that file a later call
-goes on. Needs Python, NumPy, CuPy, cuDNN and pytest; what else is missing is carried as wheels, see
-scripts/carry_wheels.py. docs/check-gpu.md says more.
+A list of stages, each a command with a limit of its own. After each one `check.tgz` is rewritten; with `--resume` of
+that file a later call goes on. Needs Python, NumPy, CuPy, cuDNN and pytest; what else is missing is carried as wheels,
+see scripts/carry_wheels.py. docs/check-gpu.md says more.
 
 Exit status: 0 if nothing failed or there is no device, 1 if something failed, 2 for bad arguments, 128 + N after signal
 N.
@@ -22,6 +20,7 @@ import tempfile
 import time
 import zipfile
 
+BEGAN = time.monotonic()  # what is imported counts, too
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from mixprec import interruption
@@ -31,14 +30,12 @@ if __name__ == "__main__":
 
 from benchmarks import machine
 from benchmarks.command_arguments import amount
-from benchmarks.gpu_check import archive, check, home, stage_summary, wheels
-from benchmarks.gpu_check import stages as all_stages
+from benchmarks.gpu_check import archive, check, stages, summary, wheels
 from benchmarks.gpu_check.group import Interruption
 from mixprec.command_line import Parser, one_line, path
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-WHEELS = ROOT / ".whl"
-BUDGET = 540.0  # seconds
+WHEELS = stages.ROOT / ".whl"
+BUDGET = 450.0  # seconds
 
 
 def main(argv=None):
@@ -51,129 +48,88 @@ def main(argv=None):
         int: exit code.
     """
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    names = ", ".join(stage.name for stage in all_stages.stages(ROOT, ROOT))
-    parser.add_argument(
-        "--budget", type=amount, default=BUDGET, metavar="SECONDS", help="for everything (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--resume",
-        type=path("a file"),
-        metavar="FILE",
-        help="check.tgz or stage_summary.json: what went well is not run again",
-    )
-    parser.add_argument(
-        "--stage",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help=f"also a pattern, such as 'tuned-*'; may be repeated; default: all of {names}",
-    )
-    parser.add_argument(
-        "--out", type=path("a folder"), metavar="DIR", help="of the results; default: results/check_gpu/<date-time>"
-    )
-    help = "wheels of packages that may be missing here (default: .whl in the checkout)"
-    parser.add_argument("--wheels", type=path("a folder"), default=WHEELS, metavar="DIR", help=help)
-    help = "for all other files, which stay there (default: a temporary folder)"
-    parser.add_argument("--scratch", type=path("a folder"), metavar="DIR", help=help)
-    end = time.monotonic()
+    help = "for everything (default: %(default)s)"
+    parser.add_argument("--budget", type=amount, default=BUDGET, metavar="SECONDS", help=help)
+    help = "check.tgz of a call before: what went well is not run again"
+    parser.add_argument("--resume", type=path("a file"), metavar="FILE", help=help)
+    named = [stage.name for stage in stages.stages(stages.ROOT) if stage.on_request]
+    help = f"also a pattern, such as 'captured-*'; may be repeated; default: all but {', '.join(named)}"
+    parser.add_argument("--stage", action="append", default=[], metavar="NAME", help=help)
+    help = "of the results; default: results/check_gpu/<date-time>"
+    parser.add_argument("--out", type=path("a folder"), metavar="DIR", help=help)
     settings = parser.parse_args(argv)
-    end += settings.budget
-    now = datetime.datetime.now()
-    out = pathlib.Path(settings.out or f"results/check_gpu/{now:%Y%m%d-%H%M%S}").absolute()
+    out = pathlib.Path(settings.out or f"results/check_gpu/{datetime.datetime.now():%Y%m%d-%H%M%S}").absolute()
     former, members = {}, {}
     try:
-        check.chosen(all_stages.stages(ROOT, ROOT), settings.stage)
+        check.chosen(stages.stages(stages.ROOT), settings.stage)
     except ValueError as error:
         parser.error(f"--stage: {error}")
     if settings.resume is not None:
         try:
-            former, members = _former(settings.resume)
+            members = archive.unpacked(settings.resume)
+            former = summary.read(members[summary.JSON].decode(errors="replace"))
         except (OSError, ValueError) as error:
             parser.error(f"--resume {settings.resume}: {error}")
-    elif used := next((name for name in (archive.NAME, stage_summary.JSON) if (out / name).exists()), None):
-        parser.error(f"--out {out}: {used} of another check is there; go on with it by --resume, or choose another")
+    elif (out / archive.NAME).exists():
+        parser.error(f"--out {out}: {archive.NAME} of another check is there; go on with it by --resume")
+    former.pop(stages.DEVICE.name, None)  # it may have gone
 
-    with Interruption() as interruption, contextlib.ExitStack() as stack:
-        try:
-            if settings.scratch is None:
-                scratch = pathlib.Path(
-                    stack.enter_context(tempfile.TemporaryDirectory(prefix="check_gpu-", **_QUIETLY))
-                )
-            else:
-                scratch = pathlib.Path(settings.scratch).absolute()
-                scratch.mkdir(parents=True, exist_ok=True)
+    with Interruption() as signals, contextlib.ExitStack() as stack:
+        try:  # what a process that cannot be killed may still hold is left there
+            folder = tempfile.TemporaryDirectory(prefix="check_gpu-", ignore_cleanup_errors=True)
         except OSError as error:
-            parser.error(f"--scratch: {error}")
-        return _check(settings, end, out, scratch, former, members, interruption)
+            parser.error(f"no temporary folder: {error}")
+        scratch = pathlib.Path(stack.enter_context(folder))
+        found = machine.record()
+        results = check.Check(
+            check.chosen(stages.stages(scratch), settings.stage, former),
+            BEGAN + settings.budget,
+            root=stages.ROOT,
+            scratch=scratch,
+            environment=prepared(scratch, WHEELS, members),
+            keep=archive.Home(out, scratch, found, members, _say).keep,
+            interruption=signals,
+            say=_say,
+            former=former,
+            date=found["date"],
+        ).run()
+    return _ended(results, out, signals.signals)
 
 
-_QUIETLY = {"ignore_cleanup_errors": True}  # of what a process that cannot be killed may still hold
-
-
-def _check(settings, end, out, scratch, former, members, interruption):
-    environment = _prepared(scratch, pathlib.Path(settings.wheels), members)
-    found = machine.record()
-    keep = home.Home(out, scratch, found, members, _say).keep
-    run = check.Check(
-        check.chosen(all_stages.stages(ROOT, scratch), settings.stage, former),
-        all_stages.asking(),
-        end,
-        root=ROOT,
-        scratch=scratch,
-        environment=environment,
-        keep=keep,
-        interruption=interruption,
-        say=_say,
-        former=former,
-        date=found["date"],
-    )
-    results = run.run()
-    bad = [result.name for result in results if result.bad]
-    later = [result.name for result in results if result.state == stage_summary.NOT_BEGUN]
-    verdict = [f"not well: {', '.join(bad)}" if bad else "nothing failed"]
-    if any(result.state == stage_summary.NO_DEVICE for result in results):
-        verdict[0] += ", but no GPU was looked at"
-    if later:
-        verdict.append(f"no time for {', '.join(later)}: go on by --resume")
-    _say("== in short")  # once more: where output is cut, its end is what is left
-    for line in stage_summary.in_short(results):
-        _say(line)
-    _say(f"{'; '.join(verdict)}; all is in {out / archive.NAME}")
-    if interruption.signals:
-        return 128 + interruption.signals[0]
-    return int(bool(bad))
-
-
-def _former(name):
-    """Returns the results of a former check by name, and the members of its archive."""
-    if not name.endswith(".json"):
-        members = archive.unpacked(name)
-        if stage_summary.JSON not in members:
-            raise ValueError(f"no archive of a check: it has no {stage_summary.JSON}")
-        return stage_summary.read(members[stage_summary.JSON].decode(errors="replace")), members
-    return stage_summary.read(pathlib.Path(name).read_text(encoding="utf-8", errors="replace")), {}
-
-
-def _prepared(scratch, folder, members):
-    """Unpacks wheels and what a former check has left; returns the variables of the stages' processes."""
+def prepared(scratch, folder, members):
+    """Unpacks wheels and the members of a former archive into a folder; returns the variables of stages' processes."""
     site, cache = scratch / "site", scratch / "cache"
-    wanted = {name: data for name, data in members.items() if "/" in name}
     try:
-        archive.write_files(scratch, wanted)
-        taken, left = wheels.unpack(folder, site)
-        _say(f"from {folder}: {', '.join(taken) or 'nothing'}")
-        for line in left:
-            _say(f"    cannot be used: {line}")
+        archive.write_files(scratch, members)
+        _say(f"from {folder}: {', '.join(wheels.unpack(folder, site)) or 'nothing'}")
     except (OSError, zipfile.BadZipFile) as error:
         _say(f"check_gpu: {one_line(error)}; the check goes on without")
     return {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), str(site), os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(stages.ROOT), str(site), os.environ.get("PYTHONPATH")))),
         "XDG_CACHE_HOME": str(cache),
         "CUPY_CACHE_DIR": str(cache / "cupy"),
         "CUDA_CACHE_PATH": str(scratch / "cuda"),
         "MPLCONFIGDIR": str(scratch / "matplotlib"),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
     }
+
+
+def _ended(results, out, signals):
+    """Says in the end once more what was found: where output is cut, that is what is left. Returns the exit status."""
+    _say("== in short")
+    for result in results:
+        if result.quotes or result.bad:
+            found = [result.note] * result.bad + result.quotes
+            _say(summary.cut(f"{result.name}: {result.state}: {'; '.join(found)}"))
+    bad = [result.name for result in results if result.bad]
+    later = [result.name for result in results if result.state == summary.NOT_BEGUN]
+    verdict = f"not well: {', '.join(bad)}" if bad else "nothing failed"
+    if any(result.state == summary.NO_DEVICE for result in results):
+        verdict += ", but no GPU was looked at"
+    if later:
+        verdict += f"; no time for {', '.join(later)}: go on by --resume"
+    _say(f"{verdict}; all is in {out / archive.NAME}")
+    return 128 + signals[0] if signals else int(bool(bad))
 
 
 def _say(line):

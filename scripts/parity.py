@@ -29,11 +29,15 @@ CONFIG = pathlib.Path(__file__).resolve().parents[1] / "configs" / "textures.yam
 _MOST = 1000  # seeds, or runs at the same time
 
 
-def _positive(text):
+def _positive(text, least=1):
     number = int(text)
-    if not 1 <= number <= _MOST:
-        raise argparse.ArgumentTypeError(f"found {number}, expected 1 to {_MOST}")
+    if not least <= number <= _MOST:
+        raise argparse.ArgumentTypeError(f"found {number}, expected {least} to {_MOST}")
     return number
+
+
+def _count(text):
+    return _positive(text, least=0)
 
 
 def main(argv=None):
@@ -52,7 +56,7 @@ def main(argv=None):
     parser.add_argument("--config", default=os.path.relpath(CONFIG), metavar="FILE", help="default: %(default)s")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="overrides a key for all runs")
     parser.add_argument("--seeds", type=_positive, default=5, help="of FP16 and FP32 (default: %(default)s)")
-    parser.add_argument("--control-seeds", type=_positive, metavar="SEEDS", help="of the controls (default: as many)")
+    parser.add_argument("--control-seeds", type=_count, metavar="SEEDS", help="of the controls (default: as many)")
     parser.add_argument("--jobs", type=_positive, default=2, help="runs at the same time (default: %(default)s)")
     parser.add_argument(
         "--out",
@@ -67,7 +71,7 @@ def main(argv=None):
     parser.add_argument("--plot", type=path("a file"), metavar="FILE", help="draw differences and accuracies there")
     args = parser.parse_args(argv)
     study = {"config": args.config, "settings": args.set, "seeds": args.seeds}
-    study["control_seeds"] = args.control_seeds or args.seeds
+    study["control_seeds"] = args.seeds if args.control_seeds is None else args.control_seeds
     try:
         runs = parity_study.measure(**study, networks=MODELS, jobs=args.jobs, out=args.out)
     except (parity_study.ParityError, ConfigError) as error:

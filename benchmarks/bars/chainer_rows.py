@@ -1,4 +1,4 @@
-"""The rows of plain Chainer, without mixprec: FP32 without TF32, and mixed16."""
+"""The rows of plain Chainer, without mixprec: FP32 without TF32, and mixed16; as it is, and autotuned."""
 
 import contextlib
 import functools
@@ -33,15 +33,13 @@ def bars(specifier):
             BenchmarkRow(CUDNN, reason="needs a GPU"),
             BenchmarkRow(MIXED16, functools.partial(mixed16, use_cudnn="never"), dtype="float16"),
         ]
-    without = BenchmarkRow(NO_CUDNN, functools.partial(step, use_cudnn="never"))
-    if not cuda.cudnn_enabled:
-        reason = _why_no_cudnn()
-        return [without, BenchmarkRow(CUDNN, reason=reason), BenchmarkRow(MIXED16, reason=reason, dtype="float16")]
-    return [
-        without,
-        BenchmarkRow(CUDNN, functools.partial(step, use_cudnn="auto", autotune=True)),
-        BenchmarkRow(MIXED16, functools.partial(mixed16, use_cudnn="auto", autotune=True), dtype="float16"),
-    ]
+    reason = "" if cuda.cudnn_enabled else _why_no_cudnn()
+    rows = [BenchmarkRow(NO_CUDNN, functools.partial(step, use_cudnn="never"))]
+    for name, make, dtype in ((CUDNN, step, "float32"), (MIXED16, mixed16, "float16")):
+        for end, autotune in (("", False), (", autotuned", True)):
+            way = functools.partial(make, use_cudnn="auto", autotune=autotune)
+            rows.append(BenchmarkRow(f"{name}{end}", None if reason else way, reason, dtype=dtype))
+    return rows
 
 
 def base(specifier):

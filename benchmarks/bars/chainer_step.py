@@ -74,6 +74,16 @@ class _OnGpu(Step):
     def synchronize(self):
         self._device.xp.cuda.Device().synchronize()
 
+    def why_eager(self):
+        """Runs a step to find out."""
+        if self._captured is None:
+            return ""
+        replays = self._captured.replays
+        self()
+        if self._captured.replays > replays:
+            return ""
+        return (self._captured.why_not or self._captured.report()).partition("\n")[0]
+
     def release(self):
         """Drops graphs, too: it takes a few steps to have them again."""
         self._forget()

@@ -44,16 +44,19 @@ def save(path, record):
 def figure(record):
     """Returns the ``matplotlib.figure.Figure``: axes of the groups, and below those of the ablations, if there are any.
 
+    An ablation of what is not in the record is a bar of the groups.
+
     Args:
         record: see :mod:`benchmarks.bars.record`.
     """
-    ablations = _names(record, "ablation")
+    measured = {row["name"] for row in record["rows"]}
+    ablations = [name for name in _names(record, "ablation") if name.partition(", ")[0] in measured]
     batches = record["settings"]["batch"]
     heights = [_HEIGHT, 1.2 + _LINE * len(ablations) * (len(batches) + 1.5)] if ablations else [_HEIGHT]
     drawn = Figure(figsize=(_WIDTH, 0.6 + sum(heights)), dpi=100, layout="constrained")
     drawn.suptitle(_title(record), fontsize="medium")
     panels = drawn.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    _groups(panels[0], record, [name for group in GROUPS if group != "ablation" for name in _names(record, group)])
+    _groups(panels[0], record, [name for group in GROUPS for name in _names(record, group) if name not in ablations])
     if ablations:
         _ablations(panels[1], record, ablations)
     return drawn

@@ -12,6 +12,7 @@ from benchmarks import configured
 from benchmarks.bars.chainer_step import step_of
 from benchmarks.bars.row_worker import BenchmarkRow
 from benchmarks.bars.timed_step import LR
+from mixprec.config import arithmetic
 
 TALK = ("fp32.yaml", "fp16.yaml", "dali.yaml", "nhwc_fused_batched.yaml", "static_graph.yaml")
 ALL = "static_graph.yaml"  # everything on
@@ -26,13 +27,19 @@ _WITHOUT = {
     "no fusion": ["model.fuse=false"],
     "no batched update, no graph": ["update.fused=false", "capture.mode=off"],  # which alone can be captured
     "no graph": ["capture.mode=off"],
-    "no autotuning": ["cudnn.autotune=off"],
+    "no autotuning": ["cudnn.autotune=heuristic"],  # engines by rule
+    "no autotuning, no graph": ["cudnn.autotune=heuristic", "capture.mode=off"],
     "no loss scale": ["loss_scale.mode=none"],
 }
 
-_WITH = {"second stream": ["capture.second_stream=true"]}
+_WITH = {
+    "second stream": ["capture.second_stream=true"],
+    "no autotuning, second stream": ["cudnn.autotune=heuristic", "capture.second_stream=true"],
+}
+if any(field.name == "search_seconds" for field in dataclasses.fields(arithmetic.Cudnn)):
+    _WITH["30 s of search"] = ["cudnn.search_seconds=30"]
 # Everything is on, and only engines or streams are chosen in another way
-WHOLE = (ALL, *(f"{ALL}, {name}" for name in ("no autotuning", "second stream")))
+WHOLE = (ALL, *(f"{ALL}, {name}" for name in ("no autotuning", *_WITH)))
 
 # (name, group, file, overrides) of each row
 WAYS = (

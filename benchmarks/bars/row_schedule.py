@@ -1,7 +1,7 @@
 """The order of measuring: at each batch size every row has a process of its own, and blocks of steps alternate.
 
 So a drift of the machine hits all rows alike. A process ends as soon as it fails. While one row runs, the others hold
-their parameters and little else.
+their parameters and little else. A row that is alone holds all that it has, so that its graph is captured once.
 """
 
 import contextlib
@@ -85,11 +85,12 @@ def measure(bars, task, timing, *, count=None, progress=lambda name: None):
         list: of :class:`Result`, after each round of blocks and in the end.
     """
     firsts = _firsts(bars)
+    alone = sum(not bar.reason for bar in firsts.values()) == 1
     with contextlib.ExitStack() as stack:
         processes = {}
         for key, bar in firsts.items():
             processes[key] = stack.enter_context(_RowProcess(bar, timing))
-            processes[key].prepare(task)
+            processes[key].prepare(task, alone=alone)
             progress(bar.name)
         for number in range(1, timing.blocks + 1):
             if number > 1 and timing.is_over():
@@ -155,14 +156,14 @@ class _RowProcess:
         if self._worker is not None:
             self._worker.__exit__(kind, *error)
 
-    def prepare(self, task):
+    def prepare(self, task, *, alone):
         """Starts the process, and makes a step that is warm, unless the time is over."""
         if not self._reason and self._timing.is_over():
             self._reason, self._is_cut = f"not begun: {self._timing.minutes:g} minutes were over", True
         if not self._reason:
             self._worker = Worker()
             limit = self._timing.limit if self._timing.prepare_limit is None else self._timing.prepare_limit
-            self._seconds = self._attempt("", limit, row_worker.prepare, self.bar, task)
+            self._seconds = self._attempt("", limit, row_worker.prepare, self.bar, task, alone)
 
     def block(self, where):
         """Measures one more block, unless it has failed.

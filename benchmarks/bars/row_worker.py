@@ -89,18 +89,21 @@ class WarmStep:
     """A training step that is warm.
 
     Between blocks it has given back what a step needs, so that the rows take turns in memory, too. What it takes to
-    choose engines of cuDNN, before the first block, does not count as needed.
+    choose engines of cuDNN, before the first block, does not count as needed. A row that is alone keeps its memory and
+    its graph, which is captured once, and its peak is that of all since its start.
 
     Args:
         bar: how to make the step.
         task: :class:`Task`.
+        alone: whether no other row needs the device.
 
     Attributes:
         seconds: of one step, with nothing before it in the queue of the device.
+        slower: why the last block ran eagerly though its steps are to be captured, or ``""``.
     """
 
-    def __init__(self, bar, task):
-        self._on_cpu = task.specifier == "@numpy"
+    def __init__(self, bar, task, *, alone=False):
+        self._on_cpu, self._alone, self.slower = task.specifier == "@numpy", alone, ""
         self._step = bar.make(task)
         self._step.warm_up()
         self._step.synchronize()
@@ -108,7 +111,7 @@ class WarmStep:
         self._step()
         self._step.synchronize()
         self.seconds = time.perf_counter() - start
-        self._step.release()
+        self._give_back()
 
     def block(self, steps):
         """Runs so many steps in a row, after some that are not timed; returns the :class:`Block`."""
@@ -122,8 +125,8 @@ class WarmStep:
         self._step.synchronize()
         seconds = (time.perf_counter() - start) / steps
         host_seconds = None if self._on_cpu else self._host_seconds()
-        peak = self._step.peak()
-        self._step.release()
+        peak, self.slower = self._step.peak(), self._step.why_eager()
+        self._give_back()
         return Block(seconds, host_seconds, peak)
 
     def launches(self, count):
@@ -136,8 +139,12 @@ class WarmStep:
         self._step.warm_up()
         with count() as counts:
             self._step()
-        self._step.release()
+        self._give_back()
         return Launches(counts.launches + counts.graph_launches, counts.syncs)
+
+    def _give_back(self):
+        if not self._alone:
+            self._step.release()
 
     def _host_seconds(self):
         seconds = []
@@ -164,11 +171,11 @@ _warm_step = []
 _notes = _Notes()
 
 
-def prepare(bar, task):
+def prepare(bar, task, alone):
     """Makes the :class:`WarmStep` of this process; returns the seconds that a step takes."""
     logging.getLogger("mixprec").addHandler(_notes)
     with progress.reporting(f"{bar.name}, batch {task.batch}", processes.report):
-        _warm_step[:] = [WarmStep(bar, task)]
+        _warm_step[:] = [WarmStep(bar, task, alone=alone)]
     return _warm_step[0].seconds
 
 
@@ -183,5 +190,6 @@ def launches(count):
 
 
 def notes():
-    """Returns what mixprec has announced in this process, as a list of lines."""
-    return _notes.texts
+    """Returns what mixprec has announced in this process, and whether its step runs eagerly, as a list of lines."""
+    slower = _warm_step[0].slower
+    return [*_notes.texts, *([f"runs eagerly: {slower}"] if slower else [])]

@@ -23,6 +23,10 @@ class Step:
     def synchronize(self):
         """Waits until the device has done all that was asked of it; a CPU has when the call returns."""
 
+    def why_eager(self):
+        """Returns why a step that is to be captured is not the launch of a graph, in one line; ``""`` if it is."""
+        return ""
+
     def release(self):
         """Gives back all memory of the device but what outlives a step: parameters, gradients, states, the batch."""
 

@@ -4,72 +4,103 @@ import io
 import pathlib
 import tarfile
 
-from benchmarks.gpu_check import stage_summary
+from benchmarks.gpu_check import summary
+from mixprec import files
+from mixprec.command_line import one_line
 
 NAME = "check.tgz"
-LARGEST = (16 << 20) - (64 << 10)  # bytes of the archive
-_SUFFIXES = (".json", ".jsonl", ".txt", ".xml", ".yaml")  # no images, no snapshots
+_LARGEST = (16 << 20) - (64 << 10)  # bytes of the archive
+_SUFFIXES = (".json", ".jsonl", ".txt", ".png")  # no pictures that are trained with, no snapshots
 _FILE, _FILES = 2 << 20, 24 << 20  # bytes of a file, and of all of them, beside the logs
-_CACHE = 16 << 20  # bytes of chosen engines and of what was compiled, which is a third of that in the archive
-CACHES = ("mixprec", "cupy")  # folders, those first that are worth most
-_LOG_SIZES = (1 << 20, 1 << 17, 1 << 14)  # bytes of a log: the first with which the archive is small enough
+_CACHE = 14 << 20  # bytes of chosen engines and of what was compiled: there is room for them, compressed or not
+_CACHES = ("mixprec", "cupy")  # folders, those first that are worth most
 
 
-def cut(data, size):
-    """Returns at most about ``size`` bytes, of which both ends are those of ``data``."""
-    if len(data) <= size:
-        return data
-    gap = f"\n... {len(data) - size} bytes are left out ...\n".encode()
-    return data[: size // 2] + gap + data[-(size // 2) :]
-
-
-def collect(folder):
-    """Returns the small files of text below a folder, as a dict from relative names to bytes; what is too large is out.
+class Home:
+    """Writes the results as far as that is possible; what cannot be written is said once, and never ends the check.
 
     Args:
-        folder: a path; it may be absent.
+        out: folder for the files, a path; it may be absent.
+        scratch: folder of the stages' files, likewise.
+        machine: dict from :func:`benchmarks.machine.record`.
+        former: members of the archive that the check goes on from, as a dict from names to bytes; may be empty.
+        say: callable that prints a line.
     """
-    found, total = {}, 0
-    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
-        if path.suffix in _SUFFIXES and path.is_file() and not path.is_symlink():
-            size = path.stat().st_size
-            if size <= _FILE and total + size <= _FILES:
-                found[path.relative_to(folder).as_posix()] = path.read_bytes()
-                total += size
+
+    def __init__(self, out, scratch, machine, former, say):
+        self._out, self._scratch, self._machine, self._say = out, scratch, machine, say
+        self._logs = {name: data for name, data in former.items() if name.endswith(".log") and "/" not in name}
+        self._said = set()
+
+    def keep(self, results, outputs, complete):
+        """Writes both summaries, and the archive unless a stage has only begun.
+
+        Of a list of :class:`~benchmarks.gpu_check.summary.Result`, and a dict from names of stages to
+        :class:`~benchmarks.gpu_check.group.Output`.
+        """
+        members = {
+            summary.JSON: summary.as_json(self._machine, results, complete=complete).encode(errors="replace"),
+            summary.TEXT: summary.as_text(self._machine, results).encode(errors="replace"),
+        }
+        for name, data in members.items():
+            self._write(name, [data])
+        if any(result.state == summary.RUNNING for result in results):
+            return
+        self._logs |= {f"{name}.log": output.bytes() for name, output in outputs.items()}
+        found, cache = {}, {}
+        try:
+            texts = [path for result in results for path in sorted((self._scratch / result.name).rglob("*"))]
+            texts = [path for path in texts if path.suffix in _SUFFIXES and path.stat().st_size <= _FILE]
+            found = _contents(self._scratch, texts, _FILES)
+            # In each folder choices come first, then what was compiled for training, which runs before tests.
+            for name in _CACHES:
+                paths = (self._scratch / "cache" / name).rglob("*")
+                paths = sorted(paths, key=lambda path: (path.suffix != ".json", path.stat().st_mtime_ns, path))
+                cache |= _contents(self._scratch, paths, _CACHE - sum(map(len, cache.values())))
+        except OSError as error:  # a file that cannot be read
+            self._complain(f"not all files are in {NAME}: {error}")
+        # On a disk that is nearly full there may be room without the cache.
+        self._write(NAME, (packed(members, self._logs, found, each) for each in (cache, {})))
+
+    def _write(self, name, tries):
+        """Writes the first of some contents that can be written."""
+        path = self._out / name
+        for data in tries:
+            try:
+                self._out.mkdir(parents=True, exist_ok=True)
+                with files.replacing(path) as temporary, open(temporary, "wb") as file:
+                    file.write(data)
+                return
+            except OSError as error:
+                why = error.strerror or error
+        self._complain(f"{path} cannot be written: {why}; the check goes on, and prints all")
+
+    def _complain(self, line):
+        if line not in self._said:
+            self._said.add(line)
+            self._say(f"check_gpu: {one_line(line)}")
+
+
+def _contents(folder, paths, room):
+    """Returns the contents of files by their names in a folder, of each that there is room for."""
+    found = {}
+    for path in paths:
+        if path.is_file() and not path.is_symlink() and path.stat().st_size <= room:
+            data = found[path.relative_to(folder).as_posix()] = path.read_bytes()
+            room -= len(data)
     return found
 
 
-def cached(folder):
-    """Returns likewise what is in the folders :data:`CACHES` below a folder, as far as there is room.
+def packed(members, logs, found, cache):
+    """Returns the bytes of an archive: of these dicts from names to bytes as much as there is room for.
 
-    In each of them choices come first, then the oldest files: what was compiled for training, which runs before tests.
+    What is cached is left out first, then the middle of logs, then all that stages have made.
     """
-    found, total = {}, 0
-    for name in CACHES:
-        files = [path for path in (folder / name).rglob("*") if path.is_file() and not path.is_symlink()]
-        for path in sorted(files, key=lambda path: (path.suffix != ".json", path.stat().st_mtime_ns, path)):
-            if total + path.stat().st_size <= _CACHE:
-                found[path.relative_to(folder).as_posix()] = path.read_bytes()
-                total += path.stat().st_size
-    return found
-
-
-def packed(members, logs, cache):
-    """Returns the bytes of an archive.
-
-    Args:
-        members: dict from names to bytes.
-        logs: likewise; they are cut, if need be to 16 KiB.
-        cache: likewise; it is left out, with the larger files, if there is not room for all.
-    """
-    for size in _LOG_SIZES:
-        cut_logs = {name: cut(data, size) for name, data in logs.items()}
-        for extra in ({f"cache/{name}": data for name, data in cache.items()}, {}):
-            data = _tar({**members, **cut_logs, **extra})
-            if len(data) <= LARGEST:
-                return data
-    texts = {name: data for name, data in members.items() if name in (stage_summary.JSON, stage_summary.TEXT)}
-    return _tar({**texts, **cut_logs})
+    for extra, size in (({**found, **cache}, 1 << 20), (found, 1 << 20), (found, 1 << 17), ({}, 1 << 14)):
+        data = _tar({**members, **{name: _cut(log, size) for name, log in logs.items()}, **extra})
+        if len(data) <= _LARGEST:
+            break
+    return data
 
 
 def unpacked(path):
@@ -82,29 +113,40 @@ def unpacked(path):
     try:
         with tarfile.open(path, "r:gz") as archive:
             names = [member for member in archive.getmembers() if member.isfile()]
-            if sum(member.size for member in names) > 20 * LARGEST:
+            if sum(member.size for member in names) > 20 * _LARGEST:
                 raise ValueError("it holds more than an archive of a check")
-            return {member.name: archive.extractfile(member).read() for member in names}
+            members = {member.name: archive.extractfile(member).read() for member in names}
     except (tarfile.TarError, EOFError) as error:
         raise ValueError(f"no archive of a check: {error}") from None
+    if summary.JSON not in members:
+        raise ValueError(f"no archive of a check: it has no {summary.JSON}")
+    return members
 
 
 def write_files(folder, members):
-    """Writes members below a folder; those whose names lead out of it are left out.
+    """Writes the members of stages and of the cache below a folder; names that lead out of it are left out.
 
     Raises:
         OSError: they cannot be written.
     """
     for name, data in members.items():
         path = pathlib.PurePosixPath(name)
-        if not path.is_absolute() and ".." not in path.parts:
+        if len(path.parts) > 1 and not path.is_absolute() and ".." not in path.parts:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
 
 
+def _cut(data, size):
+    """Returns at most about ``size`` bytes, of which both ends are those of ``data``."""
+    if len(data) <= size:
+        return data
+    gap = f"\n... {len(data) - size} bytes are left out ...\n".encode()
+    return data[: size // 2] + gap + data[-(size // 2) :]
+
+
 def _tar(members):
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=4) as archive:
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for name, data in members.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(data)

@@ -1,54 +1,32 @@
 """A command in a process group of its own: its output kept, a time limit, and nothing of it left at the end."""
 
 import contextlib
-import dataclasses
-import functools
 import os
 import pathlib
 import signal
 import subprocess
 import time
+from typing import NamedTuple
 
 _POLL = 0.05  # seconds
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 GONE = 4.0  # seconds that a process may take to end by SIGKILL; one that waits for a broken driver never does
-_KEPT = 1 << 19  # bytes of the output that are kept of its beginning, and as many of its end
+_KEPT = 500_000  # bytes of the output that are kept of its beginning, and as many of its end
 # The output of a process that is killed is complete, and one that crashes says where.
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Stop:
-    """When a command that has no end of its own is asked to come to one.
+class Ended(NamedTuple):
+    """How a command ended."""
 
-    Attributes:
-        file: path that the command makes when it has begun with what it is run for.
-        seconds: how long after that SIGTERM is sent, to the command alone.
-    """
-
-    file: pathlib.Path
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Ended:
-    """How a command ended.
-
-    Attributes:
-        status: its exit status, -N after signal N; ``None`` if not even SIGKILL has ended it.
-        seconds: how long it ran.
-        timed_out: whether it reached its limit.
-        interrupted: whether it was ended because this process was asked to end.
-    """
-
-    status: int | None
+    status: int | None  # -N after signal N; None if not even SIGKILL has ended it
     seconds: float
     timed_out: bool
-    interrupted: bool
+    interrupted: bool  # because this process was asked to end
 
 
 class Output:
-    """What a command has printed, its middle left out if it is more than 1 MiB. Not on disk, which may be full."""
+    """What a command has printed, its middle left out if it is more than a megabyte. Not on disk, which may be full."""
 
     def __init__(self):
         self._head, self._tail, self._left_out = b"", b"", 0
@@ -57,7 +35,7 @@ class Output:
         """Adds bytes."""
         room = _KEPT - len(self._head)
         self._head += data[:room]
-        tail = self._tail + data[room:] if room < len(data) else self._tail
+        tail = self._tail + data[room:]
         self._left_out += max(0, len(tail) - _KEPT)
         self._tail = tail[-_KEPT:]
 
@@ -95,7 +73,7 @@ class Interruption:
             signal.signal(number, handler)
 
 
-def run(command, output, *, folder, limit, interruption, environment=(), stop=None, grace=GRACE):
+def run(command, output, *, folder, limit, interruption, environment=(), grace=GRACE):
     """Runs a command, and ends its process group when it is over, too long, or interrupted.
 
     SIGTERM goes to all processes of the group, and SIGKILL after ``grace``, or as soon as a second signal comes in. A
@@ -108,7 +86,6 @@ def run(command, output, *, folder, limit, interruption, environment=(), stop=No
         limit: seconds that it may take.
         interruption: :class:`Interruption`.
         environment: dict of variables, beside those of this process.
-        stop: :class:`Stop`, or ``None``.
         grace: seconds.
 
     Returns:
@@ -127,11 +104,20 @@ def run(command, output, *, folder, limit, interruption, environment=(), stop=No
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    pipe = process.stdout.fileno()
-    os.set_blocking(pipe, False)
-    read = functools.partial(_read, pipe, output)
+    os.set_blocking(process.stdout.fileno(), False)
+
+    def read():  # also after the command's end: what it has left running may print
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(process.stdout.fileno(), 1 << 16):
+                output.add(data)
+
     try:
-        over = _wait(process.pid, began + limit, interruption, stop, read)
+        # The process is not reaped before its group is gone: its number stays its own.
+        while not (over := os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None):
+            read()
+            if time.monotonic() >= began + limit or interruption.signals:
+                break
+            time.sleep(_POLL)
         seconds = time.monotonic() - began
     finally:
         _end(process.pid, interruption, grace, read)
@@ -144,7 +130,20 @@ def run(command, output, *, folder, limit, interruption, environment=(), stop=No
     return Ended(status, seconds, not over and not interrupted, interrupted)
 
 
-def members(group):
+def _end(group, interruption, grace, read):
+    """Ends all processes of a group whose leader has not been reaped."""
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, GONE)):
+        deadline = time.monotonic() + seconds
+        if _members(group):
+            os.killpg(group, number)
+        while _members(group) and time.monotonic() < deadline:
+            read()
+            if number == signal.SIGTERM and len(interruption.signals) > 1:
+                break
+            time.sleep(_POLL)
+
+
+def _members(group):
     """Returns the numbers of the processes of a group that have not ended, as a list."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
@@ -153,40 +152,3 @@ def members(group):
             if int(own_group) == group and state not in "ZX":
                 found.append(int(path.parent.name))
     return found
-
-
-def _read(pipe, output):
-    """Takes what is in a pipe, which would otherwise be full; it may be at its end long before the command."""
-    with contextlib.suppress(BlockingIOError):
-        while data := os.read(pipe, 1 << 16):
-            output.add(data)
-
-
-def _wait(leader, deadline, interruption, stop, read):
-    """Waits for a process; returns whether it has ended by itself. It is not reaped: its number stays its own."""
-    stop_at = None
-    while os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        now = time.monotonic()
-        read()
-        if now >= deadline or interruption.signals:
-            return False
-        if stop is not None and stop_at is None and stop.file.exists():
-            stop_at = now + stop.seconds
-        if stop_at is not None and now >= stop_at:
-            os.kill(leader, signal.SIGTERM)
-            stop = stop_at = None
-        time.sleep(_POLL)
-    return True
-
-
-def _end(group, interruption, grace, read):
-    """Ends all processes of a group whose leader has not been reaped."""
-    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, GONE)):
-        deadline = time.monotonic() + seconds
-        if members(group):
-            os.killpg(group, number)
-        while members(group) and time.monotonic() < deadline:
-            read()
-            if number == signal.SIGTERM and len(interruption.signals) > 1:
-                break
-            time.sleep(_POLL)

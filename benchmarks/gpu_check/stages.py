@@ -3,17 +3,24 @@
 import collections.abc
 import dataclasses
 import pathlib
+import shlex
 import sys
 
-from benchmarks.gpu_check import properties, quotes, tests_at_once
-from benchmarks.gpu_check.group import Stop
+from benchmarks.gpu_check import quotes
 
-EVERYTHING = "static_graph.yaml"  # everything on
-UNTUNED = "static_graph.yaml, no autotuning"
-PYTORCH = "PyTorch AMP, channels_last, graph"  # the best row that need not be compiled, which takes minutes
-BATCHES = (256, 32)
-_SMOKE = ("smoke", 75.0)
-_SECONDS_OF_TRAINING = 45.0
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NO_GPU = 3  # exit status of benchmarks.gpu_check.usable_gpu
+EVERYTHING = "static_graph.yaml"
+BY_RULE = "static_graph.yaml, no autotuning"
+MEASURED = "static_graph.yaml, 30 s of search"
+PLAIN = "plain Chainer FP32, cuDNN"
+PYTORCH, COMPILED = "PyTorch AMP, channels_last, graph", "PyTorch AMP, channels_last, compiled, graph"
+SMOKE = (
+    "tests/backends/test_gpu.py::test_losses_are_those_of_numpy",
+    "tests/graph_capture/test_gpu.py::test_an_overflow_in_a_graph",
+)
+NCCL = "tests/distributed/test_gpu.py"
+TALK = (PLAIN, "plain Chainer mixed16", f"{BY_RULE}, no graph", BY_RULE, PYTORCH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,98 +29,129 @@ class Stage:
 
     Attributes:
         name: of the stage, its folder and its log.
+        seconds: that are planned for it, with nothing cached; with less it is not begun.
         command: its words; it runs in the root of the checkout.
-        limit: seconds that it may take.
         quote: callable from the stage's folder and the lines that it has printed to the lines that the summary quotes.
             If the command ended well, whatever it raises means that the stage has failed all the same.
         needs_device: whether it makes no sense without a GPU.
-        least: seconds without which it is not begun.
-        together: ``(name, seconds)`` that all stages with this name may take together, or ``None``.
-        stop: for a command without an end of its own, a :class:`~benchmarks.gpu_check.group.Stop`.
+        on_request: whether it runs only if it is named.
     """
 
     name: str
+    seconds: float
     command: tuple[str, ...]
-    limit: float
-    quote: collections.abc.Callable[[pathlib.Path, list], list] = lambda folder, lines: []
+    quote: collections.abc.Callable[[pathlib.Path, list], list] = quotes.everything
     needs_device: bool = True
-    least: float = 0.0
-    together: tuple[str, float] | None = None
-    stop: Stop | None = None
+    on_request: bool = False
 
-
-def asking():
-    """Returns the stage that asks whether there is a GPU; it comes first if another one wants to know."""
-    return Stage("device", _module("benchmarks.gpu_check.usable_gpu"), 60.0, needs_device=False)
-
-
-def stages(root, scratch):
-    """Returns the stages in the order in which they run.
-
-    Args:
-        root: the checkout, with ``scripts``, ``configs`` and ``tests``; an absolute path.
-        scratch: folder in which each stage has one of its name for its files, likewise.
-    """
-    surrounding = _module("benchmarks.gpu_check.machine_report", scratch)
-    asked = _module("benchmarks.gpu_check.properties", scratch / "properties" / properties.NAME)
-    return [
-        Stage("environment", surrounding, 15.0, quotes.environment, needs_device=False),
-        *(_smoke(name) for name in ("kernel", "convolution", "batch_norm", "capture", "sums", "nccl")),
-        Stage("properties", asked, 15.0, quotes.properties),
-        *(_bar(root, scratch, f"mixprec-{batch}", UNTUNED, batch) for batch in BATCHES),
-        _profile(root, scratch),
-        *(_bar(root, scratch, f"pytorch-{batch}", PYTORCH, batch, 90.0, "--peer", "pytorch") for batch in BATCHES),
-        *(_bar(root, scratch, f"tuned-{batch}", EVERYTHING, batch, 330.0) for batch in BATCHES),
-        _tests(scratch),
-        _training(root, scratch),
-    ]
-
-
-def _smoke(name):
-    stage = Stage(f"smoke-{name}", _module("benchmarks.gpu_check.smoke", name), 30.0, quotes.last_line, least=3.0)
-    return dataclasses.replace(stage, together=_SMOKE)
-
-
-def _bar(root, scratch, name, row, batch, limit=200.0, *more):
-    words = ("bars", "--rows", row, "--batch", batch, "--blocks", 3, "--block-steps", 10, "--no-rates", *more)
-    words += ("--prepare-limit", limit - 30, "--limit", 25, "--json", scratch / name / quotes.BARS)
-    return Stage(name, _script(root, "benchmark.py", *words), limit, quotes.bars, least=20.0)
-
-
-def _profile(root, scratch):
-    words = ("profile", "--config", EVERYTHING, "--set", "cudnn.autotune=off", "--batch", BATCHES[0])
-    command = _script(root, "benchmark.py", *words, "--json", scratch / "profile" / quotes.PROFILE)
-    return Stage("profile", command, 120.0, quotes.profile, least=20.0)
-
-
-def _tests(scratch):
-    words = (*tests_at_once.options(), f"--junitxml={scratch / 'tests' / quotes.JUNIT}", "tests")
-    return Stage("tests", _module("pytest", *words), 360.0, quotes.tests, least=60.0)
-
-
-def _training(root, scratch):
-    settings = {
-        "data.format": "synthetic",
-        "data.train": "null",
-        "data.val": "null",
-        "data.synthetic_images": 7000,  # 27 batches: the start of an epoch counts for little
-        "training.device": "gpu",
-        "training.epochs": 10_000,  # more than there is time for
-        "cudnn.autotune": "off",
-        "snapshot.every": "10000 epochs",  # the only one is that of SIGTERM
-        "snapshot.best": "false",
-    }
-    overrides = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    config, out = root / "configs" / "resnet50" / "90ep.yaml", scratch / "train"
-    command = _script(root, "train_imagenet.py", "--config", config, *overrides, "--out", out)
-    return Stage(
-        "train", command, 150.0, quotes.training, least=90.0, stop=Stop(out / quotes.LOG, _SECONDS_OF_TRAINING)
-    )
-
-
-def _script(root, name, *arguments):
-    return sys.executable, *map(str, (root / "scripts" / name, *arguments))
+    @property
+    def limit(self):
+        """Seconds after which it is ended."""
+        return 1.5 * self.seconds + 15
 
 
 def _module(name, *arguments):
-    return sys.executable, "-m", *map(str, (name, *arguments))
+    return sys.executable, "-m", *map(str, (f"benchmarks.gpu_check.{name}", *arguments))
+
+
+def _script(name, *arguments):
+    return sys.executable, *map(str, (ROOT / "scripts" / name, *arguments))
+
+
+DEVICE = Stage("device", 10, _module("usable_gpu"), needs_device=False)
+
+
+def stages(scratch):
+    """Returns the stages in the order in which they run.
+
+    Args:
+        scratch: folder in which each stage has one of its name for its files, an absolute path.
+    """
+
+    def bars(name, seconds, batch, *rows, blocks=3, **more):
+        words = [word for row in rows for word in ("--rows", row)]
+        words += ["--batch", batch, "--blocks", blocks, "--block-steps", 10, "--no-rates", "--limit", 25]
+        words += ["--prepare-limit", min(1.5 * seconds, 135), "--json", scratch / name / quotes.BARS]
+        words += ["--peer", "pytorch"] if any(row.startswith("PyTorch") for row in rows) else []
+        return Stage(name, seconds, _script("benchmark.py", "bars", *words), quotes.bars, **more)
+
+    def profile(name, seconds, batch):
+        words = ("--config", EVERYTHING, "--set", "cudnn.autotune=heuristic", "--batch", batch)
+        command = _script("benchmark.py", "profile", *words, "--json", scratch / name / quotes.PROFILE)
+        return Stage(name, seconds, command, quotes.profile)
+
+    def training(name, seconds, **keys):
+        given = {"training.epochs": 2, "schedule.warmup_epochs": 1, "cudnn.autotune": "heuristic", **_SYNTHETIC, **keys}
+        words = ("--config", ROOT / "configs" / "resnet50" / EVERYTHING, *_overrides(given))
+        return Stage(name, seconds, _script("train_imagenet.py", *words, "--out", scratch / name), quotes.training)
+
+    def tests(which, seconds):
+        name = f"tests-{which}"
+        return Stage(name, seconds, _module("gpu_tests", scratch / name, which), quotes.tests)
+
+    python = shlex.quote(sys.executable)
+    environment = f"echo cores: $(env -u OMP_NUM_THREADS nproc); free -g; df -h {scratch}; timeout 5 nvidia-smi"
+    environment += f"; timeout 20 {python} -m mixprec; {python} -m pip list; :"
+    return [
+        Stage("environment", 8, ("sh", "-c", environment), quotes.environment, False),
+        Stage("smoke", 20, _module("gpu_tests", scratch / "smoke", *SMOKE), quotes.tests),
+        bars("captured-256", 75, 256, BY_RULE),
+        bars("captured-32", 55, 32, BY_RULE),
+        bars("pytorch-256", 45, 256, PYTORCH),
+        bars("pytorch-32", 35, 32, PYTORCH),
+        profile("profile-256", 35, 256),
+        _parity(scratch, "parity", 70),
+        tests("changed", 60),
+        bars("measured-256", 75, 256, MEASURED),
+        Stage("segments", 8, _module("segments")),
+        bars("second-256", 25, 256, f"{BY_RULE}, second stream"),
+        bars("plain-32", 40, 32, PLAIN),
+        bars("compiled-256", 90, 256, COMPILED),
+        profile("profile-32", 30, 32),
+        training("kfac", 25, **{"optimizer.preconditioner": "kfac"}),
+        training("offload", 25, **{"memory.budget": "500 MB", "memory.to": "host"}),
+        training("two-sizes", 25, **{"progressive.until": "[1]", "progressive.sizes": "[96]"}),
+        Stage("nccl", 15, _module("gpu_tests", scratch / "nccl", NCCL), quotes.tests),
+        tests("others", 60),
+        bars("talk", 350, "32,64,128,256", *TALK, blocks=2, on_request=True),
+    ]
+
+
+_SYNTHETIC = {
+    "data.format": "synthetic",
+    "data.train": "null",
+    "data.val": "null",
+    "data.synthetic_images": 512,
+    "data.size": 128,
+    "data.resize": 128,
+    "model.arch": "resnet18",
+    "training.batch_size": 32,
+    "training.device": "gpu",
+    "snapshot.best": "false",
+}
+
+
+def _overrides(keys):
+    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+
+
+def _parity(scratch, name, seconds):
+    """Textured pictures are made, and eight runs train on them side by side, with everything on."""
+    images, out = scratch / "textures", scratch / name
+    keys = {
+        "data.train": images / "train",
+        "data.val": images / "val",
+        "data.size": 32,
+        "data.resize": 36,
+        "model.memory_format": "nhwc",
+        "model.fuse": "true",
+        "update.fused": "true",
+        "capture": "true",
+        "training.device": "gpu",
+        "training.epochs": 12,
+        "cudnn.autotune": "heuristic",
+    }
+    made = _script("make_textures.py", "--images", 5000, "--side", 40, "--out", images)
+    words = ("--seeds", 4, "--control-seeds", 0, "--jobs", 8, "--out", out, "--json", out / quotes.PARITY)
+    trained = _script("parity.py", *words, *_overrides(keys))
+    return Stage(name, seconds, ("sh", "-c", f"{shlex.join(made)} && {shlex.join(trained)}"), quotes.parity)

@@ -1,19 +1,16 @@
 """Looks for a GPU that can be used, in a process of its own: a broken driver may hang or end it.
 
 python -m benchmarks.gpu_check.usable_gpu
+
+Prints the GPU, or why there is none; the exit status is then that of ``benchmarks.gpu_check.stages.NO_GPU``.
 """
 
-import json
+import sys
 
+from benchmarks.gpu_check.stages import NO_GPU
 from mixprec import environment
 
-
-def main():
-    """Prints ``{"device": specifier or null, "reason": one line}``. There is no file: the disk may be full."""
-    specifier, reason = environment.resolve_device("auto")
-    found = specifier != "@numpy"
-    print(json.dumps({"device": specifier if found else None, "reason": reason.removeprefix("CPU: ")}))
-
-
 if __name__ == "__main__":
-    main()
+    specifier, reason = environment.resolve_device("auto")
+    print(reason.removeprefix("CPU: "))
+    sys.exit(NO_GPU if specifier == "@numpy" else 0)

@@ -15,6 +15,7 @@ class Row:
         kind: one of :data:`~benchmarks.profile.kinds.KINDS`.
         name: of the primitive or function.
         shapes: of the arrays that it is given.
+        engines: what computes it: own kernels and cuDNN's engines by their names; empty on NumPy.
         calls: number of calls in a step.
         microseconds: of all of them in a step, the median over steps.
         floor: microseconds that they need at least, see :mod:`benchmarks.floors`.
@@ -25,6 +26,7 @@ class Row:
     kind: str
     name: str
     shapes: str
+    engines: str
     calls: int
     microseconds: float
     floor: float
@@ -104,7 +106,7 @@ def profile_of(steps, eager, late):
     for key in keys:
         calls = [step.calls.get(key, ()) for step in steps]
         count, seconds = statistics.median_high(map(len, calls)), statistics.median(map(sum, calls))
-        place = key.layer, key.kind, key.name, key.shapes
+        place = key.layer, key.kind, key.name, key.shapes, key.engines
         rows.append(Row(*place, count, seconds * 1e6, count * key.floor * 1e6, key.limit))
     step, rest = (statistics.median(getattr(each, name) for each in steps) for name in ("seconds", "rest"))
     return Profile(tuple(rows), step * 1e6, rest * 1e6, eager * 1e6, len(steps), late)

@@ -14,6 +14,7 @@ class Key(NamedTuple):
         kind: one of :data:`~benchmarks.profile.kinds.KINDS`.
         name: of the primitive or function.
         shapes: of the arrays that it was given.
+        engines: what computed it: own kernels and cuDNN's engines by their names; empty on NumPy.
         floor: seconds that it needs at least.
         limit: ``"bytes"`` or ``"operations"``, whichever takes longer.
     """
@@ -22,6 +23,7 @@ class Key(NamedTuple):
     kind: str
     name: str
     shapes: str
+    engines: str
     floor: float
     limit: str
 

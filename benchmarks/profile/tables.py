@@ -80,9 +80,9 @@ def _top(profile, count):
         name: max([len(name), *(len(getattr(row, name)) for row in rows)]) + 2 for name in ("layer", "kind", "name")
     }
     lines = ["".join(f"{name:{width}}" for name, width in widths.items())]
-    lines[0] += f"{'calls':>5}{'us':>10}{'floor us':>10}{'gain us':>10}{'limit':>12}  shapes"
+    lines[0] += f"{'calls':>5}{'us':>10}{'floor us':>10}{'gain us':>10}{'limit':>12}  shapes; engines"
     for row in rows:
         place = "".join(f"{getattr(row, name):{width}}" for name, width in widths.items())
         numbers = f"{row.calls:5}{row.microseconds:10.1f}{row.floor:10.1f}{row.gain:10.1f}{row.limit:>12}"
-        lines.append(f"{place}{numbers}  {row.shapes}".rstrip())
+        lines.append(f"{place}{numbers}  {'; '.join(filter(None, (row.shapes, row.engines)))}".rstrip())
     return lines

@@ -26,6 +26,8 @@ from benchmarks import floors
 from benchmarks.null_device import Call
 from benchmarks.profile import kinds
 from benchmarks.profile.spans import Key
+from mixprec.backends.cudnn.plans import Plan
+from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.primitives import Primitives
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.layout import Dense
@@ -61,6 +63,8 @@ def watching(spans, optimizer, primitives, rates, *, tf32=False):
         stack.enter_context(_replaced(_backprop_utils, "_reduce", watch.sum))
         stack.enter_context(_replaced(Normalization, "compute", watch.normalization))
         stack.enter_context(_replaced(OptimizerStep, "run", watch.update))
+        stack.enter_context(_replaced(Plan, "run", functools.partial(watch.engine, lambda plan, *_: plan.engine)))
+        stack.enter_context(_replaced(CupyLauncher, "launch", functools.partial(watch.engine, _kernel_of)))
         stack.enter_context(_Links(watch))
         yield
 
@@ -111,6 +115,7 @@ class _Watch:
         self._layer_of = weakref.WeakKeyDictionary()  # by function node
         self._node = None  # whose forward pass is under way
         self._in_primitive = self._in_sum = False
+        self._engines = {}  # of the primitive, in the order of their first runs
 
     def enter(self, link):
         """A link is called."""
@@ -140,6 +145,7 @@ class _Watch:
             self._in_primitive = True
             try:
                 with self._spans.span() as span:
+                    self._engines.clear()
                     result = primitive(*arguments, **keywords)
             finally:
                 self._in_primitive = False
@@ -147,10 +153,22 @@ class _Watch:
             new = [array for array in floors.arrays_of(result) if not any(array is each for each in given)]
             moved = floors.moved([*given, *new])
             kind = kinds.GRADIENT_SUM if self._in_sum else kinds.of_primitive(name)
-            span.key = self._key(kind, name, floors.arrays_of(arguments), moved, floors.operations(call, result))
+            operations = floors.operations(call, result)
+            span.key = self._key(kind, name, floors.arrays_of(arguments), moved, operations, ", ".join(self._engines))
             return result
 
         return run
+
+    def engine(self, name_of, run):
+        """Returns what runs an engine or an own kernel, whose name is noted; ``name_of`` has it from the arguments."""
+
+        @functools.wraps(run)
+        def noting(*arguments):
+            result = run(*arguments)
+            self._engines[name_of(*arguments)] = None
+            return result
+
+        return noting
 
     def forward(self, forward):
         """Returns a ``forward`` of function nodes that is a span, and remembers their layers."""
@@ -226,17 +244,18 @@ class _Watch:
                 result = step(batched, *arguments)
             if self._moved_by_update is None:  # afterwards, as the first step makes states
                 self._moved_by_update = _bytes_of_update(self._optimizer)
-            span.key = Key(_STEP, kinds.UPDATE, "update", "", *self._floor(self._moved_by_update, 0, ""))
+            span.key = Key(_STEP, kinds.UPDATE, "update", "", "", *self._floor(self._moved_by_update, 0, ""))
             return result
 
         return run
 
-    def _key(self, kind, name, given, moved, operations):
+    def _key(self, kind, name, given, moved, operations, engines=""):
         given = list(given)
         dtype = np.dtype(given[0].dtype).name if given else ""
         if self._tf32 and dtype == "float32" and kind in _CONVOLUTIONS:
             dtype = "tf32"
-        return Key(self._layers[-1], kind, name, floors.shapes_of(given), *self._floor(moved, operations, dtype))
+        shapes = floors.shapes_of(given)
+        return Key(self._layers[-1], kind, name, shapes, engines, *self._floor(moved, operations, dtype))
 
     def _floor(self, moved, operations, dtype):
         return floors.floor(moved, operations, dtype, self._rates)
@@ -247,6 +266,10 @@ def _shown(path):
     if path.startswith(_PREDICTOR + "/"):
         return path[len(_PREDICTOR) + 1 :]
     return {"/": _CLASSIFIER, _PREDICTOR: _NETWORK}.get(path, path.lstrip("/"))
+
+
+def _kernel_of(launcher, kernel, *_):
+    return kernel.name
 
 
 def _class_of(node):

@@ -15,6 +15,7 @@ import pytest
 from benchmarks.bars import bars_run, record, row_schedule, row_worker
 from benchmarks.bars.row_schedule import Timing
 from benchmarks.bars.row_worker import BenchmarkRow
+from benchmarks.bars.timed_step import Step
 from benchmarks.command_arguments import ArgumentsError
 from benchmarks.rates import Rates
 from benchmarks.roofline import limit, network_layers
@@ -125,11 +126,9 @@ def test_rows_are_chosen_by_their_names():
 # A run whose rows are those of a test
 
 
-class Nothing:
+class Nothing(Step):
     def __call__(self):
         pass
-
-    warm_up = synchronize = release = __call__
 
     def peak(self):
         return 5

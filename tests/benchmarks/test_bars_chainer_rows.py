@@ -38,15 +38,17 @@ def test_rows_on_a_gpu(enabled, monkeypatch):
     monkeypatch.setattr(
         environment, "components", lambda: [environment.Component("Chainer's cuDNN", "missing", note=OFF)]
     )
-    first, second, third = chainer_rows.bars("@cupy:0")
+    first, *rows = chainer_rows.bars("@cupy:0")
     assert (first.name, first.reason) == ("plain Chainer FP32, no cuDNN", "")
     assert first.make.keywords == {"use_cudnn": "never"}
-    assert (second.name, second.reason) == ("plain Chainer FP32, cuDNN", "" if enabled else OFF)
-    assert (third.name, third.reason) == ("plain Chainer mixed16", "" if enabled else OFF)
+    names = ["plain Chainer FP32, cuDNN", "plain Chainer FP32, cuDNN, autotuned"]
+    names += ["plain Chainer mixed16", "plain Chainer mixed16, autotuned"]
+    assert [(row.name, row.reason) for row in rows] == [(name, "" if enabled else OFF) for name in names]
     if enabled:
-        assert second.make.keywords == {"use_cudnn": "auto", "autotune": True}
-        assert third.make.keywords == {"mixed": True, "use_cudnn": "auto", "autotune": True}
-    assert chainer_rows.base("@cupy:0") == second.name
+        plain, mixed = {"use_cudnn": "auto"}, {"use_cudnn": "auto", "mixed": True}
+        expected = [{**keywords, "autotune": autotune} for keywords in (plain, mixed) for autotune in (False, True)]
+        assert [row.make.keywords for row in rows] == expected
+    assert chainer_rows.base("@cupy:0") == rows[0].name
 
 
 def test_why_there_is_no_cudnn_is_what_the_environment_says():

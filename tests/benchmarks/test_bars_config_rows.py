@@ -37,8 +37,10 @@ def test_rows_and_their_levels():
         ("static_graph.yaml, no batched update, no graph", "ablation", "nhwc-fused", "float16"),
         ("static_graph.yaml, no graph", "ablation", "nhwc-fused", "float16"),
         ("static_graph.yaml, no autotuning", "ablation", "nhwc-fused", "float16"),
+        ("static_graph.yaml, no autotuning, no graph", "ablation", "nhwc-fused", "float16"),
         ("static_graph.yaml, no loss scale", "ablation", "nhwc-fused", "float16"),
         ("static_graph.yaml, second stream", "ablation", "nhwc-fused", "float16"),
+        ("static_graph.yaml, no autotuning, second stream", "ablation", "nhwc-fused", "float16"),
     ]
 
 
@@ -52,7 +54,8 @@ def test_rows_and_their_levels():
                 ["fp16.yaml", "dali.yaml"],
                 [
                     *["nhwc_fused_batched.yaml", "static_graph.yaml", "static_graph.yaml, no graph"],
-                    *["static_graph.yaml, no autotuning", "static_graph.yaml, second stream"],
+                    *["static_graph.yaml, no autotuning", "static_graph.yaml, no autotuning, no graph"],
+                    *["static_graph.yaml, second stream", "static_graph.yaml, no autotuning, second stream"],
                 ],
                 ["static_graph.yaml, float32", "static_graph.yaml, TF32"],
             ],

@@ -95,6 +95,11 @@ def test_a_row_has_given_back_what_steps_need_before_another_one_runs(race):
     assert [event for event in race.events if event.startswith("a")] == [*warm, "a released", *block, "a released"]
 
 
+def test_a_row_that_is_alone_gives_nothing_back(race):
+    race.measure(race.bar("a", 1.0, key=1), BenchmarkRow("b", reason="needs a GPU"), race.bar("c", 1.0, key=1))
+    assert "a released" not in race.events
+
+
 def test_a_block_of_slow_steps_has_fewer(race):
     race.measure(race.bar("a", 2.0), race.bar("b", 7.0), race.bar("c", 0.5), blocks=1, steps=10)
     assert {name: race.events.count(name) - WARM - 2 for name in "abc"} == {"a": 2, "b": 1, "c": 10}

@@ -67,6 +67,13 @@ def test_a_block_is_warm_starts_with_an_idle_device_and_ends_with_one(step):
     assert step.events == ["warm up", "wait", *["step"] * 3, "wait", "peak", "release"]
 
 
+def test_a_row_that_is_alone_gives_nothing_back(step):
+    row = WarmStep(BenchmarkRow("a", lambda task: step), CPU, alone=True)
+    for _ in range(2):
+        assert row.block(3) == Block(4.0, None, 700)
+    assert step.events == ["warm up", "wait", "step", "wait", *["warm up", "wait", *["step"] * 3, "wait", "peak"] * 2]
+
+
 def test_on_a_gpu_the_time_of_the_host_is_that_of_a_call_with_an_empty_queue(step):
     row = _made(step, GPU)
     assert row.block(2) == Block(4.0, 1.0, 700)
@@ -92,10 +99,12 @@ def test_what_mixprec_announces_is_kept(monkeypatch):
     monkeypatch.setattr(row_worker, "_notes", row_worker._Notes())
     logger = logging.getLogger("mixprec")
     try:
-        row_worker.prepare(BenchmarkRow("a", lambda task: Noted()), CPU)
+        row_worker.prepare(BenchmarkRow("a", lambda task: Noted()), CPU, False)
         logger.warning("%s is slow\nand more", "this")
         logger.info("nothing")
         assert row_worker.notes() == ["this is slow"]
+        row_worker._warm_step[0].slower = "two steps differ"
+        assert row_worker.notes() == ["this is slow", "runs eagerly: two steps differ"]
     finally:
         logger.removeHandler(row_worker._notes)
 
@@ -131,7 +140,7 @@ def test_the_memory_of_a_row_is_not_that_of_its_parent():
     before = memory_of_process()
     assert before > held.nbytes
     with Worker() as worker:
-        worker.call(row_worker.prepare, BenchmarkRow("idle", _idle), CPU)
+        worker.call(row_worker.prepare, BenchmarkRow("idle", _idle), CPU, False)
         assert worker.call(row_worker.block, 1).peak < held.nbytes
 
 
@@ -224,6 +233,19 @@ def test_a_captured_step_is_a_graph_again_after_each_release(gpu):
         step.release()
         assert gpu.events[-3:] == ["reset", "wait", "free"]
         assert step.peak() == 0
+
+
+def test_a_graph_that_is_kept_is_captured_once(gpu):
+    captured = StubCaptured(gpu)
+    row = WarmStep(BenchmarkRow("a", lambda task: chainer_step.step_of(gpu, captured, captured)), GPU, alone=True)
+    eager = captured.calls - captured.replays
+    for _ in range(3):
+        row.block(3)
+    assert (captured.calls - captured.replays, row.slower) == (eager, "")
+    assert not {"reset", "free"} & set(gpu.events)
+    captured.why_not = "no memory\nfor it"
+    row.block(3)
+    assert row.slower == "no memory"
 
 
 def test_what_is_not_launched_as_a_graph_is_not_measured_as_captured(gpu):

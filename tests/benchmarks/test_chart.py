@@ -142,6 +142,15 @@ def test_an_ablation_with_nothing_to_compare_with():
     assert _texts(axes) == ["nothing to compare"] * 2
 
 
+def test_without_the_row_that_they_are_compared_with_ablations_are_bars_like_others():
+    record = examples.cpu()
+    record["rows"] = [row for row in record["rows"] if row["group"] in ("plain", "ablation")]
+    (axes,) = chart.figure(record).axes
+    rates = sorted(row["median"] for row in record["rows"] if not row["reason"])
+    assert sorted(bar.get_height() for bar in _bars(axes)) == rates
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [row["name"] for row in record["rows"]]
+
+
 def test_no_panel_without_ablations_and_no_bar_without_rows():
     record = examples.cpu()
     record["rows"] = [row for row in record["rows"] if row["group"] != "ablation"]

@@ -1,15 +1,13 @@
-"""The summary of all stages, as JSON and as text."""
+"""The results of all stages, and their summary as JSON and as text."""
 
 import dataclasses
 import json
 
-from benchmarks.gpu_check.quotes import cut
-
-FORMAT = "mixprec check_gpu 2"
+FORMAT = "mixprec check_gpu 3"
 JSON, TEXT = "summary.json", "summary.txt"
-
-WAITING, RUNNING, INTERRUPTED, NOT_BEGUN = "waiting", "running", "interrupted", "not begun"
-OK, FAILED, TIMED_OUT, NO_DEVICE, SKIPPED = "ok", "failed", "timed out", "no device", "skipped"
+WAITING, RUNNING, OK, FAILED, TIMED_OUT = "waiting", "running", "ok", "failed", "timed out"
+NO_DEVICE, SKIPPED, INTERRUPTED, NOT_BEGUN = "no device", "skipped", "interrupted", "not begun"
+_WIDTH = 240  # characters of a line: with it the reason of a row says how far it had come
 
 
 @dataclasses.dataclass
@@ -25,7 +23,6 @@ class Result:
         status: exit status, -N after signal N; ``None`` if there is none.
         note: why it did not run, or what went wrong.
         quotes: lines about its results.
-        log: file with its output in the archive; ``None`` if it has not run.
         date: of the check in which it ran.
     """
 
@@ -37,7 +34,6 @@ class Result:
     status: int | None = None
     note: str = ""
     quotes: list = dataclasses.field(default_factory=list)
-    log: str | None = None
     date: str = ""
 
     @property
@@ -45,15 +41,22 @@ class Result:
         """Whether something is wrong; a stage that found no device, or no time, is not wrong."""
         return self.state in (FAILED, TIMED_OUT, INTERRUPTED)
 
+    def lines(self, date):
+        """Returns what a check of that date says of it, a line and its quotes."""
+        seconds = "" if self.seconds is None else f"{self.seconds:.1f} s"
+        former = f"in the check of {self.date}" if self.date not in ("", date) else ""
+        note = "; ".join(filter(None, (self.note, former)))
+        return [f"{self.name:18}{self.state:13}{seconds:>9}  {note}".rstrip(), *(f"    {line}" for line in self.quotes)]
+
+
+def cut(line):
+    """Returns a line of a length that suits a summary."""
+    line = " ".join(line.split())
+    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."
+
 
 def as_json(machine, results, *, complete):
-    """Returns the summary for programs, as text.
-
-    Args:
-        machine: dict from :func:`benchmarks.machine.record`.
-        results: list of :class:`Result`.
-        complete: whether no more is to come in this check.
-    """
+    """Returns the summary for programs, as text; ``machine`` is :func:`benchmarks.machine.record`."""
     stages = [dataclasses.asdict(result) for result in results]
     return json.dumps({"format": FORMAT, "complete": complete, **machine, "stages": stages}, indent=2) + "\n"
 
@@ -74,31 +77,12 @@ def read(text):
     return {result.name: result for result in results if result.state == OK}
 
 
-def in_short(results):
-    """Returns a line for each stage that has found something, or has gone wrong: all that is left of a lost archive."""
-    lines = []
-    for result in results:
-        if result.quotes or result.bad:
-            found = [result.note, *result.quotes] if result.bad else result.quotes
-            lines.append(cut(" ".join(f"{result.name}: {result.state}: {'; '.join(found)}".split())))
-    return lines
-
-
 def as_text(machine, results):
     """Returns the summary for humans; arguments as of :func:`as_json`."""
     lines = [
         f"check of a GPU machine, {machine['date']}",
         f"mixprec {machine['mixprec'] or 'of a checkout'} at commit {machine['commit'] or 'unknown'}, "
-        f"Python {machine['python']}",
-        machine["cpu"],
+        f"Python {machine['python']}, {machine['cpu']}",
         "",
     ]
-    for result in results:
-        seconds = "" if result.seconds is None else f"{result.seconds:.1f} s"
-        former = f"in the check of {result.date}" if result.date not in ("", machine["date"]) else ""
-        note = "; ".join(filter(None, (result.note, former)))
-        lines.append(f"{result.name:18}{result.state:13}{seconds:>9}  {note}".rstrip())
-        lines += [f"    {line}" for line in result.quotes]
-        if result.bad and result.log:
-            lines.append(f"    see {result.log}")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *(line for result in results for line in result.lines(machine["date"])), ""])

@@ -1,0 +1,360 @@
+"""The stages of scripts/check_gpu.py: their commands, as far as they run here, and what the summary quotes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.bars import chainer_rows, config_rows, pytorch_rows
+from benchmarks.gpu_check import gpu_tests, group, quotes, segments, stages
+from mixprec import config as configs
+from mixprec.training.log_report import LOG
+from scripts import benchmark, parity
+from tests import ROOT
+from tests.benchmarks import bars_record
+from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
+from tests.stand_ins.host_launch import HostLauncher
+from tests.stand_ins.kernels_on_host import receive, send
+
+
+@pytest.fixture
+def stage_of(tmp_path):
+    return {stage.name: stage for stage in stages.stages(tmp_path)}
+
+
+def words_after(stage, option):
+    return [word for before, word in zip(stage.command, stage.command[1:], strict=False) if before == option]
+
+
+# Commands
+
+
+def test_two_calls_hold_what_the_page_says(stage_of):
+    """If each stage takes what is planned. A row that is late says how far it has come before its stage is ended."""
+    waiting, calls = [stage for stage in stage_of.values() if not stage.on_request], []
+    for budget in (190, 450):
+        left, ran = budget - group.GRACE - group.GONE - stages.DEVICE.seconds, []
+        for stage in waiting:
+            if stage.seconds <= left:
+                left -= stage.seconds
+                ran.append(stage)
+        waiting = [stage for stage in waiting if stage not in ran]
+        calls.append([stage.name for stage in ran])
+    names = list(stage_of)
+    first, second = (names.index(name) + 1 for name in ("captured-32", "plain-32"))
+    assert calls[0] == [*names[:first], "segments"]
+    assert calls[1] == [*(name for name in names[first:second] if name != "segments"), "profile-32", "nccl"]
+    assert stage_of["talk"].limit <= 540
+    for stage in stage_of.values():
+        assert all(float(limit) < stage.limit for limit in words_after(stage, "--prepare-limit"))
+
+
+def test_the_rows_of_the_bars_are_there_on_a_gpu(stage_of):
+    rows = [
+        *chainer_rows.bars("@cupy:0"),
+        *config_rows.bars("@cupy:0", arch="resnet50", batch=32, size=224),
+        *pytorch_rows.bars("@cupy:0"),
+    ]
+    wanted = {row for stage in stage_of.values() for row in words_after(stage, "--rows")}
+    if not any("search_seconds" in key for *_, keys in config_rows.WAYS for key in keys):
+        wanted.remove(stages.MEASURED)  # until configs have that key
+    assert wanted <= {row.name for row in rows}
+
+
+@pytest.mark.parametrize("name", ["captured-256", "pytorch-32", "talk", "profile-32"])
+def test_benchmarks_take_the_arguments(stage_of, name, monkeypatch):
+    """Those of each stage, up to the work itself."""
+    command = stage_of[name].command
+    os.makedirs(os.path.dirname(*words_after(stage_of[name], "--json")))
+    commands, asked = benchmark.step_commands, []
+    monkeypatch.setattr(commands.bars_run, "turns_of", lambda settings, specifier: asked.append(settings) or 1 / 0)
+    monkeypatch.setattr(commands.rates, "measure", lambda specifier: asked.append(specifier) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        benchmark.main(list(command[2:]))
+    assert len(asked) == 1
+    if name == "talk":
+        assert (asked[0].batch, asked[0].blocks, asked[0].no_rates) == ([32, 64, 128, 256], 2, True)
+        assert asked[0].rows == list(stages.TALK)
+
+
+@pytest.mark.parametrize("name", ["kfac", "offload", "two-sizes"])
+def test_configs_take_the_keys_of_training(stage_of, name):
+    (file,) = words_after(stage_of[name], "--config")
+    config = configs.load(file, words_after(stage_of[name], "--set"))
+    assert (config.data.format, config.capture.mode, config.cudnn.autotune) == ("synthetic", "auto", "heuristic")
+
+
+def test_parity_takes_the_arguments(stage_of, monkeypatch):
+    made, trained = stage_of["parity"].command[2].split(" && ")
+    assert "make_textures.py --images 5000 --side 40" in made
+    asked = []
+    monkeypatch.setattr(parity.parity_study, "measure", lambda **settings: asked.append(settings) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        parity.main(trained.split()[2:])
+    assert (asked[0]["seeds"], asked[0]["control_seeds"], asked[0]["jobs"]) == (4, 0, 8)
+    config = configs.load(asked[0]["config"], asked[0]["settings"])
+    assert config.capture.mode == "auto"
+
+
+def test_training_on_synthetic_images_here(stage_of, tmp_path):
+    command = list(stage_of["two-sizes"].command)
+    small = ("training.device=cpu", "model.arch=resnet8", "data.size=24", "data.resize=24", "data.synthetic_images=32")
+    command += [word for setting in (*small, "progressive.sizes=[16]") for word in ("--set", setting)]
+    (tmp_path / "two-sizes").mkdir()  # as the check does
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    with pytest.raises(ValueError, match="capture: 0 of 2 steps were launches of a graph"):  # on a CPU there is none
+        quotes.training(tmp_path / "two-sizes", lines)
+    lines = [line.replace("capture: 0 of", "capture: 1 of") for line in lines]
+    first, second, captured = quotes.training(tmp_path / "two-sizes", lines)
+    assert first.startswith("epoch 1: loss ")
+    assert second.endswith(" images/s")
+    assert captured.startswith("capture: 1 of 2 ")
+    assert quotes.LOG == LOG
+
+
+def test_named_tests_are_there():
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--collect-only", "-n", "0"]
+    ended = subprocess.run([*command, *stages.SMOKE, stages.NCCL], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout
+    assert all(name in ended.stdout for name in (*stages.SMOKE, stages.NCCL))
+
+
+# What the summary quotes
+
+
+@pytest.fixture
+def bars(tmp_path):
+    """Writes a record with some rows; returns what is quoted of it."""
+
+    def bars(*rows, **changed):
+        record = {**bars_record.gpu(), "rows": list(rows), **changed}
+        record["settings"]["batch"] = [32, 256]
+        (tmp_path / quotes.BARS).write_text(json.dumps(record))
+        return quotes.bars(tmp_path, [])
+
+    return bars
+
+
+def test_quotes_of_bars(bars):
+    others = {"launches": 3, "syncs": 0, "peak": 3 << 30, "ratio": 6.0}
+    row = bars_record.measured(256, stages.BY_RULE, "ablation", 8000.0, **others)
+    failed = bars_record.failed(32, "PyTorch FP32", "peer", "no torch")
+    lines = [
+        bars_record.GPU_DEVICE,
+        f"batch 256, {stages.BY_RULE}: 8000 images/s (7920 to 8160), 32.00 ms, peak 3072 MiB, 3 launches, 0 syncs, "
+        "6.00 times the base",
+        "batch 32, PyTorch FP32: no torch",
+    ]
+    assert bars(row, failed) == lines
+    assert bars(row, failed, complete=False) == [*lines, "the run did not come to its end"]
+    with pytest.raises(ValueError, match="PyTorch FP32: no torch"):
+        bars(failed)
+
+
+def test_a_captured_row_that_runs_eagerly_is_a_failure(bars):
+    row = bars_record.measured(256, stages.BY_RULE, "ablation", 8000.0)
+    note = "slow; runs eagerly: two steps differ"
+    with pytest.raises(ValueError, match=f"8000 images/s .*; {note}"):
+        bars({**row, "note": note}, bars_record.measured(256, "fp32.yaml", "config", 900.0))
+
+
+def test_quotes_of_a_profile(tmp_path):
+    kinds = [{"kind": "conv fprop", "calls": 53, "microseconds": 6800.0, "floor": 5000.0}]
+    (tmp_path / quotes.PROFILE).write_text(json.dumps({"step": 50000.0, "rest": 400.0, "kinds": kinds}))
+    assert quotes.profile(tmp_path, []) == [
+        "a step of 50.00 ms without waiting for the host",
+        "conv fprop: 53 calls, 6.800 ms, at least 5.000",
+        "in no call (copies, other kernels, gaps): 0.400 ms",
+    ]
+
+
+@pytest.mark.parametrize(("mean", "good"), [(1.4, True), (-1.6, False), (float("nan"), False)])
+def test_quotes_of_parity(tmp_path, mean, good):
+    arms = [{"title": title, "mean": 60.0, "seeds": 2} for title in ("FP32", "FP16")]
+    paired = {"title": "FP16, against FP32", "mean": mean, "differences": [mean, mean]}
+    (tmp_path / quotes.PARITY).write_text(json.dumps({"arms": arms, "comparisons": [paired]}))
+    if good:
+        assert quotes.parity(tmp_path, [])[2] == "FP16, against FP32: +1.40 points on average of +1.40, +1.40"
+    else:
+        with pytest.raises(ValueError, match="points on average of"):
+            quotes.parity(tmp_path, [])
+
+
+# Tests on a GPU
+
+CASES = """
+import os, pytest
+
+pytestmark = pytest.mark.gpu
+
+@pytest.mark.parametrize("n", range(3))
+def test_good(n):
+    pass
+
+def test_wrong(request):
+    assert 1 == 2, "not the same"
+
+@pytest.mark.skip(reason="no")
+def test_skipped():
+    pass
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("no device")
+
+def test_error(broken):
+    pass
+
+def test_warning():
+    import warnings
+    warnings.warn("nobody has pinned this", DeprecationWarning)
+"""
+OTHER = """
+import os, pytest
+
+@pytest.mark.gpu
+def test_it():
+    if "DIE" in os.environ:
+        os.kill(os.getppid(), 9)
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of what the stage needs, with two files of tests, one of them known to the record."""
+    root = tmp_path / "project"
+    for name in ("gpu_tests.py", "__init__.py"):
+        (root / "benchmarks" / "gpu_check").mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "benchmarks" / "gpu_check" / name, root / "benchmarks" / "gpu_check")
+    for name, text in {
+        "benchmarks/__init__.py": "",
+        "benchmarks/results/gpu-tests.json": "{}",
+        "mixprec/backends/cuda/pooling.py": "1",
+        "mixprec/backends/kernels/pooling_planes.cu": "2",
+        "mixprec/backends/kernels/loss.cu": "3",
+        "mixprec/links/one.py": "4",
+        "tests/backends/cuda/test_pooling.py": CASES,
+        "tests/links/test_gpu.py": OTHER,
+        "tests/test_cpu.py": "",
+        "pytest.ini": "[pytest]\nmarkers = gpu: x\nfilterwarnings = error\n",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    known = gpu_tests.digests(root)
+    known["tests/backends/cuda/test_pooling.py"] = "another"
+    (root / "benchmarks" / "results" / "gpu-tests.json").write_text(json.dumps(known))
+    return root
+
+
+def run_tests(root, which, **variables):
+    folder = root.parent / f"tests-{which}"
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "benchmarks.gpu_check.gpu_tests", folder, which]
+    environment = {**os.environ, "PYTHONPATH": str(root), **variables}
+    ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    return folder, ended
+
+
+def test_changed_tests_run_and_passed_ones_are_the_next_record(project):
+    folder, ended = run_tests(project, "changed")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    counts, *failures = quotes.tests(folder, ended.stdout.splitlines())
+    assert counts == "4 passed, 2 failed, 1 skipped"
+    name = "tests/backends/cuda/test_pooling.py::test_"
+    assert sorted(failures) == [
+        f"{name}error, setup: E   RuntimeError: no device",
+        f"{name}wrong, call: E   assert 1 == 2",
+    ]
+    record = json.loads((project / "benchmarks" / "results" / "gpu-tests.json").read_text())
+    assert json.loads((folder / gpu_tests.PASSED).read_text()) == record  # the file that has failed is not known yet
+    file = project / "tests" / "backends" / "cuda" / "test_pooling.py"
+    file.write_text(CASES.replace("1 == 2", "2 == 2").replace('RuntimeError("no device")', "pytest.skip()"))
+    folder, ended = run_tests(project, "changed")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (project / "benchmarks" / "results" / "gpu-tests.json").write_bytes((folder / gpu_tests.PASSED).read_bytes())
+    folder, ended = run_tests(project, "changed")
+    assert (ended.returncode, quotes.tests(folder, ended.stdout.splitlines())) == (0, ["no such file of tests"])
+
+
+def test_a_file_that_cannot_be_imported_is_a_failure(project):
+    (project / "tests" / "links" / "test_gpu.py").write_text("import mixprec_no  # gpu")
+    folder, ended = run_tests(project, "changed")
+    assert ended.returncode == 1
+    counts, *failures = quotes.tests(folder, ended.stdout.splitlines())
+    assert counts == "4 passed, 3 failed, 1 skipped"
+    assert "tests/links/test_gpu.py, import: E   ModuleNotFoundError: No module named 'mixprec_no'" in failures
+
+
+def test_a_run_that_is_killed_says_what_it_has_seen(project):
+    folder, ended = run_tests(project, "others", DIE="1")
+    assert ended.returncode == -9
+    assert not (folder / gpu_tests.PASSED).exists()
+    folder, ended = run_tests(project, "others")
+    assert quotes.tests(folder, ended.stdout.splitlines()) == ["1 passed, 0 failed, 0 skipped"]
+    found = json.loads((folder / gpu_tests.OUTCOMES).read_text())
+    (folder / gpu_tests.OUTCOMES).write_text(json.dumps({**found, "complete": False, "failures": list("abcdefghijkl")}))
+    lines = quotes.tests(folder, [])
+    (folder / gpu_tests.OUTCOMES).write_text(json.dumps({**found, "passed": 0, "skipped": 9}))
+    with pytest.raises(ValueError, match="0 passed, 0 failed, 9 skipped"):
+        quotes.tests(folder, [])
+    assert lines[0].endswith(" 0 skipped; pytest did not come to its end")
+    assert lines[1:] == [*"abcdefghij", "and 2 more"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "files"),
+    [
+        ("mixprec/backends/cuda/pooling.py", ["tests/backends/cuda/test_pooling.py"]),
+        ("mixprec/backends/kernels/pooling_planes.cu", ["tests/backends/cuda/test_pooling.py"]),
+        ("mixprec/backends/kernels/loss.cu", []),
+        ("mixprec/links/one.py", ["tests/links/test_gpu.py"]),
+        ("tests/links/test_gpu.py", ["tests/links/test_gpu.py"]),
+    ],
+)
+def test_a_digest_is_of_the_tests_and_of_what_they_test(project, changed, files):
+    before = gpu_tests.digests(project)
+    assert sorted(before) == ["tests/backends/cuda/test_pooling.py", "tests/links/test_gpu.py"]
+    (project / changed).write_text((project / changed).read_text() + "\n# gpu")
+    after = gpu_tests.digests(project)
+    assert [name for name, digest in after.items() if before[name] != digest] == files
+
+
+# The copy in pieces
+
+
+def test_a_copy_in_pieces_copies_all_and_says_the_rates():
+    rows = np.random.default_rng(0).integers(0, 256, (37, segments.ROW), dtype=np.uint8)
+    launcher, taken = HostLauncher(), iter([1e-3, 2e-3, 4e-3, 8e-3, 16e-3])
+
+    def seconds(step):
+        step()
+        return next(taken)
+
+    first, *others = segments.copies(launcher, send(rows), 3, seconds, receive)
+    assert first == "a copy of 0 MiB in whole rows of 1024 bytes: 0.00 TB/s"
+    assert others == [
+        f"in pieces of {piece} bytes: {share:.3f} of that rate"
+        for piece, share in zip((256, 128, 64, 32), (0.5, 0.25, 0.125, 0.0625), strict=True)
+    ]
+    with pytest.raises(AssertionError, match="a copy in pieces of 1024 bytes is wrong"):
+        segments.copies(launcher, send(rows), 3, lambda step: 1.0, receive)  # nothing was copied
+
+
+@pytest.mark.cupy
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_its_kernels_compile_for_a_gpu(architecture):
+    log = compiler_for(architecture)(segments.source(256), architecture)
+    assert "meet" in log
+    assert "copy_slices" in log
+    assert "warning" not in log
+
+
+@pytest.mark.gpu
+def test_segments_on_a_gpu():
+    assert segments.main() == 0
