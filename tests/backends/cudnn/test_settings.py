@@ -28,7 +28,8 @@ def test_defaults():
         "tf32": False,
         "tensor_cores": True,
         "cache": default_cache(),
-        "seconds": 3.0,
+        "compile_seconds": 0.0,
+        "search_seconds": None,
     }
 
 
@@ -53,9 +54,10 @@ def test_what_is_not_named_stays():
         ({"tf32": None}, "tf32: found None, expected True or False"),
         ({"cache": ""}, "cache: found '', expected the path of a folder, or None"),
         ({"cache": 3}, "cache: found 3, expected the path of a folder, or None"),
-        ({"seconds": -1}, "seconds: found -1, expected a number from 0 to 86400"),
-        ({"seconds": "3"}, "seconds: found '3', expected a number from 0 to 86400"),
-        ({"seconds": float("nan")}, "seconds: found nan, expected a number from 0 to 86400"),
+        ({"compile_seconds": -1}, "compile_seconds: found -1, expected a number from 0 to 86400"),
+        ({"compile_seconds": None}, "compile_seconds: found None, expected a number from 0 to 86400"),
+        ({"search_seconds": "3"}, "search_seconds: found '3', expected a number from 0 to 86400, or None"),
+        ({"search_seconds": float("nan")}, "search_seconds: found nan, expected a number from 0 to 86400, or None"),
     ],
 )
 def test_a_refused_value_changes_nothing(change, message):
