@@ -101,7 +101,7 @@ def size_of(tensor):
 
 def _candidates(engines, seconds, device):
     """Returns the names of engines to measure, and memory for each of them in turn."""
-    names = list(_built(engines, seconds))
+    names = list(built(engines, seconds))
     while True:
         size = max(map(engines.size, names))
         try:
@@ -115,7 +115,7 @@ def _candidates(engines, seconds, device):
             names = modest
 
 
-def _built(engines, seconds):
+def built(engines, seconds):
     """Builds engines and yields the names of those that can be used: as many as are worth it, and the first."""
     spent, found = 0.0, 0
     for name in engines.names:
