@@ -1,4 +1,6 @@
-"""What the first steps of a training run build and measure, counted without a GPU: python tests/backends/cudnn/cold_start.py
+"""What the first steps of a training run build and measure, counted without a GPU.
+
+    PYTHONPATH=. python tests/backends/cudnn/cold_start.py
 
 The operations are those of a ResNet-50 in the default arithmetic on the stand-in that takes notes. Their engines are
 built for an H200 that is described by a file, where `make test-plans` has installed cuDNN. That says how long building
@@ -17,14 +19,13 @@ from benchmarks.step import counts
 from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.search import built
 from mixprec.backends.cudnn.settings import Settings
-from mixprec.training.model import build_model
 from models import MODELS
 from tests.stand_ins import deviceless_cudnn
 
 IMAGES = 2  # of a batch; where a shape begins with it, it is the batch size
 
 
-def asked(autotune, capability=90, batch=256):
+def asked(autotune, capability=90, batch=256, size=224):
     """Returns the operations for which the first steps want an engine, each once, in the order in which they ask."""
     found = {}
 
@@ -45,7 +46,7 @@ def asked(autotune, capability=90, batch=256):
         def choose(self, key, candidates):
             return candidates[0][0]
 
-    config = configured.load("nhwc_fused_batched.yaml", arch="resnet50", batch=IMAGES, size=224, overrides=[])
+    config = configured.load("nhwc_fused_batched.yaml", arch="resnet50", batch=IMAGES, size=size, overrides=[])
     config = dataclasses.replace(config, cudnn=dataclasses.replace(config.cudnn, autotune=autotune))
     Context.capability = capability
     with _installed(Context):
@@ -65,7 +66,8 @@ def _installed(context):
 def _of_batch(operation, batch):
     def tensors(each):
         return tuple(
-            tensor._replace(shape=(batch, *tensor.shape[1:])) if tensor.shape[0] == IMAGES else tensor for tensor in each
+            tensor._replace(shape=(batch, *tensor.shape[1:])) if tensor.shape[0] == IMAGES else tensor
+            for tensor in each
         )
 
     return dataclasses.replace(operation, inputs=tensors(operation.inputs), outputs=tensors(operation.outputs))
@@ -87,8 +89,8 @@ def main():
         seconds = time.monotonic() - seconds
         kinds = sorted({operation.kind for operation in operations})
         print(
-            f"{autotune}: {len(operations)} operations ({', '.join(kinds)}), {engines} engines built in {seconds:.1f} s, "
-            f"of which {compiled} are compiled; {engines if autotune == 'measure' else 0} timed"
+            f"{autotune}: {len(operations)} operations ({', '.join(kinds)}); {engines} engines are built, {compiled} of "
+            f"them compiled, in {seconds:.1f} s; {engines if autotune == 'measure' else 0} are timed"
         )
 
 
