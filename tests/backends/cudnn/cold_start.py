@@ -89,8 +89,8 @@ def main():
         seconds = time.monotonic() - seconds
         kinds = sorted({operation.kind for operation in operations})
         print(
-            f"{autotune}: {len(operations)} operations ({', '.join(kinds)}); {engines} engines are built, {compiled} of "
-            f"them compiled, in {seconds:.1f} s; {engines if autotune == 'measure' else 0} are timed"
+            f"{autotune}: {len(operations)} operations ({', '.join(kinds)}); {engines} engines are built in "
+            f"{seconds:.1f} s, {compiled} of them compiled; {engines if autotune == 'measure' else 0} are timed"
         )
 
 

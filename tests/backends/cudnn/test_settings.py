@@ -131,7 +131,8 @@ def test_the_section_of_a_config_holds_before_the_model_runs(tmp_path):
     (tmp_path / "c.yaml").write_text(
         "model: {arch: a, classes: 2}\ndata: {train: t, val: v}\noptimizer: {lr: 1}\n"
         "training: {batch_size: 1, epochs: 1}\n"
-        "cudnn: {autotune: off, workspace_mib: 64, deterministic: true, tf32: true}\n"
+        "cudnn: {autotune: off, workspace_mib: 64, deterministic: true, tf32: true,\n"
+        "        search_seconds: 20, compile_seconds: 3}\n"
     )
     seen = []
 
@@ -145,7 +146,7 @@ def test_the_section_of_a_config_holds_before_the_model_runs(tmp_path):
 
     config = load(tmp_path / "c.yaml")
     build_model(config, Network, "@numpy")
-    assert seen == [Settings("off", 64 * 2**20, True, True)]
+    assert seen == [Settings("off", 64 * 2**20, True, True, compile_seconds=3, search_seconds=20)]
     build_model(load(tmp_path / "c.yaml", ["cudnn.autotune=measure"]), Network, "@numpy")
     assert seen[1].autotune == "measure"
 
