@@ -108,10 +108,9 @@ class BatchNorms(BatchNormKernels):
             yield "cudnn", functools.partial(self._backward_by_cudnn, cudnn.plan(operation), relu, add)
 
     def _own(self, function, *arguments):
-        """Yields the candidates by own kernels."""
-        is_alone = self._is_ruled() and not self._tries_cudnn()
-        for name, backwards in _KERNELS[:1] if is_alone else _KERNELS:
-            yield name, functools.partial(function, *arguments, backwards)
+        """Returns the candidates by own kernels."""
+        first, *others = ((name, functools.partial(function, *arguments, backwards)) for name, backwards in _KERNELS)
+        return [first, *others] if self._tries_cudnn() else self._by_rule([first], others)
 
     def _tries_cudnn(self):
         """Whether cuDNN's engines are candidates, each of which takes about a second to compile."""

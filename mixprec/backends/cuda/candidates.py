@@ -125,6 +125,20 @@ class Candidates(Base):
             _say_guess(capability)
         return capability == _CAPABILITY_OF_RULES
 
+    def _by_rule(self, first, others):
+        """Yields candidates, those by rule before the others; on such a GPU they are all, if there are any.
+
+        Args:
+            first: iterable of those by rule.
+            others: iterable.
+        """
+        is_alone = False
+        for candidate in first:
+            is_alone = self._is_ruled()
+            yield candidate
+        if not is_alone:
+            yield from others
+
     def _is_listed(self):
         """Whether candidates are only listed for the sake of a known choice, which may be any: none is built."""
         return getattr(self._trusting, "cudnn", None) is not None

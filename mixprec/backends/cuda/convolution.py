@@ -61,17 +61,18 @@ class Convolutions(BatchNorms, Stems, Layouts):
     # The candidates. Of convolutions of cuDNN the first one fuses most.
 
     def _fprop_candidates(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
+        as_it_is = self._fprop_as_it_is(x_shape, w_shape, dtype, convolution, b, relu, wanted)
+        if wanted.prologue or wanted.statistics:
+            return as_it_is
+        stems = (
+            self._stem_fprop_candidates(folds, dtype, b, relu)
+            for folds in folds_of(x_shape, w_shape, dtype, convolution)
+        )
+        return self._by_rule(next(stems), itertools.chain(as_it_is, *stems))
+
+    def _fprop_as_it_is(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
         cudnn, found = self._cudnn(), False
         ask = functools.partial(operations.conv_fprop, dtype=dtype, convolution=convolution)
-        first, others = (
-            ([], []) if wanted.prologue or wanted.statistics else folds_of(x_shape, w_shape, dtype, convolution)
-        )
-        stem = functools.partial(self._stem_fprop_candidates, dtype=dtype, b=b, relu=relu)
-        for candidate in stem(first):
-            found, is_alone = True, self._is_ruled()
-            yield candidate
-            if is_alone:
-                return
         for fused in itertools.product(*((True, False) if part else (False,) for part in wanted)):
             fused = _Forward(*fused)
             if fused.ending != wanted.ending and (found or fused.statistics):
@@ -90,9 +91,6 @@ class Convolutions(BatchNorms, Stems, Layouts):
                 yield "+".join(["conv", *itertools.compress(_Forward._fields, fused)]), function
                 if fused.statistics and self._is_ruled():
                     return
-        for candidate in stem(others):
-            found = True
-            yield candidate
         if not found:
             (x_shape,), w_shape = self._padding(
                 lambda images, filters: ask(*images, filters), (x_shape,), w_shape, convolution.groups
@@ -119,24 +117,24 @@ class Convolutions(BatchNorms, Stems, Layouts):
             yield "padded", functools.partial(self._dgrad_padded, convolution, x_shape, *images, w_shape)
 
     def _wgrad_candidates(self, x_shape, dy_shape, w_shape, dtype, convolution, prologue):
+        as_it_is = self._wgrad_as_it_is(x_shape, dy_shape, w_shape, dtype, convolution, prologue)
+        if prologue:
+            return as_it_is
+        stems = (
+            self._stem_wgrad_candidates(folds, dy_shape, w_shape, dtype)
+            for folds in folds_of(x_shape, w_shape, dtype, convolution)
+        )
+        return self._by_rule(next(stems), itertools.chain(as_it_is, *stems))
+
+    def _wgrad_as_it_is(self, x_shape, dy_shape, w_shape, dtype, convolution, prologue):
         cudnn, found = self._cudnn(), False
         ask = functools.partial(operations.conv_wgrad, dtype=dtype, convolution=convolution)
-        first, others = ([], []) if prologue else folds_of(x_shape, w_shape, dtype, convolution)
-        stem = functools.partial(self._stem_wgrad_candidates, dy_shape=dy_shape, w_shape=w_shape, dtype=dtype)
-        for candidate in stem(first):
-            found, is_alone = True, self._is_ruled()
-            yield candidate
-            if is_alone:
-                return
         for fused in (True, False) if prologue else (False,):
             operation = ask(x_shape, dy_shape, w_shape, prologue=fused)
             if cudnn.supports(operation):
                 found = True
                 function = functools.partial(self._wgrad, cudnn.plan(operation), fused)
                 yield "conv+prologue" if fused else "conv", function
-        for candidate in stem(others):
-            found = True
-            yield candidate
         if not found:
             images, padded = self._padding(
                 lambda images, filters: ask(*images, filters), (x_shape, dy_shape), w_shape, convolution.groups
@@ -146,16 +144,11 @@ class Convolutions(BatchNorms, Stems, Layouts):
     def _batch_norm_candidates(self, x_shape, w_shape, dtype, convolution, following):
         before = functools.partial(self._before_batch_norm, convolution, following)
         operation = operations.conv_fprop(x_shape, w_shape, dtype, convolution, statistics=True)
-        # Of larger filters none was seen on the H100.
-        is_first = max(w_shape[1:3]) <= 3 and x_shape[3] % 8 == w_shape[0] % 8 == 0
-        if is_first and self._cudnn().supports(operation):
-            is_alone = self._is_ruled()
-            yield "statistics", functools.partial(before, True)
-            if is_alone:
-                return
-        yield "separate", functools.partial(before, False)
-        if not is_first and self._cudnn().supports(operation):
-            yield "statistics", functools.partial(before, True)
+        separate = [("separate", functools.partial(before, False))]
+        with_sums = (("statistics", functools.partial(before, True)) for _ in [0] if self._cudnn().supports(operation))
+        if max(w_shape[1:3]) <= 3 and x_shape[3] % 8 == w_shape[0] % 8 == 0:
+            return self._by_rule(with_sums, separate)
+        return itertools.chain(separate, with_sums)  # larger filters were not among those of the H100
 
     # What they do
 
