@@ -51,11 +51,11 @@ class SearchTime:
         """Notes that an operation is not measured; the first time, an announcement says so."""
         with self._lock:
             self.unmeasured += 1
-        _log.info("%s is not measured, cudnn.search_seconds is used up (%d so far)", operation, self.unmeasured)
-        text = (
-            "cudnn.search_seconds: %g s of measuring are used up, other operations get the first engine of a heuristic"
-        )
-        announce(text, limit)
+            count = self.unmeasured
+        if count == 1:
+            text = "cudnn.search_seconds: %g s are used up after %d operations; others are chosen as with heuristic"
+            announce(text, limit, self.measured)
+        _log.info("%s is not measured, as %d in all so far", operation, count)
 
 
 SEARCH_TIME = SearchTime()

@@ -438,7 +438,7 @@ def test_when_the_time_is_used_up_engines_are_those_of_the_heuristic(search_time
     assert (search_time.measured, search_time.unmeasured) == (measured, 4 - measured)
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == (measured < 4)
-    assert not said or said[0].startswith(f"cudnn.search_seconds: {limit} s of measuring are used up")
+    assert not said or said[0].startswith(f"cudnn.search_seconds: {limit} s are used up after {measured} operations")
 
 
 def test_what_is_known_needs_no_time(search_time):
