@@ -5,7 +5,6 @@ import dataclasses
 import logging
 
 from benchmarks import configured
-from mixprec.backends.cudnn import settings
 
 _STEPS = 5  # the first calls of a converted model are looked at, and differ from those after them
 _log = logging.getLogger("mixprec")
@@ -39,7 +38,7 @@ def tune(config, network, specifier, seconds, say=print):
         config: from :func:`benchmarks.configured.load`; it is run without capture, and with measuring.
         network: callable that takes the number of classes and returns a Chainer link from images to logits.
         specifier: of the device.
-        seconds: of building, for each operation, see :class:`mixprec.backends.cudnn.settings.Settings`.
+        seconds: of compiling, for each operation, see :class:`mixprec.backends.cudnn.settings.Settings`.
         say: called with a line for each :class:`Choice` as it is made.
 
     Returns:
@@ -48,17 +47,12 @@ def tune(config, network, specifier, seconds, say=print):
     config = dataclasses.replace(
         config,
         capture=dataclasses.replace(config.capture, mode="off"),
-        cudnn=dataclasses.replace(config.cudnn, autotune="measure"),
+        cudnn=dataclasses.replace(config.cudnn, autotune="measure", compile_seconds=seconds, search_seconds=None),
     )
-    before = settings.current().seconds
-    settings.configure(seconds=seconds)
-    try:
-        with _watching(say) as choices:
-            updater = configured.updater_of(config, network, specifier)
-            for _ in range(_STEPS):
-                updater.update()
-    finally:
-        settings.configure(seconds=before)
+    with _watching(say) as choices:
+        updater = configured.updater_of(config, network, specifier)
+        for _ in range(_STEPS):
+            updater.update()
     return choices
 
 

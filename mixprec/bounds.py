@@ -16,6 +16,9 @@ SUMMANDS = 2**14
 # CPU threads, and what each have memory of their own: batches that are made ahead, graphs, milestones in a list.
 SEVERAL = 1024
 
+# Seconds that may be spent on something that is done once: none needs as long.
+DAY = 24 * 60 * 60
+
 # MiB: 1 TiB, more memory than a GPU has.
 MIB = 2**20
 

@@ -21,7 +21,7 @@ class Policy:
         fuse: whether batch normalizations are computed together with the addition and the ReLU after them; ``None``
             for whether the layout is ``"nhwc"``, without which they cannot be.
         conv_statistics: whether a device may take the sums of a batch normalization inside the convolution before it,
-            where it has measured that to be faster; likewise, and ``None`` is what ``fuse`` is.
+            where that is faster by rule or by measurement; likewise, and ``None`` is what ``fuse`` is.
 
     Raises:
         TypeError: ``fuse`` or ``conv_statistics`` is no bool.

@@ -3,11 +3,11 @@
 python scripts/tune.py [--config nhwc_fused_batched.yaml] [--arch resnet50] [--batch 256] [--size 224]
     [--seconds-per-operation 40] [--set SECTION.KEY=VALUE ...]
 
-Engines of batch normalizations are compiled when they are built, a second each, and there are about 35 for an
-operation; a training run tries as many of them as 3 seconds allow. This tries them all, once: choices are kept in
-~/.cache/mixprec as they are made, and training takes them from there. A line for each says what was chosen, and the
-gain over what is taken without measuring. Interrupted, it goes on where it was. `--config` is a file of
-configs/resnet50 or a path; give what will be trained, as another batch or size makes other operations.
+cuDNN compiles the engines of batch normalizations when it builds them, a second each, and a training run builds none.
+This tries ten for each operation, beside own kernels: choices are kept in ~/.cache/mixprec as they are made, and
+training with autotune `measure` takes them from there. A line for each says what was chosen, and the gain over what is
+taken without measuring. Interrupted, it goes on where it was. `--config` is a file of configs/resnet50 or a path; give
+what will be trained, as another batch or size makes other operations.
 
 Exit status: 0 if all is measured, 1 if an engine has broken the device (run it again: that one is left out), 2 if it
 could not be tried.
@@ -52,7 +52,7 @@ def main(arguments=None):
         )
         specifier, device = environment.resolve_device("gpu")
         library.load()
-        settings.Settings(seconds=given.seconds_per_operation)
+        settings.Settings(compile_seconds=given.seconds_per_operation)
     except (ArgumentsError, ConfigError, ValueError, library.CudnnMissing) as error:
         print(f"tune: {one_line(error)}", file=sys.stderr)
         return 2

@@ -107,7 +107,13 @@ class Launcher:
 
 
 class CudnnContext:
-    """In place of :class:`~mixprec.backends.cudnn.context.CudnnContext`: supports what cuDNN 9 does on an H200."""
+    """In place of :class:`~mixprec.backends.cudnn.context.CudnnContext`: supports what cuDNN 9 does on an H200.
+
+    Attributes:
+        capability: of an H200.
+    """
+
+    capability = 90
 
     def supports(self, operation):
         """Whether there is an engine."""
@@ -129,9 +135,9 @@ class CudnnContext:
     def known(self, key):
         """Returns ``None``: nothing is measured."""
 
-    def choose(self, key, candidates):
-        """Returns the name of the first."""
-        return candidates[0][0]
+    def measures(self):
+        """Returns ``False``."""
+        return False
 
 
 class _Plan:

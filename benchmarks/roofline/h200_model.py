@@ -23,7 +23,6 @@ LEAST = {kinds.OTHER: 2e-6}
 KERNEL = 5e-6  # of any other
 _TWICE = 9e-6  # of one that passes twice over its arrays
 GAP = 1.1e-6
-_BLOCKS = (4, 4, 16)
 _CONVOLUTIONS = (kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD)
 
 ASSUMPTIONS = {
@@ -94,31 +93,3 @@ def sums_in_order_of_axes(itemsize, launches):
         else:
             found.append(launch)
     return found
-
-
-def sums_in_batch_norm(launches):
-    """Gradients are added by the backward pass of the batch normalization that reads the sum, if one does next."""
-    found, pending = [], None
-    for launch in sums_apart(launches):
-        if pending is not None and launch.kind == kinds.BN_BACKWARD:
-            array = pending.bytes / 3
-            again = array if launch.again else 0  # one launch reads all twice, the first of two own kernels once
-            moved = launch.bytes + array + again
-            more = {"bytes": moved, "again": launch.again + again, "added": array, "for_sums": array + again}
-            launch = dataclasses.replace(launch, **more)
-        elif pending is not None:
-            found.append(pending)
-        pending = launch if launch.kind == kinds.GRADIENT_SUM else None
-        if pending is None:
-            found.append(launch)
-    return found if pending is None else [*found, pending]
-
-
-def stem_on_blocks(launches):
-    """A first convolution of 7x7 computes on blocks of 2x2 pixels, with filters of 4x4 and 16 channels."""
-    return [
-        dataclasses.replace(each, filter=_BLOCKS, flops=each.flops * math.prod(_BLOCKS) / math.prod(each.filter))
-        if each.filter and each.filter[:2] == (7, 7) and each.filter[2] < _STEM_CHANNELS
-        else each
-        for each in launches
-    ]

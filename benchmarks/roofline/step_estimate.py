@@ -107,21 +107,15 @@ def step(network, *, arch, size, batches, dtype):
     Returns:
         Step
     """
-    choices = (recorded.AS_IT_IS, recorded.OWN_KERNELS, recorded.CONV_STATISTICS)
+    choices = (recorded.AS_IT_IS, recorded.STATISTICS_APART)
     found = recorded.record(network, arch=arch, size=size, dtype=dtype, choices=choices)
-    as_it_is, own_kernels, statistics = (found[choice] for choice in choices)
+    as_it_is, apart = (found[choice] for choice in choices)
     in_order_of_axes = functools.partial(h200_model.sums_in_order_of_axes, _ITEMSIZES[dtype])
     ways = {
         "as it is": as_it_is,
         "gradients added in the order of the axes": in_order_of_axes(as_it_is),
         "gradients added by launches of their own": h200_model.sums_apart(as_it_is),
-        "gradients added in the BN before": h200_model.sums_in_batch_norm(as_it_is),
-        "BN by own kernels": own_kernels,
-        "BN statistics in all convolutions": statistics,
-        "first convolution on blocks of 2x2": h200_model.stem_on_blocks(as_it_is),
-        "in the BN before, statistics and blocks together": h200_model.stem_on_blocks(
-            h200_model.sums_in_batch_norm(statistics)
-        ),
+        "BN statistics by launches of their own": apart,
     }
     rows = [_way(name, launches, batches) for name, launches in ways.items()]
     return Step(list(batches), _kinds(as_it_is, batches), rows)

@@ -26,6 +26,7 @@ _CONVOLUTIONS = (kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD)
 _COPIES = ("copy", "copyto", "setitem")
 _UPDATES = ("save", "check", "update")
 _OF_FILTERS = {"w", "dw"}
+_OF_CHANNELS = "batch_norm_finalize_sums"  # goes over sums (2, C), no images
 _FIRST_OF_TWO = ("_statistics", "_sums")  # ends of names of own kernels that another one follows on the same arrays
 _SIZES = {"boolean": 1 / 8, "float16": 2, "bfloat16": 2, "float32": 4}
 _OPTIMIZER = "MomentumSGD"
@@ -163,7 +164,8 @@ def _of_kernel(note, first, batch):
 
 def _arrays_of(note):
     """Returns the addresses of what has a row for each image or pixel."""
-    return [each for each in note.arguments if isinstance(each, Address) and len(each.shape) in (2, 4)]
+    arrays = [] if note.name == _OF_CHANNELS else note.arguments
+    return [each for each in arrays if isinstance(each, Address) and len(each.shape) in (2, 4)]
 
 
 def _is_first_of_two(note):

@@ -6,7 +6,7 @@ from benchmarks.step import counts
 from benchmarks.step.launches import launches_of
 
 CONFIG = "static_graph.yaml"
-AS_IT_IS, OWN_KERNELS, CONV_STATISTICS = "as it is", "own kernels", "statistics in convolutions"
+AS_IT_IS, STATISTICS_APART = "as it is", "statistics by launches of their own"
 _BATCH = 2  # the launches do not depend on it
 
 
@@ -18,8 +18,8 @@ def record(network, *, arch, size, dtype, choices=(AS_IT_IS,)):
         arch: its name.
         size: height and width of an image in pixels.
         dtype: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
-        choices: some of :data:`AS_IT_IS`, the first choice everywhere, as without measuring; :data:`OWN_KERNELS`, batch
-            normalization without cuDNN; :data:`CONV_STATISTICS`, sums in convolutions wherever cuDNN has an engine.
+        choices: some of :data:`AS_IT_IS`, what is taken by rule everywhere, as without measuring, and
+            :data:`STATISTICS_APART`, no sums in convolutions.
 
     Returns:
         dict from choices to lists of :class:`~benchmarks.step.launches.Launch`, in the graph and around it
@@ -36,14 +36,8 @@ def record(network, *, arch, size, dtype, choices=(AS_IT_IS,)):
 
 def _record(network, arch, size, dtype, choice):
     config = configured.load(CONFIG, arch=arch, batch=_BATCH, size=size, overrides=[f"precision.compute={dtype}"])
-    supports, choose = null_device.CudnnContext.supports, null_device.CudnnContext.choose
-    if choice == OWN_KERNELS:
-        null_device.CudnnContext.supports = lambda context, asked: (
-            not asked.kind.startswith("batch_norm") and supports(context, asked)
-        )
-    if choice == CONV_STATISTICS:
-        null_device.CudnnContext.choose = lambda context, key, candidates: (
-            dict(candidates).keys() & {"statistics"} or {choose(context, key, candidates)}
-        ).pop()
+    if choice == STATISTICS_APART:
+        supports = null_device.CudnnContext.supports
+        null_device.CudnnContext.supports = lambda context, asked: "sum" not in asked.has and supports(context, asked)
     inside, outside, model = counts.notes_of_captured(config, network)
     return launches_of([*inside, *outside], _BATCH, model)

@@ -36,8 +36,8 @@ class Primitives(abc.ABC):
             prologue: ``None`` or an Affine: the input is ``relu(scale * x + bias)``, rounded to the storage
                 dtype, instead of ``x``. Padding is with zeros after that.
             statistics: whether to return sums for a batch normalization, too; not with ``relu``. Or
-                :class:`~mixprec.backends.geometry.Following`, without all other options: the device finds out by
-                measurement of both together whether that is worth it, and takes none without measuring.
+                :class:`~mixprec.backends.geometry.Following`, without all other options: the device then decides
+                whether that is worth it, by rule or by measurement of both together.
 
         Returns:
             y (N, OH, OW, K); with ``statistics`` ``(y, sums)``, where sums is (2, K) float32: the sum of each channel

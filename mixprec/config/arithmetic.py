@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mixprec.bounds import INT32, LARGEST_DECAY, LARGEST_RATE, MIB, SEVERAL
+from mixprec.bounds import DAY, INT32, LARGEST_DECAY, LARGEST_RATE, MIB, SEVERAL
 from mixprec.config.declaration import RATE, Pairs, between, key, power_of_two
 from mixprec.policy import COMPUTE_DTYPES
 
@@ -229,9 +229,22 @@ class Cudnn:
 
     autotune: str = key(
         "How the engine for a layer is chosen: off takes the first that cuDNN proposes, heuristic asks it to look more "
-        "closely, measure times many on the first batch and keeps the fastest on disk, in the user's cache folder.",
+        "closely, measure times ten on the first batch and keeps the fastest on disk, in the user's cache folder.",
         "measure",
         choices=("off", "heuristic", "measure"),
+    )
+    search_seconds: float | None = key(
+        "The most that a process may spend on measuring, with autotune measure; when it is used up, engines are chosen "
+        "as with heuristic. 0 measures nothing, null has no limit.",
+        None,
+        limit=between(0, DAY),
+        aliases=("autotune_seconds",),
+    )
+    compile_seconds: float = key(
+        "Seconds of compiling that an operation may cost, with autotune measure, where cuDNN compiles engines as they "
+        "are built. With more than 0 those of batch normalizations, a second each, are measured beside own kernels.",
+        0.0,
+        limit=between(0, DAY),
     )
     workspace_mib: int = key(
         "Temporary memory that an engine may need at most, in MiB.",

@@ -47,9 +47,9 @@ class Model:
         None,
     )
     conv_statistics: bool | None = key(
-        "Let a GPU take the sums of a batch normalization's statistics inside the convolution before it, where "
-        "cudnn.autotune measures that to be faster. Only with memory_format nhwc; null does it where batch "
-        "normalizations are fused.",
+        "Let a GPU take the sums of a batch normalization's statistics inside the convolution before it, on an H100 by "
+        "rule and elsewhere unless cudnn.autotune measures that to be slower. Only with memory_format nhwc; null does "
+        "it where batch normalizations are fused.",
         None,
     )
     zero_init_residual: bool = key(

@@ -72,7 +72,7 @@ def convert(
             batch normalizations in 16 bits.
         fuse: whether batch normalizations are fused; only with ``"nhwc"``. ``None`` is True there, and else False.
         conv_statistics: whether a device may take the sums of a batch normalization inside the convolution before it;
-            only with ``"nhwc"``. It does where it has measured that to be faster (``chainer.config.autotune``), and the
+            only with ``"nhwc"``. It does where that is faster by rule or by measurement (docs/primitives.md), and the
             variance is then the difference of two float32 sums: exact enough while the standard deviation of a channel
             is not far below its mean. ``None`` is what ``fuse`` is.
         strict: whether anything that stays as it was is an error: at once with an example, otherwise at the end of the

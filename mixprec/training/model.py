@@ -51,6 +51,8 @@ def build_model(config, network, device, rank=0, weights=None):
         workspace=cudnn.workspace_mib * 2**20,
         deterministic=cudnn.deterministic,
         tf32=cudnn.allow_tf32,
+        compile_seconds=cudnn.compile_seconds,
+        search_seconds=cudnn.search_seconds,
     )
     made = make_network(config, network, keywords)
     if weights is not None:

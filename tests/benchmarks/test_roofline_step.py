@@ -35,25 +35,9 @@ def test_seconds(launch, batch, expected):
     assert h200_model.seconds(launch, batch) == pytest.approx(expected)
 
 
-def test_sums_are_added_by_the_normalization_that_comes_next_only():
-    backward = Launch(kinds.BN_BACKWARD, "batch_norm_backward", 5 * MB, again=2 * MB)
-    pool = Launch(kinds.POOLING, "max_pool_backward", MB)
-    found = h200_model.sums_in_batch_norm([SUM, SUM, backward, SUM, pool, SUM])
-    # Three gradients that meet are two sums, of which the last one is read by the normalization.
-    read = Launch(kinds.BN_BACKWARD, "batch_norm_backward", 7 * MB, again=3 * MB, added=MB, for_sums=2 * MB)
-    assert found == [SUM, read, SUM, pool, SUM]
-
-
 def test_other_conversions_stay():
     conversion = Launch(CONVERSION, "to_nhwc", 2 * MB)
     assert h200_model.sums_apart([conversion, SUM, conversion, conversion]) == [conversion, SUM, conversion]
-
-
-def test_a_stem_on_blocks_has_more_products_and_is_quicker():
-    (found, wide) = h200_model.stem_on_blocks([STEM, WIDE])
-    assert wide is WIDE
-    assert found.flops == pytest.approx(236e6 * 4 * 4 * 16 / (7 * 7 * 3))
-    assert h200_model.seconds(found, 256) < h200_model.seconds(STEM, 256)
 
 
 def test_the_step_of_a_network(monkeypatch):
@@ -79,8 +63,8 @@ def test_the_step_of_a_network(monkeypatch):
 
 @pytest.mark.long
 def test_choices_of_the_device():
-    """Batch normalization: one launch each way, or two passes of own kernels; from sums, masks are of own kernels."""
-    choices = (recorded.AS_IT_IS, recorded.OWN_KERNELS, recorded.CONV_STATISTICS)
+    """The launches that pass over images: of a batch normalization one forward, where a convolution took the sums."""
+    choices = (recorded.AS_IT_IS, recorded.STATISTICS_APART)
     found = recorded.record(MODELS["resnet18"], arch="resnet18", size=32, dtype="float16", choices=choices)
     counted = [
         [
@@ -89,6 +73,5 @@ def test_choices_of_the_device():
         ]
         for launches in found.values()
     ]
-    convolutions, stem, masks = 20, 1, 8
-    with_sums = [2 * (convolutions - stem) + stem, convolutions + masks]
-    assert counted == [[convolutions] * 2, [2 * convolutions] * 2, with_sums]
+    convolutions, stem = 20, 1
+    assert counted == [[convolutions + stem, 2 * convolutions], [2 * convolutions, 2 * convolutions]]

@@ -78,7 +78,6 @@ def test_a_backward_pass_that_adds_gradients():
     # A sum of its own reads two arrays and writes a third.
     apart = h200_model.sums_apart([found])
     assert apart == [Launch(kinds.GRADIENT_SUM, "add", 3 * SIZE), without]
-    assert h200_model.sums_in_batch_norm(apart) == [found]
     flat, conversion, rest = h200_model.sums_in_order_of_axes(2, apart)
     assert (flat.bytes, flat.sectors, rest) == (3 * SIZE, 2 * SIZE / 2 * 32, without)
     assert (conversion.kind, conversion.bytes) == (CONVERSION, 2 * SIZE)

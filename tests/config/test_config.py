@@ -146,7 +146,14 @@ def test_defaults_are_those_of_the_design(write):
             "largest": 8192,
         },
         "update": {"fused": True},
-        "cudnn": {"autotune": "measure", "workspace_mib": 512, "deterministic": False, "allow_tf32": False},
+        "cudnn": {
+            "autotune": "measure",
+            "search_seconds": None,
+            "compile_seconds": 0.0,
+            "workspace_mib": 512,
+            "deterministic": False,
+            "allow_tf32": False,
+        },
         "schedule": {
             "kind": "cosine",
             "warmup_epochs": 0.0,
@@ -940,6 +947,8 @@ def _configs(draw):
         "update": {"fused": fused},
         "cudnn": {
             "autotune": draw(st.sampled_from(["off", "heuristic", "measure"])),
+            "search_seconds": draw(st.none() | st.floats(0, 86400)),
+            "compile_seconds": draw(st.floats(0, 86400)),
             "workspace_mib": draw(st.integers(0, 2**20)),
             "deterministic": draw(st.booleans()),
             "allow_tf32": draw(st.booleans()),

@@ -7,8 +7,10 @@ import chainer
 import numpy as np
 
 from mixprec.backends.cuda import Cuda
+from mixprec.backends.cuda.candidates import Candidates
 from mixprec.backends.cuda.cublas import Cublas
 from mixprec.backends.cuda.matrix_context import MatrixContext
+from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.context import CudnnContext
 from tests.stand_ins import fake_cudnn, kernels_on_host
 from tests.stand_ins.cudnn_host import HostDevice
@@ -30,13 +32,15 @@ class HostCuda(Cuda):
 
     Args:
         node_cost: milliseconds that a node of cuDNN's graphs takes when it is measured; a kernel of ours takes 1.
+        capability: compute capability of the device.
 
     Attributes:
         cublas: :class:`~tests.stand_ins.fake_cublas.FakeCublas`.
     """
 
-    def __init__(self, node_cost=1.0):
+    def __init__(self, node_cost=1.0, capability=90):
         device = HostDevice(self._took)
+        device.capability = capability
         self.cublas = FakeCublas(device)
         matrices = MatrixContext(0, cublas=Cublas(self.cublas), device=device)
         super().__init__(HostLauncher(), _CudnnContext(0, frontend=fake_cudnn, device=device), matrices)
@@ -59,9 +63,29 @@ class HostCuda(Cuda):
         found.plans = ["+".join(nodes) for nodes, _ in fake_cudnn.executed[plans:]]
 
 
+@contextlib.contextmanager
 def engine(name):
     """For a while, batch normalization is that of cuDNN, where that has one, or all own kernels."""
-    return chainer.using_config("use_cudnn", {"cudnn": "auto", "kernels": "never"}[name])
+    if name == "kernels":
+        with chainer.using_config("use_cudnn", "never"):
+            yield
+        return
+    compile_seconds, taken = settings.current().compile_seconds, Candidates._taken
+    settings.configure(compile_seconds=1)  # cuDNN's engine is the last candidate
+
+    def last(primitives, key, candidates, arguments):
+        return (
+            list(candidates(*key[1:]))[-1][1]
+            if key[0].startswith("batch_norm")
+            else taken(primitives, key, candidates, arguments)
+        )
+
+    Candidates._taken = last
+    try:
+        yield
+    finally:
+        Candidates._taken = taken
+        settings.configure(compile_seconds=compile_seconds)
 
 
 def send(value, misaligned=False):

@@ -1,4 +1,4 @@
-"""Batch normalization on CUDA: by cuDNN where it has an engine, by own kernels otherwise, or where these are faster."""
+"""Batch normalization on CUDA: by own kernels; cuDNN's engines are compiled, and only if that is asked for."""
 
 import functools
 import math
@@ -16,14 +16,21 @@ from mixprec.backends.cuda.batch_norm_kernels import (
     VARIANCE,
     BatchNormKernels,
 )
+from mixprec.backends.cudnn import settings
 from mixprec.backends.geometry import BatchNorm, Saved
 
 # Seen with cuDNN 9.19 on an H100: a mask takes one bit of each element, and running variances are unbiased.
 CUDNN_MASK_DTYPE = np.dtype(np.bool_)  # memory for one element of a mask; a mask of the own kernels is uint8
 CUDNN_VARIANCE_IS_UNBIASED = True
 
-# Names of candidates by own kernels, and whether the second launch walks through memory from its end.
-_KERNELS = (("kernels", False), ("kernels, backwards", True))
+# Names of candidates by own kernels, and whether the second launch walks through memory from its end. Backwards is the
+# first: it moves the same bytes, and begins with what the first launch has read last, which may still be in the
+# second-level cache. The records of the H100 do not name what won. They are consistent with that order: the backward
+# pass of 26 MB arrays took the time of 4.8 arrays, less than the 5 that own kernels move.
+#
+# Nor do they show that cuDNN wins where there is no addition, no second gradient and no sums: what was chosen took from
+# 92 to 101 % of the time of cuDNN's first engine there, forward and backward.
+_KERNELS = (("kernels, backwards", True), ("kernels", False))
 _BITS = np.dtype(np.uint8)
 _FLOAT = np.dtype(np.float32)
 
@@ -77,38 +84,37 @@ class BatchNorms(BatchNormKernels):
     # The candidates
 
     def _forward_candidates(self, shape, dtype, attributes, add, factors):
-        cudnn = self._cudnn()
-        candidates = []
-        masked = add and attributes.relu
+        yield from self._own(self._forward_by_kernels, attributes)
+        # A single row has no unbiased variance, and cuDNN no factors. Its mask can be read by itself only.
+        if not self._tries_cudnn() or factors or math.prod(shape[:-1]) == 1:
+            return
+        cudnn, masked = self._cudnn(), add and attributes.relu
         operation = operations.batch_norm(shape, dtype, attributes, add=add)
         backward = operations.batch_norm_backward(shape, dtype, mask=True)
-        # A single row has no unbiased variance, and cuDNN no factors. Its mask can be read by itself only.
-        if (
-            math.prod(shape[:-1]) > 1
-            and not factors
-            and cudnn.supports(operation)
-            and (not masked or cudnn.supports(backward))
-        ):
-            forward = self._forward_by_cudnn
-            candidates.append(("cudnn", functools.partial(forward, cudnn.plan(operation), attributes, masked)))
-        for name, backwards in _KERNELS:
-            candidates.append((name, functools.partial(self._forward_by_kernels, attributes, backwards)))
-        return candidates
+        if cudnn.supports(operation) and (not masked or cudnn.supports(backward)):
+            yield "cudnn", functools.partial(self._forward_by_cudnn, cudnn.plan(operation), attributes, masked)
 
     def _backward_candidates(self, shape, dtype, relu, add, mask, plus, factors):
         cudnn = self._cudnn()
-        candidates = []
-        if mask != _BITS and not factors:
-            # cuDNN 9.19 builds plans in which ``plus`` is added to ``dy`` first, but no engine runs them on an H100:
-            # CUDNN_STATUS_BAD_PARAM, nullptr == params.gmem_dy.
-            operation = operations.batch_norm_backward(shape, dtype, recompute=relu and not add, mask=mask is not None)
-            if mask is not None or (math.prod(shape[:-1]) > 1 and cudnn.supports(operation)):
-                function = functools.partial(self._backward_by_cudnn, cudnn.plan(operation), relu, add)
-                candidates.append(("cudnn", function))
-        if mask is None or mask == _BITS:
-            for name, backwards in _KERNELS:
-                candidates.append((name, functools.partial(self._backward_by_kernels, relu, add, backwards)))
-        return candidates
+        # cuDNN 9.19 builds plans in which ``plus`` is added to ``dy`` first, but no engine runs them on an H100:
+        # CUDNN_STATUS_BAD_PARAM, nullptr == params.gmem_dy.
+        operation = operations.batch_norm_backward(shape, dtype, recompute=relu and not add, mask=mask is not None)
+        if mask not in (None, _BITS):  # whatever is tried now
+            yield "cudnn", functools.partial(self._backward_by_cudnn, cudnn.plan(operation), relu, add)
+            return
+        yield from self._own(self._backward_by_kernels, relu, add)
+        is_cudnns = mask is None and not factors and math.prod(shape[:-1]) > 1
+        if self._tries_cudnn() and is_cudnns and cudnn.supports(operation):
+            yield "cudnn", functools.partial(self._backward_by_cudnn, cudnn.plan(operation), relu, add)
+
+    def _own(self, function, *arguments):
+        """Returns the candidates by own kernels."""
+        first, *others = ((name, functools.partial(function, *arguments, backwards)) for name, backwards in _KERNELS)
+        return [first, *others] if self._tries_cudnn() else self._by_rule([first], others)
+
+    def _tries_cudnn(self):
+        """Whether cuDNN's engines are candidates, each of which takes about a second to compile."""
+        return settings.current().compile_seconds > 0 or self._is_listed()
 
     def _forward_by_cudnn(self, plan, attributes, masked, x, gamma, beta, running, add, factors=None):
         y, mean, invstd = self._empty(x.shape, x.dtype), self._per_channel(gamma), self._per_channel(gamma)

@@ -1,10 +1,16 @@
 """Candidates: several functions that compute the same on a device, and the choice between them.
 
-Convolutions and batch normalizations, here and in :mod:`mixprec.backends.nchw`, choose one for each shape.
+Convolutions and batch normalizations, here and in :mod:`mixprec.backends.nchw`, choose one for each shape. A generator
+yields the candidates, the one first that is taken without measuring: what comes after it is never built then.
+
+Some first places are rules: own kernels for batch normalizations, sums inside convolutions, first convolutions on
+squares. On an H100 these had won wherever it made a difference (benchmarks/results/2026-11-26-profile-h100.json, and
+-autotuned.json: 41.5 and 36.0 ms a step). On such a GPU nothing else is a candidate, on others the rule is a guess.
 """
 
 import functools
 import hashlib
+import logging
 import threading
 from importlib import resources
 
@@ -14,13 +20,27 @@ from mixprec.backends.cuda.base import Base
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.library import CudnnMissing
 
+_CAPABILITY_OF_RULES = 90  # an H100
+# The files, by how their names begin, that decide how fast a candidate is, by how keys begin.
+_FILES = {
+    "batch_norm": ("batch_norm",),
+    "conv": ("batch_norm", "channels", "convolution", "stem"),
+    "plain conv": ("batch_norm_planes", "bias", "convolution", "planes"),
+}
+_log = logging.getLogger("mixprec")
+
 
 class WithoutCudnn:
     """Without cuDNN in place of :class:`~mixprec.backends.cudnn.context.CudnnContext`: supports nothing, and says why.
 
     Args:
         reason: one line with what is missing and what to do.
+
+    Attributes:
+        capability: ``None``.
     """
+
+    capability = None
 
     def __init__(self, reason):
         self._reason = reason
@@ -40,9 +60,9 @@ class WithoutCudnn:
     def known(self, key):
         """Returns ``None``."""
 
-    def choose(self, key, candidates):
-        """Returns the name of the first."""
-        return candidates[0][0]
+    def measures(self):
+        """Returns ``False``."""
+        return False
 
 
 class _LazyPlan:
@@ -67,6 +87,8 @@ class _Trusting:
     Args:
         cudnn: the :class:`~mixprec.backends.cudnn.context.CudnnContext`.
     """
+
+    capability = None
 
     def __init__(self, cudnn):
         self._cudnn = cudnn
@@ -96,13 +118,38 @@ class Candidates(Base):
             return _NEVER
         return getattr(self._trusting, "cudnn", None) or self.cudnn
 
+    def _is_ruled(self):
+        """Whether a first place is one by rule, so that nothing else is a candidate."""
+        capability = self._cudnn().capability
+        if capability not in (None, _CAPABILITY_OF_RULES) and not self._cudnn().measures():
+            _say_guess(capability)
+        return capability == _CAPABILITY_OF_RULES
+
+    def _by_rule(self, first, others):
+        """Yields candidates, those by rule before the others; on such a GPU they are all, if there are any.
+
+        Args:
+            first: iterable of those by rule.
+            others: iterable.
+        """
+        is_alone = False
+        for candidate in first:
+            is_alone = self._is_ruled()
+            yield candidate
+        if not is_alone:
+            yield from others
+
+    def _is_listed(self):
+        """Whether candidates are only listed for the sake of a known choice, which may be any: none is built."""
+        return getattr(self._trusting, "cudnn", None) is not None
+
     def _choose(self, key, candidates, arguments):
         """Returns the function to call.
 
         Args:
             key: what is to be computed: everything that the candidates and their speed depend on.
-            candidates: called with the elements of ``key`` but the first, if the key is new; returns pairs of name and
-                function, the one to take without measuring first.
+            candidates: generator, called with the elements of ``key`` but the first if the key is new, of pairs of name
+                and function; the one to take without measuring is the first.
             arguments: with which each function may be called, to measure it, any number of times.
         """
         now, allowed, chosen = self._last
@@ -112,7 +159,7 @@ class Candidates(Base):
             self._last = now, allowed, chosen
         function = chosen.get(key)
         if function is None:
-            function = chosen[key] = self._known(key, candidates) or self._measured(key, candidates, arguments)
+            function = chosen[key] = self._known(key, candidates) or self._taken(key, candidates, arguments)
         return function
 
     def _known(self, key, candidates):
@@ -127,20 +174,39 @@ class Candidates(Base):
         finally:
             self._trusting.cudnn = None
 
-    def _measured(self, key, candidates, arguments):
-        found = candidates(*key[1:])
-        calls = [(name, functools.partial(function, *arguments)) for name, function in found]
-        return dict(found)[self._cudnn().choose(_text(key), calls)]
-
-
-def _text(key):
-    return f"{' '.join(map(str, key))} [{_code()}]"
+    def _taken(self, key, candidates, arguments):
+        """Returns the first of the candidates, or the fastest."""
+        cudnn, found = self._cudnn(), candidates(*key[1:])
+        if not cudnn.measures():
+            return next(found)[1]
+        found = dict(found)
+        calls = [(name, functools.partial(function, *arguments)) for name, function in found.items()]
+        return found[cudnn.choose(_text(key), calls)]
 
 
 @functools.cache
-def _code():
-    """Returns a digest of own kernels and of the code that lists candidates: with others the choice is made anew."""
+def _say_guess(capability):
+    _log.info(
+        "sm_%d: how convolutions and batch normalizations are computed is a rule that was measured on an H100 (sm_%d); "
+        "cudnn.autotune: measure times the ways on this GPU",
+        *(capability, _CAPABILITY_OF_RULES),
+    )
+
+
+def _text(key):
+    starts = next(starts for name, starts in _FILES.items() if key[0].startswith(name))
+    return f"{' '.join(map(str, key))} [{_digest(starts)}]"
+
+
+@functools.cache
+def _digest(starts):
+    """Returns a digest of own kernels and of the code that lists candidates: with others the choice is made anew.
+
+    Args:
+        starts: how the names of the files begin; headers count always.
+    """
     folders = map(resources.files("mixprec.backends").joinpath, ("cuda", "kernels", "nchw"))
-    files = [file for folder in folders for file in folder.iterdir() if file.name.endswith((".py", ".cu", ".cuh"))]
-    contents = b"".join(file.read_bytes() for file in sorted(files, key=str))
+    files = [file for folder in folders for file in folder.iterdir()]
+    files = [file for file in files if file.name.endswith(".cuh") or file.name.startswith(starts)]
+    contents = b"".join(file.read_bytes() for file in sorted(files, key=str) if file.is_file())
     return hashlib.sha256(contents).hexdigest()[:8]

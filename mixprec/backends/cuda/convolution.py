@@ -12,7 +12,7 @@ from mixprec.backends.cuda.base import ceil_div
 from mixprec.backends.cuda.batch_norm import BatchNorms
 from mixprec.backends.cuda.kernels import width_of
 from mixprec.backends.cuda.layout import Layouts
-from mixprec.backends.cuda.stem import Stems
+from mixprec.backends.cuda.stem import Stems, folds_of
 from mixprec.backends.geometry import Affine, BatchNorm, Following
 
 _FLOAT = np.dtype(np.float32)
@@ -58,15 +58,24 @@ class Convolutions(BatchNorms, Stems, Layouts):
     def relu_backward(self, dy, y):
         return self._close(dy, y, self._empty(dy.shape, dy.dtype))
 
-    # The candidates. The first one, taken without measurement, fuses most.
+    # The candidates. Of convolutions of cuDNN the first one fuses most.
 
     def _fprop_candidates(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
-        cudnn = self._cudnn()
+        as_it_is = self._fprop_as_it_is(x_shape, w_shape, dtype, convolution, b, relu, wanted)
+        if wanted.prologue or wanted.statistics:
+            return as_it_is
+        stems = (
+            self._stem_fprop_candidates(folds, dtype, b, relu)
+            for folds in folds_of(x_shape, w_shape, dtype, convolution)
+        )
+        return self._by_rule(next(stems), itertools.chain(as_it_is, *stems))
+
+    def _fprop_as_it_is(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
+        cudnn, found = self._cudnn(), False
         ask = functools.partial(operations.conv_fprop, dtype=dtype, convolution=convolution)
-        candidates = []
         for fused in itertools.product(*((True, False) if part else (False,) for part in wanted)):
             fused = _Forward(*fused)
-            if fused.ending != wanted.ending and (candidates or fused.statistics):
+            if fused.ending != wanted.ending and (found or fused.statistics):
                 continue  # a bias after rounding is the last resort; and nothing may come after statistics
             operation = ask(
                 x_shape,
@@ -77,58 +86,69 @@ class Convolutions(BatchNorms, Stems, Layouts):
                 statistics=fused.statistics,
             )
             if cudnn.supports(operation):
+                found = True
                 function = functools.partial(self._fprop, cudnn.plan(operation), relu, wanted, fused)
-                candidates.append(("+".join(["conv", *itertools.compress(_Forward._fields, fused)]), function))
-        if not (wanted.prologue or wanted.statistics):
-            candidates += self._stem_fprop_candidates(x_shape, w_shape, dtype, convolution, b, relu)
-        if candidates:
-            return candidates
-        (x_shape,), w_shape = self._padding(
-            lambda images, filters: ask(*images, filters), (x_shape,), w_shape, convolution.groups
-        )
-        function = functools.partial(self._fprop_padded, convolution, x_shape, w_shape, relu, wanted.statistics)
-        return [("padded", function)]
+                yield "+".join(["conv", *itertools.compress(_Forward._fields, fused)]), function
+                if fused.statistics and self._is_ruled():
+                    return
+        if not found:
+            (x_shape,), w_shape = self._padding(
+                lambda images, filters: ask(*images, filters), (x_shape,), w_shape, convolution.groups
+            )
+            function = functools.partial(self._fprop_padded, convolution, x_shape, w_shape, relu, wanted.statistics)
+            yield "padded", function
 
     def _dgrad_candidates(self, dy_shape, w_shape, x_shape, dtype, convolution, relu):
-        cudnn = self._cudnn()
+        cudnn, found = self._cudnn(), False
         ask = functools.partial(operations.conv_dgrad, dtype=dtype, convolution=convolution)
-        candidates = []
         # cuDNN 9.28 takes 40 seconds to build the fused gradient of a convolution with stride 2.
         for fused in (True, False) if relu and convolution.stride == (1, 1) else (False,):
             operation = ask(dy_shape, w_shape, x_shape, relu=fused)
             if cudnn.supports(operation):
-                function = functools.partial(self._dgrad, cudnn.plan(operation), fused)
-                candidates.append(("conv+relu" if fused else "conv", function))
-        if candidates:
-            return candidates
-        images, w_shape = self._padding(
-            lambda images, filters: ask(images[0], filters, images[1]), (dy_shape, x_shape), w_shape, convolution.groups
-        )
-        return [("padded", functools.partial(self._dgrad_padded, convolution, x_shape, *images, w_shape))]
+                found = True
+                yield "conv+relu" if fused else "conv", functools.partial(self._dgrad, cudnn.plan(operation), fused)
+        if not found:
+            images, w_shape = self._padding(
+                lambda images, filters: ask(images[0], filters, images[1]),
+                (dy_shape, x_shape),
+                w_shape,
+                convolution.groups,
+            )
+            yield "padded", functools.partial(self._dgrad_padded, convolution, x_shape, *images, w_shape)
 
     def _wgrad_candidates(self, x_shape, dy_shape, w_shape, dtype, convolution, prologue):
-        cudnn = self._cudnn()
+        as_it_is = self._wgrad_as_it_is(x_shape, dy_shape, w_shape, dtype, convolution, prologue)
+        if prologue:
+            return as_it_is
+        stems = (
+            self._stem_wgrad_candidates(folds, dy_shape, w_shape, dtype)
+            for folds in folds_of(x_shape, w_shape, dtype, convolution)
+        )
+        return self._by_rule(next(stems), itertools.chain(as_it_is, *stems))
+
+    def _wgrad_as_it_is(self, x_shape, dy_shape, w_shape, dtype, convolution, prologue):
+        cudnn, found = self._cudnn(), False
         ask = functools.partial(operations.conv_wgrad, dtype=dtype, convolution=convolution)
-        candidates = []
         for fused in (True, False) if prologue else (False,):
             operation = ask(x_shape, dy_shape, w_shape, prologue=fused)
             if cudnn.supports(operation):
+                found = True
                 function = functools.partial(self._wgrad, cudnn.plan(operation), fused)
-                candidates.append(("conv+prologue" if fused else "conv", function))
-        if not prologue:
-            candidates += self._stem_wgrad_candidates(x_shape, dy_shape, w_shape, dtype, convolution)
-        if candidates:
-            return candidates
-        images, padded = self._padding(
-            lambda images, filters: ask(*images, filters), (x_shape, dy_shape), w_shape, convolution.groups
-        )
-        return [("padded", functools.partial(self._wgrad_padded, convolution, w_shape, *images, padded))]
+                yield "conv+prologue" if fused else "conv", function
+        if not found:
+            images, padded = self._padding(
+                lambda images, filters: ask(*images, filters), (x_shape, dy_shape), w_shape, convolution.groups
+            )
+            yield "padded", functools.partial(self._wgrad_padded, convolution, w_shape, *images, padded)
 
     def _batch_norm_candidates(self, x_shape, w_shape, dtype, convolution, following):
-        candidates = [("separate", functools.partial(self._before_batch_norm, convolution, following, False))]
-        if self._cudnn().supports(operations.conv_fprop(x_shape, w_shape, dtype, convolution, statistics=True)):
-            candidates.append(("statistics", functools.partial(self._before_batch_norm, convolution, following, True)))
-        return candidates
+        before = functools.partial(self._before_batch_norm, convolution, following)
+        operation = operations.conv_fprop(x_shape, w_shape, dtype, convolution, statistics=True)
+        separate = [("separate", functools.partial(before, False))]
+        with_sums = (("statistics", functools.partial(before, True)) for _ in [0] if self._cudnn().supports(operation))
+        if max(w_shape[1:3]) <= 3 and x_shape[3] % 8 == w_shape[0] % 8 == 0:
+            return self._by_rule(with_sums, separate)
+        return itertools.chain(separate, with_sums)  # larger filters were not among those of the H100
 
     # What they do
 
@@ -178,14 +198,16 @@ class Convolutions(BatchNorms, Stems, Layouts):
     def _batch_norm_of(self, z, sums, following):
         """Normalizes as after a convolution; returns y.
 
-        A mask that follows from sums can be read by own kernels only, so that its backward pass is a part of the price.
+        A mask that follows from sums can be read by own kernels only. Where cuDNN is tried, too, the backward pass is a
+        part of the price therefore. It adds a second gradient there: what follows is not known, but a network that adds
+        before a ReLU mostly branches after it, into the next block and past it.
         """
         attributes = BatchNorm(relu=following.relu)
         gamma, beta = (self.launcher.full(z.shape[3:], value, _FLOAT) for value in (1, 0))
         add = self.launcher.full(z.shape, 0, z.dtype) if following.add else None
         y, saved = self.batch_norm(z, gamma, beta, None, attributes, add=add, sums=sums)
-        if saved.mask is not None:
-            self.batch_norm_backward(y, z, gamma, beta, saved, attributes, add=True)
+        if saved.mask is not None and self._tries_cudnn():
+            self.batch_norm_backward(y, z, gamma, beta, saved, attributes, add=True, plus=y)
         return y
 
     def _fprop_padded(self, convolution, x_shape, w_shape, relu, statistics, x, w, b, prologue):

@@ -4,15 +4,17 @@ import statistics
 
 from mixprec.backends.cudnn.errors import BrokenDevice, one_line
 
-_ROUNDS = 5
+_ROUNDS = 2, 3, 10  # turns: of all, of those that are not far slower, of those between which it is close
+_SLOW, _CLOSE = 1.5, 1.05  # times the fastest
 
 
 def fastest(device, candidates, failed=None, check=None):
     """Times candidates and returns the fastest.
 
     Each is called once to warm up, to its end; one that raises an exception then is out. The others are called in
-    turns, so that a clock that changes meanwhile favours none of them, and the median of their times counts. Of equally
-    fast ones the first wins.
+    turns, so that a clock that changes meanwhile favours none of them, and the median of their times counts. After two
+    turns those are out that took 1.5 times the fastest one's time in both; after three more, those that are within 5 %
+    of the fastest get ten more. Of equally fast ones the first wins.
 
     Args:
         device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
@@ -40,9 +42,26 @@ def fastest(device, candidates, failed=None, check=None):
         raise failures[0]
     if check is not None:
         working = check(working)
-    rounds = [device.times([function for _, function in working]) for _ in range(_ROUNDS)]
-    medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
-    best = min(range(len(working)), key=medians.__getitem__)
+    times = [[] for _ in working]
+    left = range(len(working))
+
+    def take_turns(rounds):
+        for _ in range(rounds):
+            for index, milliseconds in zip(left, device.times([working[index][1] for index in left]), strict=True):
+                times[index].append(milliseconds)
+
+    def near(measure, factor):
+        limit = factor * min(measure(times[index]) for index in left)
+        return [index for index in left if measure(times[index]) <= limit]
+
+    take_turns(_ROUNDS[0])
+    left = near(min, _SLOW)
+    take_turns(_ROUNDS[1])
+    left = near(statistics.median, _CLOSE)
+    if len(left) > 1:
+        take_turns(_ROUNDS[2])
+    medians = list(map(statistics.median, times))
+    best = min(left, key=medians.__getitem__)
     return working[best][0], medians[best], medians[0]
 
 

@@ -1,5 +1,6 @@
 """cuDNN on one device: plans for operations, and the choice between candidates. The CUDA primitives call it."""
 
+import dataclasses
 import logging
 import threading
 
@@ -13,6 +14,7 @@ from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine, lacks_memory, 
 from mixprec.backends.cudnn.executor import Executor
 from mixprec.backends.cudnn.plans import Plan
 from mixprec.backends.cudnn.search import text_of
+from mixprec.backends.cudnn.search_time import SEARCH_TIME
 from mixprec.backends.stored import Stored
 
 _log = logging.getLogger("mixprec")
@@ -42,6 +44,11 @@ class CudnnContext:
         self._chosen = {}  # names by (key, settings)
         self._choices = {}  # Choices by folder
 
+    @property
+    def capability(self):
+        """The device's compute capability, 90 for 9.0."""
+        return self._device.capability
+
     def plan(self, operation):
         """Returns the :class:`~mixprec.backends.cudnn.plans.Plan` of an operation under the current settings.
 
@@ -69,20 +76,28 @@ class CudnnContext:
             return False
         return True
 
+    def measures(self):
+        """Whether :meth:`choose` measures candidates now: that is asked for, and there is time left for it."""
+        now = settings.current()
+        return now.autotune == "measure" and SEARCH_TIME.is_left(now.search_seconds)
+
     def known(self, key):
         """Returns the name that was chosen for a key before, or ``None``; nothing is built or measured to find out."""
         now = settings.current()
         if now.autotune != "measure":
             return None
-        return self._chosen.get((key, now)) or self._choices_in(now.cache).get(f"{key} {now.restrictions}", now.seconds)
+        return self._chosen.get((key, now)) or self._choices_in(now.cache).get(
+            f"{key} {now.restrictions}", now.compile_seconds
+        )
 
     def choose(self, key, candidates):
         """Chooses between whole implementations of the same.
 
         Args:
             key: what they do, with everything that their speed depends on; its text is kept on disk.
-            candidates: pairs of name and callable without arguments. With ``autotune="measure"`` each is called several
-                times on the current stream, the first time this is asked; otherwise none is, and the first is chosen.
+            candidates: pairs of name and callable without arguments. Where :meth:`measures` says so, each is called
+                several times on the current stream, the first time this is asked; otherwise none is, and the first is
+                chosen.
 
         Returns:
             the name of one.
@@ -91,11 +106,11 @@ class CudnnContext:
             CaptureError: they have not been measured, and the current stream is capturing a CUDA graph.
         """
         now = settings.current()
-        if now.autotune != "measure" or len(candidates) == 1:
+        if len(candidates) == 1 or not self.measures():
             return candidates[0][0]
         name = self._chosen.get((key, now))
         if name is None:
-            with self._lock:
+            with self._lock, SEARCH_TIME.spending():
                 name = self._chosen[key, now] = self._measured(key, candidates, now)
         return name
 
@@ -112,13 +127,20 @@ class CudnnContext:
                         "eagerly first"
                     )
                 handle = self._executor.handles.on(self._device.stream())
-                choices = self._choices_in(now.cache)
+                choices, text = self._choices_in(now.cache), text_of(operation, now)
+                if (
+                    now.autotune == "measure"
+                    and not SEARCH_TIME.is_left(now.search_seconds)
+                    and choices.get(text, now.compile_seconds) is None
+                ):
+                    SEARCH_TIME.skip(operation, now.search_seconds)
+                    now = dataclasses.replace(now, autotune="heuristic")
                 engines = Engines(
                     self._frontend,
                     operation,
                     now,
                     stored=Stored(settings.folder("plans"), "compiled engines of cuDNN", str(self._environment())),
-                    never=choices.never(text_of(operation, now)),
+                    never=choices.never(text),
                     handle=handle,
                     sm_version=self._device.capability,
                 )
@@ -131,7 +153,7 @@ class CudnnContext:
 
     def _measured(self, key, candidates, now):
         choices, text = self._choices_in(now.cache), f"{key} {now.restrictions}"
-        name = choices.get(text, now.seconds)
+        name = choices.get(text, now.compile_seconds)
         if name in dict(candidates):
             return name
         if self._device.capturing():
@@ -155,7 +177,7 @@ class CudnnContext:
                 choices.ban(text, name, f"it failed: {one_line(failures[name])}")
             raise
         if not any(map(lacks_memory, failures.values())):  # otherwise the next process tries all of them again
-            choices.put(text, name, milliseconds, now.seconds)
+            choices.put(text, name, milliseconds, now.compile_seconds)
         _log.info(
             "%s: %s, %.4f ms; %s takes %.4f ms",
             *(key, name, milliseconds, candidates[0][0], first),

@@ -7,6 +7,7 @@ import operator
 
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn.search import in_place, search, size_of, text_of
+from mixprec.backends.cudnn.search_time import SEARCH_TIME
 from mixprec.backends.device_log import record
 
 _ALIGNMENT = 16  # bytes, of addresses: what the frontend tells cuDNN of each tensor
@@ -47,7 +48,7 @@ class Plan:
         self._uids = tuple(range(1, len(operation.tensors) + 1))
         self.works_in_place = None
         self._measured = settings.autotune != "measure"
-        known = None if self._measured else choices.get(text_of(operation, settings), settings.seconds)
+        known = None if self._measured else choices.get(text_of(operation, settings), settings.compile_seconds)
         if known is not None and engines.build(known, load=True):
             self._measured = True
             self._take(known)
@@ -128,7 +129,8 @@ class Plan:
     def _measure(self, addresses):
         self._need_no_capture("the engines for", "measured")
         settings, engines = self._settings, self._engines
-        name = search(self.operation, settings, engines, self._executor, self._choices, addresses)
+        with SEARCH_TIME.spending(operations=1):
+            name = search(self.operation, settings, engines, self._executor, self._choices, addresses)
         self._measured = True
         self._take(name)
 

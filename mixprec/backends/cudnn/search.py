@@ -9,9 +9,9 @@ from mixprec.backends.cudnn.agreement import Memory, agreeing
 from mixprec.backends.cudnn.autotune import fastest
 from mixprec.backends.cudnn.errors import BrokenDevice, lacks_memory, one_line
 
-# How many engines are measured that need not be compiled. cuDNN lists about 45 for a convolution of float16, those
-# first that it thinks are fast, and builds 24 in 10 ms. For those that are compiled there are the settings' seconds.
-_CANDIDATES = 24
+# How many engines are measured, as by default in PyTorch (torch.backends.cudnn.benchmark_limit). cuDNN lists about 45
+# for a convolution of float16, those first that it thinks are fast.
+_CANDIDATES = 10
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "boolean": 1}
 _log = logging.getLogger("mixprec")
 
@@ -38,7 +38,7 @@ def search(operation, settings, engines, executor, choices, addresses):
     outputs = operation.tensors[len(operation.inputs) :]
     scratch = in_place(operation, addresses, device)
     places = {uid: scratch[uid].ptr if uid in scratch else place for uid, place in enumerate(addresses, start=1)}
-    names, workspace = _candidates(engines, settings.seconds, device)
+    names, workspace = _candidates(engines, settings.compile_seconds, device)
     candidates = [
         (name, functools.partial(executor.run_in, *engines.place(name), places, workspace.ptr)) for name in names
     ]
@@ -72,7 +72,7 @@ def search(operation, settings, engines, executor, choices, addresses):
     # Only now: where all fail, it is not the fault of each of them.
     for failing in failures:
         ban(failing)
-    choices.put(text, name, milliseconds, settings.seconds)
+    choices.put(text, name, milliseconds, settings.compile_seconds)
     _log.info(
         "%s: %s is the fastest of %d, %.4f ms; the first takes %.4f ms",
         *(operation, name, len(names), milliseconds, first),
@@ -101,7 +101,7 @@ def size_of(tensor):
 
 def _candidates(engines, seconds, device):
     """Returns the names of engines to measure, and memory for each of them in turn."""
-    names = list(_built(engines, seconds))
+    names = list(built(engines, seconds))
     while True:
         size = max(map(engines.size, names))
         try:
@@ -115,16 +115,17 @@ def _candidates(engines, seconds, device):
             names = modest
 
 
-def _built(engines, seconds):
+def built(engines, seconds):
     """Builds engines and yields the names of those that can be used: as many as are worth it, and the first."""
-    quick, spent, found = 0, 0.0, False
+    spent, found = 0.0, 0
     for name in engines.names:
         is_compiled = engines.is_compiled(name)
-        if found and (spent > seconds if is_compiled else quick == _CANDIDATES):
+        if found == _CANDIDATES:
+            return
+        if found and is_compiled and spent >= seconds:
             continue
         start = time.monotonic()
         if engines.build(name):
-            found = True
-            quick += not is_compiled
+            found += 1
             yield name
         spent += (time.monotonic() - start) * is_compiled

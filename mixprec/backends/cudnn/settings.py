@@ -6,7 +6,7 @@ import threading
 
 import chainer
 
-from mixprec.bounds import MIB
+from mixprec.bounds import DAY, MIB
 
 AUTOTUNE = ("off", "heuristic", "measure")
 
@@ -40,9 +40,11 @@ class Settings:
         tensor_cores: whether engines may use Tensor cores.
         cache: folder where measured choices and what was compiled are kept, or ``None`` to forget them with the
             process.
-        seconds: of building, which a search may spend on the engines of an operation that are compiled when they are
-            built, as those of batch normalizations are, which takes about a second each. The others take none. A choice
-            that was made in less time is made again.
+        compile_seconds: of building, which a search may spend on the engines of an operation that are compiled when
+            they are built, beyond the first. Those of batch normalizations are, each in about a second; with 0 these
+            are own kernels. A choice that was made in less time is made again.
+        search_seconds: of all searches of the process together, ``None`` for no limit. When they are used up, what is
+            not known is chosen as with ``"heuristic"``.
     """
 
     autotune: str = "heuristic"
@@ -51,7 +53,8 @@ class Settings:
     tf32: bool = False
     tensor_cores: bool = True
     cache: str | None = dataclasses.field(default_factory=default_cache)
-    seconds: float = 3.0
+    compile_seconds: float = 0.0
+    search_seconds: float | None = None
 
     def __post_init__(self):
         if self.autotune not in AUTOTUNE:
@@ -60,8 +63,12 @@ class Settings:
             raise ValueError(
                 f"workspace: found {self.workspace!r}, expected a number of bytes, an int >= 0 and <= {MIB << 20}"
             )
-        if type(self.seconds) not in (int, float) or not 0 <= self.seconds <= 86400:
-            raise ValueError(f"seconds: found {self.seconds!r}, expected a number from 0 to 86400")
+        for name, or_none in (("compile_seconds", ""), ("search_seconds", ", or None")):
+            value = getattr(self, name)
+            if or_none and value is None:
+                continue
+            if type(value) not in (int, float) or not 0 <= value <= DAY:
+                raise ValueError(f"{name}: found {value!r}, expected a number from 0 to {DAY}{or_none}")
         for name in ("deterministic", "tf32", "tensor_cores"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name}: found {getattr(self, name)!r}, expected True or False")

@@ -4,7 +4,6 @@ import functools
 
 from mixprec.backends.cuda.candidates import Candidates
 from mixprec.backends.cuda.operations import geometry, operation
-from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.operation import Tensor
 from mixprec.backends.nchw.bias import PlaneBiases
 
@@ -53,7 +52,7 @@ class PlaneConvolutions(PlaneBiases, Candidates):
         self._choose(key, self._wgrad_candidates, arguments)(*arguments)
 
     def _fprop_candidates(self, x_shape, w_shape, y_shape, dtype, convolution, bias, layout):
-        cudnn, candidates = self._cudnn(), []
+        cudnn, found = self._cudnn(), False
         tensor = _tensors(dtype, layout)
         for fused in (False,) if bias is None else (True, False):
             inputs = [tensor("x", x_shape), tensor("w", w_shape)]
@@ -61,12 +60,10 @@ class PlaneConvolutions(PlaneBiases, Candidates):
                 inputs.append(Tensor("b", w_shape[:1], bias.name, layout))
             asked = operation("conv_fprop", inputs, [tensor("y", y_shape)], relu=False, **geometry(convolution))
             if cudnn.supports(asked):
-                candidates.append(
-                    ("conv+bias" if fused else "conv", self._fprop_function(cudnn.plan(asked), fused, layout))
-                )
-                if settings.current().autotune != "measure":
-                    break  # the other one would not be taken, and building takes a while
-        return candidates or [("conv", cudnn.plan(asked))]  # which raises NoEngine
+                found = True
+                yield "conv+bias" if fused else "conv", self._fprop_function(cudnn.plan(asked), fused, layout)
+        if not found:
+            cudnn.plan(asked)  # raises NoEngine
 
     def _fprop_function(self, plan, fused, layout):
         def run(x, w, b, y):
@@ -88,7 +85,7 @@ class PlaneConvolutions(PlaneBiases, Candidates):
 
     def _the_plan(self, asked):
         plan = self._cudnn().plan(asked)
-        return [("conv", lambda *arrays: plan.run(*map(self._address, arrays)))]
+        yield "conv", (lambda *arrays: plan.run(*map(self._address, arrays)))
 
     def _add(self, images, b, layout):
         """Adds ``b`` in place: an image (N, H, W, C) is a batch of pixels, planes of one element."""

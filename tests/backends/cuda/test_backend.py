@@ -50,11 +50,12 @@ def test_without_cudnn_a_device_still_has_primitives(devices, monkeypatch):
         cuda.primitives_of(0).cudnn.plan("linear")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_small_network_is_numpys(dtype, caplog):
+@pytest.mark.parametrize(("dtype", "launches"), [("float16", 27 + 4), ("float32", 27)])
+def test_a_small_network_is_numpys(dtype, launches, caplog):
     """Stem, block with a residual connection, head, loss, and all gradients: the same calls on both backends.
 
-    Nothing is computed in a slow way, and 23 launches do it all, two of them for the filter of the stem.
+    Nothing is computed in a slow way, and 27 launches do it all, two of them for the filter of the stem, which has four
+    more in float16: its images are folded.
     """
     caplog.set_level(logging.WARNING, "mixprec")
     device = HostCuda()
@@ -76,7 +77,7 @@ def test_a_small_network_is_numpys(dtype, caplog):
             device, send(images), [send(w) for w in weights], send(b), [send(pair) for pair in scales], send(labels)
         )
     assert len(device.launcher.launches) - before == counted.kernels
-    assert counted.kernels + len(counted.plans) == 23
+    assert counted.kernels + len(counted.plans) == launches
     assert not caplog.records
     for name, value in expected.items():
         scale = np.abs(exact(value)).max()

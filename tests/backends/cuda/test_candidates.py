@@ -1,5 +1,7 @@
 """The choice between candidates, and the engines that are built for it: none, if it is known."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -43,7 +45,7 @@ def normalize(cuda):
 @pytest.mark.parametrize(("node_cost", "operations"), [(0.1, 2), (2.0, 0)], ids=["cudnn", "kernels"])
 def test_a_known_choice_builds_one_engine_of_what_is_taken(graphs, tmp_path, node_cost, operations):
     """In the next process: cuDNN's two operations, with one engine each, or nothing where own kernels are faster."""
-    settings.configure(autotune="measure", cache=tmp_path)
+    settings.configure(autotune="measure", cache=tmp_path, compile_seconds=3)
     made, built = graphs
     expected = normalize(HostCuda(node_cost))
     assert len(made) == 2
@@ -55,11 +57,11 @@ def test_a_known_choice_builds_one_engine_of_what_is_taken(graphs, tmp_path, nod
 
 
 def test_a_choice_that_is_no_way_any_more_is_made_again(graphs, tmp_path, monkeypatch):
-    settings.configure(autotune="measure", cache=tmp_path)
+    settings.configure(autotune="measure", cache=tmp_path, compile_seconds=3)
     cuda = HostCuda(2.0)
     normalize(cuda)
     (path,) = tmp_path.glob("*.json")
-    path.write_text(path.read_text().replace('"kernels"', '"magic"'))
+    path.write_text(path.read_text().replace('"kernels, backwards"', '"magic"'))
     made, _ = graphs
     made.clear()
     normalize(HostCuda(2.0))
@@ -69,13 +71,13 @@ def test_a_choice_that_is_no_way_any_more_is_made_again(graphs, tmp_path, monkey
 
 def test_choices_are_made_again_with_other_kernels_and_engines_are_not(graphs, tmp_path, monkeypatch):
     """Kernels may be faster than before, or there may be another candidate."""
-    settings.configure(autotune="measure", cache=tmp_path)
+    settings.configure(autotune="measure", cache=tmp_path, compile_seconds=3)
     normalize(HostCuda(0.1))
     made, built = graphs
     made.clear()
     built.clear()
     with monkeypatch.context() as patched:
-        patched.setattr(candidates, "_code", lambda: "01234567")
+        patched.setattr(candidates, "_digest", lambda starts: "01234567")
         cuda = HostCuda(2.0)
         with cuda.counting() as found:
             normalize(cuda)
@@ -88,10 +90,83 @@ def test_choices_are_made_again_with_other_kernels_and_engines_are_not(graphs, t
 
 
 def test_nothing_is_known_where_nothing_is_measured(graphs, tmp_path):
-    settings.configure(autotune="measure", cache=tmp_path)
-    normalize(HostCuda(2.0))
+    settings.configure(autotune="measure", cache=tmp_path, compile_seconds=3)
+    normalize(HostCuda(0.1))
     settings.configure(autotune="heuristic")
-    cuda = HostCuda(2.0)
+    cuda = HostCuda(0.1)
     with cuda.counting() as found:
         normalize(cuda)
-    assert (found.kernels, len(found.plans)) == (0, 2)  # the first candidate, which is cuDNN's
+    assert (found.kernels, found.plans) == (4, [])  # the first candidates, which are own kernels
+
+
+def test_what_was_tuned_is_taken_by_a_start_that_compiles_nothing(graphs, tmp_path):
+    """scripts/tune.py has compiled cuDNN's engines; training, which would not, loads those that were faster."""
+    settings.configure(autotune="measure", cache=tmp_path, compile_seconds=3)
+    normalize(HostCuda(0.1))
+    settings.configure(compile_seconds=0)
+    cuda = HostCuda(0.1)
+    with cuda.counting() as found:
+        normalize(cuda)
+    assert (found.kernels, len(found.plans)) == (0, 2)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("autotune", settings.AUTOTUNE)
+def test_no_engine_of_a_batch_normalization_is_built(graphs, autotune, capability):
+    settings.configure(autotune=autotune)
+    normalize(HostCuda(0.1, capability))
+    assert graphs == ([], [])
+
+
+@pytest.mark.parametrize(("capability", "counted"), [(90, {2}), (80, {2 * 6, 2 * 16})])
+def test_what_is_ruled_is_not_measured_on_an_h100(graphs, capability, counted):
+    """Elsewhere both orders of own kernels are, each with two launches: once before, 5 or 15 times, and then taken."""
+    settings.configure(autotune="measure")
+    cuda = HostCuda(1.0, capability)
+    x, gamma = send((np.ones(X, np.float16), np.ones(X[-1], np.float32)))
+    with cuda.counting() as found:
+        cuda.batch_norm(x, gamma, gamma, None, BatchNorm())
+    assert found.kernels in {number if capability == 90 else 2 * number + 2 for number in counted}
+
+
+@pytest.mark.parametrize(("capability", "said"), [(90, 0), (80, 1)])
+def test_a_rule_that_is_a_guess_is_said_once(caplog, capability, said):
+    candidates._say_guess.cache_clear()
+    caplog.set_level("INFO", "mixprec")
+    for autotune in ("measure", "heuristic", "off"):
+        settings.configure(autotune=autotune)
+        cuda = HostCuda(1.0, capability)
+        normalize(cuda)
+    lines = [record.getMessage() for record in caplog.records if "measured on an H100" in record.getMessage()]
+    assert len(lines) == said
+    assert not said or lines[0].startswith("sm_80: how convolutions and batch normalizations are computed is a rule")
+
+
+def test_files_that_matter_to_a_choice(monkeypatch, tmp_path):
+    """An edit of a pooling kernel leaves the choices of convolutions as they are; of a batch normalization, not."""
+    folders = [tmp_path / name for name in ("cuda", "kernels", "nchw")]
+    for folder in folders:
+        folder.mkdir()
+        for name in ("batch_norm.py", "bias.py", "convolution.cu", "pooling.cu", "stem.cu", "words.cuh"):
+            (folder / name).write_text("before")
+    monkeypatch.setattr(candidates.resources, "files", lambda package: tmp_path)
+
+    def texts():
+        candidates._digest.cache_clear()
+        return [candidates._text((name,)) for name in ("batch_norm_backward", "conv_batch_norm", "plain conv_fprop")]
+
+    try:
+        found = [texts()]
+        for name in ("pooling.cu", "stem.cu", "bias.py", "batch_norm.py", "words.cuh"):
+            (tmp_path / "kernels" / name).write_text("after")
+            found.append(texts())
+    finally:
+        candidates._digest.cache_clear()
+    changed = [[one != other for one, other in zip(*pair, strict=True)] for pair in itertools.pairwise(found)]
+    assert changed == [
+        [False, False, False],
+        [False, True, False],
+        [False, False, True],
+        [True, True, False],
+        [True, True, True],
+    ]

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mixprec import announcements
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import operations
-from mixprec.backends.cuda.batch_norm import BatchNorms
 from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
@@ -302,20 +301,19 @@ def test_other_settings_are_other_plans(fresh):
 
 
 @pytest.mark.parametrize(
-    ("add", "autotune", "node_cost", "fused"),
+    ("add", "autotune", "capability", "node_cost", "fused"),
     [
-        (False, "heuristic", 0.8, False),
-        (True, "heuristic", 0.8, False),
-        (True, "measure", 0.1, False),  # seven nodes, two of them backward, or two and four kernels
-        (True, "measure", 0.9, True),
-        (False, "measure", 0.9, False),  # three nodes, or two and two kernels
+        (False, "off", 90, 1.0, True),
+        (True, "heuristic", 90, 1.0, True),
+        (True, "measure", 90, 9.0, True),  # by rule
+        (True, "heuristic", 80, 1.0, True),  # a guess
+        (True, "measure", 80, 0.0, True),  # two kernels either way: the guess
+        (False, "measure", 80, 0.1, False),  # one node less
     ],
 )
-def test_convolution_and_batch_normalization(monkeypatch, add, autotune, node_cost, fused):
-    """Apart: two plans. With the sums of the convolution: one, and two kernels, if that is measured to be faster."""
-    ways = BatchNorms._forward_candidates  # without sums also by own kernels, which are as fast by this clock
-    monkeypatch.setattr(BatchNorms, "_forward_candidates", lambda *arguments: ways(*arguments)[:1])
-    cuda = HostCuda(node_cost)
+def test_convolution_and_batch_normalization(add, autotune, capability, node_cost, fused):
+    """Apart: a plan and two kernels. With the sums of the convolution: a plan of two nodes, and two smaller kernels."""
+    cuda = HostCuda(node_cost, capability)
     cudnn.configure(autotune=autotune)
     x, w, _ = drawn((THREE, X, W), FLOAT16, 0)
     rng = np.random.default_rng(1)
@@ -336,29 +334,60 @@ def test_convolution_and_batch_normalization(monkeypatch, add, autotune, node_co
         np.testing.assert_allclose(receive(found), expected, rtol=2e-3, atol=2e-3)
     with cuda.counting() as found:
         cuda.conv_batch_norm(*send((x, w)), THREE, *send((gamma, beta)), running, attributes, add=send(other))
-    if fused:
-        assert (found.kernels, found.plans) == (2, ["conv_fprop+genstats"])
-    else:
-        assert (found.kernels, len(found.plans)) == (0, 2)
+    assert (found.kernels, found.plans) == (2, ["conv_fprop+genstats" if fused else "conv_fprop"])
 
 
-@pytest.mark.parametrize(("relu", "add", "backward"), [(True, True, True), (True, False, False), (False, False, False)])
-def test_the_price_of_sums_holds_the_backward_pass_that_they_decide_on(fresh, monkeypatch, relu, add, backward):
-    """Own kernels have a mask of their own, which cuDNN's backward pass cannot read."""
-    measured = {}
+@pytest.mark.parametrize(
+    ("x_shape", "w_shape", "capability", "names"),
+    [
+        ((2, 5, 5, 16), (8, 3, 3, 16), 90, ["statistics"]),
+        ((2, 5, 5, 16), (8, 3, 3, 16), 80, ["statistics", "separate"]),
+        ((2, 5, 5, 16), (8, 5, 5, 16), 90, ["separate", "statistics"]),
+        ((2, 5, 5, 16), (12, 3, 3, 16), 90, ["separate"]),
+        ((2, 5, 5, 3), (8, 3, 3, 3), 90, ["separate"]),
+    ],
+)
+def test_sums_that_are_first_by_rule(x_shape, w_shape, capability, names):
+    """C and K that are multiples of 8, filters up to 3x3; with ``deterministic`` none: they differ from run to run."""
+    cuda, padded = HostCuda(capability=capability), Convolution(pad=(w_shape[1] // 2,) * 2)
+    asked = x_shape, w_shape, FLOAT16, padded, Following()
+    assert [name for name, _ in cuda._batch_norm_candidates(*asked)] == names
+    cudnn.configure(deterministic=True)
+    assert [name for name, _ in cuda._batch_norm_candidates(*asked)] == ["separate"]
+
+
+@pytest.mark.parametrize("autotune", ["off", "heuristic", "measure"])
+def test_the_engine_that_does_not_win_by_rule_is_not_built(autotune):
+    cudnn.configure(autotune=autotune)
+    cuda = HostCuda()
+    x, w, _ = send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
+    cuda.conv_fprop(x, w, THREE, statistics=Following())
+    assert ["sum" in plan.operation.has for plan in cuda.cudnn.plans()] == [True]
+
+
+@pytest.mark.parametrize(
+    ("relu", "add", "compile_seconds", "kernels"),
+    [(True, True, 3, 2 + 2), (True, True, 0, 2), (True, False, 3, 2), (False, False, 3, 2)],
+)
+def test_the_price_of_sums_holds_the_backward_pass_that_they_decide_on(
+    monkeypatch, relu, add, compile_seconds, kernels
+):
+    """Own kernels have a mask of their own, which cuDNN's backward pass cannot read; without that it is no matter."""
+    cudnn.configure(autotune="measure", compile_seconds=compile_seconds)
+    measured, cuda = {}, HostCuda(capability=80)
 
     def choose(key, candidates):
         if key.startswith("conv_batch_norm"):
             measured.update(candidates)
         return candidates[0][0]
 
-    monkeypatch.setattr(fresh.cudnn, "choose", choose)
+    monkeypatch.setattr(cuda.cudnn, "choose", choose)
     x, w, _ = send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
-    fresh.conv_fprop(x, w, THREE, statistics=Following(relu, add))
-    with fresh.counting() as found:
+    cuda.conv_fprop(x, w, THREE, statistics=Following(relu, add))
+    measured["statistics"]()  # engines are measured
+    with cuda.counting() as found:
         measured["statistics"]()
-    assert found.plans == ["conv_fprop+genstats"]
-    assert found.kernels > 2 if backward else found.kernels == 2
+    assert (found.plans, found.kernels) == (["conv_fprop+genstats"], kernels)
 
 
 @pytest.mark.parametrize("ratio", [0, 1, 16, 64])

@@ -6,6 +6,7 @@ much until the backend knows. Tests of small arrays that need no cuDNN have ``ow
 """
 
 import inspect
+import itertools
 import json
 import math
 import re
@@ -17,6 +18,7 @@ import pytest
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import batch_norm, operations
+from mixprec.backends.cuda.stem import folds_of
 from mixprec.backends.cudnn import search
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
@@ -270,11 +272,11 @@ def test_first_convolutions_on_folded_images(side, channels, dtype):
     x, w, dy = drawn((convolution, shape, w_shape), dtype, 0)
     (y, _, dw), (y_bound, _, dw_bound) = products(x, w, dy, convolution), product_bounds(x, w, dy, convolution)
     on_device = side.send((x, w, dy))
-    ways = side.cuda._stem_fprop_candidates(shape, w_shape, x.dtype, convolution, None, False)
-    assert len(ways) == 2
-    for _, way in ways:
+    folds = [*itertools.chain(*folds_of(shape, w_shape, x.dtype, convolution))]
+    assert len(folds) == 2
+    for _, way in side.cuda._stem_fprop_candidates(folds, x.dtype, None, False):
         assert_close(side.receive(way(*on_device[:2], None, None)), y, dtype, y_bound)
-    for _, way in side.cuda._stem_wgrad_candidates(shape, dy.shape, w_shape, x.dtype, convolution):
+    for _, way in side.cuda._stem_wgrad_candidates(folds, dy.shape, w_shape, x.dtype):
         assert_close(side.receive(way(on_device[0], on_device[2], None)), dw, dtype, dw_bound)
 
 
@@ -936,7 +938,7 @@ def test_what_is_measured_is_right_and_kept(side, tmp_path, monkeypatch):
     """Another process would find the choices on disk, and measure nothing."""
     side.need_cudnn()
     monkeypatch.setattr(search, "_CANDIDATES", 4)  # each has to be built
-    cudnn.configure(autotune="measure", cache=tmp_path, seconds=1)
+    cudnn.configure(autotune="measure", cache=tmp_path, compile_seconds=1)
     check_measured(side, side.fresh())
     (file,) = tmp_path.glob("*.json")
     choices = json.loads(file.read_text())["choices"]

@@ -1,12 +1,15 @@
 """First convolutions on folded images, run on the host, beside the same convolution of NumPy's primitives."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
-from mixprec.backends.cuda.stem import fold_of
+from mixprec.backends.cuda.convolution import _Forward
+from mixprec.backends.cuda.stem import fold_of, folds_of
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.geometry import Convolution
 from tests.backends.cpu.test_convolution import bounds, chainers, drawn
@@ -26,8 +29,9 @@ def measuring():
 def ways(cuda, x, w, dy, convolution, b=None, relu=False):
     """Returns the results of all ways by name, those of the forward pass and those of the gradient."""
     x, w, dy, b = send((x, w, dy, b))
-    fprop = cuda._stem_fprop_candidates(x.shape, w.shape, x.dtype, convolution, None if b is None else b.dtype, relu)
-    wgrad = cuda._stem_wgrad_candidates(x.shape, dy.shape, w.shape, x.dtype, convolution)
+    folds = [*itertools.chain(*folds_of(x.shape, w.shape, x.dtype, convolution))]
+    fprop = cuda._stem_fprop_candidates(folds, x.dtype, None if b is None else b.dtype, relu)
+    wgrad = cuda._stem_wgrad_candidates(folds, dy.shape, w.shape, x.dtype)
     return (
         {name: receive(way(x, w, b, None)) for name, way in fprop},
         {name: receive(way(x, dy, None)) for name, way in wgrad},
@@ -108,11 +112,30 @@ def test_odd_rows_only_make_pairs():
     assert fold_of(2, (1, 9, 8, 3), w_shape, RESNET) is None
 
 
-@pytest.mark.parametrize("autotune", ["off", "heuristic"])
-def test_nothing_is_folded_that_is_not_measured(autotune):
-    cudnn.configure(autotune=autotune)
-    x, w, dy = drawn((RESNET, (1, 8, 8, 3), (8, 7, 7, 3)), FLOAT16, 0)
-    assert ways(HostCuda(), x, w, dy, RESNET) == ({}, {})
+@pytest.mark.parametrize("autotune", cudnn.AUTOTUNE)
+@pytest.mark.parametrize(
+    ("size", "dtype", "capability", "names"),
+    [
+        ((8, 8), FLOAT16, 90, ["squares"]),
+        ((8, 8), FLOAT16, 80, ["squares", "conv", "pairs"]),
+        ((9, 8), FLOAT16, 90, ["conv", "pairs"]),  # no rule: nothing was seen
+        ((8, 8), FLOAT32, 90, ["conv"]),
+    ],
+)
+def test_squares_are_first_and_all_on_an_h100(autotune, size, dtype, capability, names):
+    """What is not measured is the first of these; the others are not asked for."""
+    cudnn.configure(autotune=autotune, cache=None)
+    x, w, dy = drawn((RESNET, (1, *size, 3), (8, 7, 7, 3)), dtype, 0)
+    cuda = HostCuda(capability=capability)
+    found = [
+        cuda._fprop_candidates(x.shape, w.shape, x.dtype, RESNET, None, False, _Forward()),
+        cuda._wgrad_candidates(x.shape, dy.shape, w.shape, x.dtype, RESNET, False),
+    ]
+    for candidates in found:
+        assert [name for name, _ in candidates] == names
+    cuda = HostCuda(capability=capability)
+    cuda.conv_fprop(*send((x, w)), RESNET)
+    assert (len(cuda.cudnn.plans()) == 1) == (autotune != "measure" or len(names) == 1)
 
 
 @pytest.mark.parametrize(("channels", "kernels"), [(4, (1, 1)), (3, (2, 2))])
@@ -120,8 +143,9 @@ def test_pairs_of_four_channels_leave_images_in_their_place(measuring, channels,
     """A launch for the filter; and one for images of three channels."""
     cuda = HostCuda()
     x, w, dy = send(tuple(drawn((RESNET, (1, 8, 8, channels), (8, 7, 7, channels)), FLOAT16, 0)))
-    fprop = dict(cuda._stem_fprop_candidates(x.shape, w.shape, x.dtype, RESNET, None, False))["pairs"]
-    wgrad = dict(cuda._stem_wgrad_candidates(x.shape, dy.shape, w.shape, x.dtype, RESNET))["pairs"]
+    _, folds = folds_of(x.shape, w.shape, x.dtype, RESNET)
+    fprop = dict(cuda._stem_fprop_candidates(folds, x.dtype, None, False))["pairs"]
+    wgrad = dict(cuda._stem_wgrad_candidates(folds, dy.shape, w.shape, x.dtype))["pairs"]
     found = []
     for way, arguments in ((fprop, (x, w, None, None)), (wgrad, (x, dy, None))):
         way(*arguments)  # engines are measured
@@ -135,7 +159,7 @@ def test_pairs_of_four_channels_leave_images_in_their_place(measuring, channels,
 def test_the_primitives_take_what_is_chosen(measuring, monkeypatch):
     x, w, dy = drawn((RESNET, (2, 8, 8, 3), (8, 7, 7, 3)), FLOAT16, 0)
     for fastest, kernels in (("conv", 0), ("squares", 2)):
-        cuda = HostCuda()
+        cuda = HostCuda(capability=80)
         monkeypatch.setattr(cuda.cudnn, "choose", lambda key, candidates, fastest=fastest: fastest)
         for name, arguments in (("conv_fprop", (x, w, RESNET)), ("conv_wgrad", (x, dy, RESNET, w.shape))):
             given_ = [send(each) if isinstance(each, np.ndarray) else each for each in arguments]

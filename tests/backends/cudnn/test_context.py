@@ -1,20 +1,27 @@
 """Plans of one device on the stand-in for cuDNN: what is built when, which engine is taken, where it runs."""
 
 import dataclasses
+import functools
 import gc
 import itertools
 import logging
 import threading
+import types
 
 import chainer
 import numpy as np
 import pytest
 
+from mixprec import announcements
 from mixprec.backends.capture_error import CaptureError
-from mixprec.backends.cudnn import engines, search, settings
+from mixprec.backends.cudnn import context as context_module
+from mixprec.backends.cudnn import engines, plans, search, settings
+from mixprec.backends.cudnn import search_time as search_time_module
+from mixprec.backends.cudnn.autotune import fastest
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine
 from mixprec.backends.cudnn.handles import Handles
+from mixprec.backends.cudnn.search_time import SearchTime
 from mixprec.backends.cudnn.workspace import Workspaces
 from mixprec.backends.geometry import Convolution
 from tests.backends.cudnn.operations import batch_norm, conv_fprop
@@ -33,7 +40,7 @@ TEXT = (
 
 @pytest.fixture(autouse=True)
 def _choices_in(tmp_path):
-    settings.configure(cache=tmp_path)
+    settings.configure(cache=tmp_path, compile_seconds=3)  # one of the engines is compiled
     fake_cudnn.executed.clear()
 
 
@@ -187,7 +194,7 @@ def test_other_settings_are_other_plans(context, graphs, change):
     before = context.plan(CONV)
     settings.configure(**change)
     assert context.plan(CONV) is not before
-    settings.configure(**dataclasses.asdict(settings.Settings(cache=settings.current().cache)))
+    settings.configure(**dataclasses.asdict(settings.Settings(cache=settings.current().cache, compile_seconds=3)))
     assert context.plan(CONV) is before
     assert len(graphs) == 2
 
@@ -360,12 +367,102 @@ def test_equally_fast_engines_are_taken_in_the_order_of_the_heuristics(context):
 
 
 def test_one_slow_turn_does_not_count():
-    """The median of five turns: eng0 is the fastest but once."""
-    ticks = itertools.chain([9.0, 2.0, 2.0], itertools.cycle([1.0, 2.0, 2.0]))
+    """Two turns decide on what is much slower, and the median on the rest: eng0 is the fastest but once."""
+    ticks = itertools.chain([9.0, 1.2, 1.2], itertools.cycle([1.0, 1.2, 1.2]))
     context = CudnnContext(0, frontend=fake_cudnn, device=HostDevice(lambda: next(ticks)))
     settings.configure(autotune="measure")
     run(context, CONV)
     assert context.plan(CONV).engine == "eng0_k0=0"
+
+
+def timed(costs):
+    """Times functions that take so many milliseconds, from turn to turn; returns what is found, and their calls."""
+    ticks = [itertools.cycle(each) for each in costs]
+    calls, device = [], HostDevice(lambda: next(ticks[calls[-1]]))
+    return fastest(device, [(str(i), functools.partial(calls.append, i)) for i in range(len(costs))]), calls
+
+
+def test_what_is_far_slower_has_two_turns_and_what_is_close_has_ten_more():
+    """And one to warm up. Of what is not close five turns are enough."""
+    found, calls = timed([[1.0], [1.04], [1.2], [1.51]])
+    assert found == ("0", 1.0, 1.0)
+    assert [calls.count(number) for number in range(4)] == [16, 16, 6, 3]
+    found, calls = timed([[1.3], [1.0]])
+    assert found == ("1", 1.0, 1.3)
+    assert [calls.count(number) for number in range(2)] == [6, 6]
+
+
+def test_a_close_call_is_decided_by_the_second_look():
+    """Five turns would take the second one."""
+    slower_at_first, other = [1.02] * 5 + [1.0] * 10, [1.01] * 15
+    found, _ = timed([slower_at_first, other])
+    assert found == ("0", 1.0, 1.0)
+
+
+# The limit of all measuring
+
+
+@pytest.fixture
+def search_time(monkeypatch):
+    """Nothing was measured before, and each measurement takes 10 seconds."""
+    found = SearchTime()
+    for module in (context_module, plans):
+        monkeypatch.setattr(module, "SEARCH_TIME", found)
+    clock = itertools.count(step=10.0)
+    monkeypatch.setattr(search_time_module, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(announcements, "_said", set())
+    return found
+
+
+OTHERS = [conv_fprop((2, size, 4, 8), W, Convolution(pad=(1, 1)), "float16") for size in range(6, 9)]
+
+
+@pytest.mark.parametrize(("limit", "measured"), [(0, 0), (10, 1), (15, 2), (None, 4)])
+def test_when_the_time_is_used_up_engines_are_those_of_the_heuristic(search_time, monkeypatch, caplog, limit, measured):
+    heuristics = []
+    create = fake_cudnn.pygraph.create_execution_plans
+    monkeypatch.setattr(
+        fake_cudnn.pygraph,
+        "create_execution_plans",
+        lambda graph, modes: (heuristics.append([mode.name for mode in modes]), create(graph, modes)),
+    )
+    context = CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0}))
+    settings.configure(autotune="measure", search_seconds=limit)
+    asked = [CONV, *OTHERS]
+    for operation in asked:
+        run(context, operation)
+    assert [context.plan(operation).engine for operation in asked] == (
+        ["eng1_k0=0"] * measured + ["eng0_k0=0"] * (4 - measured)
+    )
+    assert heuristics == [["A", "B", "FALLBACK"]] * measured + [["B", "FALLBACK"]] * (4 - measured)
+    assert (search_time.measured, search_time.unmeasured) == (measured, 4 - measured)
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == (measured < 4)
+    assert not said or said[0].startswith(f"cudnn.search_seconds: {limit} s are used up after {measured} operations")
+
+
+def test_what_is_known_needs_no_time(search_time):
+    settings.configure(autotune="measure")
+    costs = {0: 3.0, 1: 1.0, 2: 2.0}
+    run(CudnnContext(0, frontend=fake_cudnn, device=with_costs(costs)), CONV)
+    settings.configure(search_seconds=0)
+    later = CudnnContext(0, frontend=fake_cudnn, device=with_costs(costs))
+    run(later, CONV)
+    assert later.plan(CONV).engine == "eng1_k0=0"
+    assert search_time.unmeasured == 0
+
+
+def test_without_time_the_first_way_is_taken(search_time, context):
+    ways = Candidates(a=2.0, b=1.0)
+    settings.configure(autotune="measure", search_seconds=0)
+    context = CudnnContext(0, frontend=fake_cudnn, device=ways.device)
+    assert context.choose("a or b", ways.candidates) == "a"
+
+
+def test_what_is_measured_within_a_measurement_counts_once(search_time):
+    with search_time.spending(), search_time.spending(operations=1):
+        pass
+    assert (search_time.spent, search_time.measured) == (20.0, 1)  # the second of three looks at the clock is within
 
 
 def test_a_plan_is_measured_once(context):
@@ -470,25 +567,25 @@ def test_not_more_engines_are_measured_than_the_limit(context, monkeypatch):
     monkeypatch.setattr(fake_cudnn, "PLANS", [fake_cudnn.Plan(number, 0, set(), set()) for number in range(60)])
     settings.configure(autotune="measure")
     run(context, CONV)
-    assert {index for _, index in fake_cudnn.executed} == set(range(24))
+    assert {index for _, index in fake_cudnn.executed} == set(range(10))
 
 
-@pytest.mark.parametrize(("seconds", "compiled"), [(3, 2), (40, 21)])
+@pytest.mark.parametrize(("seconds", "compiled"), [(0, 1), (3, 2), (40, 10)])
 def test_engines_that_are_compiled_have_a_budget_of_their_own(context, monkeypatch, seconds, compiled):
-    """Each takes 2 seconds; those that are not compiled are neither fewer for that nor more."""
+    """Each takes 2 seconds, and the first is needed; others take their places, ten in all."""
     clock = itertools.count(step=2.0)
     monkeypatch.setattr(search.time, "monotonic", lambda: next(clock))
     note = {fake_cudnn.behavior_note.RUNTIME_COMPILATION}
     plans = [fake_cudnn.Plan(number, 0, set(), note if number < 30 else set()) for number in range(60)]
     monkeypatch.setattr(fake_cudnn, "PLANS", plans)
-    settings.configure(autotune="measure", seconds=seconds)
+    settings.configure(autotune="measure", compile_seconds=seconds)
     run(context, CONV)
-    assert {index for _, index in fake_cudnn.executed} == {*range(compiled), *range(30, 54)}
+    assert {index for _, index in fake_cudnn.executed} == {*range(compiled), *range(30, 40 - compiled)}
 
 
 def test_a_longer_search_does_not_take_the_choice_of_a_shorter_one(context, graphs):
     for seconds, searched in ((3, True), (40, True), (3, False), (40, False)):
-        settings.configure(autotune="measure", seconds=seconds)
+        settings.configure(autotune="measure", compile_seconds=seconds)
         fake_cudnn.executed.clear()
         run(CudnnContext(0, frontend=fake_cudnn, device=HostDevice()), CONV)
         assert (len(fake_cudnn.executed) > 1) == searched

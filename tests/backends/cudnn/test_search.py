@@ -28,7 +28,7 @@ COSTS = {0: 3.0, 1: 1.0, 2: 2.0}  # eng1 is the fastest
 
 @pytest.fixture(autouse=True)
 def _measuring(tmp_path, monkeypatch):
-    settings.configure(autotune="measure", cache=tmp_path)
+    settings.configure(autotune="measure", cache=tmp_path, compile_seconds=3)  # one of the engines is compiled
     monkeypatch.setattr(announcements, "_said", set())
     fake_cudnn.executed.clear()
 
@@ -101,7 +101,7 @@ def test_an_engine_that_fails_later_is_out_and_never_tried_again(gpu, monkeypatc
     run(context, CONV)
     assert context.plan(CONV).engine == "eng2_k0=0"
     executed_engines()
-    settings.configure(seconds=40)  # it is searched again
+    settings.configure(compile_seconds=40)  # it is searched again
     run(new_process(gpu), CONV)
     assert executed_engines() == {0, 2}
 
@@ -154,7 +154,7 @@ def test_a_lack_of_memory_says_nothing_about_an_engine(gpu, monkeypatch, error):
     with monkeypatch.context() as patched:
         engine_does(patched, scarce)
         run(new_process(gpu), CONV)
-    settings.configure(seconds=40)
+    settings.configure(compile_seconds=40)
     context = new_process(gpu)
     run(context, CONV)
     assert context.plan(CONV).engine == "eng1_k0=0"
@@ -248,7 +248,7 @@ def test_an_engine_whose_result_is_off_is_not_taken_and_said_by_name(gpu, monkey
     assert context.plan(NORM).engine == "eng2_k0=0"
     (message,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert f"eng1_k0=0 computes something else, and is not used: {why}" in message
-    settings.configure(seconds=40)
+    settings.configure(compile_seconds=40)
     executed_engines()
     run(new_process(gpu), NORM)
     assert executed_engines() == {0, 2}
@@ -296,7 +296,7 @@ def test_of_two_that_differ_the_first_is_taken_and_none_is_blamed(gpu, monkeypat
         assert context.plan(CONV).engine == "eng0_k0=0"
     (message,) = caplog.messages
     assert message.startswith(f"{CONV}: eng1_k0=0 is not used, it is not known which of two is wrong: y differs by ")
-    settings.configure(seconds=40)
+    settings.configure(compile_seconds=40)
     engine_does(monkeypatch, changed(CONV, "y", scaled(2), engine=0))
     context = new_process(gpu)
     run(context, CONV)

@@ -28,7 +28,8 @@ def test_defaults():
         "tf32": False,
         "tensor_cores": True,
         "cache": default_cache(),
-        "seconds": 3.0,
+        "compile_seconds": 0.0,
+        "search_seconds": None,
     }
 
 
@@ -53,9 +54,10 @@ def test_what_is_not_named_stays():
         ({"tf32": None}, "tf32: found None, expected True or False"),
         ({"cache": ""}, "cache: found '', expected the path of a folder, or None"),
         ({"cache": 3}, "cache: found 3, expected the path of a folder, or None"),
-        ({"seconds": -1}, "seconds: found -1, expected a number from 0 to 86400"),
-        ({"seconds": "3"}, "seconds: found '3', expected a number from 0 to 86400"),
-        ({"seconds": float("nan")}, "seconds: found nan, expected a number from 0 to 86400"),
+        ({"compile_seconds": -1}, "compile_seconds: found -1, expected a number from 0 to 86400"),
+        ({"compile_seconds": None}, "compile_seconds: found None, expected a number from 0 to 86400"),
+        ({"search_seconds": "3"}, "search_seconds: found '3', expected a number from 0 to 86400, or None"),
+        ({"search_seconds": float("nan")}, "search_seconds: found nan, expected a number from 0 to 86400, or None"),
     ],
 )
 def test_a_refused_value_changes_nothing(change, message):
@@ -129,7 +131,8 @@ def test_the_section_of_a_config_holds_before_the_model_runs(tmp_path):
     (tmp_path / "c.yaml").write_text(
         "model: {arch: a, classes: 2}\ndata: {train: t, val: v}\noptimizer: {lr: 1}\n"
         "training: {batch_size: 1, epochs: 1}\n"
-        "cudnn: {autotune: off, workspace_mib: 64, deterministic: true, tf32: true}\n"
+        "cudnn: {autotune: off, workspace_mib: 64, deterministic: true, tf32: true,\n"
+        "        search_seconds: 20, compile_seconds: 3}\n"
     )
     seen = []
 
@@ -143,7 +146,7 @@ def test_the_section_of_a_config_holds_before_the_model_runs(tmp_path):
 
     config = load(tmp_path / "c.yaml")
     build_model(config, Network, "@numpy")
-    assert seen == [Settings("off", 64 * 2**20, True, True)]
+    assert seen == [Settings("off", 64 * 2**20, True, True, compile_seconds=3, search_seconds=20)]
     build_model(load(tmp_path / "c.yaml", ["cudnn.autotune=measure"]), Network, "@numpy")
     assert seen[1].autotune == "measure"
 
