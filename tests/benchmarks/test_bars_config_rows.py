@@ -41,6 +41,7 @@ def test_rows_and_their_levels():
         ("static_graph.yaml, no loss scale", "ablation", "nhwc-fused", "float16"),
         ("static_graph.yaml, second stream", "ablation", "nhwc-fused", "float16"),
         ("static_graph.yaml, no autotuning, second stream", "ablation", "nhwc-fused", "float16"),
+        ("static_graph.yaml, 30 s of search", "ablation", "nhwc-fused", "float16"),
     ]
 
 
@@ -56,6 +57,7 @@ def test_rows_and_their_levels():
                     *["nhwc_fused_batched.yaml", "static_graph.yaml", "static_graph.yaml, no graph"],
                     *["static_graph.yaml, no autotuning", "static_graph.yaml, no autotuning, no graph"],
                     *["static_graph.yaml, second stream", "static_graph.yaml, no autotuning, second stream"],
+                    "static_graph.yaml, 30 s of search",
                 ],
                 ["static_graph.yaml, float32", "static_graph.yaml, TF32"],
             ],

@@ -60,8 +60,6 @@ def test_the_rows_of_the_bars_are_there_on_a_gpu(stage_of):
         *pytorch_rows.bars("@cupy:0"),
     ]
     wanted = {row for stage in stage_of.values() for row in words_after(stage, "--rows")}
-    if not any("search_seconds" in key for *_, keys in config_rows.WAYS for key in keys):
-        wanted.remove(stages.MEASURED)  # until configs have that key
     assert wanted <= {row.name for row in rows}
 
 
