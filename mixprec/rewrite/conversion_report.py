@@ -187,7 +187,7 @@ class Report:
         )
         yield (
             "statistics",
-            f"{self.conv_statistics} may be taken in the convolution before, where a device finds it faster",
+            f"{self.conv_statistics} may be taken in the convolution before, on a GPU",
         )
         where = [f"{each.direction} at {each.link or '/'} for {each.function}" for each in self.conversions]
         yield "layout conversions", f"{len(where)} a step" + "".join(f"\n{'':22}{line}" for line in where)
