@@ -64,9 +64,8 @@ class Specialization:
         self._own_failure = None  # what other ranks have still to be told
         self._version = self._other_links = None  # at the last watched call
         self._differed, self._to_compare = 0, _COMPARED
-        self._lacks_memory = self._begins_again = (
-            False  # on a rank: was there no memory for a graph; not for the first time
-        )
+        self._lacks_memory = False  # whether there was none for a graph, on a rank
+        self._tried_again = False  # after that
         self._differing = 0  # calls in a row in which a graph differed by what may be chance
 
     @property
@@ -131,10 +130,10 @@ class Specialization:
 
         Otherwise nothing of it is needed any more.
         """
-        again = self._lacks_memory and not self._begins_again
+        again = self._lacks_memory and not self._tried_again
         self.drop()
         if again:
-            self.failure, self._begins_again, self._lacks_memory = None, True, False
+            self.failure, self._tried_again, self._lacks_memory = None, True, False
         else:
             self._buffers = None
         return again
