@@ -10,11 +10,11 @@ from benchmarks import machine
 from benchmarks.command_arguments import add_arch, amount, positive, positives
 from benchmarks.comparison_runs import FAULTS, NOISE, SKIPPED, Training
 from benchmarks.record_files import add_command
-from mixprec.graph_capture.specialization import CONFIRMED
+from mixprec.graph_capture.doubts import CALLS, MOST_RUNS
 from mixprec.graph_capture.verification import Outcome, Runs, Verification
 from models import MODELS
 
-_MOST = CONFIRMED + 1  # runs of each kind in the last one of them
+_RUNS = 16  # from each state, of which pairings are drawn
 
 
 class Power(NamedTuple):
@@ -24,8 +24,8 @@ class Power(NamedTuple):
         steps: that number.
         exact: dict from faults to whether they are found where nothing varies, bit for bit.
         noisy: likewise where sums vary: in how many of the calls in a row that a refusal takes.
-        differing: how many pairings of right runs differ in the first of these calls, the second ...
-        refused: how many differ in all of them, so that the graph would be refused.
+        differing: how many right graphs differ in each of these calls.
+        refused: in how many the same array differs in all of them, so that the graph would be refused.
         pairings: of how many.
     """
 
@@ -42,42 +42,37 @@ class _State:
 
     Args:
         before: dict of arrays, the state.
+        bitwise: whether bits are compared.
     """
 
-    def __init__(self, before):
+    def __init__(self, before, bitwise):
         arrays = {name: array.copy() for name, array in before.items()}
-        self._verification = Verification(arrays, False, (SKIPPED,))
+        self._verification = Verification(arrays, bitwise, (SKIPPED,))
 
     def outcome(self, run):
         """Returns what a run has left, as :class:`~mixprec.graph_capture.verification.Outcome`."""
-        self._verification.take(Outcome([], {name: array.reshape(-1) for name, array in run.items()}))
+        self._verification.take(Outcome({name: array.reshape(-1) for name, array in run.items()}, {}))
         return self._verification.outcome([])
 
-    def differ(self, launches, eager):
-        """Whether launches are another step than eager ones; both are lists of outcomes.
-
-        Not so if only one of them has overflowed, which says nothing.
-        """
-        if self._verification.difference(launches[0], eager[0]) is None:
-            return False
-        difference, is_likely = self._verification.compared(self._runs(launches), self._runs(eager))
-        return difference is not None and not is_likely
+    def differing(self, launches, eager):
+        """Returns the names of what differs; both are lists of outcomes."""
+        return set(self._verification.differences(self._runs(launches), self._runs(eager)))
 
     def _runs(self, outcomes):
         apart = {}
         for each in outcomes[1:]:
             self._verification.take(each)
-            apart = self._verification.apart(outcomes[0], apart)
+            apart = self._verification.apart(outcomes[0], [], apart)
         return Runs(outcomes[0], apart)
 
 
 def measure(training, targets, pairings, say=lambda text: None):
-    """Looks at the comparison after so many steps each.
+    """Looks at the comparison after so many steps each, and in the calls that follow.
 
     Args:
         training: :class:`~benchmarks.comparison_runs.Training`.
         targets: ascending numbers of steps.
-        pairings: number of right graphs, each of runs that are drawn from as many as it takes for two.
+        pairings: number of right graphs.
         say: called with a line of progress.
 
     Yields:
@@ -87,37 +82,35 @@ def measure(training, targets, pairings, say=lambda text: None):
     with training.sums.varying():
         for target in targets:
             training.advance(target)
-            exact, differs, faults = None, [], dict.fromkeys(FAULTS, 0)
-            for runs in range(2, _MOST + 1):  # of each kind, in one call after the other
+            exact, right, wrong = None, [], {name: [] for name in FAULTS}
+            for runs in (min(2 + call, MOST_RUNS) for call in range(CALLS)):
                 training.begin()
                 exact = exact or _exactly(training)
-                state = _State(training.before)
-                right = [state.outcome(training.run()) for _ in range(2 * _MOST)]
-                drawn = [draw.sample(right, 2 * runs) for _ in range(pairings)]
-                differs.append([state.differ(each[:runs], each[runs:]) for each in drawn])
+                state = _State(training.before, False)
+                outcomes = [state.outcome(training.run()) for _ in range(_RUNS)]
+                drawn = [draw.sample(outcomes, 2 * runs) for _ in range(pairings)]
+                right.append([state.differing(each[:runs], each[runs:]) for each in drawn])
                 for name, fault in FAULTS.items():
-                    wrong = [state.outcome(training.run(fault)) for _ in range(runs)]
-                    faults[name] += state.differ(wrong, draw.sample(right, runs))
+                    faulty = [state.outcome(training.run(fault)) for _ in range(runs)]
+                    wrong[name].append(bool(state.differing(faulty, draw.sample(outcomes, runs))))
                 training.end()
-            refused = sum(all(each) for each in zip(*differs, strict=True))
-            found = Power(target, exact, faults, list(map(sum, differs)), refused, pairings)
-            say(f"after {target} steps: {refused} of {pairings} refused; {found.differing} differ in the calls alone")
+            refused = sum(bool(set.intersection(*names)) for names in zip(*right, strict=True))
+            noisy = {name: sum(calls) for name, calls in wrong.items()}
+            found = Power(target, exact, noisy, [sum(map(bool, names)) for names in right], refused, pairings)
+            say(f"after {target} steps: {refused} of {pairings} right graphs refused; in its calls {found.differing}")
             yield found
 
 
 def _exactly(training):
-    """Faults where nothing varies: compared as ``cudnn.deterministic`` has it, bit for bit."""
+    """Faults where nothing varies: compared as with ``cudnn.deterministic``, bit for bit."""
     training.sums.noise = 0.0
-    right, again = training.run(), training.run()
-    found = {name: _differ(training.run(fault), right) for name, fault in FAULTS.items()}
+    state = _State(training.before, True)
+    right, again = (state.outcome(training.run()) for _ in range(2))
+    found = {name: bool(state.differing([state.outcome(training.run(each))], [right])) for name, each in FAULTS.items()}
     training.sums.noise = NOISE
-    if _differ(again, right):
+    if state.differing([again], [right]):
         raise RuntimeError("a step on NumPy is not the same bit for bit when it is repeated")
     return found
-
-
-def _differ(a, b):
-    return any(a[name].tobytes() != b[name].tobytes() for name in b)
 
 
 def table(found):
@@ -131,7 +124,7 @@ def table(found):
 
 
 def _in_words(count):
-    return "found" if count == CONFIRMED else f"{count} of {CONFIRMED}" if count else "not found"
+    return "found" if count == CALLS else f"{count} of {CALLS}" if count else "not found"
 
 
 def add(commands):

@@ -17,10 +17,10 @@ class Capturable(abc.ABC):
     """Work that is done again and again, each time with the same launches.
 
     A call asks :meth:`is_under_way`, and is then inside of :meth:`agreed`. An eager call calls :meth:`run` and
-    :meth:`finish`. The call that captures a graph asks :meth:`why_not`, calls :meth:`run` twice (once eagerly, once
-    while the graph is captured), and compares what the work returns and the arrays of :meth:`state`. A call that
-    launches the graph calls the methods of the :class:`GraphSession` and :meth:`finish`; :meth:`run` is not called any
-    more.
+    :meth:`finish`. The call that captures a graph asks :meth:`why_not`, calls :meth:`settle` and :meth:`run` (eagerly,
+    once or some times from the same state, and while the graph is captured), and compares what the work returns and the
+    arrays of :meth:`state`. A call that launches the graph calls the methods of the :class:`GraphSession` and
+    :meth:`finish`; :meth:`run` is not called any more.
 
     The methods that are not abstract are those of work that moves nothing.
 
@@ -83,6 +83,9 @@ class Capturable(abc.ABC):
     def why_not(self):
         """Returns why the work cannot be captured, as text, or ``None``; asked before a graph is captured."""
         return hook_left_out(self.model)
+
+    def settle(self):  # noqa: B027
+        """Brings to the host what earlier calls have left to count on the device; the host may wait for the device."""
 
     def state(self):
         """Returns the arrays that the work moves, in a dict by names for messages."""

@@ -15,6 +15,7 @@ from mixprec.activation_memory import offloading
 from mixprec.announcements import announce
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
+from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.graph_capture.called_links import array_of
 from mixprec.graph_capture.capturable import Capturable
 from mixprec.graph_capture.captured_evaluation import Evaluation
@@ -22,7 +23,7 @@ from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.graph_step import TrainingStep
 from mixprec.graph_capture.specialization import Specialization
 from mixprec.graph_capture.step_arguments import Arguments
-from mixprec.graph_capture.wishes import EAGER, FAILED, REFUSED, Wish
+from mixprec.graph_capture.wishes import EAGER, REFUSED, Wish
 from mixprec.optimizer import MixedPrecisionOptimizer
 
 _OTHER_SHAPES = ("capture", "eager")
@@ -169,7 +170,7 @@ class Captured:
         self._required = arguments.flag("required", required)
         self._specializations = collections.OrderedDict()  # by key, the one that was called last at the end
         self._first_key = None  # with other_shapes="eager": of the only specialization
-        self._unfit = set()  # reasons why arguments cannot be given to a graph
+        self._failures = {}  # shapes and reasons, as texts, by key
         self.why_not: str | None = None
         self.replays: int = 0
 
@@ -195,27 +196,50 @@ class Captured:
             return self._eager(args, kwargs, wait=True)
         given = Arguments(args, kwargs)
         with graphs.on_stream():
-            specialization, own = self._look(given, graphs)
+            key, own = self._look(given, graphs)
             with self._capturable.agreed(own) as wish:
                 if wish.kind == EAGER and wish is not own:
                     announce("%s runs eagerly in calls in which ranks differ: %s", self._name, wish.reason)
                 if wish.kind == REFUSED:
                     raise self._error(wish.reason)
-                if specialization is None:
-                    result = self._eager(*given.on_device(graphs), wait=False)
-                    failure = wish.reason if wish.kind == FAILED else None
-                else:
-                    launches = specialization.launches
-                    result = specialization.call(given, wish)
-                    self.replays += specialization.launches - launches
-                    specialization.finish()
-                    failure = specialization.failure
-                    if failure is not None and specialization.begins_again():
-                        failure = None
-                        self._drop_others(specialization)
+                try:
+                    result = self._called(key, given, wish, graphs)
+                except Exception as error:
+                    if not lacks_memory(error) or not self._capturable.is_alone or not self._drop_others(key):
+                        raise
+                    result = self._called(key, given, wish, graphs)
+                failure = self._failure(key)
         if failure is not None:
-            self._fails(failure, given.shapes)
+            self.why_not = failure
+            if self._required:
+                raise self._error(failure)
+            announce("%s runs eagerly, it cannot be captured: %s", self._name, failure)
         return result
+
+    def _called(self, key, given, wish, graphs):
+        """Does the work; ``key`` is that of a specialization, or ``None`` for an eager call."""
+        specialization = self._specializations.get(key)
+        if specialization is None:
+            return self._eager(*given.on_device(graphs), wait=False)
+        launches = specialization.launches
+        result = specialization.call(given, wish)
+        self.replays += specialization.launches - launches
+        specialization.finish()
+        return result
+
+    def _failure(self, key):
+        """Returns why calls of this key cannot be captured from now on, as text, or ``None``."""
+        specialization = self._specializations.get(key)
+        failure = None if specialization is None else specialization.failure
+        if failure is None:
+            return None
+        if specialization.try_again():
+            self._drop_others(key)
+            return None
+        specialization.drop()
+        self._failures[key] = specialization.shapes, failure
+        del self._specializations[key]
+        return failure
 
     def reset(self) -> None:
         """Drops all graphs; to be called when code or numbers that a graph has frozen have changed.
@@ -225,17 +249,15 @@ class Captured:
         for specialization in self._specializations.values():
             specialization.drop()
         self._specializations.clear()
-        self._unfit.clear()
+        self._failures.clear()
         self.why_not = self._first_key = None
 
     def report(self) -> str:
         """Returns what is captured, and why something is not, as text."""
-        lines = [f"{self._name} is not captured: {reason}" for reason in sorted(self._unfit)]
+        lines = [f"{shapes}: {self._name} is not captured: {reason}" for shapes, reason in self._failures.values()]
         for each in self._specializations.values():
             state = f"{each.calls} eager calls"
-            if each.failure is not None:
-                state = f"{self._name} is not captured: {each.failure}"
-            elif each.graph is not None:
+            if each.graph is not None:
                 state += f", then a graph that was launched {each.launches} times"
             lines.append(f"{each.shapes}: {state}")
         return "\n".join(lines) or f"{self._name} was not called yet, or is not on a CUDA device"
@@ -246,19 +268,22 @@ class Captured:
         return result
 
     def _look(self, given, graphs):
-        """Returns the :class:`Specialization` for a call, ``None`` if the call is eager, and a :class:`Wish`."""
+        """Returns the key of the :class:`Specialization` for a call, ``None`` if it is eager, and a :class:`Wish`."""
+        self.why_not = None
         hook = self._hook()
         if hook is not None:
-            return None, Wish(self._failed_before, f"a graph would leave out {hook}")
+            return None, self._no_graph(f"a graph would leave out {hook}")
         everywhere, here = vars(chainer.global_config), vars(chainer.config._local)
         config = tuple([here.get(name, everywhere[name]) for name in _CONFIG])
         try:
             key = graphs, given.key, config, settings.current(), offloading.active(), self._capturable.variant
         except TypeError as error:
             self.why_not = str(error)
-            kind = self._failed_before if self.why_not in self._unfit else FAILED
-            self._unfit.add(self.why_not)
-            return None, Wish(kind, self.why_not)
+            announce("%s runs eagerly, it cannot be captured: %s", self._name, self.why_not)
+            return None, self._no_graph(self.why_not)
+        if key in self._failures:
+            _, self.why_not = self._failures[key]
+            return None, self._no_graph(self.why_not)
         if self._other_shapes == "eager":
             self._first_key = self._first_key or key[:-1]
             if key[:-1] != self._first_key:
@@ -268,16 +293,11 @@ class Captured:
         self._specializations.move_to_end(key)
         if len(self._specializations) > 1:
             self._make_room()
-        specialization = self._specializations[key]
-        self.why_not = specialization.failure
-        if self.why_not is not None:
-            return None, Wish(self._failed_before, self.why_not)
-        return specialization, specialization.wish()
+        return key, self._specializations[key].wish()
 
-    @property
-    def _failed_before(self):
-        """The kind of :class:`Wish` of a call that cannot be captured, as is known."""
-        return REFUSED if self._required else EAGER
+    def _no_graph(self, reason):
+        """The :class:`Wish` of a call that cannot be captured."""
+        return Wish(REFUSED if self._required else EAGER, reason)
 
     def _make_room(self):
         """Drops the specialization that was called least recently, so that the current one may have a graph."""
@@ -301,21 +321,14 @@ class Captured:
             return type(hook).__name__
         return None
 
-    def _drop_others(self, specialization):
-        """Drops all other graphs, for whose memory one that could not be captured is tried once more."""
-        others = [
-            each for each in self._specializations.values() if each is not specialization and each.graph is not None
-        ]
-        if others:
-            announce("%s: graphs of other arguments make room for one that did not fit into memory", self._name)
-        for other in others:
-            other.drop()
-
-    def _fails(self, reason, shapes):
-        self.why_not = reason
-        if self._required:
-            raise self._error(reason)
-        announce("%s runs eagerly with %s, it cannot be captured: %s", self._name, shapes, reason)
+    def _drop_others(self, key):
+        """Drops the graphs of all other keys, as there was no memory; returns whether there was one."""
+        with_graph = [each for name, each in self._specializations.items() if name != key and each.graph is not None]
+        if with_graph:
+            announce("%s: graphs of other arguments make room for what did not fit into memory", self._name)
+        for each in with_graph:
+            each.drop()
+        return bool(with_graph)
 
     def _error(self, reason):
         return CaptureError(f"{self._name} cannot be captured, which is required: {reason}")

@@ -130,6 +130,10 @@ class TrainingStep(Capturable):
             return "another optimizer has the same update rules, whose t it must know at once"
         return None
 
+    def settle(self):
+        """See :meth:`Capturable.settle`: what is turned back later would count twice if the step reads ``t``."""
+        _parts(self._optimizer).step.settle()
+
     def state(self):
         """Returns every array that a step moves, by a name for messages."""
         _, step, _, scaler, counter = _parts(self._optimizer)

@@ -2,18 +2,21 @@
 
     eager calls        warmup - 2 calls
     watched calls      2 calls, whose requests to the device are compared
-    compared calls     2 calls, each compares a graph with an eager call
+    compared calls     2 calls at least, each compares graphs with eager steps
     launches           every later call
 
 :class:`~mixprec.graph_capture.captured.Captured` calls :meth:`Specialization.wish` and :meth:`Specialization.call` in
 each step.
 """
 
+import logging
+
 from mixprec.announcements import announce
 from mixprec.backends import aside
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.graph_capture.called_links import OtherLinks, called
+from mixprec.graph_capture.doubts import Doubts
 from mixprec.graph_capture.origin import cause_of
 from mixprec.graph_capture.reports import Reports, copied
 from mixprec.graph_capture.verification import Runs, Verification
@@ -24,12 +27,7 @@ _MORE_CALLS = 3  # are watched if the last two differ: some things happen in the
 # Two, as by the second one a number or an array of the host that is another in each step is not what it was at the
 # capture any more.
 _COMPARED = 2
-# Where bits vary from run to run, a right graph may differ by chance. So a difference counts if it comes in so many
-# calls in a row, each with another state and another graph.
-CONFIRMED = 3
-# Likewise where a difference is likely: only one of launch and eager step overflows, while the loss scale falls to what
-# a network bears, or an image is classified otherwise.
-_UNDECIDED = 8
+_log = logging.getLogger("mixprec")
 _UNDER_WAY = (
     "the model was called for training before the step, whose statistics come back if the step is skipped; "
     "with chainer.config.train or enable_backprop off that is no part of it"
@@ -64,9 +62,8 @@ class Specialization:
         self._own_failure = None  # what other ranks have still to be told
         self._version = self._other_links = None  # at the last watched call
         self._differed, self._to_compare = 0, _COMPARED
-        self._lacks_memory = False  # whether there was none for a graph, on a rank
-        self._tried_again = False  # after that
-        self._differing = 0  # calls in a row in which a graph differed by what may be chance
+        self._doubts = Doubts(capturable.name)
+        self._lacks_memory = self._tried_again = False
 
     @property
     def wants_graph(self):
@@ -123,20 +120,19 @@ class Specialization:
         """Drops the graph; the next calls are eager again, two of them at least."""
         self._drop_graph()
         self._log, self._to_compare, self.calls = None, _COMPARED, self._warmup - 2
-        self._differing = 0
+        self._doubts.clear()
 
-    def begins_again(self):
-        """After a failure: whether it was for want of memory, for the first time; eager calls follow again then.
+    def try_again(self):
+        """Begins with eager calls again after a failure, if that was for want of memory for the first time.
 
-        Otherwise nothing of it is needed any more.
+        Returns:
+            Whether it does; all ranks do, or none.
         """
-        again = self._lacks_memory and not self._tried_again
+        if not self._lacks_memory:
+            return False
         self.drop()
-        if again:
-            self.failure, self._tried_again, self._lacks_memory = None, True, False
-        else:
-            self._buffers = None
-        return again
+        self.failure, self._lacks_memory, self._tried_again = None, False, True
+        return True
 
     def _drop_graph(self):
         if self.graph is not None:
@@ -179,50 +175,43 @@ class Specialization:
 
         There is memory for one of these at a time: the graph of the last call is dropped before the work runs eagerly,
         and the eager call is over when the next graph is captured. Variables that the model keeps are therefore those
-        of the newest graph. Where ranks could part they do what the first one does that finds something.
+        of the newest graph. All ranks take the decision of the first one that finds a difference.
         """
         self._log = None
+        self._capturable.settle()
         state = self._state()
         # One rank is enough whose engines may give other bits each time.
         bitwise = not self._on_a_rank(not settings.current().deterministic)
-        verification = Verification(state, bitwise, self._capturable.course)
-        former = None
+        verification, runs = Verification(state, bitwise, self._capturable.course), 1 if bitwise else self._doubts.runs
+        launches = []
         if self.graph is not None:
-            self._launch_graph()
-            former = self._launched_again(verification)
+            launches.append(self._launched(verification, runs))
             verification.turn_back()
             self._session.release()
             self._drop_graph()
-        eager, result, reports = self._run_to_compare(verification, state)
+        eager, result, reports = self._run_to_compare(verification, runs, state)
         if eager is None:
+            self._doubts.clear()
             reports.repeat()
             return result
         outputs = self._capturable.outputs()
-        differs = former is not None and self._differs(verification, former, eager)
-        del former  # memory
-        if self.failure is None:
-            self._fails(self._capture(outputs))
-            self._lacks_memory = self.failure is not None and self._on_a_rank(self._lacks_memory)
+        self._fails(self._capture(outputs))
         if self.failure is None:
             verification.turn_back()
-            self._launch_graph()
-            found = verification.now(self._values_of_graph())
-            if self._on_a_rank(verification.difference(found, eager.outcome) is not None):
-                launches = self._launched_again(verification)
-                differs = self._differs(verification, launches, eager) or differs
-            if self.failure is not None or differs:
-                verification.take(eager.outcome)
-        if self.failure is not None or differs:
-            self._differing, self._to_compare = self._differing + 1, _COMPARED
-            self._capturable.restore(outputs)
-            self._graphs.release()  # what a capture has left that failed
-            reports.repeat()
-            return result
-        self._differing = 0
-        self._to_compare -= self._capturable.applied()
-        return self._result_of_graph()
+            launches.append(self._launched(verification, runs))
+            if not self._differ(verification, launches, eager):
+                self._to_compare -= self._capturable.applied()
+                return self._result_of_graph()
+            self._to_compare = _COMPARED
+            verification.take(eager.outcome)
+        else:
+            self._lacks_memory = self._on_a_rank(self._lacks_memory) and not self._on_a_rank(self._tried_again)
+        self._capturable.restore(outputs)
+        self._graphs.release()  # what a capture has left that failed
+        reports.repeat()
+        return result
 
-    def _run_to_compare(self, verification, state):
+    def _run_to_compare(self, verification, runs, state):
         """Runs the work eagerly, and where bits vary from run to run some times more, to see by how much.
 
         Returns:
@@ -230,47 +219,48 @@ class Specialization:
             the state, or a part of it, has come to the device in the first run: from a file, or drawn.
         """
         first, apart = None, {}
-        for more in reversed(range(self._runs(verification))):
+        for more in reversed(range(runs)):
             with Reports() as reports:
                 result = self._run(unchains=True)  # or a model that keeps its loss keeps memory that the graph needs
             now = self._state()
             if self._on_a_rank(now.keys() != state.keys() or any(now[name] is not state[name] for name in state)):
                 return None, result, reports
+            values = _named(result, reports)
             if first is not None:
-                apart = verification.apart(first, apart)
+                apart = verification.apart(first, values, apart)
             if more:
-                first = first or verification.outcome([])
+                first = first or verification.outcome(values)
                 verification.turn_back()
         first = None  # memory
-        return Runs(verification.outcome([("the result", result), *reports.values]), apart), result, reports
+        return Runs(verification.outcome(values), apart), result, reports
 
-    def _launched_again(self, verification):
-        """Returns the :class:`~mixprec.graph_capture.verification.Runs` of the last launch and of some more.
-
-        All ranks launch equally often; that a step has overflowed is the same on all.
-        """
-        first, apart = verification.outcome(self._values_of_graph()), {}
-        for _ in range(1, self._runs(verification)):
-            verification.turn_back()
+    def _launched(self, verification, runs):
+        """Launches the graph so many times from the same state; all ranks equally often."""
+        first, apart = None, {}
+        for more in reversed(range(runs)):
             self._launch_graph()
-            apart = verification.apart(first, apart)
+            values = _named(self._result, self._reports)
+            if first is None:
+                first = verification.outcome(values)
+            else:
+                apart = verification.apart(first, values, apart)
+            if more:
+                verification.turn_back()
         return Runs(first, apart)
 
-    def _runs(self, verification):
-        """How many runs of each kind are compared: one more in a call that comes after a difference."""
-        return 1 if verification.bitwise else 2 + min(self._differing, CONFIRMED - 1)
-
-    def _differs(self, verification, launches, eager):
-        """Whether launches are not the eager step; there is a failure then if that cannot be chance."""
-        reason, is_likely = verification.compared(launches, eager)
-        if not self._on_a_rank(reason is not None):
-            return False
-        if not verification.bitwise:
-            calls = _UNDECIDED if self._on_a_rank(is_likely) else CONFIRMED
-            if self._differing + 1 < calls:
-                return True
-        self._fails(reason)
-        return True
+    def _differ(self, verification, launches, eager):
+        """Whether any launches are not the eager step on a rank; if that cannot be chance, there is a failure then."""
+        reasons = {}
+        for each in launches:
+            reasons |= verification.differences(each, eager)
+        differs = self._on_a_rank(bool(reasons))
+        if differs:
+            counts = next(iter(reasons.values()), None) if verification.bitwise else self._doubts.after(reasons)
+            for reason in reasons.values():
+                _log.info("%s: %s", self._capturable.name, reason)
+            self._fails(counts and f"{counts}; {len(reasons)} of {len(eager.outcome.arrays)} arrays differ")
+        self._doubts.over(differs)
+        return differs
 
     def _on_a_rank(self, condition):
         """Whether a condition holds on a rank; all ask at the same time."""
@@ -282,9 +272,6 @@ class Specialization:
 
     def _state(self):
         return {**self._other_links.state(), **self._capturable.state()}
-
-    def _values_of_graph(self):
-        return [("the result", self._result), *self._reports.values]
 
     def _capture(self, outputs):
         """Captures the work: afterwards there is a graph, or the outputs of the eager call and a reason, as text."""
@@ -320,3 +307,7 @@ class Specialization:
         copies = {}  # what is one array in an eager step is one here
         self._reports.repeat(copies)
         return copied(self._result, copies)
+
+
+def _named(result, reports):
+    return [("the result", result), *((f"the reported {name}", value) for name, value in reports.values)]

@@ -1,10 +1,9 @@
-"""Comparing a launch of a new graph with an eager step from the same state.
+"""Comparing launches of a new graph with eager steps from the same state.
 
 :class:`~mixprec.graph_capture.specialization.Specialization` uses it in the calls that compare. ``docs/capture.md`` has
 the reasons for the bounds, and which faults they find.
 """
 
-import logging
 from typing import NamedTuple
 
 import chainer
@@ -12,10 +11,9 @@ import numpy as np
 from chainer.backends import cuda
 
 from mixprec.backends.memory import flat, is_dense
-from mixprec.backends.transfers import to_host
 from mixprec.graph_capture.reports import copied
 
-_CHANGE = 2.0**-8  # of what the step adds to an array: two results may be so far apart
+_CHANGE = 2.0**-8  # of what a step adds to an array, or of a value: two results may be so far apart
 # Some engines of cuDNN add in another order each time, and gradients of a deep network that is not trained yet, or has
 # learnt its batch by heart, then differ from run to run by as much as they are. So a launch and an eager step may also
 # be some times as far apart as launches are among themselves, or eager steps are, whichever is more.
@@ -23,21 +21,23 @@ _APART = 4
 # But if the ones are so many times further apart than the others, they do not repeat the same step with other rounding:
 # a graph that leaves out a gradient has the same momentum in each launch.
 _UNLIKE = 64
-_UNITS = 2  # in the last place of FP32: numbers that are so close are equal
-_VALUE = 2.0**-8  # of losses and reported values, relative: a forward pass is nearly the same bits
-_log = logging.getLogger("mixprec")
+# Losses and reported values vary less: much less than what an array adds that each run changes, and mixprec cannot take
+# back. Of the norm of a value, or of 1 if that is less.
+_VALUE = 2.0**-4
+_UNITS = 2  # in the last place: numbers that are so close are equal
 
 
 class Outcome(NamedTuple):
-    """The results of a step, and the arrays that it moved.
+    """What a run of a step has left.
 
     Attributes:
-        values: ``[(name, array or number)]``: its results.
-        arrays: dict from names to the arrays that it moves, those without gaps flat, or copies of them.
+        arrays: dict from names to the arrays that it moves, those without gaps flat, and to its results and reported
+            values that are arrays; or to copies.
+        others: dict from names to results and reported values that are none.
     """
 
-    values: list
     arrays: dict
+    others: dict
 
 
 class Runs(NamedTuple):
@@ -68,15 +68,16 @@ class Verification:
         # CuPy goes through an array in the order of its axes: through a filter, strided, unless it is seen as flat.
         self._arrays = {name: flat(array) if is_dense(array) else array for name, array in arrays.items()}
         self.bitwise, self._course = bitwise, course
-        self._before = _copies(self._arrays)
+        self._before = {name: array.copy() for name, array in self._arrays.items()}
 
     def outcome(self, values):
-        """Returns the :class:`Outcome` of the last run, with ``[(name, value)]`` of its results, in copies."""
-        return Outcome([(name, copied(value)) for name, value in values], _copies(self._arrays))
+        """Returns the :class:`Outcome` of the last run, in copies.
 
-    def now(self, values):
-        """Returns the same without copies, valid until the next run."""
-        return Outcome(values, self._arrays)
+        Args:
+            values: ``[(name, value)]`` of its results and of what it has reported, also in tuples, lists and dicts.
+        """
+        arrays, others = _parted(values)
+        return Outcome({name: array.copy() for name, array in (arrays | self._arrays).items()}, copied(others))
 
     def turn_back(self):
         """Goes back to the state before the step."""
@@ -86,138 +87,115 @@ class Verification:
         """Goes on from what a step has left."""
         self._put(outcome.arrays)
 
-    def same_course(self, found, expected):
-        """Returns whether two runs went the same way; the host waits for the device."""
-        return all(_same_bits(*map(_on_host, (found.arrays[name], expected.arrays[name]))) for name in self._course)
-
-    def apart(self, first, before):
+    def apart(self, first, values, so_far):
         """Returns how far runs of the same kind are apart; the host waits for the device.
 
         Args:
-            first: the :class:`Outcome` of the first one, in copies; the last one has left what is there now.
-            before: what this returned of those in between; ``{}`` for none.
+            first: the :class:`Outcome` of the first one.
+            values: those of the last one, as for :meth:`outcome`.
+            so_far: what this returned of those in between; ``{}`` for none.
 
         Returns:
-            dict from the names of arrays in FP32 or wider to the norm of the difference of the first run and the one
-            that is furthest from it, 0 where that is not finite. A run that went another way than the first, as only
-            one of them has overflowed, does not count.
+            dict from names of arrays to the norm of the difference of the first run and the one that is furthest from
+            it, 0 where that is not finite. A run that went another way than the first, as only one of them has
+            overflowed, does not count.
         """
-        if not self.same_course(first, self.now([])):
-            return before
+        if not all(_same_bits(_on_host(first.arrays[name]), _on_host(self._arrays[name])) for name in self._course):
+            return so_far
+        now = self._arrays | _parted(values)[0]
         return {
-            name: max(_distance(_on_host(array), _on_host(first.arrays[name])), before.get(name, 0.0))
-            for name, array in self._arrays.items()
-            if _is_bounded(array)
+            name: max(_distance(_on_host(array), _on_host(now[name])), so_far.get(name, 0.0))
+            for name, array in first.arrays.items()
+            if self._is_bounded(name, array) and name in now and now[name].shape == array.shape
         }
 
-    def compared(self, launches, eager):
+    def differences(self, launches, eager):
         """Compares launches of a graph with eager steps; the host waits for the device.
 
         Args:
             launches, eager: :class:`Runs`.
 
         Returns:
-            ``(difference, is_likely)``: see :meth:`difference`; and whether it is likely where bits vary from run to
-            run, as only one of launch and eager step has overflowed, or a reported value is another one.
+            dict from names of arrays and values that differ to how they do, a sentence each.
         """
-        noise = noise_of(eager, launches)
         found, expected = launches.outcome, eager.outcome
-        reason = self.difference(found, expected, noise)
-        is_likely = noise is None or not self.same_course(found, expected)
-        return reason, is_likely or self.difference_of_values(found, expected) is not None
-
-    def difference(self, found, expected, noise=None):
-        """Returns the differences between two outcomes, as text; the host waits for the device.
-
-        The text is about the first one. All of them are logged, at the level INFO.
-
-        Args:
-            found: :class:`Outcome` of the graph.
-            expected: that of an eager step.
-            noise: dict from names to a distance that says nothing, see :func:`noise_of`; ``None`` for none.
-
-        Returns:
-            str, or ``None``.
-        """
-        reason = self.difference_of_values(found, expected)
-        if reason is not None:
-            return reason
-        reasons = [
-            f"{name} {why}"
-            for name, array in found.arrays.items()
-            if (why := self._difference_of(name, array, expected.arrays[name], (noise or {}).get(name, 0.0)))
-        ]
-        for reason in reasons:
-            _log.info("graph and eager step: %s", reason)
-        return f"{reasons[0]}; {len(reasons)} of {len(found.arrays)} arrays differ" if reasons else None
-
-    def difference_of_values(self, found, expected):
-        """Returns the same of the reported values alone."""
-        if [name for name, _ in found.values] != [name for name, _ in expected.values]:
-            return "other values are reported by the graph than by an eager step"
-        for (name, ours), (_, theirs) in zip(found.values, expected.values, strict=True):
-            if not self._same_value(theirs, ours):
-                return f"{name} is {_number(ours)!r} by the graph, and {_number(theirs)!r} by an eager step"
-        return None
+        if found.arrays.keys() != expected.arrays.keys() or found.others.keys() != expected.others.keys():
+            return {"values": "other values are reported by the graph than by an eager step"}
+        reasons = {
+            name: f"{name} is {value!r} by the graph, and {expected.others[name]!r} by an eager step"
+            for name, value in found.others.items()
+            if value != expected.others[name]
+        }
+        for name, array in found.arrays.items():
+            noise = _noise(eager.apart.get(name, 0.0), launches.apart.get(name, 0.0))
+            reason = self._difference(name, array, expected.arrays[name], noise)
+            if reason is not None:
+                reasons[name] = reason
+        return reasons
 
     def _put(self, values):
         for name, array in self._arrays.items():
             array[...] = values[name]
 
-    def _same_value(self, expected, found):
-        if not isinstance(expected, (chainer.Variable, *chainer.get_array_types())):
-            return expected == found
-        expected, found = _on_host(chainer.as_array(expected)), _on_host(chainer.as_array(found))
-        if self.bitwise or expected.dtype.kind not in "fV":
-            return _same_bits(expected, found)
-        found, expected = (x.astype(np.float32, copy=False) for x in (found, expected))
-        finite = np.isfinite(found) & np.isfinite(expected)  # not those of a step that overflows
-        same = (found == expected) | (np.isnan(found) & np.isnan(expected))
-        with np.errstate(invalid="ignore"):
-            near = abs(found - expected) <= _VALUE * np.maximum(abs(expected), 1)
-        return bool((same | (finite & near)).all())
+    def _is_bounded(self, name, array):
+        """Whether an array is compared by a distance: counters are not, nor what is rounded from a master."""
+        return name not in self._before or (array.dtype.kind in "fV" and array.dtype.itemsize >= 4)
 
-    def _difference_of(self, name, found, expected, noise):
-        """Returns how an array differs, as the end of a sentence that begins with its name, or ``None``."""
-        by_bits = self.bitwise or found.dtype.kind not in "fV"
-        if not by_bits and not _is_bounded(found):  # rounded from a master that is compared
-            return None
+    def _difference(self, name, found, expected, noise):
+        """Returns how an array differs, as a sentence, or ``None``."""
+        is_bounded = not self.bitwise and self._is_bounded(name, found)
+        if not self.bitwise and not is_bounded and found.dtype.kind in "fV":
+            return None  # rounded from a master that is compared
+        if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+            return f"{name} is {found.dtype} {found.shape} by the graph, and {expected.dtype} {expected.shape} eagerly"
         found, expected = _on_host(found), _on_host(expected)
         if _same_bits(found, expected):
             return None
-        text = "is not the same after the graph as after an eager step"
-        if found.dtype.kind not in "fV":
-            return text
-        if found.dtype.itemsize < 4:
-            found, expected = found.astype(np.float32), expected.astype(np.float32)
-        if not (np.isfinite(found).all() and np.isfinite(expected).all()):
-            return f"{text}: {_not_finite(found)} and {_not_finite(expected)} of {found.size} elements are not finite"
-        distance = _norm(found.astype(np.float64) - expected if by_bits else _without_equal(found, expected))
-        change = _norm(expected.astype(np.float64) - _on_host(self._before[name]).astype(expected.dtype))
-        if not by_bits and distance <= max(_CHANGE * change, _APART * noise):
+        before = _on_host(self._before[name]).astype(np.float64) if name in self._before else 0.0
+        difference = _difference(found, expected)
+        with np.errstate(invalid="ignore"):
+            change = _norm(np.nan_to_num(expected.astype(np.float64) - before, nan=0, posinf=0, neginf=0))
+        distance, text = _norm(difference), f"{name} is not the same after the graph as after an eager step"
+        if found.size == 1 and name not in self._before:
+            text = f"{name} is {found.item():g} by the graph, and {expected.item():g} by an eager step"
+        if not np.isfinite(distance):
+            return f"{text}: {(~np.isfinite(difference)).sum()} of {found.size} elements are finite in one of them only"
+        limit = np.inf if name in self._before else _VALUE * max(change, 1)
+        bound = max(_CHANGE * change, min(_APART * noise, limit))
+        if is_bounded and distance > bound:
+            distance = _norm(np.where(abs(difference) <= _UNITS * _unit(found, expected), 0, difference))
+        if is_bounded and distance <= bound:
             return None
         return f"{text}: distance {distance:.3g}, change {change:.3g}, noise {noise:.3g}"
 
 
-def noise_of(eager, launches):
-    """Returns which distances of a launch from an eager step say nothing.
-
-    Args:
-        eager: :class:`Runs` of eager steps.
-        launches: likewise of launches.
-
-    Returns:
-        dict from names to distances: by how much eager steps differ, or launches, whichever is more, unless one of the
-        two is another order of magnitude. ``None`` if that is not known.
-    """
-    if not eager.apart or not launches.apart:
-        return None
-    pairs = {name: sorted((distance, launches.apart[name])) for name, distance in eager.apart.items()}
-    return {name: min(larger, _UNLIKE * smaller) for name, (smaller, larger) in pairs.items()}
+def _parted(values):
+    """Returns dicts from names to arrays, and to other values; a name that comes again gets a number."""
+    arrays, others = {}, {}
+    for name, value in values:
+        for each, leaf in _leaves(name, value):
+            number = sum(known.partition(" #")[0] == each for known in (*arrays, *others))
+            each = f"{each} #{number + 1}" if number else each
+            if isinstance(leaf, (chainer.Variable, *chainer.get_array_types())):
+                arrays[each] = chainer.as_array(leaf)
+            else:
+                others[each] = leaf
+    return arrays, others
 
 
-def _copies(arrays):
-    return {name: array.copy() for name, array in arrays.items()}
+def _leaves(name, value):
+    if isinstance(value, (tuple, list)):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        yield name, value
+        return
+    for key, each in value.items():
+        yield from _leaves(f"{name}[{key!r}]", each)
+
+
+def _noise(eager, launches):
+    """Which distance of a launch from an eager step says nothing, from those of eager steps and of launches."""
+    return min(max(eager, launches), _UNLIKE * min(eager, launches))
 
 
 def _on_host(array):
@@ -225,38 +203,31 @@ def _on_host(array):
     return np.asarray(cuda.to_cpu(array))
 
 
-def _is_bounded(array):
-    """Whether an array is compared by a distance: what is narrower than FP32 is rounded from what is compared."""
-    return array.dtype.kind in "fV" and array.dtype.itemsize >= 4
+def _difference(a, b):
+    """The difference of two arrays, 0 where both are the same infinity or NaN."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, a - b)
 
 
 def _distance(a, b):
-    """The norm of the difference of two arrays of FP32 or wider, 0 if it is not finite."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        norm = _norm(a.astype(np.float64) - b)
+    norm = _norm(_difference(a, b))
     return norm if np.isfinite(norm) else 0.0
-
-
-def _without_equal(a, b):
-    """Returns the difference of two finite arrays, with zeros where they are equal but for some last places."""
-    difference = a.astype(np.float64) - b
-    difference[abs(difference) <= _UNITS * np.spacing(np.maximum(abs(a), abs(b)))] = 0
-    return difference
-
-
-def _not_finite(array):
-    return int(array.size - np.isfinite(array).sum())
-
-
-def _same_bits(a, b):
-    a, b = (np.ascontiguousarray(x).reshape(-1).view(f"u{x.dtype.itemsize}") for x in (a, b))
-    return not (a != b).any()
 
 
 def _norm(array):
     return float(np.linalg.norm(array))
 
 
-def _number(value):
-    value = chainer.as_array(value) if isinstance(value, (chainer.Variable, *chainer.get_array_types())) else value
-    return to_host(value) if getattr(value, "size", 1) == 1 else value
+def _unit(a, b):
+    """The unit in the last place of the larger one of two arrays, element by element; 0 for integers."""
+    if a.dtype.kind not in "fV":
+        return 0
+    largest = np.maximum(abs(a.astype(np.float64)), abs(b.astype(np.float64)))
+    digits = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}[a.dtype.name]
+    return np.ldexp(1.0, np.frexp(largest)[1] - digits)
+
+
+def _same_bits(a, b):
+    a, b = (np.ascontiguousarray(x).reshape(-1).view(f"u{x.dtype.itemsize}") for x in (a, b))
+    return not (a != b).any()

@@ -77,8 +77,8 @@ class DeviceForm(UpdateForm):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
         if not self._unsettled:
             return False
+        applied = self.batch.settle()  # an error while a graph captures
         self._unsettled = False
-        applied = self.batch.settle()
         self._optimizer.t += applied
         for rule in self._plan.waiting:
             rule.t += applied

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import comparison_power
 from benchmarks.comparison_runs import FAULTS, Training
+from mixprec.graph_capture import doubts
 
 LOUD = list(FAULTS)[-1]  # within the noise that each layer has
 
@@ -33,8 +34,8 @@ def test_a_comparison_by_bits_would_refuse_right_graphs(monkeypatch):
 
 def test_the_table():
     names = list(FAULTS)
-    exact, noisy = dict.fromkeys(names, True), {**dict.fromkeys(names, 3), names[0]: 1, LOUD: 0}
+    exact, noisy = dict.fromkeys(names, True), {**dict.fromkeys(names, doubts.CALLS), names[0]: 1, LOUD: 0}
     text = comparison_power.table([comparison_power.Power(30, exact, noisy, [0, 0, 0], 0, 100)])
     assert text.splitlines()[0] == "| Fault | exact, 30 | noise, 30 |"
-    assert re.search(rf"^\| {names[0]} \| found \| 1 of 3 \|$", text, re.MULTILINE)
+    assert re.search(rf"^\| {names[0]} \| found \| 1 of {doubts.CALLS} \|$", text, re.MULTILINE)
     assert text.endswith(f"| {LOUD} | found | not found |")

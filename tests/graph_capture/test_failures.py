@@ -24,19 +24,19 @@ def _runs(lossfun=None, capture=None):
     return captured, expected, run
 
 
-def test_shapes_that_cannot_be_captured_leave_the_graph_of_others(host, caplog):  # noqa: F811
+def test_shapes_that_cannot_be_captured_leave_the_graph_of_others(host):  # noqa: F811
     captured, expected, run = _runs(_reads_small_batches)
     run(range(8), 4)
     (graph,) = [each.graph for each in captured.step._specializations.values()]
     run(range(8, 14), 2)
     assert "the host reads from the device" in captured.step.why_not
-    assert "(2, 3, 16, 16) float32" in caplog.text
     replays = captured.step.replays
     run(range(14, 17), 4)
     assert captured.step.why_not is None
     assert captured.step.replays == replays + 3
     assert graph in [each.graph for each in captured.step._specializations.values()]
-    assert captured.step.report().count("is not captured") == 1
+    (line,) = [line for line in captured.step.report().splitlines() if "is not captured" in line]
+    assert line.startswith("(2, 3, 16, 16) float32, (2,) int32: ")
     assert_same(captured, expected)
 
 
@@ -64,7 +64,7 @@ def test_other_graphs_make_room_for_one_that_did_not_fit(host, monkeypatch, capl
     captured, expected, run = _runs()
     run(range(8), 4)
     run(range(8, 18), 2)
-    assert "graphs of other arguments make room for one that did not fit into memory" in caplog.text
+    assert "graphs of other arguments make room for what did not fit into memory" in caplog.text
     assert captured.step.why_not is None
     assert captured.step.replays > 8 - FIRST_REPLAY
     run(range(18, 28), 4)  # this is its first time

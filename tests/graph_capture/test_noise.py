@@ -5,7 +5,7 @@ import pytest
 
 import mixprec
 from mixprec.backends.cudnn import settings as cudnn
-from mixprec.graph_capture import CaptureError, specialization, verification
+from mixprec.graph_capture import CaptureError, doubts, verification
 from tests.graph_capture.captured_runs import REQUIRED, Run, batch
 from tests.stand_ins import fake_cudnn, graph_array
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host  # noqa: F401  (fixtures)
@@ -91,7 +91,7 @@ def test_steps_that_overflow_in_one_of_the_two_only_are_no_comparison(host, monk
 def test_an_array_that_each_step_changes_in_place_is_found(host, monkeypatch):  # noqa: F811
     """One that mixprec does not know, so that it does not come back between the runs that are compared."""
     cudnn.configure(deterministic=False)
-    monkeypatch.setattr(specialization, "_UNDECIDED", 3)  # of 8: it takes time
+    monkeypatch.setattr(doubts, "CALLS", 3)  # of 6: it takes time
     hidden = graph_array.array(np.ones((), np.float32))
 
     def lossfun(model, x, t):
@@ -101,11 +101,11 @@ def test_an_array_that_each_step_changes_in_place_is_found(host, monkeypatch):  
     run = Run(REQUIRED, lossfun=lossfun)
     with pytest.raises(CaptureError, match="by the graph, and"):
         run.run(range(30))
-    assert len(run.observed) > specialization._UNDECIDED
+    assert len(run.observed) > doubts.CALLS
 
 
 @pytest.mark.core(1)
-@pytest.mark.parametrize("wrong", [3, 1])
+@pytest.mark.parametrize("wrong", [2, 6])
 def test_a_value_that_is_another_one_by_chance_is_compared_again(host, monkeypatch, wrong):  # noqa: F811
     """As the accuracy of a small batch is, if two classes are equally likely."""
     cudnn.configure(deterministic=False)
@@ -115,11 +115,13 @@ def test_a_value_that_is_another_one_by_chance_is_compared_again(host, monkeypat
         launches.append(self)
         return launch(self)
 
-    same = verification.Verification._same_value
+    difference = verification.Verification.differences
+
+    def differences(*parts):
+        return difference(*parts) | ({"accuracy": "is another one"} if len(launches) == wrong else {})
+
     monkeypatch.setattr(HostGraph, "launch", noted)
-    monkeypatch.setattr(
-        verification.Verification, "_same_value", lambda *parts: len(launches) != wrong and same(*parts)
-    )
+    monkeypatch.setattr(verification.Verification, "differences", differences)
     run = Run(REQUIRED).run(range(12))
     assert run.step.why_not is None
     assert run.step.replays >= 12 - 3 - 4
@@ -127,7 +129,7 @@ def test_a_value_that_is_another_one_by_chance_is_compared_again(host, monkeypat
 
 def test_a_graph_that_always_overflows_where_an_eager_step_does_not_is_a_difference(host, monkeypatch):  # noqa: F811
     cudnn.configure(deterministic=False)
-    monkeypatch.setattr(specialization, "_UNDECIDED", 3)
+    monkeypatch.setattr(doubts, "CALLS", 3)
     launch, launched = HostGraph.launch, []
 
     def noted(self):
@@ -146,8 +148,24 @@ def test_a_graph_that_always_overflows_where_an_eager_step_does_not_is_a_differe
     run = Run(REQUIRED)
     with pytest.raises(CaptureError, match="is not the same after the graph as after an eager step"):
         run.run(range(30))
-    assert len(launched) / 2 >= 2 * specialization._UNDECIDED
+    assert len(launched) / 2 >= 2 * doubts.CALLS
     assert run.optimizer.skipped <= 2  # those of the batches
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_loss_function_that_reads_the_number_of_steps(host, deterministic):  # noqa: F811
+    """Steps that are turned back are not counted, whoever asks."""
+    cudnn.configure(deterministic=deterministic)
+    counts = []
+
+    def lossfun(model, x, t):
+        counts.append(run.optimizer.t)
+        return model(x, t)
+
+    run = Run({}, lossfun=lossfun)
+    for number in range(12):
+        run.run([number])
+        assert run.optimizer.t + run.optimizer.skipped == number + 1
 
 
 @pytest.mark.gpu

@@ -268,9 +268,8 @@ def test_captured_steps_name_a_planted_fault_and_its_line(model, reason, caplog)
     line = int(re.search(r":(\d+) ", step.why_not)[1])
     source, first = inspect.getsourcelines(model)
     assert source[line - first].rstrip().endswith("# fault")
-    shapes = "(4, 3, 32, 32) float32, (4,) int32"
     assert [record.getMessage() for record in caplog.records].count(
-        f"the training step runs eagerly with {shapes}, it cannot be captured: {step.why_not}"
+        f"the training step runs eagerly, it cannot be captured: {step.why_not}"
     ) == 1
 
 
@@ -296,7 +295,7 @@ def test_what_a_comparison_does_with_filters_is_flat():
         outcome = verification.outcome([])
         verification.turn_back()
         verification.take(outcome)
-        verification.difference(verification.now([]), outcome)
+        verification.apart(outcome, [], {})
     launched = [note for note in notes if note.kind == "array"]
     assert [note.name for note in launched][:4] == ["copy", "copy", "setitem", "setitem"]
     shapes = [part[1] for note in launched for part in note.arguments if isinstance(part, tuple) and len(part) == 3]

@@ -14,6 +14,7 @@ from chainer.function_hooks import TimerHook
 import mixprec
 from mixprec import announcements
 from mixprec.backends import is_of_numpy
+from mixprec.backends.cudnn import settings
 from mixprec.backends.joint_batch import NcclJointBatch
 from mixprec.distributed import buckets
 from mixprec.graph_capture import CaptureError
@@ -24,7 +25,7 @@ from mixprec.optimizer.counted_losses import CountedLosses
 from tests import mpi
 from tests.graph_capture.captured_runs import Run
 from tests.graph_capture.test_odd import Small, batch
-from tests.stand_ins import graph_work, rank_threads
+from tests.stand_ins import fake_cudnn, graph_work, rank_threads
 from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
 from tests.stand_ins.nccl_on_host import Communicator
 
@@ -216,7 +217,46 @@ def test_a_difference_that_one_rank_finds(ranks):
 
     captured = beside_eager(ranks, program, {}, lossfun=changes)
     for run in captured:
-        assert re.match("on rank (0|1): .* is another one|on rank 1: .* by the graph", run.step.why_not)
+        assert re.match("on rank (0|1): .* is not the same|on rank 1: .* by the graph", run.step.why_not)
+
+
+def test_ranks_whose_gradients_vary_from_run_to_run(ranks, monkeypatch):
+    """Each rank has as many eager steps and launches as the other, whichever of them finds a difference."""
+    random, node = np.random.default_rng(0), fake_cudnn.NODES["conv_wgrad"]
+
+    def compute(*arguments):
+        return tuple(array * random.normal(1, 0.7, array.shape) for array in map(np.array, node.compute(*arguments)))
+
+    monkeypatch.setitem(fake_cudnn.NODES, "conv_wgrad", node._replace(compute=compute))
+
+    def program(run, rank):
+        settings.configure(deterministic=False)
+        feed(run, rank, range(24))
+        return masters(run)
+
+    first, second = ranks(program, {"required": True})
+    assert first.step.replays == second.step.replays > 0
+    assert first.nccl.done == second.nccl.done
+    assert_same(first.result, second.result)
+
+
+def test_an_argument_of_one_rank_that_no_graph_can_take(ranks):
+    """That call is eager on both; graphs stay."""
+
+    def lossfun(model, x, t, *rest):
+        return model(x, t)
+
+    def program(run, rank):
+        feed(run, rank, range(8))
+        replays = run.step.replays
+        x, t = batch(16 + rank, 4)
+        run.once(x, t, *([bytearray(1)] if rank else []))
+        feed(run, rank, range(9, 14))
+        return run.step.replays - replays
+
+    for run in ranks(program, {}, lossfun=lossfun):
+        assert run.result == 5
+        assert run.step.why_not is None
 
 
 def _replace_an_array(run):
