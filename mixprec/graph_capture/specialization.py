@@ -183,9 +183,9 @@ class Specialization:
         # One rank is enough whose engines may give other bits each time.
         bitwise = not self._on_a_rank(not settings.current().deterministic)
         verification, runs = Verification(state, bitwise, self._capturable.course), 1 if bitwise else self._doubts.runs
-        launches = []
+        former, reasons = None, {}
         if self.graph is not None:
-            launches.append(self._launched(verification, runs))
+            former = self._launched(verification, runs)
             verification.turn_back()
             self._session.release()
             self._drop_graph()
@@ -195,11 +195,14 @@ class Specialization:
             reports.repeat()
             return result
         outputs = self._capturable.outputs()
+        if former is not None:
+            reasons |= verification.differences(former, eager)
+        former = None  # memory
         self._fails(self._capture(outputs))
         if self.failure is None:
             verification.turn_back()
-            launches.append(self._launched(verification, runs))
-            if not self._differ(verification, launches, eager):
+            reasons |= verification.differences(self._launched(verification, runs), eager)
+            if not self._differ(reasons, bitwise, len(eager.outcome.arrays)):
                 self._to_compare -= self._capturable.applied()
                 return self._result_of_graph()
             self._to_compare = _COMPARED
@@ -248,17 +251,20 @@ class Specialization:
                 verification.turn_back()
         return Runs(first, apart)
 
-    def _differ(self, verification, launches, eager):
-        """Whether any launches are not the eager step on a rank; if that cannot be chance, there is a failure then."""
-        reasons = {}
-        for each in launches:
-            reasons |= verification.differences(each, eager)
+    def _differ(self, reasons, bitwise, count):
+        """Whether there is a difference on a rank; if it cannot be chance, there is a failure then.
+
+        Args:
+            reasons: dict from names of what differs on this rank to sentences.
+            bitwise: whether bits are the same from run to run.
+            count: number of arrays that were compared.
+        """
         differs = self._on_a_rank(bool(reasons))
         if differs:
-            counts = next(iter(reasons.values()), None) if verification.bitwise else self._doubts.after(reasons)
+            counts = next(iter(reasons.values()), None) if bitwise else self._doubts.after(reasons)
             for reason in reasons.values():
                 _log.info("%s: %s", self._capturable.name, reason)
-            self._fails(counts and f"{counts}; {len(reasons)} of {len(eager.outcome.arrays)} arrays differ")
+            self._fails(counts and f"{counts}; {len(reasons)} of {count} arrays differ")
         self._doubts.over(differs)
         return differs
 

@@ -46,7 +46,7 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch):
     null_device.install()
-    monkeypatch.setattr(Verification, "difference", lambda *arguments: None)  # nothing is computed
+    monkeypatch.setattr(Verification, "differences", lambda *arguments: {})  # nothing is computed
     return Counted(monkeypatch)
 
 
