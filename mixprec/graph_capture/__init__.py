@@ -8,7 +8,8 @@ In the order in which to read:
 :mod:`~mixprec.graph_capture.specialization`                      eager, watched, compared and launched calls
 :mod:`~mixprec.graph_capture.wishes`                              which of them all ranks agree on
 :mod:`~mixprec.graph_capture.watch`, ``origin``                   two eager calls ask for the same; the user's line
-:mod:`~mixprec.graph_capture.verification`, ``reports``           the graph computes the same; ``chainer.report``
+:mod:`~mixprec.graph_capture.verification`, ``doubts``            the graph computes the same; differences by chance
+:mod:`~mixprec.graph_capture.reports`                             ``chainer.report`` in a graph
 :mod:`~mixprec.graph_capture.capturable`                          the interface of work: ``graph_step``, and
                                                                   ``captured_evaluation``
 :mod:`~mixprec.graph_capture.graph_table`, ``called_links``       the table that a graph reads; hooks, other links

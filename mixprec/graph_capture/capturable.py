@@ -49,6 +49,8 @@ class Capturable(abc.ABC):
             kwargs: dict of keyword arguments, likewise.
             unchains: whether to cut the computational graph behind the result, whose activations need memory.
 
+        If there is not enough memory for it, all is left as it was.
+
         Returns:
             Variables, arrays and numbers, also in tuples, lists and dicts.
         """

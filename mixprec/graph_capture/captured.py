@@ -21,7 +21,7 @@ from mixprec.graph_capture.capturable import Capturable
 from mixprec.graph_capture.captured_evaluation import Evaluation
 from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.graph_step import TrainingStep
-from mixprec.graph_capture.specialization import Specialization
+from mixprec.graph_capture.specialization import UNDER_WAY, Specialization
 from mixprec.graph_capture.step_arguments import Arguments
 from mixprec.graph_capture.wishes import EAGER, REFUSED, Wish
 from mixprec.optimizer import MixedPrecisionOptimizer
@@ -59,7 +59,7 @@ def capture(
         other_shapes: ``"capture"`` for a graph of each combination of shapes, ``"eager"`` for one graph only, that of
             the first call's.
         required: whether a step that cannot be captured is an error. Otherwise mixprec logs one warning with the
-            reason to the logger ``"mixprec"``, and steps are eager from then on.
+            reason to the logger ``"mixprec"``, and steps with such arguments are eager from then on.
         second_stream: whether gradients of convolution filters are computed on a second stream, beside the rest of the
             backward pass. Results are the same bit for bit.
 
@@ -205,7 +205,8 @@ class Captured:
                 try:
                     result = self._called(key, given, wish, graphs)
                 except Exception as error:
-                    if not lacks_memory(error) or not self._capturable.is_alone or not self._drop_others(key):
+                    can_repeat = self._capturable.is_alone and wish.reason is not UNDER_WAY
+                    if not (lacks_memory(error) and can_repeat and self._drop_others(key)):
                         raise
                     result = self._called(key, given, wish, graphs)
                 failure = self._failure(key)

@@ -28,7 +28,7 @@ _MORE_CALLS = 3  # are watched if the last two differ: some things happen in the
 # capture any more.
 _COMPARED = 2
 _log = logging.getLogger("mixprec")
-_UNDER_WAY = (
+UNDER_WAY = (
     "the model was called for training before the step, whose statistics come back if the step is skipped; "
     "with chainer.config.train or enable_backprop off that is no part of it"
 )
@@ -80,8 +80,8 @@ class Specialization:
             return Wish(FAILED, self._own_failure)
         if self._capturable.is_under_way():
             if self.graph is not None:
-                announce("%s runs eagerly: %s", self._capturable.name, _UNDER_WAY)
-            return Wish(EAGER, _UNDER_WAY, drops=drops)
+                announce("%s runs eagerly: %s", self._capturable.name, UNDER_WAY)
+            return Wish(EAGER, UNDER_WAY, drops=drops)
         if not self.wants_graph:
             return Wish(EAGER, self._difference or reason, drops=drops)
         number = 0 if self.graph is None else self._session.number

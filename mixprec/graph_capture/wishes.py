@@ -14,8 +14,8 @@ class Wish(NamedTuple):
     """What a rank wishes to do in a call.
 
     Attributes:
-        kind: ``REFUSED``, an error, nothing is done; ``FAILED``, eager from now on; ``EAGER``, for this call;
-            ``CAPTURE``, to capture a graph and to compare it; ``LAUNCH``.
+        kind: ``REFUSED``, an error, nothing is done; ``FAILED``, eager from now on with these arguments; ``EAGER``, for
+            this call; ``CAPTURE``, to capture a graph and to compare it; ``LAUNCH``.
         reason: why, as text.
         graph: number of the capture that made the graph of this rank, as all ranks count; 0 without a graph. Graphs
             that were not captured together are not launched together.

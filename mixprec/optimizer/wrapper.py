@@ -11,6 +11,7 @@ from typing import Any, Literal
 import chainer
 
 from mixprec import arguments
+from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.backends.dropout_state import serialize_dropout
 from mixprec.kfac.preconditioner import KFAC
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
@@ -289,7 +290,9 @@ class MixedPrecisionOptimizer(Delegation):
         self._statistics.save()
         try:
             self._passes.run(self._masters.model, lossfun, args, kwds, self._ranks)
-        except BaseException:
+        except BaseException as error:
+            if lacks_memory(error):  # a captured step frees some, and runs it once more
+                self._statistics.undo(True)
             self._statistics.guards.forget()  # there is no step that could be skipped
             raise
 

@@ -75,3 +75,23 @@ def test_other_graphs_make_room_for_one_that_did_not_fit(host, monkeypatch, capl
     run(range(38, 41), 4)
     assert captured.step.replays == replays + 3
     assert_same(captured, expected)
+
+
+def test_other_graphs_make_room_for_an_eager_step(host):  # noqa: F811
+    """It is done once more from the beginning."""
+    failed = []
+
+    def lossfun(model, x, t):
+        loss = model(x, t)
+        if len(x) == 2 and any(each.graph is not None for each in captured.step._specializations.values()):
+            failed.append(len(x))
+            raise MemoryError("out of memory")
+        return loss
+
+    captured, expected, run = _runs(lossfun)
+    run(range(8), 4)
+    run(range(8, 10), 2)
+    run(range(10, 12), 4)
+    assert failed == [2]
+    assert captured.step.why_not is None
+    assert_same(captured, expected)
