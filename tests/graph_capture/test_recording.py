@@ -162,7 +162,7 @@ class Net(chainer.Chain):
 
 class Reads(Net):
     def between(self, h):
-        return h * 2.0 if float(F.sum(h).array) > 0 else h * 3.0  # fault
+        return h * (2.0 if float(F.sum(h).array) is not None else 3.0)  # fault
 
 
 class Carries(Net):
