@@ -201,7 +201,7 @@ FAULTS = {
     "the loss scale is taken out twice": Training.scale_twice,
     "a running mean is not updated": Training.statistic_not_updated,
     "the momentum of another parameter is used": Training.momentum_of_another,
-    "the batch is another one": Training.stale_input,
+    "the batch of another step is used": Training.stale_input,
     "half the learning rate is used": Training.rate_not_followed,
     "a layer's statistics have a noise of 2^-10": Training.loud_layer,
 }

@@ -60,12 +60,12 @@ def ours(rows):
 
 
 def peer(rows):
-    """Returns the fastest row of a peer likewise."""
+    """Returns the fastest row of a peer, or ``None`` if none was measured."""
     return _fastest(row for row in rows if row["group"] == "peer")
 
 
 def over_peer(rows):
-    """Returns the images a second of our fastest row over those of the fastest peer, or ``None``."""
+    """Returns the images a second of our fastest row, divided by the fastest peer's, or ``None``."""
     own, other = ours(rows), peer(rows)
     return own["median"] / other["median"] if own and other else None
 

@@ -42,14 +42,12 @@ class Capturable(abc.ABC):
 
     @abc.abstractmethod
     def run(self, args, kwargs, *, unchains=False):
-        """Does the work once, eagerly or while a graph is captured.
+        """Does the work once, eagerly or while a graph is captured. Where memory is short, all is left as it was.
 
         Args:
             args: tuple of positional arguments, with all arrays on the device.
             kwargs: dict of keyword arguments, likewise.
             unchains: whether to cut the computational graph behind the result, whose activations need memory.
-
-        If there is not enough memory for it, all is left as it was.
 
         Returns:
             Variables, arrays and numbers, also in tuples, lists and dicts.

@@ -196,20 +196,20 @@ class Captured:
             return self._eager(args, kwargs, wait=True)
         given = Arguments(args, kwargs)
         with graphs.on_stream():
-            key, own = self._look(given, graphs)
+            key, specialization, own = self._look(given, graphs)
             with self._capturable.agreed(own) as wish:
                 if wish.kind == EAGER and wish is not own:
                     announce("%s runs eagerly in calls in which ranks differ: %s", self._name, wish.reason)
                 if wish.kind == REFUSED:
                     raise self._error(wish.reason)
                 try:
-                    result = self._called(key, given, wish, graphs)
+                    result = self._called(specialization, given, wish, graphs)
                 except Exception as error:
                     can_repeat = self._capturable.is_alone and wish.reason is not UNDER_WAY
                     if not (lacks_memory(error) and can_repeat and self._drop_others(key)):
                         raise
-                    result = self._called(key, given, wish, graphs)
-                failure = self._failure(key)
+                    result = self._called(specialization, given, wish, graphs)
+                failure = None if specialization is None else self._failure(key, specialization)
         if failure is not None:
             self.why_not = failure
             if self._required:
@@ -217,9 +217,8 @@ class Captured:
             announce("%s runs eagerly, it cannot be captured: %s", self._name, failure)
         return result
 
-    def _called(self, key, given, wish, graphs):
-        """Does the work; ``key`` is that of a specialization, or ``None`` for an eager call."""
-        specialization = self._specializations.get(key)
+    def _called(self, specialization, given, wish, graphs):
+        """Does the work, eagerly if there is no specialization for the call."""
         if specialization is None:
             return self._eager(*given.on_device(graphs), wait=False)
         launches = specialization.launches
@@ -228,10 +227,9 @@ class Captured:
         specialization.finish()
         return result
 
-    def _failure(self, key):
+    def _failure(self, key, specialization):
         """Returns why calls of this key cannot be captured from now on, as text, or ``None``."""
-        specialization = self._specializations.get(key)
-        failure = None if specialization is None else specialization.failure
+        failure = specialization.failure
         if failure is None:
             return None
         if specialization.try_again():
@@ -269,11 +267,11 @@ class Captured:
         return result
 
     def _look(self, given, graphs):
-        """Returns the key of the :class:`Specialization` for a call, ``None`` if it is eager, and a :class:`Wish`."""
+        """Returns a key, the :class:`Specialization` for it, ``None`` if a call is eager, and a :class:`Wish`."""
         self.why_not = None
         hook = self._hook()
         if hook is not None:
-            return None, self._no_graph(f"a graph would leave out {hook}")
+            return None, None, self._no_graph(f"a graph would leave out {hook}")
         everywhere, here = vars(chainer.global_config), vars(chainer.config._local)
         config = tuple([here.get(name, everywhere[name]) for name in _CONFIG])
         try:
@@ -281,20 +279,21 @@ class Captured:
         except TypeError as error:
             self.why_not = str(error)
             announce("%s runs eagerly, it cannot be captured: %s", self._name, self.why_not)
-            return None, self._no_graph(self.why_not)
-        if key in self._failures:
+            return None, None, self._no_graph(self.why_not)
+        if self._failures and key in self._failures:  # a key takes time to hash
             _, self.why_not = self._failures[key]
-            return None, self._no_graph(self.why_not)
+            return None, None, self._no_graph(self.why_not)
         if self._other_shapes == "eager":
             self._first_key = self._first_key or key[:-1]
             if key[:-1] != self._first_key:
-                return None, Wish(EAGER, "other_shapes is eager, and its arguments are others")
+                return None, None, Wish(EAGER, "other_shapes is eager, and its arguments are others")
         if key not in self._specializations:
             self._specializations[key] = Specialization(self._capturable, given, graphs, self._warmup)
         self._specializations.move_to_end(key)
         if len(self._specializations) > 1:
             self._make_room()
-        return key, self._specializations[key].wish()
+        specialization = self._specializations[key]
+        return key, specialization, specialization.wish()
 
     def _no_graph(self, reason):
         """The :class:`Wish` of a call that cannot be captured."""

@@ -18,8 +18,8 @@ _CHANGE = 2.0**-8  # of what a step adds to an array, or of a value: two results
 # learnt its batch by heart, then differ from run to run by as much as they are. So a launch and an eager step may also
 # be some times as far apart as launches are among themselves, or eager steps are, whichever is more.
 _APART = 4
-# But if the ones are so many times further apart than the others, they do not repeat the same step with other rounding:
-# a graph that leaves out a gradient has the same momentum in each launch.
+# But if one kind of runs is so many times further apart than the other, they are different steps: a graph that leaves
+# out a gradient, for example, adds the same momentum in each launch.
 _UNLIKE = 64
 # Losses and reported values vary less: much less than what an array adds that each run changes, and mixprec cannot take
 # back. Of the norm of a value, or of 1 if that is less.
@@ -58,16 +58,13 @@ class Verification:
     Args:
         arrays: dict from names to the arrays that the step moves, all of them.
         bitwise: whether outcomes must be the same bit for bit; otherwise within bounds.
-        course: names of those arrays that say which of several ways the step has gone.
-
-    Attributes:
-        bitwise: see above.
+        course: names of arrays that say which of several ways the step has gone.
     """
 
     def __init__(self, arrays, bitwise, course=()):
         # CuPy goes through an array in the order of its axes: through a filter, strided, unless it is seen as flat.
         self._arrays = {name: flat(array) if is_dense(array) else array for name, array in arrays.items()}
-        self.bitwise, self._course = bitwise, course
+        self._bitwise, self._course = bitwise, course
         self._before = {name: array.copy() for name, array in self._arrays.items()}
 
     def outcome(self, values):
@@ -92,8 +89,8 @@ class Verification:
 
         Args:
             first: the :class:`Outcome` of the first one.
-            values: those of the last one, as for :meth:`outcome`.
-            so_far: what this returned of those in between; ``{}`` for none.
+            values: of the last one, as for :meth:`outcome`.
+            so_far: what this returned for the runs in between; ``{}`` for none.
 
         Returns:
             dict from names of arrays to the norm of the difference of the first run and the one that is furthest from
@@ -143,8 +140,8 @@ class Verification:
 
     def _difference(self, name, found, expected, noise):
         """Returns how an array differs, as a sentence, or ``None``."""
-        is_bounded = not self.bitwise and self._is_bounded(name, found)
-        if not self.bitwise and not is_bounded and found.dtype.kind in "fV":
+        is_bounded = not self._bitwise and self._is_bounded(name, found)
+        if not self._bitwise and not is_bounded and found.dtype.kind in "fV":
             return None  # rounded from a master that is compared
         if (found.dtype, found.shape) != (expected.dtype, expected.shape):
             return f"{name} is {found.dtype} {found.shape} by the graph, and {expected.dtype} {expected.shape} eagerly"
@@ -194,7 +191,7 @@ def _leaves(name, value):
 
 
 def _noise(eager, launches):
-    """Which distance of a launch from an eager step says nothing, from those of eager steps and of launches."""
+    """How far a launch may be from an eager step, given how far eager steps and launches are apart among themselves."""
     return min(max(eager, launches), _UNLIKE * min(eager, launches))
 
 

@@ -1,7 +1,5 @@
 """A graph that cannot be had takes no other graph along, and is tried once more if there was no memory for it."""
 
-import logging
-
 import pytest
 
 from mixprec.graph_capture import CaptureError
@@ -55,7 +53,6 @@ def test_an_error_for_such_shapes_alone_if_capture_is_required(host):  # noqa: F
 
 def test_other_graphs_make_room_for_one_that_did_not_fit(host, monkeypatch, caplog):  # noqa: F811
     """Once for each: two that fit alone, but not together, would take turns for ever."""
-    caplog.set_level(logging.WARNING, "mixprec")
     capture = GraphsOnHost.capture
 
     def with_memory_for_one(graphs, function):

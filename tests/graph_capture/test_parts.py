@@ -1,6 +1,5 @@
 """The parts of graph capture by themselves: arguments, reports, the comparison of two steps, the verification."""
 
-import logging
 import re
 
 import chainer
@@ -479,7 +478,6 @@ def test_a_difference_counts_when_the_same_array_differs_in_calls_in_a_row():
 
 def test_a_long_comparison_is_announced_once(caplog, monkeypatch):
     monkeypatch.setattr(announcements, "_said", set())
-    caplog.set_level(logging.WARNING, "mixprec")
     found = Doubts("the work")
     for number in range(40):
         found.over(number % 2 == 0)

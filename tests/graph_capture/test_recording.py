@@ -6,7 +6,6 @@ come again. That the comparison finds what a graph would get wrong is shown by m
 """
 
 import inspect
-import logging
 import re
 
 import chainer
@@ -261,7 +260,6 @@ def test_what_a_captured_step_looks_at_is_the_same_without_fault(model):
 
 @pytest.mark.parametrize(("model", "reason"), [(model, FAULTS[model][1]) for model in FAULTS])
 def test_captured_steps_name_a_planted_fault_and_its_line(model, reason, caplog):
-    caplog.set_level(logging.WARNING, "mixprec")
     run = Run(L.Classifier(model()), optimizers.MomentumSGD())
     step = mixprec.capture(run.optimizer)
     _call(step, run.batch)
