@@ -15,7 +15,7 @@ from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.backends.dropout_state import serialize_dropout
 from mixprec.kfac.preconditioner import KFAC
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
-from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
+from mixprec.optimizer import grad_scales, gradients, masters, model_files, pass_scales, scaled_loss
 from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.evaluated_weights import Evaluation
 from mixprec.optimizer.no_decay import NoDecay
@@ -331,7 +331,7 @@ class MixedPrecisionOptimizer(Delegation):
     def _start(self, scales=()):
         self._optimizer_step = OptimizerStep(self._optimizer, self._masters, self._preconditioner, **self._wishes)
         model_files.install()
-        scaled_loss.install()
+        pass_scales.install()
         grad_scales.start(self.target, scales)
 
     def _check_set_up(self):
