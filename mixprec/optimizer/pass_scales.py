@@ -78,21 +78,22 @@ def _leaving_grad_scales(grad):
     return run
 
 
-def _writing(attribute):
+def _writing(write):
     """A gradient that a function writes itself, as those of ``chainer.static_graph`` do, has the scale of the pass."""
 
-    def write(self, gradient):
+    @functools.wraps(write)
+    def run(self, gradient, **kwargs):
         factor = getattr(_pass, "factor", None)
         if factor is None or not hasattr(self, OWNER):
-            attribute.fset(self, gradient)
+            write(self, gradient, **kwargs)
             return
         # ``param.grad += ...`` writes the same array again. Parameters of the pass itself are seen to at its end.
-        is_added = gradient is not None and gradient is attribute.fget(self) and self._loss_scale is not PENDING
-        scale = grad_scale_of(self) if is_added else ZERO
-        attribute.fset(self, gradient)
+        is_added = gradient is not None and (gradient is self.grad or gradient is self._grad_var)
+        scale = grad_scale_of(self) if is_added and self._loss_scale is not PENDING else ZERO
+        write(self, gradient, **kwargs)
         self._loss_scale = NOT_REACHED if gradient is None else merged(scale, factor)
 
-    return property(attribute.fget, write, attribute.fdel, attribute.__doc__)
+    return run
 
 
 def _adding(addgrad):
@@ -130,8 +131,8 @@ def _moving(to_device):
 _REPLACEMENTS = {
     "chainer._backprop:_backprop_to_all": _keeping_grad_scales,
     "chainer.function_node:grad": _leaving_grad_scales,
-    "chainer.variable:Parameter.grad": _writing,
-    "chainer.variable:Parameter.grad_var": _writing,
+    "chainer.variable:Parameter._set_grad": _writing,
+    "chainer.variable:Parameter._set_grad_var_without_check": _writing,
     "chainer.variable:Parameter.addgrad": _adding,
     "chainer.variable:Parameter.cleargrad": functools.partial(_clearing, scale=NOT_REACHED),
     "chainer.variable:Parameter.zerograd": functools.partial(_clearing, scale=ZERO),

@@ -1,8 +1,8 @@
 """The running statistics of a model, so that a skipped step can leave them as they were.
 
 ``setup`` makes :class:`RunningStatistics`. A step begins with the first call of a link in training mode, whether with
-backprop or not: ``F.forget``, a teacher and frozen layers have none. Hooks of links save then; ``update(lossfun)`` saves
-what they have not. The end of ``update()`` takes the values back, or forgets what was saved.
+backprop or not: ``F.forget``, a teacher and frozen layers have none. Hooks of links save then; ``update(lossfun)``
+saves what they have not. The end of ``update()`` takes the values back, or forgets what was saved.
 """
 
 import collections

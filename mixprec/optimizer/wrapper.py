@@ -335,6 +335,7 @@ class MixedPrecisionOptimizer(Delegation):
         self._optimizer_step = OptimizerStep(self._optimizer, self._masters, self._preconditioner, **self._wishes)
         model_files.install()
         pass_scales.install()
+        gradients.install()
         grad_scales.start(self.target, scales)
 
     def _check_set_up(self):
