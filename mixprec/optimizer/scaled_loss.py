@@ -1,29 +1,21 @@
 """Backward passes on a scaled loss.
 
-``update()`` and ``scale_loss`` of the wrapper make a :class:`ScaledLoss`, by :class:`ScaledPasses`. Its ``backward``,
-like all code of Chainer that writes, adds, clears or moves a gradient, leaves on the parameter by what that gradient is
-scaled (:mod:`~mixprec.optimizer.grad_scales`); :func:`install`, called by ``setup``, sees to that.
+``update()`` and ``scale_loss`` of the wrapper make a :class:`ScaledLoss`, by :class:`ScaledPasses`.
+:mod:`~mixprec.optimizer.pass_scales` sees to it that its ``backward`` leaves the factor on parameters.
 """
 
 import contextlib
-import functools
-import inspect
 import operator
-import threading
 from collections.abc import Iterator
 
 import chainer
 import numpy as np
 
 from mixprec import arguments, functions
-from mixprec.backends import aside
-from mixprec.compat.registry import Patch
 from mixprec.dtypes import BFLOAT16
 from mixprec.functions.classification import SoftmaxCrossEntropy
-from mixprec.master_arrays import OWNER
-from mixprec.optimizer.grad_scales import NOT_REACHED, PENDING, ZERO, UsedScale, grad_scale_of, merged
-
-_pass = threading.local()
+from mixprec.loss_scale import NoLossScale
+from mixprec.optimizer.model_parallel import is_part_of_chain
 
 
 class ScaledLoss(chainer.Variable):
@@ -80,6 +72,7 @@ def scaled(loss, factor):
     result = loss * factor.astype(loss.dtype, copy=False)
     result.__class__ = ScaledLoss  # the variable that Chainer's graph already knows, with another backward()
     result.factor, result.unscaled = factor, loss
+    result.node.is_scaled = True  # for passes from what has been computed of it
     return result
 
 
@@ -127,7 +120,12 @@ class ScaledPasses:
         return self.factor if self.factor is None else device.send(self.factor)
 
     def scale(self, loss):
-        """Returns the scaled loss; raises as :func:`check_loss` and :func:`scaled` do."""
+        """Returns the scaled loss; raises as :func:`check_loss` and :func:`scaled` do.
+
+        A loss whose graph goes on in other processes stays as it is (:mod:`~mixprec.optimizer.model_parallel`).
+        """
+        if is_part_of_chain(loss, not isinstance(self._scaler, NoLossScale)):
+            return loss
         check_loss(loss)
         factor = self.factor_on(loss.device)
         if factor is None:
@@ -161,147 +159,3 @@ class ScaledPasses:
                 with contextlib.nullcontext() if left or ranks is None else ranks.last_pass():
                     self.scale(loss).backward()
                 del loss  # before the next one, for which there is to be memory
-
-
-def install():
-    """Makes Chainer keep the scales of gradients of parameters with masters wherever it writes or moves one, once."""
-    for patch in _PATCHES:
-        patch.apply()
-
-
-def _keeping_grad_scales(backprop_to_all):
-    @functools.wraps(backprop_to_all)
-    def run(outputs, retain_grad, loss_scale):
-        # F.forget runs a pass inside of the pass, without its loss scale.
-        outer = getattr(_pass, "factor", None)
-        factor = loss_scale
-        if factor is None:
-            factor = _factor_of_losses(node.get_variable_or_none() for node, _ in outputs) if outer is None else outer
-        before = [(param, grad_scale_of(param)) for param in _reachable(outputs) if param.grad is not None]
-        for param, _ in before:
-            param._loss_scale = PENDING
-        _pass.factor = factor
-        try:
-            with aside.backward_pass(lambda: sole_uses(outputs)) if aside.now.aside else contextlib.nullcontext():
-                backprop_to_all(outputs, retain_grad, factor)
-        finally:
-            _pass.factor = outer
-            for param, scale in before:
-                reached = param._loss_scale is not PENDING
-                param._loss_scale = merged(scale, factor) if reached else scale
-
-    return run
-
-
-def _leaving_grad_scales(grad):
-    signature = inspect.signature(grad)
-
-    @functools.wraps(grad)
-    def run(*args, **kwargs):
-        gradients = grad(*args, **kwargs)
-        given = signature.bind(*args, **kwargs).arguments
-        if given.get("set_grad"):
-            factor = given.get("loss_scale")
-            for param in given["inputs"]:
-                if hasattr(param, OWNER):
-                    param._loss_scale = _factor_of_losses(given["outputs"]) if factor is None else factor
-        return gradients
-
-    return run
-
-
-def _adding(addgrad):
-    @functools.wraps(addgrad)
-    def run(self, var):
-        scale = grad_scale_of(self) if self.is_initialized and self.grad is not None else ZERO
-        addgrad(self, var)
-        if hasattr(self, OWNER) and var.array is not None and var.grad is not None:
-            self._loss_scale = merged(scale, grad_scale_of(var))
-
-    return run
-
-
-def _clearing(clear, scale):
-    @functools.wraps(clear)
-    def run(self):
-        clear(self)
-        if hasattr(self, OWNER):
-            self._loss_scale = scale
-
-    return run
-
-
-def _moving(to_device):
-    @functools.wraps(to_device)
-    def run(self, device):
-        scale = grad_scale_of(self) if hasattr(self, OWNER) else None
-        to_device(self, device)
-        if isinstance(scale, UsedScale):
-            self._loss_scale = UsedScale(scale.factor, {id(self): self.grad})
-
-    return run
-
-
-_REPLACEMENTS = {
-    "chainer._backprop:_backprop_to_all": _keeping_grad_scales,
-    "chainer.function_node:grad": _leaving_grad_scales,
-    "chainer.variable:Parameter.addgrad": _adding,
-    "chainer.variable:Parameter.cleargrad": functools.partial(_clearing, scale=NOT_REACHED),
-    "chainer.variable:Parameter.zerograd": functools.partial(_clearing, scale=ZERO),
-    "chainer.variable:Parameter.to_device": _moving,
-}
-_WHY = "Without it a step does not know the scale of a gradient that Chainer has written, added, cleared or moved."
-_PATCHES = [Patch(target, make, _WHY, "setup") for target, make in _REPLACEMENTS.items()]
-
-
-def _reachable(outputs):
-    """Returns the parameters with masters in the graph of a backward pass from ``[(variable node, gradient)]``."""
-    nodes = [node for node, _ in outputs]
-    seen, params = set(nodes), []
-    while nodes:
-        node = nodes.pop()
-        creator = node.creator_node
-        if creator is None:
-            param = node.get_variable_or_none()
-            if hasattr(param, OWNER) and param._loss_scale is not PENDING:  # of the outer pass
-                params.append(param)
-        elif creator not in seen:
-            seen.add(creator)
-            nodes += [x for x in creator.inputs if x not in seen and x.requires_grad]
-            seen.update(creator.inputs)
-    return params
-
-
-def _factor_of_losses(losses):
-    """Returns the factor that all of the losses are scaled by, or ``None``."""
-    factors = {id(factor): factor for factor in (getattr(loss, "factor", None) for loss in losses)}
-    return factors.popitem()[1] if len(factors) == 1 else None
-
-
-def sole_uses(outputs):
-    """Returns the inputs of functions that are parameters without a gradient, and inputs of no other function.
-
-    Args:
-        outputs: of a backward pass, ``[(variable node, gradient)]``.
-
-    Returns:
-        Set of pairs of a function node and the place of the input; empty in Chainer's debug mode, which looks at every
-        gradient at once.
-    """
-    if chainer.is_debug():
-        return set()
-    functions_left = [node.creator_node for node, _ in outputs if node.creator_node is not None]
-    seen, places = set(functions_left), {node: [None] for node, _ in outputs}  # an output has a gradient already
-    while functions_left:
-        function = functions_left.pop()
-        for place, x in enumerate(function.inputs):
-            places.setdefault(x, []).append((function, place))
-            if x.creator_node is not None and x.creator_node not in seen:
-                seen.add(x.creator_node)
-                functions_left.append(x.creator_node)
-    found = set()
-    for x, users in places.items():
-        param = x.get_variable_or_none() if x.creator_node is None else None
-        if len(users) == 1 and users[0] is not None and hasattr(param, OWNER) and param.grad is None:
-            found.add(users[0])
-    return found

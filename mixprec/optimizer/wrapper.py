@@ -15,7 +15,7 @@ from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.backends.dropout_state import serialize_dropout
 from mixprec.kfac.preconditioner import KFAC
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
-from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
+from mixprec.optimizer import grad_scales, gradients, masters, model_files, pass_scales, scaled_loss
 from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.evaluated_weights import Evaluation
 from mixprec.optimizer.no_decay import NoDecay
@@ -165,6 +165,8 @@ class MixedPrecisionOptimizer(Delegation):
                 loss scale or ``rates`` are not the same in all processes.
         """
         arguments.instance("link", link, chainer.Link, "a chainer.Link")
+        if self._wishes["zero_gradients"]:
+            grad_scales.clear_initial(link.params())
         self._masters = masters.Masters(link, self._no_decay, self._rates)
         self._statistics = RunningStatistics(self._masters.index)
         self._optimizer.setup(self._masters)
@@ -212,15 +214,18 @@ class MixedPrecisionOptimizer(Delegation):
         self._check_set_up()
         return gradients.unscaled(self._masters)
 
-    def evaluated(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def evaluated(self) -> Iterator[None]:
         """Returns a context manager, inside of which the model has the weights that it is to be evaluated with.
 
-        With :class:`~mixprec.ScheduleFreeSGD` these are averages; with other optimizers nothing happens. Afterwards
-        everything is, bit for bit, what it was. Inside of the block the model may be saved, and the optimizer neither
-        steps nor is saved: both raise :class:`RuntimeError`. Running statistics stay those of training.
+        With :class:`~mixprec.ScheduleFreeSGD` these are averages, and inside of the block the optimizer neither steps
+        nor is saved: both raise :class:`RuntimeError`. With other optimizers they are as they are. Afterwards they are,
+        bit for bit, what they were. The model may be saved inside. Running statistics stay those of training; where
+        the block calls the model in training mode to compute them anew, a step that is skipped later leaves them so.
         """
         self._check_set_up()
-        return self._evaluation.of(self.target)
+        with self._statistics.outside_of_steps(), self._evaluation.of(self.target):
+            yield
 
     def report(self) -> UpdateReport:
         """Returns a table of which parameter is updated how, :class:`~mixprec.optimizer.update_report.UpdateReport`."""
@@ -251,7 +256,8 @@ class MixedPrecisionOptimizer(Delegation):
         Raises:
             TypeError: ``lossfun`` is no function, or what it returns no variable of floating-point numbers.
             ValueError: what it returns has not exactly one element.
-            UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``. Nothing has changed.
+            UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``, though it went through
+                FP16; or some of them were. Nothing has changed.
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
         if self._evaluation.has_averages:
@@ -330,7 +336,8 @@ class MixedPrecisionOptimizer(Delegation):
     def _start(self, scales=()):
         self._optimizer_step = OptimizerStep(self._optimizer, self._masters, self._preconditioner, **self._wishes)
         model_files.install()
-        scaled_loss.install()
+        pass_scales.install()
+        gradients.install()
         grad_scales.start(self.target, scales)
 
     def _check_set_up(self):

@@ -52,7 +52,7 @@ def call(original):
         scope = active.scope
         if scope is None or scope.conversion is not state.conversion:
             return call_from_outside(state, functools.partial(original, self), args, kwargs)
-        outer, scope.link = scope.link, state
+        outer, scope.link, scope.has_called = scope.link, state, True
         try:
             return original(self, *args, **kwargs)
         finally:

@@ -50,6 +50,7 @@ class Scope:
         unfused: :class:`~mixprec.rewrite.places.Unfused` by the id of their variables.
         convolved: :class:`~mixprec.rewrite.layer_rules.Convolved` by the id of their variable.
         leaves: ``{(id, key): (what has come from outside of the model, what it was converted to)}``.
+        has_called: whether a link has been called from within; who wants to know about a part sets it to ``False``.
         noted: tuple of lists; each place is appended to them as it is before it is used.
         repeated: iterator of places to be used in the place of those of the links, or ``None``.
     """
@@ -65,6 +66,7 @@ class Scope:
         self.unfused = {}
         self.convolved = {}
         self.leaves = {}
+        self.has_called = False
         self.noted = ()
         self.repeated = None
         self._turns = {}
