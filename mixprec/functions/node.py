@@ -188,8 +188,9 @@ class Node(chainer.FunctionNode):
         """
         if chainer.config.enable_backprop:
             raise RuntimeError(
-                f"{self.name} of mixprec has no double backprop: call backward() without enable_double_backprop=True, "
-                f"or use chainer.functions"
+                "enable_double_backprop=True (of chainer.grad or backward) needs mixprec.convert(model, layout='nchw') "
+                "in float16 or float32 (in YAML model.memory_format: nchw), and chainer.functions in place of "
+                f"mixprec.functions: {self.name} of mixprec has no double backprop"
             )
         terms = [self._gradient(dy) for dy in terms_of(*grad_outputs)]
         gradients = self.gradients(primitives_of(terms[0]), target_input_indexes, *terms)
