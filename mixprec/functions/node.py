@@ -206,7 +206,9 @@ class Node(chainer.FunctionNode):
         if not (self.channels_first and self.makes_images and dy.ndim == 4):
             return dense(dy)
         gradient = as_nhwc(dy)
-        return gradient if gradient.flags.c_contiguous else primitives_of(dy).to_nhwc(dense(dy), dy.dtype)
+        if dy.flags.c_contiguous and not gradient.flags.c_contiguous:
+            return primitives_of(dy).to_nhwc(dy, dy.dtype)
+        return dense(gradient)  # that of a part has gaps
 
     def gradients(self, primitives, indexes, dy):
         """Returns a gradient for each input, ``None`` where there is none, or where it is not wanted.
