@@ -138,7 +138,7 @@ class Upsampling2D(_Resizing):
         for axis, place in enumerate(places):
             start = xp.arange(size[axis]) * self._pooling.stride[axis] - self._pooling.pad[axis]
             pixel = start.reshape(-1, *[1] * (2 - axis)) + place
-            inside = inside & (0 <= pixel) & (pixel < self._out_size[axis])
+            inside = inside & (pixel >= 0) & (pixel < self._out_size[axis])
             pixels.append(pixel.clip(0, self._out_size[axis] - 1))
         dx = dy[(xp.arange(images)[:, None, None, None], *pixels, xp.arange(channels))]
         return (xp.where(inside, dx, xp.zeros((), dx.dtype)),)

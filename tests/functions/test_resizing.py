@@ -35,7 +35,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_results_are_chainers_and_gradients_those_of_a_linear_function(name, dtype):
-    """Such a function is linear: <dy, f(x)> = <df(dy), x>, here in FP64. One rounding each; Chainer computes in FP32."""
+    """Such a function is linear: <dy, f(x)> = <df(dy), x>, here in FP64, with one rounding each."""
     node, function = FUNCTIONS[name]
     x = chainer.Variable(normal(0, *SHAPE, dtype=dtype))
     (y,) = node().apply((x,))

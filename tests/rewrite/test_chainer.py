@@ -706,7 +706,7 @@ def _penalty(model):
 def test_a_reverted_model_has_double_backprop():
     model = new(projection)
     mixprec.convert(model, images(0), compute="float32")
-    with pytest.raises(RuntimeError, match="needs mixprec.convert.model, layout='nchw'.*has no double backprop"):
+    with pytest.raises(RuntimeError, match=r"needs mixprec.convert.*has no double backprop"):
         _penalty(model)
     mixprec.revert(model)
     assert_equal(_penalty(model), _penalty(new(projection)))
