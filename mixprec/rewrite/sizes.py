@@ -9,17 +9,31 @@ from chainer.functions.array.flip import Flip
 from chainer.functions.array.pad import Pad
 from chainer.functions.array.repeat import Repeat
 from chainer.functions.array.resize_images import ResizeImages
+from chainer.functions.pooling.roi_average_align_2d import ROIAverageAlign2D
+from chainer.functions.pooling.roi_average_pooling_2d import ROIAveragePooling2D
+from chainer.functions.pooling.roi_max_align_2d import ROIMaxAlign2D
+from chainer.functions.pooling.roi_max_pooling_2d import ROIMaxPooling2D
+from chainer.functions.pooling.roi_pooling_2d import ROIPooling2D
 from chainer.functions.pooling.unpooling_2d import Unpooling2D
 from chainer.functions.pooling.unpooling_nd import UnpoolingND
 from chainer.functions.pooling.upsampling_2d import Upsampling2D
 from chainer.utils import conv
 
 from mixprec.backends.geometry import Pooling
+from mixprec.dtypes import FLOAT32
 from mixprec.functions import resizing
 from mixprec.functions.layout import Dense
 from mixprec.functions.pooling import LARGEST_WINDOW
-from mixprec.rewrite.dtype_rules import on_views
-from mixprec.rewrite.memory_order import TO_NHWC, in_storage_dtype, is_channels_last, is_only_channels_last, run
+from mixprec.rewrite.dtype_rules import in_float32, on_views
+from mixprec.rewrite.memory_order import (
+    TO_NHWC,
+    channels_first,
+    channels_last,
+    in_storage_dtype,
+    is_channels_last,
+    is_only_channels_last,
+    run,
+)
 
 _OF_EACH_AXIS = ("constant_values", "end_values", "stat_length")  # further arguments of numpy.pad
 
@@ -112,6 +126,18 @@ def _out_size(x, geometry, given):
     return size if min(size) > 0 and geometry.out_size(size) == x.shape[2:] else None  # else it is Chainer's error
 
 
+def _regions(scope, node, inputs):
+    """The rule for pooling of regions, which Chainer computes in NCHW and float32.
+
+    In 16 bits either side is cast anyway, and the cast changes the order as well: that costs nothing more.
+    """
+    x, *regions = inputs
+    if not is_only_channels_last(x) or not in_storage_dtype(x) or x.dtype == FLOAT32:
+        return None
+    (y,) = in_float32(scope, node, (channels_first(x, FLOAT32), *regions))
+    return (scope.also_in_order_of_axes(channels_last(y, x.dtype), y),)
+
+
 def _are_in_nhwc(x):
     return is_channels_last(x) and in_storage_dtype(x)
 
@@ -121,6 +147,11 @@ RULES = {
     Pad: _pad,
     Repeat: _repeat,
     ResizeImages: _resize_images,
+    ROIAverageAlign2D: _regions,
+    ROIAveragePooling2D: _regions,
+    ROIMaxAlign2D: _regions,
+    ROIMaxPooling2D: _regions,
+    ROIPooling2D: _regions,
     Unpooling2D: _unpooling,
     UnpoolingND: _unpooling_nd,
     Upsampling2D: _upsampling,
