@@ -134,11 +134,11 @@ class Upsampling2D(_Resizing):
         xp = chainer.backend.get_array_module(dy)
         images, *size, channels = self._where.shape
         inside, pixels = True, []
-        places = divmod(self._where.astype(np.int32), self._pooling.window[1])
-        for axis, place in enumerate(places):
+        where, columns = self._where.astype(np.int32), self._pooling.window[1]
+        for axis, place in enumerate((where // columns, where % columns)):
             start = xp.arange(size[axis]) * self._pooling.stride[axis] - self._pooling.pad[axis]
             pixel = start.reshape(-1, *[1] * (2 - axis)) + place
             inside = inside & (pixel >= 0) & (pixel < self._out_size[axis])
             pixels.append(pixel.clip(0, self._out_size[axis] - 1))
-        dx = dy[(xp.arange(images)[:, None, None, None], *pixels, xp.arange(channels))]
-        return (xp.where(inside, dx, xp.zeros((), dx.dtype)),)
+        dx = primitives.cast(dy, FLOAT32)[(xp.arange(images)[:, None, None, None], *pixels, xp.arange(channels))]
+        return (primitives.cast(xp.where(inside, dx, np.float32(0)), dy.dtype),)
