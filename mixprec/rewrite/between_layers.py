@@ -7,6 +7,7 @@ Rules are those of :mod:`mixprec.rewrite.layer_rules`: functions of ``(scope, no
 import numbers
 
 import chainer
+from chainer.functions.activation.prelu import PReLUFunction
 from chainer.functions.array.concat import Concat
 from chainer.functions.array.reshape import Reshape
 from chainer.functions.array.transpose import Transpose
@@ -30,10 +31,12 @@ from mixprec.functions.dropout import Dropout as OurDropout
 from mixprec.functions.local_response_normalization import LocalResponseNormalization as OurLocalResponseNormalization
 from mixprec.rewrite.dtype_rules import chainer_apply, on_views, rule_of
 from mixprec.rewrite.memory_order import (
+    TO_NCHW,
     TO_NHWC,
     in_storage_dtype,
     is_channels_last,
     is_dense,
+    is_only_channels_last,
     is_part,
     run,
     run_in_order_of,
@@ -99,6 +102,16 @@ def _local_response_normalization(scope, node, inputs):
     if not (is_channels_last(x) and in_storage_dtype(x)) or node.n < 1:
         return None
     return (run(OurLocalResponseNormalization(LocalResponseNorm(node.n, node.k, node.alpha, node.beta)), x),)
+
+
+def _prelu(scope, node, inputs):
+    x, W = inputs
+    if not is_only_channels_last(x) or W.ndim != 1:
+        return None
+    images, channels, height, width = x.shape
+    pixels = chainer_apply(Reshape((images * height * width, channels)), chainer_apply(Transpose(TO_NHWC), (x,)))
+    outputs = rule_of(type(node))(scope, node, (*pixels, W))
+    return chainer_apply(Transpose(TO_NCHW), chainer_apply(Reshape((images, height, width, channels)), outputs))
 
 
 def _dropout(scope, node, inputs):
@@ -178,6 +191,7 @@ RULES = {
     LocalResponseNormalization: _local_response_normalization,
     MaxPoolingND: _max_pooling,
     Mean: _mean,
+    PReLUFunction: _prelu,
     Reshape: _reshape,
     SoftmaxCrossEntropy: _softmax_cross_entropy,
 }

@@ -147,6 +147,7 @@ TRUNK = {
     "flip, then a convolution": lambda m, h: m.conv1(F.flip(h, -2)),
     "flip channels": lambda m, h: F.flip(h, 1),
     "repeat": lambda m, h: F.repeat(F.repeat(h, 2, axis=2), (1, 2, 3, 1, 1, 1), axis=-1),
+    "prelu": lambda m, h: F.prelu(h, m.bn1.beta),
     "dropout": lambda m, h: F.dropout(h, 0.0),
     "local response normalization": lambda m, h: F.local_response_normalization(h),
     "channel attention": _attention,
