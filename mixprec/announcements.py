@@ -4,7 +4,9 @@ All parts of mixprec call :func:`announce` where they take such a path, also in 
 """
 
 import logging
+import sys
 
+_LIBRARIES = ("chainer", "mixprec")
 _logger = logging.getLogger("mixprec")
 _said = set()
 
@@ -21,3 +23,18 @@ def announce(message, *arguments, key=None):
     if said not in _said:
         _said.add(said)
         _logger.warning(message, *arguments)
+
+
+def place_of_call():
+    """Returns the innermost line that is neither Chainer's nor mixprec's, and the link that it calls, for messages.
+
+    Returns:
+        str: ``"model.py:12"``, or ``"train.py:40 (Linear fc1)"`` if Chainer calls a link, as ``Sequential`` does.
+    """
+    frame, link = sys._getframe(1), None
+    while frame.f_back is not None and (module := frame.f_globals.get("__name__", "")).startswith(_LIBRARIES):
+        if link is None and module == "chainer.link" and frame.f_code.co_name == "__call__":
+            link = frame.f_locals.get("self")
+        frame = frame.f_back
+    called = "" if link is None else f" ({' '.join(filter(None, (type(link).__name__, link.name)))})"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}{called}"

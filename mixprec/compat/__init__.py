@@ -12,6 +12,7 @@ from mixprec.compat import (  # noqa: F401
     cupy14,
     defects,
     hooks,
+    link_hooks,
     losses,
     multi_node,
     numpy2,

@@ -1,5 +1,6 @@
 """Defects of Chainer 7.8.1 that have nothing to do with NumPy or CuPy."""
 
+import copy
 import functools
 
 from mixprec.compat.hooks import after_import, declare_after_import
@@ -15,6 +16,33 @@ def deconvolution_2d_weight_gradient(original):
         return original(self, getattr(x, "shape", x), getattr(w, "shape", w))
 
     return _set_cover_all
+
+
+@after_import("chainer.functions.normalization.batch_normalization:{,Fixed}BatchNormalizationGrad.backward")
+def second_derivatives_of_mixed_batch_normalization(original):
+    """Without it gradients of gradients through a float16 batch normalization with float32 gamma are an AttributeError.
+
+    They are computed in float32 and rounded, as the first ones are.
+    """
+
+    @functools.wraps(original)
+    def backward(self, indexes, grad_outputs):
+        from chainer import functions as F
+
+        dtype = self.inputs[1].dtype
+        if self.inputs[0].dtype == dtype:
+            return original(self, indexes, grad_outputs)
+
+        def widened(variables):
+            return tuple(None if x is None else F.cast(x, dtype) for x in variables)
+
+        inputs, outputs = widened(self.get_retained_inputs()), widened(self.get_retained_outputs())
+        wide = copy.copy(self)
+        wide.get_retained_inputs, wide.get_retained_outputs = lambda: inputs, lambda: outputs
+        gradients = original(wide, indexes, widened(grad_outputs))
+        return tuple(F.cast(gx, x.dtype) for gx, x in zip(gradients, self.inputs, strict=True))
+
+    return backward
 
 
 @after_import("chainer.serializers.hdf5:HDF5Deserializer.__call__")

@@ -11,7 +11,7 @@ import chainer
 import numpy as np
 from chainer import _backprop_utils, utils
 
-from mixprec.announcements import announce
+from mixprec.announcements import announce, place_of_call
 from mixprec.backends import primitives_of
 from mixprec.functions import checks, sums, watching
 
@@ -141,21 +141,25 @@ class Node(chainer.FunctionNode):
             raise RuntimeError(f"{self.name} of mixprec cannot be repeated by chainer.static_graph: do without it")
         if _backprop_utils.GradTable is not sums._GradTable:
             sums.install()
-        arrays = [self._laid_out(place, x) for place, x in enumerate(inputs)]
+        arrays = [self._laid_out(place, x, announced=False) for place, x in enumerate(inputs)]
         outputs = self.compute(primitives_of(inputs[0]), *arrays)
         if self.channels_first and self.makes_images:
             return tuple(map(as_nchw, outputs))
         return outputs
 
-    def _laid_out(self, place, array):
+    def _laid_out(self, place, array, announced=True):
         """Returns an input as :meth:`compute` gets it."""
         if array.ndim == 4 and (place == self.filter_input or (self.channels_first and place in self.image_inputs)):
             array = array.transpose(0, 2, 3, 1)
         if array.flags.c_contiguous or self.takes_strided:
             return array
-        if array.ndim > 1:  # the copy of a vector costs next to nothing
+        if array.ndim > 1 and not announced:  # the copy of a vector costs next to nothing
             name = self._argument(place) + (" in the order (K, R, S, C / groups)" if place == self.filter_input else "")
-            announce("%s: %s is not C-contiguous, and is copied in every step", self.name, name)
+            announce(
+                "%s: %s is not C-contiguous, and is copied in every step, at %s: results are right, and without the "
+                "slice or transpose before it there would be no copy",
+                *(self.name, name, place_of_call()),
+            )
         return dense(array)
 
     def _argument(self, place, count=1):
@@ -188,8 +192,9 @@ class Node(chainer.FunctionNode):
         """
         if chainer.config.enable_backprop:
             raise RuntimeError(
-                f"{self.name} of mixprec has no double backprop: call backward() without enable_double_backprop=True, "
-                f"or use chainer.functions"
+                "enable_double_backprop=True (of chainer.grad or backward) needs mixprec.convert(model, layout='nchw') "
+                "in float16 or float32 (in YAML model.memory_format: nchw), and chainer.functions in place of "
+                f"mixprec.functions: {self.name} of mixprec has no double backprop"
             )
         terms = [self._gradient(dy) for dy in terms_of(*grad_outputs)]
         gradients = self.gradients(primitives_of(terms[0]), target_input_indexes, *terms)
@@ -205,7 +210,9 @@ class Node(chainer.FunctionNode):
         if not (self.channels_first and self.makes_images and dy.ndim == 4):
             return dense(dy)
         gradient = as_nhwc(dy)
-        return gradient if gradient.flags.c_contiguous else primitives_of(dy).to_nhwc(dense(dy), dy.dtype)
+        if dy.flags.c_contiguous and not gradient.flags.c_contiguous:
+            return primitives_of(dy).to_nhwc(dy, dy.dtype)
+        return dense(gradient)  # that of a part has gaps
 
     def gradients(self, primitives, indexes, dy):
         """Returns a gradient for each input, ``None`` where there is none, or where it is not wanted.

@@ -1,8 +1,10 @@
 """Pooling of images (N, H, W, C)."""
 
+import numpy as np
+
 from mixprec.backends.geometry import Pooling
 from mixprec.functions import checks
-from mixprec.functions.node import Node, dense
+from mixprec.functions.node import Node, as_nchw, dense
 
 LARGEST_WINDOW = 255  # elements: where the maximum was is one byte
 
@@ -95,6 +97,15 @@ class MaxPooling2D(_Pooling):
 
     def gradients(self, primitives, indexes, dy):
         return (primitives.max_pool_backward(dy, self._where, self._pooling, self._x_shape),)
+
+    def indexes(self):
+        """Returns the places of the maxima in their windows as Chainer's ``max_pooling_2d(return_indices=True)`` does.
+
+        Returns:
+            integers in the shape and the order of the result; Chainer's are int64 on NumPy and int32 on a GPU.
+        """
+        indexes = self._where.astype(np.int64 if isinstance(self._where, np.ndarray) else np.int32)
+        return as_nchw(indexes) if self.channels_first else indexes
 
 
 class AveragePooling2D(_Pooling):

@@ -79,7 +79,7 @@ class ModelIndex:
 
 
 class LinkGuards:
-    """The hooks of mixprec on links with persistent values, one on each, in every step.
+    """The hooks of mixprec on links that have persistent values or may get some, one on each, in every step.
 
     :class:`~mixprec.optimizer.running_statistics.RunningStatistics` makes it; ``update()`` calls :meth:`forget` at its
     end. Links come and go, are copied with their hooks, and a user may remove a hook.
@@ -90,7 +90,7 @@ class LinkGuards:
         make: ``make(link)`` puts one on it, and returns it. It has an attribute ``saved``, a dict.
 
     Attributes:
-        hooks: one for each link with persistent values.
+        hooks: one for each link with persistent values, or with hooks of others.
     """
 
     def __init__(self, index, found, make):
@@ -109,8 +109,10 @@ class LinkGuards:
 
     def _find(self):
         self._links = self._index.links
-        self.hooks = [self._found(link) or self._make(link) for link in self._links if link._persistent]
-        self._unguarded = [link for link in self._links if not link._persistent]
+        # Hooks such as spectral normalization register a value when there is a weight: in a pass, or from a file.
+        guarded = [link for link in self._links if link._persistent or link._n_local_link_hooks]
+        self.hooks = [self._found(link) or self._make(link) for link in guarded]
+        self._unguarded = [link for link in self._links if not (link._persistent or link._n_local_link_hooks)]
 
 
 class Changes:

@@ -49,8 +49,22 @@ class ScaledLoss(chainer.Variable):
                 else:
                     self.grad = self.xp.ones_like(self.array)
         # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
-        with np.errstate(over="ignore", invalid="ignore"), self.looking_on(self.factor):
+        with np.errstate(over="ignore", invalid="ignore"), self.looking_on(self.factor), _naming_the_scale(self.factor):
             backward(retain_grad, enable_double_backprop, self.factor)
+
+
+@contextlib.contextmanager
+def _naming_the_scale(factor):
+    """Has Chainer's error of a NaN in a backward pass, which only its debug mode raises, name the loss scale."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (chainer.is_debug() and str(error).startswith("NaN is detected")):
+            raise
+        raise RuntimeError(
+            f"{str(error).splitlines()[0]}, at a loss scale of {float(factor)}: if that is an overflow, a run without "
+            f"chainer.set_debug(True) skips the step"
+        ) from error
 
 
 def scaled(loss, factor):

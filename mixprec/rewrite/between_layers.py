@@ -8,6 +8,7 @@ import numbers
 import weakref
 
 import chainer
+from chainer.functions.activation.prelu import PReLUFunction
 from chainer.functions.array.concat import Concat
 from chainer.functions.array.reshape import Reshape
 from chainer.functions.array.transpose import Transpose
@@ -29,13 +30,14 @@ from mixprec.functions.classification import accuracy_as_chainer
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.dropout import Dropout as OurDropout
 from mixprec.functions.local_response_normalization import LocalResponseNormalization as OurLocalResponseNormalization
-from mixprec.rewrite.dtype_rules import chainer_apply, rule_of
+from mixprec.rewrite.dtype_rules import chainer_apply, on_views, rule_of
 from mixprec.rewrite.memory_order import (
     TO_NCHW,
     TO_NHWC,
     in_storage_dtype,
     is_channels_last,
     is_dense,
+    is_only_channels_last,
     is_part,
     run,
     run_in_order_of,
@@ -52,32 +54,41 @@ _ELEMENTWISE = {
 
 
 def _max_pooling(scope, node, inputs):
-    if node.return_indices or node.ndim != 2:
+    (x,) = inputs
+    if node.ndim != 2 or not _are_images(x) or node.ksize[0] * node.ksize[1] > pooling.LARGEST_WINDOW:
         return None
-    return _pool(scope, inputs, pooling.MaxPooling2D, node.ksize, node.stride, node.pad, node.cover_all)
+    ours = pooling.MaxPooling2D(_geometry(node.ksize, node.stride, node.pad, bool(node.cover_all)))
+    y = run(ours, scope.images(x))
+    if node.return_indices:
+        node.indexes = ours.indexes()
+    return (y,)
 
 
 def _average_pooling(scope, node, inputs):
-    window, stride, pad = (node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw)
-    return _pool(scope, inputs, pooling.AveragePooling2D, window, stride, pad, False)
+    return _average(scope, inputs, _geometry((node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw)))
 
 
 def _average_pooling_nd(scope, node, inputs):
     if node.ndim != 2 or (node.pad_value is None and any(node.pad)):
         return None
-    return _pool(scope, inputs, pooling.AveragePooling2D, node.ksize, node.stride, node.pad, False)
+    return _average(scope, inputs, _geometry(node.ksize, node.stride, node.pad))
 
 
-def _pool(scope, inputs, cls, window, stride, pad, cover_all):
+def _average(scope, inputs, geometry):
     (x,) = inputs
-    if x.ndim != 4 or not in_storage_dtype(x):
+    if not _are_images(x):
         return None
-    window, stride, pad = tuple(window), tuple(stride), tuple(pad)
-    if cls is pooling.AveragePooling2D and window == x.shape[2:] and not any(pad):
+    if geometry.window == x.shape[2:] and not any(geometry.pad):
         return (run(pooling.GlobalAveragePooling2D(keepdims=True), scope.images(x)),)
-    if cls is pooling.MaxPooling2D and window[0] * window[1] > pooling.LARGEST_WINDOW:
-        return None
-    return (run(cls(Pooling(window, stride, pad, bool(cover_all))), scope.images(x)),)
+    return (run(pooling.AveragePooling2D(geometry), scope.images(x)),)
+
+
+def _are_images(x):
+    return x.ndim == 4 and in_storage_dtype(x)
+
+
+def _geometry(window, stride, pad, cover_all=False):
+    return Pooling(tuple(window), tuple(stride), tuple(pad), cover_all)
 
 
 def _mean(scope, node, inputs):
@@ -92,6 +103,16 @@ def _local_response_normalization(scope, node, inputs):
     if not (is_channels_last(x) and in_storage_dtype(x)) or node.n < 1:
         return None
     return (run(OurLocalResponseNormalization(LocalResponseNorm(node.n, node.k, node.alpha, node.beta)), x),)
+
+
+def _prelu(scope, node, inputs):
+    x, W = inputs
+    if not is_only_channels_last(x) or W.ndim != 1:
+        return None
+    images, channels, height, width = x.shape
+    pixels = chainer_apply(Reshape((images * height * width, channels)), chainer_apply(Transpose(TO_NHWC), (x,)))
+    outputs = rule_of(type(node))(scope, node, (*pixels, W))
+    return chainer_apply(Transpose(TO_NCHW), chainer_apply(Reshape((images, height, width, channels)), outputs))
 
 
 def _dropout(scope, node, inputs):
@@ -149,13 +170,7 @@ def elementwise(scope, node, inputs):
         return None
     if all(chainer.as_array(x).flags.c_contiguous for x in inputs):
         return None
-    views = tuple(_view(x, TO_NHWC) if x.ndim == 4 else x for x in inputs)
-    outputs = rule_of(type(node))(scope, node, views)
-    return tuple(_view(y, TO_NCHW) for y in outputs)
-
-
-def _view(x, axes):
-    return chainer_apply(Transpose(axes), (x,))[0]
+    return on_views(scope, node, inputs)
 
 
 def fence(scope, node, inputs):
@@ -186,6 +201,7 @@ RULES = {
     LocalResponseNormalization: _local_response_normalization,
     MaxPoolingND: _max_pooling,
     Mean: _mean,
+    PReLUFunction: _prelu,
     Reshape: _reshape,
     SoftmaxCrossEntropy: _softmax_cross_entropy,
 }

@@ -11,7 +11,7 @@ import numpy as np
 from chainer import function
 
 from mixprec.dtypes import STORAGE_DTYPES
-from mixprec.rewrite import between_layers, dtype_rules, layer_rules
+from mixprec.rewrite import between_layers, dtype_rules, layer_rules, sizes
 from mixprec.rewrite.deferred import Deferred, taken
 from mixprec.rewrite.dtype_rules import chainer_apply
 from mixprec.rewrite.memory_order import in_storage_dtype
@@ -78,7 +78,7 @@ def _rule(cls, nhwc):
         return between_layers.fence
     rule = between_layers.RULES_IN_ANY_ORDER.get(cls)
     if nhwc and rule is None:
-        rule = layer_rules.RULES.get(cls) or between_layers.RULES.get(cls)
+        rule = layer_rules.RULES.get(cls) or between_layers.RULES.get(cls) or sizes.RULES.get(cls)
         if rule is None and between_layers.is_elementwise(cls):
             rule = between_layers.elementwise
     return rule

@@ -18,6 +18,7 @@ they compute in float32, and results are rounded to where they would have been.
 import functools
 
 from chainer import function_node
+from chainer.functions.array.transpose import Transpose
 from chainer.functions.normalization import batch_normalization
 from chainer.utils import type_check
 
@@ -25,7 +26,7 @@ from mixprec.announcements import announce
 from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES
 from mixprec.functions import watching
 from mixprec.rewrite import dtype_table
-from mixprec.rewrite.memory_order import in_storage_dtype
+from mixprec.rewrite.memory_order import TO_NCHW, TO_NHWC, in_storage_dtype
 from mixprec.rewrite.operands import name_lost_numbers
 
 CHAINERS_OWN = batch_normalization._impl_selector
@@ -40,6 +41,16 @@ def chainer_apply(node, inputs):
     if watching.now.watchers and node.inputs is not None:
         watching.report(node, results)
     return results
+
+
+def on_views(scope, node, inputs):
+    """Applies a node by the rule of its class to views (N, H, W, C) of its images; returns views (N, C, H, W)."""
+    views = tuple(_view(x, TO_NHWC) if x.ndim == 4 else x for x in inputs)
+    return tuple(_view(y, TO_NCHW) for y in rule_of(type(node))(scope, node, views))
+
+
+def _view(x, axes):
+    return chainer_apply(Transpose(axes), (x,))[0]
 
 
 @functools.cache

@@ -23,6 +23,11 @@ def is_channels_last(x):
     return x.ndim == 4 and chainer.as_array(x).transpose(TO_NHWC).flags.c_contiguous
 
 
+def is_only_channels_last(x):
+    """Whether an array or variable is :func:`is_channels_last`, and not in the order of its axes as well."""
+    return is_channels_last(x) and not chainer.as_array(x).flags.c_contiguous
+
+
 def is_part(x):
     """Whether an array or variable is a part of an image in the memory order of (N, H, W, C), as after a split."""
     if x.ndim != 4 or is_dense(x):
@@ -59,8 +64,8 @@ def channels_last(x, dtype=None, channels=None):
         channels: zeros are appended up to so many channels, if the order has to be changed; ``None`` for none.
     """
     dtype = x.dtype if dtype is None else dtype
-    if is_part(x):
-        x = run(Dense(), x)
+    if is_part(x) or (channels is None and not is_dense(x)):
+        x = run(Dense(), x)  # one copy, in the new order
     if is_channels_last(x):
         return x if x.dtype == dtype else run(Cast(dtype), x)
     return run(ToNHWC(dtype, channels), x)
@@ -69,7 +74,7 @@ def channels_last(x, dtype=None, channels=None):
 def channels_first(x, dtype=None):
     """Returns images in the memory order of (N, C, H, W); other arrays and orders as they are, but for the dtype."""
     dtype = x.dtype if dtype is None else dtype
-    if is_channels_last(x) and not chainer.as_array(x).flags.c_contiguous:
+    if is_only_channels_last(x):
         return run(ToNCHW(dtype, None), x)
     return x if x.dtype == dtype else cast(x, dtype)
 

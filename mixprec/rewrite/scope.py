@@ -51,6 +51,7 @@ class Scope:
         convolved: :class:`~mixprec.rewrite.layer_rules.Convolved` by the id of their variable.
         leaves: ``{(id, key): (what has come from outside of the model, what it was converted to)}``.
         has_called: whether a link has been called from within; who wants to know about a part sets it to ``False``.
+        sources: ``{id: (images, the same in the order of their axes)}``, see :meth:`also_in_order_of_axes`.
         noted: tuple of lists; each place is appended to them as it is before it is used.
         repeated: iterator of places to be used in the place of those of the links, or ``None``.
     """
@@ -67,6 +68,7 @@ class Scope:
         self.convolved = {}
         self.leaves = {}
         self.has_called = False
+        self.sources = {}
         self.noted = ()
         self.repeated = None
         self._turns = {}
@@ -105,9 +107,16 @@ class Scope:
 
     def in_order_of_axes(self, x, dtype=None):
         """Returns images in the memory order of (N, C, H, W), other variables and arrays as they are."""
+        if id(x) in self.sources:
+            return self.cast(self.sources[id(x)][1], x.dtype if dtype is None else dtype)
         if self.trace is not None and is_channels_last(x) and not chainer.as_array(x).flags.c_contiguous:
             self.trace.note_conversion("to NCHW", self.link_name)
         return channels_first(x, dtype)
+
+    def also_in_order_of_axes(self, x, source):
+        """Returns images, and keeps ``source``, of which they were made, for who wants them in the order of axes."""
+        self.sources[id(x)] = x, source  # x is held so that its id stays its own
+        return x
 
     def plain(self, x):
         """Returns a variable or array as plain Chainer would have it: in float32, in the order of its axes."""

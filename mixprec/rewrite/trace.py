@@ -13,7 +13,7 @@ import numpy as np
 
 from mixprec.rewrite import dtype_rules
 from mixprec.rewrite.deferred import Deferred
-from mixprec.rewrite.memory_order import is_channels_last
+from mixprec.rewrite.memory_order import is_channels_last, is_only_channels_last
 
 TRACED_CALLS = 2
 # Functions that return views, in whatever order.
@@ -187,7 +187,7 @@ def _leaves_nhwc(cls, inputs, outputs):
         return False
     if any(type(x) is Deferred for x in (*inputs, *outputs)):
         return False
-    came = any(is_channels_last(x) and not chainer.as_array(x).flags.c_contiguous for x in inputs)
+    came = any(map(is_only_channels_last, inputs))
     return came and any(y.ndim == 4 and not is_channels_last(y) for y in outputs)
 
 

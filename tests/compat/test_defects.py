@@ -16,6 +16,27 @@ def test_deconvolution_2d_has_a_weight_gradient_when_its_input_needs_none():
     np.testing.assert_allclose(w.grad, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_batch_normalization_in_float16_has_gradients_of_gradients(train):
+    """Chainer alone has them if x and gamma are in one dtype; here float64, of the same numbers."""
+    arrays = [
+        np.random.RandomState(seed).rand(*shape).astype("e") for seed, shape in enumerate([(4, 3, 5), (3,), (3,)])
+    ]
+
+    def penalty(dtype, statistics):
+        x, gamma, beta = map(chainer.Variable, [arrays[0].astype(dtype), *(a.astype(statistics) for a in arrays[1:])])
+        if train:
+            y = F.batch_normalization(x, gamma, beta)
+        else:
+            y = F.fixed_batch_normalization(x, gamma, beta, beta.array, gamma.array)
+        (gx,) = chainer.grad([F.sum(F.cast(y, statistics) ** 3)], [x], enable_double_backprop=True)
+        F.sum(F.cast(gx, statistics) ** 2).backward()
+        return x.grad, gamma.grad
+
+    for found, expected in zip(penalty("e", "f"), penalty("d", "d"), strict=True):
+        assert np.linalg.norm(found - expected) <= 2.0**-8 * np.linalg.norm(expected)
+
+
 def test_hdf5_deserializer_reads_strings_as_strings(tmp_path):
     """Chainer alone reads "b'abc'"."""
     h5py = pytest.importorskip("h5py", reason="h5py is not installed")

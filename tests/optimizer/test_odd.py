@@ -289,6 +289,16 @@ def test_zerograds_instead_of_cleargrads():
         np.testing.assert_allclose(found.array, expected.array, rtol=2**-8, atol=2**-9)
 
 
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_the_error_of_the_debug_mode_names_the_loss_scale(layout):
+    optimizer = _optimizer(loss_scale=2.0**24, layout=layout)
+    message = r"^NaN is detected on .*, at a loss scale of 16777216\.0: if that is an overflow, .* skips the step$"
+    with chainer.using_config("debug", True), pytest.raises(RuntimeError, match=message):
+        _step(optimizer, X * 100)
+    _step(optimizer, X * 100)
+    assert optimizer.skipped == 1
+
+
 @pytest.mark.parametrize("error", [StopIteration, None])
 def test_a_loss_function_that_cannot_be_called_again(error):
     """Promise 9: the overflow is the news, not what the second look at the batch met; with gradients inside, too."""

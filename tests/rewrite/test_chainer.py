@@ -706,7 +706,7 @@ def _penalty(model):
 def test_a_reverted_model_has_double_backprop():
     model = new(projection)
     mixprec.convert(model, images(0), compute="float32")
-    with pytest.raises(RuntimeError, match="no double backprop"):
+    with pytest.raises(RuntimeError, match=r"needs mixprec.convert.*has no double backprop"):
         _penalty(model)
     mixprec.revert(model)
     assert_equal(_penalty(model), _penalty(new(projection)))
@@ -1135,3 +1135,21 @@ def test_the_class_of_a_model_is_the_users_own():
     assert type(model) is Parts
     assert isinstance(model, chainer.Chain)
     assert callable(Parts.forward)
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_a_seed_repeats_dropout(layout):
+    """In NHWC with ``reset_dropout``; in NCHW the zeros are those of the plain model."""
+
+    def masks():
+        np.random.seed(3)
+        mixprec_functions.reset_dropout()
+        return model(np.ones((4, 8), "f")).array == 0
+
+    model = chainer.Sequential(L.Linear(8, 8, initialW=np.eye(8)), F.dropout)
+    plain = masks()
+    mixprec.convert(model, layout=layout)
+    found = masks()
+    np.testing.assert_array_equal(masks(), found)
+    if layout == "nchw":
+        np.testing.assert_array_equal(found, plain)

@@ -1,5 +1,8 @@
 """Memory orders of images in converted models: NHWC through the trunk, and how often they are converted."""
 
+import logging
+import re
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -8,6 +11,7 @@ import pytest
 from chainer import serializers
 
 import mixprec
+from mixprec import announcements
 from mixprec.dtypes import BFLOAT16
 from tests.rewrite.twins import SHAPE, WIDTH, assert_same, images, new, step
 
@@ -68,6 +72,11 @@ def _split(m, h):
     return F.concat([F.relu(b), a], axis=1)
 
 
+def _unpooled_by_indices(h, ksize, outsize, *how):
+    y, indexes = F.max_pooling_2d(h, ksize, *how, return_indices=True)
+    return F.upsampling_2d(y, indexes, ksize, *how, outsize=outsize)
+
+
 # Functions on images (N, 4, 6, 6) before a convolution of 4 channels, by name.
 TRUNK = {
     "convolution": lambda m, h: m.conv1(h),
@@ -117,6 +126,28 @@ TRUNK = {
     "average pooling": lambda m, h: F.average_pooling_2d(h, 3, stride=1, pad=1),
     "max pooling of any dimension": lambda m, h: F.max_pooling_nd(h, 2),
     "average pooling of any dimension": lambda m, h: F.average_pooling_nd(h, 2),
+    "max pooling and its indices": lambda m, h: _unpooled_by_indices(h, 2, (6, 6)),
+    "overlapping windows and their indices": lambda m, h: _unpooled_by_indices(h, 3, (6, 6), 2, 1),
+    "indices as numbers": lambda m, h: h * F.max_pooling_2d(h, 3, 1, 1, return_indices=True)[1].astype("f"),
+    "unpooling": lambda m, h: F.unpooling_2d(h, 2, cover_all=False),
+    "unpooling, cropped": lambda m, h: F.unpooling_2d(h, (3, 2), outsize=(16, 12)),
+    "unpooling of any dimension": lambda m, h: F.unpooling_nd(h, 2),
+    "resize": lambda m, h: F.resize_images(h, (9, 5)),
+    "resize, corners move": lambda m, h: F.resize_images(h, (13, 12), align_corners=False),
+    "resize to the nearest": lambda m, h: F.resize_images(h, (4, 11), mode="nearest"),
+    "resize of a pixel": lambda m, h: h + F.resize_images(F.average_pooling_2d(h, 6), (6, 6)),
+    "pad": lambda m, h: F.pad(h, ((0, 0), (0, 0), (1, 0), (0, 2)), "constant", constant_values=-1),
+    "pad channels": lambda m, h: F.pad(h, ((0, 0), (1, 2), (0, 0), (0, 0)), "constant")[:, 1:5],
+    "pad with values": lambda m, h: F.pad(
+        h, ((0, 0), (0, 0), (1, 1), (2, 2)), "constant", constant_values=((0, 0), (0, 0), (1, 2), (3, 4))
+    ),
+    "pad all axes": lambda m, h: F.pad(h, 1, "constant")[1:-1, 1:-1],
+    "reflect": lambda m, h: F.pad(h, ((0, 0), (0, 0), (2, 2), (2, 2)), "reflect"),
+    "flip": lambda m, h: F.flip(h, 3) + h,
+    "flip, then a convolution": lambda m, h: m.conv1(F.flip(h, -2)),
+    "flip channels": lambda m, h: F.flip(h, 1),
+    "repeat": lambda m, h: F.repeat(F.repeat(h, 2, axis=2), (1, 2, 3, 1, 1, 1), axis=-1),
+    "prelu": lambda m, h: F.prelu(h, m.bn1.beta),
     "dropout": lambda m, h: F.dropout(h, 0.0),
     "local response normalization": lambda m, h: F.local_response_normalization(h),
     "channel attention": _attention,
@@ -399,14 +430,11 @@ def test_functions_of_users_are_fenced_and_named(kind):
 UNKNOWN = {
     "group normalization": (lambda m, h: F.group_normalization(h, 2, m.bn1.gamma, m.bn1.beta), "GroupNormalization"),
     "space to depth": (lambda m, h: F.depth2space(F.space2depth(h, 2), 2), "Space2Depth"),
-    "unpooling": (lambda m, h: F.unpooling_2d(h, 1, cover_all=False), "Unpooling2D"),
     "maxout": (lambda m, h: F.concat([F.maxout(h, 2)] * 2, axis=1), None),
     "softmax over channels": (lambda m, h: F.softmax(h, axis=1), "Softmax"),
-    "pad": (lambda m, h: F.pad(h, ((0, 0), (0, 0), (1, 1), (0, 0)), "constant"), "Pad"),
     "im2col": (lambda m, h: F.im2col(h, 1), "Im2Col"),
-    "resize": (lambda m, h: F.resize_images(h, (6, 6)), "ResizeImages"),
+    "overlapping unpooling": (lambda m, h: F.unpooling_2d(h, 3, 2, 1, cover_all=False), "Unpooling2D"),
     "cumsum": (lambda m, h: F.cumsum(h, axis=1), "Cumsum"),
-    "flip": (lambda m, h: F.flip(h, 1), "Flip"),
     "transpose": (lambda m, h: F.transpose(h, (0, 1, 3, 2)), None),
     "moved channels": (lambda m, h: F.moveaxis(F.moveaxis(h, 1, 3) * 2, 3, 1), None),
     "channel shuffle": (
@@ -437,6 +465,21 @@ def test_a_function_whose_result_is_nchw_is_named():
 
 
 # What users see.
+
+
+@pytest.mark.parametrize("calls", ["the model", "Chainer"])
+def test_a_copy_in_every_step_is_announced_once_by_its_place(calls, caplog, monkeypatch):
+    monkeypatch.setattr(announcements, "_said", set())
+    last = L.Linear(3, 2)
+    layers = [lambda x: F.relu(F.linear(x[:, 1:], last.W))] if calls == "the model" else [lambda x: x[:, 1:], last]
+    model = chainer.Sequential(L.Linear(4, 4), *layers)
+    mixprec.convert(model)
+    with caplog.at_level(logging.WARNING, "mixprec"):
+        for _ in range(2):
+            F.sum(model(np.ones((2, 4), "f"))).backward()
+    (message,) = caplog.messages
+    start = r"linear: x is not C-contiguous, and is copied in every step, at .*/test_layout\.py:\d+"
+    assert re.match(start + (": results" if calls == "the model" else r" \(Linear 1\): results"), message)
 
 
 @pytest.mark.parametrize("compute", ["float16", "bfloat16", "float32"])

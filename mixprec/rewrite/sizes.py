@@ -1,0 +1,158 @@
+"""Rules on NHWC for what moves or repeats pixels: padding, flips, interpolation, and the counterparts of poolings.
+
+Rules are those of :mod:`mixprec.rewrite.layer_rules`. They apply to images that lie in the memory order of (N, H, W, C)
+already; others stay in Chainer's code.
+"""
+
+import numpy as np
+from chainer.functions.array.flip import Flip
+from chainer.functions.array.pad import Pad
+from chainer.functions.array.repeat import Repeat
+from chainer.functions.array.resize_images import ResizeImages
+from chainer.functions.pooling.roi_average_align_2d import ROIAverageAlign2D
+from chainer.functions.pooling.roi_average_pooling_2d import ROIAveragePooling2D
+from chainer.functions.pooling.roi_max_align_2d import ROIMaxAlign2D
+from chainer.functions.pooling.roi_max_pooling_2d import ROIMaxPooling2D
+from chainer.functions.pooling.roi_pooling_2d import ROIPooling2D
+from chainer.functions.pooling.unpooling_2d import Unpooling2D
+from chainer.functions.pooling.unpooling_nd import UnpoolingND
+from chainer.functions.pooling.upsampling_2d import Upsampling2D
+from chainer.utils import conv
+
+from mixprec.backends.geometry import Pooling
+from mixprec.dtypes import FLOAT32
+from mixprec.functions import resizing
+from mixprec.functions.layout import Dense
+from mixprec.functions.pooling import LARGEST_WINDOW
+from mixprec.rewrite.dtype_rules import in_float32, on_views
+from mixprec.rewrite.memory_order import (
+    TO_NHWC,
+    channels_first,
+    channels_last,
+    in_storage_dtype,
+    is_channels_last,
+    is_only_channels_last,
+    run,
+)
+
+_OF_EACH_AXIS = ("constant_values", "end_values", "stat_length")  # further arguments of numpy.pad
+
+
+def _pad(scope, node, inputs):
+    (x,) = inputs
+    if not is_only_channels_last(x):
+        return None
+    try:
+        widths = _in_nhwc(node.pad_width)
+        further = {name: _in_nhwc(value) if name in _OF_EACH_AXIS else value for name, value in node.keywords.items()}
+    except ValueError:
+        return None  # Chainer's own error
+    return on_views(scope, Pad(widths, node.mode, **further), inputs)
+
+
+def _in_nhwc(value):
+    """Returns a number or pair for all axes, or pairs for each of (N, C, H, W), as pairs for each of (N, H, W, C)."""
+    if value is None:
+        return None
+    return np.broadcast_to(value, (4, 2))[list(TO_NHWC)].tolist()
+
+
+def _flip(scope, node, inputs):
+    (x,) = inputs
+    if not (is_only_channels_last(x) and in_storage_dtype(x)) or not -4 <= node.axis < 4:
+        return None
+    (y,) = on_views(scope, Flip(TO_NHWC.index(node.axis % 4)), inputs)
+    return (run(Dense(), y),)  # it is a view, which all that follows would have to copy
+
+
+def _repeat(scope, node, inputs):
+    (x,) = inputs
+    if not is_only_channels_last(x) or node.axis is None or not -4 <= node.axis < 4:
+        return None
+    return on_views(scope, Repeat(node.repeats, TO_NHWC.index(node.axis % 4)), inputs)
+
+
+def _resize_images(scope, node, inputs):
+    (x,) = inputs
+    if not _are_in_nhwc(x):
+        return None
+    return (run(resizing.ResizeImages((node.out_H, node.out_W), node.mode, node.align_corners), x),)
+
+
+def _unpooling(scope, node, inputs):
+    return _unpool(inputs, (node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw), node, (node.outh, node.outw))
+
+
+def _unpooling_nd(scope, node, inputs):
+    if node.ndim != 2:
+        return None
+    return _unpool(inputs, node.ksize, node.stride, node.pad, node, node.outs or (None, None))
+
+
+def _unpool(inputs, window, stride, pad, node, given):
+    (x,) = inputs
+    geometry = Pooling(tuple(window), tuple(stride), tuple(pad), bool(node.cover_all))
+    size = _out_size(x, geometry, given)
+    if size is None or geometry.stride != geometry.window or any(geometry.pad):
+        return None
+    return (run(resizing.Unpooling2D(size, geometry), x),)
+
+
+def _upsampling(scope, node, inputs):
+    (x,) = inputs
+    geometry = Pooling((node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw), bool(node.cover_all))
+    size = _out_size(x, geometry, (node.outh, node.outw))
+    if size is None or node.indexes.shape != x.shape or node.kh * node.kw > LARGEST_WINDOW:
+        return None
+    where = node.indexes.transpose(TO_NHWC).astype(np.uint8, order="C")
+    return (run(resizing.Upsampling2D(size, geometry, where), x),)
+
+
+def _out_size(x, geometry, given):
+    """Returns (OH, OW) of the images that a pooling would make ``x`` of, or ``None`` if there are none.
+
+    Args:
+        x: images (N, C, H, W).
+        geometry: :class:`~mixprec.backends.geometry.Pooling`.
+        given: (OH, OW) as the user gave them, or ``None`` for each.
+    """
+    if not _are_in_nhwc(x):
+        return None
+    lengths = zip(given, x.shape[2:], geometry.window, geometry.stride, geometry.pad, strict=True)
+    size = tuple(
+        conv.get_deconv_outsize(n, window, stride, pad, cover_all=geometry.cover_all) if out is None else out
+        for out, n, window, stride, pad in lengths
+    )
+    return size if min(size) > 0 and geometry.out_size(size) == x.shape[2:] else None  # else it is Chainer's error
+
+
+def _regions(scope, node, inputs):
+    """The rule for pooling of regions, which Chainer computes in NCHW and float32.
+
+    In 16 bits either side is cast anyway, and the cast changes the order as well: that costs nothing more.
+    """
+    x, *regions = inputs
+    if not is_only_channels_last(x) or not in_storage_dtype(x) or x.dtype == FLOAT32:
+        return None
+    (y,) = in_float32(scope, node, (channels_first(x, FLOAT32), *regions))
+    return (scope.also_in_order_of_axes(channels_last(y, x.dtype), y),)
+
+
+def _are_in_nhwc(x):
+    return is_channels_last(x) and in_storage_dtype(x)
+
+
+RULES = {
+    Flip: _flip,
+    Pad: _pad,
+    Repeat: _repeat,
+    ResizeImages: _resize_images,
+    ROIAverageAlign2D: _regions,
+    ROIAveragePooling2D: _regions,
+    ROIMaxAlign2D: _regions,
+    ROIMaxPooling2D: _regions,
+    ROIPooling2D: _regions,
+    Unpooling2D: _unpooling,
+    UnpoolingND: _unpooling_nd,
+    Upsampling2D: _upsampling,
+}
