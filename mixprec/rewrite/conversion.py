@@ -37,6 +37,7 @@ class LinkState:
         kind: class of the link.
         before: ``{name: (dtype name, initializer)}`` of its own parameters, and of statistics in float16, before any
             conversion.
+        keeps_float32: whether it stays in float32, with all that runs in a call of it.
 
     Attributes:
         sites: :class:`~mixprec.rewrite.places.NormalizationPlace` by ``(chainer.config.train, turn)``; ``turn``
@@ -44,11 +45,12 @@ class LinkState:
         places: :class:`~mixprec.rewrite.places.ConvolutionPlace`, likewise.
     """
 
-    def __init__(self, conversion, name, kind, before):
+    def __init__(self, conversion, name, kind, before, keeps_float32=False):
         self.conversion = conversion
         self.name = name
         self.kind = kind
         self.before = before
+        self.keeps_float32 = keeps_float32
         self.sites = {}
         self.places = {}
 

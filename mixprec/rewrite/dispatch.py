@@ -7,9 +7,10 @@ it is, and whatever way it takes to its functions - links, functions, operators,
 import functools
 
 from chainer import function
+from chainer.functions.array.cast import Cast
 
 from mixprec.dtypes import STORAGE_DTYPES
-from mixprec.rewrite import between_layers, dtype_rules, layer_rules
+from mixprec.rewrite import between_layers, dtype_rules, float32_links, layer_rules
 from mixprec.rewrite.deferred import Deferred, taken
 from mixprec.rewrite.dtype_rules import chainer_apply
 from mixprec.rewrite.scope import active
@@ -32,6 +33,8 @@ def apply(scope, node, inputs):
     rule, outputs = _rule(cls, scope.nhwc), None
     if rule is _ours:
         return chainer_apply(node, inputs)
+    if scope.keeps_float32 and cls is not Cast:
+        inputs = float32_links.widened(scope, inputs, cls.__name__)  # what the link has from elsewhere
     for x in inputs:
         if type(x) is not Deferred or rule not in layer_rules.TAKING_DEFERRED:
             _take(scope, x, cls.__name__)

@@ -67,7 +67,7 @@ def own(link):
     return {name: link.__dict__[name] for name in sorted(link._params)}
 
 
-def convert(link, dtype, nhwc, before):
+def convert(link, dtype, nhwc, before, in_float32):
     """Casts the parameters of a link, lays out filters, and gives float16 statistics float32.
 
     Args:
@@ -76,9 +76,10 @@ def convert(link, dtype, nhwc, before):
         nhwc: whether filters get the memory order (K, R, S, C).
         before: ``{name: (dtype name, initializer)}`` of its parameters and :func:`half_statistics` before any
             conversion.
+        in_float32: ids of parameters that stay in float32, as another link has them, too.
     """
     for name, param in own(link).items():
-        _cast(param, dtype, *before[name])
+        _cast(param, "float32" if id(param) in in_float32 else dtype, *before[name])
     order(link, nhwc)
     _cast_statistics(link, before, np.float32)
 
