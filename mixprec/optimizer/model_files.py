@@ -4,10 +4,12 @@ import functools
 import threading
 
 import chainer
+import numpy as np
 
 from mixprec.compat import multi_node
 from mixprec.compat.registry import patch
 from mixprec.dtypes import is_half
+from mixprec.lost_weights import warn_of_lost
 from mixprec.master_arrays import OWNER
 from mixprec.optimizer import running_statistics
 
@@ -33,13 +35,16 @@ def _saving_masters(original):
             original(self, serializer)
             return
 
+        def path(name):
+            return f"/{getattr(serializer, 'path', '')}{name}"
+
         def through_master(name, value):
             param = self.__dict__[name] if name in self._params else None
             masters = getattr(param, OWNER, None)
             if masters is None or not is_half(param.dtype):
                 return serializer(name, value)
             if param.array is None:
-                return _initialize(param, masters, serializer(name, None))
+                return _initialize(path(name), param, masters, serializer(name, None))
             if not masters.hold(param):
                 return serializer(name, value)
             master = masters.current(name, param)
@@ -47,8 +52,10 @@ def _saving_masters(original):
                 return serializer(name, master.array)
             loaded = serializer(name, master.array)
             if loaded is not None and loaded is not master.array:
+                warn_of_lost(path(name), loaded, param.dtype)
                 master.array[...] = master.device.send(loaded)
-            param.array[...] = master.array
+            with np.errstate(over="ignore"):
+                param.array[...] = master.array
             return param.array
 
         _under_way.links.add(id(self))
@@ -98,11 +105,13 @@ class _Loading(chainer.Deserializer):
     __call__ = _Saving.__call__
 
 
-def _initialize(param, masters, loaded):
+def _initialize(path, param, masters, loaded):
     """Initializes a parameter from a file; its master keeps the bits that do not fit into it."""
     if loaded is not None:
         param.initialize(loaded.shape)
+        warn_of_lost(path, loaded, param.dtype)
         master = masters.of(param)
         master.array[...] = master.device.send(loaded)
-        param.array[...] = master.array
+        with np.errstate(over="ignore"):
+            param.array[...] = master.array
     return param.array

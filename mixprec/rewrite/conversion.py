@@ -17,6 +17,7 @@ class Conversion:
     Attributes:
         on_example: whether ``convert`` is calling the model on its example; a second computation is no news then.
         traced: how many calls in training mode have been traced, see :mod:`mixprec.rewrite.trace`.
+        lost_weights: list of texts, one for each parameter that 16 bits cannot hold.
         findings: :class:`~mixprec.rewrite.trace.Findings` of the last of them, or ``None``.
     """
 
@@ -25,6 +26,7 @@ class Conversion:
         self.strict = strict
         self.on_example = False
         self.traced = 0
+        self.lost_weights = []
         self.findings = None
 
 

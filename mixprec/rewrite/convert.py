@@ -109,6 +109,8 @@ def convert(
     except BaseException:
         backup.restore()
         raise
+    for each in report.too_narrow:
+        announce("mixprec.convert: %s", each)
     return report
 
 
@@ -157,7 +159,7 @@ def _convert_links(model, conversion, kept):
             state = LinkState(conversion, name, type(link), _before(link, plain), keeps)
             dtype, why = parameters.dtype_of(link, conversion.policy.compute)
             dtype, why = ("float32", "keep_float32") if keeps else (dtype, why)
-            parameters.convert(link, dtype, conversion.policy.layout == "nhwc", state.before, in_float32)
+            conversion.lost_weights += parameters.convert(link, dtype, state, in_float32)
             set_state(link, state)
         if link._params:
             rows.append((name, link, state, before, why))

@@ -97,7 +97,7 @@ def compute_whole(function, args, kwargs):
     finally:
         active.scope = scope
     if scope.trace is not None:
-        scope.trace.claim(function.__name__)
+        scope.trace.note_whole(function.__name__, [x for x, _ in inputs.values()])
     return outputs
 
 

@@ -269,7 +269,7 @@ def call_from_outside(state, function, args, kwargs):
     """
     conversion, config = state.conversion, chainer.config
     traced = conversion.traced < TRACED_CALLS and config.train and config.enable_backprop
-    scope = Scope(conversion, state, Trace() if traced else None)
+    scope = Scope(conversion, state, Trace(conversion.on_example) if traced else None)
     with calling(scope):
         # Held until the end, as a result is something that is kept.
         inside = float32_links.call(scope, function, args, kwargs) if state.keeps_float32 else function(*args, **kwargs)

@@ -1,0 +1,196 @@
+"""Results of a model that 16 bits are too few for, as 1e4 +- 5 is in steps of 8 or 64: found on ``convert``'s example.
+
+The dtype of a result says nothing: it was rounded in the last layer, and leaves the model as float32. A
+:class:`~mixprec.rewrite.trace.Trace` of a call on the example asks here what was rounded, by how much, and where.
+"""
+
+import collections
+import copy
+import math
+import weakref
+
+import chainer
+import numpy as np
+
+from mixprec.backends import primitives_of
+from mixprec.dtypes import BFLOAT16, FLOAT32, is_half
+from mixprec.functions.node import dense
+from mixprec.rewrite import dtype_table
+from mixprec.rewrite.deferred import Deferred
+
+# A spread of so many steps and more is represented well enough: rounding adds a tenth of it.
+_FEW_STEPS = 3
+# Relative: a spread that the same rows may have, as sums in float32 come out differently.
+_NOISE = 2.0**-20
+# A column of scores among others is harmed by larger steps than this one only; a whole result by those in its spread.
+_HARMLESS_STEP = 2.0**-4
+_ENOUGH_VALUES = 8  # of a column, for a small spread to be no accident
+# Functions that see what the model has computed beside what it should have.
+_COMPARING = {"AbsoluteError", "HuberLoss", "MeanAbsoluteError", "MeanSquaredError", "SquaredError", "gaussian_nll"}
+_WIDENING = {"Cast", "ToNCHW"}  # what may follow on the way out of the model
+_BOUNDED = {"Sigmoid", "HardSigmoid", "Softmax", "Tanh"}  # scores, and pixels
+_CHANGING = {"Dropout", "Zoneout", "RReLU"}  # each time they are computed
+_REPEATABLE = (dtype_table.COMPUTE | dtype_table.ELEMENTWISE | dtype_table.MOVING) - _CHANGING
+_REMEMBERED = 16  # functions of a call, the last ones: a result is made by one of them
+
+
+class _Made:
+    """A function that has been computed: enough to compute it again in float32."""
+
+    def __init__(self, scope, node, cls, inputs, outputs):
+        self.outputs = [weakref.ref(y.node) for y in outputs]
+        self.inputs = [
+            (weakref.ref(x.node) if isinstance(x, chainer.Variable) else None, chainer.as_array(x)) for x in inputs
+        ]
+        self.name = cls.__name__
+        self.link = scope.link
+        self._node = copy.copy(node) if cls.__name__ in _REPEATABLE and isinstance(node, cls) else None
+
+    def output(self, node):
+        """Returns the index of an output by its variable node, or ``None``."""
+        return next((index for index, each in enumerate(self.outputs) if each() is node), None)
+
+    def again(self, arrays):
+        """Returns outputs of arrays, or ``None`` if that cannot be computed."""
+        if self._node is None:
+            return None
+        try:
+            with chainer.using_device(chainer.backend.get_device_from_array(arrays[0])), np.errstate(all="ignore"):
+                return copy.copy(self._node).forward(tuple(arrays))
+        except Exception:  # of a function that wants more than its inputs: the rounded result has to do
+            return None
+
+
+class NarrowResults:
+    """What a call on the example shows.
+
+    Attributes:
+        lines: ``{where: text}``, one for each result.
+    """
+
+    def __init__(self):
+        self.lines = {}
+        self._made = collections.deque(maxlen=_REMEMBERED)
+
+    def note(self, scope, node, cls, inputs, outputs):
+        """Notes a function that the model has applied, see :meth:`~mixprec.rewrite.trace.Trace.note`."""
+        if any(type(each) is Deferred for each in (*inputs, *outputs)):  # to ask for its node would compute it
+            return
+        if cls.__name__ in _COMPARING or _meets_float32(node, cls, inputs):
+            self.look(list(inputs))
+        self._made.append(_Made(scope, node, cls, inputs, outputs))
+
+    def look(self, value):
+        """Looks at the variables of a (possibly nested) result that the model has rounded to 16 bits."""
+        if isinstance(value, (tuple, list)):
+            for each in value:
+                self.look(each)
+        elif isinstance(value, dict):
+            self.look(list(value.values()))
+        elif isinstance(value, chainer.Variable) and (y := _rounded(value)) is not None:
+            self._look(y)
+
+    def _look(self, y):
+        maker, node = self._maker(y.node), y.node
+        while maker is not None and maker.name in dtype_table.MOVING and maker.inputs[0][0] is not None:
+            node = maker.inputs[0][0]()
+            maker = self._maker(node)
+        if maker is not None and maker.name in _BOUNDED:
+            return
+        wide = _on_host(self._in_float32(y.node, y.array))
+        what = _lost(wide, y.dtype, bool(np.isinf(_on_host(_float32(y.array))).any()))
+        if what is not None:
+            where = _where(maker)
+            self.lines.setdefault(where, f"the result of {where} is {what}{_cure(maker)}")
+
+    def _maker(self, node):
+        return next((made for made in reversed(self._made) if node and made.output(node) is not None), None)
+
+    def _in_float32(self, node, array):
+        """Returns what a variable would be, had the functions that made it not rounded: float32."""
+        made = self._maker(node)
+        if made is None:
+            return _float32(array)
+        if made.name in dtype_table.COMPUTE:
+            arrays = [_float32(each) for _, each in made.inputs]
+        else:
+            arrays = [self._in_float32(reference and reference(), each) for reference, each in made.inputs]
+        outputs = made.again(arrays)
+        return _float32(array) if outputs is None else outputs[made.output(node)]
+
+
+def _meets_float32(node, cls, inputs):
+    """Whether a difference to what comes from outside of the model, or a cast to float32."""
+    if cls.__name__ == "Sub":
+        return any(isinstance(x, chainer.get_array_types()) or x.creator_node is None for x in inputs)
+    return cls.__name__ == "Cast" and node.type == FLOAT32
+
+
+def _rounded(y):
+    """Returns a variable in 16 bits that the model has computed, before it was widened if it was, or ``None``."""
+    if type(y) is Deferred or y.creator_node is None:
+        return None
+    if y.dtype == FLOAT32 and type(y.creator_node).__name__ in _WIDENING:
+        y = y.creator_node.inputs[0].get_variable_or_none()
+    return y if y is not None and y.creator_node is not None and is_half(y.dtype) else None
+
+
+def _float32(array):
+    half = is_half(array.dtype)
+    return primitives_of(array).cast(dense(array), FLOAT32) if half else array
+
+
+def _on_host(array):
+    return chainer.get_device("@numpy").send(array).astype(np.float64)
+
+
+def _lost(y, dtype, is_inf):
+    """Returns what is wrong with a result, or ``None``.
+
+    Args:
+        y: the result before rounding, a host array (N, ...).
+        dtype: what it is rounded to.
+        is_inf: whether some of it was inf then.
+    """
+    if not np.isfinite(y).all():
+        return None
+    if is_inf:
+        return f"inf in {dtype.name}, and {np.abs(y).max():.3g} in float32"
+    means, spreads, few = y.mean(), y.std(), ()
+    if _is_lost(means, spreads, dtype):
+        few = (means, spreads)
+    elif y.ndim > 1 and y.shape[1] > 1:
+        columns = np.moveaxis(y, 1, 0).reshape(y.shape[1], -1)
+        means, spreads = columns.mean(1), columns.std(1)
+        bad = np.array([_is_lost(*each, dtype, _HARMLESS_STEP) for each in zip(means, spreads, strict=True)])
+        if bad.any() and (columns.shape[1] >= _ENOUGH_VALUES or bad.mean() > 0.5):
+            first = np.argmax(bad)
+            few = (means[first], spreads[first])
+    return f"{few[0]:.5g} +- {few[1]:.2g}, in steps of {_step(few[0], dtype):g} in {dtype.name}" if few else None
+
+
+def _is_lost(mean, spread, dtype, harmless=0.0):
+    return _NOISE * abs(mean) < spread < _FEW_STEPS * _step(mean, dtype) and _step(mean, dtype) > harmless
+
+
+def _step(value, dtype):
+    """Returns the distance of numbers of a 16-bit dtype next to a value."""
+    bits, smallest = (8, -133) if dtype == BFLOAT16 else (11, -24)
+    return 2.0 ** max(math.frexp(value)[1] - bits if value else smallest, smallest)
+
+
+def _where(maker):
+    name = "/" if maker is None or maker.link is None else maker.link.name
+    return name if maker is None or _is_layer(maker.link) else f"{maker.name} in {name}"
+
+
+def _cure(maker):
+    if maker is None or maker.link is None:
+        return ""
+    if _is_layer(maker.link) or maker.name in dtype_table.COMPUTE:
+        return f': keep_float32=("{maker.link.name}",)'
+    return ': F.cast(x, "float32") of its inputs'
+
+
+def _is_layer(state):
+    return state is not None and not issubclass(state.kind, (chainer.Chain, chainer.ChainList))
