@@ -41,3 +41,15 @@ def warn_of_lost(name, array, dtype):
     looked_at = isinstance(array, np.ndarray) and array.dtype == FLOAT32 and is_half(dtype)
     if looked_at and (what := lost(array, dtype)):
         announce("%s becomes %s: %s", name, what, _CURE)
+
+
+def path_of(serializer, key):
+    """Returns the path of a parameter in a file, as that of :meth:`chainer.Link.namedparams` of what was saved.
+
+    Args:
+        serializer: of its link; one that wraps another has its attribute ``path``.
+        key: name of the parameter in the link.
+    """
+    group = getattr(serializer, "group", None)  # of HDF5
+    path = getattr(serializer, "path", "") if group is None else group.name
+    return "/".join(["", *filter(None, path.split("/")), key])

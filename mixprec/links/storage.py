@@ -14,7 +14,7 @@ from mixprec.dtypes import BFLOAT16
 from mixprec.functions import checks
 from mixprec.functions.layout import lay_out
 from mixprec.functions.node import dense
-from mixprec.lost_weights import warn_of_lost
+from mixprec.lost_weights import path_of, warn_of_lost
 
 _FLOATS = np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)
 
@@ -162,7 +162,6 @@ class _Loading(chainer.Deserializer):
 
     def __init__(self, serializer):
         self._serializer = serializer
-        self.path = getattr(serializer, "path", "")  # of the link in a file
 
     def __call__(self, key, value):
         if not _is_floating(value) or (value.dtype == np.float32 and value.flags.c_contiguous):
@@ -170,7 +169,7 @@ class _Loading(chainer.Deserializer):
         loaded = self._serializer(key, _float32(value))  # what is not in the file stays as it is
         if loaded is None:
             return None
-        warn_of_lost(f"/{self.path}{key}", loaded, value.dtype)
+        warn_of_lost(path_of(self._serializer, key), loaded, value.dtype)
         value[...] = primitives_of(value).cast(loaded, value.dtype)
         return value
 

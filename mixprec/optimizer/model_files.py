@@ -9,7 +9,7 @@ import numpy as np
 from mixprec.compat import multi_node
 from mixprec.compat.registry import patch
 from mixprec.dtypes import is_half
-from mixprec.lost_weights import warn_of_lost
+from mixprec.lost_weights import path_of, warn_of_lost
 from mixprec.master_arrays import OWNER
 from mixprec.optimizer import running_statistics
 
@@ -35,16 +35,13 @@ def _saving_masters(original):
             original(self, serializer)
             return
 
-        def path(name):
-            return f"/{getattr(serializer, 'path', '')}{name}"
-
         def through_master(name, value):
             param = self.__dict__[name] if name in self._params else None
             masters = getattr(param, OWNER, None)
             if masters is None or not is_half(param.dtype):
                 return serializer(name, value)
             if param.array is None:
-                return _initialize(path(name), param, masters, serializer(name, None))
+                return _initialize(path_of(serializer, name), param, masters, serializer(name, None))
             if not masters.hold(param):
                 return serializer(name, value)
             master = masters.current(name, param)
@@ -52,8 +49,8 @@ def _saving_masters(original):
                 return serializer(name, master.array)
             loaded = serializer(name, master.array)
             if loaded is not None and loaded is not master.array:
-                warn_of_lost(path(name), loaded, param.dtype)
                 master.array[...] = master.device.send(loaded)
+            warn_of_lost(path_of(serializer, name), master.array, param.dtype)
             with np.errstate(over="ignore"):
                 param.array[...] = master.array
             return param.array
@@ -61,7 +58,7 @@ def _saving_masters(original):
         _under_way.links.add(id(self))
         try:
             if isinstance(serializer, chainer.Deserializer):
-                original(self, _Loading(through_master))
+                original(self, _Loading(through_master, path_of(serializer, "")))
                 running_statistics.loaded(self)
             else:
                 original(self, _Saving(through_master))
@@ -91,8 +88,9 @@ def _master_array(param):
 class _Saving(chainer.Serializer):
     """A function in the shape of a serializer: a link may ask whether it is saved or loaded."""
 
-    def __init__(self, function):
+    def __init__(self, function, path=""):
         self._function = function
+        self.path = path
 
     def __call__(self, key, value):
         return self._function(key, value)

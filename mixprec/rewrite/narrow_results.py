@@ -22,7 +22,7 @@ from mixprec.rewrite.deferred import Deferred
 _FEW_STEPS = 3
 # Relative: a spread that the same rows may have, as sums in float32 come out differently.
 _NOISE = 2.0**-20
-# A column of scores among others is harmed by larger steps than this one only; a whole result by those in its spread.
+# Scores of several classes are not harmed by smaller steps, whatever their spread.
 _HARMLESS_STEP = 2.0**-4
 _ENOUGH_VALUES = 8  # of a column, for a small spread to be no accident
 # Functions that see what the model has computed beside what it should have.
@@ -156,21 +156,19 @@ def _lost(y, dtype, is_inf):
         return None
     if is_inf:
         return f"inf in {dtype.name}, and {np.abs(y).max():.3g} in float32"
-    means, spreads, few = y.mean(), y.std(), ()
-    if _is_lost(means, spreads, dtype):
-        few = (means, spreads)
-    elif y.ndim > 1 and y.shape[1] > 1:
-        columns = np.moveaxis(y, 1, 0).reshape(y.shape[1], -1)
-        means, spreads = columns.mean(1), columns.std(1)
-        bad = np.array([_is_lost(*each, dtype, _HARMLESS_STEP) for each in zip(means, spreads, strict=True)])
-        if bad.any() and (columns.shape[1] >= _ENOUGH_VALUES or bad.mean() > 0.5):
-            first = np.argmax(bad)
-            few = (means[first], spreads[first])
-    return f"{few[0]:.5g} +- {few[1]:.2g}, in steps of {_step(few[0], dtype):g} in {dtype.name}" if few else None
+    columns = y.reshape(1, -1) if y.ndim < 2 else np.moveaxis(y, 1, 0).reshape(y.shape[1], -1)
+    harmless = 0.0 if len(columns) == 1 else _HARMLESS_STEP
+    found = [(part.mean(), part.std()) for part in (y, *columns)]
+    of_all, *lost = [_is_lost(*each, dtype, harmless) for each in found]
+    if of_all or (any(lost) and (columns.shape[1] >= _ENOUGH_VALUES or 2 * sum(lost) > len(lost))):
+        mean, spread = found[[of_all, *lost].index(True)]
+        return f"{mean:.5g} +- {spread:.2g}, in steps of {_step(mean, dtype):g} in {dtype.name}"
+    return None
 
 
-def _is_lost(mean, spread, dtype, harmless=0.0):
-    return _NOISE * abs(mean) < spread < _FEW_STEPS * _step(mean, dtype) and _step(mean, dtype) > harmless
+def _is_lost(mean, spread, dtype, harmless):
+    step = _step(mean, dtype)
+    return _NOISE * abs(mean) < spread < _FEW_STEPS * step and step > harmless
 
 
 def _step(value, dtype):
