@@ -35,6 +35,8 @@ def _saving_masters(original):
             original(self, serializer)
             return
 
+        loads = isinstance(serializer, chainer.Deserializer)
+
         def through_master(name, value):
             param = self.__dict__[name] if name in self._params else None
             masters = getattr(param, OWNER, None)
@@ -50,14 +52,15 @@ def _saving_masters(original):
             loaded = serializer(name, master.array)
             if loaded is not None and loaded is not master.array:
                 master.array[...] = master.device.send(loaded)
-            warn_of_lost(path_of(serializer, name), master.array, param.dtype)
+            if loads:
+                warn_of_lost(path_of(serializer, name), master.array, param.dtype)
             with np.errstate(over="ignore"):
                 param.array[...] = master.array
             return param.array
 
         _under_way.links.add(id(self))
         try:
-            if isinstance(serializer, chainer.Deserializer):
+            if loads:
                 original(self, _Loading(through_master, path_of(serializer, "")))
                 running_statistics.loaded(self)
             else:
