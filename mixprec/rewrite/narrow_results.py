@@ -71,6 +71,7 @@ class NarrowResults:
     def __init__(self):
         self.lines = {}
         self._made = collections.deque(maxlen=_REMEMBERED)
+        self._overflowed = None  # the first function that has made inf or NaN of finite inputs, where it was rounded
 
     def note(self, scope, node, cls, inputs, outputs):
         """Notes a function that the model has applied, see :meth:`~mixprec.rewrite.trace.Trace.note`."""
@@ -78,7 +79,10 @@ class NarrowResults:
             return
         if cls.__name__ in _COMPARING or _meets_float32(node, cls, inputs):
             self.look(list(inputs))
-        self._made.append(_Made(scope, node, cls, inputs, outputs))
+        made = _Made(scope, node, cls, inputs, outputs)
+        self._made.append(made)
+        if self._overflowed is None and is_half(outputs[0].dtype) and not _is_finite(outputs[0].array):
+            self._overflowed = made if all(_is_finite(each) for _, each in made.inputs) else None
 
     def look(self, value):
         """Looks at the variables of a (possibly nested) result that the model has rounded to 16 bits."""
@@ -87,8 +91,11 @@ class NarrowResults:
                 self.look(each)
         elif isinstance(value, dict):
             self.look(list(value.values()))
-        elif isinstance(value, chainer.Variable) and (y := _rounded(value)) is not None:
-            self._look(y)
+        elif isinstance(value, chainer.Variable) and type(value) is not Deferred:
+            if (y := _rounded(value)) is not None:
+                self._look(y)
+            if self._overflowed is not None and not _is_finite(value.array):
+                self._note(self._overflowed, "inf or NaN on the example, and so is what the model returns")
 
     def _look(self, y):
         maker, node = self._maker(y.node), y.node
@@ -100,8 +107,11 @@ class NarrowResults:
         wide = _on_host(self._in_float32(y.node, y.array))
         what = _lost(wide, y.dtype, bool(np.isinf(_on_host(_float32(y.array))).any()))
         if what is not None:
-            where = _where(maker)
-            self.lines.setdefault(where, f"the result of {where} is {what}{_cure(maker)}")
+            self._note(maker, what)
+
+    def _note(self, maker, what):
+        where = _where(maker)
+        self.lines.setdefault(where, f"the result of {where} is {what}{_cure(maker)}")
 
     def _maker(self, node):
         return next((made for made in reversed(self._made) if node and made.output(node) is not None), None)
@@ -128,7 +138,7 @@ def _meets_float32(node, cls, inputs):
 
 def _rounded(y):
     """Returns a variable in 16 bits that the model has computed, before it was widened if it was, or ``None``."""
-    if type(y) is Deferred or y.creator_node is None:
+    if y.creator_node is None:
         return None
     if y.dtype == FLOAT32 and type(y.creator_node).__name__ in _WIDENING:
         y = y.creator_node.inputs[0].get_variable_or_none()
@@ -138,6 +148,12 @@ def _rounded(y):
 def _float32(array):
     half = is_half(array.dtype)
     return primitives_of(array).cast(dense(array), FLOAT32) if half else array
+
+
+def _is_finite(array):
+    if array.dtype.kind != "f" and not is_half(array.dtype):  # NumPy's kind of bfloat16 is another one
+        return True
+    return bool(chainer.backend.get_array_module(array).isfinite(_float32(array)).all())
 
 
 def _on_host(array):

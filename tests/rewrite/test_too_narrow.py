@@ -79,6 +79,26 @@ def test_a_result_that_is_tiny_or_inf_in_float16_is_named():
     assert re.fullmatch(r'the result of / is inf in float16, and \S+e\+05 in float32: keep_float32=\("/",\)', *large)
 
 
+@pytest.mark.parametrize(
+    ("function", "where", "cure"),
+    [
+        (lambda h: F.matmul(h, h, transa=True) / 1e6, "MatMul in /1", 'keep_float32=("/1",)'),
+        (lambda h: F.square(h) / 1e3, "Square in /1", 'F.cast(x, "float32") of its inputs'),
+        (lambda h: F.relu(F.where(h.array > 0, h * 1e-3, np.full(h.shape, -np.inf, h.dtype))), None, None),
+    ],
+    ids=["product", "elementwise", "masked"],
+)
+def test_a_function_that_overflows_is_named_if_the_result_shows_it(function, where, cure):
+    class Middle(chainer.Chain):
+        def forward(self, h):
+            return function(h)
+
+    net = chainer.Sequential(L.Linear(4, 8, initialW=1.0, nobias=True), Middle(), F.sum)
+    found = mixprec.convert(net, np.full((3, 4), 1000, np.float32)).too_narrow
+    text = f"the result of {where} is inf or NaN on the example, and so is what the model returns: {cure}"
+    assert found == ([] if where is None else [text])
+
+
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("net", "example", "keep"),
