@@ -12,6 +12,7 @@ from mixprec.command_line import Parser, one_line
 from mixprec.policy import COMPUTE_DTYPES, LAYOUTS, Policy
 from mixprec.rewrite.convert import convert
 from mixprec.rewrite.example import describe
+from mixprec.rewrite.float32_links import UnknownLink
 
 _DTYPES = ("float32", "float16", "float64", "int32", "int64", "int8", "uint8", "bool")
 _INPUT = "2x3x224x224"  # two images: batch normalization of a single row has nothing to normalize
@@ -167,6 +168,13 @@ def _parse(argv):
     parser.add_argument(
         "--no-fuse", dest="fuse", action="store_const", const=False, help="leave batch normalizations alone"
     )
+    parser.add_argument(
+        "--keep-float32",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="links whose names match stay in float32, such as /fc or '/head/*'; may be repeated",
+    )
     parser.add_argument("--strict", action="store_true", help="exit code 1 if anything stays as it was")
     parser.add_argument("--json", metavar="PATH", help="write the report there, too")
     return parser.parse_args(argv)
@@ -186,7 +194,10 @@ def _report(arguments):
             compute=arguments.compute,
             layout=arguments.layout,
             fuse=arguments.fuse,
+            keep_float32=arguments.keep_float32,
         )
+    except UnknownLink as error:
+        raise CommandError(str(error)) from error
     except Exception as error:
         called = f"{type(model).__name__} called on {describe(example)}"
         raise CommandError(f"{called}: {importing.described(error)}") from error

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = """
     compat
     dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
-    arguments command_line master_arrays without_masters native
+    arguments command_line lost_weights master_arrays name_patterns without_masters native
     backends
     policy loss_scale
     functions bridge

@@ -35,6 +35,11 @@ class Precision:
         choices=COMPUTE_DTYPES,
         aliases=("allreduce_dtype",),
     )
+    keep_float32: tuple[str, ...] = key(
+        "Patterns for names of links of the network that stay in float32, with all below them; * stands for slashes, "
+        "too.",
+        (),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

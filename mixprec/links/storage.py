@@ -14,6 +14,7 @@ from mixprec.dtypes import BFLOAT16
 from mixprec.functions import checks
 from mixprec.functions.layout import lay_out
 from mixprec.functions.node import dense
+from mixprec.lost_weights import path_of, warn_of_lost
 
 _FLOATS = np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)
 
@@ -26,12 +27,14 @@ class Rounded(chainer.initializer.Initializer):
         dtype: name or dtype; ``None`` for that of the initializer, or else of ``chainer.config.dtype``, with float16
             for ``chainer.mixed16``.
         name: of the dtype, for messages.
+        parameter: path of the parameter, for a warning if 16 bits cannot hold its values; ``None`` for no warning.
 
     Raises:
         ValueError: ``dtype`` is none of the storage dtypes.
     """
 
-    def __init__(self, initializer, dtype, name="dtype"):
+    def __init__(self, initializer, dtype, name="dtype", parameter=None):
+        self._parameter = parameter
         self._initializer = initializers._get_initializer(initializer)
         if dtype is None:
             dtype = chainer.get_dtype(getattr(self._initializer, "dtype", None), map_mixed16=np.float16)
@@ -42,7 +45,10 @@ class Rounded(chainer.initializer.Initializer):
         device = chainer.backend.get_device_from_array(array)
         dtype = getattr(self._initializer, "dtype", None) or np.float32
         values = initializers.generate_array(self._initializer, array.shape, device.xp, dtype=dtype, device=device)
-        array[...] = primitives_of(array).cast(values.astype(np.float32, copy=False), array.dtype)
+        values = values.astype(np.float32, copy=False)
+        if self._parameter is not None:
+            warn_of_lost(self._parameter, values, array.dtype)
+        array[...] = primitives_of(array).cast(values, array.dtype)
 
 
 def filter_sizes(name, in_channels, out_channels, ksize):
@@ -163,6 +169,7 @@ class _Loading(chainer.Deserializer):
         loaded = self._serializer(key, _float32(value))  # what is not in the file stays as it is
         if loaded is None:
             return None
+        warn_of_lost(path_of(self._serializer, key), loaded, value.dtype)
         value[...] = primitives_of(value).cast(loaded, value.dtype)
         return value
 

@@ -8,15 +8,18 @@ from collections.abc import Iterator
 import chainer
 import numpy as np
 
-from mixprec.dtypes import BFLOAT16
+from mixprec.dtypes import BFLOAT16, is_half
+from mixprec.functions import watching
 from mixprec.optimizer import gradients
 from mixprec.optimizer.grad_scales import ZERO
+from mixprec.without_masters import CONVERSION
 
 _WORST = 5
+_ROUNDING = {"Cast", "ToNHWC"}  # of what comes into a layer
 
 
 def describe(masters, statistics, lossfun, args, kwds, rank=None):
-    """Says which gradients and which layer are not finite. This reads from the device as much as it likes.
+    """Says which gradients are not finite, and which layer or function is not. This reads from the device at will.
 
     Args:
         masters: :class:`~mixprec.optimizer.masters.Masters`, with the gradients of the step.
@@ -58,31 +61,75 @@ def _first_layer(model, statistics, lossfun, args, kwds):
             return f"the batch itself holds {count}"
     hook = _FirstNotFinite()
     try:
-        with statistics.kept(), np.errstate(over="ignore", invalid="ignore"), hook:
+        with statistics.kept(), np.errstate(over="ignore", invalid="ignore"), hook, watching.watch(hook.made):
             losses = lossfun(*args, **kwds)
             for _ in losses if isinstance(losses, Iterator) else ():
                 if hook.link is not None:
                     break
     except Exception as error:  # a loss function that gives another answer, or none, when it is called again
         return f"a second look at the batch failed ({type(error).__name__}: {' '.join(str(error).split())})"
-    if hook.link is None:
-        return None
-    names = {id(link): name for name, link in model.namedlinks()}
-    name = names.get(id(hook.link), hook.link.name or "a link outside of the model")
-    bad = [f"{name}{path}" for path, param in hook.link.namedparams(False) if _Count.of(param.array).bad]
+    return None if hook.link is None else _described(hook, model)
+
+
+def _described(hook, model):
+    link = hook.link
+    names = {id(each): name for name, each in model.namedlinks()}
+    name = names.get(id(link), link.name or "a link outside of the model")
+    bad = [f"{name}{path}" for path, param in link.namedparams(False) if _Count.of(param.array).bad]
     cause = f"; its parameters {', '.join(bad)} are not finite" if bad else ""
-    return f"first layer whose activation is not finite: {name} ({type(hook.link).__name__}, {hook.count}){cause}"
+    what = f"{type(link).__name__}, {hook.count}"
+    if hook.function is None:
+        if hook.rounded is not None and not cause:
+            cause = f"; its input does not fit into {hook.rounded}: divide before it{_kept(link)}"
+        return f"first layer whose activation is not finite: {name} ({what}){cause}"
+    if is_half(hook.dtype) and hook.count.inf and not cause:
+        cause = f"; in {hook.dtype.name} it overflows: divide its inputs{_kept(link)}"
+    return f"first function whose result is not finite: {hook.function} in {name} ({what}){cause}"
+
+
+def _kept(link):
+    state = link.__dict__.get(CONVERSION)
+    way = "compute it in float32" if state is None else f'mixprec.convert(model, keep_float32=("{state.name}",))'
+    return f", or {way}"
 
 
 class _FirstNotFinite(chainer.LinkHook):
+    """Looks at the results of links, and by :meth:`made` at those of the functions that links call between other ones.
+
+    Attributes:
+        link: the first link whose result is not finite, or that of the first function; ``None`` if there is none.
+        function: name of the function, ``None`` if it is the link's own.
+        count: :class:`_Count` of the result.
+        dtype: that of the function's result.
+        rounded: name of the dtype to which the link has rounded an input that does not fit, or ``None``.
+    """
+
     name = "mixprec.FirstNotFinite"
 
     def __init__(self):
-        self.link = self.count = None
+        self.link = self.function = self.count = self.dtype = self.rounded = None
+        self._under_way = []
+
+    def forward_preprocess(self, args):
+        self._under_way.append(args.link)
+        if self.link is None:
+            self.rounded = None
 
     def forward_postprocess(self, args):
+        self._under_way.pop()
         if self.link is None and (count := _Count.of_all(args.out)).bad:
             self.link, self.count = args.link, count
+
+    def made(self, node, results):
+        """Looks at a function that has become a part of the graph."""
+        if self.link is not None or not self._under_way or not (count := _Count.of_all(results)).bad:
+            return
+        link, function = self._under_way[-1], getattr(node, "function", node)
+        if isinstance(link, (chainer.Chain, chainer.ChainList)):
+            self.link, self.function, self.count = link, type(function).__name__, count
+            self.dtype = results[0].dtype
+        elif type(node).__name__ in _ROUNDING and is_half(results[0].dtype):
+            self.rounded = results[0].dtype.name
 
 
 class _Count:

@@ -4,10 +4,12 @@ import functools
 import threading
 
 import chainer
+import numpy as np
 
 from mixprec.compat import multi_node
 from mixprec.compat.registry import patch
 from mixprec.dtypes import is_half
+from mixprec.lost_weights import path_of, warn_of_lost
 from mixprec.master_arrays import OWNER
 from mixprec.optimizer import running_statistics
 
@@ -33,13 +35,15 @@ def _saving_masters(original):
             original(self, serializer)
             return
 
+        loads = isinstance(serializer, chainer.Deserializer)
+
         def through_master(name, value):
             param = self.__dict__[name] if name in self._params else None
             masters = getattr(param, OWNER, None)
             if masters is None or not is_half(param.dtype):
                 return serializer(name, value)
             if param.array is None:
-                return _initialize(param, masters, serializer(name, None))
+                return _initialize(path_of(serializer, name), param, masters, serializer(name, None))
             if not masters.hold(param):
                 return serializer(name, value)
             master = masters.current(name, param)
@@ -48,13 +52,16 @@ def _saving_masters(original):
             loaded = serializer(name, master.array)
             if loaded is not None and loaded is not master.array:
                 master.array[...] = master.device.send(loaded)
-            param.array[...] = master.array
+            if loads:
+                warn_of_lost(path_of(serializer, name), master.array, param.dtype)
+            with np.errstate(over="ignore"):
+                param.array[...] = master.array
             return param.array
 
         _under_way.links.add(id(self))
         try:
-            if isinstance(serializer, chainer.Deserializer):
-                original(self, _Loading(through_master))
+            if loads:
+                original(self, _Loading(through_master, path_of(serializer, "")))
                 running_statistics.loaded(self)
             else:
                 original(self, _Saving(through_master))
@@ -84,8 +91,9 @@ def _master_array(param):
 class _Saving(chainer.Serializer):
     """A function in the shape of a serializer: a link may ask whether it is saved or loaded."""
 
-    def __init__(self, function):
+    def __init__(self, function, path=""):
         self._function = function
+        self.path = path
 
     def __call__(self, key, value):
         return self._function(key, value)
@@ -98,11 +106,13 @@ class _Loading(chainer.Deserializer):
     __call__ = _Saving.__call__
 
 
-def _initialize(param, masters, loaded):
+def _initialize(path, param, masters, loaded):
     """Initializes a parameter from a file; its master keeps the bits that do not fit into it."""
     if loaded is not None:
         param.initialize(loaded.shape)
+        warn_of_lost(path, loaded, param.dtype)
         master = masters.of(param)
         master.array[...] = master.device.send(loaded)
-        param.array[...] = master.array
+        with np.errstate(over="ignore"):
+            param.array[...] = master.array
     return param.array

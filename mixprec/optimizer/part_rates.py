@@ -4,13 +4,13 @@ The wrapper makes :class:`PartRates` of its argument ``rates``, and :class:`~mix
 :class:`Factors` of its model for each parameter.
 """
 
-import difflib
 import fnmatch
 
 import chainer
 from chainer.optimizer import Hyperparameter
 
 from mixprec import arguments
+from mixprec.name_patterns import no_match
 
 # Of the hyperparameters of a rule the first of these that it has is scaled. The step of Adam and MSVAG, with its weight
 # decay, is proportional to eta; alpha of RMSprop is no rate, and RMSprop has lr.
@@ -27,7 +27,7 @@ class UnknownPart(ValueError):
     """
 
     def __init__(self, pattern, names):
-        super().__init__(f"rates: {pattern!r} {no_parameter(pattern, names)}")
+        super().__init__(f"rates: {pattern!r} {no_match('parameter', pattern, names)}")
         self.pattern, self.names = pattern, names
 
 
@@ -183,21 +183,6 @@ def factors_of(optimizer):
     """Returns ``{name: (parameter, factor)}`` of the model of a :class:`~mixprec.MixedPrecisionOptimizer`."""
     masters = optimizer._masters
     return {name: (param, masters.factors(param)) for name, param in masters.model.namedparams()}
-
-
-def no_parameter(pattern, names):
-    """Returns the end of a message: a pattern fits none of these names, and which patterns are like it."""
-    parts = dict.fromkeys(names)
-    for name in names:
-        folders = name.split("/")
-        parts |= {"/".join([*folders[:end], "*"]): None for end in range(2, len(folders))}
-    near = difflib.get_close_matches(pattern, parts, n=3, cutoff=0.6)
-    if not near:
-        depths = range(2, max(name.count("/") for name in names) + 1)
-        folders = ([part for part in parts if part.endswith("/*") and part.count("/") == depth] for depth in depths)
-        several = next((found for found in folders if len(found) > 1), list(parts))
-        return f"matches no parameter; there are {', '.join(several[:5])}, ..."
-    return f"matches no parameter; did you mean {' or '.join(map(repr, near))}?"
 
 
 def is_frozen(param: chainer.Parameter) -> bool:

@@ -17,6 +17,7 @@ class Conversion:
     Attributes:
         on_example: whether ``convert`` is calling the model on its example; a second computation is no news then.
         traced: how many calls in training mode have been traced, see :mod:`mixprec.rewrite.trace`.
+        lost_weights: list of texts, one for each parameter that 16 bits cannot hold.
         findings: :class:`~mixprec.rewrite.trace.Findings` of the last of them, or ``None``.
     """
 
@@ -25,6 +26,7 @@ class Conversion:
         self.strict = strict
         self.on_example = False
         self.traced = 0
+        self.lost_weights = []
         self.findings = None
 
 
@@ -37,6 +39,7 @@ class LinkState:
         kind: class of the link.
         before: ``{name: (dtype name, initializer)}`` of its own parameters, and of statistics in float16, before any
             conversion.
+        keeps_float32: whether it stays in float32, with all that runs in a call of it.
 
     Attributes:
         sites: :class:`~mixprec.rewrite.places.NormalizationPlace` by ``(chainer.config.train, turn)``; ``turn``
@@ -44,11 +47,12 @@ class LinkState:
         places: :class:`~mixprec.rewrite.places.ConvolutionPlace`, likewise.
     """
 
-    def __init__(self, conversion, name, kind, before):
+    def __init__(self, conversion, name, kind, before, keeps_float32=False):
         self.conversion = conversion
         self.name = name
         self.kind = kind
         self.before = before
+        self.keeps_float32 = keeps_float32
         self.sites = {}
         self.places = {}
 

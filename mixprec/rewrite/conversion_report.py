@@ -146,6 +146,12 @@ class Report:
         findings = self._conversion.findings
         return trace.lines_of(self.unknown_links | ({} if findings is None else findings.left))
 
+    @property
+    def too_narrow(self) -> list[str]:
+        """Weights that become inf or 0 in 16 bits, and results on the example that need more: texts with the remedy."""
+        findings = self._conversion.findings
+        return self._conversion.lost_weights + ([] if findings is None else findings.narrow_results)
+
     def to_json(self) -> str:
         """Returns the report as a JSON text."""
         return json.dumps(
@@ -157,6 +163,7 @@ class Report:
                 "conv_statistics": self.conv_statistics,
                 "conversions": None if not self.traced else [dataclasses.asdict(each) for each in self.conversions],
                 "unconverted": self.unconverted,
+                "too_narrow": self.too_narrow,
                 "parameters": self.parameters,
                 "parameter_bytes": self.parameter_bytes,
                 "activation_bytes": self.activation_bytes,
@@ -176,6 +183,8 @@ class Report:
         counts = ", ".join(f"{count:,} in {dtype}" for dtype, count in self.parameters.items())
         yield "parameters", counts or "none initialized yet"
         yield "parameter memory", _change(*self.parameter_bytes)
+        if self.too_narrow:
+            yield "too narrow", f"\n{'':22}".join(self.too_narrow)
         if not self.traced:
             yield "functions", _NOT_TRACED
             return

@@ -4,6 +4,7 @@ Users call both before training. All that a converted model does differently whi
 from :mod:`mixprec.rewrite.replacements` on.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import chainer
@@ -12,15 +13,13 @@ from numpy.typing import DTypeLike
 from mixprec import arguments
 from mixprec.announcements import announce
 from mixprec.policy import Policy
-from mixprec.rewrite import parameters
+from mixprec.rewrite import float32_links, parameters
 from mixprec.rewrite.conversion import Conversion, LinkState
 from mixprec.rewrite.conversion_report import Report, dtype_names
 from mixprec.rewrite.example import call_on_example, check_example, describe, without_trace
 from mixprec.rewrite.replacements import install
 from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
-
-_OURS = "mixprec.links."
 
 
 def convert(
@@ -31,6 +30,7 @@ def convert(
     layout: Literal["nhwc", "nchw"] = "nhwc",
     fuse: bool | None = None,
     conv_statistics: bool | None = None,
+    keep_float32: Sequence[str | type[chainer.Link]] = (),
     strict: bool = False,
 ) -> Report:
     """Makes ``model`` compute in mixed precision, in NHWC and with fused batch normalizations, in place.
@@ -75,6 +75,10 @@ def convert(
             only with ``"nhwc"``. It does where that is faster by rule or by measurement (docs/primitives.md), and the
             variance is then the difference of two float32 sums: exact enough while the standard deviation of a channel
             is not far below its mean. ``None`` is what ``fuse`` is.
+        keep_float32: links that stay in float32, with all links below them and all functions that they call: a tuple of
+            patterns for names of links, as of :func:`fnmatch.fnmatchcase` (``*`` stands for slashes, too), and of
+            classes of links, such as ``("/out", "/head/*", L.Linear)``. What comes into such a link is cast to float32,
+            and its result stays so.
         strict: whether anything that stays as it was is an error: at once with an example, otherwise at the end of the
             first call in training.
 
@@ -82,21 +86,22 @@ def convert(
         Report: what was done to each link; ``print`` it.
 
     Raises:
-        TypeError: ``model`` is not a link, ``example`` no example, or ``fuse``, ``conv_statistics`` or ``strict`` no
-            bool.
-        ValueError: another argument is not one of those above, the example lies on another device, or something stayed
-            as it was with ``strict``; the model is then as it was before. So it is after an exception of its own,
-            which comes through.
+        TypeError: ``model`` is not a link, ``example`` no example, ``keep_float32`` none of patterns and classes, or
+            ``fuse``, ``conv_statistics`` or ``strict`` no bool.
+        ValueError: another argument is not one of those above, no link is one of ``keep_float32``, the example lies on
+            another device, or something stayed as it was with ``strict``; the model is then as it was before. So it is
+            after an exception of its own, which comes through.
     """
     arguments.instance("model", model, chainer.Link, "a chainer.Link")
     conversion = Conversion(Policy(compute, layout, fuse, conv_statistics), arguments.flag("strict", strict))
+    kept = float32_links.select(model, float32_links.check(keep_float32))
     if example is not None:
         check_example(model, example)
     for link_class in dict.fromkeys(type(link) for link in model.links()):
         install(link_class)
     backup = _Backup(model)
     try:
-        report = _convert_links(model, conversion)
+        report = _convert_links(model, conversion, kept)
         if strict:
             refuse(report.unknown_links)
         if example is not None:
@@ -104,6 +109,8 @@ def convert(
     except BaseException:
         backup.restore()
         raise
+    for each in report.too_narrow:
+        announce("mixprec.convert: %s", each)
     return report
 
 
@@ -135,8 +142,9 @@ def revert(model: chainer.Link) -> None:
             set_state(link, None)
 
 
-def _convert_links(model, conversion):
+def _convert_links(model, conversion, kept):
     rows, done = [], set()
+    in_float32 = {id(param) for link in model.links() if id(link) in kept for param in parameters.own(link).values()}
     bytes_before = parameters.nbytes(model.links())
     plain = _plain(model)
     for name, link in model.namedlinks():
@@ -144,12 +152,14 @@ def _convert_links(model, conversion):
             continue
         done.add(id(link))
         before = dtype_names(link)
-        if type(link).__module__.startswith(_OURS):
+        if float32_links.is_ours(link):
             state, why = None, "a link of mixprec"
         else:
-            state = LinkState(conversion, name, type(link), _before(link, plain))
+            keeps = id(link) in kept
+            state = LinkState(conversion, name, type(link), _before(link, plain), keeps)
             dtype, why = parameters.dtype_of(link, conversion.policy.compute)
-            parameters.convert(link, dtype, conversion.policy.layout == "nhwc", state.before)
+            dtype, why = ("float32", "keep_float32") if keeps else (dtype, why)
+            conversion.lost_weights += parameters.convert(link, dtype, state, in_float32)
             set_state(link, state)
         if link._params:
             rows.append((name, link, state, before, why))

@@ -9,9 +9,10 @@ import functools
 import chainer
 import numpy as np
 from chainer import function
+from chainer.functions.array.cast import Cast
 
 from mixprec.dtypes import STORAGE_DTYPES
-from mixprec.rewrite import between_layers, dtype_rules, layer_rules, sizes
+from mixprec.rewrite import between_layers, dtype_rules, float32_links, layer_rules, sizes
 from mixprec.rewrite.deferred import Deferred, taken
 from mixprec.rewrite.dtype_rules import chainer_apply
 from mixprec.rewrite.memory_order import in_storage_dtype
@@ -38,6 +39,8 @@ def apply(scope, node, inputs):
         return chainer_apply(node, inputs)
     if rule is not between_layers.fence and any(x.dtype == _FLOAT64 for x in inputs):
         inputs = _without_float64(scope, inputs)
+    if scope.keeps_float32 and cls is not Cast:
+        inputs = float32_links.widened(scope, inputs, cls.__name__)  # what the link has from elsewhere
     for x in inputs:
         if type(x) is not Deferred or rule not in layer_rules.TAKING_DEFERRED:
             _take(scope, x, cls.__name__)
@@ -109,7 +112,7 @@ def compute_whole(function, args, kwargs):
     finally:
         active.scope = scope
     if scope.trace is not None:
-        scope.trace.claim(function.__name__)
+        scope.trace.note_whole(function.__name__, [x for x, _ in inputs.values()])
     return outputs
 
 

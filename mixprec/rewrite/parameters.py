@@ -12,6 +12,7 @@ from mixprec.backends import primitives_of
 from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES, is_half
 from mixprec.functions.node import dense
 from mixprec.links.storage import Rounded, lay_out
+from mixprec.lost_weights import lost
 from mixprec.master_arrays import keep_master, master_of, written
 from mixprec.rewrite.multi_node_links import is_multi_node
 
@@ -67,20 +68,27 @@ def own(link):
     return {name: link.__dict__[name] for name in sorted(link._params)}
 
 
-def convert(link, dtype, nhwc, before):
+def convert(link, dtype, state, in_float32):
     """Casts the parameters of a link, lays out filters, and gives float16 statistics float32.
 
     Args:
         link: a link.
         dtype: name of the dtype.
-        nhwc: whether filters get the memory order (K, R, S, C).
-        before: ``{name: (dtype name, initializer)}`` of its parameters and :func:`half_statistics` before any
-            conversion.
+        state: its :class:`~mixprec.rewrite.conversion.LinkState`.
+        in_float32: ids of parameters that stay in float32, as another link has them, too.
+
+    Returns:
+        list of texts, one for each parameter that 16 bits cannot hold.
     """
+    lost = []
     for name, param in own(link).items():
-        _cast(param, dtype, *before[name])
-    order(link, nhwc)
-    _cast_statistics(link, before, np.float32)
+        path = f"{state.name.rstrip('/')}/{name}"
+        what = _cast(param, "float32" if id(param) in in_float32 else dtype, *state.before[name], path)
+        if what is not None:
+            lost.append(f'{path} becomes {what}: keep_float32=("{state.name}",)')
+    order(link, state.conversion.policy.layout == "nhwc")
+    _cast_statistics(link, state.before, np.float32)
+    return lost
 
 
 def order(link, nhwc):
@@ -114,19 +122,20 @@ def revert(link, before):
     """Gives the parameters of a link the dtypes, initializers and memory order from before, see :func:`convert`."""
     for name, param in own(link).items():
         if name in before:
-            _cast(param, before[name][0], *before[name])
+            _cast(param, before[name][0], *before[name], path=None)
             param.initializer = before[name][1]
         if param.array is not None:
             param.array = dense(param.array)
     _cast_statistics(link, before, np.float16)
 
 
-def _cast(param, dtype, dtype_before, initializer):
+def _cast(param, dtype, dtype_before, initializer, path):
+    """Casts a parameter, and returns what :func:`~mixprec.lost_weights.lost` says of that."""
     if dtype_before not in _CASTABLE:  # integers, float64
-        return
+        return None
     # Without a dtype of its own an initializer follows chainer.config.dtype, which may be another one by then.
     keep = dtype == dtype_before and (param.array is not None or getattr(initializer, "dtype", None) is not None)
-    param.initializer = initializer if keep else Rounded(initializer, dtype)
+    param.initializer = initializer if keep else Rounded(initializer, dtype, parameter=path)
     if param.array is None:
         param.cleargrad()  # or else it is initialized, too, in the dtype from before
     elif param.dtype != arguments.storage_dtype("dtype", dtype):
@@ -137,6 +146,8 @@ def _cast(param, dtype, dtype_before, initializer):
             wide = param.array
             keep_master(param)
         param.array = wide if dtype == "float32" else _rounded(wide, dtype)
+        return lost(wide, param.dtype) if is_half(param.dtype) and path is not None else None
+    return None
 
 
 def nbytes(links):

@@ -27,6 +27,7 @@ class Repetition:
         self._places, self._leaves = [], {}
         if scope is not None:
             self._conversion, self._root, self._link = scope.conversion, scope.root, scope.link
+            self._keeps_float32 = scope.keeps_float32
 
     @contextlib.contextmanager
     def first(self):
@@ -48,7 +49,7 @@ class Repetition:
         if self._conversion is None:
             return _outside()
         scope = Scope(self._conversion, self._root)
-        scope.link = self._link
+        scope.link, scope.keeps_float32 = self._link, self._keeps_float32
         scope.leaves = dict(self._leaves)
         scope.repeated = iter(self._places)
         return calling(scope)

@@ -12,7 +12,7 @@ from mixprec.compat import whole
 from mixprec.compat.registry import patch
 from mixprec.functions import widening
 from mixprec.links.storage import in_float32
-from mixprec.rewrite import dispatch, distributions, operands, parameters
+from mixprec.rewrite import dispatch, distributions, float32_links, operands, parameters
 from mixprec.rewrite.scope import active, call_from_outside
 from mixprec.rewrite.state import state_of
 from mixprec.without_masters import CONVERSION
@@ -54,6 +54,8 @@ def call(original):
             return call_from_outside(state, functools.partial(original, self), args, kwargs)
         outer, scope.link, scope.has_called = scope.link, state, True
         try:
+            if state.keeps_float32:
+                return float32_links.call(scope, functools.partial(original, self), args, kwargs)
             return original(self, *args, **kwargs)
         finally:
             scope.link = outer

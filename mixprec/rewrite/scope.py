@@ -14,6 +14,7 @@ import chainer
 import numpy as np
 
 from mixprec.dtypes import BFLOAT16, FLOAT32, is_half
+from mixprec.rewrite import float32_links
 from mixprec.rewrite.deferred import Deferred, Normalization, compute
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
 from mixprec.rewrite.operands import name_lost_array
@@ -42,7 +43,7 @@ class Scope:
         trace: :class:`~mixprec.rewrite.trace.Trace` of this call, or ``None``.
 
     Attributes:
-        compute: dtype of activations.
+        keeps_float32: whether a link that stays in float32 is being called.
         nhwc: whether images are kept in the memory order of (N, H, W, C).
         link: :class:`~mixprec.rewrite.conversion.LinkState` of the innermost link that is being called, or ``None``.
         deferred: weak references to the variables that were deferred in this call.
@@ -59,7 +60,7 @@ class Scope:
     def __init__(self, conversion, root=None, trace=None):
         self.conversion = conversion
         self.trace = trace
-        self.compute = np.dtype(conversion.policy.compute)
+        self.keeps_float32 = False
         self.nhwc = conversion.policy.layout == "nhwc"
         self.root = self.link = root
         self.deferred = []
@@ -72,6 +73,12 @@ class Scope:
         self.noted = ()
         self.repeated = None
         self._turns = {}
+        self._compute = np.dtype(conversion.policy.compute)
+
+    @property
+    def compute(self):
+        """Dtype of activations."""
+        return FLOAT32 if self.keeps_float32 else self._compute
 
     @property
     def link_name(self):
@@ -136,13 +143,14 @@ class Scope:
 
     def joined(self, function):
         """Returns a function that Chainer may repeat after this call, as ``F.forget`` does, as a part of it."""
-        conversion, link = self.conversion, self.link  # and not this scope, which holds what it has cast
+        # and not this scope, which holds what it has cast
+        conversion, link, keeps_float32 = self.conversion, self.link, self.keeps_float32
 
         def run(*args):
             if active.scope is not None:
                 return function(*args)
             again = Scope(conversion)
-            again.link = link
+            again.link, again.keeps_float32 = link, keeps_float32
             with calling(again):
                 return function(*args)
 
@@ -282,9 +290,10 @@ def call_from_outside(state, function, args, kwargs):
     """
     conversion, config = state.conversion, chainer.config
     traced = conversion.traced < TRACED_CALLS and config.train and config.enable_backprop
-    scope = Scope(conversion, state, Trace() if traced else None)
+    scope = Scope(conversion, state, Trace(conversion.on_example) if traced else None)
     with calling(scope):
-        inside = function(*args, **kwargs)  # held until the end, as a result is something that is kept
+        # Held until the end, as a result is something that is kept.
+        inside = float32_links.call(scope, function, args, kwargs) if state.keeps_float32 else function(*args, **kwargs)
         result, variables = outwards(inside, scope)
     if traced:
         scope.trace.finish(conversion, [*args, *kwargs.values()], variables)

@@ -14,6 +14,7 @@ import numpy as np
 from mixprec.rewrite import dtype_rules
 from mixprec.rewrite.deferred import Deferred
 from mixprec.rewrite.memory_order import is_channels_last, is_only_channels_last
+from mixprec.rewrite.narrow_results import NarrowResults
 
 TRACED_CALLS = 2
 # Functions that return views, in whatever order.
@@ -69,6 +70,8 @@ class Findings:
         bytes_before: what the graph of plain Chainer in float32 would keep for the backward pass, without parameters.
         bytes_after: what the graph keeps.
         bytes_largest: the largest array of it.
+        narrow_results: list of texts, one for each result that 16 bits are too few for; empty but on ``convert``'s
+            example.
     """
 
     batch: str
@@ -78,6 +81,7 @@ class Findings:
     bytes_before: int
     bytes_after: int
     bytes_largest: int
+    narrow_results: list
 
 
 def refuse(left):
@@ -92,9 +96,14 @@ def lines_of(left):
 
 
 class Trace:
-    """Notes what happens in one call."""
+    """Notes what happens in one call.
 
-    def __init__(self):
+    Args:
+        on_example: whether it is one on ``convert``'s example, whose results may be read from the device.
+    """
+
+    def __init__(self, on_example):
+        self._results = NarrowResults() if on_example else None
         self._conversions = []
         self._unclaimed = []
         self._left = {}
@@ -113,6 +122,8 @@ class Trace:
             outputs: of what was applied.
         """
         self.claim(cls.__name__)
+        if self._results is not None:
+            self._results.note(scope, node, cls, inputs, outputs)
         self._keep(node, cls.__name__, inputs, outputs)
         place = scope.link_name, cls.__name__
         if cls.__module__.startswith("mixprec."):
@@ -131,6 +142,12 @@ class Trace:
     def note_normalization(self, link, fused):
         """Notes a batch normalization that was computed, and with what."""
         self._normalizations[link, fused] += 1
+
+    def note_whole(self, function, inputs):
+        """Notes a function that was computed as a whole, by its name and inputs."""
+        self.claim(function)
+        if self._results is not None:
+            self._results.look(inputs)
 
     def claim(self, function):
         """Notes that the conversions since the last function were for this one."""
@@ -164,6 +181,8 @@ class Trace:
         """
         self.claim("result")
         kept = sizes_kept(results)
+        if self._results is not None:
+            self._results.look(results)
         conversion.traced += 1
         conversion.findings = Findings(
             ", ".join(f"{x.shape} {x.dtype}" for x in arguments if hasattr(x, "shape")),
@@ -173,6 +192,7 @@ class Trace:
             self._bytes_before,
             sum(kept),
             max(kept, default=0),
+            [] if self._results is None else list(self._results.lines.values()),
         )
         if conversion.strict:
             refuse(self._left)

@@ -13,10 +13,12 @@ import mixprec
 from mixprec import functions
 from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.config import ConfigError
+from mixprec.name_patterns import no_match
+from mixprec.rewrite.float32_links import UnknownLink
 from mixprec.training.label_accuracy import TOP, accuracy, top_k_accuracy
 from mixprec.training.networks import EXAMPLE, signature_of
 from mixprec.training.networks import make as make_network
-from mixprec.training.optimizers import build_optimizer
+from mixprec.training.optimizers import NETWORK, build_optimizer
 
 
 def build_model(config, network, device, rank=0, weights=None):
@@ -37,7 +39,7 @@ def build_model(config, network, device, rank=0, weights=None):
 
     Raises:
         ConfigError: one of these keys is set, and the network does not take it; or a network of the user's
-            raised, or is none; or ``weights`` are not for it.
+            raised, or is none; or ``weights`` are not for it, or a pattern of ``precision.keep_float32`` fits no link.
     """
     keywords = _keywords(config.model, network)
     device = chainer.get_device(device)
@@ -60,20 +62,31 @@ def build_model(config, network, device, rank=0, weights=None):
     options = {"bce": config.training.loss == "bce", "threshold": config.training.bce_threshold}
     model = ImageClassifier(made, config.training.label_smoothing, **options)
     build_optimizer(config, model)  # the next one goes on with its masters, which are not rounded as the model will be
-    report = mixprec.convert(
-        model,
-        np.zeros((EXAMPLE, 3, config.data.size, config.data.size), np.float32),
-        compute=config.precision.compute,
-        layout=config.model.memory_format,
-        fuse=config.model.fuse,
-        conv_statistics=config.model.conv_statistics,
-    )
+    report = _convert(config, model)
     model.to_device(device)
     if rank:  # the model is that of all ranks; what is random in its steps, such as dropout, is not
         for xp in {np, device.xp}:
             xp.random.seed((config.training.seed + rank * 0x9E3779B1) % 2**32)
         functions.reset_dropout()
     return model, report
+
+
+def _convert(config, model):
+    try:
+        return mixprec.convert(
+            model,
+            np.zeros((EXAMPLE, 3, config.data.size, config.data.size), np.float32),
+            compute=config.precision.compute,
+            layout=config.model.memory_format,
+            fuse=config.model.fuse,
+            conv_statistics=config.model.conv_statistics,
+            keep_float32=tuple(f"{NETWORK}{pattern}" for pattern in config.precision.keep_float32),
+        )
+    except UnknownLink as error:
+        pattern = error.pattern.removeprefix(NETWORK)
+        names = [name.removeprefix(NETWORK) for name in error.names if name != NETWORK and name.startswith(NETWORK)]
+        reason = no_match("link", pattern, names or ["/"])
+        raise ConfigError(f"'precision.keep_float32' has {pattern!r}, which {reason}") from error
 
 
 class ImageClassifier(L.Classifier):

@@ -10,9 +10,10 @@ from chainer.optimizer_hooks import GradientClipping, WeightDecay
 import mixprec
 from mixprec.config import ConfigError
 from mixprec.config.arithmetic import OWN_OPTIMIZERS
-from mixprec.optimizer.part_rates import NothingToTrain, UnknownPart, factors_of, no_parameter
+from mixprec.name_patterns import no_match
+from mixprec.optimizer.part_rates import NothingToTrain, UnknownPart, factors_of
 
-_NETWORK = "/predictor"  # what the names in model.npz, which patterns are for, have before them in the classifier
+NETWORK = "/predictor"  # what the names in model.npz, which patterns are for, have before them in the classifier
 
 
 def build_optimizer(config, model, communicator=None):
@@ -48,7 +49,7 @@ def build_optimizer(config, model, communicator=None):
         no_decay=None if settings.decay_norm_and_bias else "ndim <= 1",
         communicator=communicator,
         allreduce_dtype=None if communicator is None else config.precision.allreduce,
-        rates={f"{_NETWORK}{pattern}": factor for pattern, factor in _rates(settings).items()},
+        rates={f"{NETWORK}{pattern}": factor for pattern, factor in _rates(settings).items()},
     )
     _set_up(optimizer, model, settings)
     if settings.clip_norm is not None:
@@ -86,9 +87,9 @@ def _set_up(optimizer, model, settings):
     try:
         optimizer.setup(model)
     except UnknownPart as error:
-        pattern = error.pattern.removeprefix(_NETWORK)
+        pattern = error.pattern.removeprefix(NETWORK)
         key = "freeze" if pattern in settings.freeze else "rates"
-        reason = no_parameter(pattern, [name.removeprefix(_NETWORK) for name in error.names])
+        reason = no_match("parameter", pattern, [name.removeprefix(NETWORK) for name in error.names])
         raise ConfigError(f"'optimizer.{key}' has {pattern!r}, which {reason}") from error
     except NothingToTrain as error:
         raise ConfigError("'optimizer.freeze' and 'optimizer.rates' freeze all parameters") from error

@@ -79,7 +79,7 @@ def test_defaults_are_those_of_the_design(write):
             "zero_init_residual": False,
             "stochastic_depth": 0.0,
         },
-        "precision": {"compute": "float16", "allreduce": None},
+        "precision": {"compute": "float16", "allreduce": None, "keep_float32": ()},
         "loss_scale": {
             "mode": "dynamic",
             "init_scale": 65536.0,

@@ -68,6 +68,7 @@ class Run:
         rule: name of the optimizer.
         dropout: ratio.
         compute: dtype.
+        keep_float32: links that stay in float32.
         network: class of the network.
         lossfun: takes the model and arguments; ``None`` for the model itself.
         side: of :mod:`tests.stand_ins.capture_sides`.
@@ -80,6 +81,7 @@ class Run:
         rule="MomentumSGD",
         dropout=0.0,
         compute="float16",
+        keep_float32=(),
         network=Network,
         lossfun=None,
         side=HOST,
@@ -88,7 +90,7 @@ class Run:
         np.random.seed(0)
         reset_dropout()
         model = L.Classifier(network(dropout))
-        mixprec.convert(model, np.zeros((2, 3, 16, 16), np.float32), compute=compute)
+        mixprec.convert(model, np.zeros((2, 3, 16, 16), np.float32), compute=compute, keep_float32=keep_float32)
         self.model = side.send_link(model)
         self._side = side
         inner, self._rate = new_rule(rule)

@@ -68,6 +68,14 @@ def test_a_graph_launches_what_an_eager_step_does(device):  # noqa: F811
     assert found[0] == found[1]
 
 
+@pytest.mark.sweep
+def test_links_that_stay_in_float32():
+    runs = [Run(wishes, keep_float32=("*/fc",)).run(range(FIRST_REPLAY + 1)) for wishes in (REQUIRED, None)]
+    assert runs[0].step.replays == 1
+    assert runs[0].model.predictor.fc.W.dtype == np.float32
+    assert_same(*runs)
+
+
 def test_results_are_new_and_have_no_graph():
     """What somebody keeps of a step is not overwritten by the next; nobody can go back from the loss."""
     run = Run(REQUIRED).run(range(8))

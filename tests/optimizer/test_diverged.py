@@ -72,6 +72,45 @@ def test_the_first_layer_whose_activation_is_not_finite():
     assert message.endswith("its parameters /0/second/W are not finite")
 
 
+class Style(chainer.Chain):
+    """A function between two layers."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        with self.init_scope():
+            self.features = L.Linear(4, 32, initialW=1.0, nobias=True)
+            self.f = L.Linear(32, 2)
+
+    def forward(self, x):
+        return F.sum(self.f(self.function(self.features(x))))
+
+
+@pytest.mark.parametrize(
+    ("function", "culprit"),
+    [
+        (
+            lambda h: F.matmul(h, h, transa=True) / 32,
+            r"function whose result is not finite: MatMul in /predictor \(Style, 1024 inf, 0 NaN of 1024\); "
+            r'in float16 it overflows: divide its inputs, or mixprec.convert\(model, keep_float32=\("/predictor",\)\)$',
+        ),
+        (lambda h: F.relu(h * h) / 32, r"function whose result is not finite: Mul in /predictor \(Style, 256 inf, "),
+        (
+            lambda h: F.tile(F.sum(h, axis=1, keepdims=True), (1, 32)),  # finite in float32
+            r"layer whose activation is not finite: /predictor/f \(Linear, 0 inf, 16 NaN of 16\); its input does not "
+            r"fit into float16: divide before it, or mixprec.convert\(model, keep_float32=\(\"/predictor/f\",\)\)$",
+        ),
+    ],
+    ids=["product", "elementwise", "input"],
+)
+def test_a_function_that_overflows_between_two_layers_is_named(function, culprit):
+    model = L.Classifier(Style(function))
+    mixprec.convert(model)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), mixprec.DynamicLossScale(init=1.0, patience=2))
+    message = _message(optimizer.setup(model), model.predictor, np.full((8, 4), 1000, np.float32))
+    assert re.search(f"; first {culprit}", message), message
+
+
 def test_the_worst_parameters_with_counts_of_inf_and_nan():
     """Counted in the gradients of the last step, the worst first."""
     optimizer = _optimizer()

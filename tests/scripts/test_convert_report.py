@@ -141,9 +141,10 @@ def test_other_settings_and_json(run, folder):
 
 
 def test_several_inputs_are_positional_arguments(run):
-    process = run("nets:Words", "--input", "4x2:int32", "--input", "4:int32")
+    process = run("nets:Words", "--input", "4x2:int32", "--input", "4:int32", "--keep-float32", "/f*")
     assert process.returncode == 0, process.stderr
     assert "/embed  EmbedID  float32  float16" in process.stdout
+    assert "/fc     Linear   float32  float32  keep_float32" in process.stdout
 
 
 def test_a_model_of_chainer(run):
@@ -181,6 +182,7 @@ BAD = {
     ): "Fails called on (2, 3) float32: ArithmeticError: no good: this number (nets.py, line 48)",
     ("nets:Net", "--layout", "nchw", "--compute", "bfloat16"): "compute='bfloat16' needs layout='nhwc'",
     ("nets:Net", "--compute", "float8"): "invalid choice: 'float8'",
+    ("nets:Net", "--input", "2x3x8x8", "--keep-float32", "/cov"): "'/cov' matches no link; did you mean '/conv'",
     ("nets:Net", "--compile"): "unrecognized arguments: --compile",
     ("nets:Net", "--input", "2x3x8x8", "--json", "no/r.json"): "cannot write no/r.json: No such file or directory",
 }

@@ -170,6 +170,12 @@ def test_masters_start_from_the_float32_weights_that_the_network_has_made_or_loa
     assert (model.predictor.fc.W.array != made[1]["/fc/W"]).any()
 
 
+def test_a_config_keeps_links_in_float32(tmp_path):
+    model, report = build_model(_config(tmp_path, "precision.keep_float32=[/fc]"), models.MODELS["resnet8"], "@numpy")
+    assert [link.name for link in report.links if link.why == "keep_float32"] == ["/predictor/fc"]
+    assert model.predictor.fc.W.dtype == np.float32
+
+
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_a_model_that_was_converted_for_32_pixels_evaluates_at_48(tmp_path, layout):
     """FP32, against the plain network of Chainer with the same weights and statistics."""

@@ -57,6 +57,10 @@ def test_parts_are_frozen_and_said_to_be(train):
         ),
         ("optimizer.rates={conv/W: 2}", "'optimizer.rates' has 'conv/W', which matches no parameter; did you mean"),
         ("optimizer.rates={/x: 2}", "'/x', which matches no parameter; there are /conv/*, /linear/*, /norm/*, ..."),
+        (
+            'precision.keep_float32=["/linaer"]',
+            "error: --set: 'precision.keep_float32' has '/linaer', which matches no link; did you mean '/linear'?",
+        ),
         ('optimizer.freeze=["*"]', "'optimizer.freeze' and 'optimizer.rates' freeze all parameters"),
     ],
 )

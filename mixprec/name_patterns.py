@@ -1,0 +1,24 @@
+"""What a user is told of a pattern for names that matches none: which ones are like it."""
+
+import difflib
+
+
+def no_match(what, pattern, names):
+    """Returns the end of a message: a pattern fits none of these names, and which patterns are like it.
+
+    Args:
+        what: what the names are those of, ``"parameter"``.
+        pattern: one of :func:`fnmatch.fnmatchcase`.
+        names: paths such as ``/layer1/conv/W``.
+    """
+    parts = dict.fromkeys(names)
+    for name in names:
+        folders = name.split("/")
+        parts |= {"/".join([*folders[:end], "*"]): None for end in range(2, len(folders))}
+    near = difflib.get_close_matches(pattern, parts, n=3, cutoff=0.6)
+    if not near:
+        depths = range(2, max(name.count("/") for name in names) + 1)
+        folders = ([part for part in parts if part.endswith("/*") and part.count("/") == depth] for depth in depths)
+        several = next((found for found in folders if len(found) > 1), list(parts))
+        return f"matches no {what}; there are {', '.join(several[:5])}, ..."
+    return f"matches no {what}; did you mean {' or '.join(map(repr, near))}?"

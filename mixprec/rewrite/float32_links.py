@@ -1,0 +1,116 @@
+"""Links that stay in float32, by ``keep_float32``: which ones of a model, and how they are called.
+
+``convert`` asks for the former. While a converted model runs, :mod:`mixprec.rewrite.replacements` calls such a link
+here: whatever runs in the call, other links included, gets float32.
+"""
+
+import fnmatch
+
+import chainer
+
+from mixprec import arguments
+from mixprec.dtypes import FLOAT32, is_half
+from mixprec.name_patterns import no_match
+from mixprec.rewrite.deferred import Deferred, taken
+
+_OURS = "mixprec.links."
+
+
+class UnknownLink(ValueError):
+    """A pattern that matches no link.
+
+    Attributes:
+        pattern: the pattern.
+        names: those of the links.
+    """
+
+    def __init__(self, pattern, names):
+        super().__init__(f"keep_float32: {pattern!r} {no_match('link', pattern, names)}")
+        self.pattern, self.names = pattern, names
+
+
+def check(keep):
+    """Returns ``keep_float32`` as a tuple.
+
+    Raises:
+        TypeError: it is not a tuple or list of patterns and classes of links.
+    """
+    what = 'a tuple of patterns such as "/fc/*" and of classes of links'
+    for each in arguments.instance("keep_float32", keep, (tuple, list), what):
+        if not (isinstance(each, str) or (isinstance(each, type) and issubclass(each, chainer.Link))):
+            raise TypeError(f"keep_float32 must be {what}; found {arguments.found(each)} in it")
+    return tuple(keep)
+
+
+def is_ours(link):
+    """Whether a link is one of :mod:`mixprec.links`, which has a dtype of its own."""
+    return type(link).__module__.startswith(_OURS)
+
+
+def select(model, keep):
+    """Returns the ids of the links that stay in float32: those that match, at any of their places, and all below them.
+
+    Args:
+        model: a link.
+        keep: tuple of patterns, as of :func:`fnmatch.fnmatchcase` for the name of a link, and of classes of links.
+
+    Raises:
+        UnknownLink: a pattern matches none.
+        ValueError: no link is of a class.
+    """
+    kept = set()
+    named = [(name, link) for name, link in model.namedlinks() if not is_ours(link)] if keep else []
+    for each in keep:
+        if isinstance(each, str):
+            found = [link for name, link in named if fnmatch.fnmatchcase(name, each)]
+            if not found:
+                raise UnknownLink(each, [name for name, _ in named])
+        else:
+            found = [link for _, link in named if isinstance(link, each)]
+            if not found:
+                classes = ", ".join(dict.fromkeys(type(link).__name__ for _, link in named))
+                raise ValueError(f"keep_float32: no link is of the class {each.__name__}; there are {classes}")
+        kept |= {id(below) for link in found for below in link.links()}
+    return kept
+
+
+def call(scope, function, args, kwargs):
+    """Calls a link that stays in float32: variables and arrays in 16 bits get there in float32.
+
+    Args:
+        scope: :class:`~mixprec.rewrite.scope.Scope`.
+        function: what Chainer calls.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    outer, scope.keeps_float32 = scope.keeps_float32, True
+    try:
+        if not outer:
+            name = f"{scope.link_name or '/'} in float32"
+            args, kwargs = widened(scope, args, name), widened(scope, kwargs, name)
+        return function(*args, **kwargs)
+    finally:
+        scope.keeps_float32 = outer
+
+
+def widened(scope, value, taker):
+    """Returns a (possibly nested) value with its variables and arrays of 16 bits in float32, in their memory order.
+
+    Args:
+        scope: :class:`~mixprec.rewrite.scope.Scope`.
+        value: the value.
+        taker: the name of what takes it, for batch normalizations that cannot wait then.
+    """
+    if type(value) in (tuple, list):
+        return type(value)(widened(scope, item, taker) for item in value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(widened(scope, item, taker) for item in value)
+    if type(value) is dict:
+        return {key: widened(scope, item, taker) for key, item in value.items()}
+    if isinstance(value, chainer.Variable) and is_half(value.dtype):
+        if type(value) is Deferred:
+            taken(value, taker)
+        return scope.cast(value, FLOAT32)
+    if isinstance(value, chainer.get_array_types()) and is_half(value.dtype):
+        return scope.cast(chainer.Variable(value, requires_grad=False), FLOAT32).array
+    return value
