@@ -5,10 +5,11 @@ import threading
 
 import chainer
 
+from mixprec import weight_copies
 from mixprec.compat import multi_node
 from mixprec.compat.registry import patch
 from mixprec.dtypes import is_half
-from mixprec.master_arrays import OWNER
+from mixprec.master_arrays import OWNER, master_of
 from mixprec.optimizer import running_statistics
 
 
@@ -17,6 +18,7 @@ def install():
     # Processes that got the rounded weights only would begin with other masters than the process that sends them.
     multi_node.send_in_place_of_parameters(_master_array)
     _saving_masters.apply()
+    weight_copies.install()
 
 
 @patch("chainer.link:Link.serialize", when="setup")
@@ -36,6 +38,8 @@ def _saving_masters(original):
         def through_master(name, value):
             param = self.__dict__[name] if name in self._params else None
             masters = getattr(param, OWNER, None)
+            if param is not None and masters is None and master_of(param) is not None:
+                return _copied(param, functools.partial(serializer, name))
             if masters is None or not is_half(param.dtype):
                 return serializer(name, value)
             if param.array is None:
@@ -96,6 +100,14 @@ class _Loading(chainer.Deserializer):
 
     __init__ = _Saving.__init__
     __call__ = _Saving.__call__
+
+
+def _copied(param, serialize):
+    """Saves or loads a parameter without an optimizer: a copy that has taken its master along."""
+    loaded = serialize(weight_copies.exact(param))
+    if loaded is not None:
+        weight_copies.write(param, loaded)
+    return param.array
 
 
 def _initialize(param, masters, loaded):

@@ -13,6 +13,7 @@ from mixprec.rewrite import between_layers, dtype_rules, layer_rules
 from mixprec.rewrite.deferred import Deferred, taken
 from mixprec.rewrite.dtype_rules import chainer_apply
 from mixprec.rewrite.scope import active
+from mixprec.weight_copies import as_computed
 
 _OURS = "mixprec."
 
@@ -30,6 +31,8 @@ def apply(scope, node, inputs):
     """
     cls = type(node.function) if isinstance(node, function.FunctionAdapter) else type(node)
     rule, outputs = _rule(cls, scope.nhwc), None
+    if rule not in layer_rules.TAKING_FILTERS and cls.__name__ != "Cast":
+        inputs = as_computed(scope, inputs)
     if rule is _ours:
         return chainer_apply(node, inputs)
     for x in inputs:

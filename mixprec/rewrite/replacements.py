@@ -7,7 +7,7 @@ that is added.
 
 import functools
 
-from mixprec import without_masters
+from mixprec import weight_copies, without_masters
 from mixprec.compat import whole
 from mixprec.compat.registry import patch
 from mixprec.functions import widening
@@ -32,6 +32,7 @@ def install(link_class):
     call.apply_to(owner, "__call__")
     for each in (apply, serialize, device_resident_accept):
         each.apply()
+    weight_copies.install()
     whole.compute_by(dispatch.compute_whole)
     widening.install()
     without_masters.look_again()
