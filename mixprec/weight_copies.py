@@ -37,6 +37,24 @@ def install():
         each.apply()
 
 
+def compute_in(param, dtype):
+    """Notes in what dtype the link of a parameter computes with it, which has that, or will have; FP32 for a plain one.
+
+    Args:
+        param: parameter of a link that is converted or reverted.
+        dtype: a storage dtype, or ``None``.
+    """
+    param.__dict__.pop(_BEFORE, None)
+    param.__dict__.pop(COMPUTE, None)
+    if is_half(dtype):
+        param.__dict__[COMPUTE] = dtype
+
+
+def computes_in(param):
+    """Returns the dtype from :func:`compute_in`, or ``None`` for a plain one."""
+    return param.__dict__.get(COMPUTE)
+
+
 def exact(param):
     """Returns the FP32 numbers of a parameter in 16 bits: its master's, or what was written into it since.
 
@@ -100,14 +118,15 @@ def _is_wide(param):
 def _recover(recover, args, master, compute):
     """Makes a parameter from what :func:`reduce` has given to pickle or ``copy.deepcopy``."""
     param = recover(*args)
+    if compute is not None:
+        install()
+        param.__dict__[COMPUTE] = compute
     dtype = getattr(param.initializer if param.array is None else param.array, "dtype", None)
     if not is_half(dtype):
         return param
     if master is not None:
         param.__dict__[MASTER] = id(param), master
     if compute is not None:
-        install()
-        param.__dict__[COMPUTE] = compute
         param.__dict__[_BEFORE] = dtype, param.initializer
         _store(param, np.dtype(np.float32), Rounded(param.initializer, np.float32))
     return param
@@ -131,7 +150,7 @@ def reduce(original):
 
     @functools.wraps(original)
     def __reduce__(self):
-        master, compute = master_of(self), self.__dict__.get(COMPUTE)
+        master, compute = master_of(self), computes_in(self)
         if master is None and compute is None:
             return original(self)
         return _recover, (*original(self), master, compute)

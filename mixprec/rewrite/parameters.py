@@ -13,7 +13,7 @@ from mixprec.functions.node import dense
 from mixprec.links.storage import Rounded, lay_out
 from mixprec.master_arrays import keep_master
 from mixprec.rewrite.multi_node_links import is_multi_node
-from mixprec.weight_copies import COMPUTE, exact, rounded
+from mixprec.weight_copies import compute_in, exact, rounded
 
 _FILTERS = (L.Convolution2D, L.Deconvolution2D)
 # Links whose parameters are multiplied with activations. All others keep float32 parameters.
@@ -128,9 +128,7 @@ def _cast(param, dtype, dtype_before, initializer):
     keep = dtype == dtype_before and (param.array is not None or getattr(initializer, "dtype", None) is not None)
     param.initializer = initializer if keep else Rounded(initializer, dtype)
     stored = arguments.storage_dtype("dtype", dtype)
-    param.__dict__.pop(COMPUTE, None)
-    if is_half(stored):
-        param.__dict__[COMPUTE] = stored
+    compute_in(param, stored)
     if param.array is None:
         param.cleargrad()  # or else it is initialized, too, in the dtype from before
     elif param.dtype != stored:
