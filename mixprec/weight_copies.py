@@ -135,7 +135,7 @@ def _recover(recover, args, master, compute):
 def _store(param, dtype, initializer):
     """Gives a parameter another dtype: its array, its gradient, and what it may be initialized with."""
     array, gradient = param.array, param._grad
-    param.initializer = initializer
+    param.initializer, param._grad_initializer = initializer, None
     param.cleargrad()
     if array is not None:
         param.array = exact(param) if is_half(array.dtype) else rounded(array, dtype)
