@@ -15,8 +15,9 @@ import chainer
 import numpy as np
 from chainer import backend
 
+from mixprec.announcements import announce
 from mixprec.backends import primitives_of
-from mixprec.backends.memory import axes, in_order_of, turned_back
+from mixprec.backends.memory import axes, turned_back
 from mixprec.compat.registry import MISSING, patch
 from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES, is_half
 from mixprec.links.storage import Rounded
@@ -27,6 +28,11 @@ COMPUTE = "_mixprec_compute"
 
 # Attribute of a parameter: its dtype and initializer before it became FP32 in a copy.
 _BEFORE = "_mixprec_before_copy"
+
+_TRAINED_WIDE = (
+    "%s in float32, as in any copy of a converted model, and cast to %s in each call: to train the copy as its source, "
+    "call mixprec.convert on it after setup(), with the same arguments"
+)
 
 WHEN = "mixprec.convert, setup"
 
@@ -64,36 +70,34 @@ def exact(param):
     Returns:
         a new float32 array on the device of the parameter, with the same order of axes in memory.
     """
-    wide = param.array.astype(np.float32)
     master = master_of(param)
-    if master is None:
-        return wide
-    if backend.get_device_from_array(master) != param.device:
-        master = param.device.send(master)
-    result = in_order_of(master, param.array)
-    result[...] = param.xp.where(written(param.array, result), wide, result)
-    return result
+    with chainer.using_device(param.device):
+        wide = param.array.astype(np.float32)
+        if master is not None:
+            master = param.device.send(master)
+            wide[...] = param.xp.where(written(param.array, master), wide, master)
+    return wide
 
 
 def write(param, values):
     """Writes float32 values into a parameter in 16 bits, which rounds them, and into its master, which it may get."""
     master = master_of(param)
-    if master is None or backend.get_device_from_array(master) != param.device:
-        master = in_order_of(param.array.astype(np.float32), param.array)
-        param.__dict__[MASTER] = id(param), master
-    master[...] = param.device.send(values)
-    with np.errstate(over="ignore"):
+    with chainer.using_device(param.device), np.errstate(over="ignore"):
+        if master is None or backend.get_device_from_array(master) != param.device:
+            master = param.array.astype(np.float32)
+            param.__dict__[MASTER] = id(param), master
+        master[...] = param.device.send(values)
         param.array[...] = master
 
 
 def rounded(array, dtype):
-    """Returns a float32 array in another dtype, with the same order of axes in memory."""
+    """Returns an array in another storage dtype, with the same order of axes in memory."""
     if dtype == BFLOAT16:  # which CuPy cannot cast to
         order = axes(array)
         turned = array.transpose(order)
         return turned_back(primitives_of(array).cast(turned.copy(order="C"), BFLOAT16), order)
     with np.errstate(over="ignore"):
-        return array.astype(dtype)
+        return array.astype(dtype, copy=False)
 
 
 def narrow(params):
@@ -109,6 +113,16 @@ def as_computed(scope, inputs):
     return tuple(
         scope.cast(x, x.__dict__[COMPUTE]) if isinstance(x, chainer.Parameter) and _is_wide(x) else x for x in inputs
     )
+
+
+def announce_wide(namedparams):
+    """Says once which of ``[(name, parameter)]`` are trained in FP32, though their links compute in 16 bits."""
+    found = [(name, param) for name, param in namedparams if _is_wide(param) and param.array is not None]
+    found = [(name, param) for name, param in found if param.update_rule is not None and param.update_rule.enabled]
+    if found:
+        (name, param), *others = found
+        which = f"{name} and {len(others)} more parameters are" if others else f"{name} is"
+        announce(_TRAINED_WIDE, which, param.__dict__[COMPUTE].name)
 
 
 def _is_wide(param):
@@ -137,8 +151,11 @@ def _store(param, dtype, initializer):
     array, gradient = param.array, param._grad
     param.initializer, param._grad_initializer = initializer, None
     param.cleargrad()
-    if array is not None:
-        param.array = exact(param) if is_half(array.dtype) else rounded(array, dtype)
+    if array is None or array.dtype == dtype:
+        return
+    wide = exact(param) if is_half(array.dtype) else array
+    with chainer.using_device(param.device):
+        param.array = rounded(wide, dtype)
         param.__dict__.pop(MASTER, None)
         if gradient is not None:
             param.grad = rounded(gradient, dtype)
@@ -180,15 +197,21 @@ def copydata(original):
 
     @functools.wraps(original)
     def copydata(self, var):
-        gets_master = OWNER in self.__dict__ and self.array is None
-        original(self, var)  # which initializes one of the two, if it has no array
-        if self.array is None:
+        has_master = master_of(self) is not None or (self.array is None and OWNER in self.__dict__)
+        if self.array is None and var.array is not None:
+            self.initialize(var.shape)
+        elif var.array is None and self.array is not None:
+            var.initialize(self.shape)
+        narrows = self.array is not None and is_half(var.dtype) and var.dtype != self.dtype  # NumPy refuses some
+        if not (has_master or narrows or master_of(var) is not None) or not {self.dtype, var.dtype} <= STORAGE_DTYPES:
+            original(self, var)
             return
-        source = var.array if master_of(var) is None else exact(var)
-        if is_half(self.dtype) and (gets_master or master_of(self) is not None):
+        source = exact(var) if is_half(var.dtype) else var.array
+        if has_master and is_half(self.dtype):
             write(self, source)
-        elif source is not var.array and not is_half(self.dtype):
-            self.array[...] = self.device.send(source)
+        else:
+            with np.errstate(over="ignore"):
+                self.array[...] = self.device.send(source)
 
     return copydata
 

@@ -38,8 +38,8 @@ def _saving_masters(original):
         def through_master(name, value):
             param = self.__dict__[name] if name in self._params else None
             masters = getattr(param, OWNER, None)
-            if param is not None and masters is None and master_of(param) is not None:
-                return _copied(param, functools.partial(serializer, name))
+            if param is not None and master_of(param) is not None and (masters is None or not masters.hold(param)):
+                return _unowned(param, functools.partial(serializer, name))
             if masters is None or not is_half(param.dtype):
                 return serializer(name, value)
             if param.array is None:
@@ -102,8 +102,8 @@ class _Loading(chainer.Deserializer):
     __call__ = _Saving.__call__
 
 
-def _copied(param, serialize):
-    """Saves or loads a parameter without an optimizer: a copy that has taken its master along."""
+def _unowned(param, serialize):
+    """Saves or loads a parameter whose master no optimizer has: that of a copy, or one before its first step."""
     loaded = serialize(weight_copies.exact(param))
     if loaded is not None:
         weight_copies.write(param, loaded)
