@@ -110,8 +110,10 @@ def narrow(params):
 
 def as_computed(scope, inputs):
     """Returns the inputs of a function inside a converted model: FP32 parameters that stand for 16 bits are cast."""
+    if not any(isinstance(x, chainer.Parameter) and _is_wide(x) for x in inputs):
+        return inputs
     return tuple(
-        scope.cast(x, x.__dict__[COMPUTE]) if isinstance(x, chainer.Parameter) and _is_wide(x) else x for x in inputs
+        scope.cast(x, computes_in(x)) if isinstance(x, chainer.Parameter) and _is_wide(x) else x for x in inputs
     )
 
 
@@ -122,7 +124,7 @@ def announce_wide(namedparams):
     if found:
         (name, param), *others = found
         which = f"{name} and {len(others)} more parameters are" if others else f"{name} is"
-        announce(_TRAINED_WIDE, which, param.__dict__[COMPUTE].name)
+        announce(_TRAINED_WIDE, which, computes_in(param).name)
 
 
 def _is_wide(param):

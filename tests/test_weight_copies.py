@@ -12,6 +12,7 @@ import pytest
 from chainer import optimizers, training
 
 import mixprec
+import mixprec.links
 from mixprec.export.chainer_graph import plain_copy
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_stand_in import DeviceArray
@@ -382,10 +383,11 @@ def test_export_of_a_copy_is_that_of_its_source():
     assert model[0].W.dtype == np.float16
 
 
-def test_float16_of_chainers_own():
+@pytest.mark.parametrize("links", [L, mixprec.links])
+def test_float16_that_the_user_has_chosen(links):
     """It stays so, and computes as before; its master goes along. Without masters nothing is different at all."""
     with chainer.using_config("dtype", np.float16):
-        model = L.Linear(3, 4)
+        model = links.Linear(3, 4)
     assert model.W.__reduce__()[0].__module__ == "chainer.variable"
     optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(0.01), 1).setup(model)
     optimizer.update(lambda: F.sum(model(X[:, :, 0, 0].astype(np.float16))))
