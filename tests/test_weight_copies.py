@@ -252,7 +252,7 @@ def test_a_sequential_that_is_copied_is_converted_as_a_whole():
     for mode in ("copy", "init", "share"):
         assert functions(model.copy(mode)) == functions(model)
     initial = model.copy("init")
-    assert initial[2].W.dtype == np.float32
+    assert initial[2].W.dtype == np.float16  # there are no FP32 bits to be kept
     assert (initial[2].W.array != model[2].W.array).any()
     assert functions(model.repeat(1, "copy")) == functions(model)
 

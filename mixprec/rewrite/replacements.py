@@ -117,11 +117,12 @@ def device_resident_accept(original):
     return device_resident_accept
 
 
-@patch("chainer.link:{Chain,ChainList}.copy", "chainer.sequential:Sequential.copy", when=_WHEN)
+@patch("chainer.link:{Link,Chain,ChainList}.copy", "chainer.sequential:Sequential.copy", when=_WHEN)
 def copy(original):
     """Without it a copy of a converted model is no model as a whole: its links convert inputs and results one by one.
 
-    These methods copy a link at a time, and so would give each a conversion of its own.
+    These methods copy a link at a time, and so would give each a conversion of its own. What is drawn anew has no FP32
+    bits that were to be kept, and stays in 16 bits.
     """
 
     @functools.wraps(original)
@@ -132,6 +133,8 @@ def copy(original):
             states = states if mode == "share" else copying.deepcopy(states)
             for link, state in zip(result.links(), states, strict=True):
                 set_state(link, state)
+        if mode == "init":
+            weight_copies.narrow(result.params())
         return result
 
     return copy
