@@ -4,7 +4,7 @@ Each package declares its own entries, see :class:`mixprec.compat.registry.Patch
 :func:`undo` takes all of them back.
 """
 
-from mixprec import without_masters  # noqa: F401
+from mixprec import weight_copies, without_masters  # noqa: F401
 from mixprec.activation_memory import offloading, recomputation  # noqa: F401
 from mixprec.bridge import branches, placing  # noqa: F401
 from mixprec.compat import registry
@@ -24,6 +24,7 @@ _MOMENTS = {
     "mixprec.links": "When mixprec.links is imported (convert does it)",
     "mixprec.functions": "When the first function of mixprec runs",
     "mixprec.convert": "When mixprec.convert runs",
+    weight_copies.WHEN: "When mixprec.convert or MixedPrecisionOptimizer.setup runs",
     "setup": "When MixedPrecisionOptimizer.setup runs",
     readiness.WHEN: "When MixedPrecisionOptimizer.setup runs with a communicator",
     "mixprec.recompute": "When mixprec.recompute marks a link",

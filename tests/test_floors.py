@@ -21,7 +21,7 @@ FLOORS = """
     policy loss_scale
     functions bridge
     links startup environment
-    distributed kfac
+    distributed kfac weight_copies
     optimizer rewrite
     activation_memory
     graph_capture

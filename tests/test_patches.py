@@ -70,7 +70,7 @@ COMPARE = """
 
 STEPS = """
     mixprec.convert(model, x)
-    converted = compare(imported, "mixprec.convert", "mixprec.functions", "mixprec.links")
+    converted = compare(imported, "mixprec.convert", "mixprec.convert, setup", "mixprec.functions", "mixprec.links")
 
     class Own(chainer.Chain):
         def __call__(self, x):

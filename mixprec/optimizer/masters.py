@@ -17,6 +17,7 @@ from mixprec.master_arrays import MASTER, OWNER, written
 from mixprec.optimizer.model_index import ModelIndex
 from mixprec.optimizer.no_decay import NoDecay
 from mixprec.optimizer.part_rates import PartRates
+from mixprec.weight_copies import narrow
 
 _NO_DECAY, _NO_RATES = NoDecay(), PartRates()
 _NO_LINKS = (
@@ -65,6 +66,7 @@ class Masters(chainer.Link):
 
     def __setstate__(self, state):
         self.__dict__.update(state)
+        narrow(self.model.params())
         self.index = ModelIndex(self.model)
         self._masters = {id(param): (param, master) for param, master, _ in state["_masters"]}
         for param in self.model.params():

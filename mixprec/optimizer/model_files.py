@@ -6,11 +6,12 @@ import threading
 import chainer
 import numpy as np
 
+from mixprec import weight_copies
 from mixprec.compat import multi_node
 from mixprec.compat.registry import patch
 from mixprec.dtypes import is_half
 from mixprec.lost_weights import path_of, warn_of_lost
-from mixprec.master_arrays import OWNER
+from mixprec.master_arrays import OWNER, master_of
 from mixprec.optimizer import running_statistics
 
 
@@ -19,6 +20,7 @@ def install():
     # Processes that got the rounded weights only would begin with other masters than the process that sends them.
     multi_node.send_in_place_of_parameters(_master_array)
     _saving_masters.apply()
+    weight_copies.install()
 
 
 @patch("chainer.link:Link.serialize", when="setup")
@@ -40,6 +42,8 @@ def _saving_masters(original):
         def through_master(name, value):
             param = self.__dict__[name] if name in self._params else None
             masters = getattr(param, OWNER, None)
+            if param is not None and master_of(param) is not None and (masters is None or not masters.hold(param)):
+                return _unowned(param, functools.partial(serializer, name))
             if masters is None or not is_half(param.dtype):
                 return serializer(name, value)
             if param.array is None:
@@ -104,6 +108,14 @@ class _Loading(chainer.Deserializer):
 
     __init__ = _Saving.__init__
     __call__ = _Saving.__call__
+
+
+def _unowned(param, serialize):
+    """Saves or loads a parameter whose master no optimizer has: that of a copy, or one before its first step."""
+    loaded = serialize(weight_copies.exact(param))
+    if loaded is not None:
+        weight_copies.write(param, loaded)
+    return param.array
 
 
 def _initialize(path, param, masters, loaded):

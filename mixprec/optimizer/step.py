@@ -25,6 +25,7 @@ from mixprec.optimizer.gradients import unscale_into_master
 from mixprec.optimizer.host_form import HostForm
 from mixprec.optimizer.model_index import Changes
 from mixprec.optimizer.rule_states import init_states
+from mixprec.weight_copies import announce_wide
 
 _LATER = 8  # steps after which a number that was fetched is there, unless the host is further ahead of the device
 
@@ -156,6 +157,7 @@ class OptimizerStep:
         namedparams = masters.all_current()
         launcher = next((launcher_of(param.array) for _, param, _ in namedparams if param.array is not None), None)
         self._plan = plan(optimizer, namedparams, self._wanted, on_device=launcher is not None)
+        announce_wide((name, param) for name, param, _ in namedparams)
         if self._wanted:
             self._plan.announce(self._announced)
         self._masters_in_step = contextlib.nullcontext  # a batch takes care of its masters itself

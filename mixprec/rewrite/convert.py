@@ -10,7 +10,7 @@ from typing import Any, Literal
 import chainer
 from numpy.typing import DTypeLike
 
-from mixprec import arguments
+from mixprec import arguments, weight_copies
 from mixprec.announcements import announce
 from mixprec.policy import Policy
 from mixprec.rewrite import float32_links, parameters
@@ -208,14 +208,18 @@ class _Backup:
 
     def __init__(self, model):
         self._links = [(link, dict(link.__dict__)) for link in model.links()]
-        self._params = [(param, param.array, param.grad_var, param.initializer) for param in model.params()]
+        self._params = [
+            (param, param.array, param.grad_var, param.initializer, weight_copies.computes_in(param))
+            for param in model.params()
+        ]
 
     def restore(self):
         for link, attributes in self._links:
             link.__dict__.clear()
             link.__dict__.update(attributes)
-        for param, array, gradient, initializer in self._params:
+        for param, array, gradient, initializer, compute in self._params:
             if param.array is not array:
                 param.array = array
                 param.grad_var = gradient
             param.initializer = initializer
+            weight_copies.compute_in(param, compute)

@@ -17,6 +17,7 @@ from mixprec.rewrite.deferred import Deferred, taken
 from mixprec.rewrite.dtype_rules import chainer_apply
 from mixprec.rewrite.memory_order import in_storage_dtype
 from mixprec.rewrite.scope import active
+from mixprec.weight_copies import as_computed
 
 _FLOAT64 = np.dtype(np.float64)
 _OURS = "mixprec."
@@ -35,6 +36,8 @@ def apply(scope, node, inputs):
     """
     cls = type(node.function) if isinstance(node, function.FunctionAdapter) else type(node)
     rule, outputs = _rule(cls, scope.nhwc), None
+    if rule not in layer_rules.TAKING_FILTERS and cls is not Cast:
+        inputs = as_computed(scope, inputs)
     if rule is _ours:
         return chainer_apply(node, inputs)
     if rule is not between_layers.fence and any(x.dtype == _FLOAT64 for x in inputs):

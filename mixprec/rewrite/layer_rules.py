@@ -283,3 +283,4 @@ RULES = {
     StochasticDepth: _stochastic_depth,
 }
 TAKING_DEFERRED = (_add, _relu, _stochastic_depth)
+TAKING_FILTERS = (_convolution, _deconvolution)  # they lay filters out before they cast them

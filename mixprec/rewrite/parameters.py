@@ -8,13 +8,13 @@ import chainer.links as L
 import numpy as np
 
 from mixprec import arguments
-from mixprec.backends import primitives_of
-from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES, is_half
+from mixprec.dtypes import STORAGE_DTYPES, is_half
 from mixprec.functions.node import dense
 from mixprec.links.storage import Rounded, lay_out
 from mixprec.lost_weights import lost
-from mixprec.master_arrays import keep_master, master_of, written
+from mixprec.master_arrays import keep_master
 from mixprec.rewrite.multi_node_links import is_multi_node
+from mixprec.weight_copies import compute_in, exact, rounded
 
 _FILTERS = (L.Convolution2D, L.Deconvolution2D)
 # Links whose parameters are multiplied with activations. All others keep float32 parameters.
@@ -136,16 +136,18 @@ def _cast(param, dtype, dtype_before, initializer, path):
     # Without a dtype of its own an initializer follows chainer.config.dtype, which may be another one by then.
     keep = dtype == dtype_before and (param.array is not None or getattr(initializer, "dtype", None) is not None)
     param.initializer = initializer if keep else Rounded(initializer, dtype, parameter=path)
+    stored = arguments.storage_dtype("dtype", dtype)
+    compute_in(param, stored)
     if param.array is None:
         param.cleargrad()  # or else it is initialized, too, in the dtype from before
-    elif param.dtype != arguments.storage_dtype("dtype", dtype):
+    elif param.dtype != stored:
         param.cleargrad()
         if is_half(param.dtype):
-            wide = _widened(param)
+            wide = exact(param)
         else:
             wide = param.array
             keep_master(param)
-        param.array = wide if dtype == "float32" else _rounded(wide, dtype)
+        param.array = wide if dtype == "float32" else rounded(wide, stored)
         return lost(wide, param.dtype) if is_half(param.dtype) and path is not None else None
     return None
 
@@ -164,18 +166,3 @@ def dtype_name(param):
     if param.array is None and getattr(param.initializer, "dtype", None) is None:
         return chainer.get_dtype(None, map_mixed16="float16").name
     return np.dtype(param.dtype).name
-
-
-def _widened(param):
-    master = master_of(param)
-    if master is None:
-        return param.array.astype(np.float32)
-    xp = chainer.backend.get_array_module(master)
-    return xp.where(written(param.array, master), param.array.astype(np.float32), master)
-
-
-def _rounded(array, dtype):
-    if dtype == "bfloat16":  # which CuPy cannot cast to
-        return primitives_of(array).cast(dense(array), BFLOAT16)
-    with np.errstate(over="ignore"):
-        return array.astype(dtype)

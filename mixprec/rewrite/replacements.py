@@ -5,16 +5,17 @@ and functions that are not converted take the original way: one look into an att
 that is added.
 """
 
+import copy as copying
 import functools
 
-from mixprec import without_masters
+from mixprec import weight_copies, without_masters
 from mixprec.compat import whole
 from mixprec.compat.registry import patch
 from mixprec.functions import widening
 from mixprec.links.storage import in_float32
 from mixprec.rewrite import dispatch, distributions, float32_links, operands, parameters
 from mixprec.rewrite.scope import active, call_from_outside
-from mixprec.rewrite.state import state_of
+from mixprec.rewrite.state import set_state, state_of
 from mixprec.without_masters import CONVERSION
 
 _WHEN = "mixprec.convert"
@@ -30,8 +31,9 @@ def install(link_class):
     """
     owner = next(base for base in link_class.__mro__ if "__call__" in base.__dict__)
     call.apply_to(owner, "__call__")
-    for each in (apply, operand, serialize, device_resident_accept, *distributions.REPLACEMENTS):
+    for each in (apply, operand, serialize, device_resident_accept, copy, *distributions.REPLACEMENTS):
         each.apply()
+    weight_copies.install()
     whole.compute_by(dispatch.compute_whole)
     widening.install()
     without_masters.look_again()
@@ -127,3 +129,26 @@ def device_resident_accept(original):
             parameters.order(self, state.conversion.policy.layout == "nhwc")
 
     return device_resident_accept
+
+
+@patch("chainer.link:{Link,Chain,ChainList}.copy", "chainer.sequential:Sequential.copy", when=_WHEN)
+def copy(original):
+    """Without it a copy of a converted model is no model as a whole: its links convert inputs and results one by one.
+
+    These methods copy a link at a time, and so would give each a conversion of its own. What is drawn anew has no FP32
+    bits that were to be kept, and stays in 16 bits.
+    """
+
+    @functools.wraps(original)
+    def copy(self, mode="share"):
+        result = original(self, mode)
+        states = [state_of(link) for link in self.links()]
+        if any(states):
+            states = states if mode == "share" else copying.deepcopy(states)
+            for link, state in zip(result.links(), states, strict=True):
+                set_state(link, state)
+        if mode == "init":
+            weight_copies.narrow(result.params())
+        return result
+
+    return copy

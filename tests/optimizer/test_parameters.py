@@ -163,7 +163,8 @@ def test_a_write_into_a_live_parameter_reaches_the_master(write, with_gradient, 
     else:
         model.cleargrads()
         optimizer.update()
-    kept = values if write is _load_npz else values.astype(np.float16).astype(np.float32)
+    exact = write in (_copydata, _load_npz)  # the others have rounded before mixprec sees it
+    kept = values if exact else values.astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(optimizer.master(model.W).array, kept)
     np.testing.assert_array_equal(model.W.array, values.astype(np.float16))
 
