@@ -12,7 +12,7 @@ from mixprec.compat.registry import replaced, undo
 from mixprec.distributed import readiness
 from mixprec.functions import sums, widening  # noqa: F401
 from mixprec.graph_capture import called_links, watch  # noqa: F401
-from mixprec.optimizer import model_files, scaled_loss  # noqa: F401
+from mixprec.optimizer import model_files, repeated_pass, scaled_loss  # noqa: F401
 from mixprec.rewrite import replacements  # noqa: F401
 
 __all__ = ["entries", "replaced", "report", "undo"]
@@ -26,6 +26,7 @@ _MOMENTS = {
     "mixprec.convert": "When mixprec.convert runs",
     "setup": "When MixedPrecisionOptimizer.setup runs",
     readiness.WHEN: "When MixedPrecisionOptimizer.setup runs with a communicator",
+    repeated_pass.WHEN: "While update() searches for the first loss scale",
     "mixprec.recompute": "When mixprec.recompute marks a link",
     "mixprec.recompute, mixprec.offload": "When a function is recomputed, or mixprec.offload runs",
     "mixprec.offload": "When mixprec.offload runs",
