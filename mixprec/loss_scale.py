@@ -26,8 +26,7 @@ from mixprec import arguments
 from mixprec.backends.transfers import stored, to_host
 from mixprec.bounds import INT32
 
-
-_SEARCHED = 0.25
+_SEARCH_BACKOFF = 0.25
 
 
 class LossScaleExhausted(RuntimeError):
@@ -248,7 +247,7 @@ class DynamicLossScale:
     def lower(self) -> None:
         """Goes down to a quarter of the scale within a step, as if training had begun there; nothing is read."""
         xp = backend.get_array_module(self._value)
-        self._value = xp.maximum(self._value * _SEARCHED, 0 if self.floor is None else self.floor)
+        self._value = xp.maximum(self._value * _SEARCH_BACKOFF, 0 if self.floor is None else self.floor)
 
     def end_search(self) -> None:
         """Ends the search for a first scale, for good."""

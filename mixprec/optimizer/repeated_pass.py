@@ -71,6 +71,8 @@ def why_not(loss, *, alone):
         name = getattr(function, "one_pass_only", None)
         if name is not None:
             return name
+        if _is_of(function, "chainer.graph_optimizations"):
+            return "chainer.static_graph"
         if _is_of(function, "chainermn.functions.point_to_point_communication"):
             return "the model lies on several processes"
         if alone and _sums_over_processes(function):
@@ -156,8 +158,9 @@ def _reached(nodes):
 
 def _sums_over_processes(function):
     """Whether the backward pass of a function waits for other processes: mixprec's or ChainerMN's normalization too."""
-    selector = getattr(function, "_impl_selector", None)
-    return getattr(function, "_ranks", None) is not None or any(_is_of(each, "chainermn") for each in (function, selector))
+    if getattr(function, "_ranks", None) is not None:
+        return True
+    return _is_of(function, "chainermn") or _is_of(getattr(function, "_impl_selector", None), "chainermn")
 
 
 def _is_of(value, module):

@@ -86,8 +86,10 @@ class ScaleSearch:
             self._scaler.end_search()
 
     def _found(self, loss):
+        """Looks at a pass, with one read of the host."""
         overflow = self._overflows()
-        device = backend.get_device_from_array(overflow if isinstance(overflow, get_array_types()) else np.array(overflow))
+        is_array = isinstance(overflow, get_array_types())
+        device = backend.get_device_from_array(overflow if is_array else np.asarray(overflow))
         with np.errstate(over="ignore", invalid="ignore"):
             is_finite = device.send(device.xp.isfinite(loss.array.astype(np.float32)).all())
         can = is_finite & device.send(self._scaler.can_fall)

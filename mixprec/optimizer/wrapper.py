@@ -304,9 +304,7 @@ class MixedPrecisionOptimizer(Delegation):
         if not self._scaler.is_searching:
             return None
         reason = None if self._preconditioner is None else "K-FAC looks at layers in the backward pass"
-        return ScaleSearch(
-            self._scaler, self._ranks, lambda: self._optimizer_step.overflows(self._statistics), reason
-        )
+        return ScaleSearch(self._scaler, self._ranks, lambda: self._optimizer_step.overflows(self._statistics), reason)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Saves or loads optimizer state, counters, loss scale and the random state of dropout, in Chainer's manner.
