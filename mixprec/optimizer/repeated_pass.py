@@ -60,6 +60,8 @@ def one_pass_only(name):
 def why_not(loss, *, alone):
     """Returns why a second backward pass over the graph of a loss is impossible, in words; ``None`` if it is not.
 
+    A function that has an attribute ``one_pass_only``, the name of what has made it, goes backward once.
+
     Args:
         loss: variable.
         alone: whether other processes would not come by for a second one.

@@ -75,8 +75,9 @@ class ScaleSearch:
         with repeatable() as gradients:
             for left in reversed(range(REPEATS + 1)):
                 with contextlib.nullcontext() if self._ranks is None else self._ranks.last_pass(sends=False):
-                    passes.scale(loss).backward()
-                found = self._found(loss)
+                    scaled = passes.scale(loss)
+                    scaled.backward()
+                found = self._found(scaled.unscaled)
                 if found != _REPEAT or not left:
                     break
                 self._scaler.lower()
@@ -90,8 +91,7 @@ class ScaleSearch:
         overflow = self._overflows()
         is_array = isinstance(overflow, get_array_types())
         device = backend.get_device_from_array(overflow if is_array else np.asarray(overflow))
-        with np.errstate(over="ignore", invalid="ignore"):
-            is_finite = device.send(device.xp.isfinite(loss.array.astype(np.float32)).all())
+        is_finite = device.send(loss.xp.isfinite(loss.array).all())
         can = is_finite & device.send(self._scaler.can_fall)
         number = int(to_host(overflow * (_HOPELESS - can * 1)))
         return number if self._ranks is None else self._ranks.largest(number)

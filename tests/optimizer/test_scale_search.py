@@ -127,7 +127,7 @@ PROGRAMS = [
 @pytest.mark.core(len(PROGRAMS))
 @pytest.mark.parametrize(("kind", "compute", "gain"), PROGRAMS)
 def test_no_first_update_is_lost(kind, compute, gain):
-    """Without a search 1 to 11 are. With it, all is bit for bit a run that begins with the scale found."""
+    """Promise 11: without a search 1 to 11 are. With it, all is bit for bit a run that begins with the scale found."""
     lost = steps_lost(kind, compute, gain)
     assert 1 <= lost <= 11
     model, optimizer = built(kind, compute, rate=1e-4 / gain, scale={"search": True})
