@@ -1,8 +1,8 @@
 """Backward passes of one loss, one after the other, over the same graph: each of them is the first one.
 
 Chainer keeps a graph as long as its loss, and a second ``backward`` adds to the gradients of the first. Some functions
-also change in their backward what their forward has kept (``F.hinge`` and ``F.connectionist_temporal_classification``
-of Chainer's, anybody's). :func:`repeatable` is around the passes, and :func:`why_not` says where they cannot be
+also change in their backward what their forward has kept: ``F.connectionist_temporal_classification``, and functions of
+users. :func:`repeatable` is around the passes, and :func:`why_not` says where they cannot be
 repeated. :mod:`~mixprec.optimizer.scale_search` needs both.
 """
 
