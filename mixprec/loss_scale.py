@@ -11,10 +11,11 @@ number of binades without changing a bit of their mantissas (Micikevicius et al.
 - ``reset()``: back to the first step.
 - ``serialize(serializer)``: saves or loads the state, in Chainer's manner.
 
-``value`` is the scale of the next step as the host sees it, and ``patience`` the number of overflows in a row that are
-too many.
+``value`` is the scale of the next step as the host sees it, ``patience`` the number of overflows in a row that are too
+many, and ``is_searching`` whether an overflow in the next step lets its backward pass run again, at a smaller scale.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,8 @@ from chainer import AbstractSerializer, Deserializer, backend, get_array_types
 from mixprec import arguments
 from mixprec.backends.transfers import stored, to_host
 from mixprec.bounds import INT32
+
+_SEARCH_BACKOFF = 0.25
 
 
 class LossScaleExhausted(RuntimeError):
@@ -44,6 +47,7 @@ class NoLossScale:
 
     value: float = 1.0
     patience: int | None = None
+    is_searching: bool = False
 
     def factor(self, device: backend.Device) -> None:
         """Returns ``None``: there is nothing to multiply by."""
@@ -78,6 +82,7 @@ class StaticLossScale:
     """
 
     patience: int | None = None
+    is_searching: bool = False
 
     def __init__(self, value: float) -> None:
         self.value: float = arguments.power_of_two("value", value)
@@ -123,6 +128,9 @@ class DynamicLossScale:
         cap: the scale never rises above it; ``None`` switches that off.
         hysteresis: number of overflows, since the scale last grew, from which on it backs off.
         patience: number of overflows in a row after which :attr:`exhausted` is true.
+        search: whether the first steps are spared: until gradients are finite for the first time, ``update(lossfun)``
+            runs the backward pass again at a quarter of the scale, at most 8 times, rather than skip the step.
+            ``docs/numerics.md`` says where it does not.
 
     All scales and factors are powers of two. Counters on a device are int32: ``interval``, ``hysteresis`` and
     ``patience`` are at most 2^31 - 1.
@@ -150,6 +158,7 @@ class DynamicLossScale:
         cap: float | None = 2.0**24,
         hysteresis: int = 1,
         patience: int = 50,
+        search: bool = False,
     ) -> None:
         self.init: float = arguments.power_of_two("init", init)
         self.growth: float = arguments.power_of_two("growth", growth)
@@ -159,6 +168,7 @@ class DynamicLossScale:
         self.interval: int = arguments.whole("interval", interval, 1, INT32)
         self.hysteresis: int = arguments.whole("hysteresis", hysteresis, 1, INT32)
         self.patience: int = arguments.whole("patience", patience, 1, INT32)
+        self.search: bool = arguments.flag("search", search)
         if self.growth <= 1:
             raise ValueError(f"growth must be greater than 1; found {self.growth!r}")
         if self.backoff >= 1:
@@ -224,6 +234,25 @@ class DynamicLossScale:
         self._hysteresis_left = left.astype(np.int32, copy=False)
         self._overflows_in_row = xp.where(overflow, row + 1, 0).astype(np.int32, copy=False)
 
+    @property
+    def is_searching(self) -> bool:
+        """Whether no gradients have been finite yet, and :meth:`lower` may be called; known to the host."""
+        return self._is_searching
+
+    @property
+    def can_fall(self) -> Any:
+        """Whether the scale is above its floor: a boolean array of shape (), where the scale is; nothing is read."""
+        return self._value > (0 if self.floor is None else self.floor)
+
+    def lower(self) -> None:
+        """Goes down to a quarter of the scale within a step, as if training had begun there; nothing is read."""
+        xp = backend.get_array_module(self._value)
+        self._value = xp.maximum(self._value * _SEARCH_BACKOFF, 0 if self.floor is None else self.floor)
+
+    def end_search(self) -> None:
+        """Ends the search for a first scale, for good."""
+        self._is_searching = False
+
     def held_by(self, hold: Callable[[Any], Any]) -> tuple[Any, Any, Any, Any]:
         """Hands the state to the batched update on a device, which advances it in place.
 
@@ -244,9 +273,14 @@ class DynamicLossScale:
     def reset(self) -> None:
         """Goes back to the first step: ``init``, and all counters as in the beginning."""
         self._set(self.init, 0, self.hysteresis, 0)
+        self._is_searching = self.search
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """Saves or loads the scale and its counters (the settings come from the program)."""
+        """Saves or loads the scale and its counters (the settings come from the program).
+
+        A file of a run without ``search`` does not say whether gradients have been finite; it is taken that they have
+        not, and for the caller to call :meth:`end_search` if it knows better.
+        """
         _check_serializer(serializer)
         state = (
             float(stored(serializer, "value", self._value)),
@@ -256,6 +290,11 @@ class DynamicLossScale:
         )
         if isinstance(serializer, Deserializer):  # what is saved stays where it is: a graph may hold it
             self._set(self._bounded(state[0]), *state[1:])
+            self._is_searching = self.search
+            with contextlib.suppress(KeyError, ValueError):  # of Chainer's npz and HDF5 serializers: no such name
+                self._is_searching = self.search and bool(stored(serializer, "searching", None))
+        elif self.search:
+            serializer("searching", self._is_searching)
 
     def _bounded(self, value):
         """Returns a scale that was saved with another floor or cap, between those of this one."""

@@ -12,7 +12,7 @@ from mixprec.compat.registry import replaced, undo
 from mixprec.distributed import readiness
 from mixprec.functions import sums, widening  # noqa: F401
 from mixprec.graph_capture import called_links, watch  # noqa: F401
-from mixprec.optimizer import gradients, model_files, pass_scales  # noqa: F401
+from mixprec.optimizer import gradients, model_files, pass_scales, repeated_pass  # noqa: F401
 from mixprec.rewrite import replacements  # noqa: F401
 
 __all__ = ["entries", "replaced", "report", "undo"]
@@ -27,6 +27,7 @@ _MOMENTS = {
     weight_copies.WHEN: "When mixprec.convert or MixedPrecisionOptimizer.setup runs",
     "setup": "When MixedPrecisionOptimizer.setup runs",
     readiness.WHEN: "When MixedPrecisionOptimizer.setup runs with a communicator",
+    repeated_pass.WHEN: "While update() searches for the first loss scale",
     "mixprec.recompute": "When mixprec.recompute marks a link",
     "mixprec.recompute, mixprec.offload": "When a function is recomputed, or mixprec.offload runs",
     "mixprec.offload": "When mixprec.offload runs",

@@ -25,6 +25,7 @@ from mixprec.backends.copies import copies_for
 from mixprec.compat.registry import Patch
 from mixprec.functions import watching
 from mixprec.messages import OneLineError
+from mixprec.optimizer.repeated_pass import one_pass_only
 
 SMALLEST = 256 << 10  # bytes: a copy of less takes longer to ask for than to make
 _NOTHING = "nothing has been retained that is large enough to be moved"
@@ -136,6 +137,7 @@ class Offload:
         for each in _PATCHES:
             each.apply()
         self._stack.enter_context(watching.watch(made=self._forward))
+        self._stack.enter_context(one_pass_only("mixprec.offload"))
         _active.offload = self
         self._expect()
         return self

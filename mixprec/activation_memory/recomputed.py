@@ -29,6 +29,7 @@ class Recomputed(chainer.FunctionNode):
     """
 
     takes_two_terms = True
+    one_pass_only = "mixprec.recompute"
 
     def __init__(self, name, call, find):
         self._name = name

@@ -96,6 +96,11 @@ class LossScale:
     patience: int = key(
         "Number of overflows in a row after which training stops with an error.", 50, limit=between(1, INT32)
     )
+    search: bool = key(
+        "In dynamic mode, until gradients are finite for the first time, an overflow runs the backward pass again at a "
+        "quarter of the scale, at most 8 times in a step, and the step is not lost.",
+        False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,9 +161,13 @@ class GradientExchange:
             self._is_captured = self._is_open = False
             self._sums = []
 
-    def overlapped(self):
-        """Returns a context for the last backward pass of a step: gradients are sent during it."""
-        return readiness.watching(self._take)
+    def overlapped(self, sends=True):
+        """Returns a context for the last backward pass of a step: gradients are sent during it.
+
+        Args:
+            sends: whether they are; otherwise it is only seen in which order they become ready.
+        """
+        return readiness.watching(functools.partial(self._take, sends=sends))
 
     def finish(self, numbers):
         """Ends a step: leaves in all parameters the mean of their gradients, ``None`` where no rank has any.
@@ -214,13 +218,13 @@ class GradientExchange:
             work.join()
         self._sums = []
 
-    def _take(self, param, gradient):
+    def _take(self, param, gradient, sends):
         """Called in the backward pass, see :func:`mixprec.distributed.readiness.watching`."""
         name = self.members.names.get(id(param))
         if name is None:
             return None
         self._order.append(name)
-        if self._layout is None:
+        if self._layout is None or not sends:
             return None
         self.transport.progress()
         self._pack(name, gradient)

@@ -73,6 +73,9 @@ class Capturable(abc.ABC):
         """
         yield wish
 
+    def becomes_alike(self):  # noqa: B027
+        """Called before calls that have to ask the device for the same: those that are watched, and all later ones."""
+
     def first_of_ranks(self, reason):
         """Returns the reason of the first rank that has one: a text, or ``None``; all ranks ask at the same time."""
         return reason

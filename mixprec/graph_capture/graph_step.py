@@ -21,6 +21,7 @@ from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batch.scaling import SCALE_CONSTANTS
 from mixprec.optimizer.counted_losses import CountedLosses
+from mixprec.optimizer.scale_search import give_up
 
 
 class TrainingStep(Capturable):
@@ -59,6 +60,10 @@ class TrainingStep(Capturable):
         else:
             with self._optimizer._ranks.called(wish.number, wish) as wishes:
                 yield agreed(wish, wishes)
+
+    def becomes_alike(self):
+        """See :meth:`Capturable.becomes_alike`: no backward pass is run again."""
+        give_up(_parts(self._optimizer).scaler, "a captured step has one backward pass")
 
     def first_of_ranks(self, reason):
         """See :meth:`Capturable.first_of_ranks`."""

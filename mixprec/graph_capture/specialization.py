@@ -153,6 +153,7 @@ class Specialization:
 
     def _run_watched(self):
         """Runs the work eagerly, and compares what it asks of the device with the call before."""
+        self._capturable.becomes_alike()
         with watching(self._graphs) as log, called() as links, Reports(passes_on=True):
             result = self._run()
         self._other_links = OtherLinks(links, self._capturable.model)

@@ -13,6 +13,7 @@ import chainer
 from mixprec import arguments
 from mixprec.loss_scale import DynamicLossScale, StaticLossScale
 from mixprec.optimizer import grad_scales
+from mixprec.optimizer.scale_search import give_up
 
 # What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
 _REPLACED = {
@@ -138,6 +139,7 @@ class Delegation:
     @contextlib.contextmanager
     def _multi_node_step(self, lossfun, args, kwds, *, zero_fill):
         """A step of ChainerMN's optimizer around this one: the passes come before the block, which takes the mean."""
+        give_up(self._scaler, "ChainerMN's optimizer is around the wrapper")
         self._run_passes(lossfun, args, kwds)
         if zero_fill:
             grad_scales.fill(self.target.params(), self._passes.factor)

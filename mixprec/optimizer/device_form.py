@@ -73,6 +73,10 @@ class DeviceForm(UpdateForm):
         self._unsettled = True
         return counters[1]
 
+    def forget(self):
+        """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
+        self.batch.forget()
+
     def settle(self):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
         if not self._unsettled:

@@ -95,9 +95,13 @@ class HostForm(UpdateForm):
             self._optimizer.t += 1
             for rule in self._plan.waiting:
                 rule.t += 1
+        self.forget()
+        return bool(skip)
+
+    def forget(self):
+        """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
         for group in self._groups:
             group.forget()
-        return bool(skip)
 
     def settle(self):
         """Returns ``False``: on the host a step counts at once."""

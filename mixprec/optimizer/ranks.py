@@ -129,9 +129,17 @@ class Ranks:
         self._sent.update(members.keys)
         self._agreed = members.description
 
-    def last_pass(self):
-        """Returns a context for the last backward pass of a step, in which gradients are sent already."""
-        return self._exchange.overlapped()
+    def last_pass(self, sends=True):
+        """Returns a context for the last backward pass of a step, in which gradients are sent already.
+
+        Args:
+            sends: whether they are. Otherwise another pass may follow.
+        """
+        return self._exchange.overlapped(sends)
+
+    def largest(self, number):
+        """Returns the largest of the numbers of all ranks, which ask at the same time."""
+        return max(self._exchange.transport.gather(number))
 
     def finish(self, passes, begins):
         """Leaves in the parameters the means of their gradients, each with its loss scale.

@@ -149,13 +149,14 @@ class ScaledPasses:
             result.looking_on = self._preconditioner.collecting
         return result
 
-    def run(self, model, lossfun, args, kwds, ranks=None):
+    def run(self, model, lossfun, args, kwds, ranks=None, search=None):
         """Calls a loss function, clears the gradients of the model, and runs ``backward`` of each loss it returns.
 
         Args:
             model, lossfun, args, kwds: as for ``update``.
             ranks: :class:`~mixprec.optimizer.ranks.Ranks` of a wrapper with a communicator, or ``None``. Its
                 ``last_pass()`` is around the last backward pass, if it is known before that which one it is.
+            search: :class:`~mixprec.optimizer.scale_search.ScaleSearch` of a first scale, or ``None``.
 
         Raises:
             ValueError: there are more losses than their iterator said.
@@ -170,6 +171,11 @@ class ScaledPasses:
                 if is_known and not left:
                     raise ValueError("the iterator of losses has more of them than its length hint says")
                 left -= 1
+                if search is not None and search.takes(loss, left):
+                    search.run(self, loss)
+                    del loss
+                    continue
+                search = None
                 with contextlib.nullcontext() if left or ranks is None else ranks.last_pass():
                     self.scale(loss).backward()
                 del loss  # before the next one, for which there is to be memory

@@ -98,6 +98,23 @@ class OptimizerStep:
             self.settle()
         return skip
 
+    def overflows(self, statistics):
+        """Returns whether a gradient of the model is not finite now: a bool, or a boolean array of shape (), unread.
+
+        Nothing else is different afterwards.
+
+        Args:
+            statistics: as for :meth:`run`.
+        """
+        self._refresh()
+        scales, gradients = self._changes.look()
+        with self._masters_in_step():
+            found = self._form.check(only_scale(scales), gradients, statistics, ())
+            if self._beside is not None:
+                found = found | self._beside.check()
+        self._form.forget()
+        return found
+
     @property
     def plan(self):
         """The :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` as things are now."""

@@ -70,6 +70,9 @@ class UpdateForm(abc.ABC):
             ``skip``, true also if what was updated is not finite.
         """
 
+    def forget(self):  # noqa: B027
+        """Lets go of the gradients of :meth:`check`, if no :meth:`update` follows."""
+
     @abc.abstractmethod
     def settle(self):
         """Makes ``t`` of optimizer and rules right, with one read if steps on a device are outstanding.

@@ -23,6 +23,7 @@ from mixprec.optimizer.part_rates import PartRates
 from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_counters, serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
+from mixprec.optimizer.scale_search import ScaleSearch
 from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog, StepCounter
 from mixprec.optimizer.update_report import UpdateReport
 
@@ -270,6 +271,8 @@ class MixedPrecisionOptimizer(Delegation):
     def _step(self, lossfun, args, kwds):
         """Runs a step; whether patience has run out is another matter."""
         self._run_passes(lossfun, args, kwds)
+        if lossfun is None and self._scaler.is_searching:
+            self._scaler.end_search()  # a loop of the user's own: its passes are over
         try:
             if self._ranks is not None:
                 self._ranks.finish(self._passes, lossfun is None)
@@ -295,12 +298,19 @@ class MixedPrecisionOptimizer(Delegation):
             self._ranks.begin(lambda: lossfun(*args, **kwds))
         self._statistics.save()
         try:
-            self._passes.run(self._masters.model, lossfun, args, kwds, self._ranks)
+            self._passes.run(self._masters.model, lossfun, args, kwds, self._ranks, self._search())
         except BaseException as error:
             if lacks_memory(error):  # a captured step frees some, and runs it once more
                 self._statistics.undo(True)
             self._statistics.guards.forget()  # there is no step that could be skipped
             raise
+
+    def _search(self):
+        """Returns what searches for the first loss scale in this step, or ``None``."""
+        if not self._scaler.is_searching:
+            return None
+        reason = None if self._preconditioner is None else "K-FAC looks at layers in the backward pass"
+        return ScaleSearch(self._scaler, self._ranks, lambda: self._optimizer_step.overflows(self._statistics), reason)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Saves or loads optimizer state, counters, loss scale and the random state of dropout, in Chainer's manner.
@@ -330,6 +340,8 @@ class MixedPrecisionOptimizer(Delegation):
         serialize_dropout(own, dict.fromkeys(param.device for param in self.target.params()))
         if isinstance(serializer, chainer.Deserializer):
             self._passes.factor = None
+            if self._optimizer.t > 0 and self._scaler.is_searching:  # a file that does not say so
+                self._scaler.end_search()
             self._watchdog.look_next_time()
             self._optimizer_step.plan_anew()
 

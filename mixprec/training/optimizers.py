@@ -135,4 +135,5 @@ def _loss_scale(settings):
         cap=settings.max_scale,
         hysteresis=settings.hysteresis,
         patience=settings.patience,
+        search=settings.search,
     )

@@ -35,7 +35,7 @@ _WITH_RANKS = ("training.batch_size", "training.accumulation_steps", "progressiv
 _AVERAGE, _MOMENTUM = "training.ema_decay", "optimizer.momentum"
 _CONFIG, _CHANGES = "extensions/settings/config", "extensions/settings/changes"
 _RANKS = "extensions/settings/ranks"
-_FIRST = ("loss_scale.init_scale", "model.weights", "model.zero_init_residual")
+_FIRST = ("loss_scale.init_scale", "loss_scale.search", "model.weights", "model.zero_init_residual")
 
 
 class Settings(extension.Extension):

@@ -90,6 +90,7 @@ def test_defaults_are_those_of_the_design(write):
             "max_scale": 16777216.0,
             "hysteresis": 1,
             "patience": 50,
+            "search": False,
         },
         "data": {
             "format": "auto",

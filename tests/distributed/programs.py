@@ -108,6 +108,17 @@ CORE = """
         assert optimizer.skipped >= (planted < size).sum() > 0
         assert optimizer.t > steps // 2
 
+    def a_search_for_the_first_scale():  # because of one rank, in the second step: the loss of the first is infinite
+        model, optimizer = built(
+            averaged, optimizers.SGD(1e-6), "float16", loss_scale=mixprec.DynamicLossScale(search=True), norm=True
+        )
+        for step in range(4):
+            gain = np.float32([np.inf, 2e3, 1, 1][step] if rank == size - 1 else 1)
+            optimizer.update(lambda x, t: model(x, t) * gain, images[0][step][own], images[1][step][own])
+            assert (optimizer.skipped, optimizer.t) == (1, step)
+            assert_same_everywhere(model, optimizer)
+        assert np.log2(optimizer.loss_scale) in (5, 7, 9, 11, 13)
+
     def parameters_that_some_ranks_do_not_use():
         model, optimizer = built(averaged, optimizers.Adam(0.01), "float16")
         for step, (x, t) in enumerate(zip(*images)):

@@ -13,6 +13,7 @@ def test_two_processes():
         bit_for_bit_the_naive_communicator()
         overflows_on_single_ranks("float16", 40)
         overflows_on_single_ranks("bfloat16", 20, allreduce_dtype="bfloat16")
+        a_search_for_the_first_scale()
         parameters_that_some_ranks_do_not_use()
         another_layer_in_the_place_of_one()
         an_own_backward()
@@ -29,6 +30,7 @@ def test_overflows(processes):
         one_process_with_all_images()
         if size != 3:
             bit_for_bit_the_naive_communicator()
+        a_search_for_the_first_scale()
         overflows_on_single_ranks("float16", 200, allreduce_dtype="float16")
         overflows_on_single_ranks("bfloat16", 200)
         parameters_that_some_ranks_do_not_use()

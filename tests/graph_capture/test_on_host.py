@@ -7,6 +7,7 @@ import pytest
 from chainer import serializers
 
 import mixprec
+from mixprec import announcements
 from mixprec.graph_capture import CaptureError
 from tests.graph_capture.captured_runs import FIRST_REPLAY, REQUIRED, Run, assert_same, batch
 from tests.stand_ins import fake_cudnn, graph_array
@@ -36,6 +37,33 @@ def test_the_first_steps_overflow(first):
     assert captured.optimizer.skipped == 1
     assert captured.step.replays >= 2
     assert_same(captured, run(None))
+
+
+def _searching(capture):
+    """Five steps with gradients for which 2^16 is too much."""
+    scale = mixprec.DynamicLossScale(search=True)
+    run = Run(capture, loss_scale=scale, lossfun=lambda model, x, t: model(x, t) * np.float32(2000))
+    for number in range(FIRST_REPLAY + 2):
+        run.optimizer.lr = 1e-9
+        run.once(*(map(graph_array.array, batch(number)) if capture is None else batch(number)))
+    return run
+
+
+def test_the_first_eager_call_searches_for_a_loss_scale(caplog):
+    """No step is lost, and the graph is there as early as without a search."""
+    captured = _searching(REQUIRED)
+    assert captured.optimizer.skipped == 0
+    assert captured.optimizer.loss_scale < 2.0**16
+    assert captured.step.replays == 2
+    assert "not searched" not in caplog.text
+    assert_same(captured, _searching(None))
+
+
+def test_calls_that_are_watched_or_captured_do_not_search(monkeypatch, caplog):
+    monkeypatch.setattr(announcements, "_said", set())
+    captured = _searching({**REQUIRED, "warmup": 2})
+    assert captured.optimizer.skipped > 0
+    assert caplog.text.count("is not searched (a captured step has one backward pass)") == 1
 
 
 def test_only_what_changes_is_uploaded(device):  # noqa: F811

@@ -150,6 +150,10 @@ class DeviceBatch:
                 self._launcher.zero(gradient)
         self._step = None
 
+    def forget(self):
+        """Lets go of the gradients of :meth:`check`, if no :meth:`update` follows."""
+        self._step = None
+
     @property
     def table(self):
         """The :class:`~mixprec.optimizer.batch.table.Table` that the kernels read."""
