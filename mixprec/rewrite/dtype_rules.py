@@ -85,6 +85,11 @@ def _adds(node):
     return any(step < size for step, size in zip(stride, window, strict=True))
 
 
+def _masked(scope, node, inputs):
+    rule = _in_widest if node.mask is None or node.mask.dtype == inputs[0].dtype else _float32_inside
+    return rule(scope, node, inputs)
+
+
 def is_chainers_own(node):
     """Whether a function node is computed as Chainer does; a batch normalization may have another implementation."""
     return getattr(node, "_impl_selector", CHAINERS_OWN) is CHAINERS_OWN
@@ -138,6 +143,7 @@ _RULES = (
     (dtype_table.FLOAT32, in_float32),
     (dtype_table.FLOAT32_INSIDE, _float32_inside),
     (dtype_table.FLOAT32_IF_ADDING, _float32_if_adding),
+    (dtype_table.MASKED, _masked),
     (dtype_table.AS_IT_IS, _as_it_is),
     (dtype_table.ELEMENTWISE | dtype_table.MOVING | dtype_table.BACKWARD | dtype_table.OTHERS, _in_widest),
 )

@@ -49,6 +49,9 @@ FLOAT32_INSIDE = {
 # Float32 if their attributes say that they add up: over an index, or where windows overlap. Otherwise as elementwise.
 FLOAT32_IF_ADDING = {"DiagEinSum", "EinSum", "Unpooling2D", "UnpoolingND", "Upsampling2D"}
 
+# Float32 inside if a mask in float32 is given, which is an input in all but name. Otherwise as elementwise.
+MASKED = {"Dropout"}
+
 # Batch norm mixes float16 activations and float32 parameters by itself; casts do what they say.
 AS_IT_IS = {"BatchNormalization", "Cast", "FixedBatchNormalization"}
 
@@ -72,7 +75,7 @@ ELEMENTWISE = {
     *("Arccos", "Arcsin", "Arctan", "Arctan2", "Arctanh", "Cos", "Sin", "Tan"),
     *("DiGamma", "Erf", "ErfInv", "Erfc", "ErfcInv", "Erfcx", "Ndtr", "Ndtri", "PolyGamma", "Zeta"),
     *("BernoulliLogProb", "LaplaceCDF", "LaplaceICDF", "ModifiedXLogX"),
-    *("Dropout", "Zoneout"),
+    "Zoneout",
     *("LSTM", "SLSTM", "TreeLSTM"),
 }
 

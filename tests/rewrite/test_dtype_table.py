@@ -16,8 +16,8 @@ from tests.rewrite.overflows import CASES, LARGEST
 
 SETS = {
     name: getattr(dtype_table, name)
-    for name in ("COMPUTE", "FLOAT32", "FLOAT32_INSIDE", "FLOAT32_IF_ADDING", "AS_IT_IS", "ELEMENTWISE", "MOVING")
-} | {"BACKWARD": dtype_table.BACKWARD, "OTHERS": dtype_table.OTHERS}
+    for name in ("COMPUTE", "FLOAT32", "FLOAT32_INSIDE", "FLOAT32_IF_ADDING", "MASKED", "AS_IT_IS", "ELEMENTWISE")
+} | {name: getattr(dtype_table, name) for name in ("MOVING", "BACKWARD", "OTHERS")}
 # What others inherit from.
 ABSTRACT = {"BaseNStepRNN", "IndexSelectorBase", "Pooling2D", "SelectorBase", "_PoolingND"}
 PACKAGES = ("distributions", "functions", "graph_optimizations", "links")
