@@ -13,7 +13,7 @@ from mixprec.compat import whole
 from mixprec.compat.registry import patch
 from mixprec.functions import widening
 from mixprec.links.storage import in_float32
-from mixprec.rewrite import dispatch, distributions, float32_links, operands, parameters
+from mixprec.rewrite import dispatch, distributions, float32_links, operands, outside, parameters
 from mixprec.rewrite.scope import active, call_from_outside
 from mixprec.rewrite.state import set_state, state_of
 from mixprec.without_masters import CONVERSION
@@ -31,7 +31,8 @@ def install(link_class):
     """
     owner = next(base for base in link_class.__mro__ if "__call__" in base.__dict__)
     call.apply_to(owner, "__call__")
-    for each in (apply, operand, serialize, device_resident_accept, copy, *distributions.REPLACEMENTS):
+    replacements = apply, operand, outside.backprop_step, serialize, device_resident_accept, copy
+    for each in (*replacements, *distributions.REPLACEMENTS):
         each.apply()
     weight_copies.install()
     whole.compute_by(dispatch.compute_whole)
@@ -76,13 +77,13 @@ def call(original):
 def apply(original):
     """Without it functions of converted models are not replaced: every function passes by here.
 
-    While a converted model runs, a rule is applied.
+    While a converted model runs, a rule is applied. At other times its parameters take part in float32.
     """
 
     @functools.wraps(original)
     def apply(self, inputs):
         scope = active.scope
-        return original(self, inputs) if scope is None else dispatch.apply(scope, self, inputs)
+        return original(self, outside.widened(self, inputs)) if scope is None else dispatch.apply(scope, self, inputs)
 
     return apply
 

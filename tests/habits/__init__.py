@@ -1,0 +1,1 @@
+"""Habits of programs in Chainer, each tried plain, wrapped and converted."""

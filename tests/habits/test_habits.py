@@ -1,0 +1,36 @@
+"""Habits of programs in Chainer hold under the wrapper bit for bit, and in a converted model to its rounding."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from tests.habits import images, loops, sequences, several, trainers, vectors  # noqa: F401  (they register habits)
+from tests.habits.running import HABITS, Setting, run
+
+SETTINGS = {
+    "wrapped": Setting(loss_scale="dynamic"),
+    "float16": Setting(options={}, epsilon=2**-10),
+    "float16, NCHW": Setting(options={"layout": "nchw"}, epsilon=2**-10),
+    "bfloat16": Setting(loss_scale=None, options={"compute": "bfloat16"}, epsilon=2**-7),
+}
+CASES = [(name, setting) for name, each in HABITS.items() for setting in SETTINGS if setting not in each.without]
+
+
+@functools.cache
+def _plain(name):
+    return run(name, Setting(wrapped=False))
+
+
+@pytest.mark.core(2 * len(HABITS))
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_a_habit(name, setting):
+    """Everything is within its share of the largest value of its kind, or of its own size, whichever is more."""
+    bound = HABITS[name].roundings * SETTINGS[setting].epsilon
+    for found, expected in zip(run(name, SETTINGS[setting]), _plain(name), strict=True):
+        assert found.keys() == expected.keys()
+        largest = max((np.linalg.norm(value) for value in expected.values()), default=0)
+        for key, value in expected.items():
+            assert found[key].shape == value.shape, key
+            error = np.linalg.norm(found[key] - value)
+            assert error <= bound * (np.linalg.norm(value) + largest / 16), key
