@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 # own line.
 FLOORS = """
     compat
-    dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
+    old_code dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
     arguments command_line master_arrays without_masters native
     backends
     policy loss_scale
