@@ -8,7 +8,7 @@ import importlib.util
 import sys
 
 from mixprec.compat import package_resources
-from mixprec.old_code import nms_gpu_post
+from mixprec.old_names import nms_gpu_post
 
 _FILES = {
     "pkg_resources": package_resources.__file__,

@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 
 # Names that were others for the same object, by the path in NumPy 2.
-_ALIASES = {
+ALIASES = {
     "Inf Infinity PINF infty": "inf",
     "NAN NaN": "nan",
     "bool8": "bool_",
@@ -115,9 +115,7 @@ def _records(read):
 
 def names():
     """Returns ``{name: what it stood for}``: all names, whether or not this NumPy has them."""
-    found = {
-        name: _at(path) for aliases, path in _ALIASES.items() if _at(path) is not None for name in aliases.split()
-    }
+    found = {name: at(path) for aliases, path in ALIASES.items() if at(path) is not None for name in aliases.split()}
     return found | {
         "float": float,
         "int": int,
@@ -164,7 +162,8 @@ def put_back():
         vars(np).setdefault(name, value)
 
 
-def _at(path):
+def at(path):
+    """Returns what NumPy has under a dotted path, or ``None``."""
     value = np
     for name in path.split("."):
         value = getattr(value, name, None)

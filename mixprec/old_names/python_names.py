@@ -6,6 +6,8 @@ import inspect
 import math
 import time
 
+_ArgSpec = collections.namedtuple("ArgSpec", "args varargs keywords defaults")
+
 
 def names():
     """Returns ``{module: {name: what it stood for}}``."""
@@ -13,7 +15,7 @@ def names():
     return {
         collections: abstract,
         fractions: {"gcd": math.gcd},
-        inspect: {"getargspec": lambda function: inspect.getfullargspec(function)[:4]},
+        inspect: {"getargspec": lambda function: _ArgSpec(*inspect.getfullargspec(function)[:4])},
         time: {"clock": time.perf_counter},
     }
 

@@ -11,7 +11,7 @@ Example:
     dtype('float64')
 """
 
-from mixprec.old_code import missing_modules, numpy_names, python_names
+from mixprec.old_names import missing_modules, numpy_names, python_names
 
 numpy_names.put_back()
 python_names.put_back()
