@@ -7,14 +7,15 @@ pass was not scaled. For a loss of :func:`~mixprec.optimizer.scaled_loss.scaled`
 may lie on a device. A gradient can so be divided by what it was multiplied by, whichever code did that, and gradients
 that were multiplied by different factors can be told from others:
 
-===============  ==========================================================================
-``NOT_REACHED``  no backward pass since ``cleargrad``: a gradient that the user wrote, or none
-``ZERO``         ``zerograd``: to be added to, at any scale
-``None``         a backward pass that was not scaled
-a factor         one or several backward passes, all scaled by it
-``UsedScale``    a step has used the gradient; it is still there, and still scaled
-``MIXED``        backward passes with different factors, or one on top of a written gradient
-===============  ==========================================================================
+=================  ==========================================================================================
+``NOT_REACHED``    no backward pass since ``cleargrad``: a gradient that the user wrote, or none
+``ZERO``           ``zerograd``: to be added to, at any scale
+``None``           a backward pass that was not scaled, and needs no scale: all of it in FP32 and BF16
+``UNSCALED_FP16``  one that was not scaled, and went through FP16, where small gradients have become 0
+a factor           one or several backward passes, all scaled by it
+``UsedScale``      a step has used the gradient; it is still there, and still scaled
+``MIXED``          backward passes with different factors, or one on top of a written gradient
+=================  ==========================================================================================
 """
 
 import itertools
@@ -23,8 +24,13 @@ import operator
 
 import numpy as np
 
-_PARALLEL = (
-    " (ParallelUpdater: pass one static loss_scale to it and to the optimizer, or use mpiexec and a communicator)"
+from mixprec.announcements import announce
+
+_WAYS_OUT = (
+    " (ParallelUpdater: pass one static loss_scale to it and to the optimizer, or use mpiexec and a communicator). Three "
+    'ways out: MixedPrecisionOptimizer(..., loss_scale=None); mixprec.convert(model, compute="bfloat16"), which needs no '
+    "scale; or call model.cleargrads(), and then, for every loss, optimizer.scale_loss(loss).backward(), as "
+    "optimizer.update(lossfun, ...) does"
 )
 
 
@@ -42,6 +48,7 @@ class GradScale(float):
 
 NOT_REACHED = GradScale("NOT_REACHED", 1.0)
 ZERO = GradScale("ZERO", 1.0)
+UNSCALED_FP16 = GradScale("UNSCALED_FP16", 1.0)
 MIXED = GradScale("MIXED", np.nan)
 PENDING = GradScale("PENDING", np.nan)  # while a pass is under way
 
@@ -65,11 +72,13 @@ class UsedScale(float):
 
 
 class UnscaledBackward(RuntimeError):
-    """A gradient from a ``backward()`` without the loss scale, or from several with different ones."""
+    """A gradient from a ``backward()`` in FP16 without the loss scale, or from several with different ones."""
 
 
 def check_scaled(namedparams, scales, *, expected):
-    """Makes sure that every gradient has one scale, and that no backward pass went without the loss scale.
+    """Makes sure that every gradient has one scale, and that no backward pass in FP16 went without the loss scale.
+
+    That one in FP32 or BF16 went without it is announced.
 
     Args:
         namedparams: ``[(name, parameter)]`` of the model.
@@ -80,14 +89,16 @@ def check_scaled(namedparams, scales, *, expected):
         UnscaledBackward: naming the first parameter with another gradient.
     """
     for (name, param), scale in zip(namedparams, scales, strict=True):
-        if (scale is MIXED or (scale is None and expected)) and param.array is not None and param.grad is not None:
-            fault = (
-                "has parts of different loss scales" if scale is MIXED else "comes from a backward() without loss scale"
-            )
+        if param.array is None or param.grad is None:
+            continue
+        if scale is MIXED:
+            raise UnscaledBackward(f"the gradient of {name} has parts of different loss scales{_WAYS_OUT}")
+        if scale is UNSCALED_FP16 and expected:
             raise UnscaledBackward(
-                f"the gradient of {name} {fault}: call model.cleargrads(), and then, for every loss, "
-                f"optimizer.scale_loss(loss).backward(); or optimizer.update(lossfun, ...){_PARALLEL}"
+                f"the gradient of {name} comes from a backward() without loss scale, through float16{_WAYS_OUT}"
             )
+        if scale is None and expected:
+            announce("gradients of a backward() without loss scale are taken as they are: float16 was no part of it")
 
 
 def grad_scale_of(param):
@@ -125,7 +136,9 @@ def merged(scale, other):
     """Returns the scale of the sum of two gradients."""
     if scale is ZERO:
         return other
-    return other if scale is not MIXED and _same(factor_of(scale), factor_of(other)) else MIXED
+    if scale is MIXED or not _same(factor_of(scale), factor_of(other)):
+        return MIXED
+    return scale if scale is UNSCALED_FP16 else other
 
 
 def start(model, scales=()):

@@ -27,7 +27,7 @@ from mixprec.distributed.nccl_transport import NcclTransport
 from mixprec.distributed.same_models import check_same, check_settings
 from mixprec.dtypes import STORAGE_DTYPES, is_half
 from mixprec.loss_scale import NoLossScale
-from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, ZERO, UsedScale, factor_of, grad_scale_of
+from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, UNSCALED_FP16, ZERO, UsedScale, factor_of, grad_scale_of
 
 OF_STEP = -1.0  # the factor of the step, on a device; all factors are positive
 
@@ -221,7 +221,7 @@ class Ranks:
 
         A factor on a device is not read if it is that of the step, which is the same on all ranks.
         """
-        if scale is None and not isinstance(self._scaler, NoLossScale):
+        if scale is UNSCALED_FP16 and not isinstance(self._scaler, NoLossScale):
             return math.nan
         factor = factor_of(scale)
         if on_host(factor):

@@ -21,7 +21,16 @@ from mixprec.compat.registry import Patch
 from mixprec.dtypes import BFLOAT16
 from mixprec.functions.classification import SoftmaxCrossEntropy
 from mixprec.master_arrays import OWNER
-from mixprec.optimizer.grad_scales import NOT_REACHED, PENDING, ZERO, UsedScale, grad_scale_of, merged
+from mixprec.optimizer.grad_scales import (
+    MIXED,
+    NOT_REACHED,
+    PENDING,
+    UNSCALED_FP16,
+    ZERO,
+    UsedScale,
+    grad_scale_of,
+    merged,
+)
 
 _pass = threading.local()
 
@@ -80,6 +89,7 @@ def scaled(loss, factor):
     result = loss * factor.astype(loss.dtype, copy=False)
     result.__class__ = ScaledLoss  # the variable that Chainer's graph already knows, with another backward()
     result.factor, result.unscaled = factor, loss
+    result.node.is_scaled = True  # for passes from what has been computed of it
     return result
 
 
@@ -172,12 +182,11 @@ def install():
 def _keeping_grad_scales(backprop_to_all):
     @functools.wraps(backprop_to_all)
     def run(outputs, retain_grad, loss_scale):
-        # F.forget runs a pass inside of the pass, without its loss scale.
         outer = getattr(_pass, "factor", None)
-        factor = loss_scale
-        if factor is None:
-            factor = _factor_of_losses(node.get_variable_or_none() for node, _ in outputs) if outer is None else outer
-        before = [(param, grad_scale_of(param)) for param in _reachable(outputs) if param.grad is not None]
+        nodes = _nodes_of_pass([node for node, _ in outputs])
+        factor = _scale_of_pass(nodes, len(outputs)) if loss_scale is None else loss_scale
+        before = [(param, grad_scale_of(param)) for param in _params(nodes) if param.grad is not None]
+        del nodes  # a pass may free what it has been through
         for param, _ in before:
             param._loss_scale = PENDING
         _pass.factor = factor
@@ -200,11 +209,14 @@ def _leaving_grad_scales(grad):
     def run(*args, **kwargs):
         gradients = grad(*args, **kwargs)
         given = signature.bind(*args, **kwargs).arguments
-        if given.get("set_grad"):
-            factor = given.get("loss_scale")
-            for param in given["inputs"]:
-                if hasattr(param, OWNER):
-                    param._loss_scale = _factor_of_losses(given["outputs"]) if factor is None else factor
+        params = [x for x in given["inputs"] if hasattr(x, OWNER)] if given.get("set_grad") else ()
+        if params:
+            scale = given.get("loss_scale")
+            if scale is None:
+                outputs = [y.node for y in given["outputs"]]
+                scale = _scale_of_pass(_nodes_of_pass(outputs), len(outputs))
+            for param in params:
+                param._loss_scale = scale
         return gradients
 
     return run
@@ -254,28 +266,40 @@ _WHY = "Without it a step does not know the scale of a gradient that Chainer has
 _PATCHES = [Patch(target, make, _WHY, "setup") for target, make in _REPLACEMENTS.items()]
 
 
-def _reachable(outputs):
-    """Returns the parameters with masters in the graph of a backward pass from ``[(variable node, gradient)]``."""
-    nodes = [node for node, _ in outputs]
-    seen, params = set(nodes), []
-    while nodes:
-        node = nodes.pop()
+def _nodes_of_pass(outputs):
+    """Returns the variable nodes that a backward pass comes by, a list that begins with ``outputs``."""
+    nodes, seen = list(outputs), set(outputs)
+    for node in nodes:  # which grows
         creator = node.creator_node
-        if creator is None:
-            param = node.get_variable_or_none()
-            if hasattr(param, OWNER) and param._loss_scale is not PENDING:  # of the outer pass
-                params.append(param)
-        elif creator not in seen:
+        if creator is not None and creator not in seen:
             seen.add(creator)
-            nodes += [x for x in creator.inputs if x not in seen and x.requires_grad]
+            nodes += {x: None for x in creator.inputs if x not in seen and x.requires_grad}
             seen.update(creator.inputs)
-    return params
+    return nodes
 
 
-def _factor_of_losses(losses):
-    """Returns the factor that all of the losses are scaled by, or ``None``."""
+def _params(nodes):
+    """Returns the parameters with masters among the nodes of a backward pass, but for those of an outer pass."""
+    variables = [node.get_variable_or_none() for node in nodes if node.creator_node is None]
+    return [param for param in variables if hasattr(param, OWNER) and param._loss_scale is not PENDING]
+
+
+def _scale_of_pass(nodes, count):
+    """Returns the scale that a backward pass without a loss scale of its own leaves.
+
+    Args:
+        nodes: of the pass, from :func:`_nodes_of_pass`.
+        count: how many of them it begins from.
+    """
+    outer = getattr(_pass, "factor", None)
+    if outer is not None:  # within a backward pass seeds are gradients of it, as in F.forget, and have its scale
+        return outer
+    losses = [node.get_variable_or_none() for node in nodes[:count]]
     factors = {id(factor): factor for factor in (getattr(loss, "factor", None) for loss in losses)}
-    return factors.popitem()[1] if len(factors) == 1 else None
+    factor = factors.popitem()[1] if len(factors) == 1 else MIXED
+    if factor is None and any(getattr(node, "is_scaled", False) for node in nodes):
+        return MIXED  # a sum of scaled losses, say, whose factor is anybody's guess
+    return UNSCALED_FP16 if factor is None and any(node.dtype == np.float16 for node in nodes) else factor
 
 
 def sole_uses(outputs):

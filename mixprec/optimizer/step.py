@@ -20,7 +20,7 @@ from mixprec.optimizer import diagnosis
 from mixprec.optimizer.batch.update_plan import plan
 from mixprec.optimizer.device_form import DeviceForm
 from mixprec.optimizer.fallback_form import FallbackForm
-from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, ZERO, check_scaled, only_scale, use
+from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, UNSCALED_FP16, ZERO, check_scaled, only_scale, use
 from mixprec.optimizer.gradients import unscale_into_master
 from mixprec.optimizer.host_form import HostForm
 from mixprec.optimizer.model_index import Changes
@@ -69,7 +69,7 @@ class OptimizerStep:
         form, changes = self._form, self._changes
         scales, gradients = changes.look()
         scale = only_scale(scales)
-        if scale is MIXED or scale is None:
+        if scale is MIXED or scale is UNSCALED_FP16 or scale is None:
             check_scaled(self._masters.index.namedparams, scales, expected=not isinstance(scaler, NoLossScale))
 
         with self._masters_in_step():

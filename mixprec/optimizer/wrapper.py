@@ -251,7 +251,8 @@ class MixedPrecisionOptimizer(Delegation):
         Raises:
             TypeError: ``lossfun`` is no function, or what it returns no variable of floating-point numbers.
             ValueError: what it returns has not exactly one element.
-            UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``. Nothing has changed.
+            UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``, though it went through
+                FP16; or some of them were. Nothing has changed.
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
         if self._evaluation.has_averages:

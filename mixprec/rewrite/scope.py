@@ -13,10 +13,11 @@ import threading
 import chainer
 import numpy as np
 
-from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
+from mixprec.dtypes import BFLOAT16, FLOAT32
 from mixprec.rewrite.deferred import Deferred, Normalization, compute
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
 from mixprec.rewrite.places import KEPT, UNUSED, ConvolutionPlace, NormalizationPlace
+from mixprec.rewrite.results import outwards
 from mixprec.rewrite.trace import TRACED_CALLS, Trace
 
 _WITH_CHILDREN = (chainer.Chain, chainer.ChainList)
@@ -257,36 +258,14 @@ def call_from_outside(state, function, args, kwargs):
         kwargs: keyword arguments.
 
     Returns:
-        the link's result, in float32 and in the order of its axes.
+        the link's result, with its variables in float32 and in the order of their axes.
     """
     conversion, config = state.conversion, chainer.config
     traced = conversion.traced < TRACED_CALLS and config.train and config.enable_backprop
     scope = Scope(conversion, state, Trace() if traced else None)
     with calling(scope):
         inside = function(*args, **kwargs)  # held until the end, as a result is something that is kept
-        result = _outwards(inside, scope)
+        result, variables = outwards(inside, scope)
     if traced:
-        scope.trace.finish(conversion, [*args, *kwargs.values()], result)
+        scope.trace.finish(conversion, [*args, *kwargs.values()], variables)
     return result
-
-
-def _outwards(result, scope):
-    """Returns a (possibly nested) result of a model with its variables in float32 and in the order of their axes.
-
-    Arrays in 16 bits become float32 as well; those in float32 stay the same objects, whatever their order.
-    """
-    if type(result) in (tuple, list):
-        return type(result)(_outwards(item, scope) for item in result)
-    if isinstance(result, tuple) and hasattr(result, "_make"):  # a named tuple
-        return result._make(_outwards(item, scope) for item in result)
-    if isinstance(result, dict):
-        outside = copy.copy(result)  # of its class, such as OrderedDict
-        outside.update((key, _outwards(item, scope)) for key, item in result.items())
-        return outside
-    if isinstance(result, chainer.get_array_types()) and is_half(result.dtype):
-        return scope.plain(chainer.Variable(result, requires_grad=False)).array
-    if type(result) is Deferred:
-        compute(result, KEPT)
-    if not isinstance(result, chainer.Variable) or result.dtype not in STORAGE_DTYPES:
-        return result
-    return scope.plain(result)

@@ -157,7 +157,7 @@ class Trace:
         Args:
             conversion: :class:`~mixprec.rewrite.conversion.Conversion`.
             arguments: list of what the model was called with.
-            results: what the model returned.
+            results: list of the variables in what the model returned.
 
         Raises:
             ValueError: a function stayed as it was, and the conversion is strict.

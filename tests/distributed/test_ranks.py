@@ -143,15 +143,31 @@ def test_other_scales_on_other_ranks_are_refused(twins):
         optimizer.update(model, *batch(0))
 
 
-def test_an_unscaled_pass_is_refused_on_all_ranks(twins):
-    model, optimizer = built("float16", optimizers.SGD(), wrapped, loss_scale=64)
+@pytest.mark.parametrize("compute", ["float16", "float32", "bfloat16"])
+def test_an_unscaled_pass_on_all_ranks(twins, compute):
+    """Through FP16 it is refused by all, otherwise its gradients are averaged as they are."""
+    model, optimizer = built(compute, optimizers.SGD(), wrapped, loss_scale=64)
     model.cleargrads()
     model(*batch(0)).backward()
     numbers = []
     twins.other = lambda array: numbers.append(array) or array
-    with pytest.raises(UnscaledBackward, match="from a backward"):
+    if compute == "float16":
+        with pytest.raises(UnscaledBackward, match="from a backward"):
+            optimizer.update()
+        assert np.isnan(numbers[-1][2]).all()  # so that they refuse it, too
+    else:
         optimizer.update()
-    assert np.isnan(numbers[-1][2]).all()  # so that they refuse it, too
+        assert (numbers[-1][2] == 1).all()
+        assert optimizer.t == 1
+
+
+def test_a_pass_that_only_this_rank_does_not_scale_is_refused(twins):
+    model, optimizer = built("float32", optimizers.SGD(), wrapped, loss_scale=64)
+    model.cleargrads()
+    model(*batch(0)).backward()
+    twins.other = lambda array: array * [[1], [1], [64]] if array.ndim == 2 else array
+    with pytest.raises(UnscaledBackward, match="has parts of different loss scales"):
+        optimizer.update()
 
 
 # Parameters that get their shapes late
